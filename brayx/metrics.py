@@ -293,8 +293,8 @@ Drained = tuple[Part, dict[str, Metric]]
 class Recorder:
     """Accumulates samples of declared metrics, and of an application's own. Thread safe.
 
-    A process has one, which everything in it records into. Its host drains it now and then: each part goes to all who
-    `listen`.
+    A process has one recorder for all its samples. Its host drains it now and then, and each part goes to all
+    listeners (`listen`).
 
     Args:
         max_names: bound on distinct (metric, label) pairs; past it samples of a new pair are dropped and counted as

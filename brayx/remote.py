@@ -133,7 +133,8 @@ class JobModel:
             raise DeadlineExceeded(f"model {self.name!r} gave no answer within {_ANSWER_S:g} s") from None
 
     def client(self) -> Any:
-        """The model as an agent's services take it: results with versions, asked for or pinned. On its own loop."""
+        """The model with the interface that agents use: results have versions, which can be requested or pinned. Use it
+        on its own event loop."""
         return self._model
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ the command began), ``steps_per_s`` (while collecting and learning), ``return_me
 episodes), ``seconds_to_target`` (since the command began; null: not reached, or no target) and ``trial`` (its id in
 MLflow, as `pipelines.visualize` takes it).
 
-Only what a first step needs is imported: MLflow is opened by a process of its own, and Ray where it is asked for.
+Imports only what the first step needs: MLflow runs in a separate process, and Ray is imported only for a cluster.
 """
 
 from __future__ import annotations

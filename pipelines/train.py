@@ -1,9 +1,9 @@
-"""A training job from its first process to its last: reads top to bottom.
+"""A training job on Ray from start to end; reads top to bottom.
 
-Starts (or joins) Ray, opens the trial, starts hub, weight store and replay buffer, lets the learner and the actor
-deployment come up side by side, starts the gamecores and the rollout workers once both are there, shows progress, and
-takes everything down in the order in which nothing is lost: games and workers, learner (an interrupted one saves a last
-checkpoint), actors, books, rest. A job without an actor has no door and starts no Serve.
+Starts (or joins) Ray, opens the trial, starts hub, weight store and replay buffer, starts the learner and the actor
+deployment concurrently, then the gamecores and the rollout workers. Shows progress. Then ends all parts in an order
+that loses no data: games and workers, learner (an interrupted one saves a last checkpoint), actors, trial, the rest. A
+job without an actor has no door and starts no Serve.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ if TYPE_CHECKING:
 
 _READY_TIMEOUT_S = 180.0
 _END_S = 20.0
-"""How long all parts may take together to end, the learner of a finished training left out."""
+"""Deadline for all parts together to end, apart from the learner of a finished training."""
 _UNDEPLOY_S = 4.0
-"""Of these, beside the games: the actor's replicas,"""
+"""Share of `_END_S` for the actor's replicas."""
 _INTERRUPTED_UNDEPLOY_S = 2.0
 _LAST_COUNTS_S = 5.0
-"""the buffers, which hand over what they have counted,"""
+"""Share of `_END_S` for the buffers to send their last metrics."""
 _LAST_NUMBERS_S = 10.0
-"""the books,"""
+"""Share of `_END_S` for the hub to write the last metrics."""
 _INTERRUPTED_END_TIMEOUT_S = 5.0
-"""and an interrupted learner with its last checkpoint."""
+"""Share of `_END_S` for an interrupted learner and its last checkpoint."""
 _INTERRUPTED_START_TIMEOUT_S = 1.0
 
 
@@ -74,17 +74,17 @@ def train(
     cluster: Cluster | None = None,
     log_interval: int | None = None,
 ) -> TrainResult:
-    """Runs a training job to its end, on a Ray of its own or a running one.
+    """Runs a training job to its end, on a new Ray cluster or a running one.
 
     Args:
-        job: what to train.
-        trial_name: of the MLflow run; default: the job's.
-        resume: go on with an interrupted trial of that name.
+        job: the job.
+        trial_name: name of the MLflow run; default: the job's.
+        resume: continue an interrupted trial of that name.
         tracking: MLflow URI or path; default: the job's.
-        address: of a Ray cluster to join; empty starts one.
-        ingress: of Serve, when Ray is started here.
-        cluster: that is up, to run on and to leave up; the job's door is its door then.
-        log_interval: updates between two lines of progress, where there is no terminal to draw on; None: 5 s.
+        address: address of a Ray cluster to join; empty starts one.
+        ingress: Serve's ingress, if Ray is started here.
+        cluster: a running cluster to use and to leave running; its door becomes the job's.
+        log_interval: updates between two lines of progress without a terminal; None: every 5 s.
 
     Raises:
         BrayxError: the job could not be started, or its learner failed for good.
@@ -98,7 +98,7 @@ def train(
 
 
 def cluster_for(job: JobConfig, ingress: Ingress, address: str) -> Cluster:
-    """The cluster that a job runs on, which makes sure that all ports of its one actor are free before Ray starts."""
+    """The cluster for a job; it checks that all ports of the job's actor are free before Ray starts."""
     name = actor_of(job)
     if not name:
         return Cluster(ingress=None, address=address)
@@ -140,7 +140,7 @@ def train_on(
     resume: bool = True,
     log_interval: int | None = None,
 ) -> TrainResult:
-    """Runs a training job on a cluster that is up; ``layout`` as `check_job` gave it, the rest as `train`."""
+    """Runs a training job on a running cluster; ``layout`` is from `check_job`, other arguments as for `train`."""
     from brayx.cluster.hub import HubClient, create_hub, end_hub
     from brayx.cluster.learner import Learner, LearnerSpec
     from brayx.cluster.remote_buffer import RemoteBuffer
@@ -202,7 +202,7 @@ def train_on(
         for name, actor_name in buffer_names.items():
             buffers[name] = RemoteBuffer(
                 actor_name,
-                # Ray Data shares batches out when there is one for each rank.
+                # Ray Data distributes batches only when it has one for each rank.
                 job.buffers[name].model_copy(
                     update={
                         "max_in_flight": max(job.buffers[name].max_in_flight, config.num_workers),
@@ -304,7 +304,7 @@ def _call(trial: Trial, function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _close(buffers: Iterable[RemoteBuffer]) -> None:
-    """Ends waits in this process for room in a buffer: a source may be waiting for a shard that hangs."""
+    """Ends this process's waits for room in a buffer, since a source may wait for a hanging shard."""
     for buffer in buffers:
         buffer.close(0.0)
 
@@ -312,10 +312,10 @@ def _close(buffers: Iterable[RemoteBuffer]) -> None:
 def _deploy(
     job: JobConfig, actor: str, learned: str, trial: Trial, names: Mapping[str, str], buffers: Mapping[str, str]
 ) -> None:
-    """Serves the job's actor: the model that learns follows the weight store, any other its champion."""
+    """Serves the job's actor: the trained model follows the weight store, other models their champions."""
     weights = {name: pooled(job, name, trial.uri) for name in job.models if name != learned}
     weights[learned] = WeightSource(store=names["weights"])
-    # When a training ends nobody waits for games: their last episodes are handed over at once.
+    # The end of a training does not wait for games: replicas send their last episodes at once.
     hasty = job.actors[actor].model_copy(update={"drain_timeout_s": 0.0})
     job = job.model_copy(update={"actors": {**job.actors, actor: hasty}})
     spec = actor_spec(job, actor, mode="train", weights=weights, buffers=buffers, hub=names["hub"], trial=trial)
@@ -323,7 +323,7 @@ def _deploy(
 
 
 def deploy(application: Any, actor: str) -> None:
-    """Runs a Serve application at the door's root, in place of one that runs there; errors as `start_application`."""
+    """Runs a Serve application at the door's root, replacing a running one; errors as for `start_application`."""
     start_application(application, actor, "/", time.monotonic() + _READY_TIMEOUT_S, what=f"the actor {actor!r}")
 
 
@@ -334,7 +334,7 @@ def _undeploy(actor: str, timeout_s: float, say: Callable[[str], None]) -> None:
 
 
 def _wait_for_weights(url: str, learner: Learner, model: str, progress: Progress) -> dict[str, str]:
-    """Waits until the door answers and acts with weights that the learner has published; the native doors' URLs."""
+    """Waits until the door answers with published weights of the learner; returns the native doors' URLs."""
     deadline = time.monotonic() + _READY_TIMEOUT_S
     said = "nothing"
     while time.monotonic() < deadline:
@@ -368,17 +368,17 @@ def _watch(
     batch_steps: int,
     max_lost_share: float | None,
 ) -> None:
-    """Shows progress until the learner's stream is over; ends it when nothing more can come.
+    """Shows progress until the learner's stream is over; ends the stream when no more data can arrive.
 
     Args:
-        batch_steps: transitions that are enough for an update, of all ranks.
-        max_lost_share: as of `Losses`.
+        batch_steps: transitions of one update of all ranks.
+        max_lost_share: as for `Losses`.
 
     Raises:
         AgentError: errors take too large a share of the games or fragments.
-        StartupError: nothing to learn from arrives, only errors; or the learner publishes no weights.
-        DeadlineExceeded: enough to learn from arrives, and the learner does not.
-        BrayxError: a source failed, or a rollout in a way that no further worker would mend.
+        StartupError: no data arrives, only errors; or the learner publishes no weights.
+        DeadlineExceeded: enough data arrives, but the learner makes no update.
+        BrayxError: a source failed, or a rollout failed permanently.
     """
     patience, pace, began = Patience(), Pace(batch_steps), time.monotonic()
     silence, losses = Silence(games.num), Losses(max_lost_share)
@@ -420,7 +420,7 @@ def _watch(
 
 
 def _end(learner: Learner, learning: bool, end: Deadline) -> None:
-    """Has a learner that has begun save a last checkpoint, for as long as somebody who wants to stop will wait."""
+    """Stops a learner and waits, within the deadline, for the last checkpoint of one that has started to learn."""
     with contextlib.suppress(BrayxError):
         learner.stop()
         learner.result(end.left(_INTERRUPTED_END_TIMEOUT_S if learning else _INTERRUPTED_START_TIMEOUT_S))

@@ -179,8 +179,8 @@ class Cluster:
     def _end(self) -> None:
         """Ends what was started here; a cluster that was joined keeps running.
 
-        Skips Serve's orderly shutdown: whoever deployed the applications has deleted them, and waiting for the
-        controller takes longer than ending the cluster. HAProxy is not a child of Ray, so it is ended by process id.
+        Skips Serve's orderly shutdown: the applications were deleted by their owners, and waiting for the controller
+        takes longer than ending the cluster. HAProxy is not a child of Ray, so it is ended by process id.
         """
         import ray
 

@@ -464,10 +464,10 @@ async def check_directory(name: str, directory: Any) -> None:
         StartupError: it has another interface.
     """
     # A handle has the methods of the class that the actor was created from.
-    told = await directory.interface.remote() if hasattr(directory, "interface") else 1
-    if told != INTERFACE:
+    found = await directory.interface.remote() if hasattr(directory, "interface") else 1
+    if found != INTERFACE:
         raise StartupError(
-            f"the session directory {name!r} was started by another version of brayx (its interface is {told}, "
+            f"the session directory {name!r} was started by another version of brayx (its interface is {found}, "
             f"expected {INTERFACE}): delete the application, end the directory with brayx.cluster.directory."
             f"stop_directory({name!r}) in a process connected to this Ray cluster, and deploy again",
             name=name,

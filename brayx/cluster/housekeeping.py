@@ -1,12 +1,12 @@
-"""Frees what Ray Data keeps of each block while a dataset is executed: a replay stream has no last block.
+"""Frees Ray Data's records of each block during the execution of a dataset, because a replay stream is endless.
 
-Ray Data is made for datasets that end, and keeps statistics of each block. The process that executes (with Ray Train,
-the coordinator of the ranks' shards) also keeps each small block whole, and a marker of each large one: it drops the
-reference before the consumer does, and Ray's core deletes an object only when its own process was the last holder, not
-a borrower. Ten batches of 30 KB a second would cost a gigabyte an hour.
+Ray Data is made for datasets that end, and keeps statistics of each block. The executing process (with Ray Train, the
+coordinator of the ranks' shards) also keeps each small block, and a marker of each large one: it drops its reference
+before the consumer does, and Ray's core deletes an object only if its own process was the last holder, not a borrower.
+Ten batches of 30 KB a second would cost a gigabyte an hour.
 
-All of this is private to Ray. If a version has changed it, one warning says so, and the stream goes on without. Knows
-nothing of replay.
+All of this is private to Ray. If a version has changed it, one warning is logged, and the stream runs without this
+clean-up. Knows nothing of replay.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Housekeeping(ExecutionCallback):
         self._without: set[str] = set()
 
     def before_execution_starts(self, executor: Any) -> None:
-        """Has every block that nobody refers to any more forgotten."""
+        """Makes Ray forget every block without references."""
         self._attempt(self._forget_freed_blocks, executor)
 
     def on_execution_step(self, executor: Any) -> None:
-        """Drops what is counted of each block; sums, as of rows and bytes, stay."""
+        """Drops the statistics of each block; sums, such as rows and bytes, stay."""
         self._attempt(_drop_statistics, executor)
 
     def _forget_freed_blocks(self, executor: Any) -> None:
@@ -59,19 +59,19 @@ class Housekeeping(ExecutionCallback):
         counter._add_callback_fn = add_both
 
     def _attempt(self, do: Callable[..., None], *args: Any) -> None:
-        """Does it, unless it has failed before."""
+        """Calls ``do``, unless an earlier call has failed."""
         if do.__name__ in self._without:
             return
         try:
             do(*args)
-        except Exception as error:  # whatever comes of names that mean something else now
+        except Exception as error:  # any error of a private interface that has changed
             if not self._without:
                 _warn(f"{type(error).__name__}: {error}")
             self._without.add(do.__name__)
 
 
 def keep_house(context: DataContext) -> None:
-    """Has datasets of this context executed with `Housekeeping`."""
+    """Makes datasets of this context run with `Housekeeping`."""
     classes: Any = getattr(context, "custom_execution_callback_classes", None)
     if ExecutionCallback is object or classes is None:
         _warn("it takes no callbacks")
@@ -92,7 +92,7 @@ def _check_is_one(callback: tuple[Any, ...], named: dict[str, Any]) -> None:
 
 
 def _forget(name: bytes) -> None:
-    # As the last reference of this process, it takes with it what the process keeps under this name.
+    # The end of this process's last reference frees the process's records of the object.
     ray.ObjectRef(name)
 
 

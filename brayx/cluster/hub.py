@@ -1,7 +1,7 @@
 """The trial's hub as a named actor, and what other processes use it for: to record, to read, to request.
 
 `brayx.tracking.hub.Hub` becomes a Ray actor in `create_hub`; `HubClient` is the recorder of a process. Samples cross as
-merged parts, so a busy process costs one small call each half second. Knows nothing of who records what.
+merged parts, so a busy process costs one small call each half second. Knows nothing of the recording code.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ from brayx.metrics import BOUNDS, DROPPED, METRICS, SIGNED_BOUNDS, Drained, Kind
 logger = logging.getLogger(__name__)
 
 OBSERVATIONS = 100
-"""Most observations of one histogram series handed over at once: Ray takes them one at a time, here and in its agent.
+"""Most observations of one histogram series per export: Ray handles them one at a time, here and in its agent.
 
-Of more samples a part goes on, in proportion to their buckets; what a bucket is owed is carried over, so rare slow
-ones come through too. The exact number of samples is in the counter ``NAME_samples``.
+If there are more samples, a subset is exported, in proportion to the buckets. Each bucket's remainder is carried over,
+so rare slow samples appear too. The counter ``NAME_samples`` has the exact number of samples.
 """
 MAX_NAMES = 1024
 """Most pairs of name and label over a replica's life; samples of others count as ``metrics_dropped``."""
@@ -44,7 +44,7 @@ class Type(StrEnum):
 
 @dataclass(frozen=True)
 class Declared:
-    """One exported metric, by the name that Ray is given."""
+    """One exported metric, by its name in Ray."""
 
     name: str
     type: Type
@@ -65,7 +65,7 @@ class Declared:
 
 @dataclass(frozen=True)
 class Point:
-    """What one metric is given: an increment, a level, or ``count`` observations of the same value."""
+    """An update of one metric: an increment, a level, or ``count`` observations of the same value."""
 
     of: Declared
     tags: Mapping[str, str]
@@ -94,17 +94,17 @@ _DECLARED: dict[str, tuple[Declared, ...]] = {
 }
 
 EXPORTED: dict[str, Declared] = {declared.name: declared for each in _DECLARED.values() for declared in each}
-"""Everything that can be exported, by name; Ray puts ``ray_`` before it, and ``_total`` behind a counter."""
+"""All metrics that can be exported, by name; Ray adds the prefix ``ray_``, and ``_total`` to counters."""
 
 
 @dataclass
 class _Owed:
-    """Observations of one histogram series not handed over yet, by bucket; parts of one, for the most."""
+    """Observations of one histogram series that are not exported yet, by bucket; mostly fractions of one."""
 
     slots: dict[int, float] = field(default_factory=dict)
 
     def pay(self, buckets: Mapping[int, float], bounds: Sequence[float]) -> Iterator[tuple[float, int]]:
-        """Values and how often to observe each."""
+        """The values to observe, each with its number of observations."""
         share = min(1.0, OBSERVATIONS / sum(buckets.values()))
         for slot, count in buckets.items():
             due = self.slots.get(slot, 0.0) + count * share
@@ -125,7 +125,7 @@ def _middle(slot: int, bounds: Sequence[float]) -> float:
 
 
 class Fold:
-    """Turns what was gathered into points. Not thread safe.
+    """Turns drained metrics into points. Not thread safe.
 
     Args:
         max_names: see `MAX_NAMES`. Metrics of `METRICS` without a label always have room.
@@ -137,7 +137,7 @@ class Fold:
         self._owed: dict[tuple[str, str], _Owed] = {}
 
     def points(self, part: tuple[Part, Mapping[str, Metric]]) -> Iterator[Point]:
-        """The points of one part; none of a sum that fell or of values that are no numbers."""
+        """The points of one part; skips sums that fell and values that are not numbers."""
         cells, own = part
         dropped = 0.0
         for (name, label), cell in cells.items():
@@ -168,7 +168,7 @@ class Fold:
                     points = [Point(declared[0], tags, value, count) for value, count in paid]
                     points.append(Point(declared[1], tags, cell.count))
             for point in points:
-                # A counter cannot take these, and would be spoilt for good by some.
+                # Counters refuse these values, and some of them would corrupt a counter for good.
                 if math.isfinite(point.value) and (point.of.type is not Type.COUNTER or point.value > 0):
                     yield point
         if dropped:
@@ -184,17 +184,16 @@ class Fold:
 
 
 def _clean(label: str) -> str:
-    """A tag's value: short, and in ASCII, which is all that Ray takes."""
+    """A tag's value: short, and in ASCII, as Ray requires."""
     return label[:_MAX_LABEL].encode("ascii", "backslashreplace")[:_MAX_LABEL].decode()
 
 
 class Exporter:
-    """Shows in Prometheus what a recorder drains: `show` is for `Recorder.listen`.
+    """Exports a recorder's drained metrics to Prometheus: pass `show` to `Recorder.listen`.
 
     Args:
-        levels: numbers that are looked at, not counted, as (metric of `METRICS`, label, value); called by the thread
-            that drains.
-        tags: of every series: which replica this is.
+        levels: returns current levels as (metric of `METRICS`, label, value); called by the thread that drains.
+        tags: tags of every series, which identify the replica.
     """
 
     def __init__(self, levels: Callable[[], Iterable[tuple[str, str, float]]] = tuple, **tags: str) -> None:
@@ -207,13 +206,13 @@ class Exporter:
         self._failing = False
 
     def show(self, part: Drained) -> None:
-        """Gives one part to Ray's export; what fails is logged once."""
+        """Exports one part through Ray; a failure is logged once."""
         try:
             with self._handing:
                 self._export(part)
             self._failing = False
         except Exception:
-            # Numbers that cannot be shown are no reason to stop counting: the recorder behind has them.
+            # A failed export must not stop counting: the recorder's other listeners get the numbers.
             if not self._failing:
                 logger.warning("metrics are not exported for now", exc_info=True)
             self._failing = True
@@ -227,7 +226,7 @@ class Exporter:
                 self._gauges[point.of.name, point.tags["label"], point.tags.get("metric", "")] = point
             else:
                 self._give(point)
-        # Ray forgets a level that nobody repeats.
+        # Ray forgets a level that is not repeated.
         for point in self._gauges.values():
             self._give(point)
 

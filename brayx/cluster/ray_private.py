@@ -1,7 +1,7 @@
-"""The parts of Ray's private interface that brayx uses; each fails on its own if a version has changed it.
+"""The parts of Ray's private interface that brayx uses; each fails separately if a version has changed it.
 
-They are Ray's key-value store, its address file and folders, whether it asks for a token, where Serve listens, and
-whether Serve is ending a replica. `brayx.cluster.housekeeping` has those of Ray Data, and warns instead of failing.
+They are Ray's key-value store, its address file and folders, its token check, Serve's address, and Serve's mark of an
+ending replica. `brayx.cluster.housekeeping` has those of Ray Data, and warns instead of failing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RETRY_S = 1.0
 
 
 def warn_if_unchecked() -> None:
-    """Warns if Ray is of a version that the use of its private parts was not checked with."""
+    """Warns if brayx's use of private parts was not checked with this version of Ray."""
     import ray
 
     if not ray.__version__.startswith(CHECKED_VERSIONS):
@@ -36,12 +36,12 @@ def warn_if_unchecked() -> None:
 class KeyValueStore:
     """JSON values in the key-value store of Ray's control service, which live as long as the cluster.
 
-    A thread writes, and retries what fails, so that no caller waits for a control service that does not answer. Of
-    several values that wait for one key only the newest is written.
+    A thread writes and retries, so that no caller waits for a control service that does not answer. If several values
+    wait for one key, only the newest is written.
 
     Args:
-        namespace: of the store.
-        prefix: of all keys.
+        namespace: namespace of the store.
+        prefix: prefix of all keys.
     """
 
     def __init__(self, namespace: str, prefix: str = "") -> None:
@@ -63,7 +63,7 @@ class KeyValueStore:
             self._writer.start()
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until everything is written; False: not in time."""
+        """Waits until everything is written; False after ``timeout_s``."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._unwritten, timeout_s)
 
@@ -71,7 +71,7 @@ class KeyValueStore:
         """A value; None if there is none.
 
         Raises:
-            Exception: Ray's own, if the control service cannot be reached.
+            Exception: an error of Ray's, if the control service cannot be reached.
         """
         from ray.experimental.internal_kv import _internal_kv_get
 
@@ -104,7 +104,7 @@ class KeyValueStore:
             written = True
             try:
                 self.put(key, value)
-            except Exception as error:  # whatever Ray raises; the next try is in a second
+            except Exception as error:  # any error of Ray's; the next try is in a second
                 _log.warning("%r was not written to Ray's key-value store: %s: %s", key, type(error).__name__, error)
                 written = False
             with self._changed:
@@ -118,7 +118,7 @@ class KeyValueStore:
 
 
 def address_of_ray(address: str | None) -> str | None:
-    """``host:port`` that ``ray.init`` would join for an address; None: it would start a Ray of its own."""
+    """``host:port`` that ``ray.init`` would join for an address; None: it would start a new cluster."""
     from ray._private.services import canonicalize_bootstrap_address
 
     found: str | None = canonicalize_bootstrap_address(address)  # type: ignore[arg-type]  # None is allowed
@@ -133,10 +133,10 @@ def address_file() -> Path:
 
 
 def warn_if_open(log: logging.Logger) -> None:
-    """Warns if this process's Ray asks its clients for no token.
+    """Warns if this process's Ray requires no token from clients.
 
-    Ray and each replica of Serve listen on every interface and accept pickles, so anyone who reaches them can run code
-    here. It is a warning, not an error, since a firewall may keep others out.
+    Ray and each replica of Serve listen on every interface and accept pickles, so any host that reaches them can run
+    code here. It is a warning, not an error, since a firewall may block other hosts.
     """
     from ray._private.authentication.authentication_utils import is_token_auth_enabled
 
@@ -156,7 +156,7 @@ def sessions_folder() -> str:
 
 
 def replica_is_ending() -> bool:
-    """Whether Serve has told the replica in this process to end: only a mark of its own shows that."""
+    """Whether Serve is ending the replica in this process; only a private mark of Serve's shows that."""
     from ray._private.worker import global_worker
 
     for actor in list(getattr(global_worker, "actors", {}).values()):

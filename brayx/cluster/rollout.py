@@ -273,13 +273,13 @@ class Workers:
             progress: Progress = ray.get(slot.lease, timeout=_ANSWER_S)
         except RayTaskError as error:
             cause = unwrap(error)
-            told = cause if isinstance(cause, BrayxError) else None
+            ours = cause if isinstance(cause, BrayxError) else None
             config = self._spec.config
             # Count per place and within a window: otherwise rare errors would end a job of days or of many workers.
             raised = slot.raised.add(time.monotonic())
-            if isinstance(told, _FINAL) or raised > config.max_failures:
-                self._fail(told or StartupError(f"{self._who(slot)} failed: {first_line(error)}"))
-            self._gone(slot, "failed", f"failed: {told.message if told is not None else first_line(error)}")
+            if isinstance(ours, _FINAL) or raised > config.max_failures:
+                self._fail(ours or StartupError(f"{self._who(slot)} failed: {first_line(error)}"))
+            self._gone(slot, "failed", f"failed: {ours.message if ours is not None else first_line(error)}")
         except RayError as error:
             self._gone(slot, "died", f"died: {first_line(error)}")
         else:

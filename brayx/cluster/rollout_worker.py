@@ -21,7 +21,7 @@ from brayx.rollout.spec import RolloutSpec, make_collector, naming
 from brayx.rollout.worker import Newest, Progress, Worker
 
 _PUSHES = 2
-"""Fragments that may wait for a push that is on its way, once one may drop."""
+"""Fragments that may wait for a push in flight, in calls that may drop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,8 @@ class WorkerSpec(RolloutSpec):
 
     Attributes:
         namespace: Ray namespace of the actors below.
-        buffer, weight_store, hub, moments: their names; no hub: nothing is counted; no moments: each worker normalises
-            by what it has seen itself.
+        buffer, weight_store, hub, moments: their names. Without a hub, nothing is counted; without moments, each worker
+            normalises by its own samples.
     """
 
     namespace: str
@@ -56,7 +56,7 @@ class StoredWeights(Newest):
         self._thread.start()
 
     def close(self) -> None:
-        """Follows no longer."""
+        """Stops following the store."""
         asyncio.run_coroutine_threadsafe(self._subscriber.stop(), self._loop).add_done_callback(
             lambda _: self._loop.call_soon_threadsafe(self._loop.stop)
         )
@@ -70,12 +70,12 @@ class StoredWeights(Newest):
 
 
 class RolloutWorker:
-    """The Ray actor. One call of `collect` or `leave` at a time; `stop` and `pid` may come meanwhile.
+    """The Ray actor. It runs one call of `collect` or `leave` at a time; `stop` and `pid` may run concurrently.
 
     Args:
-        spec: what to do.
-        index: of the worker among those of its rollout.
-        past: how many workers had this index before.
+        spec: the worker's settings.
+        index: index of the worker in its rollout.
+        past: number of earlier workers with this index.
     """
 
     def __init__(self, spec: WorkerSpec, index: int, past: int) -> None:
@@ -86,29 +86,29 @@ class RolloutWorker:
         self._parts: _Parts | None = None
 
     def pid(self) -> int:
-        """Of this process."""
+        """Id of this process."""
         return os.getpid()
 
     def stop(self) -> None:
-        """Ends the lease that runs after the fragment it is at, and those that follow at once."""
+        """Ends the running lease after its current fragment, and later leases at once."""
         self._stopping.set()
 
     def leave(self) -> None:
-        """Hands over what is left, and collects no more; comes after the lease that runs."""
+        """Pushes the remaining fragments, and collects no more; runs after the current lease."""
         self._stopping.set()
         if self._parts is not None:
             self._parts.close()
             self._parts = None
 
     def collect(self, lease_s: float, workers: int) -> Progress:
-        """Collects for about ``lease_s``, and says how much.
+        """Collects for about ``lease_s``, and returns the progress.
 
         Args:
-            lease_s: how long; a fragment that was begun is finished.
-            workers: how many there are now: blocking ones share out what an update takes.
+            lease_s: duration in seconds; a started fragment is finished.
+            workers: current number of workers; blocking ones share the fragments of an update.
 
         Raises:
-            BrayxError: an environment failed or could not be made, or an actor of the job is gone; names the worker.
+            BrayxError: an environment failed or could not be made, or an actor of the job has ended; names the worker.
         """
         until = time.monotonic() + lease_s
         with naming(f"worker {self._index} of rollout {self._spec.name!r} ({self._spec.env_name})"):
@@ -123,7 +123,7 @@ class RolloutWorker:
 
 
 class _Parts:
-    """A worker, and what it has of the cluster."""
+    """A worker, and its connections to the cluster's actors."""
 
     def __init__(self, spec: WorkerSpec, index: int, past: int, stopping: threading.Event) -> None:
         self._newest = StoredWeights(get_weight_store(spec.weight_store, spec.namespace))
@@ -147,7 +147,7 @@ class _Parts:
         )
 
     def close(self) -> None:
-        """Hands over what is left, and closes everything; the environments last, since they may hang."""
+        """Pushes the remaining fragments and closes everything; the environments last, since they may hang."""
         self._newest.close()
         self.worker.finish()
         self._buffer.close(1.0)

@@ -19,7 +19,7 @@ from brayx.cluster.start import join_ray, start_ray
 from brayx.trainer.competition import Asha, Competition, Listener, Look, Options, Population, Work
 
 _END_S = 60
-"""How long a trial that is stopped may take to end, a run that it collects included."""
+"""Deadline for a stopped trial to end, including a run that it is collecting."""
 _OUTPUT = "RAY_AIR_NEW_OUTPUT"
 
 
@@ -35,7 +35,7 @@ def run_trials(
     """Runs all trials to their ends; arguments as of `brayx.local.search.run_trials`.
 
     Args:
-        address: of a running cluster; empty: Ray is used where it runs already in this process, else started.
+        address: address of a running cluster; empty: use this process's connection to Ray, or else start Ray.
     """
     started = not ray.is_initialized()
     if started:
@@ -71,7 +71,7 @@ def _fit(
             time_budget_s=deadline_s,
         ),
         run_config=tune.RunConfig(
-            # Before the scheduler sees it: no trial goes on that is done, not as a copy either.
+            # Stop a finished trial before the scheduler sees it, or it could continue as a copy.
             stop=lambda _, result: bool(result.get("over")),
             storage_path=folder,
             name="tune",
@@ -84,8 +84,8 @@ def _fit(
 
 
 def shares(competition: Competition, num_trials: int, cpus: float) -> tuple[float, int | None]:
-    """CPUs of a trial, and how many trials run at once; None: all. A population lives side by side, since a trial that
-    makes room for another one costs a process's start."""
+    """CPUs of a trial, and the number of concurrent trials; None: all. A population runs concurrently, because swapping
+    trials would cost a process start each time."""
     if isinstance(competition, Population):
         return min(1.0, cpus / num_trials), None
     return min(1.0, cpus), max(1, min(num_trials, int(cpus)))
@@ -95,12 +95,12 @@ def scheduler(competition: Competition) -> Any:
     """Ray Tune's scheduler for these rules."""
     if isinstance(competition, Asha):
         return ASHAScheduler(
-            # Not the number of looks: trials whose games last have fewer of them at the same age.
+            # Steps, not the number of looks: trials with long games have fewer looks at the same age.
             time_attr="env_steps",
             max_t=competition.max_steps,
             grace_period=competition.grace_steps,
             reduction_factor=competition.reduction,
-            # Else a trial whose first look is at a later rung is taken down at an earlier one afterwards, too old.
+            # Otherwise a trial with its first look at a later rung is afterwards counted at an earlier rung, too old.
             stop_last_trials=False,
         )
     change = competition.change
@@ -108,7 +108,7 @@ def scheduler(competition: Competition) -> Any:
         time_attr="training_iteration",
         perturbation_interval=1,
         burn_in_period=1,
-        # Tune asks for at least one; `change` does all of it, because Tune's own leaves the ranges.
+        # Tune requires at least one. `change` makes all changes, because Tune's own changes leave the ranges.
         hyperparam_mutations={"unused": lambda: 0},
         custom_explore_fn=lambda config: {**config, "options": change(config["options"])},
         synch=False,
@@ -118,7 +118,7 @@ def scheduler(competition: Competition) -> Any:
 def _train(config: dict[str, Any], work: Work, path: tuple[str, ...]) -> None:
     """A trial, in a process of Ray Tune's."""
     sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
-    # A trial that is stopped closes its environments before another one has its process.
+    # A stopped trial closes its environments before another one uses its process.
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(_END_S)
 
     def report(look: Look, folder: Path) -> None:
@@ -134,23 +134,23 @@ def _train(config: dict[str, Any], work: Work, path: tuple[str, ...]) -> None:
 
 
 class _Callback(tune.Callback):
-    """Passes on what Tune hears of trials."""
+    """Passes Tune's reports on trials to the listener."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
 
     def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any) -> None:
-        """A trial has been looked at."""
+        """Handles a trial's report."""
         if "look" in result:
             checkpoint = None if trial.checkpoint is None else Path(trial.checkpoint.path)
             self._listener.on_look(_number(trial), result["look"], checkpoint)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-        """A trial is done, or stopped because others are better."""
+        """Handles the end of a trial: it is done, or stopped because others are better."""
         self._listener.on_end(_number(trial))
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-        """A trial failed."""
+        """Handles the failure of a trial."""
         self._listener.on_error(_number(trial), _why(trial))
 
 
@@ -159,7 +159,7 @@ def _number(trial: Any) -> int:
 
 
 def _why(trial: Any) -> str:
-    """A failed trial's error in a line: ours by its message, any other by its last line."""
+    """A failed trial's error in one line: brayx's errors by their message, others by their last line."""
     text = Path(trial.error_file).read_text() if trial.error_file else ""
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1].strip()[:300] if lines else "no report"
@@ -167,7 +167,7 @@ def _why(trial: Any) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what Tune prints at the start at any verbosity: folders that are gone when it ends."""
+    """Hides Tune's first output, which it prints at any verbosity: folders that are deleted at the end."""
     before = os.environ.get(_OUTPUT)
     os.environ[_OUTPUT] = "0"
     try:

@@ -247,10 +247,10 @@ def tell(buffers: Iterable[Shards], timeout_s: float = _ANSWER_S) -> None:
 
 def _located(actors: list[Any], timeout_s: float = _LOCATE_S) -> list[Shard]:
     """Gets the actors' nodes; one that does not answer in time counts as far away."""
-    asked = [actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()) for actor in actors]
-    done, _ = ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
+    calls = [actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()) for actor in actors]
+    done, _ = ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
     nodes = {call: result_or("", call) for call in done}  # empty while the shard restarts
-    return [Shard(actor, nodes.get(call, "")) for actor, call in zip(actors, asked, strict=True)]
+    return [Shard(actor, nodes.get(call, "")) for actor, call in zip(actors, calls, strict=True)]
 
 
 def _found(buffer: str, number: int, namespace: str | None) -> Any:

@@ -29,7 +29,7 @@ _END_S = 5.0
 
 
 def start_ray(tell: Callable[[str], object] = logger.warning, **options: Any) -> None:
-    """Starts a Ray of this process's own, and connects to it.
+    """Starts a new Ray cluster, and connects to it.
 
     Args:
         tell: called with a line for each failed start, before the next try.
@@ -85,7 +85,7 @@ def nodes_and_own() -> tuple[list[dict[str, Any]], str]:
 
 
 def where_ray_is() -> dict[str, str]:
-    """How another process joins the Ray of this one: what `connected` takes, and ``host``, for people."""
+    """How another process joins this process's Ray: the arguments of `connected`, and ``host`` for display."""
     import ray
 
     return {
@@ -128,7 +128,7 @@ def connected(address: str, auth: str, **options: Any) -> Iterator[None]:
 
 
 def check_address(address: str | None) -> None:
-    """Checks that something listens where ``ray.init`` would join a Ray: it waits two minutes for one that is gone.
+    """Checks that a process listens where ``ray.init`` would join; Ray itself would wait two minutes for a dead one.
 
     Args:
         address: as for ``ray.init``; None: its default.
@@ -170,7 +170,7 @@ def _node_failure() -> str:
 
 
 def _end(processes: set[psutil.Process]) -> None:
-    """Ends those of Ray among ``processes``, which a failed start has left, so that they do not slow down the next."""
+    """Ends Ray's processes among ``processes``, left by a failed start, so that they do not slow down the next one."""
     killed = []
     for process in processes:
         with contextlib.suppress(psutil.Error):

@@ -1,8 +1,8 @@
-"""The running moments that the workers of a rollout normalise by, merged in one actor.
+"""The running moments for normalisation, shared by a rollout's workers and merged in one actor.
 
-Each worker hands over what it has seen since its last call and takes back the moments of all workers. It has one small
-call under way at a time. A store that was restarted gets everything back from the first worker that calls. A learner
-saves the moments with its checkpoint and restores them (`StoredMoments`). Knows nothing of what the moments are of.
+Each worker sends the moments of its new samples and gets back those of all workers, with one small call at a time. A
+restarted store gets all moments back from the first worker that calls. A learner saves the moments with its checkpoint
+and restores them (`StoredMoments`). Knows nothing of the data behind the moments.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _STORE = "the store of the rollouts' moments"
 
 
 def create_moments(name: str, namespace: str) -> Any:
-    """Starts the named store as a Ray actor that Ray restarts, and gives its handle."""
+    """Starts the named store as a Ray actor that Ray restarts, and returns its handle."""
     return named_actor(MomentsStore, name, namespace).remote()
 
 
 def get_moments(name: str, namespace: str) -> Any:
-    """The store of that name.
+    """Finds the store of that name.
 
     Raises:
-        StartupError: there is none.
+        StartupError: it does not exist.
     """
     found = find_actor(name, namespace)
     if found is None:
@@ -41,7 +41,7 @@ def get_moments(name: str, namespace: str) -> Any:
 
 
 def stored_moments(name: str, namespace: str) -> StoredMoments:
-    """The moments of the store of that name, for checkpoints; errors as `get_moments`."""
+    """The moments of the store of that name, for checkpoints; errors as for `get_moments`."""
     return StoredMoments(get_moments(name, namespace))
 
 
@@ -73,7 +73,8 @@ class StoredMoments:
         self._scalings = obs_scalings(found)
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """As `Collector.state_dict`; the last known ones if the store does not answer: a checkpoint does not wait."""
+        """As `Collector.state_dict`; if the store does not answer, the last known moments, so that a checkpoint never
+        waits."""
         found: AllMoments | None = result_or(None, self._store.get.remote(), _ANSWER_S)
         if found is not None:
             self._know(found)
@@ -81,7 +82,7 @@ class StoredMoments:
         return self._last
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restores what `state_dict` gave.
+        """Restores a `state_dict`.
 
         Raises:
             StartupError: the store does not answer.
@@ -96,11 +97,11 @@ class StoredMoments:
 
 
 class RemoteExchange:
-    """A worker's end of the store: one call on its way at a time, and never waited for.
+    """A worker's connection to the store: one call in flight at a time, never awaited in `turn`.
 
     Args:
         store: handle of the actor.
-        collector: whose normalisers see, and are told what all have seen.
+        collector: its normalisers provide new moments and get the shared ones.
     """
 
     def __init__(self, store: Any, collector: Collector) -> None:
@@ -111,16 +112,16 @@ class RemoteExchange:
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Waits for the store's moments and takes them in; if it does not answer, the next turns make up for that."""
+        """Waits for the store's moments and adopts them; if it does not answer, a later turn gets them."""
         with contextlib.suppress(DeadlineExceeded, ModelError):
             self._adopt(call_with_retry(self._store.get, timeout_s=_ANSWER_S, what=_STORE))
 
     def turn(self) -> None:
-        """Takes in what has come back, and hands over what was seen since."""
+        """Adopts the moments of a finished call, and sends the new ones."""
         if self._call is not None:
             if not is_done(self._call):
                 return
-            # None also while the store is being restarted: it gets everything back below.
+            # None also while the store restarts: it gets all moments back below.
             found: AllMoments | None = result_or(None, self._call)
             if found is not None:
                 self._adopt(found)
@@ -129,7 +130,7 @@ class RemoteExchange:
         self._call = self._store.exchange.remote(self._collector.drain_moments(), self._known)
 
     def _give_back(self) -> None:
-        """All that this worker knows of; what it was about to hand over is in that."""
+        """Restores the store from all moments known to this worker, which include its unsent ones."""
         self._collector.drain_moments()
         everything = self._collector.moments()
         self._known = count_of(everything)

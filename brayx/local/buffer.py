@@ -38,8 +38,8 @@ class LocalBuffer:
         changed: called when a batch may have become ready, or the stream may have ended.
 
     Attributes:
-        behind: called by the thread that pushes while a whole batch waits already, which more data would make older and
-            at last push out. Not for sampled buffers: they have their own limit.
+        behind: called by a pushing thread while a whole batch already waits; more data would make that batch older and
+            finally drop it. Not called for sampled buffers, which have a rate limiter.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class LocalBuffer:
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """Holds the buffer, then adds what was pushed meanwhile."""
+        """Holds the buffer, then adds the data pushed in the meantime."""
         try:
             with self._lock:
                 try:

@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 _TURN_S = 1.0
 """Longest wait of a worker's turn."""
 _START_S = 120.0
-"""For environments and engine to come up, and the first weights to come."""
+"""Deadline for environments and engine to start, and for the first weights to arrive."""
 _FINAL = (ConfigError, ModelError)
-"""What new environments would fail with too."""
+"""Errors that new environments would fail with, too."""
 
 
 class LocalMoments:
@@ -53,7 +53,7 @@ class LocalMoments:
             return to_arrays(self._store.get())
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restores what `state_dict` gave."""
+        """Restores a `state_dict`."""
         with self._lock:
             self._store.restore(from_arrays(state))
 
@@ -79,19 +79,19 @@ class _Exchange:
 
 
 class LocalRollout:
-    """A rollout at work, as a context.
+    """Runs a rollout in a thread; a context manager.
 
     Args:
-        spec: what it does; its workers take turns in the thread.
+        spec: the rollout; its workers take turns in the thread.
         newest: weights to act with.
         buffer: gets the fragments.
-        numbers: counts episodes, waits, failures and what they cost.
-        moments: shared by the rollouts of the process; None: this one normalises nothing.
+        numbers: counts episodes, waits, failures and lost steps.
+        moments: moments shared by the rollouts of the process; None: this one normalises nothing.
 
     Attributes:
-        collected: everything that its workers have collected so far.
-        failures: times that the environments failed.
-        messages: newest lines about failures, for people.
+        collected: total progress of its workers.
+        failures: number of failures of the environments.
+        messages: newest messages about failures, for display.
     """
 
     def __init__(
@@ -126,12 +126,12 @@ class LocalRollout:
 
     @property
     def running(self) -> bool:
-        """Whether it has collected something and is at work."""
+        """Whether it runs and has collected something."""
         return self._thread.is_alive() and self.collected.fragments > 0
 
     @property
     def error(self) -> BrayxError | None:
-        """What ended it, or keeps it from going on: its environments failed too often, or hang."""
+        """The error that ended or blocks it: its environments failed too often, or hang."""
         late_s = _TURN_S + self._spec.config.fragment_timeout_s + (0.0 if self.collected.fragments else _START_S)
         if self._error is None and self._thread.is_alive() and time.monotonic() - self._turn_began > late_s:
             return DeadlineExceeded(
@@ -141,7 +141,7 @@ class LocalRollout:
         return self._error
 
     def stop(self, timeout_s: float = 3.0) -> None:
-        """Ends it after the fragment that it is at; one that takes longer than ``timeout_s`` is counted as lost."""
+        """Ends it after its current fragment; one that takes longer than ``timeout_s`` is counted as lost."""
         self._stopping.set()
         if not self._thread.is_alive():
             return
@@ -184,7 +184,7 @@ class LocalRollout:
                 worker.finish()
 
     def _worker(self, index: int, stack: contextlib.ExitStack) -> Worker:
-        """A worker, whose environments are closed with ``stack``."""
+        """Makes a worker; ``stack`` closes its environments."""
         collector = make_collector(self._spec, index=index, past=self.failures)
         stack.callback(collector.close)
         return Worker(

@@ -373,8 +373,8 @@ class Dataset:
         steps, part = stop - start, slice(start, stop)
         obs = {}
         for name in observed:
-            told = f"next_{name}" in following
-            last = arrays[f"next_{name}"][stop - 1] if told else arrays[name][stop - 1 if over else stop]
+            has_next = f"next_{name}" in following
+            last = arrays[f"next_{name}"][stop - 1] if has_next else arrays[name][stop - 1 if over else stop]
             obs[name] = np.concatenate([arrays[name][part], last[np.newaxis]])
         log_prob = arrays.get("log_prob")
         version = arrays.get("policy_version")

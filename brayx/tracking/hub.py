@@ -1,7 +1,7 @@
 """The hub of a trial: all samples meet in it, and a thread writes their numbers to MLflow.
 
 The local host has it in a process of its own (`pipelines.books`), the cluster in a named actor (`brayx.cluster.hub`).
-Knows nothing of Ray, nor of who records what.
+Knows nothing of Ray, nor of the recording code.
 """
 
 from __future__ import annotations

@@ -217,9 +217,9 @@ class Trial:
             client_of(self.uri).log_artifact(self.run_id, os.fspath(path), artifact_path)
 
     def replace_files(self, folder: str | os.PathLike[str], names: Sequence[str], artifact_path: str) -> None:
-        """Makes some files of a folder all that is below ``artifact_path``.
+        """Replaces everything below ``artifact_path`` by some files of a folder.
 
-        Deletes old files first, and writes ``names`` in order, so that a reader who finds the last one finds all. In a
+        Deletes old files first, and writes ``names`` in order, so that a reader that finds the last one finds all. In a
         store without deletion old files of other names stay, which is logged.
 
         Args:
