@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import tempfile
 import time
 from collections.abc import Mapping
@@ -81,8 +80,6 @@ def train_distributed(
         ConfigError: options do not fit each other or the environment.
         BrayxError: the training failed.
     """
-    # Read when Ray is imported: a thread that outlives the job must not start a new Ray by calling the one that ended.
-    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     if not isinstance(env, str):
         raise ConfigError("workers make environments by their id; a function of one's own needs a YAML", key="env")
     from brayx.algorithms.ppo import PPOConfig

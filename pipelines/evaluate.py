@@ -17,13 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from brayx.errors import BrayxError, ConfigError, StartupError
-from brayx.gamecore.auth import credentials
+from brayx.gamecore.auth import KEYS_FILE_VARIABLE, KEYS_VARIABLE, credentials
 from brayx.gamecore.status import HAS_STATUS, read_status
 from brayx.gamecore.transports.base import Endpoint
 from pipelines.gamecores import environment, filled
@@ -101,16 +101,15 @@ def evaluate(
         StartupError: nothing listens at the URL, a gamecore failed (the message holds the last line it wrote), or no
             game ended in time. If some games ended in time, they are the result.
     """
-    credentials(keys_file, key)
+    own = credentials(keys_file, key)
     _check_listening(url)
-    keys = [
-        *(["--keys-file", keys_file] if keys_file is not None else []),
-        *(["--key", key] if key is not None else []),
-    ]
     if bool(env_id) == bool(gamecore):
         raise ConfigError("either a Gymnasium id or the command of a gamecore is played")
     processes = min(at_once, games)
     shares = [games // processes + (index < games % processes) for index in range(processes)]
+    variables: dict[str, str] = {}
+    if own:
+        variables = {KEYS_VARIABLE: f"{own['key']}: {own['secret'].decode()}", KEYS_FILE_VARIABLE: ""}
     if gamecore:
         urls = _doors(url)
         commands = [filled(gamecore, urls, door=urlsplit(url).scheme, index=index) for index in range(processes)]
@@ -120,11 +119,10 @@ def evaluate(
             [
                 *(sys.executable, "-m", "brayx.gamecore.gym", env_id, "--url", url, *by_door),
                 *("--games", str(share), "--seed", str(seed + 10_000 * index), "--json", "--die-with-parent"),
-                *keys,
             ]
             for index, share in enumerate(shares)
         ]
-    returns = play(commands, shares, timeout_s=timeout_s, on_game=on_game)
+    returns = play(commands, shares, timeout_s=timeout_s, on_game=on_game, variables=variables)
     return Evaluation(returns, games - len(returns))
 
 
@@ -158,6 +156,7 @@ def play(
     timeout_s: float,
     clock: Callable[[], float] = time.monotonic,
     on_game: Callable[[int, float], None] = lambda number, game_return: None,
+    variables: Mapping[str, str] | None = None,
 ) -> list[float]:
     """Runs gamecores concurrently and collects the returns of their games, in the order of their ends.
 
@@ -169,6 +168,7 @@ def play(
         timeout_s: deadline for the next such line, and for the end of a gamecore that has closed its output.
         clock: returns seconds, for tests.
         on_game: as for `evaluate`.
+        variables: of their environment, besides this process's.
 
     Raises:
         StartupError: as for `evaluate`.
@@ -179,7 +179,7 @@ def play(
     with selectors.DefaultSelector() as selector:
         try:
             for command, share in zip(commands, shares or [0] * len(commands), strict=True):
-                running.append(_Player(command, share))
+                running.append(_Player(command, share, variables or {}))
                 selector.register(running[-1].output, selectors.EVENT_READ, running[-1])
             while selector.get_map():
                 for key, _ in selector.select(max(0.0, deadline - clock())):
@@ -215,10 +215,11 @@ class _Player:
     Args:
         command: words of its command line.
         share: number of games to play; 0: it plays until it ends.
+        variables: as of `play`.
     """
 
-    def __init__(self, command: Sequence[str], share: int) -> None:
-        self._command, self._share = command, share
+    def __init__(self, command: Sequence[str], share: int, variables: Mapping[str, str]) -> None:
+        self._command, self._share, self._variables = command, share, variables
         self._games = 0
         self._start()
 
@@ -229,7 +230,7 @@ class _Player:
                 self._command,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
-                env={**environment(), "PYTHONUNBUFFERED": "1"},
+                env={**environment(), "PYTHONUNBUFFERED": "1", **self._variables},
                 start_new_session=True,
             )
         except OSError as error:

@@ -5,6 +5,7 @@ Imports Ray only where a cluster runs the job. Knows nothing of how either host 
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -67,6 +68,8 @@ def train(job: JobConfig, *, cluster: str | None = None, ingress: Ingress = "hap
         from pipelines.local import train_in_process
 
         return train_in_process(job, **options)
+    # Read when Ray is imported: a thread that outlives the job must not start a new Ray by calling the one that ended.
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     from pipelines import train as on_ray
 
     return on_ray.train(job, address=address, ingress=ingress, **options)

@@ -44,7 +44,7 @@ class BufferHandle(Protocol):
     """The part of a replay buffer that an agent uses."""
 
     def push(self, *fragments: Fragment) -> None:
-        """Sends fragments to the buffer without waiting for it."""
+        """Sends fragments to the buffer without waiting for room."""
 
 
 @dataclass
@@ -151,7 +151,7 @@ def pinned(model: str, version: int | None = None) -> PinnedHandle:
 
 
 def push(buffer: str, *fragments: Fragment) -> None:
-    """Sends fragments to a replay buffer without waiting for it; does nothing when serving."""
+    """Sends fragments to a replay buffer without waiting for room; does nothing when serving."""
     services = _current()
     if services.buffers:
         _named("buffer", buffer, services.buffers).push(*fragments)

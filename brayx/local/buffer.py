@@ -89,7 +89,7 @@ class LocalBuffer:
         if lost:
             self._count("replay_dropped", lost, "full")
         self._take_in()
-        if self.behind is not None and self._config.sampler == "fifo" and len(self._buffer):
+        if self._learned and self.behind is not None and self._config.sampler == "fifo" and len(self._buffer):
             self.behind()
 
     def offer(self, *replays: Fragment | Columns, timeout_s: float) -> list[Fragment | Columns]:

@@ -309,7 +309,8 @@ def test_a_trial_interrupted_on_the_local_host_is_resumed_on_a_cluster(interrupt
     assert saved > 0
     before = written(interrupted.trial, "learner/policy_version")
     target = saved + 2048
-    words = [*interrupted.words, "--cluster", *setting(f"trainer.num_steps={target}")]
+    # The other jobs on a cluster learn in their own process.
+    words = [*interrupted.words, "--cluster", *setting(f"trainer.num_steps={target}", "trainer.where=train")]
     with brayx(interrupted.folder, *words) as command:
         assert command.ended() == 0, command.err
         command.gone(10.0)

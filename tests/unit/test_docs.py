@@ -81,7 +81,7 @@ NOT_RUN = {
     "needs a trained champion in ./mlflow.db": 2,
     "one line of a live display": 1,
     "lines of a live display": 1,
-    "starts a Ray and trains; tests/end_to_end/test_environments.py does the same": 1,
+    "starts a Ray and trains": 1,
     "tests/unit/test_remote.py does the same": 1,
     "starts a Ray and trains; tests/end_to_end/test_environments.py runs it with fewer steps": 1,
 }

@@ -165,7 +165,10 @@ def test_a_push_says_so_when_a_whole_batch_waits_already():
     sampled, _ = made(size=10, sampler="uniform")
     sampled.behind = buffer.behind
     sampled.push(*(fragment(float(value)) for value in range(8)))
-    assert len(calls) == 2, "a table has a limit of its own"
+    held_out = LocalBuffer(BufferConfig(size=2, batch_size=2, unroll_length=T), None, Recorder(), learned=False)
+    held_out.behind = buffer.behind
+    held_out.push(*(fragment(float(value)) for value in range(8)))
+    assert len(calls) == 2, "a table has its own limit, and evaluations come seldom"
 
 
 def test_pushes_return_while_the_learner_is_in_an_update_that_does_not_end():

@@ -106,6 +106,12 @@ def test_the_final_games_carry_the_jobs_keys(played, tracking_db):
     assert played(tracking_db, ["actor.keys_file=/etc/keys.txt"])["keys_file"] == "/etc/keys.txt"
 
 
+def test_the_last_lines_say_how_to_run_the_same_on_ray(played, tracking_db, capsys):
+    played(tracking_db)
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "make demo ARGS=--cluster  # the same on Ray" in lines[lines.index("next:") :]
+
+
 def serves(capsys):
     """Words of the last line, from ``serve run`` on."""
     words = shlex.split(capsys.readouterr().out.splitlines()[-1], comments=True)

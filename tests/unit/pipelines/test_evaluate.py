@@ -147,6 +147,8 @@ def test_a_service_behind_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str
         words = {"keys_file": str(file), "key": "arena"}
         again = evaluate(url, "CartPole-v1", games=2, on_game=lambda *game: told.append(game), **words)
         assert told == list(enumerate(again.returns, 1))
+        gamecore = "brayx gamecore gym CartPole-v1 --url {url} --games 1 --json"
+        assert len(evaluate(url, gamecore=gamecore, games=1, **words).returns) == 1, "it has the key in its environment"
         with pytest.raises(StartupError, match="key"):
             evaluate(url, "CartPole-v1", games=1)
         with pytest.raises(ConfigError, match="there is no key 'nobody'"):
