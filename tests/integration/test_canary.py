@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import contextlib
 import json
 import os
 import shutil
@@ -161,76 +161,9 @@ def there(name: str, namespace: str) -> bool:
 
 
 @pytest.mark.parametrize("placement", ["local", "remote"])
-def test_a_replica_that_was_killed_begins_where_the_aliases_point_by_then(
+def test_a_canary_its_promotion_and_a_replica_that_is_killed(
     door: str, tracking_db: str, tmp_path: Path, placement: str
 ) -> None:
-    project = f"killed-{placement}"
-    (tmp_path / f"killed_model_{placement}.py").write_text(MODEL)
-    (tmp_path / f"killed_agent_{placement}.py").write_text(AGENT)
-    job = {
-        "project": project,
-        "trial": "t",
-        "model": {
-            "kind": "model", "module": f"killed_model_{placement}", "placement": placement, "follow_s": 0.2,
-            "canary": {"alias": "candidate", "share": 0.5},
-        },
-        "agent": {"kind": "agent", "module": f"killed_agent_{placement}", "class": "Told"},
-        "actor": {"kind": "actor", "agents": ["agent"]},
-    }  # fmt: skip
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-    trial = Trial.open(project, "t", tracking_db)
-    for step in (1, 2, 3):
-        folder = tmp_path / f"{step}"
-        folder.mkdir()
-        save_weights(folder / "weights.npz", {"factor": np.array([step], np.float32)})
-        register(trial, trial.save_checkpoint(folder, step), project, alias="champion" if step == 1 else None)
-    spec = JobConfig.load(tmp_path / "job.yaml")
-    serve.run(serving_application(spec, tracking_db), name=project, route_prefix=f"/{project}")
-
-    def answered(session: str) -> int:
-        """The version that a new session acts with; 0: nobody is there."""
-        with Client(f"{door}/{project}", timeout_s=10.0) as client:
-            try:
-                client.start(session=session)
-                value, made_by = json.loads(client.tick(b"{}"))
-                client.stop()
-            except BrayxError:
-                return 0
-        assert value == made_by
-        return int(made_by)
-
-    def acting() -> dict[str, int]:
-        """The versions of some new sessions, by name, as far as there is anybody."""
-        names = [uuid.uuid4().hex for _ in range(10)]
-        return dict(itertools.takewhile(lambda of: of[1], ((name, answered(name)) for name in names)))
-
-    assert set(acting().values()) == {1}
-    registry = MlflowClient(tracking_db)
-    registry.set_registered_model_alias(project, "champion", "2")
-    registry.set_registered_model_alias(project, "candidate", "3")
-    until(lambda: set(acting().values()) == {2, 3}, "both aliases are followed", WAIT_S)
-    deployed = Path(pooled(spec, "model", tracking_db, f"models:/{project}/1").checkpoint)
-    registry.delete_model_version(project, "1")
-    shutil.rmtree(deployed)
-
-    def replicas() -> set[int]:
-        return {process.pid for process in ours(f"ray::ServeReplica:{project}:")}
-
-    killed = replicas()
-    assert len(killed) == (1 if placement == "local" else 2)
-    for pid in killed:
-        os.kill(pid, signal.SIGKILL)
-    first: dict[str, int] = {}
-    until(lambda: first.update(acting()) or first, "there are others", WAIT_S)
-    assert not replicas() & killed
-    of = Followed(project, canary="candidate", share=0.5)
-    at = {"champion": 2, "candidate": 3}
-    assert first == {name: at[of.choose(name, at)] for name in first}, "from the first session on"
-    end(project)
-
-
-@pytest.mark.parametrize("placement", ["local", "remote"])
-def test_a_canary_and_its_promotion(door: str, tracking_db: str, tmp_path: Path, placement: str) -> None:
     project = f"canary-{placement}"
     (tmp_path / f"told_model_{placement}.py").write_text(MODEL)
     (tmp_path / f"told_agent_{placement}.py").write_text(AGENT)
@@ -239,6 +172,7 @@ def test_a_canary_and_its_promotion(door: str, tracking_db: str, tmp_path: Path,
         "trial": "t",
         "model": {
             "kind": "model", "module": f"told_model_{placement}", "placement": placement, "follow_s": 0.2,
+            "engine": "torch",
             "canary": {"alias": "candidate", "share": SHARE},
         },
         "agent": {"kind": "agent", "module": f"told_agent_{placement}", "class": "Told"},
@@ -255,8 +189,8 @@ def test_a_canary_and_its_promotion(door: str, tracking_db: str, tmp_path: Path,
         register(trial, trial.save_checkpoint(folder, int(factor)), project, alias=alias)
 
     version(1, "champion")
-    application = serving_application(JobConfig.load(tmp_path / "job.yaml"), tracking_db)
-    serve.run(application, name=project, route_prefix=f"/{project}")
+    spec = JobConfig.load(tmp_path / "job.yaml")
+    serve.run(serving_application(spec, tracking_db), name=project, route_prefix=f"/{project}")
     url = f"{door}/{project}"
     clients: list[Client] = []
 
@@ -339,6 +273,39 @@ def test_a_canary_and_its_promotion(door: str, tracking_db: str, tmp_path: Path,
             return json.loads(page.read())["policy_versions"]
 
     until(lambda: all(told() == {"model": 1} for _ in range(5)), "both replicas tell what acts", WAIT_S)
+
+    # Replicas that die, when what they were deployed with is gone: others begin where the aliases point by then.
+    version(3, "candidate")
+    booked.set_registered_model_alias(project, "champion", "2")
+    deployed = Path(pooled(spec, "model", tracking_db, f"models:/{project}/1").checkpoint)
+    booked.delete_model_version(project, "1")
+    shutil.rmtree(deployed)
+
+    def replicas() -> set[int]:
+        return {process.pid for process in ours(f"ray::ServeReplica:{project}:")}
+
+    def acting() -> dict[str, int]:
+        """The versions of some new sessions, by name, as far as there is anybody."""
+        found = {}
+        with contextlib.suppress(BrayxError):
+            for name in (uuid.uuid4().hex for _ in range(10)):
+                with Client(url, timeout_s=10.0) as client:
+                    client.start(session=name)
+                    found[name] = ask(client)
+                    client.stop()
+        return found
+
+    until(lambda: set(acting().values()) == {2, 3}, "both aliases are followed", WAIT_S)
+    killed = replicas()
+    assert len(killed) == (2 if placement == "local" else 3)
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    first: dict[str, int] = {}
+    until(lambda: first.update(acting()) or first, "there are others", WAIT_S)
+    at = {"champion": 2, "candidate": 3}
+    assert first == {name: at[of.choose(name, at)] for name in first}, "from the first session on"
+    until(lambda: len(replicas()) == len(killed), "as many as before", WAIT_S)
+    assert not replicas() & killed
     end(project)
 
 

@@ -43,8 +43,9 @@ def factor(value):
 
 def test_in_local_mode_too_a_model_goes_on_from_its_checkpoint_when_nobody_has_its_weights(ray_cluster, tracking_db):
     model = RemoteModel(
-        "left", Scale(1), EXAMPLE, local_mode=True, checkpoint_interval=timedelta.resolution, tracking=tracking_db
-    )
+        "left", Scale(1), EXAMPLE, local_mode=True, checkpoint_interval=timedelta.resolution, tracking=tracking_db,
+        engine="torch",
+    )  # fmt: skip
     assert model.publish_weights(factor(6), step=40) == 2
     model.close()
     os.kill(call_with_retry(model._store.pid), signal.SIGKILL)
@@ -69,7 +70,7 @@ def test_a_start_that_is_interrupted_as_early_as_can_be_leaves_the_name_free(ray
 
 
 def test_who_is_late_and_interrupted_ends_nothing_of_the_first(ray_cluster, monkeypatch):
-    first = RemoteModel("first", Scale(3), EXAMPLE, local_mode=True)
+    first = RemoteModel("first", Scale(3), EXAMPLE, local_mode=True, engine="torch")
 
     def interrupted(*args):
         raise KeyboardInterrupt
