@@ -31,7 +31,7 @@ def script(parser: argparse.ArgumentParser, shell: str, own: Mapping[str, argpar
     """
     commands = dict(_commands(parser, own))
     cases = "\n".join(f'        *:{name}) words="{" ".join(words)}" ;;' for name, words in commands.items())
-    head = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
+    head = "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n" if shell == "zsh" else ""
     return head + _SCRIPT.format(commands=" ".join(commands), cases=cases)
 
 

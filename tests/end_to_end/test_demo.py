@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from tests.end_to_end.jobs import FREE_PORTS, brayx, said_on_failure, setting, trials
+from tests.end_to_end.jobs import FREE_PORTS, brayx, said_on_failure, setting, trials, without_ray
 
 pytestmark = pytest.mark.slow
 
@@ -15,9 +15,10 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("host", [(), ("--cluster",)], ids=["local", "ray"])
 def test_a_demo_without_a_good_champion_fails_and_says_why(tmp_path: Path, host: tuple[str, ...]) -> None:
     # It learns next to nothing: after 1,500 steps at the demo's own rate one in many plays to the end by luck.
-    options = *FREE_PORTS, "trainer.where=process", "trainer.num_steps=1500", "trainer.learning_rate=1e-9"
+    options = *FREE_PORTS, "trainer.num_steps=1500", "trainer.learning_rate=1e-9"
     words = ["demo", "--games", "4", *host, *setting(*options)]
-    with brayx(tmp_path, *words) as command, said_on_failure(command):
+    environment = {} if host else without_ray(tmp_path)
+    with brayx(tmp_path, *words, environment=environment) as command, said_on_failure(command):
         assert command.ended() == 1
         assert "champion: cartpole version 1" in command.out
         assert "over 4 games" in command.out
