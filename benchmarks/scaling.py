@@ -1,13 +1,13 @@
 """Scaling of rollouts: throughput over workers and nodes, and the cost of a transition at each stage.
 
     python -m benchmarks.scaling                  # the tables of docs/scaling.md
-    python -m benchmarks.scaling --quick          # does it run at all
+    python -m benchmarks.scaling --quick          # a short check that it runs
 
-The first table is measured stage by stage, each alone, on one core: stepping the environments, the policy's forward and
-draw, what the collector does beside these, a push until the buffer has it, the stream until it is tensors, one pass
-of the update. The second is whole trainings, each in a process of its own: env steps a second over workers and nodes
-(several raylets on this machine, as `ray.cluster_utils.Cluster` starts them), and the CPU time of each kind of process
-for a transition. All cores are shared, so it shows what coordination costs, not what more machines would give.
+The first table measures each stage alone, on one core: stepping the environments, the policy's forward and draw, the
+rest of the collector, a push until the buffer has stored it, the stream until a batch is tensors, and one pass of the
+update. The second table measures whole trainings, each in a separate process: env steps per second over workers and
+nodes (several raylets on this machine, started by `ray.cluster_utils.Cluster`), and the CPU time per transition of each
+kind of process. All share the same cores, so it shows the cost of coordination, not the gain of more machines.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Memory growth of processes: samples them from outside, and fits a line to the samples after the warm-up.
 
-Of each process its private memory (USS) and its open descriptors; of all together their memory with what they share
-counted once (PSS), for Ray's object store and weights in shared memory are private to none. A process that ends before
-the watch does is judged by what was seen of it, if that is enough.
+It samples each process's private memory (USS) and open descriptors, and the total memory of all with shared memory
+counted once (PSS), because Ray's object store and weights in shared memory are private to no process. A process that
+ends early is judged by its samples, if they are enough.
 """
 
 from __future__ import annotations

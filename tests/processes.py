@@ -1,4 +1,4 @@
-"""The processes of this run of the tests: what carries its mark, which `tests/conftest.py` sets."""
+"""The processes of this test run: those with its mark, which `tests/conftest.py` sets."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Clients that take what they can of a door: they stall, dawdle, come by the thousand, or never read.
+"""Hostile clients: they stall, send slowly, connect by the thousand, or never read.
 
-Each returns its connections, for the test to see what becomes of them. Knows nothing of limits.
+Each returns its connections, so that tests can check their end. Knows nothing of limits.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A service whose replies prove what was applied to a session, and in what order; and the process that serves it.
+"""A service with replies that prove which ticks were applied to a session, in what order; and its process.
 
-A session's state is the number of its ticks and a hash chained over their bodies. Both are in every reply, so that a
-client that computes the same chain sees a tick that was applied twice, left out, put out of order, or that was
-another session's. What begins and ends in a replica is written to a file of that process, which survives its kill.
+A session's state is the number of its ticks and a hash chained over their bodies. Every reply contains both. A client
+that computes the same chain detects a tick that was applied twice, left out, reordered, or taken from another session.
+Starts and ends of sessions in a replica are written to a file of that process, which survives its kill.
 
-`main` serves it on a Ray of its own behind HAProxy and does what the file ``wish.json`` says: how many replicas, and
-of which generation. Knows nothing of who kills what.
+`main` serves it on a separate Ray behind HAProxy and follows the file ``wish.json``: the number of replicas and their
+generation. Knows nothing of kills.
 """
 
 # No `from __future__ import annotations`: Serve reads the class of `app`'s argument from its annotation, not from text.

@@ -1,4 +1,4 @@
-"""A job that goes on for ever, watched: whatever it drops, reuses or publishes, nothing of it may grow."""
+"""Watches an endless job: nothing that it drops, reuses or publishes may make it grow."""
 
 from __future__ import annotations
 

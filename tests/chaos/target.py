@@ -1,8 +1,7 @@
-"""Every door over one session table, in a process of its own, for tests that treat it badly.
+"""Every door over one session table, in a separate process, for tests that attack it.
 
-The process tells what became of it: sessions, connections, tasks, memory, and whatever went wrong in its loop. A
-`guarded` block has a client on each door that behaves, whose every reply must be right. Knows nothing of Ray, nor of
-what bad clients send.
+The process reports sessions, connections, tasks, memory, and errors of its loop. A `guarded` block plays a well-behaved
+client on each door and checks its replies. Knows nothing of Ray, nor of the attacks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The benchmarks run: what they measure on a machine that does other things is nobody's claim.
+"""The benchmarks run. Their numbers are not checked, since the machine also does other work.
 
-Here because it takes minutes and all the CPUs there are.
+They are among the chaos tests because they take minutes and all CPUs.
 """
 
 from __future__ import annotations

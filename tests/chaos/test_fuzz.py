@@ -1,6 +1,6 @@
-"""A million damaged frames against every door, and clients that take what they can.
+"""A million damaged frames against every door, and hostile clients.
 
-`tests/unit/actor/doors/test_fuzz.py` is a short one of the same.
+`tests/unit/actor/doors/test_fuzz.py` is a short version.
 """
 
 from __future__ import annotations

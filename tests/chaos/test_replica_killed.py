@@ -1,8 +1,8 @@
-"""Processes of a running training job are killed, one kind at a time: training goes on to its end.
+"""Kills processes of a running training job, one kind at a time: training continues to its end.
 
-What each kill costs: an actor replica its sessions (their gamecores start anew), the learner what it did since its
+Each kill loses only this: an actor replica its sessions (their gamecores restart), the learner its work since the
 newest checkpoint, the hub the numbers of the last second, the weight store nothing that the learner does not publish
-again, the buffer the fragments that wait in it.
+again, the buffer its waiting fragments.
 """
 
 from __future__ import annotations

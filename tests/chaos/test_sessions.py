@@ -1,9 +1,9 @@
-"""Sessions on every door while their service is hurt in every way: no reply is wrong, and no end is silent.
+"""Sessions on every door during all kinds of failures: no reply is wrong, and no session ends silently.
 
-300 clients with numbered ticks play against three replicas of `tests.chaos.ledger`, each computing what its session's
-state must be, while replicas and the ingress are killed, and the application is scaled and deployed anew. Some of the
-sessions give no snapshots and end with their replica; some play games of two, which share a replica when they start.
-``BRAYX_CHAOS_SECONDS`` and ``BRAYX_CHAOS_SESSIONS`` change how long, and how many.
+300 clients with numbered ticks play against three replicas of `tests.chaos.ledger`, and each computes its session's
+expected state. Meanwhile replicas and the ingress are killed, and the application is scaled and deployed again. Some
+sessions give no snapshots and end with their replica; some play games of two, which start on the same replica.
+``BRAYX_CHAOS_SECONDS`` and ``BRAYX_CHAOS_SESSIONS`` change the duration and the number of sessions.
 """
 
 from __future__ import annotations

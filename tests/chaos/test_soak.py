@@ -1,4 +1,4 @@
-"""An hour of training, `BRAYX_SOAK_S` seconds if that is set: what every process holds stays flat."""
+"""An hour of training, or `BRAYX_SOAK_S` seconds: the memory of every process stays flat."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What is nearly right: streams of bytes built from parts of real traffic, then damaged; and what may come back.
+"""Nearly valid traffic: streams of bytes built from parts of real traffic, then damaged; and the allowed replies.
 
-`storm` sends them to the doors of a `tests.chaos.target.Target` and holds every reply against the protocol.
+`storm` sends them to the doors of a `tests.chaos.target.Target` and checks every reply against the protocol.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What players were told and replicas wrote down, held against who was killed and when.
+"""Compares the clients' reports and the replicas' records with the kills and their times.
 
-A kill explains what happened to a session only if it hit the process that ran the session, while that ran it. Knows
-neither clients nor services.
+A kill explains a session's fate only if it hit the process that ran the session at that time. Knows neither clients nor
+services.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Runs brayx's commands as a user does, in their own processes and folders, and watches them from outside.
+"""Runs brayx's commands as a user does, in separate processes and folders, and watches them from outside.
 
-Everything such a command starts carries a mark in its environment, so that what it left behind can be told from what
-other tests run.
+All processes of such a command carry a mark in their environment, which distinguishes them from those of other tests.
 """
 
 from __future__ import annotations

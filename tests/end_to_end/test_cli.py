@@ -1,4 +1,4 @@
-"""The command line: what it says, and how it fails, in processes of its own."""
+"""The command line: its output and its failures, in separate processes."""
 
 from __future__ import annotations
 

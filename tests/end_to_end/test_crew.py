@@ -1,7 +1,7 @@
 """MAPPO as a job: a cooperative game of three agents, each a session, a policy for all and a value of the whole game.
 
-The job, the agent and the model are those that the guides show; the game is `tests.learning.worlds.Rowers`, whose
-current, the larger part of every reward, nobody but the value is told.
+The job, the agent and the model are those in the guides; the game is `tests.learning.worlds.Rowers`. Its current is the
+larger part of every reward, and only the value observes it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Training jobs that something happens to: games killed, Ctrl-C at any time, bad surroundings, bad agents and models.
+"""Training jobs under faults: killed games, Ctrl-C at any time, bad surroundings, bad agents and models.
 
-Each job is a `brayx train` of its own, watched from outside: by its processes, its MLflow store and what it says.
+Each job is a separate `brayx train`, watched from outside by its processes, its MLflow store and its output.
 """
 
 from __future__ import annotations

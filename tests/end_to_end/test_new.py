@@ -1,4 +1,4 @@
-"""`brayx new`: each project trains as it is made, by its own test: a cluster, games, a learner, what it leaves."""
+"""`brayx new`: each new project trains by its own test: a cluster, games, a learner, and its results."""
 
 from __future__ import annotations
 

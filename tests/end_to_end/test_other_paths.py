@@ -1,4 +1,4 @@
-"""Training jobs off the beaten path: a model in a deployment of its own, and a job that only reads data at rest."""
+"""Rare kinds of training jobs: a model in a separate deployment, and a job that only reads data at rest."""
 
 from __future__ import annotations
 

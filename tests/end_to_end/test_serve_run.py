@@ -1,4 +1,4 @@
-"""`serve run serve_config.yaml` as its own process: answers plain HTTP, says what it serves, leaves nothing behind."""
+"""`serve run serve_config.yaml` as a separate process: answers plain HTTP, shows its models, leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The soak of `tests/chaos/test_soak.py`, shortened: what leaks with every update or fragment shows in a minute."""
+"""A short version of the soak in `tests/chaos/test_soak.py`: a leak per update or fragment shows in a minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service that asks for keys, from a file, on Serve: every door, two replicas, and what the doctor says of it."""
+"""A service on Serve that requires keys from a file: every door, two replicas, and the doctor's report."""
 
 from __future__ import annotations
 

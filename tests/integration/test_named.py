@@ -1,4 +1,4 @@
-"""Models whose parts were lost before anybody else asked for them, on a real Ray and Serve."""
+"""Models that lost parts before another process used them, on a real Ray and Serve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray's own Prometheus endpoint tells what was played: two replicas on Serve, read as Prometheus reads them."""
+"""Ray's Prometheus endpoint shows the games played: two replicas on Serve, read as Prometheus reads them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`RemoteModel` on a real Ray and Serve, whose replicas and weight store are killed while it is asked and published to.
+"""`RemoteModel` on a real Ray and Serve, with kills of its replicas and weight store during forwards and publishes.
 
-Slower than a forward need be, so that there is always one in whatever is killed.
+The forward is slow on purpose, so that every kill hits one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rollout workers on a real Ray: what reaches the buffer, with which weights; killed, scaled, refused, restarted."""
+"""Rollout workers on a real Ray: their data and its versions; killed, scaled, refused and restarted workers."""
 
 from __future__ import annotations
 

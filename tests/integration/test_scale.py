@@ -1,4 +1,4 @@
-"""A training is asked for other numbers of workers from outside: by its books, its Ray and its hub, to its owner."""
+"""Scaling a running training from outside: a request finds its owner by MLflow, its Ray and its hub."""
 
 from __future__ import annotations
 

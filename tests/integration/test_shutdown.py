@@ -1,4 +1,4 @@
-"""Serve is shut down, or an application deleted, with sessions that run: each is told its end once, on every door."""
+"""Shutdown of Serve, or deletion of an application, with running sessions: each gets its end once, on every door."""
 
 from __future__ import annotations
 

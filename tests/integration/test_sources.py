@@ -1,4 +1,4 @@
-"""Data at rest reaches a replay buffer whole, waits for room, and a source that fails is told."""
+"""Data at rest reaches a replay buffer whole, waits for room, and a failing source is reported."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Buffers and weights over two raylets of this machine, one of which is killed: prints what was seen of them, as JSON.
+"""Buffers and weights over two raylets of this machine, with one killed: prints the observations as JSON.
 
-Run by test_nodes.py in a process of its own, since that of the tests has a Ray already.
+test_nodes.py runs it in a separate process, since the tests' process already has a Ray.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the learning tests saw, printed as tables when a module's tests are through; `docs/learning.md` keeps them."""
+"""Prints the results of the learning tests as tables after each module; `docs/learning.md` keeps them."""
 
 from __future__ import annotations
 

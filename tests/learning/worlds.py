@@ -1,4 +1,4 @@
-"""Small environments that show one thing each, whose best return is known."""
+"""Small environments that each show one thing, with a known best return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom in a kernel of its own, as a new user runs it, and leaves nothing running."""
+"""Every notebook runs from top to bottom in a new kernel, as for a new user, and leaves nothing running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actions: drawn as often as the model says, with the density it says, and inside what the environment takes."""
+"""Actions: drawn with the model's frequencies and densities, and within the environment's bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What MLflow is given of a trial's numbers, and what an interrupted trial goes on from."""
+"""The numbers of a trial that MLflow gets, and those that an interrupted trial resumes from."""
 
 from __future__ import annotations
 

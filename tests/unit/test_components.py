@@ -1,4 +1,4 @@
-"""User modules by name, beside a YAML file or installed."""
+"""User modules by name, next to a YAML file or installed."""
 
 from __future__ import annotations
 

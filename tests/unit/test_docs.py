@@ -1,7 +1,7 @@
-"""The documentation is true: its snippets are run or counted, its tables equal the code, its links lead somewhere.
+"""The documentation is true: its snippets are run or counted, its tables equal the code, its links are valid.
 
-A comment before a fence says what it is: a file of an example, a part of a job, or why it is not run. curl and Python
-snippets play against a real door with the real CartPole agent over a policy that anybody can foretell. No Ray cluster.
+A comment before a fence classifies it: a file of an example, a part of a job, or the reason why it is not run. curl and
+Python snippets play against a real door with the real CartPole agent and a predictable policy. No Ray cluster.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The error tree: what is drawn is what there is, and every error survives its journeys."""
+"""The error tree: the drawing equals the classes, and every error survives pickling and the doors."""
 
 from __future__ import annotations
 

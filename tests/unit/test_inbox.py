@@ -1,4 +1,4 @@
-"""Requests wait for their owner, for as long as they were said to, and answers for whoever asked."""
+"""Requests wait for their owner until their deadline, and answers for their callers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The network of both roles: from what a player sees to the symbol it picks."""
+"""The network of both roles: maps a player's observation to the symbol that it picks."""
 
 import torch
 from torch import nn

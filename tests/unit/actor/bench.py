@@ -1,4 +1,4 @@
-"""A session table to try, and an actor that does what it is told by each body."""
+"""A session table for tests, and an actor that does what each body says."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Keys and several replicas: who was let in at one is let in at the session's own, by every door. No Ray."""
+"""Keys with several replicas: a client that one replica accepts is accepted by the session's owner, on every door."""
 
 from __future__ import annotations
 

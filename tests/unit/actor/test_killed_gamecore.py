@@ -1,6 +1,6 @@
-"""A gamecore killed with -9 in mid-game: what was played is in the replay buffer, cut off but not over.
+"""A gamecore killed with -9 in mid-game: its ticks are in the replay buffer, truncated but not terminated.
 
-The real door, session table, agents and buffer in one process, without Ray; the gamecore in one of its own.
+The real door, session table, agents and buffer run in one process, without Ray; the gamecore runs in another.
 """
 
 from __future__ import annotations

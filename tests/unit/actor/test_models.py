@@ -1,4 +1,4 @@
-"""What a session carries: the version of its arm, and the state of a recurrent policy, which a real LSTM has."""
+"""The state of a session: the version of its arm, and the state of a recurrent policy, here a real LSTM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules that are tables, whose gradients can be written down, and random learner batches for them."""
+"""Modules that are tables, with known gradients, and random learner batches for them."""
 
 from __future__ import annotations
 

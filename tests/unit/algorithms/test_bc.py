@@ -1,4 +1,4 @@
-"""`brayx.algorithms.bc`: the gradient of the likelihood, and what is held out."""
+"""`brayx.algorithms.bc`: the gradient of the likelihood, and held-out steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`brayx.algorithms.build`: each name gives its algorithm, and what does not fit is refused with what would."""
+"""`brayx.algorithms.build`: each name gives its algorithm, and refusals name what would fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PPO's gradient in closed form, and Adam on flat parameters: what autograd and torch's Adam do, digit for digit."""
+"""PPO's closed-form gradient and Adam on flat parameters equal autograd and torch's Adam, digit for digit."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A user's own algorithm, a module beside the YAML: found, checked, refused by name, learned with, sent to a process.
+"""A user's own algorithm, a module next to the YAML: found, checked, refused by name, trained, sent to a process.
 
-The algorithm is the one that docs/guide-algorithms.md shows.
+The algorithm is the one in docs/guide-algorithms.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`brayx.algorithms.ppo`: the loss against the paper, and what an update must and must not do."""
+"""`brayx.algorithms.ppo`: the loss against the paper, and the effects of an update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`brayx.algorithms.ppo` against PPO written as the papers have it, and what must make no difference to it."""
+"""`brayx.algorithms.ppo` against PPO as the papers write it, and what must not change its result."""
 
 from __future__ import annotations
 

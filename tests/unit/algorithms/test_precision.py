@@ -1,4 +1,4 @@
-"""Half precision is the network's alone: what is learned from stays float32, and as much is learned."""
+"""Half precision is limited to the network: losses stay float32, and learning is as good."""
 
 from __future__ import annotations
 

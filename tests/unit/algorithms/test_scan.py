@@ -1,4 +1,4 @@
-"""`brayx.algorithms.scan`: both ways are the recurrence, whatever the lengths, and nobody's argument changes."""
+"""`brayx.algorithms.scan`: both implementations compute the recurrence for all lengths, and change no argument."""
 
 from __future__ import annotations
 

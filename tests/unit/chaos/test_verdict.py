@@ -1,4 +1,4 @@
-"""What the chaos tests hold against who was killed: a kill excuses only what it hit, and when."""
+"""The chaos tests' verdict: a kill excuses only the sessions that it hit, and only at its time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`brayx.cluster.buffer`: who waits for what, on an event loop, without Ray."""
+"""`brayx.cluster.buffer`: pushes and readers that wait, on an event loop, without Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`brayx.cluster.housekeeping`: what is private to Ray may change, and streams go on. Ray itself: `test_shards.py`."""
+"""`brayx.cluster.housekeeping`: streams continue if Ray's private parts change. Ray itself: `test_shards.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a learner is told of its model before it starts, and how it tells what it failed with; without Ray running."""
+"""A learner's checks of its model before it starts, and its reports of failures; without Ray running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ModelClient` over a replica in this process: what it knows of versions, and who follows an alias by it."""
+"""`ModelClient` over a replica in this process: its knowledge of versions, and models that follow an alias."""
 
 from __future__ import annotations
 

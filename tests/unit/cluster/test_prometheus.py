@@ -1,4 +1,4 @@
-"""What is exported is declared, exact where it says so, and what the Grafana dashboard asks for."""
+"""Exported metrics are declared, exact where promised, and include all that the Grafana dashboard queries."""
 
 from __future__ import annotations
 

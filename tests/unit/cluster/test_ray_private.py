@@ -1,4 +1,4 @@
-"""What a `KeyValueStore` does when Ray's control service fails. That values survive a restart is tested on Ray."""
+"""A `KeyValueStore` when Ray's control service fails. The integration tests check that values survive a restart."""
 
 from __future__ import annotations
 

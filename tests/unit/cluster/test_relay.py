@@ -1,4 +1,4 @@
-"""The relay of weights between processes of one machine: newest wins, shared and unchangeable, whoever goes."""
+"""The relay of weights between processes of one machine: newest wins, shared and read-only, after any end."""
 
 from __future__ import annotations
 

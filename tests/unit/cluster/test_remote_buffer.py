@@ -1,4 +1,4 @@
-"""`brayx.cluster.remote_buffer`: which shard a push goes to, and what becomes of it, with scripted actors."""
+"""`brayx.cluster.remote_buffer`: the shard of each push, and its outcome, with scripted actors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handles of one named model in one process, over a replica in this process: what they share, and who ends it."""
+"""Handles of one named model in one process, over a replica in this process: what they share, and which one ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replica hands to the directory. The rest of routing is tested on Ray."""
+"""The data that a replica sends to the directory. The rest of routing is tested on Ray."""
 
 from __future__ import annotations
 

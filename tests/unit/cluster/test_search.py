@@ -1,4 +1,4 @@
-"""`brayx.cluster.search`: how many trials run at once, and what Ray Tune's scheduler makes of the rules."""
+"""`brayx.cluster.search`: the number of concurrent trials, and the rules in Ray Tune's scheduler."""
 
 from __future__ import annotations
 

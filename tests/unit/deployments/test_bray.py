@@ -1,4 +1,4 @@
-"""What a user of Bray writes in a job: taken where it means the same, refused with the right name where it does not."""
+"""Bray's options in a job: accepted if they mean the same, otherwise refused with the right name."""
 
 from __future__ import annotations
 

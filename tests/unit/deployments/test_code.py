@@ -1,4 +1,4 @@
-"""Code that a job names is looked for before anything starts, and what is not there is told by its key."""
+"""The code that a job names is checked before anything starts, and missing code is reported by its key."""
 
 from __future__ import annotations
 

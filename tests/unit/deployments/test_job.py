@@ -1,4 +1,4 @@
-"""Jobs: what is right loads whole, and what is wrong is told with place, key and the nearest right name."""
+"""Jobs: valid ones load completely, and errors name place, key and the nearest right name."""
 
 from __future__ import annotations
 

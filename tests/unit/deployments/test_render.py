@@ -1,4 +1,4 @@
-"""Pictures from render functions: what is saved, what is refused, which sessions are chosen."""
+"""Pictures from render functions: saved results, refusals, and the choice of sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``serve run`` when its door's port is taken, the Ray it would join is gone, or its job is wrong."""
+"""``serve run`` when its door's port is taken, the Ray to join has ended, or its job is wrong."""
 
 from __future__ import annotations
 

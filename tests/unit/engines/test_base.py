@@ -1,4 +1,4 @@
-"""Signatures and weight files: what fits, what is converted, and what the refusals say."""
+"""Signatures and weight files: what fits, what is converted, and the messages of refusals."""
 
 from __future__ import annotations
 

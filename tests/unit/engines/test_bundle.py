@@ -1,4 +1,4 @@
-"""Bundles: what is in the folder, that its samples and its report are true, and that it reports a missed tolerance."""
+"""Bundles: the files, true samples and reports, and a report of a missed tolerance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent models: what makes one, engines that carry its state, and what a session keeps."""
+"""Recurrent models: their declaration, engines that carry their state, and the state of a session."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""TensorRT as far as it can be tried without it: what it says when it is absent, the name of a plan, its ONNX models.
+"""TensorRT, as far as it can be tested without it: the message if it is missing, the name of a plan, its ONNX models.
 
-The rest needs a GPU and the extra; it is here, and skipped with a reason.
+The other tests need a GPU and the extra, and are skipped with a reason.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A real gRPC server of a door, on a loop and in a thread of its own, for tests of the door and of the clients."""
+"""A real gRPC server of a door, on a loop in a separate thread, for tests of the door and of the clients."""
 
 from __future__ import annotations
 

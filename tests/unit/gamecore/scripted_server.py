@@ -1,4 +1,4 @@
-"""A TCP server whose connections follow a script: for what a well-behaved server does not do."""
+"""A TCP server with scripted connections, for behaviour that a correct server never shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credentials: the literal token, what is refused and how that is said, and the file of keys."""
+"""Credentials: the literal token, refusals and their messages, and the file of keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both clients over every door of the echo server: what a game programmer meets."""
+"""Both clients over every door of the echo server, as a game programmer uses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor at real services, well and ill, by every door: which layer it says is broken, and what to do."""
+"""The doctor on real services, healthy and broken, on every door: the broken layer that it names, and its advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients without a network: a service in this process, on the caller's loop or on one in a thread of its own."""
+"""Clients without a network: a service in this process, on the caller's loop or on one in a separate thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that number their ticks, over connections that break: applied once, told once, given up in time."""
+"""Clients that number their ticks, over connections that break: applied once, reported once, failed in time."""
 
 from __future__ import annotations
 

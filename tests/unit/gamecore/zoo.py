@@ -1,6 +1,6 @@
-"""Small PettingZoo environments whose every reward can be told beforehand; importable as ``module:factory``.
+"""Small PettingZoo environments with predictable rewards; importable as ``module:factory``.
 
-They keep PettingZoo's own rules, which test_pettingzoo.py has its API tests check.
+They follow PettingZoo's rules; test_pettingzoo.py checks that with its API tests.
 """
 
 from __future__ import annotations

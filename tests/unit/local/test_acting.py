@@ -1,4 +1,4 @@
-"""The model that is learned acts at once, on torch, and goes on by itself on the engine that the job asks for."""
+"""The learned model acts at once, on torch, and switches to the job's engine by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a debugger's prompt stops: the clock of deadlines, and nothing that another debugger has set up."""
+"""A debugger's prompt stops the clock of deadlines, and leaves another debugger's settings alone."""
 
 from __future__ import annotations
 

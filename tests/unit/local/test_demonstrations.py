@@ -1,4 +1,4 @@
-"""`brayx.local.demonstrations`: batches are views of one block, passes are whole, and memories begin with episodes."""
+"""`brayx.local.demonstrations`: batches are views of one block, passes are complete, and state starts with episodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of a training in one process: exact over threads, kept elsewhere, gone on with."""
+"""The numbers of a training in one process: exact over threads, saved, and continued after a resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rollout in a thread of this process: what reaches the buffer, with which weights, and what its failures cost."""
+"""A rollout in a thread of this process: the data in the buffer and its versions, and the losses by failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training is told within the same bounds as the parts of a job that do what it says."""
+"""The options of a training have the same bounds as the corresponding options of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arms: who gets which, and what is counted of them; the pool, on a real MLflow."""
+"""Arms: their sessions and their results; the pool, on a real MLflow."""
 
 from __future__ import annotations
 

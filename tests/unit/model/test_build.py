@@ -1,4 +1,4 @@
-"""What a user's ``build_model`` may give, and how it is told what it must not."""
+"""The allowed results of a user's ``build_model``, and the errors for all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of named models: when one is due, what is in it, what a model starts with."""
+"""Checkpoints of named models: their schedule, their contents, and initial weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A forward's own deadline: over every handle and door it fails typed, and the model goes on."""
+"""A forward's own deadline: it fails with a typed error over every handle and door, and the model keeps running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pool of weight sets: what is kept, what is dropped, what is refused; and what a version costs in memory."""
+"""The pool of weight sets: what is kept, dropped and refused; and the memory of a version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`brayx.nets.central`: a policy of what an agent sees itself, and a critic that acting does without."""
+"""`brayx.nets.central`: a policy of an agent's own observation, and a critic that acting does not run."""
 
 from __future__ import annotations
 

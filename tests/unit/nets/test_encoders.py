@@ -1,4 +1,4 @@
-"""`brayx.nets.encoders`, `cnn` and `transformer`: what comes out, and that it leaves torch as it is."""
+"""`brayx.nets.encoders`, `cnn` and `transformer`: their outputs, and no side effects on torch."""
 
 from __future__ import annotations
 

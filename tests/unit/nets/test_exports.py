@@ -1,7 +1,7 @@
-"""Every network of `brayx.nets`, and every kind of ready-made policy, computes the same from ONNX as from torch.
+"""Every network of `brayx.nets`, and every kind of ready-made policy, computes the same in ONNX as in torch.
 
-What acts in a rollout is exported by tracing, each network for itself. What is served is exported by torch's other
-exporter, which takes seconds: there all of it is one graph.
+Rollout policies are exported by tracing, so each network is tested. Served models use torch's other exporter, which
+takes seconds, so all networks are tested in one graph.
 """
 
 from __future__ import annotations

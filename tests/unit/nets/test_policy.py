@@ -1,4 +1,4 @@
-"""`brayx.nets.policy`: every kind of policy gives what the conventions say."""
+"""`brayx.nets.policy`: every kind of policy follows the conventions."""
 
 from __future__ import annotations
 

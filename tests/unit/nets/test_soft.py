@@ -1,4 +1,4 @@
-"""`brayx.nets.soft`: each critic is a network of its own, and an engine can compute the policy without them."""
+"""`brayx.nets.soft`: each critic is a separate network, and an engine can compute the policy without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clerk: what it is told is in MLflow, resumed trials go on, and what goes wrong there is told here."""
+"""The clerk: its metrics and checkpoints reach MLflow, resumed trials continue, and errors there are raised here."""
 
 from __future__ import annotations
 

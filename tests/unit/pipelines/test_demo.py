@@ -1,4 +1,4 @@
-"""What the demo finds out before Ray is started, which games it ends with, and what it says to type next."""
+"""The demo: its checks before Ray starts, its final games, and the commands that it suggests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job of environments without a door: its template, what is refused before Ray starts, what workers are told."""
+"""A job of environments without a door: its template, its checks before Ray starts, and its workers' settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`brayx export`: of the pool's champion and of a checkpoint's folder, its exit codes, and what it leaves in MLflow."""
+"""`brayx export` of the pool's champion and of a checkpoint's folder: its exit codes, and its artifacts in MLflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python front: what it takes, what it gives, and what importing it costs."""
+"""The Python front: its arguments, its results, and the cost of its import."""
 
 from __future__ import annotations
 

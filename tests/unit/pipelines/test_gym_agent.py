@@ -1,4 +1,4 @@
-"""The template's agent behind an actor: what it refuses, and which fragments it pushes however a game ends."""
+"""The template's agent behind an actor: its refusals, and the fragments that it pushes at any end of a game."""
 
 from __future__ import annotations
 

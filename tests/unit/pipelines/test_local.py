@@ -1,4 +1,4 @@
-"""What the host of one machine cannot run."""
+"""The jobs that the local host cannot run."""
 
 from __future__ import annotations
 

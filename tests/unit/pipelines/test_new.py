@@ -1,4 +1,4 @@
-"""`brayx new`: the folder is a whole project; the templates say what the code says."""
+"""`brayx new`: the folder is a complete project; the templates' comments equal the code's docstrings."""
 
 from __future__ import annotations
 

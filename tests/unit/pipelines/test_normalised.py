@@ -1,4 +1,4 @@
-"""What learned on normalised observations acts on a game's own, served and exported, as the trainer does."""
+"""A model trained on normalised observations acts the same on raw ones, served and exported, as in the trainer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`brayx evaluate --rate`: real games by a real door, whose status page says what they are played with, and a real
-registry."""
+"""`brayx evaluate --rate`: real games by a real door, which reports the versions that play, and a real registry."""
 
 from __future__ import annotations
 

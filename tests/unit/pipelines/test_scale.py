@@ -1,4 +1,4 @@
-"""Which training is meant, by its books: the one of that name that runs and whose Ray answers."""
+"""Finding the training to scale: the running one of that name, with a Ray that answers."""
 
 from __future__ import annotations
 

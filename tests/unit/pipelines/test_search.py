@@ -1,4 +1,4 @@
-"""What a search looks through: read, drawn from, and refused before anything starts."""
+"""The space of a search: parsed, drawn from, and checked before anything starts."""
 
 from __future__ import annotations
 

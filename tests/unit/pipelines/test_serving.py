@@ -1,4 +1,4 @@
-"""Serving in one process: an alias is followed, a canary has its share, and what sessions got is logged."""
+"""Serving in one process: an alias is followed, a canary gets its share, and sessions' results are logged."""
 
 from __future__ import annotations
 

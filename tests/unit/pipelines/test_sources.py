@@ -1,4 +1,4 @@
-"""`pipelines.sources`: what a job says of its sources is checked before anything starts, and read as it says."""
+"""`pipelines.sources`: a job's sources are checked before anything starts, and read as configured."""
 
 from __future__ import annotations
 

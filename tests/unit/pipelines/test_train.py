@@ -1,4 +1,4 @@
-"""When a job is given up, with a clock of the test's own; and what becomes of its best checkpoint."""
+"""When a job stops waiting and fails, with a clock for tests; and the registration of its best checkpoint."""
 
 from __future__ import annotations
 

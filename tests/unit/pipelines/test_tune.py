@@ -1,4 +1,4 @@
-"""One trial of a search, without Ray: looked at while it goes on, and begun as a copy of another."""
+"""One trial of a search, without Ray: compared while it runs, and started as a copy of another."""
 
 from __future__ import annotations
 

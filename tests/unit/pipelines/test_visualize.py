@@ -1,4 +1,4 @@
-"""Curves: of the trials that were named, over the axis that was asked for, in a picture."""
+"""Curves: of the named trials, over the requested axis, in a picture."""
 
 from __future__ import annotations
 

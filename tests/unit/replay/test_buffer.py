@@ -1,4 +1,4 @@
-"""`brayx.replay.buffer`: what comes out, what is dropped, and that it is counted."""
+"""`brayx.replay.buffer`: its batches, its drops, and their counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`brayx.replay.files` and `feed`: episodes of every format whole, what does not fit refused, readers that wait."""
+"""`brayx.replay.files` and `feed`: whole episodes of every format, refused data that do not fit, readers that wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A buffer's memory is that of what it holds: hundreds of thousands of pieces come and go, and none leaves anything."""
+"""A buffer's memory is that of its contents: hundreds of thousands of pieces pass through without a leak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`brayx.replay.mix`: shares over what is there, no waiting, a dry stream does not push the others out."""
+"""`brayx.replay.mix`: shares of the streams with data, no waiting, and an empty stream does not displace the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`brayx.replay.samplers` and `removers`: frequencies by a chi-square bound, oracles for what is kept."""
+"""`brayx.replay.samplers` and `removers`: frequencies by a chi-square bound, oracles for the kept columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`brayx.replay.table`: what comes out is what went in, while it is there; ids, lag and rate."""
+"""`brayx.replay.table`: samples equal the inserted columns; ids, lag and rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vector environments: each id by what steps it fastest, and what cannot be had is said in one line."""
+"""Vector environments: each id by its fastest stepping, and one-line errors for those that are not available."""
 
 from __future__ import annotations
 

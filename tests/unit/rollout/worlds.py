@@ -1,4 +1,4 @@
-"""Environments and models whose every number is known beforehand."""
+"""Environments and models with known numbers."""
 
 from __future__ import annotations
 

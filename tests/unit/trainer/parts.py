@@ -1,4 +1,4 @@
-"""Small real parts around the loop: a bandit to learn, lists and folders for what a job has actors and MLflow for."""
+"""Small real parts around the loop: a bandit to learn, and lists and folders in place of a job's actors and MLflow."""
 
 from __future__ import annotations
 

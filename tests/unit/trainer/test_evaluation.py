@@ -1,4 +1,4 @@
-"""Losses on what is not learned from: those of the model as it is, and nothing of it changes."""
+"""Losses on held-out data: those of the current model, which stays unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's hooks: found and refused before anything starts, called with what they are promised."""
+"""The user's hooks: found and checked before anything starts, and called with the documented arguments."""
 
 from __future__ import annotations
 

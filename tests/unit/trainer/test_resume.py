@@ -1,4 +1,4 @@
-"""A training that was killed goes on as if it had not been: real environments, real normalisers, every schedule."""
+"""A killed training continues as if it had not been killed: real environments, real normalisers, every schedule."""
 
 from __future__ import annotations
 

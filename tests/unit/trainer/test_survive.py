@@ -1,4 +1,4 @@
-"""A disk without room, a driver that is killed: the checkpoints before are whole, and the trial goes on from them."""
+"""A full disk, a killed driver: earlier checkpoints stay complete, and the trial continues from them."""
 
 from __future__ import annotations
 

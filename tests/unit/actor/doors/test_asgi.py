@@ -1,4 +1,4 @@
-"""The doors over a real server and session table, without Serve: the compliance suite, and what it cannot see."""
+"""The doors over a real server and session table, without Serve: the compliance suite, and further cases."""
 
 from __future__ import annotations
 

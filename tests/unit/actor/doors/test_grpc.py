@@ -1,4 +1,4 @@
-"""The gRPC door over a real server and session table, without Serve: the compliance suite, and what it cannot see."""
+"""The gRPC door over a real server and session table, without Serve: the compliance suite, and further cases."""
 
 from __future__ import annotations
 

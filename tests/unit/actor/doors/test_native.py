@@ -1,4 +1,4 @@
-"""The native ports over a real session table, without Serve: the compliance suite, and what it cannot see."""
+"""The native ports over a real session table, without Serve: the compliance suite, and further cases."""
 
 from __future__ import annotations
 
