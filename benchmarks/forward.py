@@ -178,8 +178,8 @@ async def as_columns(size: int, rounds: int, seconds: float) -> list[float]:
 
 
 async def many_versions(rounds: int, seconds: float) -> list[list[float]]:
-    """Rates of one loop on one of 64 pinned versions, and on all 64 in turn; of the engine's calls likewise; and of 64
-    loops each on a version of its own, of which no two can be in one batch."""
+    """Rates of one loop on one of 64 pinned versions, and on all 64 in turn; the same for the engine's calls; and of 64
+    loops each on a different version, so that no two fit into one batch."""
     module, (example,) = mlp()
     engine = build_engine("onnx", module, (example,))
     model = LocalModel(engine, max_versions=VERSIONS)

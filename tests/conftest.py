@@ -126,8 +126,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Lets torch's ONNX exporter parse the functions that it translates to once, and not for each model anew, which is
-    half of the time that the export of a small one takes. Nothing is imported for it."""
+    """Makes torch's ONNX exporter parse its function library once instead of once per model, which is half of the time
+    of a small export. Imports nothing."""
     exporter = sys.modules.get("torch.onnx._internal.exporter._registration")
     if exporter is not None and not hasattr(exporter.onnxscript_apis.get_torchlib_ops, "cache_info"):
         exporter.onnxscript_apis.get_torchlib_ops = functools.cache(exporter.onnxscript_apis.get_torchlib_ops)
@@ -136,8 +136,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fails the session if a process it started is still there: nothing may outlive the tests, ports included.
 
-    They are known by the mark in their environment: an orphan has another parent by now. Where pytest-xdist shares the
-    tests out, each worker has a mark of its own and looks after what it started; whoever shares out only hears of it.
+    A mark in their environment identifies them, because an orphan has another parent. With pytest-xdist, each worker
+    has a separate mark and checks its own processes; the controller only gets the result.
     """
     if session.config.getoption("dist", "no") != "no":
         session.exitstatus = pytest.ExitCode.TESTS_FAILED if _leftovers else session.exitstatus

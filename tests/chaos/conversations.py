@@ -26,7 +26,7 @@ START, TICK, STOP, CALL = StepKind.START, StepKind.TICK, StepKind.STOP, StepKind
 
 @dataclass(frozen=True)
 class Ask:
-    """A request, with the session as a number that each run of the conversation gives a name of its own."""
+    """A request, with the session as a number; each run of the conversation gives it a different name."""
 
     kind: StepKind
     session: int
@@ -60,7 +60,7 @@ def cuts() -> st.SearchStrategy[list[int]]:
 
 
 class Oracle:
-    """What sessions answer: the body that was asked, or an error's code."""
+    """The expected answers of sessions: the request's body, or an error's code."""
 
     def __init__(self) -> None:
         self._sessions: dict[int, tuple[int, bytes | None]] = {}
@@ -117,7 +117,7 @@ def receive(connection: socket.socket) -> bytes:
 
 
 def requests(talk: Iterable[Ask]) -> list[StepRequest]:
-    """The requests of a conversation, whose sessions nobody else has."""
+    """The requests of a conversation, with sessions that no other conversation has."""
     name = uuid.uuid4().hex
     return [
         StepRequest(ask.kind, "" if ask.kind is CALL else f"{name}-{ask.session}", ask.body, seq=ask.seq)

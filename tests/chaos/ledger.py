@@ -196,7 +196,7 @@ class Wish:
 
 
 def deploy(options: argparse.Namespace, wish: Wish) -> None:
-    """Brings about what is wished, as ``serve deploy`` does: only another generation starts replicas anew."""
+    """Applies the wish, like ``serve deploy``: only another generation restarts replicas."""
     from ray import serve
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ServeDeploySchema

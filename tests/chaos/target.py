@@ -313,15 +313,15 @@ async def further(ticks: Counter[str], door: Door) -> None:
 async def guarded(
     target: Target, doors: tuple[Door, ...] = DOORS, pause_s: float = 0.01, turns: int = 50
 ) -> AsyncIterator[Counter[str]]:
-    """While it lasts, a client on each door plays one session after the other, and gets a right reply each time.
+    """A context in which a client on each door plays one session after the other, and gets a right reply each time.
 
     Args:
         target: the service.
         doors: of these.
         pause_s: between two ticks.
-        turns: ticks of a session; over WebSocket each session is a connection of its own.
+        turns: ticks of a session; over WebSocket each session has a separate connection.
 
-    Gives the number of its replies by door; an error of any of them, or a wrong reply, comes out at the end.
+    Yields the number of replies by door; raises an error of any client, or for a wrong reply, at the end.
     """
     ticks: Counter[str] = Counter()
     over = asyncio.Event()

@@ -60,7 +60,7 @@ class Door:
     async def ask(
         self, kind: StepKind, session: str, body: bytes = b"", seq: int | None = None, timeout_s: float = WAIT_S
     ) -> Entry:
-        """One request over a connection of its own."""
+        """One request over a separate connection."""
         transport = AsyncHttpTransport(Endpoint.parse(self._url))
         try:
             return Entry.decode(await transport.step(StepRequest(kind, session, body, seq=seq), timeout_s))

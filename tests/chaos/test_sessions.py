@@ -167,7 +167,7 @@ class Player:
         return isinstance(error, SessionResumed | OutOfSequence)
 
     async def _ask_again(self) -> None:
-        """A loss is told to each numbered tick, to one without a number once; then nobody knows of the session."""
+        """A loss is reported to each numbered tick, to unnumbered ticks once; then the session is unknown."""
         transport = AsyncHttpTransport(Endpoint.parse(self._http))
         deadline, told = time.monotonic() + OUTAGE_S, 0
         try:

@@ -360,12 +360,12 @@ TRAFFIC: dict[Door, Traffic] = {
 
 @dataclass
 class Tally:
-    """What a storm came to.
+    """The result of a storm.
 
     Attributes:
-        sent: frames, by door.
-        answered: replies, by door.
-        wrong: what came back and should not have.
+        sent: number of frames, by door.
+        answered: number of replies, by door.
+        wrong: replies that are not allowed.
     """
 
     sent: Counter[str] = field(default_factory=Counter)

@@ -18,11 +18,11 @@ SETTLE_S = 10.0
 
 @dataclass
 class Told:
-    """A client was told that its session's replica is gone, or is ending.
+    """An error to a client that its session's replica has ended, or is ending.
 
     Attributes:
-        reason: of a loss.
-        run: where its last reply came from.
+        reason: reason of a loss.
+        run: the run of the session that sent the last reply.
     """
 
     session: str
@@ -48,15 +48,15 @@ class Game:
 
 @dataclass
 class Records:
-    """What all players have seen.
+    """The observations of all players.
 
     Attributes:
-        wrong: what must not be.
-        told: losses and resumptions, to be held against what was killed.
-        stopped: when sessions were stopped, with the reply to it or not.
-        doubtful: sessions whose start was not answered, so that nobody knows of them.
-        games: those all of whose sessions have started.
-        counts: of what happened, for people.
+        wrong: violations.
+        told: reported losses and resumptions, to compare with the kills.
+        stopped: times at which sessions were stopped, with or without a reply.
+        doubtful: sessions without an answer to their start, which may not exist.
+        games: games with all sessions started.
+        counts: counts of events, for display.
     """
 
     wrong: list[str] = field(default_factory=list)
@@ -70,17 +70,17 @@ class Records:
 def check_tidings(
     records: Records, seen: list[Event], killed: Mapping[int, float], hurt: Mapping[int, float]
 ) -> list[str]:
-    """Losses and resumptions that nothing explains.
+    """Losses and resumptions without an explanation.
 
-    The replica that ran the session must have been killed between the session's begin there and the tiding. A kill
-    explains one tiding of a session; none explains that a session was lost which had gone on elsewhere since. Of a
-    session that was drained the last replica must have been ending in order, and have told the actor.
+    The replica that ran the session must have been killed between the session's start there and the report. A kill
+    explains one report per session. No kill explains the loss of a session that has continued elsewhere since. If a
+    session was drained, its last replica must have been shutting down in order, and have notified the actor.
 
     Args:
-        records: what players were told.
-        seen: what replicas wrote down, by time.
-        killed: when, by process.
-        hurt: since when a replica was being killed, or being ended in order.
+        records: the players' records.
+        seen: the replicas' records, by time.
+        killed: time of the kill, by process.
+        hurt: time from which a replica was being killed, or being shut down in order.
     """
     drained = {event.run for event in seen if event.what == "end" and event.reason == "drained"}
     of_session: dict[str, list[Event]] = defaultdict(list)

@@ -59,8 +59,7 @@ def job_folder(folder: Path, **files: str) -> Path:
 class Command:
     """A command of this environment (``brayx``, ``serve``), running as a context; ended whole at its end.
 
-    Its temporary files are in a folder of its own, but for Ray's, whose sockets need short paths, and for what torch
-    keeps for the next time.
+    Its temporary files are in a separate folder, except Ray's, because sockets need short paths, and torch's caches.
 
     Args:
         words: the command, of this environment or with its whole path, and its arguments.

@@ -44,7 +44,7 @@ LIMITS_PASS = "import time; time.sleep(5)"
 
 
 class Terminal:
-    """A command on a terminal of its own."""
+    """A command on a separate terminal."""
 
     def __init__(self, words: list[str], folder: Path) -> None:
         self.end, end = pty.openpty()

@@ -81,7 +81,7 @@ def test_the_game_keeps_pettingzoos_rules() -> None:
 
 
 def explained(trial: Trial) -> float:
-    """The share of what games came to that the value foretold, at last: little of it can be told from a call."""
+    """The final share of the games' returns that the value predicts; a call alone predicts little of it."""
     return statistics.fmean(value for _, value in trial.history("learner/explained_variance")[-5:])
 
 

@@ -142,18 +142,18 @@ def test_a_job_in_one_process_has_no_workers_to_scale(begun: Begun) -> None:
 
 @dataclass
 class Killed:
-    """A job from this machine that went on on a cluster, lost a worker, was asked to have fewer, lost its driver, and
+    """A job that started on this machine, continued on a cluster, lost a worker, was scaled down, lost its driver, and
     was finished on this machine.
 
     Attributes:
-        resumed: steps when it went on.
-        lost: metrics once another worker had taken the place of the killed one.
-        refused, scaled: what `brayx scale` said, where three workers were asked for, and where one was.
-        workers: in the books afterwards.
-        at_kill: env steps in the books when the driver was killed.
+        resumed: steps when it continued.
+        lost: metrics after a new worker replaced the killed one.
+        refused, scaled: output of `brayx scale` for three workers, and for one.
+        workers: number in MLflow afterwards.
+        at_kill: env steps in MLflow when the driver was killed.
         left: processes that it left.
-        said: by the command that resumed it.
-        trial: its books afterwards.
+        said: output of the command that resumed it.
+        trial: its trial afterwards.
     """
 
     resumed: int

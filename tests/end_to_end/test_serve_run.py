@@ -71,8 +71,8 @@ def play(url: str) -> list[int]:
 def test_the_shipped_file_before_any_champion_serves_untrained_and_says_what_to_run(
     tmp_path: Path, tracking_db: str
 ) -> None:
-    """It runs in the repository: all of the file but the port, which others may have; and not the champion of whoever
-    works in this folder."""
+    """It runs in the repository, with the whole file except the port, which may be taken, and without the champion of a
+    developer's own training in this folder."""
     port = free_port()
     shipped = (ROOT / "serve_config.yaml").read_text()
     assert shipped.count("port: 8000\n") == 1
@@ -118,7 +118,7 @@ def test_the_champion_is_served_behind_haproxy(tmp_path: Path, tracking_db: str)
 
 
 def champion(uri: str, folder: Path) -> None:
-    """Registers a policy that can be told from a fresh one: action 1 if and only if the pole's angle is positive."""
+    """Registers a policy that differs from a fresh one: action 1 if and only if the pole's angle is positive."""
     job = JobConfig.load(ROOT / "pipelines" / "templates" / "cartpole.yaml")
     module, _ = build_model(job.folder, job.models["model"].module, "model", job.as_dict())
     layers = module.policy.layers

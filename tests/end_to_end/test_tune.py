@@ -86,7 +86,7 @@ def test_who_is_behind_is_stopped_before_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["asha", "pbt"])
 def test_every_trial_imitates_the_demonstrations(tmp_path: Path, method: Method) -> None:
-    """Demonstrations are imitated at one rate, and at the other nobody is; a copy plays like who imitated."""
+    """Demonstrations are imitated at one learning rate, not at the other; a copy plays like the trial that imitated."""
     found = tune(
         "CartPole-v1",
         {"learning_rate": Domain("choice", (1e-9, 1e-2)), "num_envs": 4, "batch_size": 8, "imitation_updates": 200},
@@ -111,7 +111,7 @@ def test_every_trial_imitates_the_demonstrations(tmp_path: Path, method: Method)
 def test_clones_are_compared_by_games_and_those_behind_are_stopped(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing but the search's own lines is told, of transitions and not of env steps."""
+    """It prints only the search's own lines, with transitions instead of env steps."""
     said: list[str] = []
     found = tune(
         "CartPole-v1",

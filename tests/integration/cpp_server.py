@@ -117,7 +117,7 @@ class Server(Service):
         return f"tcp://127.0.0.1:{self.port}"
 
     def start(self, **limits: Any) -> None:
-        """Opens the door, with limits of its own."""
+        """Opens the door, with separate limits."""
         self._loop.do(self._open(Limits(max_body_bytes=MAX_BODY_BYTES, **limits)))
 
     def stop(self) -> None:
@@ -153,12 +153,12 @@ class Server(Service):
 
 
 class Proxy:
-    """Passes bytes on to a port, until it is told not to.
+    """Forwards bytes to a port, until it is stopped.
 
     Attributes:
-        connections: made through it so far.
-        lose_in: so many replies from now one is lost with its connection: the service has applied what it was of.
-        refusing: whether connections are closed as they come.
+        connections: number of connections so far.
+        lose_in: number of replies until one is lost with its connection, after the service has applied its request.
+        refusing: whether new connections are closed at once.
     """
 
     def __init__(self, loop: _Loop, port: int) -> None:

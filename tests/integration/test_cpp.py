@@ -909,7 +909,7 @@ def test_what_is_refused_at_once(run: Run, service: Both) -> None:
 
 @pytest.mark.parametrize("service", [{"keys": KEYS}, {}], indirect=True, ids=["keys", "no keys"])
 def test_replies_out_of_order_and_late_ones(run: Run, service: Both, request: Any) -> None:
-    """A late reply is nobody's: not of the next request of its session, though with keys both may have one time."""
+    """A late reply is dropped: it is not taken for that of the session's next request, even if both have one time."""
     server, _ = service
     keys = ("key", KEY, "secret", SECRET.decode()) if "no keys" not in request.node.name else ()
     client = run("async", server.url, 1, "timeout_ms", 600, *keys)

@@ -339,7 +339,7 @@ async def test_sessions_whose_owner_died_while_the_directory_was_away_are_told_s
 
 @pytest.fixture(scope="module")
 def cartpole(service: str) -> Iterator[str]:
-    """The template's job, untrained, with its model in a deployment of its own and impatient with idle sessions."""
+    """The template's job, untrained, with its model in a separate deployment and impatient with idle sessions."""
     overrides = [
         "actor.native_port=0",
         "actor.tcp_port=0",

@@ -45,7 +45,7 @@ class Teller(Agent):
 
 @pytest.fixture
 def replicas(ingress: object, tmp_path: Path) -> Iterator[list[str]]:
-    """The two replicas' own URLs, so that a test chooses which of them a client comes to."""
+    """The two replicas' own URLs, so that a test chooses a client's replica."""
     (tmp_path / "secrets_agents.py").write_text(AGENTS)
     (tmp_path / "secrets.yaml").write_text(JOB)
     job = JobConfig.load(tmp_path / "secrets.yaml")

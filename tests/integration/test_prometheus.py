@@ -79,7 +79,7 @@ def url(ingress: object) -> Iterator[str]:
 
 
 def post(url: str, kind: str, session: str, body: bytes = b"x", **headers: str) -> tuple[int, bytes]:
-    """Status and body of a request over a connection of its own, which either replica may get."""
+    """Status and body of a request over a separate connection, which either replica may get."""
     headers |= {"session": session, "step_kind": kind, "content-type": "application/octet-stream"}
     try:
         with urllib.request.urlopen(urllib.request.Request(f"{url}/step", body, headers), timeout=WAIT_S) as reply:
@@ -90,7 +90,7 @@ def post(url: str, kind: str, session: str, body: bytes = b"x", **headers: str) 
 
 
 def scrape() -> dict[str, Any]:
-    """The metrics of brayx by family, from the endpoint that Prometheus would be told of."""
+    """The metrics of brayx by family, from the endpoint for Prometheus."""
     (node,) = ray.nodes()
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{node['MetricsExportPort']}/metrics", timeout=WAIT_S) as reply:

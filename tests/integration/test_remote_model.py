@@ -560,7 +560,7 @@ def test_a_killed_store_counts_on_and_nothing_published_is_lost(serve_instance):
         model.publish_weights(factor(step), step)
     seen(model, 30)
     follower = model._shared.subscriber
-    background(follower.stop(), 10)  # so nobody gives the store anything back
+    background(follower.stop(), 10)  # so that no subscriber restores the store
     kill_store(model)
     assert other.step == 30
     assert other.publish_weights(factor(7)) == 5, "it has published nothing before"

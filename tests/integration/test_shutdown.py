@@ -95,7 +95,7 @@ async def test_running_sessions_finish_or_are_told_that_they_were_drained(
         told = {client: await task for client, task in playing.items()}
         await ending
     for client, error in told.items():
-        # Between two requests its connection may be gone before it could be told.
+        # Between two requests its connection may end before the client gets the reason.
         surely = client.url.startswith("ws") and (keeps_proxy or client.url != proxy)
         assert isinstance(error, SessionLost) or not surely, f"{client.url}: {error!r}"
         if isinstance(error, SessionLost):

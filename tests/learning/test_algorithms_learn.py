@@ -325,7 +325,7 @@ class Games(gymnasium.Wrapper):
 
 
 def steps_to_475(config: PPOConfig | MixedConfig, seed: int, demonstrations: Path | None = None) -> tuple[int, float]:
-    """Env steps until the last 20 games come to 475, 500,000 if they never do; and what the first 20 came to.
+    """Env steps until the mean of the last 20 games reaches 475 (500,000 if never), and the mean of the first 20.
 
     The second CartPole reference: 4 x 128 steps, few epochs.
     """

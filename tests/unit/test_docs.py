@@ -424,7 +424,7 @@ def check_serve(target: str, args: Mapping[str, Any], folder: Path) -> None:
 
         args = application.get("args", {})
         with contextlib.chdir(folder), contextlib.ExitStack() as stack:
-            if "models" in args:  # which nobody has trained here: what is refused is the version, not the file
+            if "models" in args:  # not trained here: the version is refused, not the file
                 stack.enter_context(pytest.raises(TrackingError, match="no model"))
             build(load(module, attribute), args)
 
@@ -491,7 +491,7 @@ async def answer_of_team(folder: Path, body: bytes) -> bytes:
 
 
 class Kept:
-    """A buffer that keeps what is pushed; told apart from a real one by nothing that an agent sees."""
+    """A buffer that keeps all pushes; to an agent it looks like a real one."""
 
     def __init__(self) -> None:
         self.fragments: list[Fragment] = []
@@ -633,7 +633,7 @@ def test_glossary_is_in_order() -> None:
 
 
 def section(file: str, title: str) -> str:
-    """A section of a document, without its subsections' being told apart."""
+    """A section of a document, including its subsections."""
     text = (ROOT / file).read_text()
     found = re.search(rf"^(#+) {re.escape(title)}\n(.*?)(?=^#{{1,2}} |\Z)", text, re.M | re.S)
     assert found, f"{file} has no section {title!r}"

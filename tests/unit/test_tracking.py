@@ -125,7 +125,7 @@ class TestTrial:
         first = Trial.open("project", "trial", tracking_db)
         assert Trial.open("project", "trial", tracking_db, resume=False).run_id != first.run_id
 
-    @pytest.mark.slow  # starts MLflow in a process of its own
+    @pytest.mark.slow  # starts MLflow in a separate process
     def test_trial_of_a_living_process_is_not_taken(self, tracking_db: str) -> None:
         with subprocess.Popen(
             [sys.executable, "-c", OWNER, tracking_db], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -137,7 +137,7 @@ class TestTrial:
             assert Trial.open("project", "trial", tracking_db, resume=False).run_id != run_id
             other.kill()
 
-    @pytest.mark.slow  # starts MLflow in a process of its own
+    @pytest.mark.slow  # starts MLflow in a separate process
     def test_trial_of_a_process_that_was_killed_goes_on(self, tracking_db: str) -> None:
         with subprocess.Popen(
             [sys.executable, "-c", OWNER, tracking_db], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -117,7 +117,7 @@ def test_push_without_buffers_lets_go_and_outside_an_agent_is_an_error() -> None
 
 
 class Pinnable:
-    """A model that tells which version was asked of it."""
+    """A model that returns the requested version."""
 
     version = 3
 

@@ -16,7 +16,7 @@ from brayx.metrics import Recorder as MetricsRecorder
 
 
 class Recorder(Agent):
-    """Echoes its input and keeps everything it is told in a log shared by a test."""
+    """Echoes its input and keeps all its calls in a log shared by a test."""
 
     log: list[Any]
 

@@ -100,7 +100,7 @@ class TestFallback:
         def tick(seq: int, body: bytes) -> Awaitable[bytes]:
             return bench.number(seq, body) if numbered else bench.ask("tick", body=body)
 
-        async with asyncio.timeout(5):  # the agent is never let go: whoever waits for it waits for ever
+        async with asyncio.timeout(5):  # the agent never continues, so a wait for it would never end
             assert await tick(0, b"wait") == b"own"
             assert await tick(1, b"1") == b"own 1:1"
             if numbered:

@@ -211,7 +211,7 @@ class TestBounds:
         st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["tick"] * 9 + ["leave"])), max_size=80),
     )
     def test_boards_are_those_of_a_model_that_forgets_nothing(self, count: int, acts: list[tuple[int, str]]) -> None:
-        """Whoever is less than the bound behind sees all that was left at its tick, else its own alone."""
+        """An agent less than the bound behind sees all values of its tick; others see only their own."""
         bound = 4
         games = Games(most_boards=bound)
         seats = joined(games, *(f"g-agent-{number}" for number in range(count)))

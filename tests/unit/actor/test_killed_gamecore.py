@@ -82,7 +82,7 @@ class Kept:
 
 
 class Served:
-    """One session table behind a native HTTP and WebSocket port and a TCP port, on a loop in a thread of its own."""
+    """One session table behind a native HTTP and WebSocket port and a TCP port, on a loop in a separate thread."""
 
     def __init__(self, idle_timeout_s: float) -> None:
         self.policy, self.kept, self.recorder = Policy(), Kept(), Recorder()
@@ -136,7 +136,7 @@ def served(idle_timeout_s: float) -> Iterator[Served]:
 def test_the_last_fragment_of_a_killed_gamecore_is_truncated_and_bootstrapped(
     door: str, reason: str, in_a_tick: bool
 ) -> None:
-    """A connection that breaks tells only the WebSocket's session; the others end when nobody comes any more."""
+    """A broken connection ends only the WebSocket's session; the others end after no request arrives any more."""
     with served(idle_timeout_s=60.0 if reason == "disconnect" else 1.5) as service:
         words = [sys.executable, "-c", GAMECORE, service.urls[door]]
         with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as gamecore:

@@ -50,7 +50,7 @@ from tests.waiting import until_awaited as until
 
 
 class Asked:
-    """The directory as a replica calls its Ray actor; keeps what was asked, and claims as a test says."""
+    """The directory with the interface of its Ray actor; keeps the calls, and claims as a test says."""
 
     def __init__(self) -> None:
         self.directory = Directory()
@@ -512,7 +512,7 @@ class TestPassedOn:
 
 
 class Mover(Agent):
-    """Can be moved, and keeps what it is told."""
+    """Can be moved, and keeps its calls."""
 
     told: list[Any]
 

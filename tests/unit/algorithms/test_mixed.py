@@ -224,7 +224,7 @@ def test_demonstrations_set_off_imitation_beside_the_play_so_that_less_of_that_i
 
 
 def test_play_waits_for_the_first_demonstrations_but_not_for_ever(monkeypatch):
-    """They are read anew after a restart, and games may be quicker."""
+    """After a restart they are read again, and games may arrive first."""
     table = Table(7, 3)
     mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA, imitation_updates=105))
     assert set(mixed.update(random_batch(), 0.0)) == {"imitation_coef"}

@@ -40,7 +40,7 @@ AWR = SHOWN["regression/awr.py"]
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The guide's job, its module under a name of its own: a process loads a name from one folder only."""
+    """The guide's job, with its module renamed, because a process loads a name from one folder only."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     module = f"awr_{uuid.uuid4().hex}"
     (tmp_path / f"{module}.py").write_text(AWR)

@@ -234,7 +234,7 @@ def test_a_target_does_not_rest_on_values_of_states_where_others_move():
         np.testing.assert_allclose(got[:3], want[:3], rtol=0, atol=1e-12)
     there = torch_vtrace(r, terminated, truncated, strange, log_rho, lam=0.3)[0]
     here = torch_vtrace(r, terminated, truncated, values, log_rho, lam=0.3)[0]
-    assert np.abs(there - here)[:3].min() > 1e-3  # told nothing of turns it does
+    assert np.abs(there - here)[:3].min() > 1e-3  # without turns they differ
 
 
 @pytest.mark.parametrize("which", ["gae", "lambda", "n_step", "vtrace"])

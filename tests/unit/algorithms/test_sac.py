@@ -202,7 +202,7 @@ def test_a_temperature_that_is_given_stays():
 
 
 def test_done_means_terminated_only():
-    """A truncated transition is worth what it would be had nobody cut it; a terminated one only its reward."""
+    """A truncated transition has the same value as without the cut; a terminated one only its reward."""
     losses = {}
     for end in ("neither", "truncated", "terminated"):
         module, batch = Soft(), soft_batch(steps=1)

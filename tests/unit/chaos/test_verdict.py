@@ -30,7 +30,7 @@ RESUMED = told(20.0, "session_resumed", "1.1")
         ([begin(10.0, "1.1")], [LOST], {1: 15.0}, True),
         ([begin(10.0, "1.1")], [LOST], {2: 15.0}, False),  # another replica was hit
         ([begin(10.0, "1.1")], [LOST], {1: 25.0}, False),  # it was hit later
-        ([], [LOST], {1: 15.0}, False),  # nobody ever ran it
+        ([], [LOST], {1: 15.0}, False),  # no replica ever ran it
         ([begin(10.0, "1.1"), begin(16.0, "2.1", before="1.1")], [RESUMED], {1: 15.0}, True),
         ([begin(10.0, "1.1"), begin(16.0, "2.1", before="1.1")], [RESUMED], {3: 15.0}, False),
         ([begin(10.0, "1.1"), begin(16.0, "2.1", before="1.1")], [LOST], {1: 15.0}, False),  # it had gone on in 2
@@ -56,7 +56,7 @@ def test_a_drained_session_was_told_so_by_a_replica_that_was_ending(since: float
         ([begin(10.0, "1.1"), end(12.0, "1.1", "stop")], {"s": 12.0}, {}, True),
         ([begin(10.0, "1.1")], {}, {1: 15.0}, True),
         ([begin(10.0, "1.1")], {}, {2: 15.0}, False),
-        ([begin(10.0, "1.1")], {"s": 12.0}, {1: 12.0 + SETTLE_S - 1}, True),  # hit before it had told its actor
+        ([begin(10.0, "1.1")], {"s": 12.0}, {1: 12.0 + SETTLE_S - 1}, True),  # hit before it notified its actor
         ([begin(10.0, "1.1")], {"s": 12.0}, {1: 12.0 + SETTLE_S + 1}, False),  # a later kill excuses nothing
         ([begin(10.0, "1.1"), end(11.0, "1.1", "idle")], {"s": 12.0}, {1: 13.0}, False),
         ([begin(10.0, "1.1"), end(11.0, "1.1", "stop"), end(11.5, "1.1", "lost")], {}, {}, False),

@@ -101,7 +101,7 @@ async def test_what_has_become_too_old_is_told_without_a_further_push():
 
 
 async def test_an_acknowledgement_that_overtakes_what_was_published_lets_nothing_older_leave():
-    """Ray keeps no order of an asyncio actor's calls, whoever makes them."""
+    """Ray does not keep the order of an asyncio actor's calls."""
     actor = BufferActor(changed(max_policy_lag=0))
     reader = await actor.attach()
     await actor.push([columns(2, version=1), columns(2, version=1)])

@@ -75,7 +75,7 @@ def test_what_waits_behind_a_failed_call_is_sent_without_another_push(calls):
 
 
 def test_what_looks_wrong_is_counted_and_stops_nothing(calls):
-    """A reward that is one number has no length; the buffer says so to whoever pushes it."""
+    """A reward that is one number has no length; the buffer reports that to the caller."""
     remote = buffer((calls, ""), max_pending=2)
     wrong = dataclasses.replace(fragment(3), reward=np.float32(1))
     remote.push(wrong)
@@ -158,7 +158,7 @@ def test_density_bounds_the_shards_that_are_pushed_to():
 
 
 def drive(steps, *answers):
-    """Runs a push that waits, and gives what it asked for and what it left."""
+    """Runs a push that waits, and returns its calls and its rest."""
     asked = []
     try:
         call = next(steps)

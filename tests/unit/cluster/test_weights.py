@@ -112,7 +112,7 @@ async def test_where_nothing_was_ever_published_it_begins_as_built(at_once):
 
 
 class SlowEngine(TorchEngine):
-    """Makes weights ready only once it is told to, past the first ones."""
+    """Makes weights after the first ones ready only when the test allows it."""
 
     def __init__(self):
         super().__init__(torch.nn.Linear(2, 1), (np.zeros((1, 2), np.float32),))

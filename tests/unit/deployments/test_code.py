@@ -37,7 +37,7 @@ JOB = """
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A job whose module has a name of its own, as modules stay loaded."""
+    """A job with a module of a new name, because modules stay loaded."""
     module = f"code_of_{tmp_path.name}"
     (tmp_path / f"{module}.py").write_text(textwrap.dedent(CODE))
     path = tmp_path / "job.yaml"

@@ -238,7 +238,7 @@ def test_a_seat_whose_batch_the_graph_cannot_take_is_a_model_error_and_the_next_
 
 
 class Particular(torch.nn.Module):
-    """Refuses a batch in ways of its own."""
+    """Fails on some batch sizes, with errors of different types."""
 
     def forward(self, obs):
         if len(obs) == 3:

@@ -124,7 +124,7 @@ def other_weights():
 
 
 class Plans(TorchEngine):
-    """TensorRT's way with plans, of torch: what is kept for a graph has the weights of whoever came first."""
+    """TensorRT's plans, imitated with torch: the plan kept for a graph has the weights of its first user."""
 
     plan = pickle.dumps(module_weights(cartpole()[0]))
     inputs, outputs = ["obs"], ["logits", "value"]

@@ -270,7 +270,7 @@ Step = Callable[[StepRequest], Awaitable[bytes]]
 
 @contextlib.contextmanager
 def serving_tcp(step: Step, max_body_bytes: int = MAX_BODY_BYTES) -> Iterator[str]:
-    """Serve the TCP framing on a free port, on a loop in a thread of its own; gives ``127.0.0.1:port``.
+    """Serve the TCP framing on a free port, on a loop in a separate thread; gives ``127.0.0.1:port``.
 
     Requests of one connection are answered one after the other.
     """
@@ -306,7 +306,7 @@ async def _frame(step: Step, session: bytes, time: int, request: StepRequest | P
 
 @contextlib.contextmanager
 def loop_in_thread() -> Iterator[asyncio.AbstractEventLoop]:
-    """A running event loop in a thread of its own; what is left on it in the end is cancelled."""
+    """A running event loop in a separate thread; what is left on it in the end is cancelled."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -328,7 +328,7 @@ def loop_in_thread() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def main() -> None:
-    """For measurements: serve on the port given as argument, in a process of its own."""
+    """For measurements: serve on the port given as argument, in a separate process."""
     import sys
 
     uvicorn.run(EchoApp(), port=int(sys.argv[1]), log_level="error", lifespan="off")

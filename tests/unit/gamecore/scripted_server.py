@@ -38,10 +38,10 @@ def reset(sock: socket.socket) -> None:
 
 
 class Late:
-    """A script that answers its one request when nobody waits for that any more.
+    """A script that answers its one request after the client has stopped waiting.
 
     Args:
-        take: reads the request from a connection, and gives what to answer.
+        take: reads the request from a connection, and returns the answer.
     """
 
     def __init__(self, take: Callable[[socket.socket], bytes]) -> None:

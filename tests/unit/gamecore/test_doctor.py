@@ -179,7 +179,7 @@ def test_another_server_answers(kind: str, somebody_else: str) -> None:
 
 
 def test_an_echo_answers() -> None:
-    """Whoever answers a tick of a session that never was is no service of sessions."""
+    """A service that answers a tick of an unknown session does not keep sessions."""
 
     async def echo(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})

@@ -185,7 +185,7 @@ def test_a_stopped_game_is_neither_terminated_nor_truncated(app: EchoApp, addres
 
 
 class Gathering(Agent):
-    """Answers when as many sessions of its game as there are agents have asked: only ticks sent together get there."""
+    """Answers once all sessions of its game have sent a tick, so that only concurrent ticks are answered."""
 
     waiting: dict[str, list[asyncio.Event]] = {}
     seen: set[tuple[str, str]] = set()
@@ -308,7 +308,7 @@ def test_an_example_of_pettingzoos_own_with_agents_that_come_and_go(app: EchoApp
     module = "pettingzoo.test.example_envs.generated_agents_parallel_v0"
     for api in ("parallel", "aec"):
         env = pettingzoo.make_env(module, api)  # type: ignore[arg-type]
-        result = play(env, f"http://{address}", seed=1, max_ticks=20)  # it has no end of its own
+        result = play(env, f"http://{address}", seed=1, max_ticks=20)  # the game never ends by itself
         assert len(result.returns) > 5
         assert result.ended == "truncated"
         assert result.length > 80

@@ -182,7 +182,7 @@ async def test_the_service_does_not_come_back(make: Callable[..., Play], service
             await play.tick(b"1")
     assert play.client.session is not None
     relay.up()
-    # The same number again: the game was not told whether tick 1 was applied, and need not know.
+    # The same number again: the game does not know, and need not know, whether tick 1 was applied.
     assert await play.tick(b"1") == b"1"
     assert [(seq, body) for _, seq, body in service.applied] == [(0, b"0"), (1, b"1")]
     await play.stop()

@@ -102,7 +102,7 @@ class Race(ParallelEnv):
 
 
 class Secrets(ParallelEnv):
-    """Each of two sees a number of its own and earns 1 for the other's: only who is told it can know."""
+    """Each of two agents sees its own number and earns 1 for the other's, so it needs a message to know it."""
 
     metadata = {"name": "secrets_v0"}
     possible_agents = ["left", "right"]

@@ -45,7 +45,7 @@ def test_the_clock_stands_still_while_it_is_held() -> None:
 
 
 class Stops(brayx.Agent):
-    """Stops the loop, as a prompt does, while a forward of its own is under way."""
+    """Stops the loop, as a prompt does, while its own forward runs."""
 
     async def on_tick(self, state: brayx.State) -> None:
         forward = asyncio.ensure_future(brayx.forward("model", np.ones(2, np.float32)))

@@ -445,7 +445,7 @@ def test_sac_learns_networks_of_its_own_and_refuses_what_it_cannot_act_in() -> N
 
 
 class Numbered(Whole):
-    """The same with whole numbers, of an agent that has no use for them but to be told."""
+    """The same with discrete observations."""
 
     observation_space = gymnasium.spaces.Dict(
         obs=gymnasium.spaces.Dict(kind=gymnasium.spaces.Discrete(5)), state=gymnasium.spaces.Discrete(7)

@@ -33,7 +33,7 @@ def checkpoint(tmp_path, number):
     return folder
 
 
-@pytest.mark.slow  # starts MLflow in a process of its own
+@pytest.mark.slow  # starts MLflow in a separate process
 def test_what_is_over_before_mlflow_has_come_up_has_a_curve_all_the_same(tracking_db, monkeypatch):
     monkeypatch.setattr("pipelines.books._SEND_EVERY_S", 0.0)
     clerk = Clerk("project", "short", tracking_db, {})
@@ -80,7 +80,7 @@ def test_a_trial_is_kept_interrupted_and_gone_on_with(tmp_path, tracking_db):
     assert not may_resume(uri, "project", "name")
 
 
-@pytest.mark.slow  # starts MLflow in a process of its own
+@pytest.mark.slow  # starts MLflow in a separate process
 def test_nobody_waits_for_mlflow_to_come_up(tmp_path, tracking_db):
     clerk = Clerk("project", "name", tracking_db, {})
     try:
@@ -106,7 +106,7 @@ def test_nobody_waits_for_mlflow_to_come_up(tmp_path, tracking_db):
         clerk.end()
 
 
-@pytest.mark.slow  # starts MLflow in a process of its own
+@pytest.mark.slow  # starts MLflow in a separate process
 def test_the_clerks_process_does_what_takes_mlflow(tmp_path, tracking_db):
     clerk = Clerk("project", "name", tracking_db, {})
     try:
@@ -121,7 +121,7 @@ def test_the_clerks_process_does_what_takes_mlflow(tmp_path, tracking_db):
         clerk.end()
 
 
-@pytest.mark.slow  # starts MLflow in a process of its own
+@pytest.mark.slow  # starts MLflow in a separate process
 def test_a_checkpoint_that_cannot_be_kept_costs_neither_the_next_nor_the_trials_end(tmp_path, tracking_db):
     clerk = Clerk("project", "name", tracking_db, {})
     try:
@@ -169,7 +169,7 @@ def test_a_clerk_that_was_asked_nothing_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow  # starts MLflow in a process of its own
+@pytest.mark.slow  # starts MLflow in a separate process
 def test_a_clerk_that_is_killed_is_missed(tracking_db):
     clerk = Clerk("project", "name", tracking_db, {})
     try:

@@ -53,7 +53,7 @@ def test_code_that_is_not_there_is_named_before_ray_starts(tmp_path, tracking_db
 
 @pytest.fixture
 def played(tmp_path, monkeypatch):
-    """Runs a demo whose every training succeeds at once, and gives what it asked of its final games."""
+    """Runs a demo with trainings that succeed at once, and returns the arguments of its final games."""
     asked = {}
 
     def evaluate(*_, **options):

@@ -194,7 +194,7 @@ def recorded(tmp_path: Path, options: str) -> Path:
 def test_data_as_they_are_beside_play_that_is_changed_are_refused(
     tmp_path: Path, change: str, algorithm: str, source: str, message: str | None
 ) -> None:
-    """A policy would imitate, or a value fit, what nobody observes or gets in play."""
+    """A policy would imitate observations, or a value fit rewards, that do not occur in play."""
     file = recorded(tmp_path, f"path: games.npz, {source}")
     overrides = [f"trainer.algorithm={algorithm}", "trainer.buffers=[buffer, other]"]
     check_job(JobConfig.load(file, overrides))

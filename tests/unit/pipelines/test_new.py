@@ -65,7 +65,7 @@ def test_what_a_template_does_is_told_once(capsys: pytest.CaptureFixture[str]) -
     assert told.count(";") == len(KINDS) - 1
 
 
-@pytest.mark.slow  # a pytest of its own
+@pytest.mark.slow  # runs a separate pytest
 def test_its_own_quick_tests_pass_without_a_warning(tmp_path: Path) -> None:
     folder = new_project("quick", "rl", tmp_path)[0].parent
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not trains", "."]

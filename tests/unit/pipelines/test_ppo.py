@@ -202,7 +202,7 @@ gymnasium.register("Failing-v0", Failing)
 """
 
 
-@pytest.mark.slow  # starts MLflow in a process of its own
+@pytest.mark.slow  # starts MLflow in a separate process
 def test_a_trial_that_fails_is_failed_in_the_books_with_what_it_had(run, tmp_path, tracking_db, monkeypatch):
     from mlflow.tracking import MlflowClient
 

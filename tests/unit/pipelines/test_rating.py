@@ -19,7 +19,7 @@ from tests.unit.pipelines.conftest import Run
 
 
 class Left(Actor):
-    """Pushes to the left, and moves on to another version when a game ends, if the service is told to."""
+    """Pushes to the left, and changes to another version when a game ends, if the service is set to."""
 
     table: Serving
 
@@ -125,7 +125,7 @@ def test_what_is_not_one_registered_version_is_refused_before_any_game(
 
 def test_a_replica_that_is_behind_while_the_games_go_on_is_noticed(evaluate: Run, service: Any, pool: str) -> None:
     table, url = service
-    table.others = {2: {"model": ["models:/cart/1"]}}  # not the one asked first, nor the one asked last
+    table.others = {2: {"model": ["models:/cart/1"]}}  # neither the first status request nor the last
     done = evaluate(url, "--rate")
     assert done.returncode == 2
     assert "during the games sessions got models:/cart/1, models:/cart/2: none is rated" in done.stderr

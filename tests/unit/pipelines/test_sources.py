@@ -165,7 +165,7 @@ def handle(batch):
 def test_records_without_what_a_memory_held_are_refused_beforehand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are told how else they are cloned. A hook that handles batches may give a state of its own."""
+    """The error names another way to clone. A hook that handles batches may add a state."""
     monkeypatch.setattr(f"{__name__}.JOB", OWN.replace("given_model", "given_memory"))
     (tmp_path / "given_memory.py").write_text(
         OF_TWO.replace("num_actions=4", "num_actions=4, network=NetworkConfig(lstm=3)").replace(
@@ -240,7 +240,7 @@ BESIDE = "fields: {obs: observations}"
 def test_records_are_no_play_of_the_agents_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, source: str, message: str
 ) -> None:
-    """Nobody knows how likely their actions were to whoever took them, unless they say so."""
+    """The probabilities of their actions are unknown, unless they record them."""
     monkeypatch.setattr(f"{__name__}.JOB", JOB + LEARNS.replace("ALGORITHM", algorithm))
     save(tmp_path / "set.npz")
     made = job(tmp_path, f"path: set.npz, {BESIDE}{source}", monkeypatch)

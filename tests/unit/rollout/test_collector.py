@@ -77,7 +77,7 @@ def test_a_trace_is_cut_where_an_episode_ends_and_nowhere_else(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_after_a_step_that_raised_every_environment_begins_anew(mode):
-    """The first had taken the step that the second raised in: it is further than anybody was told."""
+    """The first environment had taken the step in which the second raised, so it is ahead of the record."""
     steps = iter(range(10**6))
 
     class Tripping(Counting):

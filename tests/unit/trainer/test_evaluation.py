@@ -26,7 +26,7 @@ class Held:
     @staticmethod
     def _signalled(batches, there):
         yield from batches
-        there.set()  # asked for the next: those before have been made ready
+        there.set()  # the next one was requested: earlier ones are ready
 
     def then(self, stream):
         assert all(there.wait(30) for there in self._there)

@@ -326,7 +326,7 @@ def soft_batches(count):
 
 
 def soft(keeper, stream, seed, normaliser, told):
-    """SAC has targets and a temperature of its own, and draws actions as it learns."""
+    """SAC has its own targets and temperature, and draws actions as it learns."""
     torch.manual_seed(seed)
     weights, numbers = Weights(), Numbers()
     learn(
@@ -356,7 +356,7 @@ def test_targets_temperature_and_moments_go_on_in_a_resumed_trial(tmp_path):
     assert numbers_again["learner/alpha"] == numbers["learner/alpha"][4:]
     assert numbers_again["learner/critic_loss"] == numbers["learner/critic_loss"][4:]
     np.testing.assert_array_equal(again.mean, moments.mean)
-    # What acts is told how the model's observations are normalised, by publishes and by checkpoints.
+    # Publishes and checkpoints carry the normalisation of the model's observations.
     for told_of in (parts, load_weights(keeper.latest() / "weights.npz")):
         (path, scaling) = next(iter(from_weights(told_of).items()))
         assert (path, scaling.mean.tolist(), scaling.limit) == ("obs", [1.5], 10.0)
@@ -383,7 +383,7 @@ def test_a_checkpoint_of_before_there_was_an_algorithms_state_is_taken(tmp_path)
 @pytest.mark.parametrize(
     ("ready_at", "idle", "not_empty_s"),
     [
-        (100.0, 4 / 10, 10.0),  # there before it was asked for: all the waiting is idle
+        (100.0, 4 / 10, 10.0),  # ready before it was requested: all the waiting is idle
         (1002.0, 2 / 8, 8.0),  # there half-way: what was waited before does not count
         (1004.0, 0.0, 6.0),  # there when it came
         (1009.0, 0.0, 6.0),  # another node's clock

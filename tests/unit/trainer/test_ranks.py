@@ -102,8 +102,8 @@ def joined(seed):
 
 
 def thrown(stream, algorithm, rank):
-    """As the algorithm takes them. Dice are thrown anew for each: a rank's are the part of one's that is of its
-    columns."""
+    """Batches for the algorithm. Random numbers are drawn again for each: a rank's are the part for its columns of a
+    single rank's."""
     for number, batch in enumerate(stream):
         torch.manual_seed(number)
         torch.randn(rank * COLUMNS * STEPS * 2)

@@ -44,9 +44,9 @@ class Killed(BaseException):
 
 
 def train(keeper, make, runs, seed):
-    """Learns from what it plays itself, a run after the other; gives the last weights, moments and numbers.
+    """Learns from its own play, run by run; returns the last weights, moments and numbers.
 
-    Where environments are is in no checkpoint, so each run begins anew, by a seed of its own; None: it is killed.
+    Checkpoints do not save environments, so each run resets them with its own seed; None: it is killed.
     """
     torch.manual_seed(seed)
     algorithm, module = make()

@@ -48,7 +48,7 @@ WAIT_S = 10.0
 
 @dataclass
 class Native:
-    """Both native doors of one table, on a loop in a thread of its own."""
+    """Both native doors of one table, on a loop in a separate thread."""
 
     table: Any
     http: Listener
