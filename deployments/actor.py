@@ -162,7 +162,7 @@ def _normalising(config: Mapping[str, Any]) -> str | None:
 
 
 class _Refused:
-    """A buffer that refuses pushes of agents, whose raw observations differ from the training data."""
+    """A buffer that refuses pushes of agents, because their raw observations differ from the training data."""
 
     def __init__(self, why: str) -> None:
         self._why = why

@@ -1,7 +1,7 @@
-"""Options of Bray in a job: renamed where they mean the same, refused with what to write instead where they do not.
+"""Options of Bray in a job: renamed if they mean the same, otherwise refused with the right option.
 
 Bray is github.com/onlyrobot/bray; `docs/from-bray.md` has the whole map. Works on a component's values before they are
-validated. Knows nothing of what the options do.
+validated. Knows nothing of the options' effects.
 """
 
 from __future__ import annotations
@@ -104,12 +104,12 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "`buffer.unroll_length`",
     },
 }
-"""By kind and name: options of both, whose numbers have another unit here."""
+"""By kind and name: options of both Bray and brayx with numbers in different units."""
 _MESSAGES = ("tick_input_proto", "tick_output_proto")
 
 
 def otherwise(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """``(key, what it means here)`` for each option of a component whose number has another unit in Bray."""
+    """``(key, meaning in brayx)`` for each option of a component that has another unit in Bray."""
     yield from ((name, what) for name, what in OTHERWISE.get(kind, {}).items() if name in values)
 
 
@@ -119,12 +119,12 @@ def of_bray(kind: str, values: Mapping[str, Any], known: set[str]) -> bool:
 
 
 def translate(kind: str, values: dict[str, Any], known: set[str]) -> Iterator[tuple[str, str]]:
-    """Renames Bray's options in ``values``; gives ``(key, what is wrong)`` for each that it refuses.
+    """Renames Bray's options in ``values``; yields ``(key, error)`` for each that it refuses.
 
     Args:
-        kind: of the component; "": the top of the file.
-        values: as the YAML has them; changed in place.
-        known: names of the kind's own options, which are left as they are if the table refuses them.
+        kind: kind of the component; "": the top of the file.
+        values: values from the YAML file; changed in place.
+        known: names of the kind's own options, which stay unchanged if the table refuses them.
     """
     if kind == "actor" and values.get("serialize", "proto") != "proto":
         for name in _MESSAGES:  # Bray's files may name messages next to any format
@@ -154,7 +154,7 @@ def translate(kind: str, values: dict[str, Any], known: set[str]) -> Iterator[tu
 
 
 def _part(values: dict[str, Any], path: list[str]) -> Any:
-    """The values at a path; of an algorithm that has another one inside it, those of the inner one."""
+    """The values at a path; for an algorithm with another one inside, those of the inner one."""
     found: Any = values
     for key in path:
         found = found.setdefault(key, {})

@@ -2,7 +2,7 @@
 
 The top of the file names the project and the trial; every other key is a component with a ``kind``. The options of a
 kind are a pydantic model next to the code that they configure; this file only joins them. Knows nothing of running a
-job. Of the modules that a job names it imports a user's own algorithm alone, which defines options.
+job. Of the modules that a job names, it imports only a user's own algorithm, because that defines options.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class JobConfig(BaseModel):
     @field_validator("project")
     @classmethod
     def _registrable(cls, project: str) -> str:
-        # Said before a training, not after it: MLflow's registry takes no / or :, and @ begins an alias.
+        # Check before the training, not after it: MLflow's registry takes no / or :, and @ starts an alias.
         if _POOL_NAME.fullmatch(project) is None:
             raise ValueError("up to 200 letters, digits, spaces or _.+=,- that begin with a letter, a digit or _")
         return project
@@ -148,7 +148,7 @@ class JobConfig(BaseModel):
         """Reads a job.
 
         Args:
-            path: of the YAML file.
+            path: path of the YAML file.
             overrides: ``component.key=value`` each, with the value as YAML; an integer indexes a list
                 (``actor.gamecores.0.num=4``).
 
@@ -182,10 +182,10 @@ TOP_OPTIONS = ("project", "trial", "mode", "seed", "tracking")
 
 
 def only(kind: str, components: Mapping[str, Any], name: str = "") -> str:
-    """The name of the one component of a kind, or ``name`` if there is one of that name.
+    """The name of the only component of a kind, or ``name`` if a component of that name exists.
 
     Raises:
-        ConfigError: none, or several to choose from.
+        ConfigError: there is none, or several to choose from.
     """
     if name in components or (not name and len(components) == 1):
         return name or next(iter(components))
@@ -199,7 +199,7 @@ def pool_name(job: JobConfig, model: str) -> str:
 
 
 class _Validation:
-    """One pass over a document that gathers everything wrong with it."""
+    """One pass over a document that collects all errors."""
 
     def __init__(self, document: Document, file: Path) -> None:
         self.document = document
@@ -280,7 +280,7 @@ class _Validation:
             value = {**buffer_options(sampling, value), **value}
         component = self._validate(KINDS[kind], value, (name,))
         if isinstance(component, ActorConfig) and component.keys_file is not None:
-            # A replica runs elsewhere, in another working directory than the author of the file expects.
+            # A replica runs in another working directory than the author of the file expects.
             component = component.model_copy(update={"keys_file": str(Path(self.folder, component.keys_file))})
         if component is not None:
             groups[_GROUPS[kind]][name] = component
@@ -303,7 +303,7 @@ class _Validation:
         """One of pydantic's findings in this project's words."""
         loc: Loc = problem["loc"]
         if problem["type"] == "extra_forbidden":
-            if model is TrainerConfig and loc[0] == "algorithm":  # whose model depends on its value
+            if model is TrainerConfig and loc[0] == "algorithm":  # its model depends on its value
                 model, loc = config_class(value["algorithm"], self.folder), loc[1:]
             return f"unknown key{nearest(str(loc[-1]), _walk(model, loc[:-1])[1])}"
         if problem["type"] == "missing":
@@ -314,7 +314,7 @@ class _Validation:
         return message if problem["type"] == "algorithm" else f"is {short(problem['input'])}, expected {message}"
 
     def _modules(self, part: BaseModel, loc: Loc) -> None:
-        """Every ``module`` in a component has to be there."""
+        """Checks that every ``module`` in a component exists."""
         for name in type(part).model_fields:
             value = getattr(part, name)
             if isinstance(value, BaseModel):

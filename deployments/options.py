@@ -1,7 +1,7 @@
 """A job as documented YAML: every option with its value, and its meaning as a comment.
 
-The texts are the docstrings under the fields of the config models, so what a template says of an option is what its
-code says. Knows nothing of running a job.
+The texts are the docstrings under the fields of the config models, so templates and code describe an option in the same
+words. Knows nothing of running a job.
 """
 
 from __future__ import annotations

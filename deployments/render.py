@@ -1,7 +1,7 @@
 """Pictures of episodes: a user's render functions over a game that was just played, into the trial's artifacts.
 
 Drawing takes place in another process than the one that answers ticks: on Ray in a task. One is drawn at a time; a
-game that ends while another is drawn is skipped. Knows nothing of what is drawn.
+game that ends while another is drawn is skipped. Knows nothing of the pictures' content.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def draw_episode(
 def draw_pickled(
     trial: Trial, episode: bytes, returned: float | None, renders: Mapping[str, tuple[str, str]], folder: str
 ) -> list[str]:
-    """As `draw_episode`, of a pickled episode, whose classes may be of modules in ``folder``."""
+    """As `draw_episode`, for a pickled episode; its classes may be in modules in ``folder``."""
     for module, _ in renders.values():
         load_module(module, folder)  # which looks there from then on
     return draw_episode(pickle.loads(episode), returned, renders, folder, trial)

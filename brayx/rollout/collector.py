@@ -465,12 +465,12 @@ def _room(outputs: Mapping[str, Any], steps: int) -> tuple[dict[str, Any], list[
     that only noise uses.
     """
     room: dict[str, Any] = {}
-    beside: list[tuple[np.ndarray, np.ndarray]] = []
+    pairs: list[tuple[np.ndarray, np.ndarray]] = []
     for name, output in outputs.items():
         if name in ("latent", "sde_std"):
             continue
         heads = output if isinstance(output, tuple | list) else (output,)
         runs = tuple(np.empty((steps, *head.shape), head.dtype) for head in heads)
         room[name] = runs if isinstance(output, tuple | list) else runs[0]
-        beside.extend(zip(runs, heads, strict=True))
-    return room, beside
+        pairs.extend(zip(runs, heads, strict=True))
+    return room, pairs

@@ -1,6 +1,6 @@
 """Puts action masks from an environment's ``info`` into its observation. Knows nothing of networks.
 
-The observation becomes ``{"obs": the environment's own, "action_mask": ...}``. A dict gets ``action_mask`` as one more
+The observation becomes ``{"obs": the environment's, "action_mask": ...}``. A dict gets ``action_mask`` as one more
 leaf; if it has a game's state and an agent's observation, the mask goes into the agent's observation. So acting,
 learning and evaluation use the same mask, and it is recorded with the observation.
 """
