@@ -1,4 +1,7 @@
-"""A demo that is cut short: it plays and draws all the same, and says that its champion is not good enough."""
+"""A demo that is cut short: it plays and draws all the same, and says that its champion is not good enough.
+
+On a cluster its model acts in a deployment of its own.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,16 @@ from tests.end_to_end.jobs import FREE_PORTS, brayx, said_on_failure, setting, t
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("host", [(), ("--cluster",)], ids=["local", "ray"])
-def test_a_demo_without_a_good_champion_fails_and_says_why(tmp_path: Path, host: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("cluster", [False, True], ids=["local", "ray"])
+def test_a_demo_without_a_good_champion_fails_and_says_why(tmp_path: Path, cluster: bool) -> None:
     # It learns next to nothing: after 1,500 steps at the demo's own rate one in many plays to the end by luck.
     options = *FREE_PORTS, "trainer.num_steps=1500", "trainer.learning_rate=1e-9"
-    words = ["demo", "--games", "4", *host, *setting(*options)]
-    environment = {} if host else without_ray(tmp_path)
+    words = ["demo", "--games", "4", *setting(*options)]
+    environment = without_ray(tmp_path)
+    if cluster:
+        words += ["--cluster", *setting("actor.gamecores.0.num=2", "model.placement=remote")]
+        # As a user has it: no token for Ray in the environment, a home folder where Ray may write its own.
+        environment = {"HOME": str(tmp_path), "RAY_AUTH_MODE": None, "RAY_AUTH_TOKEN": None}
     with brayx(tmp_path, *words, environment=environment) as command, said_on_failure(command):
         assert command.ended() == 1
         assert "champion: cartpole version 1" in command.out
@@ -29,3 +36,9 @@ def test_a_demo_without_a_good_champion_fails_and_says_why(tmp_path: Path, host:
     (trial,) = trials(tmp_path)["main"]
     assert trial.status == "FINISHED"
     assert "curve.png" in [file.path for file in MlflowClient(trial.uri).list_artifacts(trial.run_id)]
+    numbers = trial.metrics()
+    assert numbers["replay/env_steps"] >= 1500
+    if cluster:
+        assert numbers["session/ended"] == numbers["session/started"] > 0, "with what replicas sent when they ended"
+        assert numbers["learner/policy_version"] > 3
+        assert numbers["learner/lag_versions"] < 4, "the deployment acts with the weights that the learner publishes"

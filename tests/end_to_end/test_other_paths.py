@@ -1,4 +1,4 @@
-"""Rare kinds of training jobs: a model in a separate deployment, and a job that only reads data at rest."""
+"""A training job that only reads data at rest, on both hosts."""
 
 from __future__ import annotations
 
@@ -22,24 +22,6 @@ def build_source(name, config):
             terminated=True, truncated=False, policy_version=np.ones(32, np.int64),
         )
 """
-
-
-def settings(*options: str) -> list[str]:
-    return setting(*FREE_PORTS, "trainer.where=process", "trainer.target_return=null", *options)
-
-
-def test_a_remote_model_trains(tmp_path: Path) -> None:
-    words = settings("actor.gamecores.0.num=2", "model.placement=remote", "trainer.num_steps=1500")
-    # As a user has it: no token for Ray in the environment, a home folder where Ray may write its own.
-    home = {"HOME": str(tmp_path), "RAY_AUTH_MODE": None, "RAY_AUTH_TOKEN": None}
-    with brayx(tmp_path, "train", str(job_folder(tmp_path)), "--cluster", *words, environment=home) as command:
-        assert command.ended() == 0, command.err
-    ((trial,),) = trials(tmp_path).values()
-    numbers = trial.metrics()
-    assert numbers["replay/env_steps"] >= 1500
-    assert numbers["session/ended"] == numbers["session/started"] > 0, "with what replicas sent when they ended"
-    assert numbers["learner/policy_version"] > 3
-    assert numbers["learner/lag_versions"] < 4, "the deployment acts with the weights that the learner publishes"
 
 
 def reading(folder: Path) -> Path:
@@ -74,7 +56,8 @@ def test_a_source_without_an_actor_is_learned_from_to_its_end_in_one_process(tmp
 
 def test_a_source_without_games_is_learned_from_to_its_end_on_a_ray_that_starts_late(tmp_path: Path) -> None:
     yaml = reading(tmp_path)
-    with brayx(tmp_path, "train", str(yaml), "--cluster", *settings("actor.gamecores=[]")) as command:
+    words = setting(*FREE_PORTS, "trainer.where=process", "trainer.target_return=null", "actor.gamecores=[]")
+    with brayx(tmp_path, "train", str(yaml), "--cluster", *words) as command:
         # As on a busy machine: what Ray's node waits for is not up in time.
         command.until(lambda: bool(command.processes("dashboard/agent.py")), "Ray started its agent")
         for agent in command.processes("dashboard/agent.py"):
