@@ -31,7 +31,7 @@ def test_a_copy_plays_as_the_one_ahead_without_learning(
         {"learning_rate": Domain("choice", (1e-9, 1e-3)), **SMALL},
         method="pbt",
         num_trials=2,
-        total_steps=32_000,
+        total_steps=128_000,
         interval_steps=8_000,
         seed=24,
         tracking=str(tmp_path),
