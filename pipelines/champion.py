@@ -43,21 +43,28 @@ def best_of(trial: Trial) -> tuple[Checkpoint, Path] | None:
 def register_best(
     trial: Trial, best: Checkpoint, name: str, onnx: bytes | None, spec: ModelSpec | None
 ) -> tuple[int, str]:
-    """Registers a checkpoint; returns its version and a message for the user."""
+    """Registers a checkpoint; returns its version and a message for the user.
+
+    The message has the checkpoint's own env steps and return, and the last one's where that is another.
+    """
     mean, games = significant(best.metrics[BEST_METRIC]), f"{best.metrics.get(GAMES_OF_BEST, math.nan):.0f}"
-    played = f"mean return {mean} over {games} games"
+    played = f"mean return {mean} over {games} games after {best.step:,} env steps"
     tags = {"return": mean, "return_games": games, "rating": mean, "env_steps": str(best.step)}
     tags["project"] = trial.project
-    about = f"{played}, after {best.step:,} env steps of trial {trial.name!r} in project {trial.project!r}."
+    about = f"{played} of trial {trial.name!r} in project {trial.project!r}."
     champion = _champion(name, trial.uri)
     # Rounded like the tags, so that registering the same version again does not lose against itself.
     stays = champion is not None and _return_of(champion.tags) > _return_of(tags)
     alias = None if stays else "champion"
     new = register(trial, best, name, alias=alias, tags=tags, onnx=onnx, spec=spec, description=about).version
+    last = trial.checkpoints()[-1]
+    if last.step != best.step:
+        has = significant(last.metrics[BEST_METRIC]) if BEST_METRIC in last.metrics else "too few games"
+        played += f" (the best checkpoint; the last, after {last.step:,}, has {has})"
     if champion is None or not stays:
         return new, f"champion: {name} version {new}, {played}"
     return new, (
-        f"registered as {name} version {new} with return {mean}; "
+        f"registered as {name} version {new}, {played}; "
         f"version {champion.version} with {champion.tags['return']} stays champion\n"
         f"to make version {new} champion: {_promotion(name, new, trial.uri)}"
     )

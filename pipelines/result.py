@@ -93,7 +93,10 @@ class TrainResult:
 
 
 def ending_of(config: TrainerConfig, learned: Summary | None) -> str:
-    """One line: why a training ended, its return, and the games measured, which are also the champion's.
+    """One line: why a training ended, and the return and the number of games of its last checkpoint.
+
+    After ``target_return`` that checkpoint is the best one, which `promote` registers. Otherwise an earlier one may be
+    better, and the message of `promote` names both.
 
     Args:
         config: options of the trainer.

@@ -13,15 +13,18 @@ import pytest
 from mlflow import MlflowClient
 from rich.console import Console
 
+from brayx.cluster.learner import TrialKeeper
 from brayx.engines.base import save_weights
 from brayx.errors import ConfigError, DeadlineExceeded, StartupError
+from brayx.model.build import build_model
 from brayx.ports import free_port
 from brayx.tracking import Trial, files_of, find
 from brayx.trainer.config import TrainerConfig
-from brayx.trainer.loop import Summary
+from brayx.trainer.loop import Summary, learn
 from deployments.job import JobConfig
 from pipelines import cli
 from pipelines import train as train_module
+from pipelines.books import Clerk
 from pipelines.progress import Progress
 from pipelines.result import TrainResult, ending_of, promote
 from pipelines.train import _undeploy, _wait_for_weights, check_books
@@ -35,6 +38,7 @@ from pipelines.watching import (
     Silence,
     last_of,
 )
+from tests.unit.trainer.parts import Numbers, Weights, batches
 
 
 class Clock:
@@ -315,7 +319,7 @@ def champion(uri):
 
 def test_a_model_that_cannot_be_exported_becomes_champion_without_onnx(trained, tracking_db):
     said = []
-    assert trained(5.0, said.append) == (1, "champion: p version 1, mean return 5 over 30 games")
+    assert trained(5.0, said.append) == (1, "champion: p version 1, mean return 5 over 30 games after 100 env steps")
     with files_of("models:/p@champion", tracking_db) as folder:
         assert {path.name for path in folder.iterdir()} == {"weights.npz", "meta.json", "MLmodel"}
     (line,) = said
@@ -357,9 +361,96 @@ def test_the_summary_says_what_its_seconds_are_of(tracking_db, finished, state):
     assert first == f"trial 't' of project 'p': {state} after 64 s of training, without its start"
 
 
+LEARNED = """
+    import torch
+    from brayx.nets.mlp import ActorCritic
+
+    def build_model(name, config):
+        return ActorCritic(3, 2, hidden=()), (torch.zeros(1, 3),)
+"""
+
+
+@pytest.fixture(params=["Ray", pytest.param("local", marks=pytest.mark.slow)])  # local: starts MLflow in a process
+def learned(request, tmp_path, tracking_db, monkeypatch):
+    """Trains as a host does while the games have the given returns, one per batch; the last line and the champion's."""
+    monkeypatch.setattr("brayx.engines.onnx.standalone", lambda module, example: None)  # takes seconds
+    (tmp_path / "learned.py").write_text(textwrap.dedent(LEARNED))
+    (tmp_path / "job.yaml").write_text("project: p\ntrial: t\nmodel: {kind: model, module: learned, engine: torch}\n")
+    job = JobConfig.load(tmp_path / "job.yaml")
+    monkeypatch.delitem(sys.modules, "learned", raising=False)
+
+    def train(returns, **options):
+        module, example = build_model(str(tmp_path), "learned", "model", {})
+        config = TrainerConfig(
+            model="model", buffers=["buffer"], target_games=7, checkpoint_interval_s=1e-6, checkpoints_kept=1, **options
+        )
+        left = iter(returns)
+
+        def newest():
+            return {"episode_return.last100": next(left), "games": 50, "games_in_window": 30}
+
+        def run(keeper):
+            return learn(
+                config,
+                module,
+                example,
+                batches=batches(len(returns)),
+                took=lambda: None,
+                publisher=Weights,
+                numbers=Numbers(newest),
+                keeper=keeper,
+            )
+
+        if request.param == "Ray":
+            trial = Trial.open("p", "t", tracking_db)
+            last = ending_of(config, run(TrialKeeper(trial, 1)))
+            _, outcome = promote(job, config, pytest.fail, lambda function, *args: function(trial, *args))
+        else:
+            clerk = Clerk("p", "t", tracking_db, {}, kept=1)
+            try:
+                last = ending_of(config, run(clerk))
+                clerk.settle()
+                _, outcome = promote(job, config, pytest.fail, clerk.call)
+            finally:
+                clerk.end()
+        return last, outcome, find("models:/p@champion", tracking_db).tags
+
+    return train
+
+
+def test_the_champions_tag_is_the_last_lines_return_when_the_target_is_reached(learned):
+    last, outcome, tags = learned([3.0, 9.0, 17.04, 81.239], target_return=20.0)
+    assert last == "target_return 20 reached over the last 30 games: mean return 81.24"
+    assert (tags["return"], tags["return_games"], tags["env_steps"]) == ("81.24", "30", "128")
+    assert outcome == "champion: p version 1, mean return 81.24 over 30 games after 128 env steps"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [({"num_steps": 96}, "num_steps 96 reached"), ({}, "no more transitions to learn from")],
+    ids=["steps", "stream"],
+)
+def test_a_champion_that_is_better_than_the_last_checkpoint_is_told_apart(learned, options, why):
+    last, outcome, tags = learned([3.0, 81.239, 17.04], **options)
+    assert last == f"{why}: mean return 17.04 over the last 30 games"
+    assert (tags["return"], tags["return_games"], tags["env_steps"]) == ("81.24", "30", "64")
+    assert outcome == (
+        "champion: p version 1, mean return 81.24 over 30 games after 64 env steps "
+        "(the best checkpoint; the last, after 96, has 17.04)"
+    )
+
+
+def test_a_last_checkpoint_with_too_few_games_is_told_too(trained, tmp_path, tracking_db, job):
+    trial = Trial.open("p", "t", tracking_db, resume=False)
+    for step, metrics in ((100, {"episode_return": 5.0, "games": 30}), (2000, {})):
+        trial.save_checkpoint(tmp_path / "checkpoint", step, metrics)
+    _, outcome = promote(job, TRAINER, lambda line: None, lambda function, *args: function(trial, *args))
+    assert outcome.endswith("after 100 env steps (the best checkpoint; the last, after 2,000, has too few games)")
+
+
 def test_a_champion_is_replaced_by_what_is_not_worse(trained, tracking_db):
     for version, episode_return in enumerate([-3.0, 5.0401, 5.04, 90.0], start=1):
-        played = f"mean return {episode_return:.3g} over 30 games"
+        played = f"mean return {episode_return:.3g} over 30 games after 100 env steps"
         assert trained(episode_return) == (version, f"champion: p version {version}, {played}")
         assert champion(tracking_db) == version
 
@@ -370,7 +461,10 @@ def test_a_better_champion_stays_until_somebody_moves_it(trained, tracking_db):
     assert version == 2
     assert champion(tracking_db) == 1
     told, how = outcome.splitlines()
-    assert told == "registered as p version 2 with return 49.9; version 1 with 50 stays champion"
+    assert told == (
+        "registered as p version 2, mean return 49.9 over 30 games after 100 env steps; "
+        "version 1 with 50 stays champion"
+    )
     command, *words = shlex.split(how.removeprefix("to make version 2 champion: "))
     assert (command, cli.main(words)) == ("brayx", 0)
     assert champion(tracking_db) == 2
@@ -383,7 +477,7 @@ def test_a_champion_whose_return_nobody_can_read_is_replaced(trained, tracking_d
     client.delete_model_version_tag("p", "1", "return")
     if tag is not None:
         client.set_model_version_tag("p", "1", "return", tag)
-    assert trained(1.0) == (2, "champion: p version 2, mean return 1 over 30 games")
+    assert trained(1.0) == (2, "champion: p version 2, mean return 1 over 30 games after 100 env steps")
     assert champion(tracking_db) == 2
 
 
