@@ -274,7 +274,7 @@ def test_episodes_of_a_file_that_is_read_some_rows_at_a_time_are_whole(tmp_path,
     np.savez_compressed(tmp_path / "fortran.npz", **{**made, "obs": np.asfortranarray(made["obs"])})
     expected = list(Dataset(tmp_path / "data.npz"))
     assert len(expected) == (6 if following else 5)
-    monkeypatch.setattr("brayx.replay.files._ROWS", rows)
+    monkeypatch.setattr("brayx.replay.steps.BLOCK_ROWS", rows)
     for name in ("data.npz", "data.parquet", "fortran.npz"):
         for one, other in zip(Dataset(tmp_path / name), expected, strict=True):
             assert (one.obs == other.obs).all()
@@ -352,7 +352,7 @@ def values(episode):
 @pytest.mark.parametrize("rows", [1, 3, 100])
 @pytest.mark.parametrize("ends", ["--T-C-----TTC---", "-" * 15, "T" * 15, "--------------T", "T--------------"])
 def test_parts_of_one_parquet_file_have_every_episode_once_and_whole(tmp_path, monkeypatch, group, rows, ends):
-    monkeypatch.setattr("brayx.replay.files._ROWS", rows)
+    monkeypatch.setattr("brayx.replay.steps.BLOCK_ROWS", rows)
     grouped(tmp_path / "data.parquet", steps(ends), group)
     dataset = Dataset(tmp_path / "data.parquet")
     whole = [values(episode) for episode in dataset]
