@@ -226,6 +226,12 @@ def seeds(seed: int | None, place: int = 0) -> Iterator[int | None]:
         game += 1
 
 
+def start_body(about: dict[str, Any], space: gymnasium.Space[Any]) -> bytes:
+    """A start's body: ``about``, and ``num_actions`` if the agent's action space is ``Discrete``."""
+    actions = {"num_actions": int(space.n)} if isinstance(space, gymnasium.spaces.Discrete) else {}
+    return encode({**about, **actions})
+
+
 def encode(document: dict[str, Any]) -> bytes:
     """A body, as JSON.
 

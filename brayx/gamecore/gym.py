@@ -31,7 +31,7 @@ from brayx.errors import ConfigError
 from brayx.gamecore import games as playing
 from brayx.gamecore.at_once import Game, play_at_once
 from brayx.gamecore.client import Client
-from brayx.gamecore.games import Ended, action_reader, encode, jsonable, send
+from brayx.gamecore.games import Ended, action_reader, encode, jsonable, send, start_body
 from brayx.gamecore.protocol import StepKind
 
 Env = gymnasium.Env[Any, Any]
@@ -83,10 +83,8 @@ def game_of(
     """
     action_of = action_reader(env.action_space)
     obs, info = env.reset(seed=seed)
-    start: dict[str, Any] = {"env_id": env.spec.id if env.spec else "", "seed": seed}
-    if isinstance(env.action_space, gymnasium.spaces.Discrete):
-        start["num_actions"] = int(env.action_space.n)
-    yield StepKind.START, encode(start)
+    about = {"env_id": env.spec.id if env.spec else "", "seed": seed}
+    yield StepKind.START, start_body(about, env.action_space)
     step = env.step
     reward, total, length = 0.0, 0.0, 0
     terminated = truncated = stopped = False

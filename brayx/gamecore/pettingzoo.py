@@ -3,7 +3,8 @@
 The sessions of a game have ids ``GAME-agent-AGENT`` (Bray's form; other characters are percent-encoded), so that a
 service knows which sessions belong together. Bodies are those of the gym profile, with a few more fields:
 
-    start  {"env_id": "...", "seed": 7, "agent": "red", "agents": ["red", "blue"]}      the agents at the start
+    start  {"env_id": "...", "seed": 7, "num_actions": 2,          of this agent
+            "agent": "red", "agents": ["red", "blue"]}             the game's agents when the session starts
     tick   {"obs": [0.1, ...], "reward": 0.0}                      the agent's reward since its previous tick
     reply  {"action": 1}
     stop   {"obs": [...], "reward": 1.0, "terminated": true, "truncated": false}        of this agent
@@ -33,7 +34,7 @@ from brayx.components import load_module
 from brayx.errors import BrayxError, ConfigError
 from brayx.gamecore import games as playing
 from brayx.gamecore.client import AsyncClient
-from brayx.gamecore.games import MOST_RESUMED, RESUMED, Ended, action_reader, encode, jsonable
+from brayx.gamecore.games import MOST_RESUMED, RESUMED, Ended, action_reader, encode, jsonable, start_body
 from brayx.gamecore.protocol import AGENT_MARK
 
 Api = Literal["aec", "parallel"]
@@ -253,7 +254,8 @@ class _Sessions:
         names = [str(agent) for agent in self._env.agents]
         await _together(
             self._players[agent].client.start(
-                encode({**self._about, "agent": str(agent), "agents": names}), session_id(self._game, agent)
+                start_body({**self._about, "agent": str(agent), "agents": names}, self._env.action_space(agent)),
+                session_id(self._game, agent),
             )
             for agent in new
         )

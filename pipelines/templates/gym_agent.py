@@ -1,6 +1,6 @@
-"""An agent for any Gymnasium environment with discrete actions that `brayx gamecore gym` plays.
+"""An agent for any environment with discrete actions that `brayx gamecore gym` or `brayx gamecore pettingzoo` plays.
 
-It speaks that gamecore's JSON: a tick is ``{"obs": …, "reward": r}`` where ``r`` is what the last action earned, the
+It speaks those gamecores' JSON: a tick is ``{"obs": …, "reward": r}`` where ``r`` is what the last action earned, the
 reply ``{"action": a}``, a stop ``{"obs": …, "reward": r, "terminated": …, "truncated": …}``.
 """
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import gymnasium
 import numpy as np
 import pytest
 from hypothesis import given
@@ -23,9 +24,12 @@ from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import SessionConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.table import SessionTable
+from brayx.components import load
 from brayx.errors import AgentError, BadBody, BrayxError, ConfigError, SessionResumed
 from brayx.gamecore import AsyncClient, StepKind, pettingzoo
 from brayx.gamecore.protocol import StepRequest
+from brayx.types import Forward, Fragment
+from pipelines.cli import TEMPLATES
 from tests.unit.gamecore.echo_server import EchoApp, serving
 from tests.unit.gamecore.relay import relaying
 from tests.unit.gamecore.zoo import Race, Secrets, Turns, Whispers
@@ -85,7 +89,7 @@ def test_an_aec_game(app: EchoApp, address: str, door: Literal["http", "ws"]) ->
     def obs(turn: int) -> dict[str, Any]:
         return {"observation": [float(turn)], "action_mask": [1, 1]}
 
-    start = {"env_id": TURNS, "agents": ["red", "blue", "grey"]}
+    start = {"env_id": TURNS, "num_actions": 2, "agents": ["red", "blue", "grey"]}
     seed = json.loads(app.requests[0].body)["seed"]
     assert isinstance(seed, int)
     assert told(app.requests, "red") == [
@@ -118,13 +122,13 @@ def test_a_parallel_game(app: EchoApp, address: str, door: Literal["http", "ws"]
     assert result == pettingzoo.GameResult({"x": 4.0, "y": 8.0, "z": 4.0}, 8, "truncated")
     assert not app.running
     assert told(app.requests, "x") == [
-        ("start", {"env_id": RACE, "seed": None, "agent": "x", "agents": ["x", "y"]}),
+        ("start", {"env_id": RACE, "seed": None, "num_actions": 3, "agent": "x", "agents": ["x", "y"]}),
         ("tick", {"obs": [0.0, 0.0], "reward": 0.0}),
         ("tick", {"obs": [1.0, 0.0], "reward": 2.0}),
         ("stop", {"obs": [2.0, 0.0], "reward": 2.0, "terminated": True, "truncated": False}),
     ]
     assert told(app.requests, "z") == [
-        ("start", {"env_id": RACE, "seed": None, "agent": "z", "agents": ["y", "z"]}),
+        ("start", {"env_id": RACE, "seed": None, "num_actions": 3, "agent": "z", "agents": ["y", "z"]}),
         ("tick", {"obs": [2.0, 2.0], "reward": 0.0, "action_mask": [1, 0, 1]}),
         ("tick", {"obs": [3.0, 2.0], "reward": 2.0, "action_mask": [1, 0, 1]}),
         ("stop", {"obs": [4.0, 2.0], "reward": 2.0, "terminated": False, "truncated": True}),
@@ -248,6 +252,46 @@ def test_a_session_that_fails_ends_its_game_and_no_other(
     assert "agent_error" in line
     assert sorted(Failing.ended[:2]) == [("x", "stop"), ("y", "error")]  # not left to idle
     assert len(Failing.ended) == 8
+
+
+class TwoActions:
+    """A model with two actions."""
+
+    async def forward(self, *args: Any) -> Forward:
+        return Forward({"logits": np.zeros(2, np.float32), "value": np.float32(0)}, 1)
+
+
+class Ignored:
+    """A buffer that keeps nothing."""
+
+    def push(self, *fragments: Fragment) -> None:
+        pass
+
+
+class Uneven(Race):
+    """Of whose agents one may have more actions than the others."""
+
+    def __init__(self, actions_of_y: int) -> None:
+        self.actions_of_y = actions_of_y
+
+    def action_space(self, agent: str) -> gymnasium.Space[Any]:
+        return gymnasium.spaces.Discrete(self.actions_of_y if agent == "y" else 2)
+
+
+def test_the_shipped_agent_refuses_a_model_with_too_few_actions_for_one_of_the_agents(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    agents = {"agent": load("gym_agent", "GymAgent", str(TEMPLATES))}
+    config = {"mode": "train", "seed": 0, "agent": {"options": {}}}
+    services = Services(models={"model": TwoActions()}, buffers={"buffer": Ignored()})
+    table = SessionTable(AgentActorFactory(agents, config, services), SessionConfig(tick_timeout_s=5.0))
+    with serving(DoorApp(table)) as address:
+        with pytest.raises(AgentError, match="at tick 0: ValueError"):
+            play(Uneven(3), f"http://{address}")
+        (fault,) = caplog.messages
+        assert "-agent-y: " in fault
+        assert "the model has 2 actions, the game 3" in fault
+        assert play(Uneven(2), f"http://{address}").ended == "truncated"
 
 
 class Refusing(Actor):
