@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 import ray
 from ray import serve
@@ -16,7 +15,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
-from brayx.cluster.named import find_actor
+from brayx.cluster import ray_private
 from brayx.errors import StartupError, first_line
 
 _log = logging.getLogger(__name__)
@@ -44,7 +43,7 @@ def start_application(
     """
     what = what or f"application {name!r}"
     try:
-        if _controller() is None:
+        if ray_private.serve_controller() is None:
             serve.start(proxy_location="Disabled" if route_prefix is None else "HeadOnly")
         target = serve.RunTarget(application, name=name, route_prefix=route_prefix)
         serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
@@ -68,8 +67,7 @@ def wait_for_route(what: str, until: float) -> None:
     Raises:
         StartupError: not in time.
     """
-    proxies: Any = ray.get(_controller().get_proxies.remote(), timeout=max(until - time.monotonic(), 0.001))
-    calls = [proxy.serving.remote(wait_for_applications_running=True) for proxy in proxies.values()]
+    calls = ray_private.calls_to_proxies(ray_private.serve_controller(), max(until - time.monotonic(), 0.001))
     if not calls:
         return
     _, late = ray.wait(calls, num_returns=len(calls), timeout=max(until - time.monotonic(), 0.001))
@@ -85,28 +83,19 @@ def delete_application(name: str, timeout_s: float) -> bool:
         does not run.
     """
     deadline = time.monotonic() + timeout_s
-    controller = _controller()
+    controller = ray_private.serve_controller()
     if controller is None:
         return True
     try:
-        # As `serve.delete` does, whose client calls the controller without a deadline.
-        controller.delete_apps.remote([name])
-        while True:
-            left_s = max(deadline - time.monotonic(), 0.001)
-            details: Any = ray.get(controller.get_serve_instance_details.remote(), timeout=left_s)
-            if name not in details["applications"]:
-                return True
+        ray_private.start_to_delete(controller, name)
+        while ray_private.serve_has(controller, name, max(deadline - time.monotonic(), 0.001)):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.05)
+        return True
     except RayError as error:
         _log.warning("whether Serve has ended %r is not known: %s", name, first_line(error))
         return False
-
-
-def _controller() -> Any:
-    """Serve's controller; None: Serve does not run."""
-    return find_actor("SERVE_CONTROLLER_ACTOR", "serve")
 
 
 def _why_not_running(name: str, what: str) -> str | None:

@@ -1,7 +1,7 @@
 """The parts of Ray's private interface that brayx uses; each fails separately if a version has changed it.
 
-They are Ray's key-value store, its address file and folders, its token check, Serve's address, and Serve's mark of an
-ending replica. `brayx.cluster.housekeeping` has those of Ray Data, and warns instead of failing.
+They are Ray's key-value store, its address file and folders, its token check, and Serve's controller, address and mark of
+an ending replica. `brayx.cluster.housekeeping` has those of Ray Data, and warns instead of failing.
 """
 
 from __future__ import annotations
@@ -172,3 +172,39 @@ def serve_http_address() -> tuple[str | None, int]:
     client = serve.context._get_global_client()
     assert client is not None, "serve.start has connected it"
     return client.http_config.host, client.http_config.port
+
+
+def serve_controller() -> Any | None:
+    """Serve's controller, for the functions below; None: Serve does not run."""
+    from brayx.cluster.named import find_actor
+
+    return find_actor("SERVE_CONTROLLER_ACTOR", "serve")
+
+
+def serve_has_grpc(controller: Any, timeout_s: float) -> bool:
+    """Whether Serve's ingress takes gRPC."""
+    import ray
+
+    config: Any = ray.get(controller.get_grpc_config.remote(), timeout=timeout_s)
+    return bool(config.grpc_servicer_functions)
+
+
+def calls_to_proxies(controller: Any, timeout_s: float) -> list[Any]:
+    """A call to each proxy of Serve's ingress, which answers once the proxy knows all running applications."""
+    import ray
+
+    proxies: Any = ray.get(controller.get_proxies.remote(), timeout=timeout_s)
+    return [proxy.serving.remote(wait_for_applications_running=True) for proxy in proxies.values()]
+
+
+def start_to_delete(controller: Any, application: str) -> None:
+    """Deletes an application of Serve as `serve.delete` does, without its wait, which has no deadline."""
+    controller.delete_apps.remote([application])
+
+
+def serve_has(controller: Any, application: str, timeout_s: float) -> bool:
+    """Whether Serve has an application; it has one that is being deleted until its replicas have ended."""
+    import ray
+
+    details: Any = ray.get(controller.get_serve_instance_details.remote(), timeout=timeout_s)
+    return application in details["applications"]

@@ -25,12 +25,12 @@ from brayx.actor.doors.ports import on_loopback
 from brayx.actor.holders import Holder
 from brayx.actor.service import Reply
 from brayx.actor.serving import ActorService, Runtime
+from brayx.cluster import ray_private
 from brayx.cluster.directory import check_directory, create_directory
 from brayx.cluster.draining import Draining
 from brayx.cluster.hub import HubClient
 from brayx.cluster.membership import Membership
 from brayx.cluster.prometheus import Exporter
-from brayx.cluster.ray_private import warn_if_open
 from brayx.cluster.routing import Routing
 from brayx.gamecore.auth import Keys
 from brayx.gamecore.protocol import StepKind, StepRequest
@@ -106,7 +106,7 @@ class ActorReplica(GrpcDoor, ActorService):
         self._draining = Draining(self, self._routing.park, here.app_name, config.drain_timeout_s)
         self._watching = asyncio.create_task(self._draining.watch())
         shown = logging.getLogger("ray.serve")  # `serve run` prints its lines
-        warn_if_open(shown)
+        ray_private.warn_if_open(shown)
         shown.info("ready: acting with %s", runtime.versions() or "no model")
         limit_others()
         tags = {"application": here.app_name, "deployment": here.deployment, "replica": here.replica_id.unique_id}
@@ -235,10 +235,10 @@ async def _on_loopback(config: ActorConfig) -> bool:
     opened = config.model_copy(update={"grpc_port": None})  # Serve's proxy has the gRPC door
 
     def with_serve() -> bool:
-        client: Any = serve.context._get_global_client()
+        host, _ = ray_private.serve_http_address()
         # Serve's gRPC proxy listens on every address, and no option changes that.
-        grpc = ray.get(client._controller.get_grpc_config.remote())
-        return on_loopback(opened, client.http_config.host) and not grpc.grpc_servicer_functions
+        grpc = ray_private.serve_has_grpc(ray_private.serve_controller(), _SERVE_ANSWER_S)
+        return on_loopback(opened, host) and not grpc
 
     try:
         async with asyncio.timeout(_SERVE_ANSWER_S):
