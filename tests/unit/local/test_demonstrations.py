@@ -11,6 +11,7 @@ import torch
 
 from brayx.errors import ConfigError
 from brayx.local.demonstrations import Demonstrations
+from brayx.replay import npz
 from brayx.replay.files import Dataset
 from brayx.replay.packing import Layout
 from brayx.trainer.prefetch import Prepare
@@ -51,8 +52,8 @@ def test_every_column_comes_in_each_pass(tmp_path: Path) -> None:
 
 def test_an_episode_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset, read = Dataset(written(tmp_path / "a.npz", [3, 4])), []
-    inner = dataset._read
-    dataset._read = lambda file: (read.append(file), inner(file))[1]
+    inner = npz.episodes
+    monkeypatch.setattr(npz, "episodes", lambda file, fields: (read.append(file), inner(file, fields))[1])
     Demonstrations(dataset, LAYOUT, batch_size=2, unroll_length=4, seed=0)
     assert len(read) == 1
 

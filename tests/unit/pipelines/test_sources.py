@@ -10,7 +10,7 @@ import pytest
 
 from brayx.actions import ActionSpec
 from brayx.errors import ConfigError
-from brayx.replay.files import Dataset
+from brayx.replay import npz
 from brayx.replay.packing import Layout, Packer
 from brayx.types import DEMONSTRATION, Fragment
 from deployments.job import JobConfig
@@ -144,8 +144,8 @@ def test_a_check_reads_the_first_episode_once_and_nothing_of_a_function(
     (tmp_path / "given_model.py").write_text(OF_TWO)
     save(tmp_path / "set.npz", action=np.array([1, 3]))
     read: list[Path] = []
-    inner = Dataset._npz
-    monkeypatch.setattr(Dataset, "_npz", lambda self, file: (read.append(file), inner(self, file))[1])
+    inner = npz.episodes
+    monkeypatch.setattr(npz, "episodes", lambda file, fields: (read.append(file), inner(file, fields))[1])
     check_learning(job(tmp_path, f"path: set.npz, {BESIDE}", monkeypatch))
     assert len(read) == 1
     made = job(tmp_path, "module: given_data, func: one", monkeypatch)
