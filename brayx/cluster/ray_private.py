@@ -1,7 +1,7 @@
 """The parts of Ray's private interface that brayx uses; each fails separately if a version has changed it.
 
-They are Ray's key-value store, its address file and folders, its token check, and Serve's controller, address and mark of
-an ending replica. `brayx.cluster.housekeeping` has those of Ray Data, and warns instead of failing.
+They are Ray's key-value store, its address file and folders, its token check, and of Serve the controller, the address
+and the mark of an ending replica. `brayx.cluster.housekeeping` has those of Ray Data, and warns instead of failing.
 """
 
 from __future__ import annotations
