@@ -142,27 +142,30 @@ def call_with_retry(method: Any, *args: Any, timeout_s: float = ANSWER_S, what: 
             raise typed(error, timeout_s, what) from error
 
 
-async def answer_with_retry(call: Callable[[], Awaitable[Any]], again_s: float, timeout_s: float, what: str) -> Any:
+async def answer_with_retry(
+    call: Callable[[], Awaitable[Any]], timeout_s: float, what: str, *, finds_actor: bool = False
+) -> Any:
     """Awaits ``call()``, and makes it again while no actor is there to answer.
 
-    The call may be made twice, so it must be safe to repeat. It finds its actor itself, or starts one.
+    The call may be made twice, so it must be safe to repeat.
 
     Args:
         call: calls an actor.
-        again_s: pause before the next call.
         timeout_s: of all calls together.
         what: the actor, for the message of an error.
+        finds_actor: each call finds its actor, or starts one, so it is repeated however often the actor has died.
 
     Raises:
         BrayxError: the actor raised it; or `DeadlineExceeded`: no answer in time; or `ModelError`: the actor failed.
     """
+    restarts = Restarts(what)
     try:
         async with asyncio.timeout(timeout_s):
             while True:
                 try:
                     return await call()
-                except RayActorError:
-                    await asyncio.sleep(again_s)
+                except RayActorError as error:
+                    await asyncio.sleep(_AWAY_S if finds_actor else restarts.wait_s(error))
     except (RayError, TimeoutError) as error:
         raise typed(error, timeout_s, what) from error
 

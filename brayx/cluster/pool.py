@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import time
 from collections import OrderedDict
@@ -25,7 +26,6 @@ from brayx.model.pool import Aliases, Pool
 from brayx.types import Weights
 
 _MARGIN_S = 10.0
-_RETRY_S = 0.2
 _ALONE_S = 60.0
 """Seconds without a call after which the actor ends; six times a replica's longest wait for new aliases."""
 _FIRST_LOOK_S = 20.0
@@ -161,9 +161,8 @@ class PoolClient:
         Raises:
             DeadlineExceeded, ModelError: the pool does not answer, or failed.
         """
-        found: Aliases | None = await answer_with_retry(
-            lambda: self._call("newer", than, timeout_s), _RETRY_S, timeout_s + _MARGIN_S, f"pool {self.actor!r}"
-        )
+        longest_s, call = timeout_s + _MARGIN_S, functools.partial(self._call, "newer", than, timeout_s)
+        found: Aliases | None = await answer_with_retry(call, longest_s, f"pool {self.actor!r}", finds_actor=True)
         return found
 
     async def look(self, timeout_s: float = _FIRST_LOOK_S) -> Aliases | None:
@@ -188,7 +187,7 @@ class PoolClient:
             return weights
 
         what = f"pool {self.actor!r} (version {version} of model {model!r})"
-        weights: Weights = await answer_with_retry(call, _RETRY_S, timeout_s, what)
+        weights: Weights = await answer_with_retry(call, timeout_s, what, finds_actor=True)
         return weights
 
     async def _call(self, method: str, *args: Any) -> Any:

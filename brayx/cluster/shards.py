@@ -16,16 +16,14 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from brayx.cluster.buffer import BufferActor
-from brayx.cluster.named import end_actor, find_actor, named_actor, result_or
-from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, ReplayError, first_line
+from brayx.cluster.named import call_with_retry, end_actor, find_actor, named_actor, result_or
+from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, ModelError, ReplayError, first_line
 from brayx.replay.config import BufferConfig
 from brayx.replay.packing import Layout
 
 _START_S = 120.0
 _ANSWER_S = 30.0
 _LOCATE_S = 5.0
-_AGAIN_S = 0.2
-"""Pause before a restarting shard is called again."""
 
 
 class Shard(NamedTuple):
@@ -140,19 +138,14 @@ class Shards:
             ReplayError: no buffer of that name runs, or it does not answer.
         """
         deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                first = _found(name, 0, namespace)
-                config: BufferConfig = ray.get(first.config.remote(), timeout=max(0.0, deadline - time.monotonic()))
-                actors = [first, *(_found(name, number, namespace) for number in range(1, config.num_workers))]
-                left_s = max(0.0, deadline - time.monotonic())
-                shards = _located(actors, min(_LOCATE_S, left_s)) if located else map(Shard, actors)
-                return cls(name, config, shards, namespace)
-            except ray.exceptions.RayError as error:
-                restarts = isinstance(error, ray.exceptions.RayActorError)  # one that ended for good has no name
-                if not restarts or time.monotonic() + _AGAIN_S > deadline:
-                    raise ReplayError(f"buffer {name!r} does not answer: {first_line(error)}", buffer=name) from error
-            time.sleep(_AGAIN_S)
+        first = _found(name, 0, namespace)
+        try:
+            config: BufferConfig = call_with_retry(first.config, timeout_s=timeout_s, what="its first shard")
+        except (DeadlineExceeded, ModelError) as error:
+            raise ReplayError(f"buffer {name!r} does not answer: {error.message}", buffer=name) from error
+        actors = [first, *(_found(name, number, namespace) for number in range(1, config.num_workers))]
+        left_s = max(0.0, deadline - time.monotonic())
+        return cls(name, config, _located(actors, min(_LOCATE_S, left_s)) if located else map(Shard, actors), namespace)
 
     def gone(self) -> bool:
         """Whether the buffer was ended for good: an actor that restarts keeps its name."""

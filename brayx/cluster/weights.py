@@ -15,12 +15,12 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayError
 
-from brayx.cluster.named import ANSWER_S, Restarts, call_with_retry
+from brayx.cluster.named import ANSWER_S, WEIGHT_STORE, answer_with_retry, call_with_retry
 from brayx.cluster.relay import Line, weights_in
 from brayx.engines.base import check_finite
-from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, ModelError, StartupError, first_line
+from brayx.errors import BrayxError, ConfigError, StartupError, first_line
 from brayx.model.versions import version_unknown
 from brayx.types import Weights
 
@@ -51,25 +51,22 @@ async def fetch_weights(store: StoreHandle, version: int, timeout_s: float = MAR
         DeadlineExceeded: the store did not answer in time.
         ModelError: the weights were lost with their node or process, or the store has ended.
     """
-    longest_s, restarts = AGAIN_S, Restarts()
-    try:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                try:
-                    found = await store.get.remote(version)
-                    if found is None:
-                        raise version_unknown(version, await store.steps.remote())
-                    _, _, [reference] = found
-                    weights: Weights = await asyncio.to_thread(ray.get, reference, timeout=min(longest_s, timeout_s))
-                    return weights
-                except GetTimeoutError:
-                    longest_s *= 2  # large weights may take longer between nodes
-                except RayActorError as error:
-                    await asyncio.sleep(restarts.wait_s(error))
-    except TimeoutError as error:
-        raise DeadlineExceeded(f"the weight store did not give version {version} in {timeout_s:g} s") from error
-    except RayError as error:
-        raise ModelError(f"the weights of version {version} are lost: {first_line(error)}") from error
+    longest_s = AGAIN_S
+
+    async def call() -> Weights:
+        nonlocal longest_s
+        while True:
+            found = await store.get.remote(version)
+            if found is None:
+                raise version_unknown(version, await store.steps.remote())
+            _, _, [reference] = found
+            try:
+                return await asyncio.to_thread(ray.get, reference, timeout=min(longest_s, timeout_s))
+            except GetTimeoutError:
+                longest_s *= 2  # large weights may take longer between nodes
+
+    weights: Weights = await answer_with_retry(call, timeout_s, f"{WEIGHT_STORE} (version {version})")
+    return weights
 
 
 class WeightPublisher:

@@ -25,14 +25,19 @@ def after(*errors: Exception) -> Callable[[], Awaitable[str]]:
 
 
 async def test_a_call_is_repeated_while_its_actor_is_away() -> None:
-    assert await answer_with_retry(after(*[ActorDiedError()] * 5), 0.0, 5.0, "the pool") == "answer"
+    assert await answer_with_retry(after(*[ActorDiedError()] * 5), 5.0, "the pool", finds_actor=True) == "answer"
 
 
 async def test_without_an_answer_in_time_it_fails() -> None:
     with pytest.raises(DeadlineExceeded, match=r"^the pool did not answer in 0\.05 s$"):
-        await answer_with_retry(after(*[ActorDiedError()] * 1000), 0.01, 0.05, "the pool")
+        await answer_with_retry(after(*[ActorDiedError()] * 1000), 0.05, "the pool", finds_actor=True)
     with pytest.raises(DeadlineExceeded, match="the pool did not answer"):
-        await answer_with_retry(asyncio.Event().wait, 0.01, 0.05, "the pool")
+        await answer_with_retry(asyncio.Event().wait, 0.05, "the pool")
+
+
+async def test_an_actor_that_has_ended_for_good_is_not_called_again() -> None:
+    with pytest.raises(ModelError, match=r"^the weight store has ended"):
+        await answer_with_retry(after(*[ActorDiedError()] * 1000), 5.0, "the weight store")
 
 
 @pytest.mark.parametrize(
@@ -46,4 +51,4 @@ async def test_without_an_answer_in_time_it_fails() -> None:
 )
 async def test_any_other_error_is_a_typed_one_at_once(error: Exception, expected: type[BrayxError]) -> None:
     with pytest.raises(expected):
-        await answer_with_retry(after(error), 0.0, 5.0, "the pool")
+        await answer_with_retry(after(error), 5.0, "the pool")
