@@ -23,7 +23,7 @@ from brayx.logs import one_line
 from brayx.ports import check_ports
 from brayx.remote import offer
 from brayx.temporary import temporary_files
-from brayx.tracking import check_writable, tracking_uri
+from brayx.tracking import Trial, check_writable, tracking_uri
 from deployments.job import JobConfig, only, pool_name
 from pipelines.books import Clerk
 from pipelines.champion import champion_of, drawn_curve
@@ -198,7 +198,7 @@ class _Training:
             config,
             module,
             forward_args,
-            followers=[newest.put] if self.acting is None else [self.acting.load, newest.put],
+            followers=[newest.put] if self.acting is None else [self.acting.model.load, newest.put],
             batches=Batches({name: self.buffers[name] for name in config.buffers}, weights),
             numbers=self.numbers,
             keeper=clerk,
@@ -271,10 +271,7 @@ class _Training:
                         say(f"{self.actor}.keys_file: keys are required when the job is served, not while it trains")
                 self.learner.start()
                 self._wait_for_weights()
-                if self.acting is not None:
-                    self.acting.build(say)
-                for name, champion in self.champions.items():
-                    champion.build(functools.partial(self._say_of, name))
+                self._build_engines()
                 began, self.learning = time.monotonic(), True
                 commands = job.actors[self.actor].gamecores if self.actor else []
                 urls = {} if host is None else host.urls
@@ -388,34 +385,29 @@ class _Training:
             self.learner.stop()
             self.learner.result(self.end.left(_INTERRUPTED_END_TIMEOUT_S if self.learning else 1.0))
 
+    def _build_engines(self) -> None:
+        """Starts to build the models' engines; what each acts with becomes a tag of the trial."""
+
+        def record(name: str, acts_with: str) -> None:
+            with contextlib.suppress(BrayxError):  # the training may have ended meanwhile
+                self.clerk.call(Trial.set_tag, f"brayx.engine.{name}", acts_with)
+
+        if self.acting is not None:
+            self.acting.build(self.progress.say, functools.partial(record, self.config.model))
+        for name, champion in self.champions.items():
+            champion.build(functools.partial(self._say_of, name), functools.partial(record, name))
+
     def _say_of(self, name: str, line: str) -> None:
         self.progress.say(f"{name!r}: {line}")
 
     def _champion(self, name: str) -> ActingModel:
         """A model that acts but is not trained: the champion of its name, or else the model as built."""
-        from brayx.local.acting import ActingModel
-        from brayx.model.build import acting_model
-        from brayx.model.checkpoints import checkpoint_folder, engine_from, read_checkpoint
+        from pipelines.acting import acting_from
 
-        job, config = self.job, self.job.models[name]
-        module, example = acting_model(job.folder, config.module, name, job.as_dict())
-        source = self.clerk.call(champion_of, job, name)
-        checkpoint, version, weights = source.checkpoint or None, source.version or 0, None
-        if checkpoint is None:
-            self.progress.say(f"model {name!r} acts untrained: {pool_name(job, name)} has no champion")
-        else:
-            with checkpoint_folder(checkpoint, source.tracking) as folder:
-                found, weights = read_checkpoint(folder)
-                version = found if source.version is None else source.version
-        return ActingModel(
-            config,
-            module,
-            example,
-            self.numbers,
-            version=version,
-            weights=weights,
-            engine=lambda: engine_from(config, module, example, checkpoint, source.tracking, version)[0],
-        )
+        source = self.clerk.call(champion_of, self.job, name)
+        if not source.checkpoint:
+            self.progress.say(f"model {name!r} acts untrained: {pool_name(self.job, name)} has no champion")
+        return acting_from(source, self.job, name, self.job.as_dict(), self.numbers)
 
 
 def _renderer(job: JobConfig, actor: str, clerk: Clerk) -> EpisodeRenderer | None:

@@ -124,7 +124,7 @@ def batching(
 
 
 class LocalModel:
-    """A model whose engine runs in this process. Use it on one event loop; only `load` may come from elsewhere.
+    """A model whose engine runs in this process. Use it on one event loop; `load` and `swap` may come from any thread.
 
     Args:
         engine: a verified engine.
@@ -196,25 +196,23 @@ class LocalModel:
     def load(self, version: int, weights: Weights) -> None:
         """Uses ``weights`` from the next batch on; a running batch keeps its own.
 
-        May be called from any thread, one at a time; forwards use the old weights until the new ones are ready.
+        Forwards use the old weights until the new ones are ready.
 
         Raises:
             BadWeights: they do not fit the model; the current weights stay.
         """
         self._versions.load(version, weights)
 
-    def swap(self, engine: Engine, version: int, weights: Weights) -> None:
-        """As `load`, with another engine of the same module, which the next batch runs on.
-
-        Pinned versions stay on their engine. Do not call it concurrently with `load`.
+    def swap(self, engine: Engine, weights_of: Callable[[Any], Weights]) -> None:
+        """Runs all versions on another engine of the same module from the next batch on; see `Versions.swap`.
 
         Raises:
             ModelError: the engine's inputs or outputs differ.
-            BadWeights: as `load`.
+            BadWeights: the weights of a version do not fit; the current engine stays.
         """
         if (engine.spec.inputs, engine.spec.outputs) != (self._spec.inputs, self._spec.outputs):
             raise ModelError("cannot replace the engine by one of another model")
-        self._versions.swap(engine, version, weights)
+        self._versions.swap(engine, weights_of)
 
     async def forward(self, *args: NestedArray, version: int | None = None, deadline_s: float | None = None) -> Forward:
         """The model's outputs for one observation; see `Model.forward`."""
@@ -365,13 +363,13 @@ class LocalModel:
         if isinstance(weights, _Columns):
             block: Any = rows[0]  # the key, or what it was padded to
             used = block.weights or self._versions.newest
-            return [(used.engine.run(used.bound, block.leaves), used.version)]
+            return [(used.run(block.leaves), used.version)]
         weights = weights or self._versions.newest  # read once: a batch never mixes versions
-        version, bound, run = weights.version, weights.bound, weights.engine.run
+        version, run = weights.version, weights.run
         if len(rows) == 1:
-            outputs = run(bound, [leaf[None] for leaf in rows[0]])
+            outputs = run([leaf[None] for leaf in rows[0]])
             return [([leaf[0, ...] for leaf in outputs], version)]
-        outputs = run(bound, [_joined(column) for column in zip(*rows, strict=True)])
+        outputs = run([_joined(column) for column in zip(*rows, strict=True)])
         parts = zip(*[_rows(leaf) for leaf in outputs], strict=True)
         return [(list(leaves), version) for leaves in parts]
 

@@ -7,9 +7,10 @@ happens outside the lock.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -22,12 +23,16 @@ from brayx.types import Weights
 class WeightSet:
     """One version's weights, ready to run on an engine; compared by identity, freed with its last reference."""
 
-    __slots__ = ("__weakref__", "bound", "engine", "version")
+    __slots__ = ("__weakref__", "bound", "run", "version")
 
     def __init__(self, version: int, engine: Engine, bound: Any) -> None:
         self.version = version
-        self.engine = engine
+        self.use(engine, bound)
+
+    def use(self, engine: Engine, bound: Any) -> None:
+        """Runs on ``engine`` from the next batch on; ``bound`` is what it made of these weights."""
         self.bound = bound
+        self.run = functools.partial(engine.run, bound)  # one attribute: no batch mixes two engines
 
 
 class Versions:
@@ -49,6 +54,8 @@ class Versions:
         self._engine = engine
         self._keep = keep
         self._max_pinned = max_pinned
+        self._binding = threading.Lock()
+        """Held while weights are bound, so that none are bound to an engine that `swap` replaces meanwhile."""
         self._lock = threading.Lock()
         self.newest = self._made(version, engine.initial if weights is None else weights)
         """Weight set of forwards without a version; replaced as a whole, so that readers see a consistent one."""
@@ -61,27 +68,37 @@ class Versions:
             return sorted(self._alive)
 
     def load(self, version: int, weights: Weights) -> None:
-        """Makes ``weights`` the newest; the previous version stays like any other. One thread at a time.
+        """Makes ``weights`` the newest; the previous version stays like any other.
 
         Raises:
             BadWeights: they do not fit the model; nothing changes.
         """
-        made = self._made(version, weights)
-        with self._lock:
-            before, self.newest = self.newest, made
-            self._alive[version] = made
-            self._others.pop(version, None)
-            if before.version != version:
-                self._keep_ready(before)
+        with self._binding:
+            made = self._made(version, weights)
+            with self._lock:
+                before, self.newest = self.newest, made
+                self._alive[version] = made
+                self._others.pop(version, None)
+                if before.version != version:
+                    self._keep_ready(before)
 
-    def swap(self, engine: Engine, version: int, weights: Weights) -> None:
-        """As `load`, on another engine, which all later versions use; those that are ready stay on theirs."""
-        before, self._engine = self._engine, engine
-        try:
-            self.load(version, weights)
-        except BaseException:
-            self._engine = before
-            raise
+    def swap(self, engine: Engine, weights_of: Callable[[Any], Weights]) -> None:
+        """Moves every version, pinned ones too, to another engine of the same module; later versions use it as well.
+
+        Args:
+            engine: the new engine.
+            weights_of: the weights in a result of the present engine's ``bind``.
+
+        Raises:
+            BadWeights: the weights of a version do not fit; nothing changes.
+        """
+        with self._binding:
+            with self._lock:
+                ready = list(self._alive.values())
+            bound = [_bind(engine, weights_of(each.bound)) for each in ready]
+            self._engine = engine
+            for each, its in zip(ready, bound, strict=True):
+                each.use(engine, its)
 
     def add(self, version: int, weights: Weights) -> WeightSet:
         """Keeps a version ready that is not the newest, and returns it; a version that is ready already stays.
@@ -89,12 +106,13 @@ class Versions:
         Raises:
             BadWeights: they do not fit the model.
         """
-        made = self._made(version, weights)
-        with self._lock:
-            found = self._alive.setdefault(version, made)
-            if found is not self.newest:
-                self._keep_ready(found)
-            return found
+        with self._binding:
+            made = self._made(version, weights)
+            with self._lock:
+                found = self._alive.setdefault(version, made)
+                if found is not self.newest:
+                    self._keep_ready(found)
+                return found
 
     def get(self, version: int) -> WeightSet:
         """The weight set of ``version``.
@@ -127,14 +145,17 @@ class Versions:
         return found
 
     def _made(self, version: int, weights: Weights) -> WeightSet:
-        engine = self._engine
-        return WeightSet(version, engine, engine.bind(completed(engine.layout, weights)))
+        return WeightSet(version, self._engine, _bind(self._engine, weights))
 
     def _keep_ready(self, kept: WeightSet) -> None:
         self._others[kept.version] = kept
         self._others.move_to_end(kept.version)
         while len(self._others) >= self._keep:
             self._others.popitem(last=False)
+
+
+def _bind(engine: Engine, weights: Weights) -> Any:
+    return engine.bind(completed(engine.layout, weights))
 
 
 def version_unknown(version: int, known: Iterable[int]) -> VersionUnknown:

@@ -70,15 +70,23 @@ def the_trial(folder: Path) -> Trial:
     return trial
 
 
+def acts_with(command: Command) -> str:
+    """The engine that the trial is to record, once the command has said that the model acts with it."""
+    said = r"the model acts with engine onnx from policy version (\d+)"
+    command.until(lambda: re.search(said, command.err) is not None, "the engine is built")
+    return f"onnx from version {re.findall(said, command.err)[0]}"
+
+
 def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folder: Path) -> None:
     with train(folder, 1_000_000) as killed, said_on_failure(killed):
         url = door(killed)
-        killed.until(killed.says("the model acts with engine onnx"), "the engine is built")
+        engine = acts_with(killed)
         killed.until(lambda: "env steps" in killed.err, "it shows progress")
         with urllib.request.urlopen(url, timeout=10) as reply:
             assert b'"mode": "train"' in reply.read()
         # The store must not be touched before the command has made it, which it has when it saves.
         killed.until(lambda: any(folder.glob("mlartifacts/**/weights.npz")) and bool(saved(folder)), "it is saved")
+        killed.until(lambda: the_trial(folder).tags().get("brayx.engine.model") == engine, "the engine is recorded")
         killed.process.kill()
         killed.gone(alone_for(15.0, killed))
     steps = max(saved(folder))
@@ -88,7 +96,9 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
     with train(folder, 1_000_000) as interrupted, said_on_failure(interrupted):
         url = door(interrupted)
         assert "cartpole / main (resumed)" in interrupted.err
+        engine = acts_with(interrupted)
         interrupted.until(lambda: max(saved(folder)) > steps, "it is saved again")
+        interrupted.until(lambda: the_trial(folder).tags()["brayx.engine.model"] == engine, "the engine is recorded")
         limit_s = alone_for(CONTROL_C_S, interrupted)
         interrupted.control_c()
         interrupted.gone(limit_s)

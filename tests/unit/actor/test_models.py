@@ -196,7 +196,7 @@ async def test_a_pinned_version_has_the_same_state(model):
     make = factory(model, {"a": Loyal})
     actor = make()
     await actor.start("s", b"")
-    model.load(1, {name: array * 0 for name, array in model._versions.newest.engine.initial.items()})
+    model.load(1, {name: array * 0 for name, array in model._versions._engine.initial.items()})
     np.testing.assert_allclose(await ticks(actor, GAME), expected(GAME), rtol=1e-4, atol=1e-5)
 
 
@@ -218,8 +218,9 @@ class Soon(Agent):
 
 async def ask_soon(model, width, *, arms=None, given=()):
     """What forwards with a deadline come to while the engine is held up, and then while it is not."""
-    free, run = threading.Event(), model._versions.newest.engine.run
-    model._versions.newest.engine.run = lambda bound, inputs: (free.wait(30), run(bound, inputs))[1]
+    free = threading.Event()
+    for ready in list(model._versions._alive.values()):
+        ready.run = lambda inputs, run=ready.run: (free.wait(30), run(inputs))[1]
     make = AgentActorFactory({"a": Soon}, {"state": given}, Services(models={"policy": model}), arms=arms)
     actor = make()
     await actor.start("s", b"")

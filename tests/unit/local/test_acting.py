@@ -48,7 +48,7 @@ async def value_of(acting):
 
 
 def engine_of(acting):
-    return type(acting.model._versions.newest.engine)
+    return type(acting.model._versions._engine)
 
 
 def made(module, **options):
@@ -57,35 +57,37 @@ def made(module, **options):
 
 async def test_it_acts_before_its_engine_is_built_and_with_the_newest_weights_after():
     module = Scale()
-    acting, said = made(module), []
+    acting, said, recorded = made(module), [], []
     assert engine_of(acting) is TorchEngine
     assert await value_of(acting) == (3.0, 0)
-    acting.load(1, factor(2.0))
+    acting.model.load(1, factor(2.0))
     assert await value_of(acting) == (6.0, 1)
     torch.nn.init.zeros_(module.factor)  # it learns meanwhile
-    thread = acting.build(said.append)
-    acting.load(2, factor(5.0))
+    thread = acting.build(said.append, recorded.append)
+    acting.model.load(2, factor(5.0))
     thread.join(WAIT_S)
     assert engine_of(acting) is OnnxEngine
     assert await value_of(acting) == (15.0, 2)
     assert re.fullmatch(r"the model acts with engine onnx from policy version [12] on, no longer with torch", *said)
-    acting.load(3, factor(7.0))
+    assert re.fullmatch(r"onnx from version [12]", *recorded)
+    acting.model.load(3, factor(7.0))
     assert await value_of(acting) == (21.0, 3)
     await acting.model.close()
 
 
 async def test_a_model_that_cannot_be_exported_goes_on_acting_on_torch_and_says_so():
-    acting, said = made(ByValue()), []
-    acting.build(said.append).join(WAIT_S)
+    acting, said, recorded = made(ByValue()), [], []
+    acting.build(said.append, recorded.append).join(WAIT_S)
     (line,) = said
     assert line.startswith("the model keeps acting with torch, since engine onnx could not be built: ")
-    acting.load(1, factor(2.0))
+    assert recorded == ["torch"]
+    acting.model.load(1, factor(2.0))
     assert await value_of(acting) == (-6.0, 1)
     await acting.model.close()
 
 
 @pytest.mark.parametrize("engine", ["onnx", "onnx-frozen"])
-async def test_weights_that_stay_act_on_torch_first_too_and_a_pinned_session_on_what_it_began_with(engine):
+async def test_weights_that_stay_act_on_torch_first_too_and_a_pinned_session_keeps_its_version(engine):
     module, config, said = Scale(), ModelConfig(module="m", engine=engine), []
     example = (torch.zeros(2, 2),)
     acting = ActingModel(
@@ -105,8 +107,9 @@ async def test_weights_that_stay_act_on_torch_first_too_and_a_pinned_session_on_
 
 
 async def test_where_torch_is_asked_for_nothing_else_is_built():
-    acting = made(Scale(), engine="torch")
-    assert acting.build(print) is None
+    acting, said, recorded = made(Scale(), engine="torch"), [], []
+    acting.build(said.append, recorded.append).join(WAIT_S)
+    assert (said, recorded) == ([], ["torch"])
     await acting.model.close()
 
 

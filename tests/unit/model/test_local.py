@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from brayx.engines.onnx import OnnxEngine
-from brayx.engines.torch import TorchEngine
+from brayx.engines.torch import TorchEngine, module_weights
 from brayx.errors import (
     BadWeights,
     BodyTooLarge,
@@ -22,6 +22,7 @@ from brayx.errors import (
     VersionUnknown,
 )
 from brayx.model.local import LocalModel
+from tests.waiting import WAIT_S, until_awaited
 
 
 class Scale(torch.nn.Module):
@@ -327,23 +328,25 @@ async def test_a_batch_larger_than_the_queue_is_no_more_than_it_may_be(make, eng
 
 
 class Gated:
-    """An engine that runs as often as it is let."""
+    """Lets the newest weights of a model run as often as it is let."""
 
-    def __init__(self, engine) -> None:
-        self._engine = engine
+    def __init__(self, model, slow_s=0.0) -> None:
+        self._run, self._slow_s = model._versions.newest.run, slow_s
         self.sizes = []
         self.turns = threading.Semaphore(0)
+        model._versions.newest.run = self
 
-    def run(self, bound, inputs):
+    def __call__(self, inputs):
+        time.sleep(self._slow_s)
         assert self.turns.acquire(timeout=30)
         self.sizes.append(len(inputs[0]))
-        return self._engine.run(bound, inputs)
+        return self._run(inputs)
 
 
 @pytest.fixture
 async def gated(make, onnx_scale):
     model = make(onnx_scale, max_batch_size=4, max_queue=3, inline_below_s=0)
-    gate = model._versions.newest.engine = Gated(onnx_scale)
+    gate = Gated(model)
     yield model, gate
     gate.turns.release(1000)
 
@@ -371,9 +374,7 @@ async def test_a_batch_has_one_deadline(gated):
 
 async def test_a_batch_has_one_deadline_where_its_calls_hold_the_event_loop(make, onnx_scale):
     model = make(onnx_scale, max_batch_size=4, inline_below_s=1e9)
-    gate = model._versions.newest.engine = Gated(onnx_scale)
-    run = gate.run
-    gate.run = lambda bound, inputs: (time.sleep(0.03), run(bound, inputs))[1]
+    gate = Gated(model, slow_s=0.03)
     gate.turns.release(10)
     with pytest.raises(DeadlineExceeded):
         await model.forward_columns([np.ones((40, 3), np.float32)], deadline_s=0.05)
@@ -404,9 +405,8 @@ async def test_a_full_queue_refuses_a_batch(gated):
 async def test_columns_are_padded_where_batches_are(make, engine, count, options, seen):
     sizes, batches = [], []
     model = make(engine, on_batch=lambda rows, *_: batches.append(rows), **options)
-    whole = engine.run
-    seen_engine = type("Seen", (), {"run": staticmethod(lambda b, x: sizes.append(len(x[0])) or whole(b, x))})()
-    model._versions.newest.engine = seen_engine
+    whole = model._versions.newest.run
+    model._versions.newest.run = lambda leaves: sizes.append(len(leaves[0])) or whole(leaves)
     x = np.arange(3 * count, dtype=np.float32).reshape(count, 3)
     outputs, _ = await model.forward_columns([x])
     assert sizes == seen
@@ -431,29 +431,57 @@ async def test_columns_of_a_slow_model_do_not_hold_up_the_event_loop(make):
     assert threads[-1] is not threading.current_thread()
 
 
-async def test_another_engine_takes_over_at_the_next_batch(make, onnx_scale):
+async def test_another_engine_takes_over_at_the_next_batch_for_every_version(make, onnx_scale):
     first, second = Counting(TorchEngine(Scale(), EXAMPLE)), Counting(onnx_scale)
-    model = make(first, max_versions=4)
+    model = make(first, max_versions=2)
     model.load(1, factor(3.0))
-    held = model.pinned(1)
-    model.swap(second, 1, factor(3.0))
-    assert model.version == 1
-    swapped = await model.forward(OBS)
-    assert (swapped.outputs["factor"], swapped.policy_version, first.runs, second.runs) == (3.0, 1, 0, 1)
-    assert (await held.forward(OBS)).outputs["factor"] == 3.0
-    assert (first.runs, second.runs) == (1, 1), "who holds a version has it on the engine that it was ready on"
-    model.load(2, factor(5.0))
+    pinned = model.pinned(1)
+    for version in (2, 3, 4):
+        model.load(version, factor(version))
+    assert (await pinned.forward(OBS)).outputs["factor"] == 3.0
+    assert (first.runs, second.runs) == (1, 0)
+    model.swap(second, module_weights)
+    assert model.version == 4
+    for handle, value, version in ((model, 4.0, 4), (model.pinned(3), 3.0, 3), (pinned, 3.0, 1)):
+        made = await handle.forward(OBS)
+        assert (made.outputs["factor"], made.policy_version) == (value, version)
+    model.load(5, factor(5.0))
     assert (await model.forward(OBS)).outputs["factor"] == 5.0
-    assert second.runs == 2
+    assert (first.runs, second.runs) == (1, 4)
+
+
+async def test_what_is_fetched_while_an_engine_is_swapped_is_on_the_new_one(make, onnx_scale):
+    """Binding holds no forward up, so a fetch and a swap may want to bind at once."""
+    first, second = Counting(TorchEngine(Scale(), EXAMPLE)), Counting(onnx_scale)
+
+    async def fetch(version):
+        fetched.set()
+        return factor(version)
+
+    def weights_of(bound):
+        assert may_swap.wait(WAIT_S)
+        return module_weights(bound)
+
+    fetched, may_swap = asyncio.Event(), threading.Event()
+    model = make(first, fetch=fetch)
+    swap = asyncio.create_task(asyncio.to_thread(model.swap, second, weights_of))
+    await until_awaited(model._versions._binding.locked, "it is being swapped")
+    pin = asyncio.create_task(model.pin(7))
+    await fetched.wait()
+    assert (await model.forward(OBS)).outputs["factor"] == 1.0
+    may_swap.set()
+    await swap
+    assert (await (await pin).forward(OBS)).outputs["factor"] == 7.0
+    assert (first.runs, second.runs) == (1, 1)
 
 
 async def test_an_engine_of_another_model_or_weights_that_do_not_fit_change_nothing(make, engine):
     model = make(engine)
     other = TorchEngine(torch.nn.Linear(2, 2), (np.zeros((1, 2), np.float32),))
     with pytest.raises(ModelError, match="cannot replace the engine"):
-        model.swap(other, 1, other.initial)
+        model.swap(other, module_weights)
     with pytest.raises(BadWeights):
-        model.swap(TorchEngine(Scale(), EXAMPLE), 1, {"factor": np.zeros(2, np.float32)})
+        model.swap(Counting(engine), lambda bound: {"factor": np.zeros(2, np.float32)})
     model.load(1, factor(2.0))
     outputs, version = await model.forward(OBS)
-    assert (outputs["factor"], version, model._versions.newest.engine) == (2.0, 1, engine)
+    assert (outputs["factor"], version, model._versions._engine) == (2.0, 1, engine)

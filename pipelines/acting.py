@@ -1,0 +1,53 @@
+"""Models that act but are not trained here: a registered version of each, or the model as built.
+
+Knows nothing of doors, sessions or what is learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from brayx.local.acting import ActingModel
+from brayx.metrics import Recorder
+from brayx.model.build import acting_model
+from brayx.model.checkpoints import checkpoint_folder, engine_from, read_checkpoint
+from brayx.types import Weights
+from deployments.job import JobConfig
+from deployments.weights import WeightSource
+
+
+def acting_from(
+    source: WeightSource,
+    job: JobConfig,
+    name: str,
+    as_dict: Mapping[str, Any],
+    sink: Recorder,
+    fetch: Callable[[int], Awaitable[Weights]] | None = None,
+) -> ActingModel:
+    """The model component ``name`` of a job with the weights that ``source`` names.
+
+    Args:
+        as_dict: the job as its ``build_model`` gets it.
+        sink, fetch: as of `ActingModel`.
+
+    Raises:
+        BrayxError: the model cannot be built, or the weights cannot be read or do not fit.
+    """
+    config, checkpoint = job.models[name], source.checkpoint or None
+    module, example = acting_model(job.folder, config.module, name, as_dict)
+    version, weights = source.version or 0, None
+    if checkpoint is not None:
+        with checkpoint_folder(checkpoint, source.tracking) as folder:
+            found, weights = read_checkpoint(folder)
+        version = found if source.version is None else source.version
+    return ActingModel(
+        config,
+        module,
+        example,
+        sink,
+        version=version,
+        weights=weights,
+        engine=lambda: engine_from(config, module, example, checkpoint, source.tracking, source.version)[0],
+        fetch=fetch,
+    )
