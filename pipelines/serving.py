@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,20 +25,19 @@ from brayx.actor.serving import Runtime
 from brayx.gamecore.auth import Keys
 from brayx.local.host import LocalHost
 from brayx.metrics import Recorder
-from brayx.model.build import acting_model
-from brayx.model.checkpoints import engine_from
 from brayx.model.following import AliasFollower
-from brayx.model.local import LocalModel, batching
+from brayx.model.local import LocalModel
 from brayx.model.pool import Pool
 from brayx.ports import check_ports
 from brayx.remote import Unkept, offer
 from deployments.code import check_code
 from deployments.job import JobConfig, only
 from deployments.weights import pooled, registered
+from pipelines.acting import acting_from
 from pipelines.checks import ports_of
 
-_FOLLOWED_VERSIONS = 4
-"""Kept ready of a model that is served by an alias: champion, candidate, and what sessions had before."""
+_log = logging.getLogger(__name__)
+
 _START_S = 30.0
 _CLOSE_S = 5.0
 _RECORD_S = 1.0
@@ -46,11 +46,14 @@ _RECORD_S = 1.0
 class Serving:
     """An actor of a job, served from its construction to `close`; a context.
 
+    Its models act with torch until their engines are built.
+
     Args:
         job: that was trained.
         uri: tracking URI of the registry.
         actor: name of the component; it may stay empty when there is one.
         models: which version each model serves, as `deployments.actor.ServeArgs.models`.
+        say: gets a line once a model acts with its engine, or says why it keeps acting with torch.
 
     Attributes:
         actor: name of the actor.
@@ -63,7 +66,15 @@ class Serving:
         TrackingError: the registry cannot be read, or has no version that ``models`` names.
     """
 
-    def __init__(self, job: JobConfig, uri: str, *, actor: str = "", models: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        job: JobConfig,
+        uri: str,
+        *,
+        actor: str = "",
+        models: Mapping[str, str] | None = None,
+        say: Callable[[str], None] = _log.info,
+    ) -> None:
         self.actor = actor = only("actor", job.actors, actor)
         self.config = config = job.actors[actor]
         check_code(job, [actor], mode="serve")
@@ -75,19 +86,18 @@ class Serving:
         self._pool = pool = Pool(uri, project, followed)
         self._recorder = recorder = Recorder()
         recorder.listen(pool.add)
-        self._models: dict[str, LocalModel] = {}
-        for name, source in self._sources.items():
-            model = job.models[name]
-            module, example = acting_model(job.folder, model.module, name, as_dict)
-            engine, version = engine_from(model, module, example, source.checkpoint or None, uri, source.version)
-            self._models[name] = LocalModel(
-                engine,
-                version=version,
-                buckets=model.buckets,
-                max_versions=max(model.max_versions, _FOLLOWED_VERSIONS) if name in followed else model.max_versions,
+        acting = {
+            name: acting_from(
+                source,
+                job,
+                name,
+                as_dict,
+                recorder,
                 fetch=functools.partial(pool.weights, name) if name in followed else None,
-                **batching(model, recorder),
             )
+            for name, source in self._sources.items()
+        }
+        self._models: dict[str, LocalModel] = {name: each.model for name, each in acting.items()}
         self._follower = AliasFollower(pool, followed, self._models) if followed else None
         self._work: list[asyncio.Task[None]] = []
         keys = Keys.configured(config.keys_file, config.key_window_s)
@@ -117,6 +127,8 @@ class Serving:
         self._host.run(self._start_work(), _START_S)
         self._offered.enter_context(offer(self._models, dict.fromkeys(job.buffers, Unkept()), self._host.loop))
         self.urls = self._host.urls
+        for name, each in acting.items():
+            each.build(functools.partial(_say_of, name, say))
 
     def __enter__(self) -> Self:
         return self
@@ -181,7 +193,7 @@ def serve(job: JobConfig, uri: str, *, actor: str = "", models: Mapping[str, str
 
     Arguments and errors are those of `Serving`.
     """
-    with Serving(job, uri, actor=actor, models=models) as serving, _signals() as ending:
+    with Serving(job, uri, actor=actor, models=models, say=_say) as serving, _signals() as ending:
         _say(f"actor {serving.actor!r} of project {job.project!r} is served:")
         for door, url in serving.urls.items():
             _say(f"  {door:<4}  {url}")
@@ -219,6 +231,10 @@ def _signals() -> Iterator[threading.Event]:
         yield ending
     finally:
         restore()
+
+
+def _say_of(name: str, say: Callable[[str], None], line: str) -> None:
+    say(f"{name!r}: {line}")
 
 
 def _say(line: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -14,13 +15,16 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
-from brayx.engines.base import save_weights
+from brayx.engines.base import Engine, save_weights
+from brayx.engines.onnx import OnnxEngine
+from brayx.engines.torch import TorchEngine
 from brayx.errors import BrayxError, ModelNotFound, ServiceFull, Unauthorized
 from brayx.gamecore.auth import Keys, new_key
 from brayx.gamecore.client import Client
 from brayx.gamecore.status import read_status
 from brayx.gamecore.transports.base import Endpoint
 from brayx.model.arms import Followed
+from brayx.model.checkpoints import engine_from
 from brayx.tracking import Trial, register
 from deployments.job import JobConfig
 from pipelines import cli
@@ -173,6 +177,42 @@ def test_a_canary_and_its_promotion(serving: Serving, registry: Registry) -> Non
     for name, metrics in runs.items():
         assert metrics["return/mean"] == pytest.approx(10.0 * int(name.split()[2]))
         assert metrics["session/games"] == metrics["session/sessions"] <= metrics["tick/count"]
+
+
+def test_it_answers_with_torch_until_the_engine_is_exported(
+    job: JobConfig, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The champion, a canary and running sessions move to the engine once it is built."""
+    exported, said = threading.Event(), []
+
+    def engine_when_exported(*args: Any) -> tuple[Engine, int]:
+        assert exported.wait(WAIT_S)
+        return engine_from(*args)
+
+    def engines() -> set[type]:
+        return {type(ready.run.func.__self__) for ready in list(serving._models["model"]._versions._alive.values())}
+
+    monkeypatch.setattr("pipelines.acting.engine_from", engine_when_exported)
+    registry.add(1, "champion")
+    registry.add(2, "candidate")
+    with Serving(job, registry.uri, say=said.append) as serving:
+        players = Players(serving.url)
+        until(lambda: len(serving.registered["model"]) == 2, "the candidate is served", WAIT_S)
+        running = [players.begin(f"session-{i}") for i in range(20)]
+        versions = [version_of(client) for client in running]
+        assert set(versions) == {1, 2}
+        assert (engines(), said) == ({TorchEngine}, [])
+        exported.set()
+        until(lambda: said, "the engine is built", WAIT_S)
+        assert said == ["'model': the model acts with engine onnx from policy version 1 on, no longer with torch"]
+        assert engines() == {OnnxEngine}
+        assert [version_of(client) for client in running] == versions, "running sessions keep their versions"
+        registry.add(3, "champion")
+        until(lambda: 3 in {players.new() for _ in range(5)}, "the alias is followed", WAIT_S)
+        assert engines() == {OnnxEngine}
+        for client in running:
+            client.stop()
+            client.close()
 
 
 def test_draining_refuses_starts_and_waits_for_running_sessions(serving: Serving) -> None:
