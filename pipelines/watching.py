@@ -24,7 +24,8 @@ STALLED_TIMEOUT_S = 600.0
 """How long the learner may take for one update of what has come: no less than ranks take that have to start again.
 
 So long, too, may it take to end once its stream is over."""
-_REQUESTS = ("sessions_started", "ticks", "requests_refused", "env_steps")
+_REQUESTS = ("sessions_started", "ticks", "requests_refused")
+"""What comes through the door. Env steps may come from rollouts, which have none."""
 _LOST_S = 10.0
 """For so long too large a share must be lost, as a replica may be restarting;"""
 _FEW = 8
@@ -54,7 +55,7 @@ class Patience:
             failures: how many gamecores have ended in failure so far.
         """
         steps = numbers.get("env_steps", 0.0)
-        trouble = failures + sum(value for name, value in numbers.items() if name.split(".")[0] in _TROUBLE)
+        trouble = failures + _sum_of(_TROUBLE, numbers)
         if steps != self._steps:
             if self._steps is not None:
                 self._limit_s = NEXT_STEP_TIMEOUT_S
@@ -80,10 +81,17 @@ class Silence:
         self._clock = clock
         self._since = clock()
         self._silent, self._hinted = gamecores > 0, False
+        self._requests_before: float | None = None
 
     def is_over(self, numbers: Mapping[str, float]) -> bool:
-        """Whether to give up, by the newest numbers: no request has come for `NEXT_STEP_TIMEOUT_S` from the start."""
-        self._silent = self._silent and not any(name.split(".")[0] in _REQUESTS for name in numbers)
+        """Whether to give up, by the newest numbers: no request has come for `NEXT_STEP_TIMEOUT_S` from the start.
+
+        The first numbers are those of before: a resumed trial counts on.
+        """
+        requests = _sum_of(_REQUESTS, numbers)
+        if self._requests_before is None:
+            self._requests_before = requests
+        self._silent = self._silent and requests == self._requests_before
         return self._silent and self._clock() - self._since > NEXT_STEP_TIMEOUT_S
 
     def hint(self, numbers: Mapping[str, float]) -> str:
@@ -133,6 +141,11 @@ def lost_of(numbers: Mapping[str, float]) -> list[tuple[str, float, float]]:
     get = numbers.get
     failed, lost = get(FAILED_IN_WINDOW, 0.0), get(LOST_IN_WINDOW, 0.0)
     return [("games", failed, failed + get(GAMES_IN_WINDOW, 0.0)), ("fragments", lost, get(FRAGMENTS_IN_WINDOW, 0.0))]
+
+
+def _sum_of(metrics: Sequence[str], numbers: Mapping[str, float]) -> float:
+    """The sum of some metrics over all their labels."""
+    return sum(value for name, value in numbers.items() if name.partition(".")[0] in metrics)
 
 
 class Pace:

@@ -16,9 +16,12 @@ from rich.console import Console
 from brayx.cluster.learner import TrialKeeper
 from brayx.engines.base import save_weights
 from brayx.errors import ConfigError, DeadlineExceeded, StartupError
+from brayx.local.numbers import LocalNumbers
+from brayx.metrics import Recorder
 from brayx.model.build import build_model
 from brayx.ports import free_port
 from brayx.tracking import Trial, files_of, find
+from brayx.tracking.hub import Hub, totals_of
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.loop import Summary, learn
 from deployments.job import JobConfig
@@ -87,10 +90,38 @@ def test_gamecores_that_never_come_to_the_door_are_named_once_and_then_given_up(
 def test_games_that_came_once_or_come_by_themselves_may_be_silent(gamecores):
     clock = Clock()
     silence = Silence(gamecores, clock)
-    assert not silence.hint({"requests_refused.bad_body": 1.0} if gamecores else {})
+    numbers = {}
+    assert not silence.hint(numbers)
+    if gamecores:
+        numbers = {"requests_refused.bad_body": 1.0}
+        assert not silence.hint(numbers)
     clock.now = 1e6
-    assert not silence.hint({})
-    assert not silence.is_over({})
+    assert not silence.hint(numbers)
+    assert not silence.is_over(numbers)
+
+
+@pytest.mark.parametrize("cluster", [False, True], ids=["local", "cluster"])
+def test_what_came_before_a_resumption_or_without_a_door_is_no_request(cluster, tracking_db):
+    trial = Trial.open("p", "t", tracking_db)
+    trial.log_metrics(dict.fromkeys(("tick/count", "session/started", "tick/refused", "replay/env_steps"), 900.0), 900)
+    hub, recorder, clock = Hub(trial), Recorder(), Clock()
+    numbers = recorder if cluster else LocalNumbers(totals_of(trial), "env_steps")
+
+    def snapshot():
+        hub.push(recorder.drain())
+        return (hub if cluster else numbers).snapshot()
+
+    silence = Silence(4, clock)
+    assert {"ticks", "sessions_started", "requests_refused", "env_steps"} <= set(snapshot())
+    assert not silence.hint(snapshot())
+    numbers.add("env_steps", 128.0)  # of a rollout
+    clock.now = FIRST_STEP_TIMEOUT_S + 1
+    assert silence.hint(snapshot()).startswith("no request has come to the door for 21 s")
+    clock.now = NEXT_STEP_TIMEOUT_S + 1
+    assert silence.is_over(snapshot())
+    numbers.add("sessions_started", 1.0)
+    assert not silence.is_over(snapshot()), "a game came at last"
+    hub.close()
 
 
 def lost(games=0.0, failed=0.0, fragments=0.0, lost=0.0):
