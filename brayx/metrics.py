@@ -105,7 +105,7 @@ METRICS: dict[str, Metric] = {
         Metric("agent_errors", "errors", Kind.SUM, "exceptions raised in hooks of agents, by hook"),
         Metric("fragments_dropped", "fragments", Kind.SUM, "fragments dropped on the way to replay, by reason"),
         Metric("env_steps", "steps", Kind.SUM, "transitions that reached the replay buffer"),
-        Metric("replay_dropped", "transitions", Kind.SUM, "transitions the buffer dropped, by reason"),
+        Metric("replay_dropped", "transitions", Kind.SUM, "transitions dropped in the buffer or before it, by reason"),
         Metric("eval_dropped", "transitions", Kind.SUM, "transitions that evaluation buffers dropped, by reason"),
         Metric("replay_reused", "batches", Kind.SUM, "batches the learner got again because there was no other"),
         Metric("replay_restarts", "shards", Kind.SUM, "buffer shards that died and restarted empty"),

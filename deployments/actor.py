@@ -132,7 +132,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
             actor_name,
             namespace=NAMESPACE,
             max_pending=int(spec.config[name]["max_pending"]),
-            on_dropped=lambda reason, count: runtime.recorder.add("replay_dropped", float(count), label=reason),
+            recorder=recorder,
         )
         runtime.close.append(functools.partial(asyncio.to_thread, buffers[name].close))
     runtime.close.append(close_recorder)

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_DROPPED = ("replay_dropped.", "fragments_dropped.")
-"""Prefixes of the metrics that count lost transitions, by reason."""
-
 
 def train_distributed(
     env: str,
@@ -185,7 +182,7 @@ def _result(job: JobConfig, done: Any, training: Training) -> Result:
         evaluation=_evaluated(job, module, forward_args, normaliser, training)
         if training.evaluation_episodes
         else None,
-        dropped=round(sum(n for name, n in done.numbers.items() if name.startswith(_DROPPED))),
+        dropped=round(sum(n for name, n in done.numbers.items() if name.startswith("replay_dropped."))),
     )
 
 

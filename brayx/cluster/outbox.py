@@ -9,13 +9,14 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from brayx.cluster.buffer import Taken
 from brayx.cluster.shards import Shard
 from brayx.errors import first_line
+from brayx.metrics import Recorder
 from brayx.replay.packing import transitions
 from brayx.types import Columns, Fragment
 
@@ -55,7 +56,8 @@ class Outbox:
         lanes: connections to the shards, nearest first.
         max_pending: limit on queued replays; past it the oldest is dropped.
         push_timeout_s: deadline of one call; without an answer it counts as failed, though it may still arrive.
-        on_dropped: called with ``(reason, transitions)`` for every drop: ``full``, ``buffer_lost``, or ``closed``.
+        recorder: counts every drop as ``replay_dropped``, by reason: ``full``, ``buffer_lost``, or ``closed``. None: only in
+            `dropped`.
 
     Attributes:
         pushed: number of replays pushed.
@@ -68,12 +70,12 @@ class Outbox:
         lanes: Sequence[Lane],
         max_pending: int,
         push_timeout_s: float,
-        on_dropped: Callable[[str, int], None] | None,
+        recorder: Recorder | None,
     ) -> None:
         self._lanes = lanes
         self._max_pending = max_pending
         self._push_timeout_s = push_timeout_s
-        self._on_dropped = on_dropped
+        self._recorder = recorder
         self._pending: deque[Replay] = deque()
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
@@ -128,8 +130,8 @@ class Outbox:
         """Counts dropped transitions."""
         with self._lock:
             self.dropped[reason] += transitions
-        if self._on_dropped is not None:
-            self._on_dropped(reason, transitions)
+        if self._recorder is not None:
+            self._recorder.add("replay_dropped", transitions, label=reason)
 
     def _send(self) -> None:
         while True:

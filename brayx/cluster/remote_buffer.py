@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import ray
@@ -18,6 +18,7 @@ from brayx.cluster.buffer import MAX_WAIT_S, Taken
 from brayx.cluster.outbox import RETRY_S, Lane, Outbox, Replay
 from brayx.cluster.shards import Shards
 from brayx.errors import BadFragment, DeadlineExceeded, ReplayError, first_line
+from brayx.metrics import Recorder
 from brayx.replay.config import BufferConfig
 from brayx.replay.packing import READY_KEY, Batch, Layout, transitions
 
@@ -45,7 +46,8 @@ class RemoteBuffer:
         learned: for a buffer to create: its batches are learned from. Otherwise the hub only gets drops.
         shards: shards of a running buffer; None: find or create it.
         max_pending: limit on queued pushes; None: the buffer's option.
-        on_dropped: called with ``(reason, transitions)`` for every drop here: ``full``, ``buffer_lost``, or ``closed``.
+        recorder: counts every drop here as ``replay_dropped``, by reason: ``full``, ``buffer_lost``, or ``closed``.
+            None: only in ``dropped``.
         push_timeout_s: deadline of one call.
         **options: fields of `BufferConfig`, instead of ``config``: ``size``, ``batch_size``, ``num_workers``,
             ``density``, ``sampler`` and so on.
@@ -72,7 +74,7 @@ class RemoteBuffer:
         learned: bool = True,
         shards: Shards | None = None,
         max_pending: int | None = None,
-        on_dropped: Callable[[str, int], None] | None = None,
+        recorder: Recorder | None = None,
         push_timeout_s: float = 60.0,
         **options: Any,
     ) -> None:
@@ -94,7 +96,7 @@ class RemoteBuffer:
         self._namespace = namespace
         self._lanes = _nearest_first(shards)[: self.config.density]
         self._push_timeout_s = push_timeout_s
-        self._outbox = Outbox(self._lanes, max_pending or self.config.max_pending, push_timeout_s, on_dropped)
+        self._outbox = Outbox(self._lanes, max_pending or self.config.max_pending, push_timeout_s, recorder)
         self.dropped = self._outbox.dropped
 
     @classmethod

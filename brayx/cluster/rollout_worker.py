@@ -132,7 +132,7 @@ class _Parts:
             spec.buffer,
             namespace=spec.namespace,
             max_pending=_PUSHES,
-            on_dropped=lambda reason, steps: self._recorder.add("fragments_dropped", steps, label=reason),
+            recorder=self._recorder,
         )
         self._collector = make_collector(spec, index=index, past=past)
         store = get_moments(spec.moments, spec.namespace) if spec.moments else None

@@ -175,7 +175,7 @@ class Worker:
         collector."""
         self._offer(0.0)
         if self._left:
-            self._sink.add("fragments_dropped", sum(map(len, self._left)), label="closed")
+            self._sink.add("replay_dropped", sum(map(len, self._left)), label="closed")
             self._left = []
         if self._moments is not None:
             self._moments.turn()

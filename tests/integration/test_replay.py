@@ -19,6 +19,7 @@ from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.shards import Shards
 from brayx.cluster.stream import batches_of, read_buffer, replay_dataset
 from brayx.errors import ReplayError
+from brayx.metrics import Recorder
 from brayx.replay.config import BufferConfig
 from brayx.types import Fragment
 from tests.processes import ours
@@ -259,10 +260,8 @@ def test_a_buffer_that_is_gone_for_good_is_an_error(ray_cluster):
 
 def test_pushing_never_waits_and_drops_the_oldest_when_the_buffer_is_slow(ray_cluster):
     with running_buffer(ray_cluster) as (name, actor):
-        dropped = []
-        remote = RemoteBuffer.attach(
-            name, namespace=ray_cluster, max_pending=5, on_dropped=lambda *reason: dropped.append(reason)
-        )
+        recorder = Recorder()
+        remote = RemoteBuffer.attach(name, namespace=ray_cluster, max_pending=5, recorder=recorder)
         pid = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -277,7 +276,7 @@ def test_pushing_never_waits_and_drops_the_oldest_when_the_buffer_is_slow(ray_cl
             os.kill(pid, signal.SIGCONT)
         assert remote.flush(10)
         assert remote.dropped == {"full": 14 * WHOLE}
-        assert sum(count for _, count in dropped) == 14 * WHOLE
+        assert recorder.summary() == {"replay_dropped.full": 14 * WHOLE}
         assert ray.get(actor.stats.remote())["pushed"] == 6 * WHOLE
 
 

@@ -15,6 +15,7 @@ from brayx.cluster.buffer import Taken
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.shards import Shard, Shards
 from brayx.errors import BadFragment, ConfigError, DeadlineExceeded, ReplayError
+from brayx.metrics import Recorder
 from tests.unit.replay.made import CONFIG, changed, columns, fragment
 from tests.waiting import until
 
@@ -50,15 +51,15 @@ def calls():
 
 
 def test_what_closing_loses_is_counted(calls):
-    told = []
-    remote = buffer((calls, ""), on_dropped=lambda *drop: told.append(drop))
+    recorder = Recorder()
+    remote = buffer((calls, ""), recorder=recorder)
     remote.push(fragment(1))
     remote.push(fragment(2), fragment(3))
     remote.close(timeout_s=0.01)
     assert remote.dropped == {"closed": 5}
     remote.push(fragment(4))
     assert remote.dropped == {"closed": 9}
-    assert told == [("closed", 5), ("closed", 4)]
+    assert recorder.summary() == {"replay_dropped.closed": 9}
     assert len(calls.made) == 1
 
 

@@ -229,7 +229,7 @@ def test_what_waits_for_room_at_the_end_is_counted_as_dropped(tmp_path):
         made.publish()
         until(lambda: rollout.collected.fragments == 2, "another one has no room")
     summary = made.sink.summary()
-    assert 0 < summary["fragments_dropped.closed"] == rollout.collected.steps - summary["env_steps"]
+    assert 0 < summary["replay_dropped.closed"] == rollout.collected.steps - summary["env_steps"]
 
 
 def test_what_cannot_work_is_said_before_anything_starts(tmp_path):
