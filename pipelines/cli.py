@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 import brayx
+from brayx.command_line import Parser, count
 from brayx.errors import BrayxError, ConfigError, StartupError
 from pipelines.completion import SHELLS, script
 from pipelines.ending import end_within, leave, mark
@@ -103,7 +104,7 @@ def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
 def _parser() -> argparse.ArgumentParser:
     from brayx.gamecore.auth import add_options
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="brayx",
         description="Train game agents and serve them with one code path.",
         epilog="Set BRAYX_TRACEBACK=1 to see where an error was raised.",
@@ -113,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="train CartPole through the door, serve the champion, play 20 games")
     _training_options(demo)
-    demo.add_argument("--games", type=_count, default=20, help="games of the final evaluation (default: 20)")
+    demo.add_argument("--games", type=count, default=20, help="games of the final evaluation (default: 20)")
     demo.set_defaults(run=_demo, config=str(TEMPLATES / "cartpole.yaml"))
 
     train = commands.add_parser("train", help="run a job's training")
@@ -139,9 +140,9 @@ def _parser() -> argparse.ArgumentParser:
         help="any game: {http_url}, {ws_url}, {tcp_url} become the doors' URLs; it writes the return of each game as a "
         "line of its standard output",
     )  # fmt: skip
-    evaluate.add_argument("--at-once", type=_count, default=4, metavar="N", help="games at once (default: 4)")
+    evaluate.add_argument("--at-once", type=count, default=4, metavar="N", help="games at once (default: 4)")
     evaluate.add_argument("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")
-    evaluate.add_argument("--games", type=_count, default=20, help="how many (default: 20)")
+    evaluate.add_argument("--games", type=count, default=20, help="how many (default: 20)")
     evaluate.add_argument("--door", choices=["http", "ws"], help="protocol, with a Gymnasium id (default: the URL's)")
     evaluate.add_argument("--seed", type=int, default=0, help="of the games (default: 0)")
     evaluate.add_argument("--timeout-s", type=float, default=180.0, help="for the next game to end (default: 180)")
@@ -166,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--job", help="YAML of the job that made it (default: as the checkpoint has it)")
     export.add_argument("--model", help="name of the model component, of a job that has several")
     export.add_argument(
-        "--batch-sizes", nargs="+", type=_count, default=[1, 8, 64], metavar="N",
+        "--batch-sizes", nargs="+", type=count, default=[1, 8, 64], metavar="N",
         help="to compare and to time at (default: 1 8 64)",
     )  # fmt: skip
     export.set_defaults(run=_export)
@@ -200,13 +201,13 @@ def _parser() -> argparse.ArgumentParser:
         "reference", metavar="MODEL", help="what to promote: models:/NAME@candidate, or models:/NAME/3"
     )
     promote.add_argument("--to", default="champion", metavar="ALIAS", help="the alias (default: %(default)s)")
-    promote.add_argument("--version", type=_count, help="this version, of models:/NAME")
+    promote.add_argument("--version", type=count, help="this version, of models:/NAME")
     promote.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     promote.set_defaults(run=_promote)
 
     scale = commands.add_parser("scale", help="change the number of rollout workers of a running training")
     scale.add_argument("trial", metavar="TRIAL", help="id or name of the trial")
-    scale.add_argument("num_workers", metavar="WORKERS", type=_count, help="how many it is to have from now on")
+    scale.add_argument("num_workers", metavar="WORKERS", type=count, help="how many it is to have from now on")
     scale.add_argument("--rollout", metavar="NAME", help="the component, of a job that has several")
     scale.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     scale.add_argument(
@@ -240,13 +241,6 @@ def _parser() -> argparse.ArgumentParser:
     for kind, what in GAMECORES.items():
         kinds.add_parser(kind, help=what, add_help=False)
     return parser
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"is {text}, expected 1 or more")
-    return value
 
 
 def _training_options(parser: argparse.ArgumentParser) -> None:
@@ -483,7 +477,9 @@ def _trials(arguments: argparse.Namespace) -> int:
 
 
 def _completion(arguments: argparse.Namespace) -> int:
-    own = {name: importlib.import_module(f"pipelines.{name}").parser() for name in PIPELINES}
+    modules = {name: f"pipelines.{name}" for name in PIPELINES}
+    modules |= {f"gamecore {kind}": f"brayx.gamecore.{kind}" for kind in GAMECORES}
+    own = {words: importlib.import_module(module).parser() for words, module in modules.items()}
     print(script(_parser(), arguments.shell, own), end="")
     return 0
 

@@ -10,7 +10,7 @@ SHELLS = ("bash", "zsh")
 _SCRIPT = """\
 _brayx() {{
     local current="${{COMP_WORDS[COMP_CWORD]}}" words
-    case "$COMP_CWORD:${{COMP_WORDS[1]}}" in
+    case "$COMP_CWORD:${{COMP_WORDS[*]:1}}" in
         1:*) words="{commands}" ;;
 {cases}
     esac
@@ -25,23 +25,29 @@ def script(parser: argparse.ArgumentParser, shell: str, own: Mapping[str, argpar
     """A script that completes ``brayx``: ``source <(brayx completion bash)``.
 
     Args:
-        parser: of the command, with one level of subcommands.
+        parser: of the command, with its subcommands.
         shell: one of `SHELLS`.
-        own: parsers of the subcommands that ``parser`` has by name only.
+        own: parsers of the subcommands that ``parser`` has by name only, by their words: ``gamecore gym``.
     """
-    commands = dict(_commands(parser, own))
-    cases = "\n".join(f'        *:{name}) words="{" ".join(words)}" ;;' for name, words in commands.items())
+    commands, *_ = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    cases = "\n".join(
+        f'        *:"{name} "*) words="{" ".join(words)}" ;;' for name, words in _commands(parser, own, "")
+    )
     head = "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n" if shell == "zsh" else ""
     return head + _SCRIPT.format(commands=" ".join(commands), cases=cases)
 
 
 def _commands(
-    parser: argparse.ArgumentParser, own: Mapping[str, argparse.ArgumentParser]
+    parser: argparse.ArgumentParser, own: Mapping[str, argparse.ArgumentParser], before: str
 ) -> Iterator[tuple[str, list[str]]]:
-    """Each command, and the words that may follow it: options and verbs."""
+    """Each command, and the words that may follow it: options and verbs. ``keys new`` comes before ``keys``, as the
+    script takes the first that fits."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for name, command in {**action.choices, **own}.items():
+            for word, command in action.choices.items():
+                name = f"{before}{word}"
+                command = own.get(name, command)
+                yield from _commands(command, own, f"{name} ")
                 yield name, [word for each in command._actions for word in (*each.option_strings, *_verbs(each))]
 
 

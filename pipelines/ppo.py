@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
+from brayx.command_line import Parser, count
 from brayx.errors import BrayxError, ConfigError
 from brayx.rollout.envs import Vectorization, check_env
 from brayx.temporary import temporary_files
@@ -69,13 +70,6 @@ def _bool(text: str) -> bool:
     raise argparse.ArgumentTypeError(f"is {text!r}, expected true or false")
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"is {text}, expected 1 or more")
-    return value
-
-
 def _pair(text: str) -> dict[str, Any]:
     """``NAME=VALUE``, the value as in a job's YAML."""
     from deployments.document import value_of
@@ -116,19 +110,19 @@ _BOOL = {"action": _Switch}
 _OPTIONS: dict[str, tuple[_Option, ...]] = {
     "training": (
         _Option(
-            "timesteps", 1_000_000, _count, "env steps to train for; schedules fall towards it", "training",
+            "timesteps", 1_000_000, count, "env steps to train for; schedules fall towards it", "training",
             "total_steps",
         ),
         _Option("target_return", _OWN, float, "stop when the last hundred episodes have this mean", "training"),
         _Option("seed", _OWN, int, "of all random numbers", "training"),
-        _Option("save_interval", 50, _count, "updates between two checkpoints", "training", "checkpoint_interval"),
+        _Option("save_interval", 50, count, "updates between two checkpoints", "training", "checkpoint_interval"),
         _Option(
             "eval_episodes", 0, int, "greedy episodes at the end: eval_return_mean", "training", "evaluation_episodes"
         ),
     ),
     "collecting": (
-        _Option("num_workers", 4, _count, "rollout workers; in one process, groups of environments"),
-        _Option("num_envs", 8, _count, "environments of a worker"),
+        _Option("num_workers", 4, count, "rollout workers; in one process, groups of environments"),
+        _Option("num_envs", 8, count, "environments of a worker"),
         _Option(
             "env_option", _OWN, _pair, "keyword argument of each environment; may be given again", "training",
             "env_options", {"metavar": "NAME=VALUE", "action": _Merge},
@@ -138,7 +132,7 @@ _OPTIONS: dict[str, tuple[_Option, ...]] = {
             "each, auto: native where there is one, else sync", "training", "", {"choices": get_args(Vectorization)},
         ),
         _Option("engine", _OWN, str, "of acting: onnx, or torch for what cannot be exported", "training"),
-        _Option("unroll_length", _OWN, _count, "steps of a run", "training"),
+        _Option("unroll_length", _OWN, count, "steps of a run", "training"),
         _Option("blocking", _OWN, _bool, "collect with the newest weights only", "training", "", _BOOL),
         _Option("normalise_obs", _OWN, _bool, "observations by their running moments", "training", "", _BOOL),
         _Option(
@@ -158,13 +152,13 @@ _OPTIONS: dict[str, tuple[_Option, ...]] = {
         ),
         _Option("entropy_coef", _OWN, float, "weight of the entropy bonus", "algorithm"),
         _Option("max_grad_norm", _OWN, float, "gradients are scaled down to this norm", "algorithm"),
-        _Option("epochs", _OWN, _count, "passes over a batch", "algorithm"),
-        _Option("minibatch_size", _OWN, _count, "transitions of a gradient", "algorithm"),
+        _Option("epochs", _OWN, count, "passes over a batch", "algorithm"),
+        _Option("minibatch_size", _OWN, count, "transitions of a gradient", "algorithm"),
         _Option("anneal", False, _bool, "learning rate and clip fall to zero", more=_BOOL),
-        _Option("threads", _OWN, _count, "of torch", "training"),
+        _Option("threads", _OWN, count, "of torch", "training"),
     ),
     "network": (
-        _Option("hidden", _OWN, _count, "sizes of the hidden layers", "network", "", {"nargs": "*"}),
+        _Option("hidden", _OWN, count, "sizes of the hidden layers", "network", "", {"nargs": "*"}),
         _Option(
             "activation", _OWN, str, "between hidden layers", "network", "",
             {"choices": ["tanh", "relu", "silu", "elu"]},
@@ -181,7 +175,7 @@ _OPTIONS: dict[str, tuple[_Option, ...]] = {
         _Option(
             "distribution", _OWN, str, "of continuous actions", "network", "", {"choices": ["gaussian", "sde"]}
         ),
-        _Option("sde_steps", _OWN, _count, "steps for which the noise of sde stays", "training"),
+        _Option("sde_steps", _OWN, count, "steps for which the noise of sde stays", "training"),
     ),
 }  # fmt: skip
 """Options by their group's title. A preset may set any."""
@@ -207,7 +201,7 @@ def defaults() -> Mapping[str, Any]:
 
 def parser() -> argparse.ArgumentParser:
     """The command line. An option that is not given is absent from what it parses."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="brayx ppo",
         description="Train a policy for a Gymnasium environment by PPO.",
         argument_default=argparse.SUPPRESS,
@@ -230,7 +224,7 @@ def parser() -> argparse.ArgumentParser:
     common("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     common("--address", help="of a running Ray cluster, with --distributed true (default: start one)")
     common(
-        "--log-interval", type=_count,
+        "--log-interval", type=count,
         help="updates between two lines of progress; in one process there is one at the end of --timesteps, too "
         "(default: 10)",
     )  # fmt: skip

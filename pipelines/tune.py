@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from brayx.charts import CHARTS
+from brayx.command_line import Parser
 from brayx.errors import ConfigError, StartupError
 from brayx.trainer.competition import Asha, Competition, Look, Population
 
@@ -441,7 +442,7 @@ def _short(value: Any) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(prog="brayx tune", description=__doc__.splitlines()[0])
+    made = Parser(prog="brayx tune", description=__doc__.splitlines()[0])
     made.add_argument("--env", required=True, help="Gymnasium id")
     made.add_argument(
         "--search", action="append", default=[], metavar="OPTION=DOMAIN", dest="lines",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from brayx.charts import CHARTS, RETURN_CHART
+from brayx.command_line import Parser
 from brayx.errors import ConfigError
 from brayx.metrics import XAxis
 from brayx.tracking import Trial, tracking_uri
@@ -100,7 +101,7 @@ def draw(curves: Sequence[tuple[str, Curve]], *, metric: str, against: str) -> F
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(prog="brayx visualize", description="Draw the curves of trials.")
+    made = Parser(prog="brayx visualize", description="Draw the curves of trials.")
     made.add_argument("trials", nargs="+", metavar="TRIAL", help="id or name of a trial")
     made.add_argument("--out", type=Path, required=True, help="the picture: .png, .svg or .pdf")
     made.add_argument("--metric", default=RETURN_CHART, help="as MLflow has it (default: %(default)s)")

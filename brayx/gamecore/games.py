@@ -22,6 +22,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import gymnasium
 import numpy as np
 
+from brayx.command_line import Parser
 from brayx.errors import (
     AgentError,
     BadBody,
@@ -316,16 +317,14 @@ def door_url(url: str, door: Literal["http", "ws"] | None) -> str:
     return endpoint.door_url(door)
 
 
-def run_command(kind: str, parser: argparse.ArgumentParser, argv: list[str] | None, play: Play) -> int:
+def run_command(parser: argparse.ArgumentParser, argv: list[str] | None, play: Play) -> int:
     """Runs ``brayx gamecore KIND``; returns the exit code: 0 done or stopped, 1 service failed, 2 bad usage.
 
     Args:
-        kind: name of the kind.
-        parser: has the options of this kind; the common ones are added.
+        parser: of `command_parser`, with the options of this kind.
         argv: command-line arguments; None: those of the process.
         play: plays the games.
     """
-    _options(parser)
     options = parser.parse_args(argv)
     count, ticks = 0, 0
     totals: dict[str, float] = {}
@@ -351,7 +350,7 @@ def run_command(kind: str, parser: argparse.ArgumentParser, argv: list[str] | No
             pass  # a second signal, or the service took too long to end the game
         except BrayxError as error:
             if not stop.requested:
-                print(f"brayx gamecore {kind}: {error}", file=sys.stderr)
+                print(f"brayx: {error}", file=sys.stderr)
                 code = 2 if isinstance(error, ConfigError) else 1
     if options.json or (code and not count):  # an error and no game: nothing to sum up
         return code
@@ -361,7 +360,9 @@ def run_command(kind: str, parser: argparse.ArgumentParser, argv: list[str] | No
     return code
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
+def command_parser(kind: str, description: str) -> argparse.ArgumentParser:
+    """The command line of ``brayx gamecore KIND`` with the options that all kinds have."""
+    parser = Parser(prog=f"brayx gamecore {kind}", description=description)
     parser.add_argument("--url", required=True, help="URL of the service: http://, ws://, tcp:// or grpc://host:port")
     parser.add_argument("--games", type=int, default=None, help="number of games to play (default: until stopped)")
     parser.add_argument("--door", choices=["http", "ws"], default=None, help="protocol to use (default: the URL's)")
@@ -385,6 +386,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--die-with-parent", action="store_true", help="end when the process that started this one ends"
     )
+    return parser
 
 
 def _words(returns: Mapping[str, float]) -> str:

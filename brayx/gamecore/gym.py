@@ -213,16 +213,19 @@ def run_games(
         env.close()
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command ``brayx gamecore gym``; exit codes as of `brayx.gamecore.games.run_command`."""
-    parser = argparse.ArgumentParser(
-        prog="brayx gamecore gym", description="Play a Gymnasium environment as a gamecore."
-    )
-    parser.add_argument("env_id", help="a registered id (CartPole-v1), or module:id")
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = playing.command_parser("gym", "Play a Gymnasium environment as a gamecore.")
+    made.add_argument("env_id", help="a registered id (CartPole-v1), or module:id")
+    made.add_argument(
         "--at-once", type=int, default=1, metavar="GAMES",
         help="concurrent games over one tcp:// connection (default: 1)",
     )  # fmt: skip
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command ``brayx gamecore gym``; exit codes as of `brayx.gamecore.games.run_command`."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # so that module:id finds modules in the working directory
 
@@ -238,7 +241,7 @@ def main(argv: list[str] | None = None) -> int:
             **playing.wishes(options),
         )
 
-    return playing.run_command("gym", parser, argv, play)
+    return playing.run_command(parser(), argv, play)
 
 
 if __name__ == "__main__":

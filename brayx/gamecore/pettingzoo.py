@@ -447,19 +447,22 @@ def _registered(pettingzoo: Any, env_id: str, api: Api | None) -> Callable[..., 
     raise ConfigError(f"PettingZoo has no {api or 'environment'} {env_id!r}{hint}", env_id=env_id)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command ``brayx gamecore pettingzoo``; exit codes as of `brayx.gamecore.games.run_command`."""
-    parser = argparse.ArgumentParser(
-        prog="brayx gamecore pettingzoo", description="Play a PettingZoo environment, one session for each agent."
-    )
-    parser.add_argument("env_id", help="butterfly/pistonball_v6, a module with env or parallel_env, or module:factory")
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = playing.command_parser("pettingzoo", "Play a PettingZoo environment, one session for each agent.")
+    made.add_argument("env_id", help="butterfly/pistonball_v6, a module with env or parallel_env, or module:factory")
+    made.add_argument(
         "--api",
         choices=["aec", "parallel"],
         default=None,
         help="API to use if the environment has both (default: parallel)",
     )
-    parser.add_argument("--state", action="store_true", help="send the environment's state() with every tick and stop")
+    made.add_argument("--state", action="store_true", help="send the environment's state() with every tick and stop")
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command ``brayx gamecore pettingzoo``; exit codes as of `brayx.gamecore.games.run_command`."""
 
     def play(
         options: argparse.Namespace, on_game: Callable[[playing.Result], None], should_stop: Callable[[], bool]
@@ -474,7 +477,7 @@ def main(argv: list[str] | None = None) -> int:
             **playing.wishes(options),
         )
 
-    return playing.run_command("pettingzoo", parser, argv, play)
+    return playing.run_command(parser(), argv, play)
 
 
 if __name__ == "__main__":

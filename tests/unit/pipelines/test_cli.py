@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pipelines import cli
+
 ROOT = Path(__file__).parents[3]
 
 DROPPED = """
@@ -64,3 +66,38 @@ def test_a_pipeline_as_a_module_reports_an_error_in_one_line_as_its_command_does
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("brayx: ")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("", "brayx"),
+        ("trian job.yaml", "brayx"),
+        ("train", "brayx train"),
+        ("evaluate --games 0", "brayx evaluate"),
+        ("keys new --fil", "brayx keys new"),
+        ("gamecore chess", "brayx gamecore"),
+        ("gamecore gym", "brayx gamecore gym"),
+        ("gamecore pettingzoo a:b --games many", "brayx gamecore pettingzoo"),
+        ("ppo", "brayx ppo"),
+        ("tune --trials many", "brayx tune"),
+        ("visualize", "brayx visualize"),
+    ],
+)
+def test_wrong_words_are_reported_like_any_error_after_the_commands_usage(
+    words: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words.split())
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert first.startswith(f"usage: {command} [-h]")
+    assert last.startswith("brayx: ")
+
+
+@pytest.mark.parametrize("kind", ["gym", "pettingzoo"])
+def test_a_gamecores_error_begins_like_any_other(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["gamecore", kind, "no_such_game", "--url", "http://127.0.0.1:1"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("brayx: ")
+    assert "no_such_game" in line

@@ -1,0 +1,28 @@
+"""Parsers of command lines whose errors begin like every other error of brayx, with ``brayx: ``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """As `argparse.ArgumentParser`, which would begin an error with the command's name and ``error:``."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the usage, which names the command, and the error; exits with 2."""
+        self.print_usage(sys.stderr)
+        self.exit(2, f"brayx: {message}\n")
+
+
+def count(text: str) -> int:
+    """An option's value that is 1 or more.
+
+    Raises:
+        ArgumentTypeError, ValueError: it is not; the parser reports both.
+    """
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"is {text}, expected 1 or more")
+    return value
