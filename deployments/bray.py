@@ -1,19 +1,15 @@
-"""Options of Bray in a job: renamed if they mean the same, otherwise refused with the right option.
+"""The options of Bray that a job may have, as tables; `deployments.translation` applies them.
 
-Bray is github.com/onlyrobot/bray; `docs/from-bray.md` has the whole map. Works on a component's values before they are
-validated. Knows nothing of the options' effects.
+Bray is github.com/onlyrobot/bray; `docs/from-bray.md` has the whole map.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
-
-from brayx.algorithms.build import OURS
 
 DEFAULT = object()
 """As one of `Same.values`: the option keeps its default."""
-_REFUSED = object()
 
 
 class Same(NamedTuple):
@@ -28,11 +24,6 @@ class Same(NamedTuple):
     path: str
     values: Mapping[Any, Any] = {}
     only: bool = False
-
-    def of(self, given: Any) -> Any:
-        """Our value for one of Bray's; `_REFUSED` if Bray's option does not have it."""
-        unlisted = _REFUSED if self.only else given
-        return unlisted if isinstance(given, list | dict) else self.values.get(given, unlisted)
 
 
 _ONLY_TRAINING = Same("kind", {"train": DEFAULT, True: DEFAULT, None: DEFAULT}, only=True)
@@ -93,8 +84,7 @@ OPTIONS: dict[str, dict[str, Same | str]] = {
 }
 """By kind of component ("": the top of the file) and Bray's name: our option, or what to write instead."""
 
-
-OTHERWISE: dict[str, dict[str, str]] = {
+OTHER_UNITS: dict[str, dict[str, str]] = {
     "trainer": {
         "num_steps": "counts transitions here, and updates in Bray: write updates x `buffer.batch_size` x "
         "`buffer.unroll_length`",
@@ -104,60 +94,7 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "`buffer.unroll_length`",
     },
 }
-"""By kind and name: options of both Bray and brayx with numbers in different units."""
-_MESSAGES = ("tick_input_proto", "tick_output_proto")
+"""By kind and name: options that Bray has too, and whose numbers have another unit there."""
 
-
-def otherwise(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """``(key, meaning in brayx)`` for each option of a component that has another unit in Bray."""
-    yield from ((name, what) for name, what in OTHERWISE.get(kind, {}).items() if name in values)
-
-
-def of_bray(kind: str, values: Mapping[str, Any], known: set[str]) -> bool:
-    """Whether a component has options that only Bray has; arguments as of `translate`."""
-    return any(name in values and name not in known for name in OPTIONS.get(kind, {}))
-
-
-def translate(kind: str, values: dict[str, Any], known: set[str]) -> Iterator[tuple[str, str]]:
-    """Renames Bray's options in ``values``; yields ``(key, error)`` for each that it refuses.
-
-    Args:
-        kind: kind of the component; "": the top of the file.
-        values: values from the YAML file; changed in place.
-        known: names of the kind's own options, which stay unchanged if the table refuses them.
-    """
-    if kind == "actor" and values.get("serialize", "proto") != "proto":
-        for name in _MESSAGES:  # Bray's files may name messages next to any format
-            values.pop(name, None)
-    for name, option in OPTIONS.get(kind, {}).items():
-        if name not in values:
-            continue
-        given = values[name]
-        value = option if isinstance(option, str) else option.of(given)
-        if isinstance(option, str) or value is _REFUSED:
-            if name not in known:
-                del values[name]
-                here = f"is an option of Bray; here {option}"
-                yield name, here if isinstance(option, str) else f"is {given!r}, which Bray does not take either"
-            continue
-        del values[name]
-        if value is DEFAULT:
-            continue
-        *parents, last = option.path.split(".")
-        target = _part(values, parents)
-        if not isinstance(target, dict):
-            yield name, f"is here {option.path}: write `{parents[-1]}` as {{name: ..., {last}: ...}}, it is {target!r}"
-        elif last in target:
-            yield name, f"is Bray's name of {option.path}, which is given too"
-        else:
-            target[last] = value
-
-
-def _part(values: dict[str, Any], path: list[str]) -> Any:
-    """The values at a path; for an algorithm with another one inside, those of the inner one."""
-    found: Any = values
-    for key in path:
-        found = found.setdefault(key, {})
-        if isinstance(found, dict) and any(each.inner and each.name == found.get("name") for each in OURS):
-            found = found.setdefault("reinforcement", {})
-    return found
+MESSAGES = ("tick_input_proto", "tick_output_proto")
+"""Options of an actor that Bray's files may have next to any ``serialize``; only ``proto`` uses them."""

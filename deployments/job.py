@@ -26,8 +26,8 @@ from brayx.model.config import ModelConfig
 from brayx.replay.config import BufferConfig, buffer_options
 from brayx.rollout.component import RolloutComponent
 from brayx.trainer.config import TrainerConfig
-from deployments import bray
 from deployments.document import Document, Loc, dotted, nearest, nearest_file, short
+from deployments.translation import translate, unit_notes
 
 logger = logging.getLogger(__name__)
 
@@ -211,11 +211,12 @@ class _Validation:
     def job(self) -> JobConfig:
         groups: dict[str, dict[str, BaseModel]] = {group: {} for group in _GROUPS.values()}
         top: dict[str, Any] = {}
-        values = dict(self.document.values)
-        notes = self._otherwise(values)
+        values = {name: copy.deepcopy(value) for name, value in self.document.values.items()}
+        known = {"": set(TOP_OPTIONS), **{kind: set(_walk(model, ())[1]) for kind, model in KINDS.items()}}
+        notes = [self._placed(*note) for note in unit_notes(values, known)]
+        for refused in translate(values, known):
+            self._add(*refused)
         sampling = self._sampling(values)
-        for name, what in bray.translate("", values, set(TOP_OPTIONS)):
-            self._add((name,), what)
         for name, value in values.items():
             if name in TOP_OPTIONS:
                 top[name] = value
@@ -232,16 +233,6 @@ class _Validation:
         assert isinstance(job, JobConfig)
         return job.model_copy(update=groups)
 
-    def _otherwise(self, values: dict[str, Any]) -> list[str]:
-        """Notes on options that count something else in Bray, with their places, if the job has options of Bray."""
-        parts = {name: part for name, part in values.items() if isinstance(part, dict) and part.get("kind") in KINDS}
-        own = [("", values, set(TOP_OPTIONS))]
-        own += [(part["kind"], part, set(_walk(KINDS[part["kind"]], ())[1])) for part in parts.values()]
-        if not any(bray.of_bray(*each) for each in own):
-            return []
-        found = [(name, *each) for name, part in parts.items() for each in bray.otherwise(part["kind"], part)]
-        return [f"{self.document.where((name, key))}: {name}.{key}: {what}" for name, key, what in found]
-
     def _sampling(self, values: Mapping[str, Any]) -> dict[str, Sampling]:
         """The algorithm's `Sampling` for each buffer that the trainer learns from, by name; empty unless there is
         exactly one trainer and it is valid.
@@ -249,8 +240,7 @@ class _Validation:
         found: dict[str, Sampling] = {}
         trainers = [part for part in values.values() if isinstance(part, dict) and part.get("kind") == "trainer"]
         if len(trainers) == 1:
-            part = copy.deepcopy(trainers[0])
-            list(bray.translate("trainer", part, set(_walk(TrainerConfig, ())[1])))  # renames them in place
+            part = trainers[0]
             try:
                 trainer = TrainerConfig.model_validate_json(json.dumps(part), strict=True, context=self._context)
             except (TypeError, ValidationError):  # reported with the trainer, and not at its buffers too
@@ -267,15 +257,12 @@ class _Validation:
             self._add((name,), f"unknown key{nearest(name, TOP_OPTIONS)}; components are mappings with a `kind`")
             return
         kind = value.get("kind")
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:
             problem = "has no `kind`" if kind is None else f"`kind` is {short(kind)}"
             self._add((name, "kind"), f"{problem}, expected one of {', '.join(KINDS)}{nearest(str(kind), KINDS)}")
             return
         if not name.isidentifier():
             self._add((name,), "a component's name has letters, digits and underscores only")
-        value = copy.deepcopy(value)
-        for key, what in bray.translate(kind, value, set(_walk(KINDS[kind], ())[1])):
-            self._add((name, key), what)
         if sampling is not None and kind == "buffer":
             value = {**buffer_options(sampling, value), **value}
         component = self._validate(KINDS[kind], value, (name,))
@@ -356,7 +343,10 @@ class _Validation:
         return {name for name, value in values if isinstance(value, dict) and f"{value.get('kind')}s" == group}
 
     def _add(self, loc: Loc, what: str) -> None:
-        self.errors.append(f"{self.document.where(loc)}: {dotted(loc)}: {what}")
+        self.errors.append(self._placed(loc, what))
+
+    def _placed(self, loc: Loc, what: str) -> str:
+        return f"{self.document.where(loc)}: {dotted(loc)}: {what}"
 
     def _raise(self) -> None:
         if self.errors:

@@ -202,6 +202,7 @@ class TestWrong:
             ("module: my_agent", "module: agents/my.py", "expected an import path"),
             ("kind: buffer", "kind: bufer", 'buffer.kind: `kind` is "bufer", expected one of model, agent'),
             ("kind: buffer", "kind: bufer", "nearest is 'buffer'"),
+            ("kind: buffer", "kind: [buffer]", 'buffer.kind: `kind` is ["buffer"], expected one of model, agent'),
             ("kind: buffer", "size: 3", "job.yaml:21: buffer.kind: has no `kind`"),
             ("class: Mine", "clas: Mine", "agent.clas: unknown key; nearest is 'class'"),
             ("agents: [agent]", "agents: []", "job.yaml:19: actor.agents: is [], expected"),
