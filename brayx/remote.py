@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -31,7 +31,7 @@ class RemoteModel:
     """
 
     def __new__(cls, name: str, *args: Any, **options: Any) -> Any:
-        found = _job_model(name, options)
+        found = _job_model(name, args, options)
         if found is not None:
             return found
         from brayx.cluster.remote_model import RemoteModel as OnCluster
@@ -41,7 +41,7 @@ class RemoteModel:
     @classmethod
     async def connect(cls, name: str, *args: Any, **options: Any) -> Any:
         """The constructor, on an event loop."""
-        found = _job_model(name, options)
+        found = _job_model(name, args, options)
         if found is not None:
             return found
         from brayx.cluster.remote_model import RemoteModel as OnCluster
@@ -58,9 +58,7 @@ class RemoteBuffer:
     def __new__(cls, name: str, *args: Any, **options: Any) -> Any:
         found = _find(lambda here: here.buffers, name)
         if found is not None:
-            if args or options:
-                given = ", ".join(options) or "config"
-                raise ConfigError(f"buffer {name!r} is the job's: its options are in the job, got {given}", key=given)
+            _refuse_options("buffer", name, args, options)
             return JobBuffer(name, found[0])
         from brayx.cluster.remote_buffer import RemoteBuffer as OnCluster
 
@@ -70,7 +68,7 @@ class RemoteBuffer:
     def attach(cls, name: str, **arguments: Any) -> Any:
         """A buffer that is running."""
         if _find(lambda here: here.buffers, name) is not None:
-            return cls(name)
+            return cls(name, **arguments)
         from brayx.cluster.remote_buffer import RemoteBuffer as OnCluster
 
         return OnCluster.attach(name, **arguments)
@@ -264,10 +262,16 @@ def _find(kind: Callable[[Any], Mapping[str, Any]], name: str) -> tuple[Any, asy
     return None
 
 
-def _job_model(name: str, options: Mapping[str, Any]) -> JobModel | None:
+def _job_model(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> JobModel | None:
     found = _find(lambda here: here.models, name)
     if found is None:
         return None
-    if options.get("override_model"):
-        raise ConfigError(f"model {name!r} is the running job's: it cannot be overridden", key="override_model")
+    _refuse_options("model", name, args, options)
     return JobModel(name, *found)
+
+
+def _refuse_options(kind: str, name: str, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` if there are any: a job's own model or buffer takes none but its name."""
+    if args or options:
+        given = ", ".join([*(type(arg).__name__ for arg in args), *options])
+        raise ConfigError(f"{kind} {name!r} is the job's: its options are in the job, got {given}", key=given)

@@ -139,10 +139,15 @@ def test_a_push_that_may_not_drop_waits_for_room(job: Job) -> None:
 
 
 def test_what_only_the_job_may_choose_is_refused(job: Job) -> None:
-    with pytest.raises(ConfigError, match="cannot be overridden"):
+    with pytest.raises(ConfigError, match="its options are in the job, got Sum, tuple, override_model"):
         brayx.RemoteModel("policy", Sum(), (OBS[None],), override_model=True)
-    with pytest.raises(ConfigError, match="got size"):
-        brayx.RemoteBuffer("buffer", size=8)
+    with pytest.raises(ConfigError, match="got num_workers"):
+        brayx.RemoteModel("policy", num_workers=2)
+    with pytest.raises(ConfigError, match="got Sum"):
+        asyncio.run(brayx.RemoteModel.connect("policy", Sum()))
+    for make in (brayx.RemoteBuffer, brayx.RemoteBuffer.attach):
+        with pytest.raises(ConfigError, match="buffer 'buffer' is the job's: its options are in the job, got size"):
+            make("buffer", size=8)
 
 
 def test_where_a_job_is_served_what_is_pushed_is_let_go() -> None:
