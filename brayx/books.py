@@ -16,10 +16,10 @@ from brayx.errors import ConfigError
 from brayx.metrics import (
     DROPPED,
     FOLDED,
-    LOST,
     MAX_LABELS,
     METRICS,
     OTHER,
+    OVERLOADED,
     WINDOW_GAMES,
     WINDOWED,
     Drained,
@@ -40,12 +40,16 @@ GAMES_IN_WINDOW = "games_in_window"
 its hub was resumed, or where games failed."""
 FAILED_IN_WINDOW = "games_failed_in_window"
 """Games that failed, among the last `WINDOW_GAMES` that finished or failed."""
+OVERLOADED_IN_WINDOW = "games_overloaded_in_window"
+"""Those of them that failed because a model was full or late."""
 FRAGMENTS_IN_WINDOW, LOST_IN_WINDOW = "fragments_in_window", "fragments_lost_in_window"
-"""The newest fragments, `WINDOW_FRAGMENTS` or a few more, and how many of them errors took (`LOST`)."""
+"""The newest fragments, `WINDOW_FRAGMENTS` or a few more, and how many of them errors took."""
 WINDOW_FRAGMENTS = 100
 
 SECONDS = "seconds"
 """Since the trial began, without what it was interrupted for."""
+
+_ERROR = "error"
 
 
 class Books:
@@ -97,8 +101,8 @@ class Books:
         self._ticks = 0.0
         self._latest: dict[str, float] = {}
         self.notes: dict[str, str] = {}
-        self._outcomes = deque[float](maxlen=WINDOW_GAMES)
-        """Returns of the newest games; NaN: one that failed."""
+        self._outcomes = deque[float | str](maxlen=WINDOW_GAMES)
+        """Returns of the newest games; of a failed one `OVERLOADED` or `_ERROR`."""
         self._explained = 0.0
         self._fragments = deque[tuple[float, float]]()
         """Fragments that came, or were lost, and how many of them were lost."""
@@ -113,7 +117,7 @@ class Books:
         cells, own = self._bounded(part)
         self._interval.merge((cells, own))
         now = self._clock()
-        failed = processes = pushed = lost = 0.0
+        failed = overloaded = processes = pushed = lost = 0.0
         for (name, label), cell in cells.items():
             kind = METRICS[name].kind if name in METRICS else own[name].kind if name in own else Kind.MEAN
             key = _key(name, label)
@@ -132,18 +136,20 @@ class Books:
             if name in self._windows and cell.window is not None:
                 self._windows[name].extend(cell.window)
             if name == "episode_return" and cell.window is not None:
-                self._outcomes.extend(cell.window)
+                self._outcomes.extend(_ERROR if math.isnan(value) else value for value in cell.window)
             failed += cell.total if name == "games_failed" else 0
+            overloaded += cell.total if name == "games_failed" and label == OVERLOADED else 0
             processes += cell.total if name == "gamecores_failed" else 0
             pushed += cell.total if name == "fragments_pushed" else 0
-            lost += cell.total if name == "fragments_dropped" and label in LOST else 0
+            lost += cell.total if name == "fragments_dropped" and label != OVERLOADED else 0
             if name == "episode_return":
                 self.totals[GAMES] = self.totals.get(GAMES, 0.0) + cell.count
         # A game process often ends of what failed in its session: that is one game.
         self._explained = min(self._explained + failed, WINDOW_GAMES)
         unexplained = max(processes - self._explained, 0.0)
         self._explained -= processes - unexplained
-        self._outcomes.extend(itertools.repeat(math.nan, min(round(failed + unexplained), WINDOW_GAMES)))
+        for reason, count in ((OVERLOADED, overloaded), (_ERROR, failed - overloaded + unexplained)):
+            self._outcomes.extend(itertools.repeat(reason, min(round(count), WINDOW_GAMES)))
         if pushed or lost:
             self._fragments.append((pushed + lost, lost))
             while sum(count for count, _ in self._fragments) - self._fragments[0][0] >= WINDOW_FRAGMENTS:
@@ -219,14 +225,14 @@ class Books:
         return {name: self.totals.get(name, value) for name, value in summary.items()}
 
     def _derived(self) -> dict[str, float]:
-        failed = sum(map(math.isnan, self._outcomes))
+        returns = [each for each in self._outcomes if not isinstance(each, str)]
         derived: dict[str, float] = {
-            GAMES_IN_WINDOW: len(self._outcomes) - failed,
-            FAILED_IN_WINDOW: failed,
+            GAMES_IN_WINDOW: len(returns),
+            FAILED_IN_WINDOW: len(self._outcomes) - len(returns),
+            OVERLOADED_IN_WINDOW: self._outcomes.count(OVERLOADED),
             FRAGMENTS_IN_WINDOW: sum(count for count, _ in self._fragments),
             LOST_IN_WINDOW: sum(lost for _, lost in self._fragments),
         }
-        returns = [each for each in self._outcomes if not math.isnan(each)]
         if returns:
             derived["episode_return.last100"] = sum(returns) / len(returns)
         now = self._clock()

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from brayx.books import FAILED_IN_WINDOW, FRAGMENTS_IN_WINDOW, GAMES, GAMES_IN_WINDOW, LOST_IN_WINDOW, SECONDS
+from brayx.books import (
+    FAILED_IN_WINDOW,
+    FRAGMENTS_IN_WINDOW,
+    GAMES,
+    GAMES_IN_WINDOW,
+    LOST_IN_WINDOW,
+    OVERLOADED_IN_WINDOW,
+    SECONDS,
+)
 from brayx.metrics import METRICS, Kind
 
 CHARTS: Mapping[str, str] = {
@@ -69,7 +77,7 @@ NUMBERS_FILE = "numbers.json"
 """Artifact with every number, by its own name and label, whether MLflow shows it or not; seconds old at most."""
 
 _OWN = "game/"
-_NOT_SHOWN = (FAILED_IN_WINDOW, FRAGMENTS_IN_WINDOW, LOST_IN_WINDOW)
+_NOT_SHOWN = (FAILED_IN_WINDOW, FRAGMENTS_IN_WINDOW, LOST_IN_WINDOW, OVERLOADED_IN_WINDOW)
 _SUMS = frozenset(name for name in CHARTS if name in METRICS and METRICS[name].kind is Kind.SUM)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import traceback
 
-from brayx.errors import AgentError, BrayxError
-from brayx.logs import limited
+from brayx.errors import AgentError, BrayxError, first_line
+from brayx.logs import limited, one_line
 
 logger = limited(__name__)
 AGENTS_LOGGER = f"{__name__}.agents"
@@ -51,6 +51,12 @@ def report(
         details = {**details, "type": name}
         what += f": {name}: {cause}" if show_text else f": {name}; the service's log has more under fault {fault}"
     return kind(what, **details, id=fault)
+
+
+def note_of(error: BaseException, place: str) -> str:
+    """One line for the display of a training: an error's type and message, and its ``FILE:LINE``, if known."""
+    # It may quote what a client sent, and no client controls this terminal.
+    return one_line(f"{type(error).__name__}: {first_line(error)}" + (f" ({place})" if place else ""))
 
 
 def fault_id(error: BaseException) -> str:

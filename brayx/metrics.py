@@ -86,9 +86,7 @@ METRICS: dict[str, Metric] = {
         Metric("requests_refused", "requests", Kind.SUM, "requests answered with a typed error, by its code"),
         Metric("episode_return", "reward", Kind.MEAN, "undiscounted return of a finished game"),
         Metric("episode_length", "ticks", Kind.MEAN, "ticks of a finished game"),
-        Metric(
-            "games_failed", "games", Kind.SUM, "games without a return because of an exception, by where it was raised"
-        ),
+        Metric("games_failed", "games", Kind.SUM, "games that an error ended or left without a return, by its place"),
         Metric("gamecores_failed", "processes", Kind.SUM, "game processes of the job that ended in failure"),
         Metric("arm_sessions", "sessions", Kind.SUM, "sessions begun, by model, arm and version"),
         Metric("arm_ticks", "ticks", Kind.SUM, "ticks answered, by model, arm and version"),
@@ -103,7 +101,7 @@ METRICS: dict[str, Metric] = {
         Metric("model_call_wait_seconds", "s", Kind.PERCENTILE, "time a forward waited for its call to a deployment"),
         Metric("fragments_pushed", "fragments", Kind.SUM, "fragments that reached the replay buffer"),
         Metric("agent_errors", "errors", Kind.SUM, "exceptions raised in hooks of agents, by hook"),
-        Metric("fragments_dropped", "fragments", Kind.SUM, "fragments dropped on the way to replay, by reason"),
+        Metric("fragments_dropped", "fragments", Kind.SUM, "fragments that errors or load took, by reason"),
         Metric("env_steps", "steps", Kind.SUM, "transitions that reached the replay buffer"),
         Metric("replay_dropped", "transitions", Kind.SUM, "transitions dropped in the buffer or before it, by reason"),
         Metric("eval_dropped", "transitions", Kind.SUM, "transitions that evaluation buffers dropped, by reason"),
@@ -144,8 +142,8 @@ METRICS: dict[str, Metric] = {
 }
 
 
-LOST = ("agent_error", "refused", "deadline", "cancelled")
-"""Labels of ``fragments_dropped`` that are errors; others mean that a part was too slow, or has ended."""
+OVERLOADED = "overloaded"
+"""Label of ``games_failed`` and ``fragments_dropped``: a model was full or late. That shows load, and is no error."""
 DROPPED = "metrics_dropped"
 """Counts samples of names past a bound."""
 FOLDED = "labels_folded"

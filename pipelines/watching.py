@@ -9,7 +9,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from brayx.books import FAILED_IN_WINDOW, FRAGMENTS_IN_WINDOW, GAMES_IN_WINDOW, LOST_IN_WINDOW
+from brayx.books import (
+    FAILED_IN_WINDOW,
+    FRAGMENTS_IN_WINDOW,
+    GAMES_IN_WINDOW,
+    LOST_IN_WINDOW,
+    OVERLOADED_IN_WINDOW,
+)
 from brayx.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
@@ -133,14 +139,21 @@ class Losses:
 
     def verdict(self, errors: Sequence[str]) -> str:
         """One line for people; ``errors`` as of `pipelines.progress.error_lines`."""
-        return f"errors take more than trainer.max_lost_share {self._max_share:g} allows: {'; '.join(errors)}"
+        why = "; ".join(errors) or "see the log"
+        return f"errors take more than trainer.max_lost_share {self._max_share:g} allows: {why}"
 
 
 def lost_of(numbers: Mapping[str, float]) -> list[tuple[str, float, float]]:
-    """Of the newest games and of the newest fragments: how many errors have taken, and of how many."""
+    """Of the newest games and of the newest fragments: how many errors have taken, and of how many.
+
+    Load is no error.
+    """
     get = numbers.get
-    failed, lost = get(FAILED_IN_WINDOW, 0.0), get(LOST_IN_WINDOW, 0.0)
-    return [("games", failed, failed + get(GAMES_IN_WINDOW, 0.0)), ("fragments", lost, get(FRAGMENTS_IN_WINDOW, 0.0))]
+    failed = get(FAILED_IN_WINDOW, 0.0)
+    return [
+        ("games", failed - get(OVERLOADED_IN_WINDOW, 0.0), failed + get(GAMES_IN_WINDOW, 0.0)),
+        ("fragments", get(LOST_IN_WINDOW, 0.0), get(FRAGMENTS_IN_WINDOW, 0.0)),
+    ]
 
 
 def _sum_of(metrics: Sequence[str], numbers: Mapping[str, float]) -> float:

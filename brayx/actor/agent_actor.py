@@ -26,20 +26,21 @@ from brayx.errors import (
     BadBody,
     BrayxError,
     DeadlineExceeded,
-    ModelError,
     Overloaded,
-    first_line,
     raised_at,
 )
-from brayx.faults import AGENTS_LOGGER
+from brayx.faults import AGENTS_LOGGER, note_of
 from brayx.gamecore.protocol import game_of
-from brayx.logs import limited, one_line
+from brayx.logs import limited
+from brayx.metrics import OVERLOADED
 
 logger = limited(__name__)
 _agents_logger = limited(AGENTS_LOGGER)
 
 _MOST_KEPT = 10_000
 _LAST_WORD_S = 1.0
+_LOAD = Overloaded | DeadlineExceeded
+"""Errors of a model that is full or late: load, not a bug of the hook that they end."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,8 @@ class AgentActor(Actor):
         self._keep = factory.keeper() if factory.keeper is not None else None
         self._kept: deque[State] = deque(maxlen=_MOST_KEPT)
         self._seat: Seat | None = None
-        self._failed_in = ""
+        self._failure: tuple[str, str] | None = None
+        self._cut_off: tuple[str, str] | None = None
 
     async def start(self, session: str, body: bytes) -> bytes:
         state = State(session, kind="start", input=self._codec.decode(body), output=self._codec.empty())
@@ -266,6 +268,8 @@ class AgentActor(Actor):
         self._count_ticks()
         if reason == "error":
             self._models.count("arm_errors", 1.0)
+            if self._cut_off is not None and self._failure is None:
+                self._count_error(*self._cut_off)
         try:
             with self._services.use():
                 try:
@@ -280,8 +284,8 @@ class AgentActor(Actor):
                     raise
                 await self._tell_end(reason)
         finally:
-            if self._failed_in and (reason == "error" or not self._services.returns):
-                self._services.recorder.add("games_failed", 1.0, label=self._failed_in)
+            if reason == "error" or (self._failure is not None and not self._services.returns):
+                self._count_game()
             if self._keep is not None and self._kept:
                 self._keep(list(self._kept), next(iter(self._services.returns), None))
             self._agents, self._episode = (), []
@@ -308,7 +312,7 @@ class AgentActor(Actor):
                     made.append(agent_class(name, config, state))
             except Exception as error:
                 self._count(name, "constructor", error)
-                self._services.recorder.add("games_failed", 1.0, label="constructor")  # it has no end
+                self._count_game()  # it has no end
                 if isinstance(error, BrayxError):
                     raise
                 raise AgentError(f"agent {name!r} raised in the constructor", agent=name) from error
@@ -334,6 +338,9 @@ class AgentActor(Actor):
                 return
             with services.use():
                 await agent.on_tick(state)
+        except asyncio.CancelledError as error:
+            self._cut_off = "on_tick", _note(agent.name, "on_tick", error)
+            raise
         except Exception as error:
             self._count(agent.name, "on_tick", error)
             if isinstance(error, BrayxError):
@@ -351,17 +358,29 @@ class AgentActor(Actor):
             self._count(agent.name, hook, error)
             raise
 
-    def _count(self, name: str, hook: str, error: Exception) -> None:
+    def _count(self, name: str, hook: str, error: BaseException) -> None:
         """Counts an exception of an agent's hook, with a note of its message and place, which the display shows.
 
-        Refusals and missed deadlines of other parts are counted there, and are not the hook's fault.
+        Load is no error of the hook, but ends the game too.
         """
-        if isinstance(error, Overloaded | DeadlineExceeded) or type(error) is ModelError:
-            return
-        self._failed_in = self._failed_in or hook
-        # In one line: an agent may quote what its client sent, and no client controls this terminal.
-        note = one_line(f"agent {name!r}: {type(error).__name__}: {first_line(error)} ({raised_at(error)})")
+        if isinstance(error, _LOAD):
+            self._fail(OVERLOADED, _note(name, hook, error))
+        else:
+            self._count_error(hook, _note(name, hook, error))
+
+    def _count_error(self, hook: str, note: str) -> None:
+        self._fail(hook)
         self._services.recorder.add("agent_errors", 1.0, label=hook, note=note)
+
+    def _fail(self, label: str, note: str = "") -> None:
+        """Sets why the game fails, unless it has failed before."""
+        if self._failure is None:
+            self._failure = label, note
+
+    def _count_game(self) -> None:
+        """Counts this game as failed. The errors of a hook have a note, so only load needs one here."""
+        label, note = self._failure or ("session", "")
+        self._services.recorder.add("games_failed", 1.0, label=label, note=note)
 
     def _count_ticks(self) -> None:
         """Adds the ticks since the last call to the arms' counts: counting every tick costs measurable time."""
@@ -383,44 +402,66 @@ class AgentActor(Actor):
 
     async def _settle(self) -> None:
         """Waits until the current hand-over ends, in any way; cancelling the caller does not cancel it."""
-        if self._handed_over is not None:
+        if self._handed_over is None:
+            return
+        try:
             await asyncio.wait({self._handed_over})
+        except asyncio.CancelledError:
+            self._cut_off = "on_episode", f"{_late('on_episode')}, and a tick waited for it"
+            raise
 
     def _give_up(self) -> None:
         """The session's end ran out of time: what is not handed over yet is lost, and counted."""
-        if self._handed_over is not None:
-            self._handed_over.cancel()
+        if self._handed_over is not None and self._handed_over.cancel():
+            self._fail("on_episode")
         if self._episode:
             logger.error("session %s: no time to hand over its last episode, it is lost", self._session)
-            self._services.recorder.add("fragments_dropped", float(len(self._agents)), label="deadline")
+            lost = f"{_late('on_episode')}, and the last episode waited for it"
+            self._services.recorder.add("fragments_dropped", float(len(self._agents)), label="deadline", note=lost)
 
     async def _on_episode(self, episode: list[State], done: bool) -> None:
         for agent in self._agents:
             try:
                 await agent.on_episode(episode, done)
-            except asyncio.CancelledError:
+            except asyncio.CancelledError as error:
                 logger.error("session %s: %s.on_episode was cancelled, the episode is lost", self._session, agent.name)
-                self._services.recorder.add("fragments_dropped", 1.0, label="cancelled")
+                self._fail("on_episode")
+                lost = _note(agent.name, "on_episode", error)
+                self._services.recorder.add("fragments_dropped", 1.0, label="cancelled", note=lost)
                 if is_cancelled():
                     raise
             except Exception as error:
                 _agents_logger.exception(
                     "session %s: %s.on_episode raised, its episode is lost", self._session, agent.name
                 )
-                self._services.recorder.add("fragments_dropped", 1.0, label="agent_error")
+                loaded = isinstance(error, _LOAD)
+                label, lost = (OVERLOADED, _note(agent.name, "on_episode", error)) if loaded else ("agent_error", "")
+                self._services.recorder.add("fragments_dropped", 1.0, label=label, note=lost)
                 self._count(agent.name, "on_episode", error)
 
     async def _tell_end(self, reason: str) -> None:
         for agent in self._agents:
             try:
                 await agent.on_session_end(reason)
-            except asyncio.CancelledError:
+            except asyncio.CancelledError as error:
+                logger.error("session %s: %s.on_session_end was cancelled", self._session, agent.name)
+                self._count(agent.name, "on_session_end", error)
                 if is_cancelled():
                     raise
-                logger.error("session %s: %s.on_session_end was cancelled", self._session, agent.name)
             except Exception as error:
                 _agents_logger.exception("session %s: %s.on_session_end raised", self._session, agent.name)
                 self._count(agent.name, "on_session_end", error)
+
+
+def _note(name: str, hook: str, error: BaseException) -> str:
+    """A line for the display: which agent's hook failed, why and where."""
+    if isinstance(error, asyncio.CancelledError) and is_cancelled():
+        return f"agent {name!r}: {_late(hook)} ({raised_at(error)})"
+    return f"agent {name!r}: {note_of(error, raised_at(error))}"
+
+
+def _late(hook: str) -> str:
+    return f"{hook} took longer than actor.tick_timeout_s"
 
 
 def _first(group: BaseExceptionGroup[BrayxError]) -> BrayxError:

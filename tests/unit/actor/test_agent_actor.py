@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import inspect
 import json
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -266,26 +268,116 @@ async def test_what_hooks_outside_a_tick_raise_is_counted_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "counted"),
-    [(KeyError("obs"), 1), (BadBody("no obs"), 1), (QueueFull("full"), 0), (ModelError("its replica died"), 0)],
-    ids=["own", "of its input", "no room", "the model's"],
+    ("error", "label"),
+    [
+        (KeyError("obs"), "on_tick"),
+        (BadBody("no obs"), "on_tick"),
+        (ModelError("no finite logits"), "on_tick"),
+        (QueueFull("full"), "overloaded"),
+        (DeadlineExceeded("late"), "overloaded"),
+    ],
+    ids=["own", "of its input", "the model's", "no room", "too late"],
 )
-async def test_a_game_that_a_hook_fails_in_is_counted_once(error: Exception, counted: int) -> None:
+async def test_a_game_that_a_hook_fails_in_is_counted_once(error: Exception, label: str) -> None:
     class Raises(Recorder):
         async def on_tick(self, state: State) -> None:
             raise error
 
         async def on_session_end(self, reason: str) -> None:
-            if counted:
-                raise RuntimeError("again")
+            raise RuntimeError("again")
 
     actor, _ = make(Raises)
     await actor.start("s", b"{}")
     with pytest.raises(BrayxError):
         await actor.tick(b"{}")
     await actor.on_end("error")
-    numbers = actor._services.recorder.summary()
+    recorder = actor._services.recorder
+    assert isinstance(recorder, MetricsRecorder)
+    numbers, notes = recorder.summary(), recorder.notes()
+    assert {name: value for name, value in numbers.items() if "games_failed" in name} == {f"games_failed.{label}": 1}
+    assert numbers.get("agent_errors.on_tick", 0) == (label == "on_tick"), "load is no error of the hook"
+    (name,) = [name for name in ("agent_errors.on_tick", "games_failed.overloaded") if name in notes]
+    assert notes[name] == f"agent 'agent0': {type(error).__name__}: {error} ({line_of(Raises.on_tick, 'raise')})"
+
+
+async def test_a_game_that_ends_in_an_error_outside_of_its_agents_has_failed() -> None:
+    actor, _ = make(Recorder)
+    await actor.start("s", b"{}")
+    await actor.on_end("error")
+    assert actor._services.recorder.summary()["games_failed.session"] == 1
+
+
+def line_of(hook: Any, text: str) -> str:
+    """``FILE:LINE`` of the line of a hook that has a text."""
+    lines, first = inspect.getsourcelines(hook)
+    return f"{__file__}:{first + next(at for at, line in enumerate(lines) if text in line)}"
+
+
+async def timed_out(call: Coroutine[Any, Any, object]) -> None:
+    """Runs a call of the actor until its time limit, as `brayx.actor.deadlines.Sweeper` sets it."""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await call
+
+
+@pytest.mark.parametrize("agents", [1, 2])
+@pytest.mark.parametrize(("reason", "counted"), [("error", 1), ("drained", 0)])
+async def test_a_game_whose_on_tick_hangs_has_failed_with_its_location(agents: int, reason: str, counted: int) -> None:
+    class Hangs(Recorder):
+        async def on_tick(self, state: State) -> None:
+            await asyncio.sleep(60)
+
+    actor, _ = make(*[Hangs] * agents)
+    await actor.start("s", b"{}")
+    await timed_out(actor.tick(b"{}"))
+    await actor.on_end(reason)
+    recorder = actor._services.recorder
+    assert isinstance(recorder, MetricsRecorder)
+    numbers = recorder.summary()
     assert numbers.get("games_failed.on_tick", 0) == numbers.get("agent_errors.on_tick", 0) == counted
+    if counted:
+        place = line_of(Hangs.on_tick, "sleep")
+        late = f": on_tick took longer than actor.tick_timeout_s ({place})"
+        assert recorder.notes()["agent_errors.on_tick"].endswith(late)
+
+
+async def test_an_agent_that_is_cancelled_because_another_raised_is_not_the_one_that_failed() -> None:
+    class Waits(Recorder):
+        async def on_tick(self, state: State) -> None:
+            await asyncio.sleep(60)
+
+    class Raises(Recorder):
+        async def on_tick(self, state: State) -> None:
+            await asyncio.sleep(0)
+            raise KeyError("obs")
+
+    actor, _ = make(Waits, Raises)
+    await actor.start("s", b"{}")
+    with pytest.raises(AgentError):
+        await actor.tick(b"{}")
+    await actor.on_end("error")
+    recorder = actor._services.recorder
+    assert isinstance(recorder, MetricsRecorder)
+    assert recorder.summary()["agent_errors.on_tick"] == 1
+    assert "agent 'agent1': KeyError: 'obs'" in recorder.notes()["agent_errors.on_tick"]
+
+
+async def test_a_game_whose_tick_waits_for_an_on_episode_that_hangs_has_failed_there() -> None:
+    class Hangs(Recorder):
+        async def on_episode(self, episode: list[State], done: bool) -> None:
+            await asyncio.sleep(60)
+
+    actor, _ = make(Hangs, episode_length=1)
+    await actor.start("s", b"{}")
+    await actor.tick(b"0")
+    await actor.tick(b"1")
+    await timed_out(actor.tick(b"2"))
+    await timed_out(actor.on_end("error"))
+    recorder = actor._services.recorder
+    assert isinstance(recorder, MetricsRecorder)
+    assert recorder.summary()["games_failed.on_episode"] == 1
+    late = "on_episode took longer than actor.tick_timeout_s, and a tick waited for it"
+    assert recorder.notes()["agent_errors.on_episode"] == late
 
 
 async def test_a_game_whose_return_was_recorded_has_not_failed() -> None:
@@ -370,6 +462,25 @@ async def test_an_episode_handler_whose_own_wait_is_cancelled_costs_its_episode_
     recorder = actor._services.recorder
     assert isinstance(recorder, MetricsRecorder)
     assert recorder.summary()["fragments_dropped.cancelled"] == 2
+    place = line_of(Cancelled.on_episode, "await waiting")
+    assert recorder.notes()["fragments_dropped.cancelled"].endswith(f"CancelledError: without a message ({place})")
+    assert recorder.summary()["games_failed.on_episode"] == 1
+
+
+async def test_an_episode_that_load_took_is_lost_without_an_error() -> None:
+    class Late(Recorder):
+        async def on_episode(self, episode: list[State], done: bool) -> None:
+            raise DeadlineExceeded("a forward waited 2 s")
+
+    actor, _ = make(Late)
+    await play(actor, 1)
+    recorder = actor._services.recorder
+    assert isinstance(recorder, MetricsRecorder)
+    numbers = recorder.summary()
+    assert (numbers["fragments_dropped.overloaded"], numbers["games_failed.overloaded"]) == (1, 1)
+    assert "agent_errors.on_episode" not in numbers
+    note = recorder.notes()["fragments_dropped.overloaded"]
+    assert note == f"agent 'agent0': DeadlineExceeded: a forward waited 2 s ({line_of(Late.on_episode, 'raise')})"
 
 
 async def test_an_end_that_runs_out_of_time_still_tells_the_agents_and_counts_what_is_lost() -> None:
@@ -391,6 +502,25 @@ async def test_an_end_that_runs_out_of_time_still_tells_the_agents_and_counts_wh
     numbers = recorder.summary()
     assert numbers["fragments_dropped.cancelled"] == 1
     assert numbers["fragments_dropped.deadline"] == 1
+    assert numbers["games_failed.on_episode"] == 1
+    late = "on_episode took longer than actor.tick_timeout_s"
+    place = line_of(Stuck.on_episode, "sleep")
+    assert recorder.notes()["fragments_dropped.cancelled"] == f"agent 'agent0': {late} ({place})"
+    assert recorder.notes()["fragments_dropped.deadline"] == f"{late}, and the last episode waited for it"
+
+
+async def test_an_on_session_end_that_hangs_is_an_error_with_its_location() -> None:
+    class Hangs(Recorder):
+        async def on_session_end(self, reason: str) -> None:
+            await asyncio.sleep(60)
+
+    actor, _ = make(Hangs)
+    await actor.start("s", b"{}")
+    await timed_out(actor.on_end("stop"))
+    recorder = actor._services.recorder
+    assert isinstance(recorder, MetricsRecorder)
+    assert recorder.summary()["games_failed.on_session_end"] == 1
+    assert line_of(Hangs.on_session_end, "sleep") in recorder.notes()["agent_errors.on_session_end"]
 
 
 class Counts(Recorder):

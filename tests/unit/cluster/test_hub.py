@@ -106,6 +106,16 @@ class TestBooks:
         assert (numbers["games_in_window"], numbers["games_failed_in_window"]) == (0, 100)
         assert "episode_return.last100" not in numbers
 
+    def test_games_that_load_ended_have_failed_but_are_told_apart_from_errors(self) -> None:
+        books = Books()
+        books.merge(part(*[("episode_return", 4.0)] * 90))
+        books.merge(part(("games_failed", 25.0), label="overloaded"))
+        books.merge(part(("games_failed", 5.0), label="on_tick"))
+        books.merge(part(("gamecores_failed", 30.0)))
+        numbers = books.snapshot()
+        assert (numbers["games_in_window"], numbers["games_failed_in_window"]) == (70, 30)
+        assert numbers["games_overloaded_in_window"] == 25
+
     def test_a_game_process_that_ends_of_what_failed_in_its_session_is_no_second_game(self) -> None:
         books = Books()
         books.merge(part(("games_failed", 3.0), label="on_tick"))
@@ -121,7 +131,8 @@ class TestBooks:
         assert (books.snapshot()["fragments_in_window"], books.snapshot()["fragments_lost_in_window"]) == (100, 0)
         for _ in range(5):
             books.merge(part(("fragments_dropped", 10.0), label="refused"))
-            books.merge(part(("fragments_dropped", 10.0), label="full"))
+            books.merge(part(("fragments_dropped", 10.0), label="overloaded"))
+            books.merge(part(("fragments_pushed", 10.0)))
         assert (books.snapshot()["fragments_in_window"], books.snapshot()["fragments_lost_in_window"]) == (100, 50)
 
     def test_rate_looks_back_its_window(self) -> None:

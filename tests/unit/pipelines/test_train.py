@@ -124,9 +124,9 @@ def test_what_came_before_a_resumption_or_without_a_door_is_no_request(cluster, 
     hub.close()
 
 
-def lost(games=0.0, failed=0.0, fragments=0.0, lost=0.0):
+def lost(games=0.0, failed=0.0, fragments=0.0, lost=0.0, overloaded=0.0):
     return {
-        "games_in_window": games, "games_failed_in_window": failed,
+        "games_in_window": games, "games_failed_in_window": failed, "games_overloaded_in_window": overloaded,
         "fragments_in_window": fragments, "fragments_lost_in_window": lost,
     }  # fmt: skip
 
@@ -145,12 +145,18 @@ def test_too_large_a_share_that_stays_lost_ends_a_training(numbers):
     assert losses.is_over(numbers)
     said = "errors take more than trainer.max_lost_share 0.5 allows: 7 errors in on_tick; lost: 7 of 10"
     assert losses.verdict(["7 errors in on_tick", "lost: 7 of 10"]) == said
+    assert losses.verdict([]).endswith("allows: see the log")
 
 
 @pytest.mark.parametrize(
     ("share", "numbers"),
-    [(0.5, lost(games=50, failed=50)), (0.5, lost(failed=7)), (None, lost(failed=100, fragments=100, lost=100))],
-    ids=["no more than the share", "too few to tell", "any share will do"],
+    [
+        (0.5, lost(games=50, failed=50)),
+        (0.5, lost(failed=7)),
+        (0.5, lost(games=10, failed=90, overloaded=60)),
+        (None, lost(failed=100, fragments=100, lost=100)),
+    ],
+    ids=["no more than the share", "too few to tell", "load is no error", "any share will do"],
 )
 def test_a_training_goes_on_with_what_may_be_lost(share, numbers):
     clock = Clock()
