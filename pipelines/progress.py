@@ -27,7 +27,7 @@ from brayx.metrics import significant
 from pipelines.watching import lost_of
 
 _LINE_EVERY_S = 5.0
-_COUNTED = ("errors", "fragments", "gamecores")
+_COUNTED = ("errors", "fragments", "games", "gamecores")
 
 
 def number(value: float | None, form: str = ",.0f") -> str:
@@ -46,9 +46,11 @@ def milliseconds(value: float | None) -> str:
     return number(None if value is None else value * 1e3, ".2f")
 
 
-def _dropped(numbers: Mapping[str, float]) -> float:
-    """Sum over all reasons; each has a number ``replay_dropped.REASON``."""
-    return sum(value for name, value in numbers.items() if name.split(".")[0] == "replay_dropped")
+def _dropped(numbers: Mapping[str, float]) -> str:
+    """Dropped transitions, and of these by reason; those of before a resumption have none."""
+    dropped = {name: value for name, value in numbers.items() if name.partition(".")[0] == "replay_dropped"}
+    reasons = [f"{name.partition('.')[2]} {number(value)}" for name, value in sorted(dropped.items()) if "." in name]
+    return number(sum(dropped.values())) + (f" ({', '.join(reasons)})" if reasons else "")
 
 
 def _not_written(numbers: Mapping[str, float]) -> str:
@@ -60,7 +62,8 @@ def _not_written(numbers: Mapping[str, float]) -> str:
 
 _WHAT = {
     "agent_errors": "{errors} in {label}",
-    "fragments_dropped": "{fragments} {label}",
+    "fragments_dropped": "{fragments} dropped ({label})",
+    "games_failed": "{games} failed ({label})",
     "gamecores_failed": "{gamecores} failed",
 }
 """How many there were of each metric whose samples have notes."""
@@ -71,6 +74,7 @@ def error_lines(numbers: Mapping[str, float], notes: Mapping[str, str]) -> list[
     the newest games and fragments.
 
     A resumed trial counts on, but its old errors have no note: they are not shown, as their bug may be mended by now.
+    The shares are of this run.
 
     Args:
         numbers, notes: as `brayx.tracking.hub.Hub.snapshot` and `brayx.tracking.hub.Hub.notes` give them.
@@ -84,7 +88,7 @@ def error_lines(numbers: Mapping[str, float], notes: Mapping[str, str]) -> list[
     shares = [
         f"{lost:.0f} of the last {of:.0f} {what} ({lost / of:.0%})" for what, lost, of in lost_of(numbers) if lost
     ]
-    return [*lines, f"lost: {', '.join(shares)}"] if lines and shares else lines
+    return [*lines, f"lost: {', '.join(shares)}"] if shares else lines
 
 
 def mean_return(numbers: Mapping[str, float]) -> str:
@@ -204,11 +208,11 @@ class Progress:
 
     def _line(self, numbers: Mapping[str, float]) -> str:
         get = numbers.get
-        what, pace = _pace(numbers)
+        (what, pace), dropped = _pace(numbers), _dropped(numbers)
         return (
             f"{number(get('env_steps', 0.0))} env steps  return {mean_return(numbers)}  "
             f"{pace} {what}  version {number(get('policy_version'))}  "
-            f"lag {number(get('lag_versions'), '.1f')} versions"
+            f"lag {number(get('lag_versions'), '.1f')} versions" + (f"  dropped {dropped}" if dropped != "0" else "")
         )
 
     def _panel(
@@ -239,7 +243,7 @@ class Progress:
             "entropy", number(get("entropy"), ".3f"),
             "update ms", milliseconds(get("update_seconds.p50")),
             "learner waits", number(100 * get("learner_wait_fraction", math.nan), ".0f") + " %",
-            "dropped", number(_dropped(numbers)),
+            "dropped", _dropped(numbers),
         )  # fmt: skip
         bar = ProgressBar(total=max(self._num_steps, 1), completed=min(steps, self._num_steps), width=72)
         heading = f"[bold]{self._title}[/bold]  {time.monotonic() - self._began:.0f} s"

@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Sequence
 
+import pytest
 from rich.console import Console
 
 from brayx.books import Books
@@ -82,7 +83,14 @@ def test_what_the_buffer_dropped_counts_whatever_the_reason() -> None:
     recorder.add("replay_dropped", 30.0, label="full")
     recorder.add("replay_dropped", 4.0, label="stale")
     books.merge(recorder.drain())
-    assert re.search(r"dropped\s+34\b", drawn(books.snapshot()))
+    assert re.search(r"dropped\s+34 \(full 30, stale 4\)", drawn(books.snapshot()))
+    out = io.StringIO()
+    with Progress("t", num_steps=1, log_interval=1, console=Console(file=out, width=200)) as progress:
+        progress.update({**NUMBERS, "updates": 1.0})
+        progress.update({**NUMBERS, "updates": 2.0, "replay_dropped": 9.0, "replay_dropped.full": 2000.0})
+    _, none, some = out.getvalue().splitlines()
+    assert "dropped" not in none
+    assert some.endswith("dropped 2,009 (full 2,000)"), "9 of them before the trial was resumed"
 
 
 def test_errors_of_agents_are_shown_with_their_count_and_the_newest() -> None:
@@ -135,15 +143,39 @@ def test_what_errors_took_is_shown_with_its_cause_and_its_share() -> None:
     recorder.add("gamecores_failed", 8.0, note="a gamecore ended with status 1 after 2 s")
     recorder.add("fragments_pushed", 3.0)
     recorder.add("fragments_dropped", 1.0, label="refused", note="BadFragment: obs (agent.py:9)")
-    recorder.add("fragments_dropped", 5.0, label="closed")
     books.merge(recorder.drain())
     numbers = books.snapshot()
     assert error_lines(numbers, books.notes) == [
         "6 errors in on_episode; the newest: agent 'a': KeyError: 'speed' (agent.py:3)",
-        "1 fragment refused; the newest: BadFragment: obs (agent.py:9)",
+        "1 fragment dropped (refused); the newest: BadFragment: obs (agent.py:9)",
         "8 gamecores failed; the newest: a gamecore ended with status 1 after 2 s",
         "lost: 8 of the last 10 games (80%), 1 of the last 4 fragments (25%)",
     ]
     assert mean_return(numbers) == "2 (2 games, 8 failed)"
     assert mean_return({}) == "- (0 games)"
     assert mean_return({"episode_return.last100": 0.81234, "games_in_window": 1.0}) == "0.8123 (1 game)"
+
+
+@pytest.mark.parametrize("label", ["deadline", "cancelled"])
+def test_fragments_that_a_deadline_took_have_a_line_and_a_share(label: str) -> None:
+    recorder, books = Recorder(), Books()
+    recorder.add("fragments_pushed", 2.0)
+    recorder.add("fragments_dropped", 18.0, label=label, note="on_episode took longer than actor.tick_timeout_s")
+    books.merge(recorder.drain())
+    lines = error_lines(books.snapshot(), books.notes)
+    assert lines == [
+        f"18 fragments dropped ({label}); the newest: on_episode took longer than actor.tick_timeout_s",
+        "lost: 18 of the last 20 fragments (90%)",
+    ]
+    assert error_lines(books.snapshot(), {}) == lines[1:], "whatever is lost, its share is shown"
+
+
+def test_games_that_load_ended_have_a_line_but_no_share() -> None:
+    recorder, books = Recorder(), Books()
+    recorder.add("episode_return", 3.0)
+    recorder.add("games_failed", 2.0, label="overloaded", note="agent 'a': QueueFull: full (agent.py:3)")
+    recorder.add("fragments_dropped", 1.0, label="overloaded")
+    books.merge(recorder.drain())
+    lines = ["2 games failed (overloaded); the newest: agent 'a': QueueFull: full (agent.py:3)"]
+    assert error_lines(books.snapshot(), books.notes) == lines
+    assert mean_return(books.snapshot()) == "3 (1 game, 2 failed)"
