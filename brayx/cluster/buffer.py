@@ -7,6 +7,7 @@ of Ray Data, nor of what the learner does with a batch.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import secrets
 import time
@@ -18,7 +19,8 @@ import numpy as np
 
 from brayx.cluster.hub import HubClient, get_hub
 from brayx.errors import BadFragment, BrayxError
-from brayx.logs import limited, one_line
+from brayx.faults import note_of
+from brayx.logs import limited
 from brayx.replay.buffer import ReplayBuffer
 from brayx.replay.config import BufferConfig
 from brayx.replay.packing import READY_KEY, Batch, Layout, rows, transitions
@@ -122,17 +124,24 @@ class BufferActor:
         """The options of this buffer."""
         return self._config
 
-    async def push(self, replays: Sequence[Fragment | Columns], drop: bool = True, timeout_s: float = 0.0) -> Taken:
+    async def push(
+        self,
+        replays: Sequence[Fragment | Columns],
+        drop: bool = True,
+        timeout_s: float = 0.0,
+        places: Sequence[str] = (),
+    ) -> Taken:
         """Stores fragments and columns; after `end` it drops them all.
 
         Args:
             replays: fragments and columns.
             drop: make room by dropping; otherwise wait for it.
             timeout_s: longest wait for room; at most 5 s.
+            places: where each was pushed, as ``FILE:LINE`` or empty, for the note of a refusal; none: unknown.
         """
         deadline = time.monotonic() + min(timeout_s, MAX_WAIT_S)
-        refused, why, whole, part = 0, "", 0, 0
-        for replay in replays:
+        refused, why, note, whole, part = 0, "", "", 0, 0
+        for replay, place in zip(replays, places or itertools.repeat(""), strict=False):
             part = 0
             if self._is_over():
                 self._buffer.dropped_elsewhere("ended", transitions(replay))
@@ -162,12 +171,11 @@ class BufferActor:
                         break
                     self._buffer.dropped_elsewhere("ended", transitions(rest))
             except BadFragment as error:
-                refused, why = refused + 1, why or error.message
+                refused, why, note = refused + 1, why or error.message, note_of(error, place)
             whole += 1
         else:
             part = 0
         if refused and self._learned:
-            note = one_line(f"BadFragment: {why}")
             self._books.add("fragments_dropped", 1.0, label="refused", weight=refused, note=note)
         # Use the reported counts: other pushes may have been stored while this one waited.
         self._count("env_steps", self._buffer.pushed - self._told_steps)

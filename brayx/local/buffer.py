@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from brayx.errors import BadFragment, ReplayError, called_from
-from brayx.logs import one_line
+from brayx.faults import note_of
 from brayx.metrics import Recorder
 from brayx.replay.buffer import ReplayBuffer
 from brayx.replay.config import BufferConfig
@@ -206,9 +206,7 @@ class LocalBuffer:
 
     def _refused(self, error: BadFragment) -> None:
         """Counts a fragment that does not fit, with the reason and the line of the caller's code."""
-        place = called_from()
-        note = f"{type(error).__name__}: {error.message}" + (f" ({place})" if place else "")
-        self._sink.add("fragments_dropped", 1.0, label="refused", note=one_line(note))
+        self._sink.add("fragments_dropped", 1.0, label="refused", note=note_of(error, called_from()))
 
     def _count_pushed(self, count: int) -> None:
         """Counts ``count`` fragments or columns, and the transitions stored since the last time."""

@@ -160,6 +160,10 @@ async def test_a_bad_fragment_does_not_take_its_neighbours_along():
     assert (await actor.next_batch(reader, 0.1)).batch["reward"][0, 0] == 2
     assert "NaN" in actor._books.notes()["fragments_dropped.refused"]
     assert actor._books.summary()["fragments_dropped.refused"] == 1
+    await actor.push([fragment(WHOLE, 1), fragment(WHOLE, float("nan"))], places=["agent.py:1", "agent.py:2"])
+    note = actor._books.notes()["fragments_dropped.refused"]
+    assert note.startswith("BadFragment: ")
+    assert note.endswith("(agent.py:2)")
 
 
 async def test_a_reader_of_a_process_that_died_is_told_to_attach_again():

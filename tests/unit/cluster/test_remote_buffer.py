@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import time
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -27,10 +28,10 @@ class Calls:
         self.push = self
         self.made = []
 
-    def remote(self, replays, drop=True, timeout_s=0.0):
+    def remote(self, replays, drop=True, timeout_s=0.0, places=()):
         future = Future()
         self.made.append((len(replays), future))
-        self.asked = (drop, timeout_s)
+        self.asked, self.places = (drop, timeout_s), places
         return SimpleNamespace(future=lambda: future, replays=replays)
 
 
@@ -61,6 +62,19 @@ def test_what_closing_loses_is_counted(calls):
     assert remote.dropped == {"closed": 9}
     assert recorder.summary() == {"replay_dropped.closed": 9}
     assert len(calls.made) == 1
+
+
+def test_once_a_fragment_was_refused_pushes_name_their_place(calls):
+    remote = buffer((calls, ""))
+    remote.push(fragment(1))
+    assert calls.places == [""], "it costs good pushes nothing"
+    calls.made[0][1].set_result(taken(1, refused=1, why="obs"))
+    remote.push(fragment(1))
+    line = inspect.currentframe().f_lineno - 1
+    remote.push(fragment(1), fragment(2))
+    calls.made[1][1].set_result(taken(1))
+    assert calls.places == [f"{__file__}:{line + 2}"] * 2
+    remote.close(0)
 
 
 def test_what_waits_behind_a_failed_call_is_sent_without_another_push(calls):
