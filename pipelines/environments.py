@@ -5,7 +5,6 @@ Knows nothing of what a worker does with an environment.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,8 @@ from deployments.document import nearest
 from pipelines.ending import side_by_side
 
 if TYPE_CHECKING:
-    from brayx.cluster.hub import HubClient
     from brayx.cluster.rollout_worker import WorkerSpec
+    from brayx.metrics import Recorder
     from brayx.replay.config import BufferConfig
     from brayx.rollout.component import RolloutComponent
     from deployments.job import JobConfig
@@ -128,24 +127,22 @@ class Rollouts:
         job: the job.
         names: Ray actors by part: ``hub``, ``weights``, ``moments``, and ``buffer/NAME`` of each buffer.
         namespace: Ray namespace of these actors.
+        recorder: of this process, for metrics about the workers.
         env_steps: env steps that the resumed trial has learned from.
     """
 
-    def __init__(self, job: JobConfig, names: Mapping[str, str], namespace: str, env_steps: int = 0) -> None:
+    def __init__(
+        self, job: JobConfig, names: Mapping[str, str], namespace: str, recorder: Recorder, env_steps: int = 0
+    ) -> None:
         from brayx.cluster.rollout import Workers
 
-        self._hub, self._namespace = names["hub"], namespace
-        self._books: HubClient | None = None
+        self._recorder = recorder
         self._all = {
             name: Workers(worker_spec(job, name, names, namespace, env_steps), on_event=self._count)
             for name in job.rollouts
         }
 
     def __enter__(self) -> Rollouts:
-        from brayx.cluster.hub import HubClient, get_hub
-
-        if self._all:
-            self._books = HubClient(get_hub(self._hub, self._namespace))
         for name, workers in self._all.items():
             workers.__enter__()
             self._count("rollout_workers", workers.num, name)
@@ -155,11 +152,8 @@ class Rollouts:
         self.stop()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Ends all workers, see `Workers.stop`, and sends the remaining metrics about them."""
-        deadline = time.monotonic() + timeout_s
+        """Ends all workers, see `Workers.stop`."""
         side_by_side([workers.stop for workers in self._all.values()], timeout_s)
-        if self._books is not None:
-            self._books.close(max(0.0, deadline - time.monotonic()))
 
     @property
     def num(self) -> int:
@@ -243,8 +237,7 @@ class Rollouts:
         return said
 
     def _count(self, name: str, value: float, label: str) -> None:
-        if self._books is not None:
-            self._books.add(name, value, label=label)
+        self._recorder.add(name, value, label=label)
 
 
 def spec_of(job: JobConfig, name: str, env_steps: int = 0) -> RolloutSpec:

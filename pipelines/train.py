@@ -55,7 +55,7 @@ _UNDEPLOY_S = 4.0
 """Share of `_END_S` for the actor's replicas."""
 _INTERRUPTED_UNDEPLOY_S = 2.0
 _LAST_COUNTS_S = 5.0
-"""Share of `_END_S` for the buffers to send their last metrics."""
+"""Share of `_END_S` for the buffers to send their last metrics, and the same for this process."""
 _LAST_NUMBERS_S = 10.0
 """Share of `_END_S` for the hub to write the last metrics."""
 _INTERRUPTED_END_TIMEOUT_S = 5.0
@@ -141,8 +141,8 @@ def train_on(
     log_interval: int | None = None,
 ) -> TrainResult:
     """Runs a training job on a running cluster; ``layout`` is from `check_job`, other arguments as for `train`."""
-    from brayx.cluster.hub import HubClient, create_hub, end_hub
-    from brayx.cluster.learner import Learner, LearnerSpec
+    from brayx.cluster.hub import create_hub, end_hub
+    from brayx.cluster.learner import Learner, LearnerSpec, TrialNumbers
     from brayx.cluster.remote_buffer import RemoteBuffer
     from brayx.cluster.shards import tell
     from brayx.cluster.statistics import create_moments, stored_moments
@@ -193,7 +193,7 @@ def train_on(
             names["weights"], NAMESPACE, keep=max(KEPT_VERSIONS, job.models[config.model].max_versions)
         )
         stack.callback(end_actor, hub)
-        recorder = HubClient(hub)
+        recorder = TrialNumbers(hub)
         stack.callback(recorder.close)
         stack.callback(end_weight_store, store)
         if moments:
@@ -225,7 +225,7 @@ def train_on(
             "Ray is up, and these seconds count from here; the learner is starting"
             + (", and the actors" if actor else "")
         )
-        learner = Learner(spec, storage)
+        learner = Learner(spec, storage, recorder)
         served = stack.enter_context(contextlib.ExitStack())
         try:
             urls: dict[str, str] = {}
@@ -250,7 +250,7 @@ def train_on(
                 job.folder,
                 lambda line: recorder.add("gamecores_failed", 1.0, note=one_line(line)),
             )
-            rollouts = Rollouts(job, names, NAMESPACE, before)
+            rollouts = Rollouts(job, names, NAMESPACE, recorder, before)
             with running_parts((sources, games, rollouts), end, stopping=lambda: _close(buffers.values())):
                 if actor:
                     progress.say(f"{games}; the door is {cluster.url}")
@@ -274,6 +274,7 @@ def train_on(
             raise
         served.close()  # before the books: replicas hand over their last metrics when they end
         tell([buffer.shards for buffer in buffers.values()], end.left(_LAST_COUNTS_S))
+        recorder.close(end.left(_LAST_COUNTS_S))
         numbers, notes = end_hub(hub, end.left(_LAST_NUMBERS_S))
         numbers[STEPS_THIS_RUN] = float(steps)
         version, outcome = None, ""

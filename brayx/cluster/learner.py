@@ -135,8 +135,14 @@ def train_ranks() -> Ranks:
     return alone
 
 
-def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks) -> Summary:
+def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks, numbers: TrialNumbers) -> Summary:
     """Opens the actors that ``spec`` names, learns from ``batches`` until training ends, and then ends the buffers.
+
+    Args:
+        spec: the learner's settings.
+        batches: what it learns from.
+        ranks: the learner's ranks, of which this process is one.
+        numbers: recorder of this process.
 
     Raises:
         ConfigError: the model module or the hooks are missing or invalid.
@@ -147,7 +153,6 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks) -> Summary:
     module, forward_args = learned_model(spec)
     hooks = load_hooks(spec.config.hooks, spec.model_folder) if spec.config.hooks else Hooks()
     store = get_weight_store(spec.weight_store, spec.namespace)
-    numbers = TrialNumbers(get_hub(spec.hub, spec.namespace))
     # Several ranks each need a batch at the same time, and prefetching requests batches early.
     batches.holds = ranks.size == 1 and not spec.config.prefetch
     batches.readers = ranks.size
@@ -181,7 +186,6 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks) -> Summary:
         close(batches)
         for stream in evaluated.values():
             close(stream)
-        numbers.close()
 
 
 class _Publisher:
@@ -234,8 +238,10 @@ def train_worker(spec: LearnerSpec) -> Summary | BrayxError:
     if failed is not None:
         return failed
     ranks = train_ranks()
+    batches = batches_of(ray.train.get_dataset_shard(_DATASET), spec.buffer, spec.namespace)
     try:
-        return run_learner(spec, batches_of(ray.train.get_dataset_shard(_DATASET), spec.buffer, spec.namespace), ranks)
+        with contextlib.closing(TrialNumbers(get_hub(spec.hub, spec.namespace))) as numbers:
+            return run_learner(spec, batches, ranks, numbers)
     except _FINAL as error:
         if ranks.size == 1:
             return error
@@ -310,19 +316,22 @@ class Learner:
     Args:
         spec: the learner's settings.
         storage_path: folder for Ray Train's records.
+        numbers: recorder of this process, used if the learner is in it.
     """
 
-    def __init__(self, spec: LearnerSpec, storage_path: str) -> None:
+    def __init__(self, spec: LearnerSpec, storage_path: str, numbers: TrialNumbers) -> None:
         self._spec = spec
         # Find the shards now: finding one that hangs would delay `stop`.
         self._shards = [Shards.find(name, namespace=spec.namespace) for name in weights_of(spec.buffer)]
         self._summary: Summary | None = None
         self._error: BaseException | None = None
-        work: Callable[[], Summary]
-        if spec.config.in_process:
-            work = lambda: run_learner(spec, read_buffer(spec.buffer, spec.namespace), Alone(spec.config.use_gpu))  # noqa: E731
-        else:
-            work = lambda: fit(spec, storage_path)  # noqa: E731
+
+        def work() -> Summary:
+            if not spec.config.in_process:
+                return fit(spec, storage_path)
+            batches = read_buffer(spec.buffer, spec.namespace)
+            return run_learner(spec, batches, Alone(spec.config.use_gpu), numbers)
+
         self._thread = threading.Thread(target=self._run, args=(work,), name="brayx-learner", daemon=True)
         self._thread.start()
 

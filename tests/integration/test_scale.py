@@ -13,6 +13,7 @@ import ray
 from brayx.cluster import NAMESPACE
 from brayx.cluster.hub import create_hub
 from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, JobNotRunning
+from brayx.metrics import Recorder
 from brayx.tracking import Trial
 from deployments.job import JobConfig
 from pipelines.environments import Rollouts
@@ -38,7 +39,7 @@ def trial(ray_cluster: str, new_tracking_db: Callable[[Path], str], tmp_path_fac
 def rollouts_of(trial: Trial, *overrides: str) -> Rollouts:
     """A job's rollouts, of two workers each, before they are at work."""
     names = {part: f"{trial.run_id}/{part}" for part in PARTS}
-    return Rollouts(JobConfig.load(TEMPLATE, overrides), names, NAMESPACE)
+    return Rollouts(JobConfig.load(TEMPLATE, overrides), names, NAMESPACE, Recorder())
 
 
 def asked(trial: Trial, rollouts: Rollouts, count: int, rollout: str | None = None) -> Any:
@@ -95,7 +96,7 @@ def test_what_cannot_be_is_told_to_who_asks_and_changes_nothing(
 def test_a_job_that_steps_no_environments_says_so(trial: Trial) -> None:
     job = JobConfig.load(TEMPLATE.with_name("cartpole.yaml"))
     with pytest.raises(ConfigError, match="the job has no rollout"):
-        asked(trial, Rollouts(job, {"hub": hub_name(trial)}, NAMESPACE), 2)
+        asked(trial, Rollouts(job, {"hub": hub_name(trial)}, NAMESPACE, Recorder()), 2)
 
 
 def test_a_job_that_is_busy_does_not_do_it_later(trial: Trial) -> None:

@@ -19,7 +19,7 @@ from ray.experimental.internal_kv import _internal_kv_list
 from brayx.algorithms.ppo import PPOConfig
 from brayx.cluster.cluster import Cluster
 from brayx.cluster.hub import HubClient, create_hub
-from brayx.cluster.learner import Learner, LearnerSpec
+from brayx.cluster.learner import Learner, LearnerSpec, TrialNumbers
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.shards import Shards
 from brayx.cluster.weight_store import create_weight_store
@@ -89,6 +89,7 @@ class Job:
             trial=self.trial,
         )
         self.storage = str(folder / "ray")
+        self.numbers = TrialNumbers(self.hub)
         self._playing = threading.Event()
         self._player = threading.Thread(target=self._play, daemon=True)
         self._player.start()
@@ -99,7 +100,7 @@ class Job:
             remote.push(fragment())
 
     def learner(self):
-        return Learner(self.spec, self.storage)
+        return Learner(self.spec, self.storage, self.numbers)
 
     def newest(self):
         found = ray.get(self.store.newest.remote())
@@ -108,6 +109,7 @@ class Job:
     def close(self):
         self._playing.set()
         self._player.join(5)
+        self.numbers.close()
         ray.get(self.hub.close.remote())
         for actor in (self.buffer, self.store, self.hub):
             ray.kill(actor)
