@@ -48,7 +48,8 @@ def _commands(
                 name = f"{before}{word}"
                 command = own.get(name, command)
                 yield from _commands(command, own, f"{name} ")
-                yield name, [word for each in command._actions for word in (*each.option_strings, *_verbs(each))]
+                shown = [each for each in command._actions if each.help != argparse.SUPPRESS]
+                yield name, [word for each in shown for word in (*each.option_strings, *_verbs(each))]
 
 
 def _verbs(action: argparse.Action) -> list[str]:

@@ -1,6 +1,6 @@
 """Searches for good training options: many trials, each a nested run in MLflow, and a final table.
 
-    python -m pipelines.tune --env CartPole-v1 --search "learning_rate=loguniform(1e-4, 1e-2)" --trials 8
+    python -m pipelines.tune --env CartPole-v1 --search "learning_rate=loguniform(1e-4, 1e-2)" --num-trials 8
 
 ``asha`` (Li et al. 2020, https://arxiv.org/abs/1810.05934) stops trials that are worse than others of the same age.
 ``pbt`` (Jaderberg et al. 2017, https://arxiv.org/abs/1711.09846) replaces bad trials by copies of good ones, including
@@ -47,6 +47,8 @@ Say = Callable[[str], None]
 _DRAWN_ANEW = 0.25
 """Share of a copy's options that are drawn again from their domains."""
 _TIMEOUT_S = 24 * 3600.0
+_OLD_FLAGS = {"--trials": "num_trials", "--timesteps": "total_steps", "--interval": "interval_steps"}
+"""Flags of earlier versions, which still work; `--help` and completion have the new ones only."""
 _COPIED = ("normalise_obs", "normalise_reward", "normalise_value")
 """Options with running moments. A copy takes these over, so they must be the same in all trials."""
 
@@ -454,16 +456,18 @@ def parser() -> argparse.ArgumentParser:
         help="recorded episodes that every trial of mixed or bc imitates: a file, or a pattern in quotes",
     )  # fmt: skip
     made.add_argument("--method", choices=["asha", "pbt"], default="asha", help="(default: %(default)s)")
-    made.add_argument("--trials", type=int, default=8, help="(default: %(default)s)")
+    made.add_argument("--num-trials", type=int, default=8, help="(default: %(default)s)")
     made.add_argument(
-        "--timesteps",
+        "--total-steps",
         type=int,
         default=60_000,
         help="env steps of a trial; of bc, transitions of its batches (default: %(default)s)",
     )
     made.add_argument(
-        "--interval", type=int, default=None, help="env steps between two comparisons (default: a twelfth)"
+        "--interval-steps", type=int, default=None, help="env steps between two comparisons (default: a twelfth)"
     )
+    for old, name in _OLD_FLAGS.items():
+        made.add_argument(old, type=int, dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     made.add_argument("--target-return", type=float, default=None, help="stop a trial that reaches it")
     made.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     made.add_argument("--project", default="tuning", help="MLflow experiment (default: %(default)s)")
@@ -490,9 +494,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         algorithm=arguments.algorithm,
         demonstrations=arguments.demonstrations,
         method=arguments.method,
-        num_trials=arguments.trials,
-        total_steps=arguments.timesteps,
-        interval_steps=arguments.interval,
+        num_trials=arguments.num_trials,
+        total_steps=arguments.total_steps,
+        interval_steps=arguments.interval_steps,
         target_return=arguments.target_return,
         seed=arguments.seed,
         project=arguments.project,

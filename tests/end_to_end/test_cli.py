@@ -86,6 +86,7 @@ def test_every_command_has_a_line_and_completion_offers_it() -> None:
     assert complete("train --cl") == ["--cluster"]
     assert complete("ppo --gamma") == ["--gamma"]
     assert complete("tune --me") == ["--method"]
+    assert complete("tune --t") == ["--total-steps", "--target-return", "--tracking"], "not a flag of earlier versions"
     assert complete("visualize --o") == ["--out"]
     assert complete("keys n") == ["new"]
     assert complete("keys new --f") == ["--file"]

@@ -80,7 +80,7 @@ def test_a_pipeline_as_a_module_reports_an_error_in_one_line_as_its_command_does
         ("gamecore gym", "brayx gamecore gym"),
         ("gamecore pettingzoo a:b --games many", "brayx gamecore pettingzoo"),
         ("ppo", "brayx ppo"),
-        ("tune --trials many", "brayx tune"),
+        ("tune --num-trials many", "brayx tune"),
         ("visualize", "brayx visualize"),
     ],
 )

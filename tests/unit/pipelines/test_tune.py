@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import pickle
@@ -16,7 +17,7 @@ import torch
 
 from brayx.replay.files import Dataset
 from brayx.trainer.competition import Look as Reported
-from pipelines.tune import _by_whole_path
+from pipelines.tune import _by_whole_path, parser, tune
 from pipelines.tune_trial import Spec, train_trial
 from tests.leaning import leaning
 
@@ -206,3 +207,18 @@ def test_trials_are_looked_at_at_the_same_env_steps_however_many_environments_th
     steps = [look.numbers.env_steps for look in looks[:-1]]
     assert [step // 6000 for step in steps] == [1, 2, 3, 4]
     assert all(step % 6000 < num_envs * 300 for step in steps)
+
+
+def test_an_option_has_the_same_name_on_the_command_line_and_in_python() -> None:
+    flags = vars(parser().parse_args(["--env", "CartPole-v1"]))
+    assert set(flags) - {"lines"} <= set(inspect.signature(tune).parameters)
+    for action in parser()._actions:
+        if action.help != "==SUPPRESS==" and action.dest not in ("help", "lines"):
+            assert action.option_strings == [f"--{action.dest.replace('_', '-')}"]
+
+
+@pytest.mark.parametrize(
+    ("old", "name"), [("--trials", "num_trials"), ("--timesteps", "total_steps"), ("--interval", "interval_steps")]
+)
+def test_flags_of_earlier_versions_still_work(old: str, name: str) -> None:
+    assert vars(parser().parse_args(["--env", "CartPole-v1", old, "3"]))[name] == 3
