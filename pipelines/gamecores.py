@@ -97,11 +97,6 @@ class Gamecores:
         """Number of running processes."""
         return sum(1 for game in self._games if game.process is not None and game.process.poll() is None)
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the running processes."""
-        return [game.process.pid for game in self._games if game.process is not None and game.process.poll() is None]
-
     def __enter__(self) -> Gamecores:
         try:
             for game in self._games:

@@ -24,6 +24,9 @@ from brayx.model.handles import Caller, Elsewhere, sooner
 from brayx.model.local import Model, PinnedModel
 from brayx.types import Forward, NestedArray
 
+_CONNECT_S = 60.0
+"""Deadline of the first calls to a deployment, which may still be starting."""
+
 
 class _Handle(Protocol):
     """The part of a `ray.serve.handle.DeploymentHandle` of a `ModelReplica` that is used here."""
@@ -78,14 +81,14 @@ class ModelClient(Elsewhere):
         )
 
     @classmethod
-    async def connect(cls, handle: _Handle, *, connect_timeout_s: float = 60.0, **options: Any) -> ModelClient:
+    async def connect(cls, handle: _Handle, **options: Any) -> ModelClient:
         """Makes a client with spec and version from the deployment; ``options`` are those of the constructor.
 
         Raises:
             DeadlineExceeded: the deployment did not answer in time.
             QueueFull, ModelError: it is full, or failed.
         """
-        async with _within(connect_timeout_s, "the model deployment did not answer"):
+        async with _within(_CONNECT_S, "the model deployment did not answer"):
             spec = await cls._ask(handle.get_spec.remote)
             version = int(await cls._ask(handle.get_version.remote))
         return cls(handle, spec, **{"version": version, **options})

@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from brayx.cluster.named import end_actor, result_or, unwrap
+from brayx.cluster.named import end_actor, unwrap
 from brayx.cluster.rollout_worker import RolloutWorker, WorkerSpec
 from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, first_line
 from brayx.rollout.component import MAX_WORKERS
@@ -139,17 +139,6 @@ class Workers:
             for slot in (*self._slots.values(), *self._leaving):
                 total = total + slot.done
             return total
-
-    def pids(self) -> dict[int, int]:
-        """Process id of each worker that answers within 5 s, by index; for display and tests."""
-        with self._lock:
-            handles = {slot.index: slot.handle for slot in self._slots.values() if slot.handle is not None}
-        found = {}
-        for index, handle in handles.items():
-            pid = result_or(None, handle.pid.options(concurrency_group="control").remote(), 5.0)
-            if pid is not None:
-                found[index] = int(pid)
-        return found
 
     def scale(self, count: int) -> None:
         """Changes the number of workers. Surplus workers end after their current fragment, which is lost if it takes

@@ -6,7 +6,6 @@ Knows nothing of environments or models, which `brayx.rollout.worker` does.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from dataclasses import dataclass
@@ -84,10 +83,6 @@ class RolloutWorker:
         self._past = past
         self._stopping = threading.Event()
         self._parts: _Parts | None = None
-
-    def pid(self) -> int:
-        """Id of this process."""
-        return os.getpid()
 
     def stop(self) -> None:
         """Ends the running lease after its current fragment, and later leases at once."""

@@ -35,23 +35,15 @@ class LocalBuffer:
         sink: counts ``env_steps``, ``fragments_pushed``, ``fragments_dropped``, ``replay_dropped``, ``replay_batches``
             and ``replay_reused``.
         learned: the learner learns from this buffer; otherwise only ``eval_dropped`` is counted.
-        changed: called when a batch may have become ready, or the stream may have ended.
 
     Attributes:
+        changed: called when a batch may have become ready, or the stream may have ended.
         behind: called by a pushing thread while a whole batch already waits; more data would make that batch older and
             finally drop it. Not called for sampled buffers, which have a rate limiter.
     """
 
-    def __init__(
-        self,
-        config: BufferConfig,
-        layout: Layout | None,
-        sink: Recorder,
-        *,
-        learned: bool = True,
-        changed: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.changed = changed
+    def __init__(self, config: BufferConfig, layout: Layout | None, sink: Recorder, *, learned: bool = True) -> None:
+        self.changed: Callable[[], None] = lambda: None
         self.behind: Callable[[], None] | None = None
         self._config = config
         self._buffer = ReplayBuffer(config, layout)

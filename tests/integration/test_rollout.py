@@ -16,6 +16,7 @@ import psutil
 import pytest
 import ray
 
+from brayx.cluster.named import result_or
 from brayx.cluster.rollout import _STOP_S, Workers
 from brayx.cluster.rollout_worker import RolloutWorker, WorkerSpec
 from brayx.cluster.shards import Shards
@@ -274,11 +275,11 @@ def test_a_killed_worker_is_replaced_and_costs_what_it_had_in_hand_and_others_jo
     made.publish()
     with made.workers(2) as workers:
         until(lambda: made.take() is not None and workers.running == 2, "both collect", WAIT_S)
-        victim, other = (workers.pids()[index] for index in (0, 1))
+        victim, other = (pids(workers)[index] for index in (0, 1))
         os.kill(victim, signal.SIGKILL)
         until(lambda: workers.lost["died"] == 1, "it was missed", WAIT_S)
         until(lambda: made.take() is not None and workers.running == 2, "another one collects", WAIT_S)
-        before = workers.pids()
+        before = pids(workers)
         assert before[1] == other, "the other one went on"
         assert before[0] not in (victim, other)
         events = {"rollout_workers_lost.died": 1, "rollout_steps_lost.died": 2 * ENVS * T}
@@ -290,18 +291,28 @@ def test_a_killed_worker_is_replaced_and_costs_what_it_had_in_hand_and_others_jo
         workers.scale(3)
         until(lambda: made.take() is not None and workers.running == 3, "three collect", WAIT_S)
         workers.scale(1)
-        until(lambda: len(workers.pids()) == 1, "two have left", WAIT_S)
-        assert workers.pids()[0] == before[0]
+        until(lambda: len(pids(workers)) == 1, "two have left", WAIT_S)
+        assert pids(workers)[0] == before[0]
         held = workers.collected
         until(lambda: made.take() is not None and workers.collected.steps > held.steps, "the last goes on", WAIT_S)
         assert workers.failures == failures
         assert made.events == events, "who joins or leaves costs nothing"
 
 
+def pids(workers):
+    """Process id of each worker that answers, by index."""
+    handles = {slot.index: slot.handle for slot in list(workers._slots.values()) if slot.handle is not None}
+    asked = {
+        index: handle.__ray_call__.options(concurrency_group="control").remote(lambda worker: os.getpid())
+        for index, handle in handles.items()
+    }
+    return {index: pid for index, answer in asked.items() if (pid := result_or(None, answer, 5.0)) is not None}
+
+
 def at_a_fragment(made, workers, folder):
     """Its one worker has collected, and is held in the middle of a fragment; its process."""
     until(lambda: workers.running == 1, "it collects", WAIT_S)
-    (pid,) = workers.pids().values()
+    (pid,) = pids(workers).values()
     (folder / "hold").touch()
     until((folder / "held").exists, "it is at a fragment", WAIT_S)
     return pid
@@ -313,7 +324,7 @@ def test_a_worker_that_leaves_has_the_time_that_its_fragment_takes(job, tmp_path
     with made.workers() as workers:
         pid = at_a_fragment(made, workers, tmp_path)
         workers.scale(0)
-        until(lambda: not workers.pids(), "it is to leave", WAIT_S)
+        until(lambda: not pids(workers), "it is to leave", WAIT_S)
         told = workers.collected.fragments
         time.sleep(_STOP_S + 1)  # what a job that ends gives it
         assert psutil.pid_exists(pid)
@@ -345,7 +356,7 @@ def test_what_a_worker_pushed_that_takes_too_long_to_leave_is_known_and_not_lost
     (tmp_path / "stay").touch()
     with made.workers() as workers:
         until(lambda: workers.running == 1, "it collects", WAIT_S)
-        (pid,) = workers.pids().values()
+        (pid,) = pids(workers).values()
         workers.scale(0)
         until(lambda: not psutil.pid_exists(pid), "it was ended", WAIT_S)
         until(lambda: made.events, "it was counted", WAIT_S)

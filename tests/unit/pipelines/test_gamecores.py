@@ -23,6 +23,12 @@ def games(tmp_path: Path, program: str, *, num: int = 1, arguments: str = "") ->
     return Gamecores([GamecoreConfig(command=f"{sys.executable} {script} {arguments}", num=num)], URLS, tmp_path)
 
 
+def pids(running: Gamecores) -> list[int]:
+    """Process ids of the games that run."""
+    started = [game.process for game in running._games if game.process is not None]
+    return [process.pid for process in started if process.poll() is None]
+
+
 def test_commands_get_the_door_and_their_number(tmp_path: Path) -> None:
     program = "import sys, time; open(sys.argv[2], 'w').write(sys.argv[1]); time.sleep(60)"
     with games(tmp_path, program, num=2, arguments="{url} seen-{index}") as running:
@@ -41,9 +47,9 @@ def test_a_game_that_dies_is_started_again_and_its_last_words_are_kept(tmp_path:
 
 def test_a_killed_game_is_started_again(tmp_path: Path) -> None:
     with games(tmp_path, "import time; time.sleep(60)") as running:
-        (first,) = running.pids
+        (first,) = pids(running)
         os.kill(first, 9)
-        until(lambda: running.pids not in ([], [first]))
+        until(lambda: pids(running) not in ([], [first]))
 
 
 def test_stop_leaves_no_process_not_even_one_that_will_not_go_or_a_child(tmp_path: Path) -> None:
@@ -57,9 +63,9 @@ time.sleep(60)
     running = games(tmp_path, program)
     with running:
         until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text() != "")
-        pids = [*running.pids, int((tmp_path / "child").read_text())]
+        left = [*pids(running), int((tmp_path / "child").read_text())]
         running.stop(timeout_s=0.3)
-    until(lambda: not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids))
+    until(lambda: not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in left))
 
 
 PARENT = """
@@ -98,7 +104,7 @@ def test_stop_ends_a_child_that_outlives_its_parent(tmp_path: Path) -> None:
     running = games(tmp_path, PARENT.format(child=STUBBORN, then="time.sleep(60)"))
     with running:
         until(lambda: children(tmp_path) != [])
-        (parent,), (child,) = running.pids, children(tmp_path)
+        (parent,), (child,) = pids(running), children(tmp_path)
         running.stop(timeout_s=0.5)
     until(lambda: not alive(parent) and not alive(child))
 
@@ -146,6 +152,7 @@ def test_each_door_has_a_placeholder_and_what_each_gamecore_was_given_is_told(tm
         "ws://127.0.0.1:1",
         "3",
     ]
+    assert filled("game {grpc_url}", {**URLS, "grpc": "grpc://127.0.0.1:2"}, door="ws", index=0)[1] == "grpc://127.0.0.1:2"
     with pytest.raises(StartupError, match="plays by tcp, and open are: http, ws"):
         filled("game {tcp_url}", URLS, door="ws", index=0)
     each = [GamecoreConfig(command="game {url}", num=4), GamecoreConfig(command="game {http_url}", num=2)]
