@@ -137,8 +137,8 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("env_id", nargs="?", default="", help="Gymnasium id; without it, --gamecore plays")
     evaluate.add_argument(
         "--gamecore", default="", metavar="COMMAND",
-        help="any game: {http_url}, {ws_url}, {tcp_url} become the doors' URLs; it writes the return of each game as a "
-        "line of its standard output",
+        help="any game: {http_url}, {ws_url}, {tcp_url}, {grpc_url} become the doors' URLs; it writes each "
+        "game's return as a line of its standard output",
     )  # fmt: skip
     evaluate.add_argument("--at-once", type=count, default=4, metavar="N", help="games at once (default: 4)")
     evaluate.add_argument("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")

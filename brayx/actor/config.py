@@ -42,8 +42,8 @@ class GamecoreConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     command: str
-    """Command line; ``{index}`` becomes the process's number, ``{http_url}``, ``{ws_url}`` and ``{tcp_url}`` the URL of
-    that door, and ``{url}`` that of ``door``."""
+    """Command line; ``{index}`` becomes the process's number, ``{http_url}``, ``{ws_url}``, ``{tcp_url}`` and
+    ``{grpc_url}`` the URL of that door, which must be open, and ``{url}`` that of ``door``."""
     num: Annotated[int, Field(ge=1, le=4096)] = 1
     """Number of processes."""
     door: Literal["http", "ws", "tcp"] = "ws"
