@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import brayx
-from brayx.errors import ConfigError
+from brayx.errors import ConfigError, ConnectFailed
+from brayx.gamecore.client import Client
 from pipelines import hosts
 from pipelines.evaluate import Evaluation
 from tests.unit.gamecore.echo_server import EchoApp, serving
@@ -47,3 +48,14 @@ def test_evaluate_plays_against_a_url() -> None:
         played = brayx.evaluate(f"http://{address}", "CartPole-v1", games=2)
     assert isinstance(played, Evaluation)
     assert repr(played).endswith(f"over 2 games (lowest {min(played.returns):g}, highest {max(played.returns):g})")
+
+
+def test_serve_opens_the_jobs_doors_for_evaluate_until_its_block_ends(tracking_db: str) -> None:
+    free = {"actor.port": 0, "actor.native_port": None, "actor.tcp_port": None}
+    with brayx.serve("cartpole.yaml", free, tracking=tracking_db) as service:
+        url = service.url
+        assert len(brayx.evaluate(service, "CartPole-v1", games=2).returns) == 2
+    with pytest.raises(ConfigError, match="no actor named 'other'"):
+        brayx.serve("cartpole.yaml", free, tracking=tracking_db, actor="other")
+    with Client(url, timeout_s=5.0) as client, pytest.raises(ConnectFailed):
+        client.start()
