@@ -416,18 +416,20 @@ class AgentActor(Actor):
             self._fail("on_episode")
         if self._episode:
             logger.error("session %s: no time to hand over its last episode, it is lost", self._session)
-            lost = f"{_late('on_episode')}, and the last episode waited for it"
-            self._services.recorder.add("fragments_dropped", float(len(self._agents)), label="deadline", note=lost)
+            why = f"{_late('on_episode')}, and the last episode waited for it"
+            self._services.recorder.add("fragments_dropped", float(len(self._agents)), label="deadline", note=why)
 
     async def _on_episode(self, episode: list[State], done: bool) -> None:
-        for agent in self._agents:
+        agents = self._agents
+        for at, agent in enumerate(agents):
             try:
                 await agent.on_episode(episode, done)
             except asyncio.CancelledError as error:
                 logger.error("session %s: %s.on_episode was cancelled, the episode is lost", self._session, agent.name)
                 self._fail("on_episode")
-                lost = _note(agent.name, "on_episode", error)
-                self._services.recorder.add("fragments_dropped", 1.0, label="cancelled", note=lost)
+                lost = len(agents) - at if is_cancelled() else 1  # the agents after it do not get the episode
+                why = _note(agent.name, "on_episode", error)
+                self._services.recorder.add("fragments_dropped", float(lost), label="cancelled", note=why)
                 if is_cancelled():
                     raise
             except Exception as error:
@@ -435,8 +437,8 @@ class AgentActor(Actor):
                     "session %s: %s.on_episode raised, its episode is lost", self._session, agent.name
                 )
                 loaded = isinstance(error, _LOAD)
-                label, lost = (OVERLOADED, _note(agent.name, "on_episode", error)) if loaded else ("agent_error", "")
-                self._services.recorder.add("fragments_dropped", 1.0, label=label, note=lost)
+                label, why = (OVERLOADED, _note(agent.name, "on_episode", error)) if loaded else ("agent_error", "")
+                self._services.recorder.add("fragments_dropped", 1.0, label=label, note=why)
                 self._count(agent.name, "on_episode", error)
 
     async def _tell_end(self, reason: str) -> None:

@@ -483,25 +483,26 @@ async def test_an_episode_that_load_took_is_lost_without_an_error() -> None:
     assert note == f"agent 'agent0': DeadlineExceeded: a forward waited 2 s ({line_of(Late.on_episode, 'raise')})"
 
 
-async def test_an_end_that_runs_out_of_time_still_tells_the_agents_and_counts_what_is_lost() -> None:
+@pytest.mark.parametrize("agents", [1, 2])
+async def test_an_end_that_runs_out_of_time_still_tells_the_agents_and_counts_what_is_lost(agents: int) -> None:
     class Stuck(Recorder):
         async def on_episode(self, episode: list[State], done: bool) -> None:
             await asyncio.sleep(60)
 
-    actor, log = make(Stuck, episode_length=1)
+    actor, log = make(*[Stuck] * agents, episode_length=1)
     await actor.start("s", b"")
     await actor.tick(b"0")
     await actor.tick(b"1")
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await actor.on_end("stop")
-    assert log == ["stop"]
+    assert log == ["stop"] * agents
     await asyncio.sleep(0)
     recorder = actor._services.recorder
     assert isinstance(recorder, MetricsRecorder)
     numbers = recorder.summary()
-    assert numbers["fragments_dropped.cancelled"] == 1
-    assert numbers["fragments_dropped.deadline"] == 1
+    assert numbers["fragments_dropped.cancelled"] == agents
+    assert numbers["fragments_dropped.deadline"] == agents
     assert numbers["games_failed.on_episode"] == 1
     late = "on_episode took longer than actor.tick_timeout_s"
     place = line_of(Stuck.on_episode, "sleep")
