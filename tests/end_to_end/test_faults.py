@@ -104,6 +104,22 @@ class RaisingAgent(Agent):
 '''
 
 
+FORGETFUL_AGENT = '''
+"""The template's agent with a bug at the end of nine games in ten."""
+from gym_agent import GymAgent
+
+
+class ForgetfulAgent(GymAgent):
+    games = 0
+
+    async def on_episode(self, episode, done):
+        ForgetfulAgent.games += done
+        if done and ForgetfulAgent.games % 10:
+            raise ValueError("no reward")
+        await super().on_episode(episode, done)
+'''
+
+
 def on_ray(folder: Path, *overrides: str, **files: str) -> list[str]:
     """Words of ``brayx train --cluster`` for two CartPole games."""
     return [*small_job(folder, *overrides, **files), "--cluster"]
@@ -399,23 +415,38 @@ def test_an_mlflow_folder_that_cannot_be_written_is_named(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "why", "says"),
     [
-        (["network.obs_size=5"], "expected [obs: [5] float32], got [obs: [4] float32]"),
         (
-            ["agent.module=raising_agent", "agent.class=RaisingAgent"],
-            "in on_tick; the newest: agent 'agent': KeyError: 'velocity' (",
+            ["network.obs_size=5", "trainer.max_lost_share=null"],
+            "no env step has arrived for",
+            r"expected \[obs: \[5\] float32\], got \[obs: \[4\] float32\]",
+        ),
+        (
+            # Eight, so that enough games fail well before env steps are missed.
+            ["agent.module=raising_agent", "agent.class=RaisingAgent", "actor.gamecores.0.num=8"],
+            "errors take more than trainer.max_lost_share 0.5 allows",
+            r"\d+ errors in on_tick; the newest: agent 'agent': KeyError: 'velocity' \(\S+raising_agent.py:8\)",
+        ),
+        (
+            ["agent.module=forgetful_agent", "agent.class=ForgetfulAgent"],
+            "errors take more than trainer.max_lost_share 0.5 allows",
+            r"\d+ errors in on_episode; the newest: agent 'agent': ValueError: no reward \(\S+forgetful_agent.py:12\)",
         ),
     ],
-    ids=["model that does not fit", "agent that raises"],
+    ids=["model that does not fit", "on_tick raises", "on_episode raises"],
 )
-def test_a_job_that_cannot_learn_gives_up_and_says_why(tmp_path: Path, overrides: list[str], says: str) -> None:
-    words = small_job(tmp_path, *overrides, raising_agent=RAISING_AGENT)
+def test_a_job_that_cannot_learn_gives_up_and_says_why(
+    tmp_path: Path, overrides: list[str], why: str, says: str
+) -> None:
+    words = small_job(tmp_path, *overrides, raising_agent=RAISING_AGENT, forgetful_agent=FORGETFUL_AGENT)
     with brayx(tmp_path, *words) as command:
         assert command.ended() == 2
         said = one_line(command)
-        assert "no env step has arrived" in said or "trainer.max_lost_share 0.5" in said
-        assert says in said
+        assert said.startswith(f"brayx: {why}")
+        assert re.search(says, said)
+        assert re.search(r"lost: \d+ of the last \d+ games", said)
+        assert re.search(r"return \S+ \(\d+ games?, \d+ failed\)", command.err)
         command.gone(10.0)
     (trial,) = trials(tmp_path)["main"]
     assert trial.status == "FAILED"
