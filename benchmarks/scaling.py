@@ -232,7 +232,7 @@ def training(env: str, workers: int, nodes: int, steps: int) -> Whole:
     watch.start()
     with tempfile.TemporaryDirectory(prefix="brayx-scaling-") as folder:
         try:
-            done = train(job, tracking=folder, address=address)
+            done = train(job, tracking=folder, cluster=address)
         finally:
             ended.set()
             watch.join(10.0)

@@ -1,7 +1,7 @@
 """Runs the training of `brayx.local.train.train_local` as a job: rollout workers, a buffer, a learner, a trial.
 
-The arguments become a job's configuration, and a host runs that job. For further options (shards, your own modules)
-write a YAML file. Knows nothing of the command line.
+The arguments become a job's configuration, and a host runs that job. For further options (shards, ranks, your own
+modules) write a YAML file. Knows nothing of the command line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from brayx.errors import ConfigError, EnvironmentFailed
 
@@ -37,16 +37,11 @@ def train_distributed(
     training: Training | None = None,
     *,
     num_workers: int = 2,
-    max_policy_lag: int | None = None,
-    ranks: int = 1,
-    where: Literal["train", "process"] | None = None,
-    cpus_per_worker: float = 0.0,
-    checkpoint_interval_s: float = 15.0,
     project: str | None = None,
     trial: str = "main",
     resume: bool = True,
     tracking: str | None = None,
-    address: str | None = "",
+    cluster: str | None = None,
     log_interval: int | None = None,
 ) -> tuple[Result, Trial]:
     """Trains a policy for ``env`` as a job, with workers on a Ray cluster or in this process.
@@ -58,16 +53,11 @@ def train_distributed(
         algorithm: options; None: PPO's defaults.
         training: the options that `brayx.local.train.train_local` also takes; None: their defaults.
         num_workers: rollout workers.
-        max_policy_lag: greatest age of a transition in policy versions; older ones are dropped.
-        ranks, where: learners, and whether they are Ray Train's workers (``train``) or a thread here (``process``, for
-            one); None: as `TrainerConfig.where`.
-        cpus_per_worker: CPUs that Ray reserves for each rollout worker.
-        checkpoint_interval_s: seconds between two checkpoints.
         project: MLflow experiment; None: named after ``env``.
         trial: MLflow run.
         resume: continue an unfinished run of that name.
         tracking: MLflow URI or path; None: ``mlflow.db`` in the current folder.
-        address: of a running Ray cluster; empty starts one; None: this process, if it can run the job.
+        cluster: address of a Ray cluster to join, empty to start one; None: this process, if it can run the job.
         log_interval: updates between two lines of progress, where there is no terminal to draw on; None: 5 s.
 
     Returns:
@@ -116,24 +106,20 @@ def train_distributed(
         "model": {"kind": "model", "module": "pipelines.models", "engine": given.engine},
         "rollout": {
             "kind": "rollout", "env": env, "model": "model", "buffer": "buffer",
-            "num_workers": num_workers, "num_envs": num_envs // num_workers, "cpus_per_worker": cpus_per_worker,
+            "num_workers": num_workers, "num_envs": num_envs // num_workers,
             "mode": "blocking" if given.blocking and given.sampler == "fifo" else "non_blocking",
             "env_options": dict(given.env_options),
             **same("vectorization", "normalise_obs", "normalise_reward", "reward_clip", "scale_actions", "sde_steps"),
         },
-        "buffer": {
-            "kind": "buffer", "unroll_length": given.unroll_length, "max_policy_lag": max_policy_lag, **buffer
-        },
+        "buffer": {"kind": "buffer", "unroll_length": given.unroll_length, **buffer},
         "trainer": {
             "kind": "trainer", "model": "model", "buffers": ["buffer"], "num_steps": num_steps,
-            "num_workers": ranks, "where": where,
-            "checkpoint_interval_s": checkpoint_interval_s,
             **same("learning_rate", "target_return", "target_games", "use_gpu", "threads", "checkpoint_interval"),
             "algorithm": algorithm.model_dump(mode="json"),
         },
     }  # fmt: skip
     job = _job(plain, JobConfig)
-    done = train(job, cluster=address, resume=resume, tracking=tracking, log_interval=log_interval)
+    done = train(job, cluster=cluster, resume=resume, tracking=tracking, log_interval=log_interval)
     return _result(job, done, given), done.trial
 
 

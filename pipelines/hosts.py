@@ -63,8 +63,8 @@ def train(job: JobConfig, *, cluster: str | None = None, ingress: Ingress = "hap
     Raises:
         BrayxError: the job could not be started, or its learner failed for good.
     """
-    address = cluster_of(job, cluster)
-    if address is None:
+    cluster = cluster_of(job, cluster)
+    if cluster is None:
         from pipelines.local import train_in_process
 
         return train_in_process(job, **options)
@@ -72,4 +72,4 @@ def train(job: JobConfig, *, cluster: str | None = None, ingress: Ingress = "hap
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     from pipelines import train as on_ray
 
-    return on_ray.train(job, address=address, ingress=ingress, **options)
+    return on_ray.train(job, cluster=cluster, ingress=ingress, **options)

@@ -387,7 +387,7 @@ def _distributed(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         trial=name,
         resume=not chosen["new"],
         tracking=chosen["tracking"],
-        address=chosen["address"],
+        cluster=chosen["address"],
         log_interval=chosen["log_interval"],
     )
     _write_course(chosen["course"], result)

@@ -69,9 +69,8 @@ def train(
     trial_name: str | None = None,
     resume: bool = True,
     tracking: str | None = None,
-    address: str = "",
+    cluster: str | Cluster = "",
     ingress: Ingress = "haproxy",
-    cluster: Cluster | None = None,
     log_interval: int | None = None,
 ) -> TrainResult:
     """Runs a training job to its end, on a new Ray cluster or a running one.
@@ -81,9 +80,9 @@ def train(
         trial_name: name of the MLflow run; default: the job's.
         resume: continue an interrupted trial of that name.
         tracking: MLflow URI or path; default: the job's.
-        address: address of a Ray cluster to join; empty starts one.
+        cluster: address of a Ray cluster to join, empty to start one; or one to use and to leave running, whose door
+            becomes the job's.
         ingress: Serve's ingress, if Ray is started here.
-        cluster: a running cluster to use and to leave running; its door becomes the job's.
         log_interval: updates between two lines of progress without a terminal; None: every 5 s.
 
     Raises:
@@ -91,10 +90,9 @@ def train(
     """
     _, layout = check_job(job)
     uri = initialise(tracking_uri(tracking or job.tracking))
-    if cluster is not None:
-        return train_on(cluster, job, layout, uri, trial_name=trial_name, resume=resume, log_interval=log_interval)
-    with cluster_for(job, ingress, address) as cluster:
-        return train_on(cluster, job, layout, uri, trial_name=trial_name, resume=resume, log_interval=log_interval)
+    started = cluster_for(job, ingress, cluster) if isinstance(cluster, str) else contextlib.nullcontext(cluster)
+    with started as running:
+        return train_on(running, job, layout, uri, trial_name=trial_name, resume=resume, log_interval=log_interval)
 
 
 def cluster_for(job: JobConfig, ingress: Ingress, address: str) -> Cluster:
