@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -74,7 +74,7 @@ class Command:
         self,
         words: Sequence[str],
         folder: Path,
-        environment: dict[str, str | None] | None = None,
+        environment: Mapping[str, str | None] | None = None,
         runs_in: Path | None = None,
     ) -> None:
         Command._count += 1
@@ -184,7 +184,7 @@ def serve_run(
     words: Sequence[str],
     folder: Path,
     answers: Callable[[], bool],
-    environment: dict[str, str | None] | None = None,
+    environment: Mapping[str, str | None] | None = None,
     runs_in: Path | None = None,
 ) -> Iterator[Command]:
     """A `serve run` that answers. A Ray that is late is started once more, and the summary of the tests says so.
@@ -217,12 +217,12 @@ def setting(*options: str) -> list[str]:
     return [word for option in options for word in ("--set", option)]
 
 
-def brayx(folder: Path, *words: str, environment: dict[str, str | None] | None = None) -> Command:
+def brayx(folder: Path, *words: str, environment: Mapping[str, str | None] | None = None) -> Command:
     """``brayx WORDS`` running in ``folder``."""
     return Command(["brayx", *words], folder, environment)
 
 
-def without_ray(folder: Path) -> dict[str, str | None]:
+def without_ray(folder: Path) -> dict[str, str]:
     """Variables of a command where importing Ray fails, and is noted in ``imported.txt`` of ``folder``."""
     (folder / "without" / "ray").mkdir(parents=True, exist_ok=True)
     (folder / "without" / "ray" / "__init__.py").write_text(NO_RAY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import mlflow
@@ -9,6 +10,7 @@ import pytest
 
 from pipelines.search import Domain
 from pipelines.tune import Method, table, tune
+from tests.end_to_end.jobs import brayx, said_on_failure, trials, without_ray
 from tests.leaning import leaning
 
 SMALL = {"num_envs": 8, "unroll_length": 64}
@@ -59,29 +61,25 @@ def test_a_copy_plays_as_the_one_ahead_without_learning(
     assert {"tuning.json", "tuning.png"} <= artifacts
 
 
-def test_who_is_behind_is_stopped_before_the_end(tmp_path: Path) -> None:
+def test_who_is_behind_is_stopped_before_the_end_and_ray_is_not_imported(tmp_path: Path) -> None:
     """Those whose rate learns nothing do not get the env steps of the one that learns."""
-    found = tune(
-        "CartPole-v1",
-        {"learning_rate": Domain("choice", (1e-9, 1e-3)), **SMALL},
-        num_trials=4,
-        total_steps=16_000,
-        interval_steps=4_000,
-        seed=4,
-        tracking=str(tmp_path),
-        say=lambda line: None,
-    )
-    rates = {outcome.options["learning_rate"] for outcome in found.trials}
-    assert rates == {1e-9, 1e-3}, "the draws of this seed"
-    steps = {outcome.number: outcome.curve[-1][0] for outcome in found.trials}
-    assert found.best.options["learning_rate"] == 1e-3
-    assert steps[found.best.number] >= 16_000
-    behind = [outcome for outcome in found.trials if steps[outcome.number] < 16_000]
-    assert behind
-    assert {outcome.error for outcome in found.trials} == {""}
-    client = mlflow.MlflowClient(found.trial.uri)
-    runs = client.search_runs([client.get_experiment_by_name("tuning").experiment_id])
-    assert {run.info.status for run in runs} == {"FINISHED"}, "a trial that was stopped is done"
+    searched = ["learning_rate=choice(1e-9, 1e-3)", *(f"{name}={value}" for name, value in SMALL.items())]
+    words = ["tune", "--env", "CartPole-v1", *(word for each in searched for word in ("--search", each))]
+    words += ["--num-trials", "4", "--total-steps", "16000", "--interval-steps", "4000", "--seed", "4"]
+    with brayx(tmp_path, *words, environment=without_ray(tmp_path)) as command, said_on_failure(command):
+        assert command.ended() == 0
+    imported = tmp_path / "imported.txt"
+    assert not imported.exists(), imported.read_text()
+    (file,) = tmp_path.rglob("tuning.json")
+    best, *others = found = json.loads(file.read_text())["trials"]
+    assert {each["options"]["learning_rate"] for each in found} == {1e-9, 1e-3}, "the draws of this seed"
+    assert best["options"]["learning_rate"] == 1e-3
+    assert best["curve"][-1][0] >= 16_000
+    assert [each for each in others if each["curve"][-1][0] < 16_000]
+    assert {each["error"] for each in found} == {""}
+    runs = [trial for of in trials(tmp_path, "tuning").values() for trial in of]
+    assert len(runs) == 5
+    assert {run.status for run in runs} == {"FINISHED"}, "a trial that was stopped is done"
 
 
 @pytest.mark.parametrize("method", ["asha", "pbt"])

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from pipelines.ending import marked
+from tests.end_to_end.jobs import without_ray
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 MARK = "BRAYX_TEST_NOTEBOOK"
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module", params=sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: str(path.stem))
 def notebook(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A notebook that has been run, with what its processes left as ``metadata.left``."""
+    """A notebook that has been run, with what its processes left as ``metadata.left``, and who wanted to import Ray."""
     folder = tmp_path_factory.mktemp("notebook")
     mark = secrets.token_hex(8)
     read = _read(request.param)
@@ -36,6 +37,8 @@ def notebook(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         environment.setenv("BRAYX_QUICK", "1")
         environment.setenv("IPYTHONDIR", str(folder / "ipython"))
         environment.setenv("JUPYTER_RUNTIME_DIR", str(folder / "jupyter"))
+        for name, value in without_ray(folder).items():
+            environment.setenv(name, value)
         workplace = folder / "workplace"
         workplace.mkdir()
         client = nbclient.NotebookClient(read, timeout=CELL_S, resources={"metadata": {"path": str(workplace)}})
@@ -44,6 +47,8 @@ def notebook(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         finally:
             read.metadata["left"] = _left(mark)
     read.metadata["written"] = sorted(path.name for path in workplace.iterdir())
+    imported = folder / "imported.txt"
+    read.metadata["ray"] = imported.read_text() if imported.exists() else ""
     return read
 
 
@@ -86,6 +91,10 @@ def test_its_progress_is_one_picture_drawn_over(notebook: Any) -> None:
 def test_it_says_nothing_on_standard_error(notebook: Any) -> None:
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert [output["text"] for output in outputs if output.get("name") == "stderr"] == []
+
+
+def test_it_imports_no_ray(notebook: Any) -> None:
+    assert notebook.metadata.ray == ""
 
 
 def test_it_leaves_nothing(notebook: Any) -> None:

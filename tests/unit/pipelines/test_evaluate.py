@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from brayx.gamecore.protocol import StepRequest
 from brayx.ports import free_port
 from pipelines.evaluate import Evaluation, draw_curve, evaluate, play
 from pipelines.rating import rate
+from tests.end_to_end.jobs import without_ray
 from tests.unit.gamecore.echo_server import EchoApp, serving
 
 ROOT = Path(__file__).parents[3]
@@ -155,6 +157,11 @@ def test_a_service_behind_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str
             evaluate(url, "CartPole-v1", games=1, keys_file=str(file), key="nobody")
         words = ["evaluate", "CartPole-v1", "--url", url, "--games", "1", "--keys-file", str(file), "--key", "arena"]
         command = [sys.executable, "-m", "pipelines.cli", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+        environment = {**os.environ, **without_ray(tmp_path)}
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env=environment
+        )
         assert done.returncode == 0, done.stderr
         assert "over 1 games" in done.stdout
+        imported = tmp_path / "imported.txt"
+        assert not imported.exists(), imported.read_text()
