@@ -7,6 +7,8 @@ the command began), ``steps_per_s`` (while collecting and learning), ``return_me
 episodes), ``seconds_to_target`` (since the command began; null: not reached, or no target) and ``trial`` (its id in
 MLflow, as `pipelines.visualize` takes it).
 
+Without ``--distributed false`` it starts Ray: the command line is published, so that default stays.
+
 Imports only what the first step needs: MLflow runs in a separate process, and Ray is imported only for a cluster.
 """
 
@@ -203,15 +205,18 @@ def parser() -> argparse.ArgumentParser:
     """The command line. An option that is not given is absent from what it parses."""
     made = Parser(
         prog="brayx ppo",
-        description="Train a policy for a Gymnasium environment by PPO.",
+        description="Train a policy for a Gymnasium environment by PPO. Starts Ray, unlike other commands: "
+        "--distributed false trains in this process.",
         argument_default=argparse.SUPPRESS,
         formatter_class=_Help,
     )
     common = made.add_argument
     common("--env", required=True, help="Gymnasium id: classic control, Atari (with the extra `atari`), any other")
     common(
-        "--distributed", type=_bool, action=_Switch, help="workers on a Ray cluster; else one process (default: true)"
-    )
+        "--distributed", type=_bool, action=_Switch,
+        help="workers on a Ray cluster, which starts here unless --address names one; else in this process "
+        "(default: true)",
+    )  # fmt: skip
     common(
         "--preset",
         choices=["plain", "tuned"],
