@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from brayx.cluster.named import end_actor, unwrap
+from brayx.cluster.named import end_actor, is_done, unwrap
 from brayx.cluster.rollout_worker import RolloutWorker, WorkerSpec
 from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, first_line
 from brayx.rollout.component import MAX_WORKERS
@@ -47,9 +47,11 @@ _FINAL = (ConfigError, ModelError)
 
 @dataclass(eq=False)
 class _Slot:
-    """A place for one worker."""
+    """A place for one worker, and the calls to the worker in it."""
 
     index: int
+    spec: WorkerSpec
+    lease_s: float
     raised: Failures
     handle: Any = None
     lease: Any = None
@@ -61,6 +63,66 @@ class _Slot:
     idle_failures: int = 0
     """Consecutive workers that ended before they had collected anything."""
     start_at: float = 0.0
+
+    @property
+    def who(self) -> str:
+        return f"worker {self.index} of rollout {self.spec.name!r} ({self.spec.env_name})"
+
+    @property
+    def patience_s(self) -> float:
+        """Deadline of a lease: its own time, plus a fragment that was started in it."""
+        return self.lease_s + self.spec.config.fragment_timeout_s + (0.0 if self.done.fragments else _START_S)
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() - self.asked_at > self.patience_s
+
+    @property
+    def in_hand(self) -> int:
+        """Most transitions that are lost with the worker: its current fragment, if any, and one push."""
+        return self.spec.fragment_steps * ((self.lease is not None) + (self.done.fragments > 0))
+
+    def start(self, number: int, workers: int) -> None:
+        """Starts the place's worker of that number, and its first lease."""
+        groups: dict[str, Any] = {"concurrency_groups": {"control": 1}}  # missing in Ray's type hints
+        actor: Any = ray.remote(**groups)(RolloutWorker)
+        cpus = self.spec.config.cpus_per_worker
+        actor = actor.options(num_cpus=cpus, max_restarts=0, scheduling_strategy="SPREAD")
+        self.handle = actor.remote(self.spec, self.index, number)
+        self.ask(workers)
+
+    def ask(self, workers: int) -> None:
+        """Starts a lease; the rollout has so many workers."""
+        self.lease = self.handle.collect.remote(self.lease_s, workers)
+        self.asked_at = time.monotonic()
+
+    def dismiss(self) -> None:
+        """Asks the worker to finish, and to push the rest."""
+        if self.leave is None:
+            self.handle.stop.options(concurrency_group="control").remote()
+            self.leave = self.handle.leave.remote()
+
+    def last_answers(self, late: str, ends: float) -> str:
+        """Adds a dismissed worker's last progress; returns why the rest is lost, ``late`` if it has not finished.
+
+        Does not wait, unless the worker's node hangs: then until ``ends``, on the monotonic clock.
+        """
+
+        def answer(call: Any) -> Any:
+            return ray.get(call, timeout=max(ends - time.monotonic(), _THERE_S))
+
+        try:
+            finished = self.leave is not None and is_done(self.leave)
+            # The lease's result first: its fragments were pushed, even if the rest is lost.
+            if finished or is_done(self.lease):
+                self.done += answer(self.lease)
+                self.lease = None
+            if finished:
+                answer(self.leave)
+                return ""
+        except (RayError, BrayxError) as error:
+            return first_line(error)
+        return late
 
 
 class Workers:
@@ -199,43 +261,29 @@ class Workers:
         with self._lock:
             surplus = [self._slots.pop(index) for index in sorted(self._slots) if index >= wanted]
             for index in range(wanted):
-                self._slots.setdefault(index, _Slot(index, Failures(config.failure_window_s)))
+                if index not in self._slots:
+                    self._slots[index] = _Slot(index, self._spec, self._lease_s, Failures(config.failure_window_s))
             empty = [slot for slot in self._slots.values() if slot.handle is None and now >= slot.start_at]
             surplus = [slot for slot in surplus if slot.handle is not None]
             self._leaving += surplus
         for slot in surplus:
-            _have_leave(slot)
+            slot.dismiss()
         self._end_leaving()
         if self._error is not None:
             return
         for slot in empty:
-            self._start(slot)
+            slot.start(self._started[slot.index], wanted)
+            self._started[slot.index] += 1
 
     def _end_leaving(self) -> None:
         """Ends surplus workers that have finished, or exceeded the time for it."""
         for slot in self._leaving:
-            patience_s = self._patience_s(slot)
-            if ray.wait([slot.leave], timeout=0)[0] or time.monotonic() - slot.asked_at > patience_s:
-                why = self._let_go(slot, "scaled", patience_s)
-                if why:
-                    said = f"{self._who(slot)} was too many, and lost what it was at: {why}"
-                    log.warning("%s", said)
-                    self.messages.append(said)
+            if not is_done(slot.leave) and not slot.is_late:
+                continue
+            if why := self._let_go(slot, "scaled", slot.patience_s, time.monotonic() + _ANSWER_S):
+                self._say(f"{slot.who} was too many, and lost what it was at: {why}")
         with self._lock:
             self._leaving = [slot for slot in self._leaving if slot.handle is not None]
-
-    def _start(self, slot: _Slot) -> None:
-        config = self._spec.config
-        groups: dict[str, Any] = {"concurrency_groups": {"control": 1}}  # missing in Ray's type hints
-        actor: Any = ray.remote(**groups)(RolloutWorker)
-        actor = actor.options(num_cpus=config.cpus_per_worker, max_restarts=0, scheduling_strategy="SPREAD")
-        slot.handle = actor.remote(self._spec, slot.index, self._started[slot.index])
-        self._started[slot.index] += 1
-        self._ask(slot)
-
-    def _ask(self, slot: _Slot) -> None:
-        slot.lease = slot.handle.collect.remote(self._lease_s, self._wanted)
-        slot.asked_at = time.monotonic()
 
     def _look(self) -> None:
         """Handles the calls that have finished."""
@@ -250,12 +298,8 @@ class Workers:
         for lease in ready:
             self._answered(slots[lease])
         for lease, slot in slots.items():
-            if lease not in ready and time.monotonic() - slot.asked_at > self._patience_s(slot):
-                self._gone(slot, "hung", f"has not answered for {self._patience_s(slot):.0f} s")
-
-    def _patience_s(self, slot: _Slot) -> float:
-        """Deadline of a lease: its own time, plus a fragment that was started in it."""
-        return self._lease_s + self._spec.config.fragment_timeout_s + (0.0 if slot.done.fragments else _START_S)
+            if lease not in ready and slot.is_late:
+                self._gone(slot, "hung", f"has not answered for {slot.patience_s:.0f} s")
 
     def _answered(self, slot: _Slot) -> None:
         try:
@@ -267,7 +311,7 @@ class Workers:
             # Count per place and within a window: otherwise rare errors would end a job of days or of many workers.
             raised = slot.raised.add(time.monotonic())
             if isinstance(ours, _FINAL) or raised > config.max_failures:
-                self._fail(ours or StartupError(f"{self._who(slot)} failed: {first_line(error)}"))
+                self._fail(ours or StartupError(f"{slot.who} failed: {first_line(error)}"))
             self._gone(slot, "failed", f"failed: {ours.message if ours is not None else first_line(error)}")
         except RayError as error:
             self._gone(slot, "died", f"died: {first_line(error)}")
@@ -275,17 +319,16 @@ class Workers:
             slot.idle_failures = 0 if progress.fragments else slot.idle_failures
             with self._lock:
                 slot.done = slot.done + progress
-            self._ask(slot)
+            slot.ask(self._wanted)
 
     def _gone(self, slot: _Slot, reason: str, why: str) -> None:
         """Frees the place for the next worker, and counts what was lost with this one."""
-        said = f"{self._who(slot)} {why}"
-        log.warning("%s", said)
-        self.messages.append(said)
+        said = f"{slot.who} {why}"
+        self._say(said)
         self.lost[reason] += 1
         if self._on_event is not None:
             self._on_event("rollout_workers_lost", 1, reason)
-            self._on_event("rollout_steps_lost", self._in_hand(slot), reason)
+            self._on_event("rollout_steps_lost", slot.in_hand, reason)
         if not slot.done.fragments:
             slot.idle_failures += 1
             if slot.idle_failures > self._spec.config.max_failures:
@@ -297,15 +340,12 @@ class Workers:
             wait_s = min(_LAST_AGAIN_S, _AGAIN_S * 2**slot.idle_failures) if slot.idle_failures else 0.0
             slot.start_at = time.monotonic() + wait_s
 
-    def _in_hand(self, slot: _Slot) -> int:
-        """Most transitions that are lost with a worker: its current fragment, if any, and one push."""
-        return self._spec.fragment_steps * ((slot.lease is not None) + (slot.done.fragments > 0))
+    def _say(self, said: str) -> None:
+        log.warning("%s", said)
+        self.messages.append(said)
 
     def _fail(self, error: BrayxError) -> None:
         self._error = self._error or error
-
-    def _who(self, slot: _Slot) -> str:
-        return f"worker {slot.index} of rollout {self._spec.name!r} ({self._spec.env_name})"
 
     def _end(self, slots: list[_Slot], timeout_s: float) -> None:
         """Ends these workers."""
@@ -315,46 +355,29 @@ class Workers:
         ends = time.monotonic() + timeout_s
         with contextlib.suppress(RayError):
             for slot in with_worker:
-                _have_leave(slot)
+                slot.dismiss()
             ray.wait([slot.leave for slot in with_worker], num_returns=len(with_worker), timeout=timeout_s)
         lost = [why for slot in with_worker if (why := self._let_go(slot, "stopped", timeout_s, ends))]
         if lost:
             log.info("rollout %s: %d workers lost what they were at: %s", self._spec.name, len(lost), lost[0])
 
-    def _let_go(self, slot: _Slot, reason: str, patience_s: float, ends: float | None = None) -> str:
+    def _let_go(self, slot: _Slot, reason: str, patience_s: float, ends: float) -> str:
         """Ends a leaving worker and counts its lost transitions; returns why they were lost, empty if none were.
 
         Args:
             slot: the worker's place.
             reason: metric label of the lost transitions.
             patience_s: time that the worker had to finish, for the message.
-            ends: deadline for answers on the monotonic clock, when several workers end at once.
+            ends: deadline for answers, on the monotonic clock.
         """
         with self._lock:
             handle, slot.handle = slot.handle, None
         if handle is None:  # another thread has ended it
             return ""
-
-        def answer(reference: Any) -> Any:
-            """The result of a finished call; does not wait, unless its node hangs."""
-            left_s = _ANSWER_S if ends is None else min(_ANSWER_S, max(ends - time.monotonic(), _THERE_S))
-            return ray.get(reference, timeout=left_s)
-
-        why = f"it took longer than {patience_s:.0f} s"
-        try:
-            finished = slot.leave is not None and bool(ray.wait([slot.leave], timeout=0)[0])
-            # The lease's result first: its fragments were pushed, even if the rest is lost.
-            if finished or ray.wait([slot.lease], timeout=0)[0]:
-                progress: Progress = answer(slot.lease)
-                slot.lease, slot.done = None, slot.done + progress
-            if finished:
-                answer(slot.leave)
-                why = ""
-        except (RayError, BrayxError) as error:
-            why = first_line(error)
+        why = slot.last_answers(f"it took longer than {patience_s:.0f} s", ends)
         end_actor(handle)
         if why and self._on_event is not None:
-            self._on_event("rollout_steps_lost", self._in_hand(slot), reason)
+            self._on_event("rollout_steps_lost", slot.in_hand, reason)
         self._book(slot)
         return why
 
@@ -362,9 +385,3 @@ class Workers:
         """Adds an ended worker's progress to the rollout's."""
         with self._lock:
             self._past, slot.done = self._past + slot.done, Progress()
-
-
-def _have_leave(slot: _Slot) -> None:
-    if slot.leave is None:
-        slot.handle.stop.options(concurrency_group="control").remote()
-        slot.leave = slot.handle.leave.remote()
