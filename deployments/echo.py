@@ -54,6 +54,7 @@ class EchoArgs(BaseModel):
     tcp_port: int | None = 8101
     snapshot_every: int = 0
     drain_timeout_s: float = 10.0
+    cors_origins: list[str] = []
     keys_file: str | None = None
     """Relative to the current directory of the process that builds the application, as with ``serve run``."""
 

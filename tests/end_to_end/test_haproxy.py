@@ -19,6 +19,8 @@ from tests.end_to_end.jobs import serve_run, tuned
 from tests.end_to_end.test_serve_run import status
 from tests.integration.test_grpc import WAIT_S, free_again, guide, play, resume
 
+ORIGIN = "https://play.example.com"
+
 
 @pytest.fixture(scope="module")
 def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
@@ -27,7 +29,8 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]
     config = guide()
     http, grpc_port = free_port(), free_port()
     config["http_options"]["port"], config["grpc_options"]["port"] = http, grpc_port
-    config["applications"][0]["args"] = {"num_workers": 2, "native_port": None, "tcp_port": None}
+    args = {"num_workers": 2, "native_port": None, "tcp_port": None, "cors_origins": [ORIGIN]}
+    config["applications"][0]["args"] = args
     (folder / "echo.yaml").write_text(yaml.safe_dump(config))
     url = f"http://127.0.0.1:{http}"
     with serve_run(tuned("serve", "run", "echo.yaml"), folder, lambda: bool(status(url))) as command:
@@ -42,6 +45,7 @@ class TestEchoBehindHAProxy(DoorCompliance):
     """Every door that there is through the ingress."""
 
     doors = ("http", "ws", "grpc")
+    cors_origin = ORIGIN
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod

@@ -46,6 +46,8 @@ ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "pipelines" / "templates" / "cartpole.yaml"
 WAIT_S = 60.0
 DIRECTORY = "echo/sessions"
+ORIGIN = "https://play.example.com"
+ECHO = EchoArgs(num_workers=2, native_port=0, tcp_port=0, snapshot_every=8, cors_origins=[ORIGIN])
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +59,7 @@ def service(loopback_ingress: Ingress) -> str:
 @pytest.fixture(scope="module")
 def echo(service: str) -> Iterator[str]:
     """The echo application on two replicas, below a path."""
-    args = EchoArgs(num_workers=2, native_port=0, tcp_port=0, snapshot_every=8)
-    serve.run(echo_app(args), name="echo", route_prefix="/echo")
+    serve.run(echo_app(ECHO), name="echo", route_prefix="/echo")
     yield f"{service}/echo"
     serve.delete("echo")
     stop_directory(DIRECTORY)
@@ -74,6 +75,8 @@ def native_doors(url: str) -> dict[Any, str]:
 class TestEchoOnServe(DoorCompliance):
     """The suite over two replicas, so that most HTTP ticks are passed on to the owner."""
 
+    cors_origin = ORIGIN
+
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
     def _service(cls, echo: str) -> None:
@@ -84,6 +87,7 @@ class TestEchoOnNativePorts(DoorCompliance):
     """The suite over the ports that the two replicas share."""
 
     doors = ("http", "ws", "tcp")
+    cors_origin = ORIGIN
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
@@ -280,13 +284,12 @@ async def test_sessions_move_without_a_word_when_their_replica_is_scaled_away(ec
                 clients.append(AsyncClient(url, timeout_s=WAIT_S, reconnect_s=WAIT_S))
                 stack.push_async_callback(clients[-1].close)
                 await clients[-1].start()
-        args = EchoArgs(num_workers=1, native_port=0, tcp_port=0, snapshot_every=8)
-        scaling = asyncio.create_task(asyncio.to_thread(serve.run, echo_app(args), name="echo", route_prefix="/echo"))
+        one = echo_app(ECHO.model_copy(update={"num_workers": 1}))
+        scaling = asyncio.create_task(asyncio.to_thread(serve.run, one, name="echo", route_prefix="/echo"))
         assert await play_until(clients, lambda: scaling.done() and len(replicas()) == 1) > 0
         await scaling
         assert await play_until(clients, iter([False] * 24 + [True] * len(clients)).__next__) > 0
-    args = EchoArgs(num_workers=2, native_port=0, tcp_port=0, snapshot_every=8)
-    serve.run(echo_app(args), name="echo", route_prefix="/echo")
+    serve.run(echo_app(ECHO), name="echo", route_prefix="/echo")
 
 
 def replicas() -> set[str]:
