@@ -316,10 +316,6 @@ class Directory:
                 return owner
         return None
 
-    def owners(self) -> dict[str, int]:
-        """Number of sessions by living owner."""
-        return {owner: len(held) for owner, held in self._sessions.items() if self._alive(owner)}
-
     def addresses(self) -> list[str]:
         """URLs of the living owners."""
         return [address for owner, address in self._address.items() if self._alive(owner)]

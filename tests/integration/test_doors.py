@@ -294,7 +294,7 @@ async def test_sessions_move_without_a_word_when_their_replica_is_scaled_away(ec
 
 def replicas() -> set[str]:
     directory = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
-    return set(ray.get(directory.owners.remote(), timeout=WAIT_S))
+    return set(ray.get(directory.addresses.remote(), timeout=WAIT_S))
 
 
 async def test_a_killed_directory_comes_back_and_sessions_go_on(echo: str) -> None:

@@ -116,6 +116,6 @@ async def test_running_sessions_finish_or_are_told_that_they_were_drained(
     assert {reason for _, reason in starts_of_newcomer} <= {"stop"}
     assert ends == Counter(expected | starts_of_newcomer), "each was told its end once"
     directory = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
-    assert ray.get(directory.owners.remote()) == {}
+    assert ray.get(directory.addresses.remote()) == []
     stop_directory(DIRECTORY)
     serve.shutdown()
