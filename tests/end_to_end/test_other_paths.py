@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from yaml import safe_dump, safe_load
 
 from tests.end_to_end.jobs import FREE_PORTS, brayx, job_folder, setting, trials, without_ray
@@ -54,6 +55,7 @@ def test_a_source_without_an_actor_is_learned_from_to_its_end_in_one_process(tmp
     assert trial.status == "FINISHED"
 
 
+@pytest.mark.chaos
 def test_a_source_without_games_is_learned_from_to_its_end_on_a_ray_that_starts_late(tmp_path: Path) -> None:
     yaml = reading(tmp_path)
     words = setting(*FREE_PORTS, "trainer.where=process", "trainer.target_return=null", "actor.gamecores=[]")
