@@ -671,8 +671,8 @@ LEAVES = """
 import logging, os, sys
 import numpy as np, ray, torch
 from brayx import RemoteModel
-from brayx.cluster.start import start_ray
-start_ray(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+from brayx.cluster.start import join_ray
+join_ray(sys.argv[1], log_to_driver=False, logging_level=logging.ERROR)
 model = RemoteModel("left", torch.nn.Linear(2, 1), (np.zeros((1, 2), np.float32),), local_mode=True, use_onnx=False)
 assert model(np.zeros(2, np.float32)).shape == (1,)
 ray.shutdown()
@@ -683,6 +683,8 @@ print("left")
 """
 
 
-def test_who_leaves_ray_is_not_connected_again():
-    done = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=120, check=False)
+def test_who_leaves_ray_is_not_connected_again(ray_cluster):
+    command = [sys.executable, "-c", LEAVES, ray.get_runtime_context().gcs_address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.strip() == "left", done.stderr
+    RemoteModel("left").delete()
