@@ -319,26 +319,35 @@ def test_ctrl_c_is_told_in_words(interrupted: Interrupted) -> None:
     assert "Traceback" not in interrupted.said
 
 
-def test_a_trial_interrupted_on_the_local_host_is_resumed_on_a_cluster(interrupted: Interrupted) -> None:
+def test_a_trial_goes_from_the_local_host_to_a_cluster_and_back(interrupted: Interrupted) -> None:
     assert interrupted.trial.status == "KILLED"
     saved = interrupted.trial.checkpoints()[-1].step
     assert saved > 0
     before = written(interrupted.trial, "learner/policy_version")
-    target = saved + 2048
     # The other jobs on a cluster learn in their own process.
-    words = [*interrupted.words, "--cluster", *setting(f"trainer.num_steps={target}", "trainer.where=train")]
-    with brayx(interrupted.folder, *words) as command:
-        assert command.ended() == 0, command.err
+    endless = setting("trainer.num_steps=10_000_000", "trainer.where=train")
+    with brayx(interrupted.folder, *interrupted.words, "--cluster", *endless) as command, said_on_failure(command):
+        command.until(
+            lambda: len(written(interrupted.trial, "learner/policy_version")) > len(before) + 2, "it learned there"
+        )
+        assert "cartpole / main (resumed)" in command.err
+        command.control_c()
+        command.gone(3 * alone_for(CONTROL_C_S, command))
+        assert command.process.returncode == 130
+    on_cluster = interrupted.trial.checkpoints()[-1].step
+    assert on_cluster > saved
+    target = on_cluster + 2048
+    words = [*interrupted.words, *setting(f"trainer.num_steps={target}")]
+    with brayx(interrupted.folder, *words) as command, said_on_failure(command):
+        assert command.ended() == 0
         command.gone(10.0)
         assert "cartpole / main (resumed)" in command.err
     (trial,) = trials(interrupted.folder)["main"]
     assert (trial.run_id, trial.status) == (interrupted.trial.run_id, "FINISHED")
     assert trial.metrics()["replay/env_steps"] >= target
-    assert trial.checkpoints()[-1].step >= target
-    assert trial.checkpoints()[-1].step < target + 2048, "it counted on from the checkpoint, not from 0"
+    assert target <= trial.checkpoints()[-1].step < target + 2048, "it counted on from the checkpoint, not from 0"
     curve = written(trial, "learner/policy_version")
     assert curve[: len(before)] == before
-    assert len(curve) > len(before)
     assert goes_on(curve), "env steps and versions go on where they were"
 
 
