@@ -198,12 +198,15 @@ def _weights_to_inputs(graph: Any) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps the exporter's messages (missing torchvision, internal deprecations) off stdout and stderr."""
+    """Keeps the exporter's messages (missing torchvision, internal deprecations) off stderr.
+
+    Standard output is the whole process's: other threads print to it meanwhile.
+    """
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -288,6 +289,19 @@ def test_awkward_model_is_exported_right_and_in_silence(capfd):
     assert module.training, "the caller's module is left alone"
     assert [leaf.path for leaf in engine.spec.outputs] == ["best", "h", "obs", "positive", "twice/0", "twice/1"]
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_an_export_leaves_standard_output_to_other_threads(traced):
+    seen = set()
+
+    class Looks(torch.nn.Module):
+        def forward(self, obs):
+            seen.add(id(sys.stdout))
+            return obs * 2
+
+    to_onnx(Looks(), (np.zeros((1, 2), np.float32),), traced=traced)
+    assert seen == {id(sys.stdout)}
 
 
 def test_verify_reports_the_worst_error_of_each_output(onnx):
