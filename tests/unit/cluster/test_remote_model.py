@@ -173,17 +173,18 @@ def test_handles_that_are_dropped_follow_nothing(monkeypatch):
 async def test_in_local_mode_others_have_their_turn_between_the_calls_of_a_batch(monkeypatch):
     running = Running(monkeypatch, local=True)
     model = RemoteModel("m")
-    engine, run = model._shared._engine, model._shared._engine.run
+    newest = model._shared._versions.newest
+    run = newest.run
     entered, gate = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
-    def gated(bound, leaves):
+    def gated(leaves):
         running.calls.append(len(leaves[0]))
         loop.call_soon_threadsafe(entered.set)
         assert gate.wait(10)
-        return run(bound, leaves)
+        return run(leaves)
 
-    monkeypatch.setattr(engine, "run", gated)
+    newest.run = gated
     large = asyncio.create_task(model.forward(np.ones((9 * 64, 2), np.float32), batch=True))
     await entered.wait()
     one = asyncio.create_task(model.forward(X))
@@ -202,11 +203,9 @@ async def test_forwards_are_batched_as_the_model_says(monkeypatch, local):
     running = Running(monkeypatch, local=local, **options)
     model = RemoteModel("m")
     if local:
-        engine = model._shared._engine
-        run = engine.run
-        monkeypatch.setattr(
-            engine, "run", lambda bound, leaves: running.calls.append(len(leaves[0])) or run(bound, leaves)
-        )
+        newest = model._shared._versions.newest
+        run = newest.run
+        newest.run = lambda leaves: running.calls.append(len(leaves[0])) or run(leaves)
     first = asyncio.create_task(model.forward(X))
     await asyncio.sleep(0.05)
     assert not running.calls, "it waits for company"
