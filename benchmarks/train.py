@@ -6,9 +6,10 @@
     python -m benchmarks.train --cluster          # the host on Ray, too
 
 ``ppo`` is `python -m pipelines.ppo` in one process with its tuned preset, ``same`` is it with Stable-Baselines3's
-hyperparameters. With these, eight games play through a door: those of one gamecore over TCP (``once``, as in the
-template), or of eight gamecores, each a process, over ``tcp``, ``ws`` or ``http`` of the local host, and with
-``--cluster`` over the WebSocket of the host on Ray (``train``, ``process``: where its learner runs).
+hyperparameters. With these, eight games play through a door: those of one gamecore over TCP, as in the template, on
+the local host (``once``) or on Ray (``ray``, with ``--cluster``); or of eight gamecores, each a process, over ``tcp``,
+``ws`` or ``http`` of the local host, and with ``--cluster`` over HAProxy's WebSocket (``process``, ``train``: where the
+learner runs).
 ``pendulum`` and ``pong`` are the tuned preset on other games, without a baseline; ``pong`` needs the extra
 `atari`.
 
@@ -53,14 +54,15 @@ VARIANTS = {
     "tcp": "... eight gamecores, TCP",
     "ws": "... eight gamecores, WebSocket",
     "http": "... eight gamecores, HTTP",
-    "train": "brayx, Ray Train",
-    "process": "brayx, Ray, learner in process",
+    "ray": "brayx, on Ray",
+    "process": "... eight gamecores, HAProxy's WebSocket",
+    "train": "... and the learner in Ray Train",
     "sb3": YARDSTICK,
 }
 DOORS = {"tcp": "tcp", "ws": "ws", "http": "http", "train": "ws", "process": "ws"}
 """Door of a variant with eight gamecores of one game each."""
-CLUSTER = ("train", "process")
-"""Variants of the host on Ray, by where its learner runs."""
+CLUSTER = {"ray": "process", "process": "process", "train": "train"}
+"""Variants on Ray, and where their learner runs."""
 GAMES = {"pendulum": ("Pendulum-v1", 400_000), "pong": ("PongNoFrameskip-v4", 30_000)}
 """Environment and env steps of a run."""
 _TUNED_STEPS = 200_000
@@ -108,6 +110,7 @@ class Outcome:
         total_s: from the process's start to its end.
         final_return: mean of the last 100 games at the end.
         cpu_us: CPU of all processes for each env step, in µs, the start left out; None: not measured.
+        startup_cpu_s: CPU of all processes up to the first game; None: not measured.
     """
 
     steps_per_s: float
@@ -117,6 +120,7 @@ class Outcome:
     total_s: float
     final_return: float | None
     cpu_us: float | None = None
+    startup_cpu_s: float | None = None
 
     @property
     def target_from_start_s(self) -> float | None:
@@ -165,6 +169,7 @@ def outcome(points: Sequence[Point], ran: Ran, began_s: float | None = None) -> 
     reached = next(
         (p for p in points if p.games >= WINDOW_GAMES and p.mean_return is not None and p.mean_return >= TARGET), None
     )
+    startup_cpu_s = ran.cpu_at(began_s)
     return Outcome(
         steps_per_s=rate,
         startup_s=began_s - ran.started_s,
@@ -172,7 +177,8 @@ def outcome(points: Sequence[Point], ran: Ran, began_s: float | None = None) -> 
         target_steps=None if reached is None else reached.env_steps,
         total_s=ran.ended_s - ran.started_s,
         final_return=points[-1].mean_return,
-        cpu_us=1e6 * (ran.cpu_at(last.time_s) - ran.cpu_at(began_s)) / last.env_steps,
+        cpu_us=1e6 * (ran.cpu_at(last.time_s) - startup_cpu_s) / last.env_steps,
+        startup_cpu_s=startup_cpu_s,
     )
 
 
@@ -184,8 +190,8 @@ def table(outcomes: Outcomes) -> Table:
     """Medians over seeds, one row a variant, with each seed's ratio to the yardstick."""
     out = Table(
         [
-            *("what", ">env steps/s", ">to SB3", ">start s", ">475 after s", ">to SB3", ">475 from start s", ">to SB3"),
-            *(">CPU µs a step", ">to SB3", ">steps to 475", ">reached"),
+            *("what", ">env steps/s", ">to SB3", ">start s", ">start CPU s", ">475 after s", ">to SB3"),
+            *(">475 from start s", ">to SB3", ">CPU µs a step", ">to SB3", ">steps to 475", ">reached"),
         ]
     )
     base = outcomes.get("sb3")
@@ -201,6 +207,7 @@ def table(outcomes: Outcomes) -> Table:
             rate,
             rate_ratio,
             median(each(runs, lambda run: run.startup_s)),
+            median(each(runs, lambda run: run.startup_cpu_s)),
             target,
             target_ratio,
             whole,
@@ -244,7 +251,7 @@ def train_words(variant: str, seed: int, steps: int, folder: str, overrides: Seq
         "actor.gamecores.0.num": _NUM_GAMES if variant in DOORS else 1,
         "actor.gamecores.0.door": DOORS.get(variant, "tcp"),
     }
-    options |= {"trainer.where": variant} if variant in CLUSTER else {}
+    options |= {"trainer.where": CLUSTER[variant]} if variant in CLUSTER else {}
     settings = [*(f"{name}={value}" for name, value in options.items()), *overrides]
     words = [word for setting in settings for word in ("--set", setting)]
     words += ["--cluster"] if variant in CLUSTER else []
@@ -397,10 +404,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--steps", type=int, default=100_000,
         help=f"env steps of a run; {_TUNED_STEPS:,} at least with the tuned preset (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument(
-        "--variant", nargs="+", choices=list(VARIANTS), help=f"(default: all but {' and '.join(CLUSTER)})"
-    )
-    parser.add_argument("--cluster", action="store_true", help=f"{' and '.join(CLUSTER)}, too: they start Ray")
+    parser.add_argument("--variant", nargs="+", choices=list(VARIANTS), help=f"(default: all but {', '.join(CLUSTER)})")
+    parser.add_argument("--cluster", action="store_true", help=f"{', '.join(CLUSTER)}, too: they start Ray")
     parser.add_argument("--games", nargs="*", choices=list(GAMES), default=["pendulum"], help="(default: pendulum)")
     parser.add_argument("--parts", action="store_true", help="measure only what the loop is made of")
     parser.add_argument(
