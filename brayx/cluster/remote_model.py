@@ -220,32 +220,11 @@ class RemoteModel:
         model = self._acting()
         if not batch:
             return (await self._as_caller(model).forward(*arguments, deadline_s=deadline_s)).outputs
-        columns = to_columns(self.spec, arguments)
-        size = abs(self._recipe.config.max_batch_size)
-        # An engine runs one call at a time: with more calls from here, other callers would wait for all of them.
-        slots = asyncio.Semaphore(1 if self._recipe.local else _CALLS_AT_ONCE)
-        loop = asyncio.get_running_loop()
         longest_s = sooner(self._deadline_s, deadline_s)
-        until = loop.time() + longest_s
-
-        async def part(start: int) -> list[np.ndarray]:
-            async with slots:
-                left_s = until - loop.time()
-                if left_s <= 0:
-                    raise DeadlineExceeded(f"{len(columns[0])} forwards took more than {longest_s:g} s")
-                some = [leaf[start : start + size] for leaf in columns]
-                outputs, _ = await model.forward_columns(some, deadline_s=left_s)
-                return outputs
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                parts = [group.create_task(part(start)) for start in range(0, len(columns[0]), size)]
-        except ExceptionGroup as failed:
-            first = failed.exceptions[0]  # the others were cancelled
-        else:
-            leaves = zip(*(done.result() for done in parts), strict=True)
-            return self.spec.unflatten_outputs([np.concatenate(leaf) for leaf in leaves])
-        raise first
+        # An engine runs one call at a time: with more calls from here, other callers would wait for all of them.
+        calls = 1 if self._recipe.local else _CALLS_AT_ONCE
+        columns, size = to_columns(self.spec, arguments), abs(self._recipe.config.max_batch_size)
+        return self.spec.unflatten_outputs(await _in_parts(model, columns, size, calls, longest_s))
 
     def __call__(
         self, *args: NestedArray, batch: bool = False, deadline_s: float | None = None, **kwargs: NestedArray
@@ -306,7 +285,7 @@ class RemoteModel:
             VersionUnknown: the store keeps no weights of that step; names the nearest.
             ModelError: this process cannot import the module's code.
         """
-        return self._recipe.module(self._weights(step)[1])
+        return self._recipe.module(_weights_of(self._name, self._store, step)[1])
 
     def clone(self, step: int = -1, name: str | None = None) -> RemoteModel:
         """A new model that starts from this one's weights: the newest, or those of ``step``.
@@ -321,7 +300,7 @@ class RemoteModel:
             VersionUnknown: as for `get_model`.
             ConfigError: a model of that name already runs.
         """
-        version, weights, step = self._weights(step)
+        version, weights, step = _weights_of(self._name, self._store, step)
         recipe = self._recipe
         module = recipe.module(weights)
         names = [name] if name is not None else (f"{self._name}-{i}" for i in range(1, 10_000))
@@ -378,34 +357,59 @@ class RemoteModel:
         version, step = call_with_retry(self._store.standing)
         return version, step
 
-    def _weights(self, step: int) -> tuple[int, Weights, int]:
-        """Version, weights and step of the newest publish with ``step``; -1: of the newest publish.
 
-        Waits for a restarted store until it has weights again.
-        """
-        deadline = time.monotonic() + ANSWER_S
-        while True:
-            steps: dict[int, int] = call_with_retry(self._store.steps)
-            having = [version for version, published in steps.items() if step in (-1, published)]
-            try:
-                if having:
-                    version = max(having)
-                    return version, background(fetch_weights(self._store, version), ANSWER_S), steps[version]
-                if steps or time.monotonic() > deadline:
-                    raise self._unknown(step, steps)
-            except ModelError:  # lost with a store that was killed after the call, or replaced by newer ones
-                if not having or time.monotonic() > deadline:
-                    raise
-            time.sleep(0.1)
+async def _in_parts(
+    model: ModelClient | LocalModel, columns: list[np.ndarray], size: int, calls: int, longest_s: float
+) -> list[np.ndarray]:
+    """Forwards columns ``[N, ...]`` in parts of ``size`` rows, at most so many calls at once; fails as a whole."""
+    slots = asyncio.Semaphore(calls)
+    loop = asyncio.get_running_loop()
+    until = loop.time() + longest_s
 
-    def _unknown(self, step: int, steps: Mapping[int, int]) -> VersionUnknown:
-        nearest = min(steps.values(), key=lambda other: (abs(other - step), -other), default=None)
-        known = f"nearest is {nearest}; there are {', '.join(map(str, steps.values()))}"
-        return VersionUnknown(
-            f"model {self._name!r} keeps nothing of step {step}" + (f", {known}" if steps else ""),
-            step=step,
-            nearest=nearest,
-        )
+    async def part(start: int) -> list[np.ndarray]:
+        async with slots:
+            left_s = until - loop.time()
+            if left_s <= 0:
+                raise DeadlineExceeded(f"{len(columns[0])} forwards took more than {longest_s:g} s")
+            some = [leaf[start : start + size] for leaf in columns]
+            outputs, _ = await model.forward_columns(some, deadline_s=left_s)
+            return outputs
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            parts = [group.create_task(part(start)) for start in range(0, len(columns[0]), size)]
+    except ExceptionGroup as failed:
+        first = failed.exceptions[0]  # the others were cancelled
+    else:
+        return [np.concatenate(leaf) for leaf in zip(*(done.result() for done in parts), strict=True)]
+    raise first
+
+
+def _weights_of(name: str, store: Any, step: int) -> tuple[int, Weights, int]:
+    """Version, weights and step of a model's newest publish with ``step``; -1: of its newest publish.
+
+    Waits for a restarted store until it has weights again.
+    """
+    deadline = time.monotonic() + ANSWER_S
+    while True:
+        steps: dict[int, int] = call_with_retry(store.steps)
+        having = [version for version, published in steps.items() if step in (-1, published)]
+        try:
+            if having:
+                version = max(having)
+                return version, background(fetch_weights(store, version), ANSWER_S), steps[version]
+            if steps or time.monotonic() > deadline:
+                raise _step_unknown(name, step, steps)
+        except ModelError:  # lost with a store that was killed after the call, or replaced by newer ones
+            if not having or time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
+
+
+def _step_unknown(name: str, step: int, steps: Mapping[int, int]) -> VersionUnknown:
+    nearest = min(steps.values(), key=lambda other: (abs(other - step), -other), default=None)
+    known = f", nearest is {nearest}; there are {', '.join(map(str, steps.values()))}" if steps else ""
+    return VersionUnknown(f"model {name!r} keeps nothing of step {step}{known}", step=step, nearest=nearest)
 
 
 def _arrays(weights: Any) -> Weights:
