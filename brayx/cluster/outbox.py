@@ -56,8 +56,8 @@ class Outbox:
         lanes: connections to the shards, nearest first.
         max_pending: limit on queued replays; past it the oldest is dropped.
         push_timeout_s: deadline of one call; without an answer it counts as failed, though it may still arrive.
-        recorder: counts every drop as ``replay_dropped``, by reason: ``full``, ``buffer_lost``, or ``closed``. None: only in
-            `dropped`.
+        recorder: counts every drop as ``replay_dropped``, by reason: ``full``, ``buffer_lost``, or ``closed``. None:
+            they are in `dropped` only.
 
     Attributes:
         pushed: number of replays pushed.
