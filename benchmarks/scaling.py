@@ -42,11 +42,11 @@ NUM_ENVS = 32
 UNROLL = 128
 _TIMEOUT_S = 300.0
 _COUNTED = (0.3, 0.95)
-"""Part of a run's steps that counts: workers start one after the other, and are gone before the books are."""
+"""Part of a run's steps that counts: workers start one after the other, and end before the hub does."""
 KINDS = {
     "ray::RolloutWorker": "workers",
     "ray::BufferActor": "buffer",
-    "ray::Hub": "books",
+    "ray::Hub": "hub",
     "ray::_WeightStore": "weights",
     "raylet": "Ray",
     "gcs_server": "Ray",
@@ -243,7 +243,7 @@ def training(env: str, workers: int, nodes: int, steps: int) -> Whole:
     course = sorted((point.timestamp / 1e3, point.value) for point in points)
     late = [point for point in course if _COUNTED[0] <= point[1] / max(course[-1][1], 1.0) <= _COUNTED[1]]
     if len(late) < 2:
-        raise ValueError(f"{steps} steps are over before two of the books' seconds: give more")
+        raise ValueError(f"{steps} steps are over before the hub has written twice: give more")
     (begin_s, begin), (end_s, end) = late[0], late[-1]
     before = min(samples, key=lambda sample: abs(sample[0] - begin_s))[1]
     after = min(samples, key=lambda sample: abs(sample[0] - end_s))[1]
@@ -312,7 +312,7 @@ def stage_table(runs: Sequence[dict[str, Any]]) -> Table:
 
 def whole_table(rows: Sequence[tuple[int, int, list[dict[str, Any] | None]]]) -> Table:
     """One row a number of workers and nodes, medians over rounds."""
-    kinds = ("workers", "buffer", "learner", "Ray", "books", "weights")
+    kinds = ("workers", "buffer", "learner", "Ray", "hub", "weights")
     table = Table([">workers", ">nodes", ">env steps/s", *(f">{kind} us" for kind in kinds), ">lag", ">dropped %"])
     for workers, nodes, runs in rows:
         flat = [None if each is None else {**each, **dict.fromkeys(kinds, 0.0), **each["cpu_us"]} for each in runs]

@@ -165,10 +165,10 @@ class Books:
         return fresh
 
     def snapshot(self) -> dict[str, float]:
-        """The newest number of everything, and what these books alone have seen.
+        """The newest number of everything, and counts since this object was created.
 
         ``NAME.p50`` and ``NAME.p99`` are of the last interval, ``NAME.run.p50`` and ``NAME.run.p99`` of every sample
-        since the books were opened; so is ``ticks_this_run``.
+        since this object was created; so is ``ticks_this_run``.
         """
         numbers = {**self._latest, **self._numbers(self._interval.summary()), **self.totals, **self._derived()}
         for name, value in self._run.summary().items():
@@ -182,7 +182,7 @@ class Books:
         return int(self._seconds() if self._x_axis == SECONDS else self.totals.get(self._x_axis, 0))
 
     def histograms(self) -> dict[str, dict[str, list[float]]]:
-        """Bars of every histogram over all samples since these books were opened, as `Recorder.histograms`."""
+        """Bars of every histogram over all samples since this object was created, as `Recorder.histograms`."""
         return self._run.histograms()
 
     def _recorder(self) -> Recorder:

@@ -103,13 +103,13 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         spec: what to build.
         handles: Serve handles of the models that are placed ``remote``.
     """
-    pool: Any = _PoolHub(spec.pool) if spec.pool is not None and spec.pool.books else None
+    pool: Any = _PoolHub(spec.pool) if spec.pool is not None and spec.pool.writes_results else None
     recorder = HubClient(get_hub(spec.hub, NAMESPACE) if spec.hub else pool)
     runtime = ActorRuntime(make_actor=_no_actor, recorder=recorder)
 
     async def close_recorder() -> None:
         await asyncio.to_thread(recorder.close)
-        if spec.pool is not None and spec.pool.books:
+        if spec.pool is not None and spec.pool.writes_results:
             await spec.pool.flush()
 
     # The version of the deployment may be outdated or deleted by now.

@@ -20,8 +20,8 @@ import brayx
 from brayx.command_line import Parser, count
 from brayx.errors import BrayxError, ConfigError, StartupError
 from pipelines.completion import SHELLS, script
-from pipelines.ending import end_within, leave, mark
 from pipelines.new import KINDS
+from pipelines.shutdown import end_within, leave, mark
 
 TEMPLATES = Path(__file__).parent / "templates"
 

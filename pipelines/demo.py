@@ -45,12 +45,12 @@ def demo(arguments: argparse.Namespace) -> int:
     actor = only("actor", job.actors)
     uri = tracking_uri(arguments.tracking or job.tracking)
     cluster = cluster_of(job, arguments.cluster)
-    books = {"trial_name": arguments.trial, "resume": not arguments.new}
+    trial_options = {"trial_name": arguments.trial, "resume": not arguments.new}
     with contextlib.ExitStack() as stack:
         if cluster is None:
-            result, serve = _in_process(job, uri, books)
+            result, serve = _in_process(job, uri, trial_options)
         else:
-            result, serve = stack.enter_context(_on_ray(job, uri, cluster, arguments.ingress, books))
+            result, serve = stack.enter_context(_on_ray(job, uri, cluster, arguments.ingress, trial_options))
         print(result.summary())
         if not result.finished:
             return 130
@@ -78,7 +78,7 @@ def demo(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _in_process(job: JobConfig, uri: str, books: dict[str, Any]) -> tuple[TrainResult, Serve]:
+def _in_process(job: JobConfig, uri: str, trial_options: dict[str, Any]) -> tuple[TrainResult, Serve]:
     """Trains in this process; returns the context that serves the model here."""
     from pipelines.local import train_in_process
 
@@ -90,12 +90,12 @@ def _in_process(job: JobConfig, uri: str, books: dict[str, Any]) -> tuple[TrainR
         with Serving(job, uri, models={model: f"models:/{result.pool_name}/{result.version}"}) as serving:
             yield serving.url
 
-    return train_in_process(job, tracking=uri, **books), serve
+    return train_in_process(job, tracking=uri, **trial_options), serve
 
 
 @contextlib.contextmanager
 def _on_ray(
-    job: JobConfig, uri: str, cluster: str, ingress: Ingress, books: dict[str, Any]
+    job: JobConfig, uri: str, cluster: str, ingress: Ingress, trial_options: dict[str, Any]
 ) -> Iterator[tuple[TrainResult, Serve]]:
     """Trains on a cluster that stays up for this context; returns the context that serves the model there."""
     from deployments.actor import serving_application
@@ -112,7 +112,7 @@ def _on_ray(
             deploy(serving_application(job, uri, models=trained), actor)
             yield ray.url
 
-        yield train_on(ray, job, layout, uri, **books), serve
+        yield train_on(ray, job, layout, uri, **trial_options), serve
 
 
 def _served(config: str, uri: str) -> str:

@@ -16,7 +16,7 @@ from brayx.rollout.spec import RolloutSpec, check_rollout
 from brayx.rollout.worker import Progress
 from brayx.trainer.fits import check_model
 from deployments.document import nearest
-from pipelines.ending import side_by_side
+from pipelines.shutdown import side_by_side
 
 if TYPE_CHECKING:
     from brayx.cluster.rollout_worker import WorkerSpec

@@ -25,14 +25,14 @@ from brayx.remote import offer
 from brayx.temporary import temporary_files
 from brayx.tracking import Trial, check_writable, tracking_uri
 from deployments.job import JobConfig, only, pool_name
-from pipelines.books import Clerk
 from pipelines.champion import champion_of, drawn_curve
 from pipelines.checks import check_job, ports_of
-from pipelines.ending import INTERRUPTED_S, Deadline, running_parts
+from pipelines.clerk import Clerk
 from pipelines.environments import lag_notes, normalises, policy_lag, spec_of
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines
-from pipelines.result import STEPS_THIS_RUN, TrainResult, ending_of, promote
+from pipelines.result import STEPS_THIS_RUN, TrainResult, end_reason, promote
+from pipelines.shutdown import INTERRUPTED_S, Deadline, running_parts
 from pipelines.sources import Sources
 from pipelines.watching import Losses, Pace, Patience, Silence, last_of
 
@@ -319,7 +319,7 @@ class _Training:
             curve = clerk.call(drawn_curve, job.project, config.target_return, config.x_axis)
         clerk.close("FINISHED" if self.finished else "KILLED")
         name = pool_name(job, config.model)
-        reason, ended = "" if learned is None else learned.reason, ending_of(config, learned)
+        reason, ended = "" if learned is None else learned.reason, end_reason(config, learned)
         return TrainResult(
             trial, numbers, self.finished, name, version, seconds, curve, outcome, reason, began, errors, ended
         )

@@ -30,8 +30,8 @@ from brayx.command_line import Parser, count
 from brayx.errors import BrayxError, ConfigError
 from brayx.rollout.envs import Vectorization, check_env
 from brayx.temporary import temporary_files
-from pipelines.ending import end_within
 from pipelines.presets import PRESETS, preset_for
+from pipelines.shutdown import end_within
 
 if TYPE_CHECKING:
     from brayx.algorithms.ppo import PPOConfig
@@ -303,7 +303,7 @@ def _local(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     _on_interrupt(stop.set)
     began = _process_began()
     from brayx.tracking.store import tracking_uri
-    from pipelines.books import Clerk
+    from pipelines.clerk import Clerk
 
     project, name = _names(chosen)
     algorithm, training = _configs(chosen)

@@ -42,7 +42,7 @@ class TrainResult:
         reason: ``num_steps``, ``target_return`` or ``stream_ended``; empty if interrupted.
         began: start of ``seconds``, on the monotonic clock.
         errors: losses, one line per cause: `error_lines`.
-        ended: why training ended, in one line: `ending_of`.
+        ended: why training ended, in one line: `end_reason`.
     """
 
     trial: Trial
@@ -92,7 +92,7 @@ class TrainResult:
         return "; ".join([*rollouts, *([door] if ticks or not steps else [])])
 
 
-def ending_of(config: TrainerConfig, learned: Summary | None) -> str:
+def end_reason(config: TrainerConfig, learned: Summary | None) -> str:
     """One line: why a training ended, and the return and the number of games of its last checkpoint.
 
     After ``target_return`` that checkpoint is the best one, which `promote` registers. Otherwise an earlier one may be

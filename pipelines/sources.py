@@ -17,7 +17,7 @@ from brayx.components import load
 from brayx.errors import BrayxError, ConfigError
 from brayx.replay.feed import Feed, Part, Taker
 from brayx.replay.files import Dataset
-from pipelines.ending import side_by_side
+from pipelines.shutdown import side_by_side
 
 if TYPE_CHECKING:
     from brayx.replay.packing import Layout
@@ -103,7 +103,7 @@ class Sources:
         }
         held_out = {name for trainer in job.trainers.values() for name in trainer.eval_buffers}
         self._learned = [feed for name, feed in self._feeds.items() if job.sources[name].buffer not in held_out]
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def __enter__(self) -> Sources:
         for feed in self._feeds.values():
@@ -126,9 +126,9 @@ class Sources:
     def errors(self) -> list[BrayxError]:
         """Errors of the sources."""
         failed = {name: feed.error for name, feed in self._feeds.items() if feed.error is not None}
-        for name in failed.keys() - self._told:
+        for name in failed.keys() - self._reported:
             logger.error("source %s stopped: %s", name, failed[name])
-            self._told.add(name)
+            self._reported.add(name)
         return list(failed.values())
 
     @property

@@ -33,12 +33,12 @@ from deployments.job import JobConfig, only, pool_name
 from deployments.weights import WeightSource, pooled
 from pipelines.champion import drawn_curve
 from pipelines.checks import actor_of, check_job, ports_of
-from pipelines.ending import INTERRUPTED_S, Deadline, running_parts
 from pipelines.environments import Rollouts, lag_notes, normalises, policy_lag
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines
-from pipelines.result import STEPS_THIS_RUN, TrainResult, ending_of, mark_unfinished, promote
+from pipelines.result import STEPS_THIS_RUN, TrainResult, end_reason, mark_unfinished, promote
 from pipelines.scale import hub_name, tell_where
+from pipelines.shutdown import INTERRUPTED_S, Deadline, running_parts
 from pipelines.sources import Sources
 from pipelines.watching import Losses, Pace, Patience, Silence, last_of
 
@@ -104,8 +104,8 @@ def cluster_for(job: JobConfig, ingress: Ingress, address: str) -> Cluster:
     return Cluster(actor.host, actor.port, ingress, address, ports_of(job, name))
 
 
-def check_books(uri: str, in_process: bool, nodes: Iterable[Mapping[str, Any]], here: str) -> None:
-    """Makes sure that a learner on any machine of the cluster can reach the trial's books.
+def check_store_reachable(uri: str, in_process: bool, nodes: Iterable[Mapping[str, Any]], here: str) -> None:
+    """Makes sure that a learner on any machine of the cluster can reach the tracking store.
 
     Args:
         uri: of the tracking store.
@@ -148,7 +148,7 @@ def train_on(
 
     actor = actor_of(job)
     config = job.trainers[only("trainer", job.trainers)]
-    check_books(uri, config.in_process, *nodes_and_own())
+    check_store_reachable(uri, config.in_process, *nodes_and_own())
     trial = Trial.open(job.project, trial_name or job.trial, uri, resume=resume)
     progress = Progress(
         f"{trial.project} / {trial.name}" + (" (resumed)" if trial.resumed else ""),
@@ -270,7 +270,7 @@ def train_on(
         except BaseException:
             _end(learner, learning, end)  # before Ray goes: a thread that still calls it would start another one
             raise
-        served.close()  # before the books: replicas hand over their last metrics when they end
+        served.close()  # before the trial: replicas hand over their last metrics when they end
         tell([buffer.shards for buffer in buffers.values()], end.left(_LAST_COUNTS_S))
         recorder.close(end.left(_LAST_COUNTS_S))
         numbers, notes = end_hub(hub, end.left(_LAST_NUMBERS_S))
@@ -294,7 +294,7 @@ def train_on(
         reason,
         began,
         errors,
-        ending_of(config, ended),
+        end_reason(config, ended),
     )
 
 

@@ -177,14 +177,14 @@ class Pace:
         self._steps_then = 0.0
         self._since: float | None = None
         self._first_step: float | None = None
-        self._told = False
+        self._has_warned = False
 
     def is_over(self, numbers: Mapping[str, float]) -> bool:
         """Whether to give up, by the hub's newest numbers."""
         steps = numbers.get("env_steps", 0.0)
         moved = (numbers.get("updates"), numbers.get("policy_version"))
         if moved != self._moved:
-            self._moved, self._steps_then, self._since, self._told = moved, steps, None, False
+            self._moved, self._steps_then, self._since, self._has_warned = moved, steps, None, False
         elif self._since is None and steps - self._steps_then >= self._enough:
             self._since = self._clock()
         return self._since is not None and self._clock() - self._since > STALLED_TIMEOUT_S
@@ -195,16 +195,16 @@ class Pace:
         now, steps, updates = self._clock(), numbers.get("env_steps", 0.0), numbers.get("updates", 0.0)
         if self._first_step is None and steps:
             self._first_step = now
-        if self._told:
+        if self._has_warned:
             return ""
         if self._since is not None and now - self._since > _HINT_S:
-            self._told = True
+            self._has_warned = True
             return (
                 f"no update for {now - self._since:.0f} s, though {steps - self._steps_then:.0f} env steps have come "
                 f"since update {updates:.0f}; after {STALLED_TIMEOUT_S:g} s of this the job gives up"
             )
         if self._since is None and not updates and self._first_step is not None and now - self._first_step > _HINT_S:
-            self._told = True
+            self._has_warned = True
             return f"no update yet: {steps:.0f} env steps have come, and the first takes {self._enough // 2} or more"
         return ""
 

@@ -109,10 +109,10 @@ class BufferActor:
         self._ended = False
         self._stopping = False
         self._failure: BrayxError | None = None
-        self._books = HubClient(get_hub(hub, namespace) if hub else None)
+        self._hub = HubClient(get_hub(hub, namespace) if hub else None)
         self._learned = learned
-        self._told: Counter[str] = Counter()
-        self._told_steps = 0
+        self._reported: Counter[str] = Counter()
+        self._reported_steps = 0
         self._ready_since = float("nan")
         self._reused = 0
         self._namespace, self._weights = namespace, weights
@@ -176,13 +176,13 @@ class BufferActor:
         else:
             part = 0
         if refused and self._learned:
-            self._books.add("fragments_dropped", 1.0, label="refused", weight=refused, note=note)
+            self._hub.add("fragments_dropped", 1.0, label="refused", weight=refused, note=note)
         # Use the reported counts: other pushes may have been stored while this one waited.
-        self._count("env_steps", self._buffer.pushed - self._told_steps)
-        self._told_steps = self._buffer.pushed
+        self._count("env_steps", self._buffer.pushed - self._reported_steps)
+        self._reported_steps = self._buffer.pushed
         self._count("fragments_pushed", whole - refused)
         self._count("replay_batches", len(self._buffer))
-        self._tell_dropped()
+        self._report_dropped()
         self._look()
         await self._notify()
         return Taken(refused, why, whole, part, self._buffer.has_room, self._ended)
@@ -194,7 +194,7 @@ class BufferActor:
         self._in_flight.clear()
         if lost:
             self._buffer.dropped_elsewhere("reader_lost", lost)
-            self._tell_dropped()
+            self._report_dropped()
         await self._notify()
         return self._reader
 
@@ -214,7 +214,7 @@ class BufferActor:
             if len(self._in_flight) < self._config.max_in_flight:
                 since = np.asarray(self._ready_since)
                 batch = self._buffer.pop(reuse=not self._ended and not self._in_flight)
-                self._tell_dropped()  # those that were too old
+                self._report_dropped()  # those that were too old
                 if batch is not None:
                     once = self._buffer.table is None and self._buffer.reused == self._reused
                     self._in_flight.append(int(np.count_nonzero(batch["mask"])) if once else 0)
@@ -294,27 +294,27 @@ class BufferActor:
 
     async def tell(self, timeout_s: float) -> bool:
         """Sends pending metrics to the hub now instead of within half a second; False if the hub is too slow."""
-        return await asyncio.to_thread(self._books.flush, timeout_s)
+        return await asyncio.to_thread(self._hub.flush, timeout_s)
 
     def _count(self, name: str, value: float, label: str = "") -> None:
         """Records a metric. An evaluation buffer records only drops, since the rest would count as the learner's."""
         if self._learned:
-            self._books.add(name, value, label=label)
+            self._hub.add(name, value, label=label)
         elif name == "replay_dropped":
-            self._books.add("eval_dropped", value, label=label)
+            self._hub.add("eval_dropped", value, label=label)
 
     def _expire(self, newest: int) -> None:
         self._buffer.expire(newest)
-        self._tell_dropped()
+        self._report_dropped()
         self._look()
 
-    def _tell_dropped(self) -> None:
+    def _report_dropped(self) -> None:
         """Records the drops since the last call."""
-        if self._told == self._buffer.dropped:
+        if self._reported == self._buffer.dropped:
             return
-        for reason, count in (self._buffer.dropped - self._told).items():
+        for reason, count in (self._buffer.dropped - self._reported).items():
             self._count("replay_dropped", count, label=reason)
-        self._told = self._buffer.dropped.copy()
+        self._reported = self._buffer.dropped.copy()
 
     def _is_over(self) -> bool:
         return self._ended

@@ -127,8 +127,8 @@ class PoolClient:
         self.actor = f"{actor}/{hashlib.blake2b(made_of, digest_size=8).hexdigest()}"
 
     @property
-    def books(self) -> bool:
-        """Whether results are logged to MLflow."""
+    def writes_results(self) -> bool:
+        """Whether results are written to MLflow."""
         return bool(self._made_of[1])
 
     def push(self, part: tuple[Part, dict[str, Metric]]) -> Any:

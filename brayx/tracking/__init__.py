@@ -1,4 +1,4 @@
-"""The books, in MLflow: projects, trials, their checkpoints, and the registry that the model pool stands on.
+"""Trials in MLflow: projects, trials, their checkpoints, and the registry that the model pool uses.
 
 The default store is one sqlite file. URIs are absolute, because Ray workers change directory. Knows nothing of Ray;
 MLflow itself is imported when it is first used.

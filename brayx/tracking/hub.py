@@ -1,6 +1,6 @@
 """The hub of a trial: all samples meet in it, and a thread writes their numbers to MLflow.
 
-The local host has it in a process of its own (`pipelines.books`), the cluster in a named actor (`brayx.cluster.hub`).
+The local host has it in a process of its own (`pipelines.clerk`), the cluster in a named actor (`brayx.cluster.hub`).
 Knows nothing of Ray, nor of the recording code.
 """
 
@@ -30,7 +30,7 @@ _SUM_TAG = "brayx.sum."
 
 
 class Hub(Inbox):
-    """Books that are written to MLflow every ``interval_s`` by a thread of its own. Thread safe.
+    """A trial's `Books`, which a thread writes to MLflow every ``interval_s``. Thread safe.
 
     A write that fails is not fatal: the totals keep its numbers, and the next write goes on. The snapshot counts
     failures as ``hub_write_failures``; the log has one line until writing works again.
@@ -38,9 +38,9 @@ class Hub(Inbox):
     As an inbox it takes requests to the trial's job, since other processes find it by the trial's id.
 
     Args:
-        trial: where to write; None keeps the books in memory only.
+        trial: where to write; None: keep the metrics in memory only.
         interval_s: seconds between writes.
-        x_axis: what metrics are written over.
+        x_axis: x axis of the written metrics.
     """
 
     def __init__(self, trial: Trial | None, *, interval_s: float = 1.0, x_axis: XAxis = "env_steps") -> None:

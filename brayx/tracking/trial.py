@@ -174,7 +174,7 @@ class Trial:
         """Writes options, nested ones with dotted names.
 
         MLflow's params never change. An option that changes in a resumed trial is written in addition, as
-        ``name:2`` (``:3``, ...), so the books show both.
+        ``name:2`` (``:3``, ...), so MLflow shows both.
         """
         from mlflow.entities import Param
 

@@ -25,7 +25,7 @@ import psutil
 
 from brayx.charts import NUMBERS_FILE
 from brayx.tracking import Trial, tracking_uri
-from pipelines.ending import marked
+from pipelines.shutdown import marked
 from tests.processes import RAY_IS_LATE, ray_trouble
 
 ROOT = Path(__file__).parents[2]

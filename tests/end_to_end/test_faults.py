@@ -170,7 +170,7 @@ def stop_the_learner(command: Command, url: str) -> Stopped:
         return all(now.get(name, 0) >= since.get(name, 0) + least for name, least in by.items())
 
     dropped = {"replay_dropped.full": BATCH}
-    # More than the buffer holds has come since: the last that the learner did is in the books.
+    # More than the buffer holds has come since: the last that the learner did is in the metrics.
     command.until(lambda: grew(began, env_steps=6 * BATCH, **dropped), "the buffer dropped what nobody takes")
     before = metrics_of(command)
     with Client(url, timeout_s=30.0) as client:
@@ -272,7 +272,7 @@ def test_what_a_stopped_learner_does_not_take_is_dropped_and_counted(interrupted
     before, after = interrupted.stopped.before, interrupted.stopped.after
     dropped = after["replay_dropped.full"] - before["replay_dropped.full"]
     assert dropped >= BATCH
-    # What came and is not dropped waits in the batches kept and in the one being filled; the two counts reach the books
+    # What came and is not dropped waits in the batches kept and in the one being filled; the metrics get the two counts
     # at different times.
     came = after["env_steps"] - before["env_steps"]
     assert abs(came - dropped) <= 4 * BATCH < came / 2

@@ -119,7 +119,7 @@ def test_who_attaches_while_a_shard_is_being_restarted_waits_for_it(ray_cluster)
         assert buffer.stats()["pushed"] >= WHOLE
 
 
-def test_what_the_shards_have_counted_is_in_the_books_before_these_are_closed(ray_cluster):
+def test_what_the_shards_have_counted_is_in_the_hub_before_it_closes(ray_cluster):
     hub_name = f"hub-{uuid.uuid4().hex[:8]}"
     hub = create_hub(hub_name, ray_cluster, None)
     with (
@@ -137,7 +137,7 @@ def test_what_the_shards_have_counted_is_in_the_books_before_these_are_closed(ra
     ray.kill(hub)
 
 
-def test_a_shard_that_hangs_does_not_keep_the_others_counts_from_the_books(ray_cluster):
+def test_a_shard_that_hangs_does_not_keep_the_others_counts_from_the_hub(ray_cluster):
     hub_name = f"hub-{uuid.uuid4().hex[:8]}"
     hub = create_hub(hub_name, ray_cluster, None)
     with running(ray_cluster, hub=hub_name) as silent, running(ray_cluster, hub=hub_name) as buffer:

@@ -1,4 +1,4 @@
-"""The books against a real sqlite store."""
+"""The tracking store, against a real sqlite database."""
 
 from __future__ import annotations
 

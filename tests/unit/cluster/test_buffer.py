@@ -84,9 +84,7 @@ async def test_what_a_predecessor_had_in_flight_is_counted_as_lost_where_it_does
     await actor.ack()
     await actor.attach()
     assert (await actor.stats()).get("dropped.reader_lost", 0) == lost
-    assert actor._books.summary().get("replay_dropped.reader_lost", 0) == lost, (
-        "there may be no further push to tell it"
-    )
+    assert actor._hub.summary().get("replay_dropped.reader_lost", 0) == lost, "there may be no further push to tell it"
 
 
 async def test_what_has_become_too_old_is_told_without_a_further_push():
@@ -97,7 +95,7 @@ async def test_what_has_become_too_old_is_told_without_a_further_push():
     dropped = (await actor.stats())["dropped.policy_lag"]
     assert dropped > 0
     assert (await actor.next_batch(reader, 0.0)).batch is None
-    assert actor._books.summary()["replay_dropped.policy_lag"] == dropped
+    assert actor._hub.summary()["replay_dropped.policy_lag"] == dropped
 
 
 async def test_an_acknowledgement_that_overtakes_what_was_published_lets_nothing_older_leave():
@@ -119,7 +117,7 @@ async def test_of_what_is_not_learned_from_only_drops_are_told_under_a_name_of_t
     for learned in (True, False):
         actor = BufferActor(changed(size=1), learned=learned)
         assert (await actor.push([columns(2), columns(2), columns(1, float("nan"))])).refused == 1
-        told = actor._books.summary()
+        told = actor._hub.summary()
         dropped = "replay_dropped" if learned else "eval_dropped"
         assert (told[f"{dropped}.full"], told[f"{dropped}.bad_fragment"]) == (WHOLE, WHOLE // 2)
         assert ("env_steps" in told) is learned, "the trial's steps are those that are learned from"
@@ -158,10 +156,10 @@ async def test_a_bad_fragment_does_not_take_its_neighbours_along():
     assert (await actor.next_batch(reader, 0.1)).batch["reward"][0, 0] == 1
     await actor.ack()
     assert (await actor.next_batch(reader, 0.1)).batch["reward"][0, 0] == 2
-    assert "NaN" in actor._books.notes()["fragments_dropped.refused"]
-    assert actor._books.summary()["fragments_dropped.refused"] == 1
+    assert "NaN" in actor._hub.notes()["fragments_dropped.refused"]
+    assert actor._hub.summary()["fragments_dropped.refused"] == 1
     await actor.push([fragment(WHOLE, 1), fragment(WHOLE, float("nan"))], places=["agent.py:1", "agent.py:2"])
-    note = actor._books.notes()["fragments_dropped.refused"]
+    note = actor._hub.notes()["fragments_dropped.refused"]
     assert note.startswith("BadFragment: ")
     assert note.endswith("(agent.py:2)")
 
@@ -314,7 +312,7 @@ async def test_pushes_that_wait_at_once_are_counted_once_each():
     await asyncio.sleep(0.01)
     assert (await actor.next_batch(reader, 0.1)).batch is not None
     await asyncio.gather(*waiting)
-    assert actor._books.summary()["env_steps"] == (await actor.stats())["pushed"] == 2 * WHOLE
+    assert actor._hub.summary()["env_steps"] == (await actor.stats())["pushed"] == 2 * WHOLE
 
 
 ODD = [

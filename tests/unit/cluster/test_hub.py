@@ -263,7 +263,7 @@ class TestHub:
         assert hub.close()["env_steps"] == 30
         assert trial.history("replay/env_steps") == [(30, 30.0)]
 
-    def test_without_a_trial_it_keeps_books_only(self) -> None:
+    def test_without_a_trial_it_keeps_metrics_in_memory(self) -> None:
         hub = Hub(None, interval_s=0.01)
         hub.push(part(("ticks", 5)))
         assert hub.close()["ticks"] == 5

@@ -620,12 +620,12 @@ def test_without_a_number_of_updates_demonstrations_are_gone_through_once_first(
 
 
 def test_what_was_imitated_is_not_imitated_again_when_it_goes_on(tmp_path: Path) -> None:
-    books, runs = Kept(tmp_path), []
+    clerk, runs = Kept(tmp_path), []
     data = written(tmp_path / "expert.npz")
     for _ in range(2):
         stop = threading.Event()
         result = train_local(
-            Odd, MixedConfig(imitation_updates=20), Training(**QUICK), demonstrations=data, clerk=books, stop=stop,
+            Odd, MixedConfig(imitation_updates=20), Training(**QUICK), demonstrations=data, clerk=clerk, stop=stop,
             on_update=lambda run, steps, numbers, stop=stop: (runs.append(run), run == 3 and stop.set()),
         )  # fmt: skip
     assert result.updates == 20 + len(runs)
@@ -633,22 +633,22 @@ def test_what_was_imitated_is_not_imitated_again_when_it_goes_on(tmp_path: Path)
 
 def test_what_was_stopped_while_it_imitated_imitates_the_rest_before_it_plays(tmp_path: Path) -> None:
     data, stop = written(tmp_path / "expert.npz"), threading.Event()
-    books = Kept(tmp_path)
-    save = books.save
+    clerk = Kept(tmp_path)
+    save = clerk.save
 
     def stopping(folder: Path, step: int, metrics: Mapping[str, float]) -> None:
         save(folder, step, metrics)
         stop.set()
 
-    books.save = stopping
+    clerk.save = stopping
     config = MixedConfig(reinforcement=PPOConfig(epochs=1), imitation_updates=40)
     training = Training(**QUICK, batch_size=25, checkpoint_interval=10)
     Odd.stepped = 0
-    train_local(Odd, config, training, demonstrations=data, clerk=books, stop=stop)
+    train_local(Odd, config, training, demonstrations=data, clerk=clerk, stop=stop)
     assert Odd.stepped == 0
     stepped: list[tuple[int, int]] = []
-    books.save = lambda folder, step, metrics: stepped.append((step, Odd.stepped))
-    result = train_local(Odd, config, training, demonstrations=data, clerk=books)
+    clerk.save = lambda folder, step, metrics: stepped.append((step, Odd.stepped))
+    result = train_local(Odd, config, training, demonstrations=data, clerk=clerk)
     assert all(not steps for _, steps in stepped[:2]), stepped
     assert result.env_steps >= 200
     assert result.reason == "num_steps"
@@ -727,7 +727,7 @@ def test_demonstrations_that_do_not_fit_are_refused_before_anything_starts(
 
 
 class Kept:
-    """Books in a folder: the newest checkpoint."""
+    """Keeps the newest checkpoint in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "checkpoint"
@@ -748,11 +748,11 @@ class Kept:
 
 def test_what_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     """Env steps count on, with the schedules; the end comes when all of them are there."""
-    books, seen = Kept(tmp_path), []
+    clerk, seen = Kept(tmp_path), []
     for _ in range(5):  # twice after it is done
         stop = threading.Event()
         result = train_local(
-            "CartPole-v1", training=Training(total_steps=1_200, num_envs=4, unroll_length=32), clerk=books, stop=stop,
+            "CartPole-v1", training=Training(total_steps=1_200, num_envs=4, unroll_length=32), clerk=clerk, stop=stop,
             on_update=lambda runs, steps, numbers, stop=stop: stop.set() if runs == 4 else None,
         )  # fmt: skip
         seen.append((result.reason, round(result.env_steps, -2)))
@@ -773,15 +773,15 @@ class Starts(CartPoleEnv):
 
 
 def test_what_goes_on_plays_no_episode_a_second_time(tmp_path: Path) -> None:
-    books, starts = Kept(tmp_path), []
+    clerk, starts = Kept(tmp_path), []
     for _ in range(2):
         Starts.seen.clear()
         stop = threading.Event()
         train_local(
-            Starts, training=Training(total_steps=10_000, num_envs=4, unroll_length=32), clerk=books, stop=stop,
+            Starts, training=Training(total_steps=10_000, num_envs=4, unroll_length=32), clerk=clerk, stop=stop,
             on_update=lambda runs, steps, numbers, stop=stop: stop.set() if runs == 4 else None,
         )  # fmt: skip
-        starts.append(Starts.seen[5:] if starts else list(Starts.seen))  # it resets before it knows of the books
+        starts.append(Starts.seen[5:] if starts else list(Starts.seen))  # it resets before it has the checkpoint
     assert starts[0]
     assert len(starts[1]) >= 4
     assert not set(starts[0]) & set(starts[1])
@@ -805,20 +805,20 @@ class Summed(Kept):
 @pytest.mark.parametrize("blocking", [True, False])
 @pytest.mark.parametrize(("algorithm", "options"), [(PPOConfig(epochs=1), {}), (ImpalaConfig(), TABLE)])
 def test_reported_numbers_are_those_of_the_newest_run(algorithm, options, blocking, tmp_path: Path) -> None:
-    books, told, asked = Summed(tmp_path), [], []
+    clerk, told, asked = Summed(tmp_path), [], []
 
     def look(runs: int, steps: int, numbers: Mapping[str, float]) -> None:
-        assert {name: numbers[name] for name in books.means()} == books.means()
+        assert {name: numbers[name] for name in clerk.means()} == clerk.means()
         told.append(numbers.get("entropy"))
-        books.interval = Recorder()
+        clerk.interval = Recorder()
 
     def due(steps: int, numbers: Mapping[str, float]) -> bool:
-        assert {name: numbers[name] for name in books.means()} == books.means()
+        assert {name: numbers[name] for name in clerk.means()} == clerk.means()
         asked.append(numbers["entropy"])
         return False
 
     training = Training(total_steps=800, num_envs=2, unroll_length=8, learning_rate=1e-2, blocking=blocking, **options)
-    train_local("CartPole-v1", algorithm, training, clerk=books, on_update=look, due=due)
+    train_local("CartPole-v1", algorithm, training, clerk=clerk, on_update=look, due=due)
     assert len(told) >= 50
     assert len(set(told)) > 20
     assert len(set(asked)) > 20

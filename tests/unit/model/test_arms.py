@@ -49,7 +49,7 @@ def test_at_the_edges(of, at, alias):
     assert {of.choose(session, at) for session in SESSIONS[:100]} == {alias}
 
 
-def test_results_are_counted_by_arm_and_survive_the_books():
+def test_results_are_counted_by_arm_and_survive_the_recorder():
     arm, recorder = Arm("policy", "candidate", 4), Recorder()
     for game_return in (10.0, 20.0, 60.0):
         recorder.add("arm_sessions", 1, label=arm.label)
@@ -224,8 +224,8 @@ def test_results_of_a_model_whose_name_no_run_may_have_are_booked(tracking_db, t
     assert client.get_model_version("policy (v2)", "1").tags["serving.sessions"] == "2"
 
 
-def test_what_cannot_be_booked_is_told_and_counted_and_keeps_nobody_else_from_it(versions, caplog, monkeypatch):
-    """Whatever it is: the task that books goes on, and what was there before is added once."""
+def test_results_that_cannot_be_written_are_logged_and_counted_and_stop_no_others(versions, caplog, monkeypatch):
+    """Whatever it is: the task that writes goes on, and what was there before is added once."""
     followed = {"model": Followed("policy", canary="candidate")}
     first = Pool(versions, "p", followed)
     first.add(counted(["model/champion/1"], 5))

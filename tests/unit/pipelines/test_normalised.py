@@ -31,7 +31,7 @@ ENVIRONMENTS = ["CartPole-v1", "Pendulum-v1"]
 
 
 class Keeper:
-    """Books of a training, of which only the checkpoints are kept."""
+    """Keeps only the checkpoints of a training."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -125,7 +125,7 @@ def run(command):
 
 
 @pytest.mark.slow  # the command, whole
-def test_the_last_line_is_the_result_and_the_trial_is_in_the_books(tracking_db):
+def test_the_last_line_is_the_result_and_the_trial_is_in_mlflow(tracking_db):
     """Of a memory that learns with the torch engine in the given environment."""
     small = ["--timesteps", "4000", "--epochs", "1", "--log-interval", "1", "--tracking", tracking_db]
     memory = "--env-option sutton_barto_reward=true --vectorization sync --engine torch --lstm 8 --clip-value 0.2"
@@ -148,8 +148,8 @@ def test_the_last_line_is_the_result_and_the_trial_is_in_the_books(tracking_db):
 
 @pytest.mark.parametrize("distributed", ["true", "false"])
 def test_what_cannot_be_had_is_one_line_and_nothing_starts(run, distributed, tmp_path):
-    books = str(tmp_path / "mlflow.db")
-    done = run("--env", "CartPoll-v1", "--distributed", distributed, "--tracking", books)
+    store = str(tmp_path / "mlflow.db")
+    done = run("--env", "CartPoll-v1", "--distributed", distributed, "--tracking", store)
     assert done.returncode == 2
     assert done.stderr == "brayx: no environment 'CartPoll-v1': the nearest known id is 'CartPole-v1'\n"
     assert not list(tmp_path.iterdir())
@@ -203,7 +203,7 @@ gymnasium.register("Failing-v0", Failing)
 
 
 @pytest.mark.slow  # starts MLflow in a separate process
-def test_a_trial_that_fails_is_failed_in_the_books_with_what_it_had(run, tmp_path, tracking_db, monkeypatch):
+def test_a_trial_that_fails_is_failed_in_mlflow_with_what_it_had(run, tmp_path, tracking_db, monkeypatch):
     from mlflow.tracking import MlflowClient
 
     (tmp_path / "failing.py").write_text(FAILING)
@@ -262,7 +262,7 @@ def test_ctrl_c_ends_a_command_whose_environment_hangs(tmp_path, tracking_db):
         finally:
             process.kill()
     assert process.returncode == 130
-    assert "ending took too long: 1 processes were killed" in said, "the one that keeps the books"
+    assert "ending took too long: 1 processes were killed" in said, "the clerk's process"
     assert not list(temporary.glob("brayx-*")), "nor are its files left"
 
 

@@ -27,10 +27,10 @@ from brayx.trainer.loop import Summary, learn
 from deployments.job import JobConfig
 from pipelines import cli
 from pipelines import train as train_module
-from pipelines.books import Clerk
+from pipelines.clerk import Clerk
 from pipelines.progress import Progress
-from pipelines.result import TrainResult, ending_of, promote
-from pipelines.train import _undeploy, _wait_for_weights, check_books
+from pipelines.result import TrainResult, end_reason, promote
+from pipelines.train import _undeploy, _wait_for_weights, check_store_reachable
 from pipelines.watching import (
     FIRST_STEP_TIMEOUT_S,
     NEXT_STEP_TIMEOUT_S,
@@ -184,7 +184,7 @@ def ended(reason, mean, games):
     ids=["target", "steps", "few games", "stream", "interrupted"],
 )  # fmt: skip
 def test_why_a_training_ended_is_the_last_line(tracking_db, learned, line):
-    assert ending_of(TRAINER.model_copy(update={"target_return": 0.8}), learned) == line
+    assert end_reason(TRAINER.model_copy(update={"target_return": 0.8}), learned) == line
     result = TrainResult(
         Trial.open("p", "t", tracking_db), {}, True, "p", 1, 1.0, [], "champion: p version 1", ended=line
     )
@@ -440,12 +440,12 @@ def learned(request, tmp_path, tracking_db, monkeypatch):
 
         if request.param == "Ray":
             trial = Trial.open("p", "t", tracking_db)
-            last = ending_of(config, run(TrialKeeper(trial, 1)))
+            last = end_reason(config, run(TrialKeeper(trial, 1)))
             _, outcome = promote(job, config, pytest.fail, lambda function, *args: function(trial, *args))
         else:
             clerk = Clerk("p", "t", tracking_db, {}, kept=1)
             try:
-                last = ending_of(config, run(clerk))
+                last = end_reason(config, run(clerk))
                 clerk.settle()
                 _, outcome = promote(job, config, pytest.fail, clerk.call)
             finally:
@@ -536,14 +536,14 @@ def test_a_learner_that_does_not_end_after_its_stream_is_given_up():
 
 
 @pytest.mark.parametrize("uri", ["sqlite:////home/me/mlflow.db", "file:///home/me/mlruns"])
-def test_books_in_a_file_are_refused_where_a_learner_on_another_machine_could_not_reach_them(uri):
+def test_a_store_in_a_file_is_refused_where_a_learner_on_another_machine_could_not_reach_it(uri):
     def node(name, address, *, alive=True):
         return {"NodeID": name, "NodeManagerAddress": address, "Alive": alive}
 
     here, beside, gone = node("a", "10.0.0.1"), node("b", "10.0.0.1"), node("c", "10.0.0.2", alive=False)
     far = node("d", "10.0.0.3")
     with pytest.raises(ConfigError, match=r"a learner on 10\.0\.0\.3 could not reach it: start `mlflow server"):
-        check_books(uri, False, [here, beside, gone, far], "a")
-    check_books(uri, True, [here, far], "a")
-    check_books(uri, False, [here, beside, gone], "a")
-    check_books("http://books:5000", False, [here, far], "a")
+        check_store_reachable(uri, False, [here, beside, gone, far], "a")
+    check_store_reachable(uri, True, [here, far], "a")
+    check_store_reachable(uri, False, [here, beside, gone], "a")
+    check_store_reachable("http://store:5000", False, [here, far], "a")

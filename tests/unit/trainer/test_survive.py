@@ -130,14 +130,14 @@ def drive(uri, num_steps):
     trial = Trial.open("project", "driven", uri)
     hub = Hub(trial, interval_s=0.1, x_axis="updates")
 
-    class Books(Numbers):
+    class ToHub(Numbers):
         def add(self, name, value, **how):
             part = Recorder()
             part.add(name, value, **how)
             hub.push(part.drain())
 
     stream = itertools.chain.from_iterable(batches(20, seed=seed) for seed in itertools.count())
-    summary = train(trial, stream, Books(), num_steps=num_steps, checkpoint_interval_s=0.05)
+    summary = train(trial, stream, ToHub(), num_steps=num_steps, checkpoint_interval_s=0.05)
     hub.close()
     trial.finish()
     print(summary.env_steps, summary.resumed, trial.run_id)

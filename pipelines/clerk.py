@@ -30,7 +30,7 @@ from brayx.errors import BrayxError, TrackingError, first_line
 from brayx.metrics import BEST_METRIC, Drained, Recorder, XAxis
 from brayx.tracking import Status, Trial
 from brayx.tracking.store import import_mlflow, sqlite_path
-from pipelines.ending import leave
+from pipelines.shutdown import leave
 
 log = logging.getLogger(__name__)
 
@@ -99,9 +99,9 @@ class Clerk:
         self._failure: BaseException | None = None
         self._closed = False
         self.may_resume = resume and may_resume(uri, project, name)
-        self._folder = tempfile.TemporaryDirectory(prefix="brayx-books-", ignore_cleanup_errors=True)
+        self._folder = tempfile.TemporaryDirectory(prefix="brayx-clerk-", ignore_cleanup_errors=True)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pipelines.books"],  # -P: no module of the current folder comes first
+            [sys.executable, "-P", "-m", "pipelines.clerk"],  # -P: no module of the current folder comes first
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},

@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 from brayx.errors import TrackingError
 from brayx.metrics import Recorder
 from brayx.tracking import Trial, tracking_uri
-from pipelines.books import Clerk, may_resume
+from pipelines.clerk import Clerk, may_resume
 
 
 def part(**values):
@@ -35,7 +35,7 @@ def checkpoint(tmp_path, number):
 
 @pytest.mark.slow  # starts MLflow in a separate process
 def test_what_is_over_before_mlflow_has_come_up_has_a_curve_all_the_same(tracking_db, monkeypatch):
-    monkeypatch.setattr("pipelines.books._SEND_EVERY_S", 0.0)
+    monkeypatch.setattr("pipelines.clerk._SEND_EVERY_S", 0.0)
     clerk = Clerk("project", "short", tracking_db, {})
     try:
         for value in (1.0, 2.0, 3.0):
@@ -64,7 +64,7 @@ def test_a_trial_is_kept_interrupted_and_gone_on_with(tmp_path, tracking_db):
     assert trial.metrics()["replay/env_steps"] == 100
     assert trial.status == "KILLED"
     assert [each.step for each in trial.checkpoints()] == [0, 2, 3]  # the best, and the newest two
-    assert not list(tmp_path.glob("brayx-books-*"))
+    assert not list(tmp_path.glob("brayx-clerk-*"))
 
     assert may_resume(uri, "project", "name")
     assert not may_resume(uri, "project", "other")
@@ -149,7 +149,7 @@ def test_a_checkpoint_that_cannot_be_kept_costs_neither_the_next_nor_the_trials_
     assert trial.metrics()["learner/checkpoints_failed"] == 1
 
 
-def test_books_that_cannot_be_opened_are_told(tmp_path):
+def test_a_store_that_cannot_be_opened_is_an_error(tmp_path):
     (tmp_path / "mlflow.db").write_text("this is no database, " * 100)
     clerk = Clerk("project", "name", tracking_uri(tmp_path / "mlflow.db"), {})
     try:

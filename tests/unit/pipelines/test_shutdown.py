@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 from brayx.temporary import temporary_files
-from pipelines.ending import Deadline, marked, side_by_side
+from pipelines.shutdown import Deadline, marked, side_by_side
 from tests.waiting import WAIT_S, until
 
-MARK = "BRAYX_TEST_ENDING"
+MARK = "BRAYX_TEST_SHUTDOWN"
 
 
 @contextlib.contextmanager
@@ -132,7 +132,7 @@ def test_a_command_that_hangs_is_killed_with_its_temporary_files(tmp_path: Path)
     program = r"""
 import subprocess, sys, tempfile, time
 from brayx.temporary import temporary_files
-from pipelines.ending import end_within, mark
+from pipelines.shutdown import end_within, mark
 mark()
 with temporary_files():
     other = "import tempfile, time\nwith tempfile.TemporaryDirectory(): print(flush=True); time.sleep(600)"
