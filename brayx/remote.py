@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from brayx.actor.agent import services_here
+from brayx.actor.agent import services_in_use
 from brayx.errors import ConfigError, DeadlineExceeded, ModelError
 from brayx.replay.packing import transitions
 from brayx.types import Columns, Fragment, NestedArray
@@ -206,8 +206,8 @@ class JobBuffer:
         return f"<JobBuffer {self.name!r}>"
 
 
-class Unkept:
-    """A buffer that lets everything go, as `brayx.push` does where a job is served."""
+class NullBuffer:
+    """A buffer that drops everything: a served job does not learn."""
 
     def push(self, *replays: Fragment | Columns) -> None:
         """Takes fragments and columns."""
@@ -253,7 +253,7 @@ def _find(kind: Callable[[Any], Mapping[str, Any]], name: str) -> tuple[Any, asy
         loop = asyncio.get_running_loop()
     except RuntimeError:
         loop = None
-    services = services_here()
+    services = services_in_use()
     if loop is not None and services is not None and name in kind(services):
         return kind(services)[name], loop
     for offered in reversed(_offers):

@@ -287,9 +287,9 @@ def application(spec: ActorSpec, *, name: str, directory: str) -> serve.Applicat
     }
     build = functools.partial(build_runtime, spec)
     # A training's own gamecores have no keys: these are for clients of a service.
-    asks_for_keys = spec.config["mode"] != "train"
+    requires_keys = spec.config["mode"] != "train"
     return actor_deployment(
-        build, spec.actor, name=name, directory=directory, handles=handles, asks_for_keys=asks_for_keys
+        build, spec.actor, name=name, directory=directory, handles=handles, requires_keys=requires_keys
     )
 
 

@@ -29,7 +29,7 @@ from brayx.model.following import AliasFollower
 from brayx.model.local import LocalModel
 from brayx.model.pool import Pool
 from brayx.ports import check_ports
-from brayx.remote import Unkept, offer
+from brayx.remote import NullBuffer, offer
 from deployments.code import check_code
 from deployments.job import JobConfig, only
 from deployments.weights import pooled, registered
@@ -125,7 +125,7 @@ class Serving:
         self._offered = contextlib.ExitStack()
         self._host.open()
         self._host.run(self._start_work(), _START_S)
-        self._offered.enter_context(offer(self._models, dict.fromkeys(job.buffers, Unkept()), self._host.loop))
+        self._offered.enter_context(offer(self._models, dict.fromkeys(job.buffers, NullBuffer()), self._host.loop))
         self.urls = self._host.urls
         for name, each in acting.items():
             each.build(functools.partial(_say_of, name, say))

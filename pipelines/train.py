@@ -142,7 +142,7 @@ def train_on(
     from brayx.cluster.hub import create_hub, end_hub
     from brayx.cluster.learner import Learner, LearnerSpec, TrialNumbers
     from brayx.cluster.remote_buffer import RemoteBuffer
-    from brayx.cluster.shards import tell
+    from brayx.cluster.shards import flush_metrics
     from brayx.cluster.statistics import create_moments, stored_moments
     from brayx.cluster.weight_store import KEPT_VERSIONS, create_weight_store, end_weight_store
 
@@ -271,7 +271,7 @@ def train_on(
             _end(learner, learning, end)  # before Ray goes: a thread that still calls it would start another one
             raise
         served.close()  # before the trial: replicas hand over their last metrics when they end
-        tell([buffer.shards for buffer in buffers.values()], end.left(_LAST_COUNTS_S))
+        flush_metrics([buffer.shards for buffer in buffers.values()], end.left(_LAST_COUNTS_S))
         recorder.close(end.left(_LAST_COUNTS_S))
         numbers, notes = end_hub(hub, end.left(_LAST_NUMBERS_S))
         numbers[STEPS_THIS_RUN] = float(steps)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from brayx.charts import CHARTS
 from brayx.command_line import Parser
 from brayx.errors import ConfigError, StartupError
-from brayx.trainer.competition import Asha, Competition, Look, Population
+from brayx.trainer.competition import Asha, Competition, Population, TrialReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -332,16 +332,16 @@ class _Outcomes:
         """Sets the initial options of each trial, by number."""
         self.outcomes = [Outcome(number, dict(options)) for number, options in enumerate(drawn)]
 
-    def on_look(self, number: int, look: Look, checkpoint: Path | None) -> None:
+    def on_report(self, number: int, report: TrialReport, checkpoint: Path | None) -> None:
         """Handles a trial's report after an interval."""
         outcome, run = self.outcomes[number], self._run(number)
-        steps, mean, origin = look.env_steps, look.return_mean, look.origin
+        steps, mean, origin = report.env_steps, report.return_mean, report.origin
         said = f"trial {number}: {steps:,} {self.steps}, return {mean:.4g}"
         if origin != number:
             outcome.clones.append((len(outcome.curve), origin))
             run.set_tag("brayx.copy_of", ", ".join(str(copied) for _, copied in outcome.clones))
             said += f", a copy of trial {origin}"
-        outcome.options = dict(look.options)
+        outcome.options = dict(report.options)
         outcome.curve.append((steps, mean))
         numbers = {f"option/{name}": value for name, value in outcome.options.items() if type(value) in (int, float)}
         if math.isfinite(mean):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brayx.trainer.competition import Look, Report
+from brayx.trainer.competition import Reporter, TrialReport
 from brayx.trainer.loop import GAMES_METRIC, RETURN_METRIC
 from pipelines import search
 
@@ -57,7 +57,7 @@ class Spec:
     demonstrations: Dataset | None = None
 
 
-class Looks:
+class ReportingKeeper:
     """A `TrialKeeper` that keeps the newest checkpoint of a trial, and reports it at each comparison.
 
     Comparisons are at the same env steps in all trials (to within a run): after each whole interval. There is none if
@@ -82,7 +82,7 @@ class Looks:
         spec: Spec,
         options: Mapping[str, Any],
         num_envs: int,
-        report: Report,
+        report: Reporter,
         play: Callable[[], float] | None = None,
     ) -> None:
         self._path = path
@@ -92,11 +92,11 @@ class Looks:
         self._num_envs = num_envs
         self._report = report
         self._play = play
-        self._asked: tuple[int, float] | None = None
+        self._due: tuple[int, float] | None = None
         self._seen: int | None = None
 
     def adopt(self, folder: Path) -> None:
-        """Takes a checkpoint, perhaps another trial's, as its own to begin with."""
+        """Takes a checkpoint, perhaps another trial's, as the initial one."""
         shutil.copytree(folder, self._path)
         self._origin = json.loads((self._path / _ORIGIN_FILE).read_text())
 
@@ -110,7 +110,7 @@ class Looks:
             return False
         if self._play is None and numbers.get(GAMES_METRIC, 0) < self._num_envs:
             return False
-        self._asked = (env_steps, numbers[RETURN_METRIC] if self._play is None else self._play())
+        self._due = (env_steps, numbers[RETURN_METRIC] if self._play is None else self._play())
         return True
 
     def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
@@ -118,15 +118,15 @@ class Looks:
         shutil.rmtree(self._path, ignore_errors=True)
         shutil.copytree(folder, self._path)
         (self._path / _ORIGIN_FILE).write_text(json.dumps(self._number))
-        if self._asked is not None:
-            (self._seen, mean), self._asked = self._asked, None
+        if self._due is not None:
+            (self._seen, mean), self._due = self._due, None
             self.report(self._seen, mean)
 
     def report(self, env_steps: int, return_mean: float, *, over: bool = False) -> None:
-        """Has the trial looked at."""
+        """Reports the trial's state and its checkpoint."""
         origin, self._origin = self._origin, self._number
         score = or_least(return_mean)
-        self._report(Look(env_steps, score, return_mean, origin, over, dict(self._options)), self._path)
+        self._report(TrialReport(env_steps, score, return_mean, origin, over, dict(self._options)), self._path)
 
     def latest(self) -> Path | None:
         """As `Keeper.latest`."""
@@ -201,15 +201,16 @@ class Player:
         self._envs.close()
 
 
-def train_trial(spec: Spec, number: int, options: Mapping[str, Any], report: Report, begun: Path | None = None) -> None:
-    """Trains one trial from its start to its end, without a break at the looks: its games and what it has collected go
-    on from one to the next.
+def train_trial(
+    spec: Spec, number: int, options: Mapping[str, Any], report: Reporter, begun: Path | None = None
+) -> None:
+    """Trains one trial from start to end. Its games and replay continue across comparisons.
 
     Args:
-        spec: what all trials have in common.
-        number: of the trial.
-        options: of this one.
-        report: called at each look and in the end.
+        spec: common settings of all trials.
+        number: number of the trial.
+        options: options of this trial.
+        report: called at each comparison and at the end.
         begun: a checkpoint to start from: weights, optimiser and counters, with new games. None: from scratch.
     """
     from brayx.local.train import train_local
@@ -225,21 +226,21 @@ def train_trial(spec: Spec, number: int, options: Mapping[str, Any], report: Rep
             player = Player(spec, algorithm, training)
             stack.callback(player.close)
             play, model, stop = player.play, player.model, player.reached
-            training = training.model_copy(update={"evaluation_episodes": 0})  # the player's, at every look
-        looks = Looks(Path(folder, "checkpoint"), number, spec, options, training.num_envs, report, play)
+            training = training.model_copy(update={"evaluation_episodes": 0})  # the player evaluates instead
+        keeper = ReportingKeeper(Path(folder, "checkpoint"), number, spec, options, training.num_envs, report, play)
         if begun is not None:
-            looks.adopt(begun)
+            keeper.adopt(begun)
         result = train_local(
             spec.env,
             algorithm,
             training,
             demonstrations=spec.demonstrations,
             model=model,
-            clerk=looks,
+            clerk=keeper,
             stop=stop,
-            due=looks.due,
+            due=keeper.due,
         )
-        looks.report(result.env_steps, result.return_mean if play is None else play(), over=True)
+        keeper.report(result.env_steps, result.return_mean if play is None else play(), over=True)
 
 
 def or_least(value: float) -> float:

@@ -89,8 +89,8 @@ class _Use(AbstractContextManager[Services]):
 _services: contextvars.ContextVar[Services] = contextvars.ContextVar("brayx_services")
 
 
-def services_here() -> Services | None:
-    """The services in use where this is called; None: it is not called from an agent's methods."""
+def services_in_use() -> Services | None:
+    """The services in use in the calling task; None outside an agent's methods."""
     return _services.get(None)
 
 

@@ -280,9 +280,9 @@ class AgentActor(Actor):
                 except asyncio.CancelledError:
                     self._give_up()
                     async with asyncio.timeout(_LAST_WORD_S):
-                        await self._tell_end(reason)
+                        await self._end_agents(reason)
                     raise
-                await self._tell_end(reason)
+                await self._end_agents(reason)
         finally:
             if reason == "error" or (self._failure is not None and not self._services.returns):
                 self._count_game()
@@ -441,7 +441,7 @@ class AgentActor(Actor):
                 self._services.recorder.add("fragments_dropped", 1.0, label=label, note=why)
                 self._count(agent.name, "on_episode", error)
 
-    async def _tell_end(self, reason: str) -> None:
+    async def _end_agents(self, reason: str) -> None:
         for agent in self._agents:
             try:
                 await agent.on_session_end(reason)

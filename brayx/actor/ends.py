@@ -62,6 +62,6 @@ def over(session: str, kind: str, reason: str) -> BrayxError:
     return SessionUnknown(f"{kind} for session {session!r}, which is not running: send step_kind start first")
 
 
-def ending() -> ServiceFull:
+def start_refused() -> ServiceFull:
     """The error for a start at a replica that is ending."""
     return ServiceFull("this replica is ending and takes no new sessions; try again")

@@ -18,7 +18,7 @@ from brayx.actor.actor import Actor
 from brayx.actor.calls import Calls
 from brayx.actor.config import SessionConfig
 from brayx.actor.deadlines import Sweeper
-from brayx.actor.ends import Ends, ending, may_be_repeat, over
+from brayx.actor.ends import Ends, may_be_repeat, over, start_refused
 from brayx.actor.holders import Holder, Holders
 from brayx.actor.moving import Park, Snapshot
 from brayx.actor.ownership import Ownership
@@ -152,7 +152,7 @@ class SessionTable(Service):
         elif request.seq not in (None, 0):
             reply(ProtocolError(f"a start has seq {request.seq}, expected 0, or none if ticks are not numbered"))
         elif self.is_shut:
-            reply(ending())
+            reply(start_refused())
         elif len(self._sessions) >= most:
             reply(ServiceFull(f"this replica runs {len(self._sessions)} sessions, at most {most}"))
         elif len(self._living) >= 2 * most:

@@ -292,7 +292,7 @@ class BufferActor:
         """Whether a replay can be stored without dropping."""
         return self._buffer.has_room
 
-    async def tell(self, timeout_s: float) -> bool:
+    async def flush_metrics(self, timeout_s: float) -> bool:
         """Sends pending metrics to the hub now instead of within half a second; False if the hub is too slow."""
         return await asyncio.to_thread(self._hub.flush, timeout_s)
 

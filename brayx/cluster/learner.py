@@ -90,16 +90,16 @@ class TrialNumbers(HubClient):
         self._hub = hub
         self._every_s = every_s
         self._newest: Mapping[str, float] = {}
-        self._asked: Any = None
-        self._asked_at = 0.0
+        self._request: Any = None
+        self._requested_at = 0.0
 
     def newest(self) -> Mapping[str, float]:
         """The hub's newest snapshot that has arrived."""
-        if self._asked is not None and is_done(self._asked):
-            self._newest = result_or(self._newest, self._asked)  # unchanged while the hub restarts
-            self._asked = None
-        if self._asked is None and time.monotonic() - self._asked_at >= self._every_s:
-            self._asked, self._asked_at = self._hub.snapshot.remote(), time.monotonic()
+        if self._request is not None and is_done(self._request):
+            self._newest = result_or(self._newest, self._request)  # unchanged while the hub restarts
+            self._request = None
+        if self._request is None and time.monotonic() - self._requested_at >= self._every_s:
+            self._request, self._requested_at = self._hub.snapshot.remote(), time.monotonic()
         return self._newest
 
 

@@ -20,7 +20,7 @@ from brayx.engines.base import ModelSpec
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, QueueFull
 from brayx.model.batcher import Batcher
 from brayx.model.columns import stacked, to_rows
-from brayx.model.handles import Caller, Elsewhere, sooner
+from brayx.model.handles import Caller, ModelProxy, sooner
 from brayx.model.local import Model, PinnedModel
 from brayx.types import Forward, NestedArray
 
@@ -37,7 +37,7 @@ class _Handle(Protocol):
     ready: Any
 
 
-class ModelClient(Elsewhere):
+class ModelClient(ModelProxy):
     """A model behind a Serve deployment handle, with the interface `Model`. Use it on one event loop.
 
     If a replica dies, its calls are repeated until their deadline: a forward has no side effects.

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MODULE = "brayx.cluster.remote_model"
-_ANEW = "if nobody is starting it, `override_model=True` with `model` and `forward_args` does so anew"
+_ANEW = "if no other process is starting it, start it again with `override_model=True`, `model` and `forward_args`"
 _GIVEN_BACK_S = 5.0
 """Time for a restarted store to get its weights back from a process that follows it."""
 

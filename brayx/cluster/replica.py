@@ -75,7 +75,7 @@ class ActorReplica(GrpcDoor, ActorService):
         config: the actor component's options.
         directory: name of the session directory shared by the deployment's replicas.
         handles: Serve handles for the builder, by name.
-        asks_for_keys: as for `actor_deployment`.
+        requires_keys: as for `actor_deployment`.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it, so that the builder runs on the replica's loop
@@ -84,9 +84,9 @@ class ActorReplica(GrpcDoor, ActorService):
         config: ActorConfig,
         directory: str,
         handles: Mapping[str, Any],
-        asks_for_keys: bool = True,
+        requires_keys: bool = True,
     ) -> None:
-        keys = self._keys = Keys.configured(config.keys_file, config.key_window_s) if asks_for_keys else None
+        keys = self._keys = Keys.configured(config.keys_file, config.key_window_s) if requires_keys else None
         runtime = self._replica = await build(handles)
         found = create_directory(directory)
         await check_directory(directory, found)
@@ -255,7 +255,7 @@ def actor_deployment(
     name: str,
     directory: str,
     handles: Mapping[str, serve.Application] | None = None,
-    asks_for_keys: bool = True,
+    requires_keys: bool = True,
 ) -> serve.Application:
     """The Serve application whose replicas answer sessions.
 
@@ -265,12 +265,12 @@ def actor_deployment(
         name: of the deployment.
         directory: name of the session directory's Ray actor.
         handles: applications whose handles the builder gets, by name.
-        asks_for_keys: require the keys of ``config`` or the environment; False: any client may connect without one.
+        requires_keys: require the keys of ``config`` or the environment; False: any client may connect without one.
 
     Raises:
         ConfigError: the file of keys cannot be read, is open to others or is malformed.
     """
-    if asks_for_keys and config.keys_file is not None:
+    if requires_keys and config.keys_file is not None:
         Keys.load(config.keys_file)  # here, so that `serve run` ends with the error before it starts Ray
     chosen = {
         field: free_port(config.native_host) for field in ("native_port", "tcp_port") if getattr(config, field) == 0
@@ -290,5 +290,5 @@ def actor_deployment(
         graceful_shutdown_timeout_s=_LATE_S + config.drain_timeout_s + _LAST_S,
         logging_config=LoggingConfig(enable_access_log=False),
     )
-    application: serve.Application = deployment.bind(build, config, directory, dict(handles or {}), asks_for_keys)
+    application: serve.Application = deployment.bind(build, config, directory, dict(handles or {}), requires_keys)
     return application

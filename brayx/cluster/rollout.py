@@ -55,7 +55,7 @@ class _Slot:
     raised: Failures
     handle: Any = None
     lease: Any = None
-    asked_at: float = 0.0
+    requested_at: float = 0.0
     leave: Any = None
     """The call that makes the worker finish and push the rest; None: it was not requested."""
     done: Progress = field(default_factory=Progress)
@@ -75,7 +75,7 @@ class _Slot:
 
     @property
     def is_late(self) -> bool:
-        return time.monotonic() - self.asked_at > self.patience_s
+        return time.monotonic() - self.requested_at > self.patience_s
 
     @property
     def in_hand(self) -> int:
@@ -94,7 +94,7 @@ class _Slot:
     def ask(self, workers: int) -> None:
         """Starts a lease; the rollout has so many workers."""
         self.lease = self.handle.collect.remote(self.lease_s, workers)
-        self.asked_at = time.monotonic()
+        self.requested_at = time.monotonic()
 
     def dismiss(self) -> None:
         """Asks the worker to finish, and to push the rest."""

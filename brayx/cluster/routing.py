@@ -193,7 +193,7 @@ class Routing(Ownership):
         """
         found: Location | None = await self._member.ask("claim", request.session, self._member.owner, True)
         if found is None:
-            await self._start_here(request, reply)
+            await self._start_claimed(request, reply)
         elif forwarded:
             reply(_gone_elsewhere(request.session))
         else:
@@ -203,7 +203,7 @@ class Routing(Ownership):
             else:
                 reply(answer)
 
-    async def _start_here(self, request: StepRequest, reply: Reply) -> None:
+    async def _start_claimed(self, request: StepRequest, reply: Reply) -> None:
         """Starts a session whose id and game this replica has already claimed."""
         self.table.submit(request, reply)
         if request.session not in self.table:

@@ -16,7 +16,7 @@ from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
 from brayx.cluster.start import join_ray, start_ray
-from brayx.trainer.competition import Asha, Competition, Listener, Look, Options, Population, Work
+from brayx.trainer.competition import Asha, Competition, Listener, Options, Population, TrialReport, Work
 
 _END_S = 60
 """Deadline for a stopped trial to end, including a run that it is collecting."""
@@ -95,12 +95,12 @@ def scheduler(competition: Competition) -> Any:
     """Ray Tune's scheduler for these rules."""
     if isinstance(competition, Asha):
         return ASHAScheduler(
-            # Steps, not the number of looks: trials with long games have fewer looks at the same age.
+            # Steps, not the number of reports: trials with long games have fewer reports at the same age.
             time_attr="env_steps",
             max_t=competition.max_steps,
             grace_period=competition.grace_steps,
             reduction_factor=competition.reduction,
-            # Otherwise a trial with its first look at a later rung is afterwards counted at an earlier rung, too old.
+            # Otherwise a trial whose first report is at a later rung would afterwards count at an earlier one, too old.
             stop_last_trials=False,
         )
     change = competition.change
@@ -121,16 +121,16 @@ def _train(config: dict[str, Any], work: Work, path: tuple[str, ...]) -> None:
     # A stopped trial closes its environments before another one uses its process.
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(_END_S)
 
-    def report(look: Look, folder: Path) -> None:
+    def send_report(report: TrialReport, folder: Path) -> None:
         tune.report(
-            {"env_steps": look.env_steps, "score": look.score, "over": look.over, "look": look},
+            {"env_steps": report.env_steps, "score": report.score, "over": report.over, "trial_report": report},
             checkpoint=tune.Checkpoint.from_directory(str(folder)),
         )
 
     number = int(tune.get_context().get_trial_id().rsplit("_", 1)[-1])
     kept = tune.get_checkpoint()
     with contextlib.nullcontext() if kept is None else kept.as_directory() as begun:
-        work(number, config["options"], report, None if begun is None else Path(begun))
+        work(number, config["options"], send_report, None if begun is None else Path(begun))
 
 
 class _Callback(tune.Callback):
@@ -141,9 +141,9 @@ class _Callback(tune.Callback):
 
     def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any) -> None:
         """Handles a trial's report."""
-        if "look" in result:
+        if "trial_report" in result:
             checkpoint = None if trial.checkpoint is None else Path(trial.checkpoint.path)
-            self._listener.on_look(_number(trial), result["look"], checkpoint)
+            self._listener.on_report(_number(trial), result["trial_report"], checkpoint)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
         """Handles the end of a trial: it is done, or stopped because others are better."""

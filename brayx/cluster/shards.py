@@ -229,12 +229,12 @@ class Shards:
         return answers
 
 
-def tell(buffers: Iterable[Shards], timeout_s: float = _ANSWER_S) -> None:
+def flush_metrics(buffers: Iterable[Shards], timeout_s: float = _ANSWER_S) -> None:
     """Makes every shard of these buffers send its metrics to the hub; call it before the hub is closed.
 
     All shards do so concurrently, so that one that hangs does not take the others' time.
     """
-    calls = [shard.actor.tell.remote(timeout_s) for shards in buffers for shard in shards]
+    calls = [shard.actor.flush_metrics.remote(timeout_s) for shards in buffers for shard in shards]
     ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
 
 

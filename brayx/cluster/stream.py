@@ -76,7 +76,7 @@ class _Lane:
         self.buffer, self._place = buffer, place
         self._shards, self._actor = shards, shards[number].actor
         self._reader: int | None = None
-        self._asked_at = time.monotonic()
+        self._requested_at = time.monotonic()
         self._down_since: float | None = None
         self._attaching = False
         self._resume_at = 0.0
@@ -93,7 +93,7 @@ class _Lane:
             self.coming = (
                 self._actor.attach.remote() if self._attaching else self._actor.next_batch.remote(self._reader, _POLL_S)
             )
-            self._asked_at = time.monotonic()
+            self._requested_at = time.monotonic()
 
     def answer(self) -> None:
         """Handles the result of a finished call. Raises ReplayError if the buffer has ended for good."""
@@ -126,7 +126,7 @@ class _Lane:
     def is_lost(self) -> bool:
         """Whether it has not answered for longer than a restart takes."""
         now = time.monotonic()
-        hangs = self.coming is not None and now - self._asked_at > _ANSWER_S + _POLL_S
+        hangs = self.coming is not None and now - self._requested_at > _ANSWER_S + _POLL_S
         return hangs or (self._down_since is not None and now - self._down_since > _ANSWER_S)
 
     def lost(self, why: str = "it does not answer") -> ReplayError:

@@ -66,7 +66,7 @@ class WeightStore(Generic[Kept]):
         self._last = last
         self._kept: OrderedDict[int, tuple[int, int, Kept]] = OrderedDict()
         self._changed = asyncio.Event()
-        self._asked_until = 0.0
+        self._claimed_until = 0.0
 
     def following(self, step: int, at_least: int = 1) -> tuple[int, int]:
         """The version and step that a publish with these arguments would get now.
@@ -124,8 +124,8 @@ class WeightStore(Generic[Kept]):
                     version = newest[0] if newest is not None else 0
                     if newest is not None and version > than:
                         return newest
-                    if version < than and loop.time() >= self._asked_until:
-                        self._asked_until = loop.time() + MARGIN_S
+                    if version < than and loop.time() >= self._claimed_until:
+                        self._claimed_until = loop.time() + MARGIN_S
                         return version
                     await self._changed.wait()
         except TimeoutError:
@@ -136,7 +136,7 @@ class WeightStore(Generic[Kept]):
         self._last = max(self._last, (version, step))
         while len(self._kept) > self._keep:
             self._kept.popitem(last=False)
-        self._asked_until = 0.0
+        self._claimed_until = 0.0
         self._changed.set()
         self._changed = asyncio.Event()
 

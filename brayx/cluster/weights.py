@@ -217,7 +217,7 @@ class WeightSubscriber:
                     raise StartupError(f"no weights to begin with: version {self._version} was not taken")
                 if self._version > 0 or standing == 0:
                     break
-                why = f"has lost version {standing}, the newest, and nobody gives it back"
+                why = f"has lost version {standing}, the newest, and no process has restored it"
             except (RayError, TimeoutError) as error:
                 why = f"does not answer: {first_line(error) or type(error).__name__}"
             if time.monotonic() > ends:

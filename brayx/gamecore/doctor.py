@@ -151,7 +151,7 @@ class _Patient:
         self._secret = secret
         self._timeout_s = timeout_s
         self._client = Client(url, timeout_s=timeout_s, key=key, secret=secret)
-        self._asks_for_keys = False
+        self._requires_keys = False
         self._status: dict[str, Any] | None = None
 
     @property
@@ -192,13 +192,13 @@ class _Patient:
         refusal = self._probe(signed=False)
         if not isinstance(refusal, _BRAYX_ANSWERS) or _is_of_client(refusal):
             raise _failed(refusal)
-        self._asks_for_keys = isinstance(refusal, Unauthorized)
+        self._requires_keys = isinstance(refusal, Unauthorized)
         self._status = read_status(self._endpoint, self._timeout_s)
         sessions = (self._status or {}).get("sessions")
         return "brayx answers" + (f"; {sessions} sessions at this replica" if sessions is not None else "")
 
     def authorise(self) -> str:
-        if not self._asks_for_keys:
+        if not self._requires_keys:
             return "no key is required" + ("; the given key is ignored" if self._key else "")
         if not self._key:
             raise _Failed("the service requires a key, and none was given", "give --keys-file FILE, perhaps --key ID")

@@ -31,7 +31,7 @@ class Breakpoints:
 
     def __enter__(self) -> Breakpoints:
         if sys.breakpointhook is sys.__breakpointhook__ and not os.environ.get("PYTHONBREAKPOINT"):
-            sys.breakpointhook = self._stop_here
+            sys.breakpointhook = self._break_in_caller
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -39,7 +39,7 @@ class Breakpoints:
         if getattr(sys.breakpointhook, "__self__", None) is self:
             sys.breakpointhook = sys.__breakpointhook__
 
-    def _stop_here(self, *args: Any, **options: Any) -> None:
+    def _break_in_caller(self, *args: Any, **options: Any) -> None:
         if not self.is_over:
             _Debugger(self).set_trace(sys._getframe(1))
 

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from brayx.errors import BrayxError, first_line
-from brayx.trainer.competition import Asha, Competition, Listener, Look, Options, Population, Work
+from brayx.trainer.competition import Asha, Competition, Listener, Options, Population, TrialReport, Work
 
 _TRIES = 2
 _END_S = 5.0
@@ -58,15 +58,15 @@ class Halving:
             self._rungs[rung] = {}
             rung *= rules.reduction
 
-    def judge(self, number: int, look: Look) -> Verdict:
+    def judge(self, number: int, report: TrialReport) -> Verdict:
         """The verdict on a trial; only the highest rung that it has reached counts, and only once."""
-        reached = [rung for rung in self._rungs if rung <= look.env_steps]
+        reached = [rung for rung in self._rungs if rung <= report.env_steps]
         if not reached or number in self._rungs[max(reached)]:
             return True
         scores = self._rungs[max(reached)]
         cutoff = np.percentile(list(scores.values()), 100 * (1 - 1 / self._reduction)) if scores else -math.inf
-        scores[number] = look.score
-        return bool(look.score >= cutoff)
+        scores[number] = report.score
+        return bool(report.score >= cutoff)
 
     def leave(self, number: int) -> None:
         """Called when a trial has ended; its scores stay."""
@@ -79,9 +79,9 @@ class Exploiting:
         self._scores: dict[int, float] = {}
         self._rng = random.Random(rules.seed)
 
-    def judge(self, number: int, look: Look) -> Verdict:
+    def judge(self, number: int, report: TrialReport) -> Verdict:
         """The verdict on a trial, by the newest score of each that still runs."""
-        self._scores[number] = look.score
+        self._scores[number] = report.score
         ranked = sorted(self._scores, key=lambda each: self._scores[each])
         quarter = min(math.ceil(len(ranked) * _QUARTER), len(ranked) // 2)
         if number in ranked[:quarter]:
@@ -217,11 +217,11 @@ class _Search:
                     return None
                 if kind == "failed":
                     return str(content[0])
-                process.send(self._look(number, *content))
+                process.send(self._judged(number, *content))
         except (OSError, EOFError, pickle.UnpicklingError):
             return f"its process ended with {process.code()}"
 
-    def _look(self, number: int, look: Look, checkpoint: Path) -> tuple[str, Options, Path | None]:
+    def _judged(self, number: int, report: TrialReport, checkpoint: Path) -> tuple[str, Options, Path | None]:
         """Keeps the checkpoint, calls the listener, and returns the verdict with a copy's initial state."""
         with self._lock:
             former, kept = self._kept.get(number), self._new_folder(number)
@@ -229,11 +229,11 @@ class _Search:
             self._kept[number] = kept
             if former is not None:
                 shutil.rmtree(former, ignore_errors=True)
-            self._listener.on_look(number, look, kept)
-            if look.over:  # a finished trial is not copied
+            self._listener.on_report(number, report, kept)
+            if report.over:  # a finished trial is not copied
                 self._judge.leave(number)
                 return "go on", {}, None
-            verdict = self._judge.judge(number, look)
+            verdict = self._judge.judge(number, report)
             if isinstance(verdict, bool):
                 return "go on" if verdict else "stop", {}, None
             assert self._change is not None
@@ -313,8 +313,8 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         pickle.dump(message, answers)
         answers.flush()
 
-    def report(look: Look, checkpoint: Path) -> None:
-        send("look", look, checkpoint)
+    def send_report(report: TrialReport, checkpoint: Path) -> None:
+        send("report", report, checkpoint)
         verdict, options, begun = pickle.load(requests)
         if verdict != "go on":
             raise _Stopped(options, begun)
@@ -328,7 +328,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         while going_on:
             going_on = False
             try:
-                work(number, options, report, begun)
+                work(number, options, send_report, begun)
             except _Stopped as stopped:
                 options, begun, going_on = stopped.options, stopped.begun, stopped.begun is not None
             except Exception as error:

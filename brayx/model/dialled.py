@@ -19,7 +19,7 @@ from brayx.gamecore.transports.base import Endpoint
 from brayx.model import encoding
 from brayx.model.batcher import Batcher
 from brayx.model.columns import stacked, to_columns, to_rows
-from brayx.model.handles import Elsewhere, sooner
+from brayx.model.handles import ModelProxy, sooner
 from brayx.model.http import VERSIONS
 from brayx.model.v1 import model_pb2 as pb
 from brayx.model.v1.model_pb2_grpc import ModelStub
@@ -28,7 +28,7 @@ from brayx.types import Forward, NestedArray
 _AGAIN_S = 0.05
 
 
-class DialledModel(Elsewhere):
+class DialledModel(ModelProxy):
     """A `Model` behind a gRPC door. `connect` makes one; use it on one event loop.
 
     A broken call, or one whose replica dies, is repeated until its deadline: a forward has no side effects.

@@ -1,7 +1,7 @@
-"""Handles of a model: for one of several callers that share it, and at a pinned version.
+"""Handles of a model: one per caller of a shared model, and one per pinned version.
 
-Knows nothing of where the model runs: the model has ``_forward(args, version, caller, deadline_s)``. `Elsewhere` has
-it for models in other processes.
+Knows nothing of where the model runs: the model has ``_forward(args, version, caller, deadline_s)``. `ModelProxy`
+implements it for models in other processes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from brayx.model.local import PinnedModel
 
 
-def sooner(own_s: float, asked_s: float | None) -> float:
+def sooner(own_s: float, call_s: float | None) -> float:
     """Seconds until a forward fails: the model's own deadline or the call's, the shorter one."""
-    return own_s if asked_s is None or own_s < asked_s else asked_s
+    return own_s if call_s is None or own_s < call_s else call_s
 
 
 class Forwarder(Protocol):
@@ -96,8 +96,8 @@ class PinnedVersion:
         return await self._model._forward(args, self._version, self, deadline_s)
 
 
-class Elsewhere:
-    """Base of handles of a model in another process: a batcher, whose results are rows with their versions."""
+class ModelProxy:
+    """Base of handles of a model in another process. Its batcher returns rows with their versions."""
 
     _spec: ModelSpec
     _version: int

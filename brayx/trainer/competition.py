@@ -1,7 +1,7 @@
 """How trials of a search compete, and what a host of trials needs from both sides. Starts no process.
 
-`Asha` and `Population` say the rules; `Work` is one trial's training, `Listener` hears how the trials do. A host
-(`brayx.local.search`, `brayx.cluster.search`) runs them.
+`Asha` and `Population` are the rules, `Work` trains one trial, and `Listener` receives the trials' reports. A host
+(`brayx.local.search`, `brayx.cluster.search`) runs the trials.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ Options = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Look:
-    """What a trial reports at a look.
+class TrialReport:
+    """A trial's progress at one comparison.
 
     Attributes:
-        env_steps: done so far.
-        score: compared between trials, higher is better; ``-inf`` before there is any.
-        return_mean: of the games since the last look; NaN before one has ended.
-        origin: number of the trial whose checkpoint this one went on from since its last look; else its own number.
+        env_steps: env steps so far.
+        score: value that trials are compared by, higher is better; ``-inf`` before there is one.
+        return_mean: mean return of the games since the last report; NaN before one has ended.
+        origin: number of the trial whose checkpoint this one copied since its last report; else its own number.
         over: the trial is done.
-        options: that it trains with.
+        options: the trial's options.
     """
 
     env_steps: int
@@ -36,38 +36,38 @@ class Look:
     options: Options
 
 
-Report = Callable[[Look, Path], None]
-"""Reports a look with the folder of a checkpoint, which the host copies. It raises where the trial is to stop."""
+Reporter = Callable[[TrialReport, Path], None]
+"""Sends a report and a checkpoint's folder, which the host copies. It raises if the trial has to stop."""
 
 
 class Work(Protocol):
     """Trains one trial from start to end. Must pickle: it runs in another process."""
 
-    def __call__(self, number: int, options: Options, report: Report, begun: Path | None) -> None:
-        """Trains.
+    def __call__(self, number: int, options: Options, report: Reporter, begun: Path | None) -> None:
+        """Trains the trial.
 
         Args:
-            number: of the trial.
-            options: of this trial.
-            report: called at each look and once, with ``over``, at the end.
+            number: number of the trial.
+            options: options of the trial.
+            report: called at each comparison and once, with ``over``, at the end.
             begun: folder of the checkpoint to start from; None: from scratch.
         """
         ...
 
 
 class Listener(Protocol):
-    """Hears how trials do, in the process that searches, one call at a time."""
+    """Receives the trials' reports in the process of the search, one call at a time."""
 
-    def on_look(self, number: int, look: Look, checkpoint: Path | None) -> None:
-        """A trial has been looked at; its checkpoint stays until its next look."""
+    def on_report(self, number: int, report: TrialReport, checkpoint: Path | None) -> None:
+        """Called after a report; the checkpoint stays until the trial's next report."""
         ...
 
     def on_end(self, number: int) -> None:
-        """A trial is done, or was stopped."""
+        """Called when a trial is done or was stopped."""
         ...
 
     def on_error(self, number: int, error: str) -> None:
-        """A trial failed twice."""
+        """Called when a trial has failed twice."""
         ...
 
 
@@ -75,13 +75,13 @@ class Listener(Protocol):
 class Asha:
     """Asynchronous successive halving (Li et al. 2020, https://arxiv.org/abs/1810.05934).
 
-    A trial that reaches a rung, ``grace_steps * reduction ** k`` env steps, goes on only if its score is among the best
-    ``1 / reduction`` of those that reached the rung before it.
+    A trial that reaches a rung, ``grace_steps * reduction ** k`` env steps, continues only if its score is among the
+    best ``1 / reduction`` of those that reached the rung before it.
 
     Attributes:
         max_steps: env steps of a whole trial.
-        grace_steps: of the first rung.
-        reduction: the factor.
+        grace_steps: env steps of the first rung.
+        reduction: factor between two rungs.
     """
 
     max_steps: int
@@ -97,8 +97,8 @@ class Population:
     drawn at random.
 
     Attributes:
-        change: gives a copy's options, from those of the trial that it copies.
-        seed: of the draws.
+        change: returns a copy's options, given those of the copied trial.
+        seed: seed of the draws.
     """
 
     change: Callable[[Mapping[str, Any]], Options]

@@ -18,7 +18,7 @@ import ray
 from brayx.cluster.housekeeping import Housekeeping
 from brayx.cluster.hub import create_hub
 from brayx.cluster.remote_buffer import RemoteBuffer
-from brayx.cluster.shards import Shards, tell
+from brayx.cluster.shards import Shards, flush_metrics
 from brayx.cluster.stream import batches_of, read_buffer, replay_dataset
 from brayx.errors import BadFragment, ConfigError, DeadlineExceeded, ReplayError
 from brayx.types import Columns
@@ -128,7 +128,7 @@ def test_what_the_shards_have_counted_is_in_the_hub_before_it_closes(ray_cluster
     ):
         for shard in (*buffer.shards, *held_out.shards):
             ray.get(shard.actor.push.remote([columns(2), columns(2), columns(1, float("nan"))]))
-        tell([buffer.shards, held_out.shards])
+        flush_metrics([buffer.shards, held_out.shards])
         numbers = ray.get(hub.close.remote())
         assert (numbers["env_steps"], numbers["fragments_pushed"]) == (4 * WHOLE, 4)
         assert numbers["replay_dropped.full"] == 2 * WHOLE
@@ -145,7 +145,7 @@ def test_a_shard_that_hangs_does_not_keep_the_others_counts_from_the_hub(ray_clu
         hung = pid(silent.shards[0])
         os.kill(hung, signal.SIGSTOP)
         try:
-            tell([silent.shards, buffer.shards], 10.0)
+            flush_metrics([silent.shards, buffer.shards], 10.0)
             assert ray.get(hub.snapshot.remote())["env_steps"] == WHOLE
         finally:
             os.kill(hung, signal.SIGCONT)

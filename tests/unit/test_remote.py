@@ -22,7 +22,7 @@ from brayx.local.buffer import LocalBuffer
 from brayx.local.host import LocalHost
 from brayx.metrics import Recorder
 from brayx.model.local import LocalModel
-from brayx.remote import JobBuffer, JobModel, Unkept, offer
+from brayx.remote import JobBuffer, JobModel, NullBuffer, offer
 from brayx.replay.config import BufferConfig
 
 OBS = np.array([1.0, 2.0], np.float32)
@@ -151,7 +151,7 @@ def test_what_only_the_job_may_choose_is_refused(job: Job) -> None:
 
 
 def test_where_a_job_is_served_what_is_pushed_is_let_go() -> None:
-    with offer({}, {"buffer": Unkept()}, asyncio.new_event_loop()):
+    with offer({}, {"buffer": NullBuffer()}, asyncio.new_event_loop()):
         brayx.RemoteBuffer("buffer").push(fragment(), drop=False)
 
 

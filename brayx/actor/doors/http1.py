@@ -227,7 +227,7 @@ class HttpConnection(Connection):
         self._websockets = websockets
         self._peers = peers
         self._proved = False
-        self._telling: asyncio.Task[None] | None = None
+        self._handling: asyncio.Task[None] | None = None
         self._parser = httptools.HttpRequestParser(self)
         self._queue: deque[tuple[bytes, StepRequest | BrayxError | Answer, bytes, bool]] = deque()
         self._queued_bytes = 0
@@ -420,7 +420,7 @@ class HttpConnection(Connection):
                 elif self._peers is not None and url.startswith((_LEFT_STEP, _ENDED_STEP)):
                     self.in_flight = 1
                     handler = self._peers.left if url.startswith(_LEFT_STEP) else self._peers.ended
-                    self._telling = asyncio.get_running_loop().create_task(self._handle(handler, request))
+                    self._handling = asyncio.get_running_loop().create_task(self._handle(handler, request))
                 else:
                     self.in_flight = 1
                     self.waiting_since = None

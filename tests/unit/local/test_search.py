@@ -16,15 +16,17 @@ import pytest
 
 from brayx.errors import ConfigError
 from brayx.local.search import Copy, Exploiting, Halving, run_trials
-from brayx.trainer.competition import Asha, Look, Options, Population, Report
+from brayx.trainer.competition import Asha, Options, Population, Reporter, TrialReport
 from tests.waiting import until
 
 ASHA = Asha(max_steps=9000, grace_steps=1000)
 DEADLINE_S = 60.0
 
 
-def look(env_steps: int, score: float, *, over: bool = False, origin: int = 0, options: Options | None = None) -> Look:
-    return Look(env_steps, score, score, origin, over, options or {})
+def look(
+    env_steps: int, score: float, *, over: bool = False, origin: int = 0, options: Options | None = None
+) -> TrialReport:
+    return TrialReport(env_steps, score, score, origin, over, options or {})
 
 
 def test_halving_compares_trials_at_the_same_env_steps_however_often_they_were_looked_at() -> None:
@@ -63,11 +65,11 @@ class Heard:
     """A listener that keeps what it hears."""
 
     def __init__(self) -> None:
-        self.looks: dict[int, list[Look]] = {}
+        self.looks: dict[int, list[TrialReport]] = {}
         self.ended: list[int] = []
         self.errors: dict[int, str] = {}
 
-    def on_look(self, number: int, look: Look, checkpoint: Path | None) -> None:
+    def on_report(self, number: int, look: TrialReport, checkpoint: Path | None) -> None:
         assert checkpoint is not None
         assert json.loads((checkpoint / "state.json").read_text())["steps"] == look.env_steps
         self.looks.setdefault(number, []).append(look)
@@ -79,7 +81,7 @@ class Heard:
         self.errors[number] = error
 
 
-def count(folder: str, total: int, number: int, options: Options, report: Report, begun: Path | None) -> None:
+def count(folder: str, total: int, number: int, options: Options, report: Reporter, begun: Path | None) -> None:
     """A trial whose score grows by ``options["rate"]`` a step; it may raise or die on the way."""
     state = json.loads((begun / "state.json").read_text()) if begun else {"steps": 0, "score": 0.0, "of": number}
     (Path(folder) / f"pid-{number}").write_text(str(os.getpid()))
@@ -141,8 +143,8 @@ def test_a_trial_that_fails_says_why_and_one_that_dies_goes_on_from_its_checkpoi
 
 def test_an_interrupted_search_leaves_no_process(tmp_path: Path) -> None:
     class Interrupted(Heard):
-        def on_look(self, number: int, look: Look, checkpoint: Path | None) -> None:
-            super().on_look(number, look, checkpoint)
+        def on_report(self, number: int, look: TrialReport, checkpoint: Path | None) -> None:
+            super().on_report(number, look, checkpoint)
             if len(self.looks) == 2:
                 raise KeyboardInterrupt
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from brayx.replay.files import Dataset
-from brayx.trainer.competition import Look as Reported
+from brayx.trainer.competition import TrialReport
 from pipelines.tune import _by_whole_path, parser, tune
 from pipelines.tune_trial import Spec, train_trial
 from tests.leaning import leaning
@@ -28,7 +28,7 @@ PPO = {"num_envs": 4, "unroll_length": 20, "epochs": 1, "network.hidden": [8]}
 class Look:
     """What one report said, with a copy of its checkpoint."""
 
-    numbers: Reported
+    numbers: TrialReport
     folder: Path
 
     @property
@@ -55,7 +55,7 @@ def looks_at(
     """Every report of a trial."""
     looks: list[Look] = []
 
-    def report(numbers: Reported, checkpoint: Path) -> None:
+    def report(numbers: TrialReport, checkpoint: Path) -> None:
         copy = folder / f"{number}-{len(looks)}"
         shutil.copytree(checkpoint, copy)
         looks.append(Look(numbers, copy))
