@@ -16,8 +16,7 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from brayx import clock
-from brayx.errors import AgentError, BrayxError, DeadlineExceeded, StartupError
+from brayx.errors import BrayxError, StartupError
 from brayx.faults import AGENTS_LOGGER
 from brayx.logs import one_line
 from brayx.ports import check_ports
@@ -34,7 +33,7 @@ from pipelines.progress import Progress, error_lines
 from pipelines.result import STEPS_THIS_RUN, TrainResult, end_reason, promote
 from pipelines.shutdown import INTERRUPTED_S, Deadline, running_parts
 from pipelines.sources import Sources
-from pipelines.watching import Losses, Pace, Patience, Silence, last_of
+from pipelines.watching import Watch, last_of
 
 if TYPE_CHECKING:
     from brayx.actor.agent import State
@@ -339,15 +338,11 @@ class _Training:
         """Shows progress until the learner's stream is over.
 
         Raises:
-            AgentError: errors take too large a share of the games or fragments.
-            StartupError: no data arrives, only errors.
-            DeadlineExceeded: enough data arrives, but the learner makes no update.
-            BrayxError: a source failed, or a rollout failed more often than its options allow.
+            BrayxError: a source failed, or a rollout failed more often than its options allow; or as `Watch.look`.
         """
         learned = [self.job.buffers[name] for name in self.config.buffers]
-        pace = Pace(max(buffer.batch_size * buffer.unroll_length for buffer in learned), clock.now)
-        patience, silence = Patience(clock.now), Silence(games.num, clock.now)
-        losses = Losses(self.config.max_lost_share, clock.now)
+        enough = max(buffer.batch_size * buffer.unroll_length for buffer in learned)
+        watch = Watch(self.progress, self.learner, games, self.rollouts, enough, self.config.max_lost_share)
         while not self.learner.wait(_LOOK_S):
             self.clerk.check()
             failed = [*self.sources.errors, *(each.error for each in self.rollouts if each.error is not None)]
@@ -356,25 +351,7 @@ class _Training:
             if self.sources.done and not games.num and not self.rollouts:
                 for name in self.config.buffers:
                     self.buffers[name].end(drain=True)
-            numbers = self.numbers.snapshot()
-            errors = error_lines(numbers, self.numbers.notes())
-            messages = [*games.messages, *(line for rollout in self.rollouts for line in rollout.messages)]
-            last = messages[-1] if messages else ""
-            if hint := silence.hint(numbers):
-                self.progress.say(f"{hint}; {games}; the newest message of one: {last or 'none'}")
-            workers = sum(rollout.running for rollout in self.rollouts)
-            self.progress.update(numbers, gamecores=games.running, workers=workers, note=last, errors=errors)
-            if silence.is_over(numbers):
-                raise StartupError(f"{silence.verdict()}; {games}; the newest message of one: {last or 'none'}")
-            failures = games.failures + sum(rollout.failures for rollout in self.rollouts)
-            if patience.is_over(numbers, failures):
-                raise StartupError(patience.verdict(numbers, "; ".join(errors) or last))
-            if losses.is_over(numbers):
-                raise AgentError(losses.verdict(errors))
-            if pace.is_over(numbers):
-                raise DeadlineExceeded(pace.verdict(numbers))
-            if hint := pace.hint(numbers):
-                self.progress.say(f"{hint}; the learner {self.learner.state()}")
+            watch.look(self.numbers.snapshot(), self.numbers.notes())
 
     def _game_failed(self, line: str) -> None:
         self.numbers.add("gamecores_failed", 1.0, note=one_line(line))

@@ -22,32 +22,37 @@ from rich.table import Table
 from rich.text import Text
 
 from brayx import clock
-from brayx.books import FAILED_IN_WINDOW, GAMES_IN_WINDOW
+from brayx.books import (
+    FAILED_IN_WINDOW,
+    FRAGMENTS_IN_WINDOW,
+    GAMES_IN_WINDOW,
+    LOST_IN_WINDOW,
+    OVERLOADED_IN_WINDOW,
+)
 from brayx.metrics import significant
-from pipelines.watching import lost_of
 
 _LINE_EVERY_S = 5.0
 _COUNTED = ("errors", "fragments", "games", "gamecores")
 
 
 def number(value: float | None, form: str = ",.0f") -> str:
-    """A metric for people; one that there is not yet, or that is none, is a dash."""
+    """A metric as text; a dash if it is missing or NaN."""
     return "-" if value is None or math.isnan(value) else format(value, form)
 
 
 def _pace(numbers: Mapping[str, float]) -> tuple[str, str]:
-    """What is played, and its rate: ticks through the door, or steps of environments without one."""
+    """Title and value of the rate: ticks through the door, or environment steps without a door."""
     what, name = ("ticks/s", "ticks_per_s") if numbers.get("ticks_per_s") else ("steps/s", "env_steps_per_s")
     return what, number(numbers.get(name))
 
 
 def milliseconds(value: float | None) -> str:
-    """A metric in seconds, as `number`."""
+    """A metric in seconds as text in milliseconds."""
     return number(None if value is None else value * 1e3, ".2f")
 
 
 def _dropped(numbers: Mapping[str, float]) -> str:
-    """Dropped transitions, and of these by reason; those of before a resumption have none."""
+    """Dropped transitions, in total and by reason; those from before a resume have no reason."""
     dropped = {name: value for name, value in numbers.items() if name.partition(".")[0] == "replay_dropped"}
     reasons = [f"{name.partition('.')[2]} {number(value)}" for name, value in sorted(dropped.items()) if "." in name]
     return number(sum(dropped.values())) + (f" ({', '.join(reasons)})" if reasons else "")
@@ -66,18 +71,17 @@ _WHAT = {
     "games_failed": "{games} failed ({label})",
     "gamecores_failed": "{gamecores} failed",
 }
-"""How many there were of each metric whose samples have notes."""
+"""Text of the count of each metric whose samples have notes."""
 
 
 def error_lines(numbers: Mapping[str, float], notes: Mapping[str, str]) -> list[str]:
-    """Losses by errors, a line for each cause: the count, and the newest with its location; then the share of
-    the newest games and fragments.
+    """Losses by errors, one line for each cause: the count, and the newest error with its location; then the lost share
+    of the newest games and fragments.
 
-    A resumed trial counts on, but its old errors have no note: they are not shown, as their bug may be mended by now.
-    The shares are of this run.
+    Errors from before a resume are not shown, since they may be fixed by now. The shares are of this run.
 
     Args:
-        numbers, notes: as `brayx.tracking.hub.Hub.snapshot` and `brayx.tracking.hub.Hub.notes` give them.
+        numbers, notes: from `brayx.tracking.hub.Hub.snapshot` and `brayx.tracking.hub.Hub.notes`.
     """
     lines = []
     for name, count in sorted(numbers.items()):
@@ -91,8 +95,21 @@ def error_lines(numbers: Mapping[str, float], notes: Mapping[str, str]) -> list[
     return [*lines, f"lost: {', '.join(shares)}"] if shares else lines
 
 
+def lost_of(numbers: Mapping[str, float]) -> list[tuple[str, float, float]]:
+    """Lost and total numbers of the newest games, and of the newest fragments.
+
+    Games that failed because of load do not count as lost.
+    """
+    get = numbers.get
+    failed = get(FAILED_IN_WINDOW, 0.0)
+    return [
+        ("games", failed - get(OVERLOADED_IN_WINDOW, 0.0), failed + get(GAMES_IN_WINDOW, 0.0)),
+        ("fragments", get(LOST_IN_WINDOW, 0.0), get(FRAGMENTS_IN_WINDOW, 0.0)),
+    ]
+
+
 def mean_return(numbers: Mapping[str, float]) -> str:
-    """The mean return of the newest games, and how many those are."""
+    """The mean return of the newest games, and their number."""
     get = numbers.get
     mean, games, failed = get("episode_return.last100", math.nan), get(GAMES_IN_WINDOW, 0.0), get(FAILED_IN_WINDOW, 0.0)
     of = f"{games:.0f} {'game' if games == 1 else 'games'}" + (f", {failed:.0f} failed" if failed else "")
@@ -105,7 +122,7 @@ class Progress:
     Args:
         title: first line of the panel; without one, the first line of all.
         num_steps: env steps that make the bar full.
-        target: return that training aims at; None for none.
+        target: return that training aims at; None: none.
         log_interval: updates between two lines, where there is no terminal to draw on; None: 5 s.
         console: where to draw; default: standard error, so that standard output stays for results.
     """
@@ -149,7 +166,7 @@ class Progress:
             self._live.stop()
 
     def pause(self) -> None:
-        """Leaves the terminal to a debugger's prompt, until the clock is not held any more."""
+        """Leaves the terminal to a debugger's prompt while the clock is held."""
         with self._drawing:
             if self._live is not None:
                 self._live.stop()
@@ -171,10 +188,10 @@ class Progress:
         """Shows the newest numbers.
 
         Args:
-            numbers: as of `brayx.tracking.hub.Hub.snapshot`.
-            gamecores: game processes alive.
+            numbers: from `brayx.tracking.hub.Hub.snapshot`.
+            gamecores: running game processes.
             workers: running rollout workers.
-            note: one line to show below, after what could not be written.
+            note: line at the bottom, after failed writes.
             errors: lines to show in red: `error_lines`.
         """
         with self._drawing:
@@ -223,8 +240,8 @@ class Progress:
         table = Table.grid(padding=(0, 2), expand=False)
         for _ in range(4):
             table.add_column(justify="right", style="dim")
-            table.add_column(justify="left", min_width=9)
-        sessions = f"{number(get('sessions_active'))} of {gamecores} gamecores"
+            table.add_column(justify="left", min_width=8)
+        sessions = f"{number(get('sessions_active'))} from {gamecores} gamecore{'s' * (gamecores != 1)}"
         players = ("workers", f"{workers}") if workers and not gamecores else ("sessions", sessions)
         target = f" / {self._target:g}" if self._target is not None else ""
         table.add_row(

@@ -24,7 +24,7 @@ from brayx.cluster.directory import stop_directory
 from brayx.cluster.hub import numbers_of
 from brayx.cluster.named import end_actor
 from brayx.cluster.start import nodes_and_own
-from brayx.errors import AgentError, BrayxError, ConfigError, DeadlineExceeded, StartupError
+from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, StartupError
 from brayx.logs import one_line
 from brayx.tracking import Trial, initialise, tracking_uri
 from brayx.tracking.store import sqlite_path
@@ -40,7 +40,7 @@ from pipelines.result import STEPS_THIS_RUN, TrainResult, end_reason, mark_unfin
 from pipelines.scale import hub_name, tell_where
 from pipelines.shutdown import INTERRUPTED_S, Deadline, running_parts
 from pipelines.sources import Sources
-from pipelines.watching import Losses, Pace, Patience, Silence, last_of
+from pipelines.watching import Watch, last_of
 
 if TYPE_CHECKING:
     from brayx.cluster.learner import Learner
@@ -108,9 +108,9 @@ def check_store_reachable(uri: str, in_process: bool, nodes: Iterable[Mapping[st
     """Makes sure that a learner on any machine of the cluster can reach the tracking store.
 
     Args:
-        uri: of the tracking store.
+        uri: URI of the tracking store.
         in_process: whether the learner is in this process; otherwise Ray places it.
-        nodes: as `ray.nodes` tells of them.
+        nodes: as from `ray.nodes`.
         here: id of this process's node.
 
     Raises:
@@ -255,7 +255,8 @@ def train_on(
                 if rollouts.num:
                     progress.say(f"{rollouts.num} rollout workers step environments")
                 enough, share = largest * config.num_workers, config.max_lost_share
-                _watch(progress, hub, learned, learner, games, sources, rollouts, enough, share)
+                watch = Watch(progress, learner, games, [rollouts], enough, share)
+                _watch(watch, hub, learned, learner, sources, rollouts, games_play=games.num > 0, say=progress.say)
                 seconds = time.monotonic() - began
             steps = rollouts.collected.steps
             with end.paused():
@@ -357,64 +358,41 @@ def _wait_for_weights(url: str, learner: Learner, model: str, progress: Progress
 
 
 def _watch(
-    progress: Progress,
+    watch: Watch,
     hub: Any,
     buffers: Sequence[RemoteBuffer],
     learner: Learner,
-    games: Gamecores,
     sources: Sources,
     rollouts: Rollouts,
-    batch_steps: int,
-    max_lost_share: float | None,
+    *,
+    games_play: bool,
+    say: Callable[[str], None],
 ) -> None:
-    """Shows progress until the learner's stream is over; ends the stream when no more data can arrive.
-
-    Args:
-        batch_steps: transitions of one update of all ranks.
-        max_lost_share: as for `Losses`.
+    """Watches until the learner's stream is over; ends the stream when no more data can arrive.
 
     Raises:
-        AgentError: errors take too large a share of the games or fragments.
-        StartupError: no data arrives, only errors; or the learner publishes no weights.
-        DeadlineExceeded: enough data arrives, but the learner makes no update.
-        BrayxError: a source failed, or a rollout failed permanently.
+        StartupError: the learner publishes no weights.
+        BrayxError: a source failed, or a rollout failed permanently; or as `Watch.look`.
     """
-    patience, pace, began = Patience(), Pace(batch_steps), time.monotonic()
-    silence, losses = Silence(games.num), Losses(max_lost_share)
+    began = time.monotonic()
     while learner.running:
         if sources.errors:
             raise sources.errors[0]
         if rollouts.error is not None:
             raise rollouts.error
-        messages = [*games.messages, *rollouts.messages]
         with contextlib.suppress(DeadlineExceeded):  # a buffer is slow, or being restarted
             for buffer in buffers:
-                if sources.done and not games.num and not rollouts.num:
+                if sources.done and not games_play and not rollouts.num:
                     # Again each time: a buffer that restarted has forgotten it.
                     buffer.shards.end(drain=True, timeout_s=2.0)
                 if buffer.shards.stopped(2.0):
                     return
         for line in rollouts.answer(hub):
-            progress.say(line)
+            say(line)
         if (found := numbers_of(hub)) is not None:
-            numbers, notes = found
-            errors = error_lines(numbers, notes)
-            if "policy_version" not in numbers and time.monotonic() - began > _READY_TIMEOUT_S:
+            if "policy_version" not in found[0] and time.monotonic() - began > _READY_TIMEOUT_S:
                 raise StartupError(f"no weights came within {_READY_TIMEOUT_S:g} s; the learner {learner.state()}")
-            last = messages[-1] if messages else ""
-            progress.update(numbers, gamecores=games.running, workers=rollouts.running, note=last, errors=errors)
-            if hint := silence.hint(numbers):
-                progress.say(f"{hint}; {games}")
-            if silence.is_over(numbers):
-                raise StartupError(f"{silence.verdict()}; {games}; the newest message: {last or 'none'}")
-            if patience.is_over(numbers, games.failures + rollouts.failures):
-                raise StartupError(patience.verdict(numbers, "; ".join(errors) or last))
-            if losses.is_over(numbers):
-                raise AgentError(losses.verdict(errors))
-            if pace.is_over(numbers):
-                raise DeadlineExceeded(pace.verdict(numbers))
-            if hint := pace.hint(numbers):
-                progress.say(f"{hint}; the learner {learner.state()}")
+            watch.look(*found)
         time.sleep(0.25)
 
 

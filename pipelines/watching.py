@@ -1,6 +1,6 @@
-"""Distinguishes a stuck training from a slow one, by the trial's newest numbers.
+"""Watches a training by its newest numbers: shows them, and gives up one that is stuck or loses too much.
 
-Knows nothing of where the numbers come from, nor of the consequences.
+Knows nothing of where the numbers come from.
 """
 
 from __future__ import annotations
@@ -9,38 +9,32 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from brayx.books import (
-    FAILED_IN_WINDOW,
-    FRAGMENTS_IN_WINDOW,
-    GAMES_IN_WINDOW,
-    LOST_IN_WINDOW,
-    OVERLOADED_IN_WINDOW,
-)
-from brayx.errors import DeadlineExceeded
+from brayx import clock as deadlines
+from brayx.errors import AgentError, DeadlineExceeded, StartupError
+from pipelines.progress import Progress, error_lines, lost_of
 
 if TYPE_CHECKING:
     from brayx.trainer.loop import Summary
 
 FIRST_STEP_TIMEOUT_S = 20.0
 NEXT_STEP_TIMEOUT_S = 180.0
-"""How long only errors may come instead of env steps: longer once some have come, since a replica may be restarting."""
+"""Longest time with errors and no env steps. After the first step it is longer, since a replica may be restarting."""
 _HINT_S = 60.0
-"""Time without an update until a line says what it waits for."""
+"""Time without an update after which a line explains what the learner waits for."""
 STALLED_TIMEOUT_S = 600.0
-"""How long the learner may take for one update of what has come: no less than ranks take that have to start again.
-
-So long, too, may it take to end once its stream is over."""
+"""Longest time for an update once its data is there, and for the end of the learner once its stream is over. Ranks that
+restart need less."""
 _REQUESTS = ("sessions_started", "ticks", "requests_refused")
-"""What comes through the door. Env steps may come from rollouts, which have none."""
+"""Metrics of requests at the door. Env steps alone do not show requests: they may come from rollouts."""
 _LOST_S = 10.0
-"""For so long too large a share must be lost, as a replica may be restarting;"""
+"""Time for which too large a share must be lost before training stops, since a replica may be restarting."""
 _FEW = 8
-"""and at least this number of games or fragments."""
+"""Least number of lost games or fragments that stops a training."""
 _TROUBLE = ("requests_refused", "fragments_dropped", "replay_dropped")
 
 
 class Patience:
-    """Tells a job that cannot learn from one that is slow: no env steps, and errors all the while.
+    """Distinguishes a job that cannot learn from a slow one: it has errors and no env steps.
 
     Args:
         clock: seconds, for tests.
@@ -57,8 +51,8 @@ class Patience:
         """Whether to give up.
 
         Args:
-            numbers: the hub's newest.
-            failures: how many gamecores have ended in failure so far.
+            numbers: the hub's newest numbers.
+            failures: number of gamecores that have failed so far.
         """
         steps = numbers.get("env_steps", 0.0)
         trouble = failures + _sum_of(_TROUBLE, numbers)
@@ -69,7 +63,7 @@ class Patience:
         return trouble > self._trouble_then and self._clock() - self._since > self._limit_s
 
     def verdict(self, numbers: Mapping[str, float], last: str) -> str:
-        """One line for people: what came instead of env steps, and the newest error."""
+        """The error message: the counts of errors, and the newest error."""
         came = ", ".join(f"{name} {value:.0f}" for name, value in numbers.items() if name.split(".")[0] in _TROUBLE)
         waited = f"no env step has arrived for {self._clock() - self._since:.0f} s"
         return f"{waited}, only errors ({came or 'gamecores ended'}); the last: {last or 'see the log'}"
@@ -79,7 +73,7 @@ class Silence:
     """Detects gamecores that run but do not connect: a wrong URL, or a game that waits for something.
 
     Args:
-        gamecores: how many the job starts; with none, games come by themselves, at any time.
+        gamecores: number of gamecores that the job starts.
         clock: seconds, for tests.
     """
 
@@ -108,7 +102,7 @@ class Silence:
         return self.verdict() if self._hinted else ""
 
     def verdict(self) -> str:
-        """One line for people."""
+        """The error message."""
         return (
             f"no request has come to the door for {self._clock() - self._since:.0f} s: does the game connect to the "
             "URL of its command, and by the protocol of that URL? `brayx doctor URL` tries the door"
@@ -116,10 +110,10 @@ class Silence:
 
 
 class Losses:
-    """Tells when errors take too large a share of the games or fragments.
+    """Detects errors that take too large a share of the games or fragments.
 
     Args:
-        max_share: ``trainer.max_lost_share``; None: any share will do.
+        max_share: ``trainer.max_lost_share``; None: any share is allowed.
         clock: seconds, for tests.
     """
 
@@ -138,22 +132,9 @@ class Losses:
         return self._since is not None and self._clock() - self._since >= _LOST_S
 
     def verdict(self, errors: Sequence[str]) -> str:
-        """One line for people; ``errors`` as of `pipelines.progress.error_lines`."""
+        """The error message; ``errors`` are from `pipelines.progress.error_lines`."""
         why = "; ".join(errors) or "see the log"
         return f"errors take more than trainer.max_lost_share {self._max_share:g} allows: {why}"
-
-
-def lost_of(numbers: Mapping[str, float]) -> list[tuple[str, float, float]]:
-    """Of the newest games and of the newest fragments: how many errors have taken, and of how many.
-
-    Load is no error.
-    """
-    get = numbers.get
-    failed = get(FAILED_IN_WINDOW, 0.0)
-    return [
-        ("games", failed - get(OVERLOADED_IN_WINDOW, 0.0), failed + get(GAMES_IN_WINDOW, 0.0)),
-        ("fragments", get(LOST_IN_WINDOW, 0.0), get(FRAGMENTS_IN_WINDOW, 0.0)),
-    ]
 
 
 def _sum_of(metrics: Sequence[str], numbers: Mapping[str, float]) -> float:
@@ -162,10 +143,10 @@ def _sum_of(metrics: Sequence[str], numbers: Mapping[str, float]) -> float:
 
 
 class Pace:
-    """Tells a learner that hangs from one that waits for games: enough has come for an update, and none follows.
+    """Distinguishes a learner that hangs from one that waits for games: enough data has come, and no update follows.
 
     Args:
-        batch_steps: transitions that are enough for an update.
+        batch_steps: transitions that an update needs.
         clock: seconds, for tests.
     """
 
@@ -209,12 +190,36 @@ class Pace:
         return ""
 
     def verdict(self, numbers: Mapping[str, float]) -> str:
-        """One line for people."""
+        """The error message."""
         since = self._clock() - (self._since or 0.0)
         return (
             f"the learner hangs: {numbers.get('env_steps', 0.0) - self._steps_then:.0f} env steps have come since its "
             f"update {numbers.get('updates', 0.0):.0f}, enough for the next one {since:.0f} s ago"
         )
+
+
+class Players(Protocol):
+    """What plays: the job's gamecores, or a rollout, on any host."""
+
+    @property
+    def failures(self) -> int:
+        """How often one has failed so far."""
+
+    @property
+    def messages(self) -> Sequence[str]:
+        """The newest lines about failures."""
+
+    @property
+    def running(self) -> int:
+        """How many are alive."""
+
+
+class Games(Players, Protocol):
+    """The job's gamecores; as a text, what each was started with."""
+
+    @property
+    def num(self) -> int:
+        """How many the job starts; 0: games connect by themselves, at any time."""
 
 
 class Learner(Protocol):
@@ -225,6 +230,67 @@ class Learner(Protocol):
 
     def state(self) -> str:
         """Its state, in a few words."""
+
+
+class Watch:
+    """One training under watch.
+
+    Args:
+        progress: shows the numbers.
+        learner: explains in its own words what it is waiting for.
+        games: the job's gamecores.
+        rollouts: what else plays.
+        batch_steps: transitions that an update needs.
+        max_lost_share: as for `Losses`.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        learner: Learner,
+        games: Games,
+        rollouts: Sequence[Players],
+        batch_steps: int,
+        max_lost_share: float | None,
+    ) -> None:
+        self._progress = progress
+        self._learner = learner
+        self._games = games
+        self._rollouts = rollouts
+        self._patience, self._silence = Patience(deadlines.now), Silence(games.num, deadlines.now)
+        self._pace, self._losses = Pace(batch_steps, deadlines.now), Losses(max_lost_share, deadlines.now)
+
+    def look(self, numbers: Mapping[str, float], notes: Mapping[str, str]) -> None:
+        """Shows the newest numbers, and ends a training that cannot go on.
+
+        Args:
+            numbers, notes: from `brayx.tracking.hub.Hub.snapshot` and `brayx.tracking.hub.Hub.notes`.
+
+        Raises:
+            AgentError: errors take too large a share of the games or fragments.
+            StartupError: no data arrives, only errors; or no game connects.
+            DeadlineExceeded: enough data arrives, but the learner makes no update.
+        """
+        games, say = self._games, self._progress.say
+        errors = error_lines(numbers, notes)
+        messages = [message for players in (games, *self._rollouts) for message in players.messages]
+        last = messages[-1] if messages else ""
+        newest = f"{games}; the newest message of one: {last or 'none'}"
+        if hint := self._silence.hint(numbers):
+            say(f"{hint}; {newest}")
+        workers = sum(rollout.running for rollout in self._rollouts)
+        self._progress.update(numbers, gamecores=games.running, workers=workers, note=last, errors=errors)
+        if self._silence.is_over(numbers):
+            raise StartupError(f"{self._silence.verdict()}; {newest}")
+        failures = games.failures + sum(rollout.failures for rollout in self._rollouts)
+        if self._patience.is_over(numbers, failures):
+            raise StartupError(self._patience.verdict(numbers, "; ".join(errors) or last))
+        if self._losses.is_over(numbers):
+            raise AgentError(self._losses.verdict(errors))
+        if self._pace.is_over(numbers):
+            raise DeadlineExceeded(self._pace.verdict(numbers))
+        if hint := self._pace.hint(numbers):
+            say(f"{hint}; the learner {self._learner.state()}")
 
 
 def last_of(learner: Learner) -> Summary:
