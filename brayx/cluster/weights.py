@@ -65,7 +65,7 @@ async def fetch_weights(store: StoreHandle, version: int, timeout_s: float = MAR
             except GetTimeoutError:
                 longest_s *= 2  # large weights may take longer between nodes
 
-    weights: Weights = await answer_with_retry(call, timeout_s, f"{WEIGHT_STORE} (version {version})")
+    weights: Weights = await answer_with_retry(call, timeout_s, WEIGHT_STORE)
     return weights
 
 
@@ -214,14 +214,14 @@ class WeightSubscriber:
                     await self._poll(0.0)
                     standing, _ = await self._store.standing.remote()
                 if self._refused:
-                    raise StartupError(f"no weights to begin with: version {self._version} was not taken")
+                    raise StartupError(f"no initial weights: version {self._version} was refused")
                 if self._version > 0 or standing == 0:
                     break
                 why = f"has lost version {standing}, the newest, and no process has restored it"
             except (RayError, TimeoutError) as error:
                 why = f"does not answer: {first_line(error) or type(error).__name__}"
             if time.monotonic() > ends:
-                raise StartupError(f"no weights to begin with in {timeout_s:g} s: the weight store {why}")
+                raise StartupError(f"no initial weights within {timeout_s:g} s: the weight store {why}")
             await asyncio.sleep(_AGAIN_AFTER_S)
         self._task = asyncio.get_running_loop().create_task(self._follow())
         return self._version

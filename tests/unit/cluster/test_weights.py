@@ -99,7 +99,7 @@ async def test_nor_with_weights_that_are_not_taken(at_once):
         raise MemoryError
 
     subscriber = WeightSubscriber(store, take, relayed=False)
-    with pytest.raises(StartupError, match="version 5 was not taken"):
+    with pytest.raises(StartupError, match="version 5 was refused"):
         await subscriber.start_abreast(timeout_s=5)
     assert not subscriber.running
 
@@ -166,7 +166,7 @@ async def test_a_fetch_that_ray_leaves_hanging_is_made_again_with_a_reference_of
     monkeypatch.setattr(weights_module.ray, "get", ray_get)
     store = SimpleNamespace(get=SimpleNamespace(remote=get))
     assert await fetch_weights(store, 3) == {"w": "comes"}
-    with pytest.raises(DeadlineExceeded, match=r"the weight store \(version 3\) did not answer in 0\.05 s"):
+    with pytest.raises(DeadlineExceeded, match=r"the weight store did not answer in 0\.05 s"):
         await fetch_weights(SimpleNamespace(get=SimpleNamespace(remote=hanging)), 3, timeout_s=0.05)
 
 
