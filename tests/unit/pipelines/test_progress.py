@@ -56,10 +56,18 @@ def test_a_panel_on_a_terminal() -> None:
         "123.4 (0 games) / 475",
         "12,345",
         "0.42 / 5.10",
-        "of 8 gamecores",
+        "from 8 gamecores",
         "a gamecore ended",
     ):
         assert part in shown
+
+
+def test_one_gamecore_may_play_several_sessions() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=120, force_terminal=True, color_system=None)
+    with Progress("t", num_steps=1, console=console) as progress:
+        progress.update({**NUMBERS, "sessions_active": 8}, gamecores=1)
+    assert "8 from 1 gamecore " in out.getvalue()
 
 
 def test_no_numbers_yet() -> None:
