@@ -100,7 +100,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
     """Builds a replica's models, agents and connections, in its own process.
 
     Args:
-        spec: what to build.
+        spec: the spec of the replica.
         handles: Serve handles of the models that are placed ``remote``.
     """
     pool: Any = _PoolHub(spec.pool) if spec.pool is not None and spec.pool.writes_results else None
@@ -266,8 +266,8 @@ def application(spec: ActorSpec, *, name: str, directory: str) -> serve.Applicat
     """The Serve application of ``spec``: the actor deployment, and one deployment for each remote model.
 
     Args:
-        spec: what its replicas build.
-        name: of the actor deployment.
+        spec: the spec of its replicas.
+        name: name of the actor deployment.
         directory: name of the session directory's Ray actor.
     """
     handles = {

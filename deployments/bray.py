@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 DEFAULT = object()
-"""As one of `Same.values`: the option keeps its default."""
+"""Value in `Same.values`: the option keeps its default."""
 
 
 class Same(NamedTuple):
     """An option of Bray that has another name here, or other values.
 
     Attributes:
-        path: of our option in the component, dotted.
+        path: dotted path of our option in the component.
         values: our values by Bray's, where they differ.
-        only: Bray's option has no values but these.
+        only: the only values that Bray's option has.
     """
 
     path: str
@@ -82,7 +82,7 @@ OPTIONS: dict[str, dict[str, Same | str]] = {
         "batch_kind": "columns of fragments are stacked by the buffer; nothing to choose",
     },
 }
-"""By kind of component ("": the top of the file) and Bray's name: our option, or what to write instead."""
+"""Our option, or advice what to write instead, by kind of component ("": the top of the file) and Bray's name."""
 
 OTHER_UNITS: dict[str, dict[str, str]] = {
     "trainer": {
@@ -94,7 +94,7 @@ OTHER_UNITS: dict[str, dict[str, str]] = {
         "`buffer.unroll_length`",
     },
 }
-"""By kind and name: options that Bray has too, and whose numbers have another unit there."""
+"""Options that Bray has too, but with another unit, by kind and name."""
 
 MESSAGES = ("tick_input_proto", "tick_output_proto")
 """Options of an actor that Bray's files may have next to any ``serialize``; only ``proto`` uses them."""

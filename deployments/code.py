@@ -22,7 +22,7 @@ def check_code(job: JobConfig, actors: Iterable[str], *, mode: Literal["train", 
         mode: sources, rollouts and renders are needed for training only.
 
     Raises:
-        ConfigError: names the file, the key, and the missing module, class or function.
+        ConfigError: something is missing; the message names the file, the key, and the module, class or function.
     """
     for place, key, module, attribute in _named(job, actors, mode):
         try:

@@ -1,4 +1,4 @@
-"""A job as one YAML file: read, overridden, validated, and refused with file, line, key and the nearest right name.
+"""Reads a job from one YAML file, and validates it. Errors name the file, line, key and the nearest right name.
 
 The top of the file names the project and the trial; every other key is a component with a ``kind``. The options of a
 kind are a pydantic model next to the code that they configure; this file only joins them. Knows nothing of running a

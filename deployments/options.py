@@ -88,7 +88,7 @@ def _fields(part: BaseModel, values: Mapping[str, Any], depth: int) -> Iterator[
 
 
 def _option(name: str, value: Any, doc: str, depth: int) -> list[str]:
-    """One line where the comment fits behind the value, else the comment above it."""
+    """The option and its comment: on one line if that fits, else the comment above."""
     line = f"{'  ' * depth}{name}: {_flow(value)}"
     if doc and len(line) + len(doc) + 4 <= _WIDTH:
         return [f"{line}  # {doc}"]

@@ -31,11 +31,11 @@ _FRAME_MS = 50
 
 
 class EpisodeRenderer:
-    """Chooses every ``every``-th session and has its game drawn when it ends.
+    """Draws the game of every ``every``-th session when it ends.
 
     Args:
         draw: starts to draw a game with its return in another thread or process; returns the future.
-        every: sessions from one drawing to the next.
+        every: number of sessions from one drawing to the next.
     """
 
     def __init__(self, draw: Callable[[list[State], float | None], Future[Any]], *, every: int) -> None:
@@ -45,7 +45,7 @@ class EpisodeRenderer:
         self._drawing: Future[Any] | None = None
 
     def __call__(self) -> Callable[[list[State], float | None], None] | None:
-        """At a session's start: what to do with its states and its game's return; None: nothing."""
+        """Called at a session's start: returns a function for its states and its game's return; None: draw nothing."""
         self._sessions += 1
         return self._draw if (self._sessions - 1) % self._every == 0 else None
 
@@ -59,7 +59,7 @@ class EpisodeRenderer:
 def drawing_in_ray(
     renders: Mapping[str, tuple[str, str]], folder: str, trial: Trial
 ) -> Callable[[list[State], float | None], Future[Any]]:
-    """Has games drawn in Ray tasks; arguments as of `draw_episode`."""
+    """Draws games in Ray tasks; arguments as for `draw_episode`."""
     import ray
 
     task: Any = ray.remote(num_cpus=0, max_retries=0)(draw_episode)
@@ -67,7 +67,7 @@ def drawing_in_ray(
 
 
 def log_failure(drawing: Future[Any]) -> None:
-    """Says in the log that a drawing failed as a whole: its process died, or the trial took no file."""
+    """Logs that a drawing failed as a whole: its process died, or the trial did not accept the file."""
     error = drawing.exception()
     if error is not None:
         logger.error("an episode could not be drawn: %s: %s", type(error).__name__, error)
@@ -82,11 +82,11 @@ def draw_episode(
 
     Args:
         episode: the states of a game.
-        returned: its return, if an agent recorded one.
+        returned: return of the game, if an agent recorded one.
         renders: ``(module, function)`` by component name; a function takes ``list[State]`` and returns an image
             ``[height, width, 3]`` uint8, or a list of images, which becomes an animation.
         folder: where modules are looked up first.
-        trial: where the pictures go.
+        trial: trial that gets the pictures.
     """
     saved = []
     steps = trial.metrics().get(CHARTS["env_steps"], 0.0)

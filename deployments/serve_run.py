@@ -33,7 +33,7 @@ def serve_run(argv: Sequence[str] = (), host: str = "", port: int = 0) -> Iterat
 
     Args:
         argv: command line; empty: of this process.
-        host, port: where Serve listens; empty: Serve's defaults.
+        host, port: address of Serve; empty: Serve's defaults.
 
     Raises:
         SystemExit: with the message of a typed error; with ``BRAYX_TRACEBACK`` set, the error itself comes instead.

@@ -50,7 +50,7 @@ def translate(values: dict[str, Any], known: Known) -> Iterator[tuple[Loc, str]]
 def unit_notes(values: Mapping[str, Any], known: Known) -> list[tuple[Loc, str]]:
     """The place and the meaning of each option that has another unit in Bray, if the job has options of Bray.
 
-    Arguments as of `translate`, which must not have changed the values yet.
+    Arguments as for `translate`, which must not have changed the values yet.
     """
     parts = list(_parts(values, known))
     if not any(name in part and name not in known[kind] for _, kind, part in parts for name in OPTIONS.get(kind, {})):

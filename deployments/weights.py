@@ -1,4 +1,4 @@
-"""Where the weights of served models come from: a registered version, by an alias or a number. Imports no Ray."""
+"""Sources of the weights of served models: a registered version, by an alias or a number. Imports no Ray."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger("ray.serve")
 
 @dataclass(frozen=True)
 class WeightSource:
-    """Where a model's weights come from: a weight store, a checkpoint, or neither: as built.
+    """The source of a model's weights: a weight store, a checkpoint, or neither (as built).
 
     Attributes:
         store: name of the weight store's Ray actor.
@@ -63,7 +63,7 @@ def registered(sources: Mapping[str, WeightSource], followed: Mapping[str, Colle
     """The registered versions that a new session may get, by model: ``models:/NAME/VERSION``; none: it is as built.
 
     Args:
-        sources: of every model.
+        sources: source of every model.
         followed: the versions of those that are served by an alias.
     """
     versions = {name: followed.get(name, [source.version or 0]) for name, source in sources.items()}
@@ -74,7 +74,7 @@ def registered(sources: Mapping[str, WeightSource], followed: Mapping[str, Colle
 
 
 def _followed(config: ModelConfig, reference: str) -> Followed | None:
-    """How to follow the alias of a model served by ``reference``; None: a fixed version, or a frozen engine."""
+    """Options to follow the alias of a model served by ``reference``; None: a fixed version, or a frozen engine."""
     name, _, alias = reference.removeprefix("models:/").partition("@")
     if not alias or config.follow_s is None or config.engine in FROZEN:
         return None

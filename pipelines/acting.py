@@ -1,6 +1,6 @@
-"""Models that act but are not trained here: a registered version of each, or the model as built.
+"""Models that act but are not trained here: each a registered version, or the model as built.
 
-Knows nothing of doors, sessions or what is learned.
+Knows nothing of doors, sessions or learning.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def acting_from(
     sink: Recorder,
     fetch: Callable[[int], Awaitable[Weights]] | None = None,
 ) -> ActingModel:
-    """The model component ``name`` of a job with the weights that ``source`` names.
+    """Builds the model component ``name`` of a job, with the weights that ``source`` names.
 
     Args:
-        as_dict: the job as its ``build_model`` gets it.
-        sink, fetch: as of `ActingModel`.
+        as_dict: the job, as passed to ``build_model``.
+        sink, fetch: as for `ActingModel`.
 
     Raises:
         BrayxError: the model cannot be built, or the weights cannot be read or do not fit.

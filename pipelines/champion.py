@@ -45,7 +45,7 @@ def register_best(
 ) -> tuple[int, str]:
     """Registers a checkpoint; returns its version and a message for the user.
 
-    The message has the checkpoint's own env steps and return, and the last one's where that is another.
+    The message has the checkpoint's env steps and return, and those of the last checkpoint if it is another.
     """
     mean, games = significant(best.metrics[BEST_METRIC]), f"{best.metrics.get(GAMES_OF_BEST, math.nan):.0f}"
     played = f"mean return {mean} over {games} games after {best.step:,} env steps"
@@ -85,7 +85,7 @@ def _champion(name: str, uri: str) -> PoolEntry | None:
 
 
 def _return_of(tags: Mapping[str, str]) -> float:
-    """The return in a version's tags; NaN, with which every comparison is false, if it cannot be read."""
+    """The return in a version's tags; NaN if it cannot be read, so that every comparison is false."""
     try:
         return float(tags["return"])
     except (KeyError, ValueError):

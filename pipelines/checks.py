@@ -30,10 +30,10 @@ _SCRIPTS = (".py", ".sh", ".js", ".jar")
 def check_job(job: JobConfig) -> tuple[str, Layout]:
     """The name of the job's actor, and the layout of its model's observations and actions.
 
-    The name is empty for a job without one, whose data come from rollouts or sources alone.
+    The name is empty if the job's data come from rollouts or sources only.
 
     Raises:
-        ConfigError, ModelError: names what is missing or wrong, or what would fit.
+        ConfigError, ModelError: something is missing or does not fit; the message names it.
     """
     name = actor_of(job)
     check_code(job, [name] if name else [], mode="train")
@@ -44,10 +44,10 @@ def check_job(job: JobConfig) -> tuple[str, Layout]:
 def check_gamecores(job: JobConfig) -> None:
     """Checks that the gamecores' programs and scripts exist.
 
-    A word of a command is taken for a script if it ends as one (``.py``, ``.sh``, ``.js``, ``.jar``) and is no option.
+    A word of a command is a script if it ends with ``.py``, ``.sh``, ``.js`` or ``.jar`` and is not an option.
 
     Raises:
-        ConfigError: names the component, the command and the missing file.
+        ConfigError: a file is missing; the message names the component, the command and the file.
     """
     path = environment()["PATH"]
     for name, actor in job.actors.items():
@@ -63,13 +63,13 @@ def check_gamecores(job: JobConfig) -> None:
 
 
 def check_learning(job: JobConfig) -> Layout:
-    """Checks that the model can be learned, and from the data of the job's rollouts and sources.
+    """Checks that the model can be learned from the data of the job's rollouts and sources.
 
     Returns:
         The layout of the model's observations and actions.
 
     Raises:
-        ConfigError, ModelError: names what is wrong, or what would fit.
+        ConfigError, ModelError: something does not fit; the message names it.
     """
     from brayx.trainer.fits import layout_of
 

@@ -50,7 +50,7 @@ _NICE = 5
 
 
 class _Save(NamedTuple):
-    """A checkpoint on its way."""
+    """A checkpoint that is about to be saved."""
 
     folder: Path
     step: int
@@ -67,7 +67,7 @@ class Clerk:
 
     Args:
         project, name: names of the trial.
-        uri: tracking store, as of `tracking_uri`.
+        uri: tracking store, as from `tracking_uri`.
         params: the trial's params.
         resume: resume an unfinished trial of that name.
         kept: newest checkpoints kept, in addition to the best.
@@ -368,7 +368,7 @@ def may_resume(uri: str, project: str, name: str) -> bool:
 
 
 class _Desk:
-    """The process's side."""
+    """The side of the clerk's process: answers requests."""
 
     def __init__(self) -> None:
         self._trial: Trial | None = None

@@ -91,7 +91,7 @@ def _raise_once(number: int, frame: FrameType | None) -> None:
 
 
 def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
-    """An interrupt that came where nothing may be raised (logging's hook of a fork, a finaliser) is not lost there."""
+    """Repeats an interrupt that arrived where nothing can be raised: in a finaliser, or in logging's hook of a fork."""
     if not isinstance(unraisable.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(unraisable)
         return
@@ -263,11 +263,11 @@ def _training_options(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def _announced(config: str, interrupted: str) -> Iterator[None]:
-    """Prints a first line before the imports, which take seconds; and when an interrupt came that left no result.
+    """Prints a line before the imports, which take seconds, and another one if an interrupt leaves no result.
 
     Args:
         config: the job's file.
-        interrupted: when an interrupt comes, unless it has a note of that.
+        interrupted: line for an interrupt, unless the exception has a note.
     """
     try:
         print(f"{config}: checking the job ...", file=sys.stderr, flush=True)

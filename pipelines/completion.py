@@ -25,9 +25,9 @@ def script(parser: argparse.ArgumentParser, shell: str, own: Mapping[str, argpar
     """A script that completes ``brayx``: ``source <(brayx completion bash)``.
 
     Args:
-        parser: of the command, with its subcommands.
+        parser: parser of the command, with its subcommands.
         shell: one of `SHELLS`.
-        own: parsers of the subcommands that ``parser`` has by name only, by their words: ``gamecore gym``.
+        own: parsers of subcommands that ``parser`` has by name only, by their words, such as ``gamecore gym``.
     """
     commands, *_ = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     cases = "\n".join(

@@ -1,7 +1,7 @@
-"""``make demo``: the main job from nothing to a champion that is served and played against.
+"""``make demo``: trains a champion, serves it, and plays games against it.
 
-Trains CartPole through the door, registers the champion, serves it, plays games against it through the HTTP door, and
-prints what to type next.
+It trains CartPole through the door, registers and serves the champion, plays the games through the HTTP door, and
+prints the next commands.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ PASSING_RETURN = 475.0
 _ENV_ID = "CartPole-v1"
 _SERVE_FILE = "serve_config.yaml"
 _EVALUATION_SEED = 1_000_000
-"""Of the final games. The gamecores' seeds are their numbers from 0 on: with one of those, these games would begin as
-games did that the agent was trained on."""
+"""Seed of the final games. Gamecores use their numbers from 0 on as seeds, so a low seed would repeat games that the
+agent was trained on."""
 
 Serve = Callable[[TrainResult], "contextlib.AbstractContextManager[str]"]
 """A context that serves the trained model; its value is the URL of the HTTP door."""
@@ -123,6 +123,6 @@ def _served(config: str, uri: str) -> str:
 
 
 def _command(name: str) -> str:
-    """How to call this environment's ``name`` from here: by its path, unless the environment is activated."""
+    """The command that calls this environment's ``name``: its path, unless the environment is activated."""
     path = Path(sys.executable).parent / name
     return name if shutil.which(name) == str(path) else os.path.relpath(path)

@@ -48,7 +48,7 @@ class Evaluation:
 
     @property
     def mean(self) -> float:
-        """Their mean."""
+        """Mean return of the finished games."""
         return statistics.fmean(self.returns)
 
     def __repr__(self) -> str:
@@ -104,7 +104,7 @@ def evaluate(
     own = credentials(keys_file, key)
     _check_listening(url)
     if bool(env_id) == bool(gamecore):
-        raise ConfigError("either a Gymnasium id or the command of a gamecore is played")
+        raise ConfigError("expected either a Gymnasium id or the command of a gamecore")
     processes = min(at_once, games)
     shares = [games // processes + (index < games % processes) for index in range(processes)]
     variables: dict[str, str] = {}
@@ -168,7 +168,7 @@ def play(
         timeout_s: deadline for the next such line, and for the end of a gamecore that has closed its output.
         clock: returns seconds, for tests.
         on_game: as for `evaluate`.
-        variables: of their environment, besides this process's.
+        variables: environment variables of the gamecores, in addition to this process's.
 
     Raises:
         StartupError: as for `evaluate`.
@@ -215,7 +215,7 @@ class _Player:
     Args:
         command: words of its command line.
         share: number of games to play; 0: it plays until it ends.
-        variables: as of `play`.
+        variables: as for `play`.
     """
 
     def __init__(self, command: Sequence[str], share: int, variables: Mapping[str, str]) -> None:
@@ -300,12 +300,12 @@ def _return_in(line: bytes) -> float | None:
 def draw_curve(
     points: Sequence[tuple[int, float]], *, title: str, target: float | None = None, x_axis: str = "env_steps"
 ) -> Figure:
-    """The curve of a trial.
+    """Draws the curve of a trial.
 
     Args:
         points: ``(env steps, mean return of the last 100 games)``.
-        title: above the axes.
-        target: drawn as a dashed line.
+        title: title of the picture.
+        target: return, drawn as a dashed line.
         x_axis: x axis of the points, if not env steps.
 
     Raises:

@@ -1,6 +1,6 @@
 """The Python front: `brayx.train`, `brayx.serve` and `brayx.evaluate`, as the commands of these names.
 
-A job is the path of its YAML file, or the name of a shipped one (``cartpole.yaml``). Knows nothing of how they are run.
+A job is the path of its YAML file, or the name of a shipped one (``cartpole.yaml``). Knows nothing of how jobs run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def train(
     """Trains a job to its end, and registers the best checkpoint.
 
     Args:
-        job: path of its YAML.
+        job: path of the job's YAML.
         overrides: options of this run: ``{"trainer.num_steps": 50_000}``.
         trial: name of the MLflow run; None: the job's.
         resume: continue an interrupted trial of that name.
@@ -58,12 +58,12 @@ def serve(
     """Serves the champion of a job's project in this process, until ``close()`` or the end of a ``with`` block.
 
     Args:
-        job, overrides, tracking: as of `train`.
-        actor: which of the job's actors; it may stay empty when there is one.
-        models: which version each model serves: ``{"model": "models:/cartpole/3"}``.
+        job, overrides, tracking: as for `train`.
+        actor: name of the job's actor; may be empty if there is only one.
+        models: version that each model serves: ``{"model": "models:/cartpole/3"}``.
 
     Raises:
-        ConfigError, StartupError, TrackingError: as of `pipelines.serving.Serving`.
+        ConfigError, StartupError, TrackingError: as for `pipelines.serving.Serving`.
     """
     from brayx.tracking import tracking_uri
     from pipelines.serving import Serving
@@ -79,10 +79,10 @@ def evaluate(service: str | Serving, env_id: str = "", **options: Any) -> Evalua
     Args:
         service: base URL of its door, or the result of `serve`.
         env_id: Gymnasium id; empty: the option ``gamecore`` has the command of another game.
-        options: as of `pipelines.evaluate.evaluate`: ``games``, ``at_once``, ``seed``, ``gamecore`` and others.
+        options: as for `pipelines.evaluate.evaluate`: ``games``, ``at_once``, ``seed``, ``gamecore`` and others.
 
     Raises:
-        ConfigError, StartupError: as of `pipelines.evaluate.evaluate`.
+        ConfigError, StartupError: as for `pipelines.evaluate.evaluate`.
     """
     from pipelines.evaluate import evaluate as play
 

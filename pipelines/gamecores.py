@@ -229,13 +229,16 @@ def filled(command: str, urls: Mapping[str, str], *, door: str, index: int) -> l
         if mark not in command:
             continue
         if name not in urls:
-            raise StartupError(f"gamecore {command!r} plays by {name}, and open are: {', '.join(urls) or 'no doors'}")
+            raise StartupError(
+                f"gamecore {command!r} plays by {name}, which is not open; open doors: {', '.join(urls) or 'no doors'}"
+            )
         words = [word.replace(mark, urls[name]) for word in words]
     return words
 
 
 def environment() -> dict[str, str]:
-    """The environment with this interpreter's scripts (``brayx`` among them) first on the path, one thread a game."""
+    """Environment variables of a game: this interpreter's scripts, such as ``brayx``, come first on the path, and
+    libraries use one thread."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 

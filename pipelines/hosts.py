@@ -19,12 +19,12 @@ Ingress = Literal["haproxy", "serve"]
 
 
 def cluster_of(job: JobConfig, cluster: str | None) -> str | None:
-    """Where a job runs: None in this process, else the address of a Ray cluster, empty to start one here.
+    """Chooses where a job runs: None: in this process; else the address of a Ray cluster, empty to start one here.
 
-    Prints one line if the job goes to a cluster that no one named.
+    Prints one line if the job needs a cluster and none was named.
 
     Args:
-        job: to run.
+        job: the job to run.
         cluster: value of the user's ``--cluster``; None: not given.
 
     Raises:
@@ -55,10 +55,10 @@ def train(job: JobConfig, *, cluster: str | None = None, ingress: Ingress = "hap
     """Runs a training job to its end.
 
     Args:
-        job: to run.
+        job: the job to run.
         cluster: address of a Ray cluster to join, empty to start one; None: in this process, if that can run the job.
-        ingress: of Serve, on a Ray that is started here.
-        options: ``trial_name``, ``resume``, ``tracking``, ``log_interval``: as of `pipelines.train.train`.
+        ingress: Serve's ingress, if Ray is started here.
+        options: ``trial_name``, ``resume``, ``tracking``, ``log_interval``: as for `pipelines.train.train`.
 
     Raises:
         BrayxError: the job could not be started, or its learner failed for good.

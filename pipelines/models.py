@@ -21,7 +21,7 @@ def build_model(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, tuple[
     """The networks for the environment of the rollout that acts with model ``name``, and for its trainer.
 
     Args:
-        name: of the model component.
+        name: name of the model component.
         config: the whole job as plain dicts.
 
     Raises:

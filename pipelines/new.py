@@ -1,4 +1,4 @@
-"""``brayx new``: makes a project's folder that trains without changes, from a template.
+"""``brayx new``: makes a project's folder from a template; it trains without changes.
 
 Knows nothing of running a job. Imports nothing slow, since the command line asks it for names.
 """
@@ -26,9 +26,9 @@ def new_project(name: str, template: str, parent: str | Path = ".") -> list[Path
     """Makes the folder ``name``; returns its files.
 
     Args:
-        name: of the project, its folder and its modules: small letters, digits and underscores.
+        name: name of the project, its folder and its modules: small letters, digits and underscores.
         template: one of `KINDS`.
-        parent: folder to make it in.
+        parent: folder that gets the new one.
 
     Raises:
         ConfigError: no such template, a name that no module can have, or a folder that already exists.

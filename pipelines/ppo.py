@@ -46,7 +46,7 @@ class _Option(NamedTuple):
     """An option of the command line.
 
     Attributes:
-        name: on the command line, with ``_`` for ``-``.
+        name: name on the command line, with ``_`` for ``-``.
         default: value without the option, unless a preset has another; `_OWN`: the default of its config.
         parse: makes the value from its text.
         text: help text.
@@ -242,7 +242,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def options(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Every option by name: as given, else of the preset, else the default."""
+    """Every option by name: from the command line, else from the preset, else the default."""
     given = vars(parser().parse_args(argv))
     rest = {
         "distributed": True, "preset": "plain", "device": "cpu", "trial": None, "new": False, "tracking": None,
@@ -283,10 +283,10 @@ def training_of(chosen: Mapping[str, Any]) -> Training:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Trains; 0, or 130 if it was interrupted.
+    """Trains; returns 0, or 130 if it was interrupted.
 
     Raises:
-        BrayxError: it could not.
+        BrayxError: the training failed.
     """
     chosen = options(argv)
     check_env(chosen["env"])
@@ -298,7 +298,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _local(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """In this process."""
+    """Trains in this process."""
     stop = threading.Event()
     _on_interrupt(stop.set)
     began = _process_began()
@@ -325,7 +325,7 @@ def _local(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _on_interrupt(stop: Callable[[], None]) -> None:
-    """Has an interrupt end training in order, once: what still hangs when the command's time is over is killed."""
+    """Makes the first interrupt end training in order. Processes that still run at the deadline are killed."""
 
     def interrupted(*_: object) -> None:
         for number in numbers:
@@ -357,7 +357,7 @@ def _configs(chosen: Mapping[str, Any]) -> tuple[PPOConfig, Training]:
     """PPO's options and all others.
 
     Raises:
-        ConfigError: one of them cannot be; named as on the command line.
+        ConfigError: an option is invalid; the message names it as on the command line.
     """
     from pydantic import ValidationError
 
@@ -371,13 +371,13 @@ def _configs(chosen: Mapping[str, Any]) -> tuple[PPOConfig, Training]:
 
 
 def _names(chosen: Mapping[str, Any]) -> tuple[str, str]:
-    """Of the project and of the trial in MLflow."""
+    """Names of the project and of the trial in MLflow."""
     project = chosen["env"].replace("/", " ")
     return project, chosen["trial"] or f"ppo {project} seed {chosen['seed']}"
 
 
 def _distributed(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Over a Ray cluster."""
+    """Trains on a Ray cluster."""
     began = _process_began()
     from pipelines.distributed import train_distributed
 
@@ -458,7 +458,7 @@ def _progress(every: int, total: int) -> Callable[[int, int, Mapping[str, float]
 
 
 def _process_began() -> float:
-    """When this process began, on the monotonic clock."""
+    """Start of this process, on the monotonic clock."""
     import psutil
 
     return time.monotonic() - (time.time() - psutil.Process().create_time())

@@ -1,6 +1,6 @@
 """Defaults of `pipelines.ppo --preset tuned`, by environment.
 
-Found by trying on two cores, for wall time: many environments and large minibatches. Knows nothing of the command line.
+Tuned on two cores for wall time: many environments and large minibatches. Knows nothing of the command line.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "Atari games": _ATARI,
 }
-"""By Gymnasium id; one for all Atari games."""
+"""Presets by Gymnasium id; all Atari games share one."""
 
 
 def preset_for(env: str) -> dict[str, Any]:
-    """The options for an environment.
+    """The preset of an environment.
 
     Raises:
         ConfigError: there are none.
@@ -69,4 +69,4 @@ def preset_for(env: str) -> dict[str, Any]:
 
     if is_atari(env):
         return _ATARI
-    raise ConfigError(f"no preset for {env!r}: there are ones for {', '.join(PRESETS)}", env=env)
+    raise ConfigError(f"no preset for {env!r}; there are presets for {', '.join(PRESETS)}", env=env)

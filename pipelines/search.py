@@ -30,17 +30,17 @@ from brayx.nets.soft import NETWORK
 _NETWORK = "network."
 _INNER = "reinforcement."
 _CLONING = {"evaluation_episodes": 20}
-"""Cloning plays no games while it learns: these compare its trials."""
+"""Evaluation games that compare trials of cloning, which plays none while it learns."""
 _NOT_SEARCHED = {"network", "total_steps", "seed", "target_return", "checkpoint_interval"}
 
 
 @dataclass(frozen=True)
 class Domain:
-    """Where values of one option come from.
+    """The domain of one option's values.
 
     Attributes:
         kind: ``choice``, ``uniform``, ``loguniform``, or ``randint``.
-        arguments: the choices; or the least and the largest value, of whole numbers the largest included.
+        arguments: the choices; or the least and the largest value (included, for whole numbers).
     """
 
     kind: str
@@ -63,13 +63,13 @@ class Domain:
             raise ConfigError(f"{self}: expected whole numbers", key="search")
 
     def draw(self, rng: random.Random) -> Any:
-        """A value."""
+        """Draws a value."""
         return _DRAW[self.kind](rng, *self.arguments)
 
     @property
     def extremes(self) -> tuple[Any, ...]:
-        """Values that are right where all are: every choice, or both ends; of an even spread one between them, too,
-        since ends may be whole or yes and no where what is drawn is neither."""
+        """Values to check in place of all: every choice, or both ends. For ``uniform`` also one value in between, since
+        the ends may be whole numbers, and a drawn value is not."""
         if self.kind not in ("uniform", "loguniform"):
             return self.arguments
         low, high = self.arguments
@@ -88,14 +88,14 @@ _DRAW: dict[str, Callable[..., Any]] = {
 }
 
 Space: TypeAlias = Mapping[str, Domain | Any]
-"""By option: where its values come from, or the one value of all trials."""
+"""The domain of each option, or one value for all trials."""
 
 
 def parse(lines: Sequence[str]) -> dict[str, Domain | Any]:
     """A space from lines such as ``learning_rate=loguniform(1e-4, 1e-2)``.
 
     Raises:
-        ConfigError: quotes the line.
+        ConfigError: a line cannot be parsed; the message quotes it.
     """
     space: dict[str, Domain | Any] = {}
     for line in lines:
@@ -125,7 +125,7 @@ def arguments(algorithm: str, values: Mapping[str, Any]) -> tuple[AlgorithmConfi
 
     Args:
         algorithm: its name, such as ``ppo``, or the module of the user's own, in the current folder.
-        values: of the options.
+        values: values of the options.
 
     Raises:
         ConfigError: there is no such algorithm or option (names the nearest), or a value is out of range.
@@ -165,13 +165,13 @@ def arguments(algorithm: str, values: Mapping[str, Any]) -> tuple[AlgorithmConfi
 def check(
     algorithm: str, space: Space, fits: Callable[[AlgorithmConfig, Training], None] = lambda algorithm, training: None
 ) -> None:
-    """Makes sure that any draw can be trained with: every choice, and of every range both ends and a number
-    between, each with each other's.
+    """Checks that every draw can be trained: all combinations of every choice, and of both ends of every range and a
+    number in between.
 
     Args:
         algorithm: its name.
-        space: that is drawn from.
-        fits: raises where the options of a draw do not go together.
+        space: the space of the search.
+        fits: raises if the options of a draw do not fit each other.
 
     Raises:
         ConfigError: as `arguments` and ``fits``; or no option is searched.

@@ -1,4 +1,4 @@
-"""A job's actor served by this process: registered versions act behind the job's doors, and aliases are followed.
+"""Serves a job's actor in this process: registered versions act behind the job's doors, and aliases are followed.
 
 The same pool, arms and doors as under ``serve run``, without Ray. Knows nothing of training.
 """
@@ -44,16 +44,16 @@ _RECORD_S = 1.0
 
 
 class Serving:
-    """An actor of a job, served from its construction to `close`; a context.
+    """Serves an actor of a job from its construction to `close`; a context manager.
 
     Its models act with torch until their engines are built.
 
     Args:
-        job: that was trained.
+        job: the job that was trained.
         uri: tracking URI of the registry.
-        actor: name of the component; it may stay empty when there is one.
-        models: which version each model serves, as `deployments.actor.ServeArgs.models`.
-        say: gets a line once a model acts with its engine, or says why it keeps acting with torch.
+        actor: name of the component; may be empty if there is only one.
+        models: version that each model serves, as for `deployments.actor.ServeArgs.models`.
+        say: called with a line when a model acts with its engine, or why it keeps acting with torch.
 
     Attributes:
         actor: name of the actor.

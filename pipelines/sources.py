@@ -56,8 +56,8 @@ def check_sources(
         lag = job.buffers[source.buffer].max_policy_lag
         if lag is not None:
             raise ConfigError(
-                f"source {name!r} fills {source.buffer!r}, whose max_policy_lag is {lag}: what a source gives has "
-                "policy version 0, and would be dropped; leave it out, or give the source a buffer of its own",
+                f"source {name!r} fills {source.buffer!r}, whose max_policy_lag is {lag}: a source's data has "
+                "policy version 0 and would be dropped; leave it out, or give the source a buffer of its own",
                 source=name,
             )
         if source.path is not None:

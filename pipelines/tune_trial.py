@@ -143,11 +143,11 @@ class Player:
     """Plays games with a cloning trial's model: the same ones at every comparison, and in all trials.
 
     Args:
-        spec: what all trials have in common.
-        algorithm, training: options of this one.
+        spec: common settings of all trials.
+        algorithm, training: options of this trial.
 
     Attributes:
-        reached: set once a mean return was the target.
+        reached: set once a mean return reached the target.
     """
 
     def __init__(self, spec: Spec, algorithm: AlgorithmConfig, training: Training) -> None:
@@ -177,7 +177,7 @@ class Player:
         return made
 
     def play(self) -> float:
-        """The mean return."""
+        """Plays the games; returns their mean return."""
         from brayx.engines.torch import module_weights
         from brayx.rollout.evaluate import evaluate
 

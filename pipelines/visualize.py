@@ -77,15 +77,14 @@ def curve(trial: Trial, metric: str, against: str) -> Curve:
 
 
 def _history(trial: Trial, metric: str) -> list[tuple[int, int, float]]:
-    """When each value was written (Unix time in ms: those that were written together have one), at which step, and
-    the value; in order."""
+    """Time (Unix, in ms; equal for values that were written together), step and value of each point, in order."""
     with telling(f"cannot read metric {metric!r} of trial {trial.name!r}"):
         points = client_of(trial.uri).get_metric_history(trial.run_id, metric)
     return sorted((point.timestamp, point.step, point.value) for point in points)
 
 
 def draw(curves: Sequence[tuple[str, Curve]], *, metric: str, against: str) -> Figure:
-    """One line a curve, with its label in the legend."""
+    """Draws one line per curve, with its label in the legend."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -111,10 +110,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draws, and prints the picture's path; 0.
+    """Draws the curves, and prints the picture's path; returns 0.
 
     Raises:
-        BrayxError: it could not.
+        BrayxError: the picture could not be drawn.
     """
     options = parser().parse_args(argv)
     uri = tracking_uri(options.tracking)

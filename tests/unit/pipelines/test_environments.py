@@ -121,7 +121,7 @@ HEADS = "reward_heads: [{gamma: 0.9}, {gamma: 0.99}]"
         ("CartPole-v1", "{name: bc}", "'bc' imitates recorded steps, .* without: ppo, impala$"),
         ("Pendulum-v1", "{name: bc}", "'bc' imitates recorded steps, .* without: ppo, impala, sac$"),
         ("CartPole-v1", "{name: mixed}", "'mixed' imitates demonstrations, but no data is marked as such"),
-        ("CartPole-v1", f"{{name: ppo, {HEADS}}}", "has reward_heads, and nothing here gives"),
+        ("CartPole-v1", f"{{name: ppo, {HEADS}}}", "has reward_heads, and no data here has"),
     ],
 )
 def test_an_algorithm_that_does_not_fit_is_refused_before_anything_starts(

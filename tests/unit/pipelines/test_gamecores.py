@@ -155,7 +155,7 @@ def test_each_door_has_a_placeholder_and_what_each_gamecore_was_given_is_told(tm
     assert (
         filled("game {grpc_url}", {**URLS, "grpc": "grpc://127.0.0.1:2"}, door="ws", index=0)[1] == "grpc://127.0.0.1:2"
     )
-    with pytest.raises(StartupError, match="plays by tcp, and open are: http, ws"):
+    with pytest.raises(StartupError, match="plays by tcp, which is not open; open doors: http, ws"):
         filled("game {tcp_url}", URLS, door="ws", index=0)
     each = [GamecoreConfig(command="game {url}", num=4), GamecoreConfig(command="game {http_url}", num=2)]
     assert str(Gamecores(each, URLS, tmp_path)) == (

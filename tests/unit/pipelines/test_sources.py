@@ -189,7 +189,7 @@ def test_a_buffer_that_drops_what_is_old_takes_no_source(tmp_path: Path, monkeyp
     check_sources(made)
     (buffer,) = made.buffers
     aged = JobConfig.load(tmp_path / "job.yaml", [f"{buffer}.max_policy_lag=1"])
-    with pytest.raises(ConfigError, match="max_policy_lag is 1: what a source gives has policy version 0"):
+    with pytest.raises(ConfigError, match="max_policy_lag is 1: a source's data has policy version 0"):
         check_sources(aged)
 
 
