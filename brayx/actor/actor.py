@@ -39,8 +39,8 @@ class Actor:
         """Reply to a tick that is late, running or not; None: there is none, wait for the tick.
 
         Args:
-            tick: its number.
-            body: its body.
+            tick: number of the tick.
+            body: body of the tick.
         """
         return None
 

@@ -161,11 +161,11 @@ def record(name: str, value: float, *, label: str = "", kind: Kind | str | None 
     """Records a sample of a metric: one of brayx's, or the game's own (``record("hp_left", 3, hero="knight")``).
 
     Args:
-        name: of the metric.
+        name: name of the metric.
         value: the sample.
         label: one short word that splits the metric.
         kind: how samples of the game's own metric combine, one of `brayx.metrics.Kind` by name (default: ``mean``).
-        **labels: further ones by name. A metric has 64 labels at most; samples under others count as ``other``.
+        **labels: further labels by name. A metric has 64 labels at most; samples under others count as ``other``.
 
     Raises:
         ConfigError: there is no such kind; or this is not called inside an agent's method or a trainer's hook.

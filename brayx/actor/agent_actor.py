@@ -40,7 +40,7 @@ _agents_logger = limited(AGENTS_LOGGER)
 _MOST_KEPT = 10_000
 _LAST_WORD_S = 1.0
 _LOAD = Overloaded | DeadlineExceeded
-"""Errors of a model that is full or late: load, not a bug of the hook that they end."""
+"""Errors of a model that is full or late. They show load, not a bug of the hook that they end."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,10 @@ class AgentActorFactory:
         config: the whole job as plain dicts; each agent gets it.
         services: the models, buffers and recorder that the agents reach.
         codec: format of tick bodies.
-        episode_length: transitions an episode is cut at; None for no cut.
-        keeper: called at each session's start; what it returns is given the session's states, all of them (the
-            newest `_MOST_KEPT`), and the game's return, if there is one, when it ends. None keeps nothing.
-        games: where the sessions of one game find each other's states. None: each session has its own.
+        episode_length: transitions an episode is cut at; None: no cut.
+        keeper: called at each session's start. It returns a function that gets all the session's states (at most the
+            newest `_MOST_KEPT`) and the game's return, if there is one, at the end; or None, to keep nothing.
+        games: shares states between the sessions of one game. None: each session has its own.
         arms: chooses each session's model versions, if models are served by an alias.
     """
 
@@ -361,7 +361,7 @@ class AgentActor(Actor):
     def _count(self, name: str, hook: str, error: BaseException) -> None:
         """Counts an exception of an agent's hook, with a note of its message and place, which the display shows.
 
-        Load is no error of the hook, but ends the game too.
+        Load is not an error of the hook, but it ends the game too.
         """
         if isinstance(error, _LOAD):
             self._fail(OVERLOADED, _note(name, hook, error))
@@ -373,7 +373,7 @@ class AgentActor(Actor):
         self._services.recorder.add("agent_errors", 1.0, label=hook, note=note)
 
     def _fail(self, label: str, note: str = "") -> None:
-        """Sets why the game fails, unless it has failed before."""
+        """Records why the game failed, unless it has failed before."""
         if self._failure is None:
             self._failure = label, note
 

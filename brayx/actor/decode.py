@@ -1,8 +1,8 @@
-"""From a policy's outputs to an action, one observation at a time, in NumPy.
+"""Turns a policy's outputs into an action, one observation at a time, in NumPy.
 
 One row of logits becomes one action and its log-probability, which PPO's ratio needs. The learner handles batches
-(`brayx.algorithms`). Written with `math` where rows are short, because a NumPy call costs
-more than a dozen Python operations. Knows nothing of agents or models.
+(`brayx.algorithms`). It uses `math` for short rows, because a NumPy call costs more than a
+dozen Python operations. Knows nothing of agents or models.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def sample_categorical(logits: np.ndarray, rng: random.Random, *, greedy: bool =
 
     Args:
         logits: ``[A]`` floats; ``-inf`` marks an action that is not allowed.
-        rng: source of randomness, one a session.
+        rng: source of randomness, one per session.
         greedy: take the most probable action instead.
 
     Returns:

@@ -124,7 +124,7 @@ class Seat:
     """A running session's place in its game; `Games.join` makes it.
 
     Attributes:
-        session: its id.
+        session: id of the session.
         waiters: the attributes that its agents wait for.
     """
 
@@ -199,9 +199,9 @@ class Games:
         """The seat of a session that begins; None: its id names no game, so it shares nothing.
 
         Args:
-            session: its id.
+            session: id of the session.
             tick: number of its first tick; not 0 when it began elsewhere.
-            agents: how many agents act in it.
+            agents: number of agents that act in it.
         """
         name = game_of(session)
         if not name:

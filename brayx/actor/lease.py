@@ -12,13 +12,13 @@ import time
 
 
 class Lease:
-    """A lease.
+    """The lease of one process.
 
     Args:
         ends: seconds of `time.monotonic`; infinite for a table without peers.
 
     Attributes:
-        ends: as given, or as renewed.
+        ends: the end as given or renewed.
         wanted: a request waits for the renewal; the renewal clears it.
     """
 

@@ -42,8 +42,8 @@ class Carried:
     """The part of `SessionModels` that moves with a session. Pickles.
 
     Attributes:
-        arms: its arm by model.
-        states: of each agent, the state by recurrent model.
+        arms: arm of the session, by model.
+        states: each agent's state, by recurrent model.
     """
 
     arms: Mapping[str, Any]
@@ -55,7 +55,7 @@ class SessionModels:
 
     Attributes:
         shared: services outside of ticks: pinned versions, without state.
-        arms: of the session, by model.
+        arms: arm of the session, by model.
     """
 
     def __init__(self, services: Services, arms: Mapping[str, ArmLike], pinned: Mapping[str, PinnedHandle]) -> None:

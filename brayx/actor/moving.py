@@ -28,7 +28,7 @@ class Snapshot:
     """State from which a session continues in another process.
 
     Attributes:
-        tick: how many ticks have been answered, which is the number of the next one if all are numbered.
+        tick: number of answered ticks, which is the number of the next one if all are numbered.
         seq: number of the next numbered tick.
         kept: reply to the previous numbered tick; a repeat gets it.
         actor: result of `Actor.snapshot`.

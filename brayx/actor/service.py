@@ -25,7 +25,7 @@ class Service:
     """Answers requests. A service implements `step` or `submit`; with `submit` a tick needs no task.
 
     Attributes:
-        cors: which origins' scripts may call its HTTP doors.
+        cors: origins whose scripts may call its HTTP doors.
     """
 
     cors = Cors()

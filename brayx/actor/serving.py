@@ -31,7 +31,7 @@ class Runtime:
 
     Attributes:
         make_actor: makes the actor of each session.
-        recorder: of the process.
+        recorder: recorder of the process.
         describe: JSON values for the status page, such as the policy version.
         close: coroutine functions that end what the actors use, in order, once the sessions have ended.
     """
@@ -46,11 +46,11 @@ class ActorService(Service):
     """The sessions of an actor in this process.
 
     Args:
-        runtime: the parts that they use.
+        runtime: the parts that the sessions use.
         config: the actor's options; its ``show_errors`` is set.
-        name: of the application, on the status page.
-        keys: that requests are signed with; None: every client is let in.
-        ownership: as of `SessionTable`.
+        name: name of the application, on the status page.
+        keys: keys that requests are signed with; None: every client is let in.
+        ownership: as for `SessionTable`.
         shared: other processes of the application open the same native ports.
     """
 
@@ -84,7 +84,7 @@ class ActorService(Service):
         self.answer(request, reply, forwarded)
 
     def answer(self, request: StepRequest, reply: Reply, forwarded: bool) -> None:
-        """Answers a request after its credentials were checked; arguments as of `submit`."""
+        """Answers a request after its credentials were checked; arguments as for `submit`."""
         self.table.submit(request, reply)
 
     def refused(self, error: BrayxError) -> None:

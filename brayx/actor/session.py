@@ -80,7 +80,7 @@ class Session:
     """One session. Its table makes it and runs `serve` in its task; doors never see it.
 
     Args:
-        session: its id.
+        session: id of the session.
         shared: shared state of the table's sessions.
         announced: its client's start said that it numbers its ticks.
         holder: name of the connection that holds it; empty: none. None: unknown, the first connection with a request

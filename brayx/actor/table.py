@@ -167,11 +167,11 @@ class SessionTable(Service):
         """Resumes a session that ran in another process; this process has claimed its id.
 
         Args:
-            name: its id.
-            snapshot: its newest snapshot.
-            request: its first request here: applied if the snapshot is exact, else answered with `SessionResumed`. A
+            name: id of the session.
+            snapshot: newest snapshot of the session.
+            request: first request here: applied if the snapshot is exact, else answered with `SessionResumed`. A
                 refused request still resumes the session, for its holder.
-            reply: as of `submit`; gets `SessionLost` if the actor cannot be restored.
+            reply: as for `submit`; gets `SessionLost` if the actor cannot be restored.
         """
         if name in self._sessions:
             self.submit(request, reply)

@@ -1,7 +1,7 @@
-"""Serve applications: started and awaited, or deleted, each within a deadline.
+"""Starts and deletes Serve applications, each within a deadline.
 
-Serve's own calls wait a minute, or for ever: for CPUs that no node has, or for a controller that hangs. Knows nothing
-of what an application serves. Tests: `tests/integration/test_remote_model_killed.py`.
+Serve's own calls wait a minute or forever, for CPUs that no node has or for a controller that hangs. Knows nothing of
+what an application serves. Tests: `tests/integration/test_remote_model_killed.py`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
 def start_application(
     application: serve.Application, name: str, route_prefix: str | None, until: float, *, what: str = ""
 ) -> None:
-    """Runs an application, in place of one of that name, and waits until all its replicas run.
+    """Runs an application, replacing one of that name, and waits until all its replicas run.
 
-    Starts Serve if it does not run; without an ingress if the application has no route.
+    Starts Serve if it does not run, without an ingress if the application has no route.
 
     Args:
-        application: to run.
-        name: of the application.
-        route_prefix: its path at Serve's ingress; None: none.
+        application: the application to run.
+        name: name of the application.
+        route_prefix: path of the application at Serve's ingress; None: none.
         until: deadline, on the monotonic clock.
         what: the application, for messages; empty: its name.
 
@@ -58,7 +58,7 @@ def start_application(
 
 
 def wait_for_route(what: str, until: float) -> None:
-    """Waits until every proxy of Serve's ingress knows the running applications; Serve publishes no call for that.
+    """Waits until every proxy of Serve's ingress knows the running applications; Serve has no public call for that.
 
     Args:
         what: the application, for the message.
@@ -76,7 +76,7 @@ def wait_for_route(what: str, until: float) -> None:
 
 
 def delete_application(name: str, timeout_s: float) -> bool:
-    """Deletes an application, so that its replicas hand over what they hold and end.
+    """Deletes an application, so that its replicas hand over their data and end.
 
     Returns:
         False if that took longer than ``timeout_s``, or if Serve's controller failed, which is logged. True if Serve
@@ -99,7 +99,7 @@ def delete_application(name: str, timeout_s: float) -> bool:
 
 
 def _why_not_running(name: str, what: str) -> str | None:
-    """The line in which Serve says why an application does not run yet; None: it runs.
+    """Serve's reason why an application does not run yet, in one line; None: it runs.
 
     Raises:
         StartupError: it failed.

@@ -54,8 +54,9 @@ class Taken(NamedTuple):
         refused: number of refused replays.
         why: reason of the first refusal.
         whole: number of replays, from the first, that are finished: taken, refused, or dropped.
-        part: how much of the next replay was taken before the room ran out: columns, or transitions of a fragment.
-        room: whether the buffer has room now.
+        part: size of the part of the next replay that was taken before the room ran out, in columns, or in transitions
+            of a fragment.
+        room: the buffer has room now.
         ended: the buffer takes no more.
     """
 
@@ -137,7 +138,7 @@ class BufferActor:
             replays: fragments and columns.
             drop: make room by dropping; otherwise wait for it.
             timeout_s: longest wait for room; at most 5 s.
-            places: where each was pushed, as ``FILE:LINE`` or empty, for the note of a refusal; none: unknown.
+            places: where each replay was pushed, as ``FILE:LINE`` or empty, for the note of a refusal; none: unknown.
         """
         deadline = time.monotonic() + min(timeout_s, MAX_WAIT_S)
         refused, why, note, whole, part = 0, "", "", 0, 0

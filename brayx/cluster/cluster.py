@@ -1,4 +1,4 @@
-"""The Ray cluster that a job runs on, with Serve's ingress if the job has a door: started and ended here, or joined.
+"""Starts and ends the Ray cluster that a job runs on, or joins one, with Serve's ingress if the job has a door.
 
 A local cluster takes the HAProxy ingress, because Serve's own proxy passes about 200 requests a second on two cores
 and HAProxy ten times as many (`benchmarks/ticks.py`). It listens on loopback unless the job says otherwise. Knows
@@ -38,8 +38,8 @@ def check_ingress(host: str, port: int, found_host: str | None, found_port: int)
     """Checks that the Serve of a joined cluster listens where the job's door must be.
 
     Args:
-        host, port: of the job's door; port 0 takes Serve's port.
-        found_host, found_port: where Serve listens; None: nowhere.
+        host, port: address of the job's door; port 0 takes Serve's port.
+        found_host, found_port: address of Serve; None: it does not listen.
 
     Raises:
         StartupError: it listens elsewhere, and Serve does not move while it runs.

@@ -131,7 +131,7 @@ class Directory:
         """Renews an owner's lease.
 
         Args:
-            owner: its id, new with every start of a replica.
+            owner: id of the owner, new with every start of a replica.
             address: URL at which peers reach it.
             sessions: all its sessions, if the last reply was None.
 
@@ -182,7 +182,7 @@ class Directory:
         """Assigns a session to an owner.
 
         Args:
-            session: its id.
+            session: id of the session.
             owner: the new owner.
             together: refuse if another living owner has the session's game.
 
@@ -266,7 +266,7 @@ class Directory:
         """Finds the living owner of a session; None if the session does not exist.
 
         Args:
-            session: its id.
+            session: id of the session.
             taker: the calling owner. If the session's owner is dead and left a snapshot, the caller gets the snapshot
                 and becomes the owner; if it repeats the call it gets the snapshot again. Empty: it takes no session.
             repeats: the request may repeat an earlier one with a lost reply.

@@ -26,9 +26,9 @@ class Draining:
     """The drain of one replica.
 
     Args:
-        service: its sessions and doors.
+        service: the replica's sessions and doors.
         park: as for `Session.move`.
-        application: its name in Serve.
+        application: name of the application in Serve.
         timeout_s: deadline for sessions that cannot be moved.
     """
 

@@ -1,4 +1,4 @@
-"""The trial's hub as a named actor, and what other processes use it for: to record, to read, to request.
+"""The trial's hub as a named actor, and other processes' access to it: they record and read metrics, and send requests.
 
 `brayx.tracking.hub.Hub` becomes a Ray actor in `create_hub`; `HubClient` is the recorder of a process. Samples cross as
 merged parts, so a busy process costs one small call each half second. Knows nothing of the recording code.
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ANSWER_S = 5.0
-"""Beyond the time in which the job must take a request: until it has answered."""
+"""Time for the job to answer, in addition to the time in which it must take a request."""
 _ANSWER_POLL_S = 0.1
 
 
 def create_hub(
     name: str, namespace: str, trial: Trial | None, *, interval_s: float = 1.0, x_axis: XAxis = "env_steps"
 ) -> Any:
-    """Starts the trial's hub as a named actor that Ray restarts; a restarted one goes on from the totals in MLflow.
+    """Starts the trial's hub as a named actor that Ray restarts; a restarted one continues from the totals in MLflow.
 
     It runs on the caller's node: the MLflow store may be a file there, whose path another machine does not have.
 
@@ -48,7 +48,7 @@ def create_hub(
 
 
 def get_hub(name: str, namespace: str) -> Any:
-    """The hub of that name.
+    """Finds the hub of that name.
 
     Raises:
         TrackingError: there is none.
@@ -70,7 +70,7 @@ def numbers_of(hub: Any, timeout_s: float = 2.0) -> tuple[dict[str, float], dict
 
 
 def end_hub(hub: Any, timeout_s: float) -> tuple[dict[str, float], dict[str, str]]:
-    """Has a hub write what is left, and gives its last snapshot and notes; empty ones if it does not answer in time."""
+    """Makes a hub write the rest; returns its last snapshot and notes, or empty ones if it does not answer in time."""
     from brayx.cluster.named import result_or
 
     numbers, notes = result_or(({}, {}), [hub.close.remote(), hub.notes.remote()], timeout_s)
@@ -78,7 +78,7 @@ def end_hub(hub: Any, timeout_s: float) -> tuple[dict[str, float], dict[str, str
 
 
 def take_requests(hub: Any, timeout_s: float = 2.0) -> list[tuple[str, Any]]:
-    """What `ask_job` has put into a hub since the last call, by key; none while the hub is slow or being restarted."""
+    """Requests that `ask_job` has put into a hub since the last call, by key; none while the hub is slow."""
     from brayx.cluster.named import result_or
 
     found: list[tuple[str, Any]] = result_or([], hub.take.remote(), timeout_s)
@@ -89,9 +89,9 @@ def ask_job(hub: str, namespace: str, request: Any, timeout_s: float) -> Any:
     """Puts a request into a trial's hub, for the process that runs the trial's job, and waits for the answer.
 
     Args:
-        hub, namespace: of the hub.
-        request: what `Inbox.take` gives to the job.
-        timeout_s: for the job to take the request; later it takes it no more.
+        hub, namespace: name and namespace of the hub.
+        request: the request, which the job gets from `Inbox.take`.
+        timeout_s: deadline for the job to take the request; it does not take it later.
 
     Raises:
         TrackingError: there is no such hub.
@@ -121,7 +121,7 @@ class HubClient(Recorder):
     hub is slow or being restarted, parts merge here and take no more room.
 
     Args:
-        handle: the hub's; None: there is none, as in a server without a trial.
+        handle: handle of the hub; None: there is none, as in a server without a trial.
         interval_s: seconds between hand-overs.
     """
 

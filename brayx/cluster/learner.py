@@ -1,4 +1,4 @@
-"""Where the learner runs: in a thread of the job, or in the ranks of a `TorchTrainer`. Same loop, same checkpoints.
+"""Runs the learner in a thread of the job, or in the ranks of a `TorchTrainer`, with the same loop and checkpoints.
 
 Only `LearnerSpec` travels; each process opens the buffer, the weight store, the hub and the trial by name. Knows
 nothing of algorithms.
@@ -140,7 +140,7 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks, numbers: Trial
 
     Args:
         spec: the learner's settings.
-        batches: what it learns from.
+        batches: the batches to learn from.
         ranks: the learner's ranks, of which this process is one.
         numbers: recorder of this process.
 
@@ -213,7 +213,7 @@ def _acknowledged(buffer: str, namespace: str) -> Generator[Batch]:
 
 
 def learned_model(spec: LearnerSpec) -> tuple[nn.Module, tuple[Any, ...]]:
-    """Module and example arguments from the user's ``build_model``.
+    """Calls the user's ``build_model``; returns the module and its example arguments.
 
     Raises:
         ConfigError: ``build_model`` is missing or returned something else; names the fault.

@@ -50,7 +50,7 @@ class ModelClient(ModelProxy):
         max_queue: most forwards that wait here; further ones are refused.
         deadline_s: a forward without a result after this long fails.
         max_calls: most concurrent calls; one per replica keeps all of them busy.
-        on_batch: as in `Batcher`, for calls to the deployment.
+        on_batch: as for `Batcher`, for calls to the deployment.
     """
 
     def __init__(

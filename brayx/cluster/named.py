@@ -1,4 +1,4 @@
-"""Named actors: created, found, ended, and called within a deadline and across a restart; one of them is a lock.
+"""Creates, finds and ends named actors, and calls them within a deadline and across restarts; one of them is a lock.
 
 Ray's errors become brayx's here. Knows nothing of what the actors do.
 """
@@ -24,7 +24,7 @@ from brayx.cluster import NAMESPACE
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError, first_line
 
 WEIGHT_STORE = "the weight store"
-"""The actor that most callers mean, in messages."""
+"""Name in messages of the actor that most callers use."""
 
 ANSWER_S = 30.0
 """Default time limit of a call."""
@@ -32,21 +32,21 @@ ANSWER_S = 30.0
 _AWAY_S = 0.1
 _DIED_S = 0.2
 _DIED_TIMES = 3
-"""An actor has ended for good after so many reports of its death: a caller whose call was under way gets such a report
-also of an actor that is being restarted."""
+"""Number of reports of an actor's death after which it has ended for good. A call in flight gets such a report even if
+the actor is being restarted."""
 _LOCK_RETRY_S = 0.05
 
 
 def named_actor(kind: type, name: str, namespace: str | None = NAMESPACE, **options: Any) -> Any:
-    """A named actor that takes no CPU, that Ray restarts, and of which there is one per name.
+    """Makes the class of a named actor: it takes no CPU, Ray restarts it, and there is one per name.
 
     Args:
         kind: class of the actor.
-        name, namespace: of the actor; None: the caller's namespace.
-        options: of Ray's actors, in place of these defaults.
+        name, namespace: name and namespace of the actor; None: the caller's namespace.
+        options: options for Ray's actor, in place of these defaults.
 
     Returns:
-        An actor class of Ray; its ``remote(...)`` starts the actor, or finds it, and gives the handle.
+        An actor class of Ray; its ``remote(...)`` starts the actor, or finds it, and returns the handle.
     """
     actor: Any = ray.remote(kind)
     defaults: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "get_if_exists": True}
@@ -62,7 +62,7 @@ def find_actor(name: str, namespace: str | None = NAMESPACE) -> Any | None:
 
 
 def end_actor(actor: Any) -> None:
-    """Ends an actor for good. Does nothing without one, or if Ray has lost it."""
+    """Ends an actor for good. Does nothing if there is none, or if Ray has lost it."""
     if actor is not None:
         with contextlib.suppress(RayError):
             ray.kill(actor)
@@ -77,7 +77,7 @@ def result(call: Any, timeout_s: float, what: str) -> Any:
     """The answer of a call to an actor; blocks until it is there.
 
     Args:
-        call: Ray's reference.
+        call: Ray's reference of the call.
         timeout_s: longest wait.
         what: the actor, for the message of an error.
 
@@ -136,7 +136,7 @@ def call_with_retry(method: Any, *args: Any, timeout_s: float = ANSWER_S, what: 
         except RayActorError as error:
             wait_s = restarts.wait_s(error)
             if wait_s > left_s:
-                raise DeadlineExceeded(f"{what} was not there for {timeout_s:g} s") from error
+                raise DeadlineExceeded(f"{what} was not running for {timeout_s:g} s") from error
             time.sleep(wait_s)
         except RayError as error:
             raise typed(error, timeout_s, what) from error
@@ -151,7 +151,7 @@ async def answer_with_retry(
 
     Args:
         call: calls an actor.
-        timeout_s: of all calls together.
+        timeout_s: deadline of all calls together.
         what: the actor, for the message of an error.
         finds_actor: each call finds its actor, or starts one, so it is repeated however often the actor has died.
 
@@ -174,7 +174,7 @@ def typed(error: RayError | TimeoutError, timeout_s: float, what: str) -> BrayxE
     """brayx's error for a call that Ray reports as failed, or that took too long.
 
     Args:
-        error: of the call.
+        error: error of the call.
         timeout_s: time limit of the call.
         what: the actor, for the message.
     """
@@ -204,9 +204,9 @@ def named_lock(name: str, namespace: str, until: float) -> Iterator[None]:
     actor costs a process's start: take the lock only to end what others run, or to open what only one may open.
 
     Args:
-        name: of the model that is started or overridden.
-        namespace: Ray's.
-        until: on the monotonic clock.
+        name: name of the model that is started or overridden.
+        namespace: Ray's namespace.
+        until: deadline, on the monotonic clock.
 
     Raises:
         StartupError: another process held it all that time.
@@ -219,7 +219,7 @@ def named_lock(name: str, namespace: str, until: float) -> Iterator[None]:
         except ActorAlreadyExistsError as error:
             if time.monotonic() > until:
                 raise StartupError(
-                    f"another process is starting or overriding model {name!r}, and not done in time", name=name
+                    f"another process is starting or overriding model {name!r}, and did not finish in time", name=name
                 ) from error
             time.sleep(_LOCK_RETRY_S)
     try:

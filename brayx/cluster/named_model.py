@@ -74,7 +74,7 @@ class Recipe:
         skeleton: the module, pickled, with empty weights.
         example_args: positional arguments ``[B, ...]`` that it runs on.
         names: names of its positional parameters, as far as they can be given by name.
-        spec: its signature.
+        spec: signature of the model.
         layout: shapes and dtypes of its weights.
         config: engine, batcher and replicas.
         lineage: the models that its initial weights come from, the nearest first.
@@ -303,7 +303,8 @@ def remove(name: str, of: Any = None) -> None:
 
     Args:
         name: name of the model.
-        of: its weight store, so that a newer model of that name, with another store, is not ended. None: end any.
+        of: weight store of the model, so that a newer model of that name, with another store, is not ended. None: end
+            any.
     """
     store = find(name)
     if store is None or (of is not None and store != of):

@@ -37,7 +37,7 @@ class Lane:
         call: number of the last call.
         sending: replays of the call in flight; empty: there is no such call.
         since: time of that call, on the monotonic clock.
-        room: whether the shard had room, by its last answer.
+        room: the shard had room, by its last answer.
         down_until: time on the monotonic clock; no call before then, because the last one failed.
     """
 
@@ -62,7 +62,7 @@ class Outbox:
     Attributes:
         pushed: number of replays pushed.
         dropped: transitions dropped, by reason.
-        closed: whether `close` was called.
+        closed: `close` was called.
     """
 
     def __init__(

@@ -132,7 +132,7 @@ def process_model(name: str, store: Any, recipe: Recipe, timeout_s: float, handl
 
     Args:
         name: name of the model.
-        store: its weight store.
+        store: weight store of the model.
         recipe: the store's recipe; its token distinguishes one start of the model from the next.
         timeout_s: longest wait for its deployment.
         handle: the new handle.

@@ -25,7 +25,7 @@ from brayx.replay.packing import READY_KEY, Batch, Layout, transitions
 _LOOK_AGAIN_S = 0.5
 """Interval at which a waiting push checks whether the handle was closed."""
 _LOOK_S = 1.0
-"""With several shards, longest wait for room in one before the next is tried."""
+"""Longest wait for room in one of several shards before the next is tried."""
 
 
 class RemoteBuffer:
@@ -43,7 +43,7 @@ class RemoteBuffer:
         layout: layout of fragments; what it leaves open is taken from the first valid fragment. None: everything is.
         hub: name of the trial's hub; empty: metrics are not sent.
         weights: name of the weight store with the policy's versions; empty: versions are not checked.
-        learned: for a buffer to create: its batches are learned from. Otherwise the hub only gets drops.
+        learned: only for a new buffer: its batches are learned from. Otherwise the hub only gets drops.
         shards: shards of a running buffer; None: find or create it.
         max_pending: limit on queued pushes; None: the buffer's option.
         recorder: counts every drop here as ``replay_dropped``, by reason: ``full``, ``buffer_lost``, or ``closed``.
@@ -54,7 +54,7 @@ class RemoteBuffer:
 
     Attributes:
         name, config: name and options of the buffer.
-        shards: its actors.
+        shards: the buffer's actors.
         dropped: transitions dropped here, by reason.
 
     Raises:

@@ -152,7 +152,7 @@ class RemoteModel:
                     trial = None
                 if override and not started:
                     raise StartupError(
-                        f"model {name!r} has not ended in time, or was started anew meanwhile", name=name
+                        f"model {name!r} has not ended in time, or was started again meanwhile", name=name
                     )
                 self._started = started
                 self._deadline_s = self._recipe.config.deadline_s
@@ -175,12 +175,12 @@ class RemoteModel:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the model."""
         return self._name
 
     @property
     def spec(self) -> ModelSpec:
-        """Its signature."""
+        """Signature of the model."""
         return self._recipe.spec
 
     @property
@@ -273,7 +273,7 @@ class RemoteModel:
         check_weights(self._recipe.layout, arrays)
         with self._lock:
             if self._closed:
-                raise ModelError(f"this handle of model {self._name!r} is closed: it publishes nothing")
+                raise ModelError(f"this handle of model {self._name!r} is closed and cannot publish")
             version = self._publisher.publish(arrays, step)
             self._checkpoints.offer(arrays, version, self._publisher.last_step)
         return version
@@ -319,7 +319,7 @@ class RemoteModel:
             if made._started:
                 return made
             made.close()  # another process took that name in between
-        raise ConfigError(f"a model {name!r} runs already", key="name")
+        raise ConfigError(f"a model {name!r} already runs", key="name")
 
     def close(self) -> None:
         """Ends this handle, after finishing a checkpoint in progress; the model and other handles keep running."""

@@ -262,7 +262,7 @@ def actor_deployment(
     Args:
         build: the runtime's builder; must pickle.
         config: the actor component's options.
-        name: of the deployment.
+        name: name of the deployment.
         directory: name of the session directory's Ray actor.
         handles: applications whose handles the builder gets, by name.
         requires_keys: require the keys of ``config`` or the environment; False: any client may connect without one.

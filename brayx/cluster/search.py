@@ -32,7 +32,7 @@ def run_trials(
     deadline_s: float,
     address: str = "",
 ) -> None:
-    """Runs all trials to their ends; arguments as of `brayx.local.search.run_trials`.
+    """Runs all trials to their ends; arguments as for `brayx.local.search.run_trials`.
 
     Args:
         address: address of a running cluster; empty: use this process's connection to Ray, or else start Ray.
@@ -116,7 +116,7 @@ def scheduler(competition: Competition) -> Any:
 
 
 def _train(config: dict[str, Any], work: Work, path: tuple[str, ...]) -> None:
-    """A trial, in a process of Ray Tune's."""
+    """Trains one trial in a process of Ray Tune."""
     sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
     # A stopped trial closes its environments before another one uses its process.
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(_END_S)

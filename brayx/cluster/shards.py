@@ -30,7 +30,7 @@ class Shard(NamedTuple):
     """One actor of a buffer.
 
     Attributes:
-        actor: its handle.
+        actor: handle of the actor.
         node_id: hex id of its node when it was looked up; empty: unknown.
     """
 
@@ -45,7 +45,7 @@ class Shards:
 
     Attributes:
         name: name of the buffer.
-        config: its options.
+        config: options of the buffer.
         namespace: namespace of the actors; None: the caller's.
     """
 
@@ -79,7 +79,7 @@ class Shards:
 
         Args:
             name: name of the buffer, unique in its namespace.
-            config: its options.
+            config: options of the buffer.
             layout: layout of fragments; what it leaves open is taken from the first valid fragment. None: everything
                 is.
             namespace: namespace of the actors, the hub and the weight store; None: the caller's.

@@ -33,7 +33,7 @@ def start_ray(tell: Callable[[str], object] = logger.warning, **options: Any) ->
 
     Args:
         tell: called with a line for each failed start, before the next try.
-        options: of ``ray.init``, but for ``address``.
+        options: options of ``ray.init``, without ``address``.
 
     Raises:
         StartupError: it failed five times; the message gives the reason of the last failure.
@@ -60,7 +60,7 @@ def join_ray(address: str, **options: Any) -> None:
 
     Args:
         address: ``host:port``, or ``auto`` for the one on this machine.
-        options: of ``ray.init``, but for ``address``.
+        options: options of ``ray.init``, without ``address``.
 
     Raises:
         StartupError: nothing listens there, which is noticed at once, or Ray refuses this process.
@@ -85,7 +85,7 @@ def nodes_and_own() -> tuple[list[dict[str, Any]], str]:
 
 
 def where_ray_is() -> dict[str, str]:
-    """How another process joins this process's Ray: the arguments of `connected`, and ``host`` for display."""
+    """Arguments of `connected` with which another process joins this process's Ray, and ``host`` for display."""
     import ray
 
     return {
@@ -101,8 +101,8 @@ def connected(address: str, auth: str, **options: Any) -> Iterator[None]:
 
     Args:
         address: ``host:port`` of the Ray.
-        auth: its ``RAY_AUTH_MODE``; empty: Ray's default.
-        options: of ``ray.init``, but for ``address``.
+        auth: ``RAY_AUTH_MODE`` of the Ray; empty: Ray's default.
+        options: options of ``ray.init``, without ``address``.
 
     Raises:
         ConnectFailed: this process is connected to another Ray, or the Ray refuses it.

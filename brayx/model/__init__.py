@@ -1,5 +1,5 @@
-"""Forward: batching, weights, versions, and models in this process or in a Serve deployment.
+"""Models that act: batching, weights by version, aliases of the registry, and handles for callers.
 
-`batcher`, `versions` and `local` know nothing of Ray; `weights`, `client`, `deployment` and `remote` are its shells.
-Nothing is imported here, so that a process pays only for what it uses.
+Knows nothing of Ray; `brayx.cluster` has models in Serve deployments. Nothing is imported here, so that a process loads
+only what it uses.
 """

@@ -49,7 +49,7 @@ class Followed:
         name: name in the registry.
         alias: alias for most sessions.
         canary: alias for a share of the sessions; empty: none.
-        share: that share, from 0 to 1.
+        share: the canary's share, from 0 to 1.
         every_s: interval at which aliases are read.
     """
 
@@ -63,7 +63,7 @@ class Followed:
         """The alias of a session, a function of its id.
 
         Args:
-            session: its id.
+            session: id of the session.
             at: the version of each alias that has one.
         """
         if not self.canary or self.canary not in at:
@@ -91,7 +91,7 @@ class Results:
             self._sum(RESULTS[metric], total)
 
     def join(self, other: Results) -> None:
-        """Adds the results of another."""
+        """Adds the results of another arm."""
         for name, value in other.totals.items():
             self._sum(name, value)
 

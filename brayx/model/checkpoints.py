@@ -164,10 +164,10 @@ def engine_from(
     """The engine of a model that starts from a checkpoint, and the policy version that it acts with.
 
     Args:
-        config, module, example_args: as of `engine_of`.
+        config, module, example_args: as for `engine_of`.
         checkpoint: folder with ``weights.npz``, and ``meta.json`` that gives their policy version; or
             ``models:/name/3``. None: the module's own weights.
-        tracking: MLflow's URI, of such a reference.
+        tracking: MLflow's URI, for such a reference.
         version: their policy version, instead of the one in ``meta.json``.
         preferred: version and weights to start from instead, if they fit.
 

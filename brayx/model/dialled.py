@@ -106,7 +106,7 @@ class DialledModel(ModelProxy):
 
         Args:
             *args: the model's arguments, every leaf ``[N, ...]``.
-            version, deadline_s: as of `forward`.
+            version, deadline_s: as for `forward`.
 
         Returns:
             Outputs ``[N, ...]``, and the policy version of each row ``[N]`` int64.
@@ -159,7 +159,7 @@ def _leaves(described: Any) -> list[LeafSpec]:
     try:
         return [LeafSpec(leaf.path, tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in described]
     except TypeError as error:
-        raise ModelError(f"the model has a dtype that is not known here: {error}") from None
+        raise ModelError(f"the model has an unknown dtype: {error}") from None
 
 
 def _again(error: BrayxError) -> bool:

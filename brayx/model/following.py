@@ -1,4 +1,4 @@
-"""Follows aliases of the model registry for one process: which version each new session gets.
+"""Follows aliases of the model registry for one process, and chooses the version that each new session gets.
 
 A version is made ready before any session gets it, and a session keeps the version it started with. Asyncio; knows
 nothing of where the models run.
@@ -42,10 +42,10 @@ async def initial_version(
     """Version and weights that a replica starts with, which may start long after its application was deployed.
 
     Args:
-        source: of aliases and weights.
+        source: source of aliases and weights.
         model: component name.
         alias: alias that it is served by.
-        at: where aliases point; None: the registry cannot be read.
+        at: version of each alias; None: the registry cannot be read.
         version: version that the application was deployed with; None: as built.
 
     Returns:
@@ -68,8 +68,8 @@ class AliasFollower:
     """Follows aliases for some models.
 
     Args:
-        source: of aliases and weights.
-        followed: by component name.
+        source: source of aliases and weights.
+        followed: followed models by component name.
         models: models by the same names; a `LocalModel` gets new weights from here, other models follow on their own.
     """
 

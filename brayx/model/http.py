@@ -1,4 +1,4 @@
-"""A model over HTTP, from a request's bytes to its reply. Knows nothing of servers, Serve, or where weights come from.
+"""A model over HTTP, from a request's bytes to its reply. Knows nothing of servers, Serve, or sources of weights.
 
 ``GET`` returns the signature as JSON, or as a page for a browser. ``POST`` with JSON is ``{"args": [...], "batch":
 false, "version": null, "deadline_s": null}`` and gives ``{"outputs": ..., "policy_version": 7}``. ``POST`` with
@@ -69,10 +69,10 @@ async def answer(
 
 
 def page(described: Mapping[str, Any]) -> str:
-    """The page of a model, for people: its signature, and how to call it.
+    """The page of a model for browsers: its signature, and how to call it.
 
     Args:
-        described: as of `encoding.describe`.
+        described: as from `encoding.describe`.
     """
     rows = "".join(
         f"<tr><th>{what.removesuffix('s')}</th><td><code>{html.escape(leaf['path'])}</code></td>"

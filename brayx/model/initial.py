@@ -26,7 +26,7 @@ class InitialWeights:
     """Initial weights of a named model.
 
     Attributes:
-        weights: by `state_dict` name.
+        weights: arrays by `state_dict` name.
         version: policy version of the model's own checkpoint; 0: they are not from one.
         step: step of that checkpoint.
         lineage: the models that they come from, the nearest first.
@@ -41,7 +41,7 @@ class InitialWeights:
     def of(
         cls, own: Weights, trial: Trial | None, checkpoint: str | None, uri: str, lineage: tuple[Origin, ...]
     ) -> InitialWeights:
-        """From the newest checkpoint of a trial that is resumed, else from ``checkpoint``, else from ``own``.
+        """Takes weights from the newest checkpoint of a resumed trial, else from ``checkpoint``, else from ``own``.
 
         Args:
             own: the module's weights.

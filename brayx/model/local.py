@@ -134,7 +134,7 @@ class LocalModel:
         max_pinned: maximum versions kept by pins alone.
         versions: weight sets shared with another model of this engine, instead of the four above.
         fetch: fetches the weights of a version that is not ready; raises `VersionUnknown` if there is none.
-        max_batch_size, max_wait_s, max_queue, deadline_s, buckets, on_batch: as in `Batcher`.
+        max_batch_size, max_wait_s, max_queue, deadline_s, buckets, on_batch: as for `Batcher`.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class LocalModel:
 
         Args:
             columns: checked input leaves ``[N, ...]`` in the order of the spec.
-            version, deadline_s: as of `forward`.
+            version, deadline_s: as for `forward`.
 
         Returns:
             Output leaves ``[N, ...]``, and the policy version of each row, ``[N]`` int64: without ``version`` they may
@@ -238,7 +238,7 @@ class LocalModel:
         count = len(columns[0])
         if count > self._max_rows:
             most = self._max_rows
-            raise BodyTooLarge(f"a batch of {count} observations, of which {most} are one at most", max_rows=most)
+            raise BodyTooLarge(f"a batch of {count} observations, at most {most} are allowed", max_rows=most)
         until = self._until(deadline_s)
         key = None if version is None else await self._ready(version, until)
         if count < self._whole_from:
@@ -396,13 +396,13 @@ def _fits(leaf: NestedArray, spec: LeafSpec) -> bool:
 
 
 def _joined(column: Sequence[np.ndarray]) -> np.ndarray:
-    """Rows ``[...]`` as ``[N, ...]``; `numpy.array` and `stack` take longer."""
+    """Joins rows ``[...]`` into ``[N, ...]``; `numpy.array` and `stack` take longer."""
     first = column[0]
     return np.concatenate(column).reshape(len(column), *first.shape) if first.ndim else np.array(column)
 
 
 def _rows(leaf: np.ndarray) -> list[np.ndarray]:
-    """The rows of ``[N, ...]`` as views: a list of a vector's would hold its numbers instead."""
+    """Rows of ``[N, ...]`` as views; a plain list of a vector would hold numbers instead."""
     return list(leaf) if leaf.ndim > 1 else [leaf[i, ...] for i in range(len(leaf))]
 
 

@@ -1,7 +1,7 @@
-"""Weight sets of an engine by policy version: each bound once, the newest in front, a bounded number kept ready.
+"""Weight sets of an engine by policy version: each is bound once, and a bounded number stays ready.
 
-A pin holds a weight set itself, so that it outlives its removal here. Knows
-nothing of batching, of Ray, or of where weights come from. May be used from any thread: binding, which takes long,
+A pin holds a weight set itself, so that the set outlives its removal here. Knows nothing of batching, of Ray, or of the
+source of weights. May be used from any thread: binding, which takes long,
 happens outside the lock.
 """
 
@@ -30,7 +30,7 @@ class WeightSet:
         self.use(engine, bound)
 
     def use(self, engine: Engine, bound: Any) -> None:
-        """Runs on ``engine`` from the next batch on; ``bound`` is what it made of these weights."""
+        """Runs on ``engine`` from the next batch on; ``bound`` is the engine's form of these weights."""
         self.bound = bound
         self.run = functools.partial(engine.run, bound)  # one attribute: no batch mixes two engines
 
@@ -55,7 +55,7 @@ class Versions:
         self._keep = keep
         self._max_pinned = max_pinned
         self._binding = threading.Lock()
-        """Held while weights are bound, so that none are bound to an engine that `swap` replaces meanwhile."""
+        """Lock held while weights are bound, so that none are bound to an engine that `swap` replaces meanwhile."""
         self._lock = threading.Lock()
         self.newest = self._made(version, engine.initial if weights is None else weights)
         """Weight set of forwards without a version; replaced as a whole, so that readers see a consistent one."""

@@ -250,7 +250,7 @@ def test_clones_have_weights_and_a_lineage_of_their_own(model):
         [parent] = clone.lineage
         assert (parent.name, parent.version, parent.step) == (model.name, 2, 5)
         assert [origin.name for origin in RemoteModel(grandchild.name).lineage] == [clone.name, model.name]
-        with pytest.raises(ConfigError, match="runs already"):
+        with pytest.raises(ConfigError, match="already runs"):
             model.clone(name=clone.name)
     finally:
         grandchild.delete()

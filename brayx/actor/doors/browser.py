@@ -1,6 +1,6 @@
-"""Requests of an HTTP door that are no steps: its page, its status, and preflights of scripts of other origins.
+"""Answers HTTP requests that are not steps: the door's page, its status, and preflights of scripts of other origins.
 
-Both HTTP doors take these answers from here. Knows nothing of how a door reads or writes.
+Both HTTP doors use it. Knows nothing of how a door reads or writes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Answer(NamedTuple):
-    """A whole answer."""
+    """A complete answer."""
 
     status: int
     content_type: bytes
@@ -32,12 +32,12 @@ def is_preflight(service: Service, method: str) -> bool:
 
 
 def other(service: Service, method: str, path: str, accept: str) -> Answer:
-    """The answer to a request that is no step; an error in it is counted.
+    """Answers a request that is not a step; counts an error in the answer.
 
     Args:
-        service: behind the door.
-        method, path: of the request.
-        accept: its Accept header; empty without one.
+        service: the service behind the door.
+        method, path: method and path of the request.
+        accept: Accept header of the request; empty if it has none.
     """
     if is_preflight(service, method) and path in ("", "/", STEP_PATH):
         return Answer(200, b"text/plain", b"")
@@ -60,10 +60,10 @@ def wrong_path(path: str) -> tuple[int, ProtocolError]:
 
 
 def page(status: Mapping[str, Any]) -> str:
-    """The page of a door, for people: what it serves, and how to call it.
+    """The page of a door for browsers: it shows what the door serves, and how to call it.
 
     Args:
-        status: JSON facts, as the status page gives them.
+        status: JSON values of the status page.
     """
     facts = {name: value for name, value in status.items() if name not in ("service", "application", "doors")}
     name = str(status.get("application", ""))

@@ -71,7 +71,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JSON = b"application/json"
 _KEEP_IMPLICIT = b""
 _KEEP_EXPLICIT = b"connection: keep-alive\r\n"
-"""For clients of HTTP/1.0, which otherwise expect the connection to close."""
+"""Header for clients of HTTP/1.0, which otherwise expect the connection to close."""
 _CLOSE = b"connection: close\r\n"
 _FIELDS = ("session", "step_kind", "step-kind", "key", "time", "token", "seq", "holder", "attached", "origin", "accept")
 _NAMES = {name.encode(): name for name in _FIELDS}
@@ -82,7 +82,7 @@ class WebSockets:
 
     Args:
         app: the ASGI application with the session door.
-        limits: of the native port.
+        limits: limits of the native port.
     """
 
     def __init__(self, app: DoorApp, limits: Limits) -> None:
@@ -152,9 +152,9 @@ class WebSocket(WebSocketsSansIOProtocol):
         """Takes over a connection.
 
         Args:
-            transport: its transport.
-            request: its opening, as `read` parsed it.
-            early: the data that came after the opening.
+            transport: transport of the connection.
+            request: the opening, as parsed by `read`.
+            early: data that came after the opening.
         """
         self._early = early
         self.connection_made(transport)

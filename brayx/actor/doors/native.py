@@ -45,9 +45,9 @@ class Limits:
     """Limits of one client.
 
     Attributes:
-        max_body_bytes: of a request.
-        max_header_bytes: of an HTTP request's line and headers together.
-        max_connections: of one listener; further ones get an error and are closed.
+        max_body_bytes: limit on a request's body.
+        max_header_bytes: limit on an HTTP request's line and headers together.
+        max_connections: connections of one listener; further ones get an error and are closed.
         max_in_flight: requests of one connection in progress; the rest stays unread meanwhile.
         stall_s: deadline for the whole of a request after its first byte, and for the last replies of a connection that
             is closed.
@@ -164,7 +164,7 @@ class Listener:
     Args:
         service: answers the requests.
         make: makes the protocol of a connection.
-        limits: of its connections.
+        limits: limits of its connections.
     """
 
     def __init__(self, service: Service, make: Callable[[Listener], Connection], limits: Limits) -> None:
@@ -278,9 +278,9 @@ class HeldPort:
     together, for as long as they listen. The locks end with the processes, whatever ends those.
 
     Args:
-        port: its number.
+        port: number of the port.
         application: name of the application whose replicas may share it.
-        folder: where the files are; processes of one user on one machine must mean the same.
+        folder: folder of the files; all processes of one user on one machine must use the same.
 
     Raises:
         StartupError: another application holds it.

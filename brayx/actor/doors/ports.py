@@ -24,7 +24,7 @@ class NativeDoors:
 
     Args:
         service: answers the requests.
-        app: its ASGI application, for WebSocket connections.
+        app: ASGI application of the service, for WebSocket connections.
         config: the actor's options.
         application: processes that serve the application of this name share the ports; None: no other process may.
 

@@ -317,7 +317,7 @@ async def test_a_batch_that_can_never_be_held_is_not_told_to_come_again(make, en
     model = make(engine, max_batch_size=4, max_queue=3)
     outputs, _ = await model.forward_columns([np.ones((12, 3), np.float32)])
     assert len(outputs[0]) == 12
-    with pytest.raises(BodyTooLarge, match="a batch of 13 observations, of which 12 are one at most"):
+    with pytest.raises(BodyTooLarge, match="a batch of 13 observations, at most 12 are allowed"):
         await model.forward_columns([np.ones((13, 3), np.float32)])
 
 
