@@ -1,4 +1,4 @@
-"""Actions for acting: from a model's outputs to an action, its log-probability, and the environment's action.
+"""Turns a model's outputs into an action, its log-probability, and the environment's action.
 
 NumPy only, for batches. `brayx.nets.distributions` is the torch counterpart for learning, and a test compares the two.
 Sampling has three parts, so that a run of many steps does little work at each: `noise` for all steps beforehand,
@@ -40,7 +40,7 @@ def noise(outputs: Outputs, rng: np.random.Generator, steps: int | None = None) 
     """Random noise for `choose`.
 
     Args:
-        outputs: of one step, ``[N, ...]``; only their shapes matter.
+        outputs: outputs of one step, ``[N, ...]``; only their shapes matter.
         rng: random generator.
         steps: number of steps, for noise ``[steps, N, ...]``; None: one step, ``[N, ...]``.
 
@@ -183,7 +183,7 @@ class ActionSpec:
         shape: shape of one action of the policy: ``()``, ``(H,)`` or ``(D,)``.
         low, high: bounds of a Box, ``[D]`` float32, flat; None for other spaces.
         start: added to a category, ``[H]``; None: nothing.
-        env_shape, env_dtype: of one action of the environment.
+        env_shape, env_dtype: shape and dtype of one action of the environment.
     """
 
     kind: Literal["discrete", "multi_discrete", "box"]

@@ -36,18 +36,18 @@ TICKS_THIS_RUN = "ticks_this_run"
 GAMES = "games"
 """Finished games since the trial began."""
 GAMES_IN_WINDOW = "games_in_window"
-"""Games that ``episode_return.last100`` is the mean of: at most `WINDOW_GAMES`, and fewer than `GAMES` where a trial or
-its hub was resumed, or where games failed."""
+"""Games that ``episode_return.last100`` is the mean of: at most `WINDOW_GAMES`, and fewer than `GAMES` if a trial or
+its hub was resumed, or if games failed."""
 FAILED_IN_WINDOW = "games_failed_in_window"
 """Games that failed, among the last `WINDOW_GAMES` that finished or failed."""
 OVERLOADED_IN_WINDOW = "games_overloaded_in_window"
-"""Those of them that failed because a model was full or late."""
+"""Games among those that failed because a model was full or late."""
 FRAGMENTS_IN_WINDOW, LOST_IN_WINDOW = "fragments_in_window", "fragments_lost_in_window"
-"""The newest fragments, `WINDOW_FRAGMENTS` or a few more, and how many of them errors took."""
+"""Number of the newest fragments, `WINDOW_FRAGMENTS` or a few more, and how many of them were lost by errors."""
 WINDOW_FRAGMENTS = 100
 
 SECONDS = "seconds"
-"""Since the trial began, without what it was interrupted for."""
+"""Time since the trial began, without interruptions."""
 
 _ERROR = "error"
 
@@ -58,11 +58,11 @@ class Books:
     Args:
         totals: initial sums by summary name, from an interrupted trial.
         rate_window_s: seconds that rates look back.
-        max_names: bound on distinct names; past it what comes under a new one is dropped, and counted as
+        max_names: bound on distinct names; past it samples of a new name are dropped, and counted as
             ``metrics_dropped``. Metrics of `METRICS` without a label always have room.
-        max_labels: bound on labels of one metric; past it what comes under a new one goes under ``other``, and is
-            counted as ``labels_folded`` too.
-        x_axis: what `step` is.
+        max_labels: bound on labels of one metric; past it samples of a new label count under ``other``, and also as
+            ``labels_folded``.
+        x_axis: unit of `step`.
         clock: seconds, monotonic.
 
     Attributes:
@@ -102,10 +102,10 @@ class Books:
         self._latest: dict[str, float] = {}
         self.notes: dict[str, str] = {}
         self._outcomes = deque[float | str](maxlen=WINDOW_GAMES)
-        """Returns of the newest games; of a failed one `OVERLOADED` or `_ERROR`."""
+        """Returns of the newest games; for a failed one, `OVERLOADED` or `_ERROR`."""
         self._explained = 0.0
         self._fragments = deque[tuple[float, float]]()
-        """Fragments that came, or were lost, and how many of them were lost."""
+        """Numbers of fragments, stored or lost, and of lost ones."""
         self._windows = {name: deque[float](maxlen=WINDOW_GAMES) for name in WINDOWED if name != "episode_return"}
         self._rates: dict[str, deque[tuple[float, float]]] = {name: deque() for name in RATED}
         self._rate_window_s = rate_window_s
@@ -113,7 +113,7 @@ class Books:
         self._started = clock()
 
     def merge(self, part: Drained) -> None:
-        """Adds what one process recorded."""
+        """Merges the metrics that one process has recorded."""
         cells, own = self._bounded(part)
         self._interval.merge((cells, own))
         now = self._clock()
@@ -156,7 +156,7 @@ class Books:
                 self._fragments.popleft()
 
     def take_interval(self) -> dict[str, float]:
-        """Numbers of the metrics that came since the last call: sums as totals, everything else of the interval."""
+        """Numbers of the metrics with samples since the last call: sums as totals, all others for the interval."""
         fresh = self._numbers(self._interval.summary())
         self._latest.update(fresh)
         if fresh:
@@ -186,14 +186,14 @@ class Books:
         return self._run.histograms()
 
     def _recorder(self) -> Recorder:
-        """One that takes whatever `_bounded` lets through."""
+        """A recorder that accepts everything that `_bounded` returns."""
         return Recorder(self._room, max_labels=self._room)
 
     def _seconds(self) -> float:
         return self._seconds_before + self._clock() - self._started
 
     def _bounded(self, part: Drained) -> Drained:
-        """The part without names that there is no room for, and with the count of what that drops."""
+        """The part without names that there is no room for, and with counts of the dropped samples."""
         cells, own = part
         kept: Part = {}
         folded: list[tuple[tuple[str, str], Any]] = []

@@ -1,7 +1,7 @@
-"""Which numbers of a trial MLflow shows, and under which names: at most forty, in the groups of its chart view.
+"""The numbers of a trial that MLflow shows, and their names: at most forty, in the groups of its chart view.
 
-MLflow groups metrics by what stands before the ``/``, and slows down past a hundred charts. So labels of a sum are
-added up here; the screen and a trial's `NUMBERS_FILE` have them one by one. Knows nothing of recorders or writers.
+MLflow groups metrics by the part before the ``/``, and slows down past a hundred charts. So this module adds up the
+labels of a sum; the screen and a trial's `NUMBERS_FILE` have them one by one. Knows nothing of recorders or writers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ CHARTS: Mapping[str, str] = {
     "learning_rate": "learner/learning_rate",
     "checkpoints_failed": "learner/checkpoints_failed",
 }
-"""MLflow's name of each number of `brayx.books.Books` that it shows."""
+"""MLflow's name of each number of `brayx.books.Books` that MLflow shows."""
 SERVING_CHARTS: Mapping[str, str] = {
     "episode_return": CHARTS["episode_return"],
     GAMES: CHARTS[GAMES],
@@ -70,7 +70,7 @@ SERVING_CHARTS: Mapping[str, str] = {
     "ticks": CHARTS["ticks"],
     "refusals": CHARTS["requests_refused"],
 }
-"""The same of what came of a version that is served, see `brayx.model.arms.Results`."""
+"""The same for the results of a served version, see `brayx.model.arms.Results`."""
 RETURN_CHART = CHARTS["episode_return.last100"]
 """The curve that a trial is judged by."""
 NUMBERS_FILE = "numbers.json"
@@ -82,13 +82,13 @@ _SUMS = frozenset(name for name in CHARTS if name in METRICS and METRICS[name].k
 
 
 def charted(fresh: Mapping[str, float], totals: Mapping[str, float]) -> dict[str, float]:
-    """What MLflow is given of some numbers, by its names.
+    """Selects the numbers that MLflow gets, under MLflow's names.
 
     An application's own metric without a group goes to the group ``game``.
 
     Args:
-        fresh: as of `Books.take_interval`.
-        totals: every sum so far, as of `Books.totals`: a sum is shown over all its labels.
+        fresh: numbers from `Books.take_interval`.
+        totals: every sum so far, from `Books.totals`; MLflow shows a sum over all its labels.
     """
     shown: dict[str, float] = {}
     for name, value in fresh.items():

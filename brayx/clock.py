@@ -1,6 +1,6 @@
 """The clock of deadlines: monotonic seconds that do not pass while a debugger's prompt holds this process.
 
-Knows nothing of debuggers: whoever holds the process says so with `hold`.
+Knows nothing of debuggers; they call `hold`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from time import monotonic
 
 _state: tuple[float | None, float] = (None, 0.0)
-"""Since when the process is held, and the seconds of all holds before; replaced as a whole, for other threads."""
+"""Start of the current hold, and the seconds of all earlier ones. Replaced as a whole: other threads read it."""
 
 
 def now() -> float:
-    """Seconds; of use only as differences."""
+    """Seconds; only differences have a meaning."""
     since, held_s = _state
     return (monotonic() if since is None else since) - held_s
 
@@ -25,7 +25,7 @@ def is_held() -> bool:
 
 
 def held_s() -> float:
-    """For how long it has stood still so far, the hold under way left out."""
+    """Seconds of all holds so far, without the current one."""
     return _state[1]
 
 

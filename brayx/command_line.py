@@ -1,4 +1,4 @@
-"""Parsers of command lines whose errors begin like every other error of brayx, with ``brayx: ``."""
+"""Parsers of command lines. Their errors begin with ``brayx: ``, like every other error of brayx."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def count(text: str) -> int:
     """An option's value that is 1 or more.
 
     Raises:
-        ArgumentTypeError, ValueError: it is not; the parser reports both.
+        ArgumentTypeError, ValueError: it is less, or no number; the parser reports both.
     """
     value = int(text)
     if value < 1:

@@ -106,7 +106,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def called_from() -> str:
-    """``FILE:LINE`` of the innermost line of the user's own code that led here; empty where there is none."""
+    """``FILE:LINE`` of the innermost line of the user's own code that led here; empty if there is none."""
     frames = traceback.walk_stack(None)
     places = (f"{frame.f_code.co_filename}:{line}" for frame, line in frames)
     return next((place for place in places if not place.startswith(_LIBRARIES)), "")

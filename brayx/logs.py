@@ -59,7 +59,7 @@ class Limit(logging.Filter):
         return True
 
     def _left_out(self, record: logging.LogRecord) -> int | None:
-        """How many lines were left out before this one; None: leave this one out too."""
+        """Number of lines left out before this one; None: leave this one out too."""
         place = (record.pathname, record.lineno, getattr(record, "fault", None))
         now = self._clock()
         with self._lock:

@@ -1,9 +1,9 @@
-"""Every metric once: its name, unit, kind and labels; and the accumulator that turns samples into numbers.
+"""Declares every metric with its name, unit, kind and labels, and accumulates samples into numbers.
 
-A process records samples (`Recorder.add`); its host hands over what has gathered (`Recorder.drain`) to listeners: the
-trial's books merge those parts (`Recorder.merge`) and read the result (`Recorder.summary`). Merging is exact
-for counts, sums, maxima and histograms: only which samples are the newest depends on the order in which processes
-report. Knows nothing of Ray, MLflow or Prometheus.
+A process records samples (`Recorder.add`). Its host drains them (`Recorder.drain`) to listeners: the trial's `Books`
+merge those parts (`Recorder.merge`) and read the result (`Recorder.summary`). Merging is exact for counts, sums, maxima
+and histograms; only the choice of the newest samples depends on the order in which processes report. Knows nothing of
+Ray, MLflow or Prometheus.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Literal
 from brayx.errors import ConfigError
 
 BOUNDS: tuple[float, ...] = tuple(10 ** (exponent / 10) for exponent in range(-70, 71))
-"""Histogram bounds, ten a decade from 1e-7 to 1e7: a percentile is right to 13 per cent."""
+"""Histogram bounds, ten per decade from 1e-7 to 1e7: percentiles are accurate to 13 per cent."""
 SIGNED_BOUNDS: tuple[float, ...] = (*(-bound for bound in reversed(BOUNDS)), 0.0, *BOUNDS)
-"""The same on either side of zero, for `Kind.HISTOGRAM`."""
+"""The same bounds on both sides of zero, for `Kind.HISTOGRAM`."""
 
 
 class Kind(StrEnum):
@@ -35,14 +35,14 @@ class Kind(StrEnum):
     MAX = "max"
     LAST = "last"
     PERCENTILE = "percentile"
-    """Of values above zero: ``.p50`` and ``.p99``."""
+    """Percentiles of values above zero: ``.p50`` and ``.p99``."""
     HISTOGRAM = "histogram"
-    """Of any values: `QUANTILES`, ``.mean``, ``.min`` and ``.max``; the bars themselves by `Recorder.histograms`."""
+    """Distribution of any values: `QUANTILES`, ``.mean``, ``.min`` and ``.max``; `Recorder.histograms` has the bars."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric's one declaration."""
+    """The declaration of a metric."""
 
     name: str
     unit: str
@@ -51,18 +51,18 @@ class Metric:
 
 
 XAxis = Literal["env_steps", "updates", "seconds"]
-"""What metrics are written over: transitions that reached replay, learner batches learned from, or time."""
+"""X axis of metrics: transitions that reached replay, learner batches learned from, or time."""
 
 QUANTILES: Mapping[str, float] = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 """Quantiles of a `Kind.HISTOGRAM`, written in addition to its mean, minimum and maximum."""
 WINDOWED = ("episode_return", "episode_length")
-"""Means that are also kept over the last games, as ``NAME.last100``: their samples travel one by one."""
+"""Metrics with a second mean over the last games, ``NAME.last100``; their samples are kept one by one."""
 WINDOW_GAMES = 100
-"""How many games those are at most."""
+"""Maximum number of those games."""
 BEST_METRIC = "episode_return"
-"""Name under which a checkpoint carries the mean return it was saved at."""
+"""Name of a checkpoint's mean return."""
 GAMES_OF_BEST = "games"
-"""Name under which it carries how many games that is the mean of."""
+"""Name of the number of games in that mean."""
 _BOUNDS: Mapping[Kind, tuple[float, ...]] = {Kind.PERCENTILE: BOUNDS, Kind.HISTOGRAM: SIGNED_BOUNDS}
 
 METRICS: dict[str, Metric] = {
@@ -149,7 +149,7 @@ DROPPED = "metrics_dropped"
 FOLDED = "labels_folded"
 """Counts samples of labels past a bound."""
 OTHER = "other"
-"""The label of what came under a label that there was no room for."""
+"""The label of samples whose own label had no room."""
 MAX_LABELS = 64
 """Labels that a metric may have; further ones are `OTHER`."""
 MAX_NOTE = 500
@@ -160,9 +160,10 @@ _MAX_WORD = 64
 
 
 def label_of(labels: Mapping[str, object]) -> str:
-    """Several labels as the one that a sample carries: ``{"side": "left", "hero": 3}`` is ``hero:3.side:left``.
+    """Joins several labels into the one label of a sample: ``{"side": "left", "hero": 3}`` is ``hero:3.side:left``.
 
-    Sorted by name, so that their order is no difference; what is no letter, digit, ``-`` or ``_`` becomes ``_``.
+    The labels are sorted by name, so their order does not matter. Other characters than letters, digits, ``-`` and
+    ``_`` become ``_``.
     """
     return ".".join(f"{_word(name)}:{_word(value)}" for name, value in sorted(labels.items()))
 
@@ -203,9 +204,9 @@ class _Cell:
     last: float = math.nan
     buckets: dict[int, float] = field(default_factory=dict)
     kind: Kind | None = None
-    """Of a metric with buckets: which bounds they have."""
+    """Kind of a metric with buckets, which determines their bounds."""
     window: deque[float] | None = None
-    """Of a metric of `WINDOWED`: the newest samples, oldest first."""
+    """Newest samples of a metric of `WINDOWED`, oldest first."""
     note: str = ""
     """Note of the newest sample that had one."""
 
@@ -254,7 +255,7 @@ class _Cell:
         self.note = other.note or self.note
 
     def copy(self) -> _Cell:
-        """One that shares nothing with this."""
+        """A copy that shares no data with this cell."""
         window = None if self.window is None else self.window.copy()
         return replace(self, buckets=dict(self.buckets), window=window)
 
@@ -281,11 +282,11 @@ class _Cell:
 
 
 Part = dict[tuple[str, str], _Cell]
-"""What `Recorder.drain` hands over: cells by metric name and label."""
+"""Drained samples: cells by metric name and label."""
 
 
 Drained = tuple[Part, dict[str, Metric]]
-"""The samples of a while, and what an application's own metrics among them are."""
+"""Result of `Recorder.drain`: the samples, and the declarations of an application's own metrics among them."""
 
 
 class Recorder:
@@ -313,7 +314,7 @@ class Recorder:
         self._listeners: list[Callable[[Drained], None]] = []
 
     def listen(self, listener: Callable[[Drained], None]) -> None:
-        """Has ``listener`` get every part that is drained from now on, empty ones too; it must not change it."""
+        """Passes every part drained from now on, even an empty one, to ``listener``, which must not change it."""
         self._listeners.append(listener)
 
     def add(
@@ -333,7 +334,7 @@ class Recorder:
             value: the sample, in the metric's unit.
             label: one short word that splits the metric (a reason, an agent's name).
             kind: for a name that is not in `METRICS`: how its samples combine (default: mean).
-            weight: how many samples this one stands for.
+            weight: number of samples that this one represents.
             note: a line for people that explains the sample (an error's message and location); the newest is kept.
         """
         with self._lock:
@@ -351,11 +352,11 @@ class Recorder:
                 cell.note = note[:MAX_NOTE]
 
     def add_all(self, name: str, values: Sequence[float]) -> None:
-        """Records many samples of a metric of `METRICS`, at a small part of what `add` costs for each.
+        """Records many samples of a metric of `METRICS`, much faster than `add` for each.
 
         Args:
             name: the metric; it has no label.
-            values: the samples, one at least, in the metric's unit.
+            values: the samples, at least one, in the metric's unit.
         """
         with self._lock:
             cell = self._cells.get((name, ""))
@@ -368,7 +369,7 @@ class Recorder:
         return METRICS.get(name) or self._own.get(name) or Metric(name, "", Kind.MEAN, "application metric")
 
     def drain(self) -> Drained:
-        """What was gathered since the last drain, which the listeners get, too; forgets it."""
+        """Removes and returns the samples since the last drain; the listeners get them, too."""
         with self._draining:  # so that parts come to a listener one after another
             with self._lock:
                 part = self._cells, self._own
@@ -379,7 +380,7 @@ class Recorder:
         return part
 
     def merge(self, part: Drained) -> None:
-        """Adds what another recorder drained."""
+        """Adds the samples that another recorder drained."""
         cells, own = part
         with self._lock:
             for key, cell in cells.items():
@@ -440,7 +441,7 @@ class Recorder:
         }
 
     def _place(self, name: str, label: str, samples: float) -> tuple[str, str] | None:
-        """Where samples of a pair that is not there yet go; None, and counted: nowhere."""
+        """The name and label under which samples of a new pair count; None: they are dropped, and counted as such."""
         if label and label != OTHER and self._labels[name] >= self._max_labels:
             self._count(FOLDED, samples)
             label = OTHER

@@ -1,8 +1,8 @@
-"""`RemoteModel` and `RemoteBuffer` by name: a job's own in the job's process, any other on a Ray cluster.
+"""`RemoteModel` and `RemoteBuffer`: models and buffers by name, in this process's job or on a Ray cluster.
 
-A method of an agent finds the models and buffers that `brayx.forward` and `brayx.push` find, on either host. Other code
-finds those of a local host that runs in its process (`offer`). Only a name that is not among them imports the cluster.
-Knows nothing of how a model acts or a buffer keeps.
+An agent's methods find the same models and buffers as `brayx.forward` and `brayx.push`, on either host. Other code
+finds those of a local host in its process (`offer`). The cluster is imported only for other names. Knows nothing of
+how models act or buffers store.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from brayx.replay.packing import transitions
 from brayx.types import Columns, Fragment, NestedArray
 
 _ANSWER_S = 60.0
-"""Longest wait for a model, which has a deadline of its own."""
+"""Longest wait for a model, in addition to the model's own deadline."""
 
 
 class RemoteModel:
     """A model by its name: a `JobModel` of this process, else a `brayx.cluster.remote_model.RemoteModel`.
 
-    Arguments and errors are those of the latter; a job's model takes none but its name.
+    Arguments and errors are those of the latter; for a job's model, the name is the only argument.
     """
 
     def __new__(cls, name: str, *args: Any, **options: Any) -> Any:
@@ -40,7 +40,7 @@ class RemoteModel:
 
     @classmethod
     async def connect(cls, name: str, *args: Any, **options: Any) -> Any:
-        """The constructor, on an event loop."""
+        """The constructor for code on an event loop."""
         found = _job_model(name, args, options)
         if found is not None:
             return found
@@ -52,7 +52,7 @@ class RemoteModel:
 class RemoteBuffer:
     """A replay buffer by its name: a `JobBuffer` of this process, else a `brayx.cluster.remote_buffer.RemoteBuffer`.
 
-    Arguments and errors are those of the latter; a job's buffer takes none but its name.
+    Arguments and errors are those of the latter; for a job's buffer, the name is the only argument.
     """
 
     def __new__(cls, name: str, *args: Any, **options: Any) -> Any:
@@ -66,7 +66,7 @@ class RemoteBuffer:
 
     @classmethod
     def attach(cls, name: str, **arguments: Any) -> Any:
-        """A buffer that is running."""
+        """Finds a running buffer."""
         if _find(lambda here: here.buffers, name) is not None:
             return cls(name, **arguments)
         from brayx.cluster.remote_buffer import RemoteBuffer as OnCluster
@@ -78,7 +78,7 @@ class JobModel:
     """A handle of a model of the job that runs in this process.
 
     Attributes:
-        name: of the model component.
+        name: name of the model component.
     """
 
     def __init__(self, name: str, model: Any, loop: asyncio.AbstractEventLoop) -> None:
@@ -87,7 +87,7 @@ class JobModel:
 
     @property
     def spec(self) -> Any:
-        """Its signature."""
+        """Signature of the model."""
         return self._model.spec
 
     @property
@@ -97,12 +97,12 @@ class JobModel:
         return version
 
     async def forward(self, *args: NestedArray, batch: bool = False, deadline_s: float | None = None) -> NestedArray:
-        """The model's outputs, on any event loop.
+        """Returns the model's outputs; works on any event loop.
 
         Args:
-            *args: the model's arguments, nested arrays; without batch axis unless ``batch``.
+            *args: the model's arguments, nested arrays; without a batch axis unless ``batch``.
             batch: every leaf has a leading batch axis ``[N, ...]``, and so have the outputs.
-            deadline_s: the outputs are there within so many seconds, or it fails; at most the model's own deadline.
+            deadline_s: seconds until the forward fails; at most the model's own deadline.
 
         Raises:
             ShapeMismatch: they do not fit; shows expected and got for each leaf.
@@ -115,7 +115,7 @@ class JobModel:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def __call__(self, *args: NestedArray, batch: bool = False, deadline_s: float | None = None) -> NestedArray:
-        """`forward` for code that does not await; blocks the thread it is called in.
+        """`forward` for code that does not await; blocks the calling thread.
 
         Raises:
             ModelError: it would block the loop that the model acts on.
@@ -162,7 +162,7 @@ class JobBuffer:
     """A handle of a replay buffer of the job that runs in this process.
 
     Attributes:
-        name: of the buffer component.
+        name: name of the buffer component.
     """
 
     def __init__(self, name: str, buffer: Any) -> None:
@@ -170,7 +170,7 @@ class JobBuffer:
         self._buffer = buffer
 
     def push(self, *replays: Fragment | Columns, drop: bool = True, timeout_s: float = 60.0) -> None:
-        """Hands fragments and columns over; see `brayx.cluster.remote_buffer.RemoteBuffer.push`."""
+        """Pushes fragments and columns; see `brayx.cluster.remote_buffer.RemoteBuffer.push`."""
         if drop:
             self._buffer.push(*replays)
         elif left := self.offer(*replays, timeout_s=timeout_s):
@@ -187,7 +187,7 @@ class JobBuffer:
             await asyncio.to_thread(self.push, *replays, drop=False, timeout_s=timeout_s)
 
     def offer(self, *replays: Fragment | Columns, timeout_s: float) -> list[Fragment | Columns]:
-        """Pushes what there is room for within ``timeout_s`` and gives back the rest. Drops nothing.
+        """Pushes as much as has room within ``timeout_s``, and returns the rest. Drops nothing.
 
         Raises:
             BadFragment: one was refused; those before it were taken.
@@ -219,7 +219,7 @@ class NullBuffer:
 
 @dataclass(frozen=True)
 class _Offer:
-    """What a local host of this process offers by name, and the loop that its models act on."""
+    """The models and buffers of a local host in this process, and the loop that its models act on."""
 
     models: Mapping[str, Any]
     buffers: Mapping[str, Any]
@@ -227,7 +227,7 @@ class _Offer:
 
 
 _offers: list[_Offer] = []
-"""Of the local hosts in this process, the newest last."""
+"""Offers of the local hosts in this process, the newest last."""
 
 
 @contextlib.contextmanager
@@ -236,8 +236,8 @@ def offer(models: Mapping[str, Any], buffers: Mapping[str, Any], loop: asyncio.A
 
     Args:
         models: `brayx.model.local.Model` by component name.
-        buffers: what has ``push`` and ``offer``, by component name.
-        loop: that the models act on.
+        buffers: objects with ``push`` and ``offer``, by component name.
+        loop: event loop that the models act on.
     """
     offered = _Offer(models, buffers, loop)
     _offers.append(offered)
@@ -248,7 +248,7 @@ def offer(models: Mapping[str, Any], buffers: Mapping[str, Any], loop: asyncio.A
 
 
 def _find(kind: Callable[[Any], Mapping[str, Any]], name: str) -> tuple[Any, asyncio.AbstractEventLoop] | None:
-    """What has that name in this process, and the loop to use it on: the session's own view of it in an agent."""
+    """The model or buffer of that name in this process (in an agent, the session's view of it), and its event loop."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -271,7 +271,7 @@ def _job_model(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> Jo
 
 
 def _refuse_options(kind: str, name: str, args: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` if there are any: a job's own model or buffer takes none but its name."""
+    """Raises `ConfigError` if there are options: for a job's own model or buffer, the name is the only argument."""
     if args or options:
         given = ", ".join([*(type(arg).__name__ for arg in args), *options])
         raise ConfigError(f"{kind} {name!r} is the job's: its options are in the job, got {given}", key=given)

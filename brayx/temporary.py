@@ -1,6 +1,6 @@
 """Temporary files of a command, in one folder that is removed at its end.
 
-A process that is killed cannot remove its own, so whoever started it does. Knows nothing of what the files are.
+A killed process cannot remove its own files, so the process that started it does. Knows nothing of the files' content.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Iterator
 
 _REMOVAL_S = 1.0
 _folders: list[str] = []
-"""Those of `temporary_files` that are in use."""
+"""Folders of `temporary_files` that are in use."""
 
 
 @contextlib.contextmanager
 def temporary_files() -> Iterator[str]:
-    """A context in which this process, and what it starts, write temporary files to a folder that is removed after it.
+    """A context in which this process and its children write temporary files to a folder, which is removed afterwards.
 
     Ray's files stay where they were: the paths of its sockets must be short, and other commands look for a running Ray
-    there. What torch compiles stays too, for the next run.
+    there. Torch's compiled code stays too, for the next run.
 
     Yields:
         Path of the folder.
@@ -52,7 +52,7 @@ def temporary_files() -> Iterator[str]:
 
 
 def _remove(folder: str) -> None:
-    """Removes a folder, again while a process that is just ending writes into it."""
+    """Removes a folder; retries while a process that is just ending still writes into it."""
     deadline = time.monotonic() + _REMOVAL_S
     while os.path.exists(folder) and time.monotonic() < deadline:
         shutil.rmtree(folder, ignore_errors=True)

@@ -84,7 +84,7 @@ class Fragment:
         truncated: the trajectory was cut after the last transition for another reason (a time limit, a lost
             client): bootstrap from ``obs[T]``, end the trace. If neither, the next fragment continues from ``obs[T]``.
         policy_version: ``[T]`` int64.
-        extras: further arrays ``[T, ...]`` by name, as an algorithm needs.
+        extras: further arrays ``[T, ...]`` by name, for algorithms that need them.
     """
 
     obs: NestedArray

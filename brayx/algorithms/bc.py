@@ -99,7 +99,7 @@ def held_out(obs: Any, action: Tensor, share: float) -> Tensor:
 
 
 class BC(Algorithm):
-    """Updates a module from learner batches; arguments as of `Algorithm`."""
+    """Updates a module from learner batches; arguments as for `Algorithm`."""
 
     config: BCConfig
 

@@ -248,7 +248,7 @@ def check_fits(
             )
     if config.value_heads and "reward_heads" not in gives:
         raise ConfigError(
-            f"algorithm {config.name!r} has reward_heads, and nothing here gives a reward of several parts: expected "
+            f"algorithm {config.name!r} has reward_heads, and no data here has a reward of several parts: expected "
             "the extra reward_heads [T, K] of an agent's fragments or of a source, or reward_heads []",
             key="reward_heads",
         )
@@ -271,7 +271,7 @@ def check_enough(config: AlgorithmConfig, *, total_steps: int, batches: float, b
     if gradients < min(_LEAST_GRADIENTS, total_steps / _MOST_STEPS):
         raise ConfigError(
             f"{total_steps:,} transitions come to {gradients:.0f} gradients of algorithm {config.name!r}, of "
-            f"{batch_steps:,} transitions each: next to nothing would be learned; expected {change}",
+            f"{batch_steps:,} transitions each: too few to learn anything; expected {change}",
             key="batch_size",
         )
 

@@ -44,7 +44,7 @@ class Sampling:
         return max(1, self.batch_steps // unroll_length)
 
     def samples_per_insert(self, unroll_length: int, batch_size: int) -> float:
-        """How often a column of a table is sampled on average."""
+        """Average number of times that a column of a table is sampled."""
         return self.updates_per_step * unroll_length * batch_size
 
 
@@ -53,8 +53,8 @@ class Critic:
     """A module's submodule ``critic``, which only learning calls.
 
     Attributes:
-        shown: its arguments and result, for messages.
-        takes: its arguments: ``obs`` (a tuple is several), ``action`` and ``state`` (the game's).
+        shown: arguments and result of the critic, for messages.
+        takes: arguments of the critic: ``obs`` (a tuple is several), ``action`` and ``state`` (the game's).
         rank: axes of its result.
     """
 

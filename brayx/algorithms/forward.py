@@ -77,7 +77,7 @@ class Forward:
 
 
 def carries(mask: Tensor, terminated: Tensor, truncated: Tensor) -> Tensor:
-    """Which steps continue from the previous step's state, ``[T, ...]`` bool, time-major.
+    """Marks the steps that continue from the previous step's state, ``[T, ...]`` bool, time-major.
 
     A step after a masked step or an episode's end does not. The masked step after a truncation does: it holds the
     truncated episode's last observation.

@@ -106,7 +106,7 @@ def impala_loss(
 
 
 class Impala(Algorithm):
-    """Updates a module from learner batches; arguments as of `Algorithm`."""
+    """Updates a module from learner batches; arguments as for `Algorithm`."""
 
     config: ImpalaConfig
 

@@ -44,7 +44,7 @@ def share(progress: float, *, schedule: Schedule = "linear", final: float = 0.0,
 
     Args:
         progress: progress of the training, clipped to 0 to 1.
-        schedule: how the factor falls from 1 to ``final`` after the warm-up; constant: it stays 1.
+        schedule: course of the factor from 1 to ``final`` after the warm-up; constant: it stays 1.
         final: factor at the end.
         warmup: share of the training over which the factor first rises linearly from 0.
     """
@@ -132,7 +132,7 @@ class Optimise:
 
         Args:
             loss: loss of a micro-batch.
-            part: its share of the minibatch; weights the user's loss, which is a mean.
+            part: share of the minibatch; weights the user's loss, which is a mean.
         """
         first = not self._fresh
         if first:

@@ -56,7 +56,7 @@ class RewardHead(BaseModel):
     gae_lambda: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Decay of the advantage trace."""
     weight: float = 1.0
-    """Of this head's advantage in the policy's."""
+    """Weight of this head's advantage in the policy's advantage."""
 
 
 class PPOConfig(OptimiseConfig):
@@ -326,7 +326,7 @@ class PPO(Algorithm):
         return {**measured, "learning_rate": learning_rate, "epochs": epochs}
 
     def _gradient_step(self, data: _Data, clip_param: float, done: _Done) -> None:
-        """Learns from one minibatch."""
+        """Takes one gradient step on a minibatch, in parts if the options accumulate gradients."""
         units = data.mask.shape[data.axis]
         count = min(self.config.accumulate, units)
         for index, part in enumerate(data.parts(count) if count > 1 else [data]):

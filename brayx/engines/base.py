@@ -37,7 +37,7 @@ class LeafSpec:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """Where a recurrent model's state goes in and comes out.
+    """Positions of a recurrent model's state among its inputs and outputs.
 
     Attributes:
         argument: position of the argument ``state``.
@@ -170,7 +170,7 @@ def as_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far outputs may be from torch's: ``|got - want| <= atol + rtol * max(1, |want|) + of_peak * peak``.
+    """Limit on the difference from torch: ``|got - want| <= atol + rtol * max(1, |want|) + of_peak * peak``.
 
     Outputs that are not floats, such as a chosen action, have no distance: the share of rows that differ is limited
     instead.
@@ -211,7 +211,7 @@ class Engine(ABC):
 
     Attributes:
         frozen: runs only the weights it was built with.
-        tolerance: how far its outputs may be from torch's.
+        tolerance: largest allowed difference of its outputs from torch's.
         spec: signature of the model.
         layout: name, shape and dtype of every array a weight set must hold.
         initial: the weights the module was built with.

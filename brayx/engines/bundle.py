@@ -95,7 +95,7 @@ def write_bundle(
         samples: inputs.
         about: JSON values for both documents.
         batch_sizes: sizes to compare and to time.
-        tolerances: by runtime; they replace the engines' own.
+        tolerances: tolerances by runtime, instead of the engines' own.
 
     Raises:
         ConfigError: unknown runtime, one that is not installed, or a folder that cannot be written.

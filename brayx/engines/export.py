@@ -297,7 +297,7 @@ class LeafError:
     """Largest error of one output.
 
     Attributes:
-        excess: how far it exceeds the tolerance; at most 0 if it is within.
+        excess: amount by which it exceeds the tolerance; at most 0 if it is within.
         absolute: largest difference of floats; infinite if shapes or dtypes differ, or only one side is NaN.
         relative: the absolute error as a share of the output's peak.
         differing: share of rows that are not equal, for outputs that are not floats; None for floats.
@@ -382,7 +382,7 @@ def carried(run: Run, state: StateSpec | None, batches: Iterable[Sequence[np.nda
 
     Args:
         run: computes output leaves from input leaves.
-        state: where the model's state is; None for a model without one.
+        state: positions of the model's state; None for a model without one.
         batches: input leaves of each batch; state leaves are used in the first batch only.
     """
     outputs: list[np.ndarray] | None = None

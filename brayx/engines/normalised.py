@@ -28,7 +28,7 @@ def normalised(module: torch.nn.Module, scalings: Mapping[str, Scaling]) -> torc
 
     Args:
         module: takes an observation, named as in learner batches: all arguments except the state, in one nest.
-        scalings: by path of the leaf.
+        scalings: scalings by path of the leaf.
 
     Raises:
         ModelError: the module already has an attribute of the normaliser's name.

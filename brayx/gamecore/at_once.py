@@ -1,4 +1,4 @@
-"""Several games in one process, their sessions on one TCP connection: the ticks that are ready are sent together.
+"""Plays several games in one process, with all sessions on one TCP connection; ticks that are ready are sent together.
 
 A game is a generator: it yields the requests of its session one by one and takes their replies. One process with eight
 such games takes a third of the CPU of eight processes, and the service reads and answers eight ticks at a time. Knows
@@ -53,16 +53,16 @@ def play_at_once(
     key: str = "",
     secret: bytes = b"",
 ) -> list[AnyResult]:
-    """Play ``at_once`` games side by side until there are ``games`` results, or until ``should_stop``.
+    """Plays ``at_once`` games side by side until there are ``games`` results, or until ``should_stop``.
 
     Args:
         begin: makes a game, given its place (0 to ``at_once - 1``) and its seed. It has to end soon once
             ``should_stop`` is true, with ``stopped``.
         url: ``tcp://host:port``.
         seed: makes the games repeatable; the first place plays those that one game at a time would be.
-        timeout_s: of one request; past it the connection is given up, and the games on it.
-        games, on_game, give_up_after_s, should_stop: as of `brayx.gamecore.games.play_games`.
-        key, secret: as of `brayx.gamecore.client.Client`.
+        timeout_s: deadline of one request; past it the connection and its games are given up.
+        games, on_game, give_up_after_s, should_stop: as for `brayx.gamecore.games.play_games`.
+        key, secret: as for `brayx.gamecore.client.Client`.
 
     Raises:
         ConfigError: the URL is not of a TCP door.
@@ -70,7 +70,7 @@ def play_at_once(
     """
     endpoint = Endpoint.parse(url)
     if endpoint.scheme != "tcp":
-        raise ConfigError(f"several games at once share a TCP connection: {url} is none, expected tcp://host:port")
+        raise ConfigError(f"several games at once share a TCP connection: {url} is not one, expected tcp://host:port")
     table = _Table(begin, [seeds(seed, index) for index in range(at_once)])
     patience = Patience(give_up_after_s)
     results: list[AnyResult] = []

@@ -24,7 +24,7 @@ from brayx.gamecore.protocol import StepRequest
 logger = logging.getLogger(__name__)
 
 DEFAULT_WINDOW_S = 300.0
-"""How far a request's time may be from the service's clock, either way."""
+"""Largest difference between a request's time and the service's clock, either way."""
 
 MIN_SECRET_BYTES = 16
 MAX_KEY_CHARS = 64
@@ -55,8 +55,8 @@ class Keys:
     """The secrets of a service by key id. There may be several, so that a key can be replaced without an interruption.
 
     Args:
-        secrets: by key id.
-        window_s: how far a request's time may be from the service's clock, either way.
+        secrets: secrets by key id.
+        window_s: largest difference between a request's time and the service's clock, either way.
         source: name of their source, for messages.
 
     Raises:
@@ -83,7 +83,7 @@ class Keys:
 
         Args:
             text: contents of a file.
-            source: its name, for messages. Messages never quote a line, which may hold a secret.
+            source: name of the source, for messages. Messages never quote a line, which may hold a secret.
 
         Raises:
             ConfigError: a malformed line, a repeated id, or a short secret; the message has the line's number.
@@ -150,7 +150,7 @@ class Keys:
         key, time, token = request.key, request.time, request.token
         if not (key and time and token):
             absent = ", ".join(repr(name) for name in ("key", "time", "token") if not getattr(request, name))
-            raise Unauthorized(f"this service asks for keys: {absent} missing", missing=absent)
+            raise Unauthorized(f"this service requires keys: {absent} missing", missing=absent)
         if not (time.isascii() and time.isdigit() and len(time) <= _MOST_TIME_DIGITS):
             raise Unauthorized(f"'time' is {time[:40]!r}, expected Unix seconds, a decimal number", field="time")
         behind_s = now - int(time)
@@ -232,7 +232,7 @@ def new_key(path: str | Path, key: str | None = None) -> str:
     key = key if key is not None else f"key-{secrets.token_hex(4)}"
     _check_key(key, str(path))
     if key in known:
-        raise ConfigError(f"{path}: there is a key {key!r} already; remove its line first, or choose another id")
+        raise ConfigError(f"{path}: key {key!r} already exists; remove its line first, or choose another id")
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, _PRIVATE)
         with os.fdopen(handle, "r+b") as file:
@@ -285,6 +285,6 @@ def _parse(text: str, source: str) -> dict[str, bytes]:
         _check_key(key, where)
         _check_secret(key, secret.encode(), where)
         if key in found:
-            raise ConfigError(f"{where}: key {key!r} is there twice")
+            raise ConfigError(f"{where}: key {key!r} is given twice")
         found[key] = secret.encode()
     return found

@@ -1,4 +1,4 @@
-"""What an HTTP door says to browsers: which origins' scripts may call it (CORS), and the frame of its pages.
+"""An HTTP door's answers to browsers: the origins whose scripts may call it (CORS), and the frame of its pages.
 
 Doors of actors and of models use both. Knows nothing of what is behind a door.
 """
@@ -18,7 +18,7 @@ _MAX_AGE_S = b"600"
 
 
 class Cors:
-    """Which origins' scripts may call the HTTP doors, as browsers ask it (the Fetch standard, 3.2).
+    """The origins whose scripts may call the HTTP doors (CORS; the Fetch standard, 3.2).
 
     Args:
         origins: like ``https://play.example.com``; `ANY`: all; none: doors name no origin and take no ``OPTIONS``.

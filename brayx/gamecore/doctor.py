@@ -62,7 +62,7 @@ class Finding:
 
     Attributes:
         layer: one of `LAYERS`.
-        outcome: whether it works; ``skipped``: not checked, or does not apply.
+        outcome: the layer works or not; ``skipped``: not checked, or does not apply.
         ms: duration of the check.
         said: what the check observed.
         advice: what to do if it failed.
@@ -281,7 +281,7 @@ def _failed(error: BrayxError) -> _Failed:
 
 
 def _advice(error: BrayxError) -> str:
-    """What to do about an error."""
+    """Advice about an error."""
     if isinstance(error, DeadlineExceeded) and _is_of_client(error):
         if error.details.get("layer") == "connect":
             return "a firewall may drop the packets; is the address right?"
@@ -308,7 +308,7 @@ _ADVICE: dict[type[BrayxError], str] = {
     ConfigError: "correct the job",
     ProtocolError: "do both sides have the same version of brayx?",
 }
-"""By the first class that fits."""
+"""Advice by class of the error; the first class that fits counts."""
 
 _UNKNOWN = "look the error up in docs/protocol.md"
 
@@ -317,8 +317,8 @@ def report(findings: Iterable[Finding], url: str, *, as_json: bool = False) -> i
     """Prints the findings as they come; returns the exit code: 1 if a layer failed, else 0.
 
     Args:
-        findings: from `examine`.
-        url: of the service.
+        findings: findings from `examine`.
+        url: URL of the service.
         as_json: print one JSON document at the end instead.
     """
     kept: list[Finding] = []

@@ -46,7 +46,7 @@ RESUMED = (SessionResumed, OutOfSequence)
 if the first was lost with its connection."""
 
 MOST_RESUMED = 3
-"""How often in a row one request may get such an error before its game is given up."""
+"""Maximum number of such errors in a row for one request before its game is given up."""
 
 RETRIED = (*RESUMED, SessionLost, SessionUnknown, AgentError, Overloaded, DeadlineExceeded, TransportError)
 """Errors that end one game only, since another session may not get them."""
@@ -321,7 +321,7 @@ def run_command(parser: argparse.ArgumentParser, argv: list[str] | None, play: P
     """Runs ``brayx gamecore KIND``; returns the exit code: 0 done or stopped, 1 service failed, 2 bad usage.
 
     Args:
-        parser: of `command_parser`, with the options of this kind.
+        parser: a `command_parser`, with the options of this kind.
         argv: command-line arguments; None: those of the process.
         play: plays the games.
     """

@@ -225,7 +225,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command ``brayx gamecore gym``; exit codes as of `brayx.gamecore.games.run_command`."""
+    """The command ``brayx gamecore gym``; exit codes as for `brayx.gamecore.games.run_command`."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # so that module:id finds modules in the working directory
 

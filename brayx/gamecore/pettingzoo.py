@@ -462,7 +462,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command ``brayx gamecore pettingzoo``; exit codes as of `brayx.gamecore.games.run_command`."""
+    """The command ``brayx gamecore pettingzoo``; exit codes as for `brayx.gamecore.games.run_command`."""
 
     def play(
         options: argparse.Namespace, on_game: Callable[[playing.Result], None], should_stop: Callable[[], bool]

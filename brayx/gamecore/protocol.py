@@ -15,7 +15,7 @@ from brayx.errors import HeaderTooLarge, ProtocolError
 STEP_PATH = "/step"
 SESSION_PATH = "/session"
 WS_SUBPROTOCOL = "brayx.v1"
-"""With it, a WebSocket message is one kind byte and the body; without it, a message is a bare tick body."""
+"""WebSocket subprotocol in which a message is one kind byte and the body; without it, a message is a bare tick body."""
 
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_SESSION_CHARS = 256

@@ -30,15 +30,15 @@ _KEPT_VERSIONS = 4
 
 
 class ActingModel:
-    """A `LocalModel` whose engine is built while it acts already.
+    """A `LocalModel` that acts with torch while its engine is built.
 
     Args:
         config: options of the model component.
         module, example_args: results of its ``build_model``; copied.
         sink: records batches.
         version, weights: initial policy version and weights; None: the module's own.
-        engine: makes the configured engine; None: of the module as it is, which is in training.
-        fetch: fetches the weights of other versions, as `LocalModel` has it.
+        engine: makes the configured engine; None: export the module itself, which is in training.
+        fetch: fetches the weights of other versions, as for `LocalModel`.
 
     Attributes:
         model: the acting model.
@@ -79,8 +79,8 @@ class ActingModel:
         """Builds the configured engine in a thread, and swaps it in; torch stays if that fails.
 
         Args:
-            say: gets a line that names the new engine, or says why torch stays.
-            record: gets what the model acts with from then on: ``onnx from version 3``, or ``torch``.
+            say: called with a line that names the new engine, or says why torch stays.
+            record: called with the engine that the model acts with from then on: ``onnx from version 3``, or ``torch``.
 
         Returns:
             The thread, which calls both.

@@ -26,8 +26,8 @@ from brayx.types import Columns, Fragment
 
 
 class LocalBuffer:
-    """A `ReplayBuffer` for several threads. A call waits for another thread at most for the time of one batch; `push`
-    does not wait for the buffer at all.
+    """A `ReplayBuffer` for several threads. A call waits for another thread at most as long as one batch takes; `push`
+    never waits for the buffer.
 
     Args:
         config: sizes and sampling.
@@ -85,7 +85,7 @@ class LocalBuffer:
             self.behind()
 
     def offer(self, *replays: Fragment | Columns, timeout_s: float) -> list[Fragment | Columns]:
-        """Stores as many as find room within ``timeout_s``; returns the rest. Drops none.
+        """Stores as many as have room within ``timeout_s``; returns the rest. Drops none.
 
         Raises:
             BadFragment: one was refused, and counted; those before it were stored.
@@ -185,7 +185,7 @@ class LocalBuffer:
                 self.changed()
 
     def _pack(self, replay: Fragment | Columns) -> int:
-        """Packs one; returns 1 if it was accepted, else 0."""
+        """Packs one replay; returns 1 if it was accepted, else 0."""
         if self._ended:
             self._buffer.dropped_elsewhere("ended", transitions(replay))
             return 0

@@ -18,7 +18,7 @@ import brayx.clock as clock
 
 
 class Breakpoints:
-    """What `breakpoint()` does, as a context; another debugger's own hook stays.
+    """A context that sets the hook of `breakpoint()`, unless another debugger has set its own.
 
     Args:
         on_hold: called before each prompt, in the thread that is stopped: frees the terminal.

@@ -30,7 +30,7 @@ def check_imitates(algorithm: AlgorithmConfig, training: Training) -> None:
     match.
 
     Raises:
-        ConfigError: names the option, and what fits.
+        ConfigError: they do not fit; the message names the option, and what fits.
     """
     if algorithm.imitates == "nothing":
         fits = [each.name for each in OURS if each.imitates != "nothing"]

@@ -45,7 +45,7 @@ class LocalHost:
 
     Attributes:
         urls: URL of each door by name: ``http``, ``ws``, ``tcp``, ``grpc``.
-        loop: that all of it runs on.
+        loop: event loop that everything runs on.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class LocalLearner:
         module, forward_args: a new model; only the learner's thread may use it.
         followers: get each published version with its weights, in the learner's thread.
         batches: the stream to learn from. The learner ends with it, and ends it.
-        numbers, keeper, about, hooks, normaliser: as of `brayx.trainer.loop.learn`.
+        numbers, keeper, about, hooks, normaliser: as for `brayx.trainer.loop.learn`.
         eval_batches: batches to evaluate, by buffer.
 
     Attributes:
@@ -83,7 +83,7 @@ class LocalLearner:
         return self._thread.is_alive()
 
     def state(self) -> str:
-        """Its state, in a few words for the display."""
+        """The learner's state, in a few words for the display."""
         if not self.running:
             return "has ended"
         return f"has published weights, version {self._version}" if self._published else "has published no weights yet"

@@ -21,7 +21,7 @@ class LocalNumbers(Recorder):
 
     Args:
         totals: initial sums, from an interrupted trial.
-        x_axis: as of `Books`.
+        x_axis: as for `Books`.
     """
 
     def __init__(self, totals: Mapping[str, float], x_axis: XAxis) -> None:

@@ -1,4 +1,4 @@
-"""What the collector and the learner of `brayx.local.train.train_local` share: batches flow one way, weights the other.
+"""Joins the collector and the learner of `brayx.local.train.train_local`: batches flow one way, weights the other.
 
 Knows nothing of algorithms, nor of how options are chosen.
 """

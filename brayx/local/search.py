@@ -101,9 +101,9 @@ def run_trials(
     Args:
         work: trains a trial.
         drawn: options of each trial, by number.
-        competition: the rule of comparison. A population runs at once, other trials as many at once as there are CPUs.
-        listener: is called at each comparison and end.
-        deadline_s: for all trials together; then running ones are ended.
+        competition: the rule of comparison. All trials of a population run at once, others one per CPU.
+        listener: called at each comparison and end.
+        deadline_s: deadline of all trials together; running ones are then ended.
     """
     cpus = len(os.sched_getaffinity(0))
     at_once = len(drawn) if isinstance(competition, Population) else max(1, min(len(drawn), cpus))
@@ -267,7 +267,7 @@ class _Process:
         return self._process.poll() is None
 
     def code(self) -> int | None:
-        """Its exit code, after a short wait."""
+        """The process's exit code, after a short wait."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(1.0)
         return None

@@ -18,7 +18,7 @@ from brayx.replay.packing import Batch
 _LOOK_S = 0.5
 """Interval at which a wait checks its condition."""
 _PAUSE_S = 0.005
-"""Pause of a thread that pushes faster than the learner learns, and the least time between two."""
+"""Pause of a thread that pushes faster than the learner learns, and the least time between two pauses."""
 
 
 class Batches:
@@ -87,10 +87,10 @@ class Batches:
             buffer.end()
 
     def _pause(self) -> None:
-        """Leaves the interpreter to an update for a moment; for a thread that pushes more than is learned from.
+        """Pauses a thread that pushes more than is learned from, so that an update gets the interpreter.
 
         Otherwise an event loop at full load takes the interpreter's lock back at every operation of the update, which
-        then takes twenty times as long, and most of what is played meanwhile is dropped.
+        then takes twenty times as long, and most of the data played meanwhile is dropped.
         """
         now = time.monotonic()
         if now - self._paused_until >= _PAUSE_S and not self._idle.is_set():

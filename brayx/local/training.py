@@ -26,30 +26,29 @@ class Training(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     total_steps: _Count = 100_000
-    """Transitions to collect, or, where only demonstrations are learned from, those of their batches; schedules fall
-    towards it."""
+    """Transitions to collect; for an algorithm that only imitates, transitions of its batches. Schedules end here."""
     num_envs: Annotated[int, Field(ge=1, le=65_536)] = 32
-    """Environments stepped together; over a cluster those of all workers, shared out evenly."""
+    """Environments stepped together; on a cluster, those of all workers, divided evenly."""
     unroll_length: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Steps of a run; None: the algorithm's. With ``fifo``, a batch is a run of all environments: ``num_envs *
     unroll_length`` transitions."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
-    """Adam's, at the start; its epsilon is 1e-5."""
+    """Adam's initial learning rate; its epsilon is 1e-5."""
     target_return: float | None = None
     """Training ends when the mean return of the last episodes reaches this."""
     target_games: _Count = 100
-    """Episodes that must have been finished before."""
+    """Episodes that must finish before ``target_return`` can end the training."""
     seed: int = 0
-    """Of environments, actions, weights and minibatches."""
+    """Seed of environments, actions, weights and minibatches."""
     network: NetworkConfig | None = None
     """Options of the ready-made networks; None: what suits the algorithm."""
     sampler: Literal["fifo", "uniform", "prioritised"] | None = None
-    """``fifo``: each run is learned from once. Else runs go into a table whose columns are sampled. None: the
+    """``fifo``: each run is learned from once. Otherwise runs go into a table, whose columns are sampled. None: the
     algorithm's."""
     priority_exponent: Annotated[float, Field(ge=0, le=10)] = 0.6
-    """Of ``prioritised``, alpha: 0 draws uniformly."""
+    """Alpha of ``prioritised``; 0 draws uniformly."""
     importance_exponent: Annotated[float, Field(ge=0, le=1)] = 0.4
-    """Of ``prioritised``, beta: 1 corrects in full for columns that come more often."""
+    """Beta of ``prioritised``; 1 corrects in full for columns that are drawn more often."""
     importance_batches: _Count | None = None
     """Batches until ``importance_exponent`` has grown to 1; None: it stays."""
     batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
@@ -57,31 +56,31 @@ class Training(BaseModel):
     capacity: _Count = 100_000
     """Columns of the table."""
     samples_per_insert: Annotated[float, Field(gt=0)] | None = None
-    """How often a column is sampled on average; None: often enough for the algorithm's number of updates for each
-    transition."""
+    """Average number of times that a column is sampled; None: as the algorithm's number of updates per transition
+    requires."""
     min_columns: _Count = 1_000
     """Columns that the table must have before the first is sampled."""
     blocking: bool = True
-    """Collect with the newest weights only; else the next run is collected while one is learned from, with weights that
-    are one update older."""
+    """Collect with the newest weights only. Otherwise the next run is collected during learning, with weights that are
+    one update older."""
     normalise_obs: bool = False
-    """As `brayx.rollout.collector.Collector` has it, like the next four."""
+    """Shift and scale observations to mean 0 and deviation 1."""
     normalise_reward: bool = False
-    """By the deviation of their discounted sums."""
+    """Divide rewards by the deviation of their discounted sums."""
     reward_clip: Annotated[float, Field(gt=0)] | None = None
-    """Rewards are learned from within +- this."""
+    """Clip rewards to +- this for learning."""
     scale_actions: bool = True
-    """A continuous action of -1 to 1 reaches the bounds of the environment."""
+    """Map continuous actions from -1 to 1 onto the environment's bounds."""
     sde_steps: _Count = 1
-    """Steps for which the noise of state-dependent exploration stays."""
+    """Steps between two draws of the noise for state-dependent exploration."""
     vectorization: Vectorization = "auto"
-    """As `brayx.rollout.envs.make_envs` has it, like the next one."""
+    """How environments are stepped, see `brayx.rollout.envs.make_envs`."""
     env_options: Mapping[str, Any] = {}
     """Keyword arguments of each environment."""
     engine: ActingEngine = "onnx"
-    """Of acting."""
+    """Engine that acts."""
     threads: Annotated[int, Field(ge=1, le=256)] = 1
-    """Of torch, in acting and learning."""
+    """Threads of torch, in acting and learning."""
     use_gpu: bool = False
     """Learn on this machine's GPU."""
     evaluation_episodes: Annotated[int, Field(ge=0)] = 0

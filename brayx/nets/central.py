@@ -1,4 +1,4 @@
-"""A policy on one agent's observation with a centralised critic, for training only, on the game's state. Torch only.
+"""A policy on one agent's observation, with a critic on the game's state that only training uses. Torch only.
 
 The critic is the submodule ``critic``, which `forward` never calls: engines and exports leave it out, checkpoints
 include it.

@@ -84,7 +84,7 @@ class NatureCNN(_Strided):
     """Mnih et al. 2015, "Human-level control through deep reinforcement learning"; for images of about 84 x 84.
 
     Args:
-        shape: of an image, ``[C, H, W]``.
+        shape: shape of an image, ``[C, H, W]``.
         features: number of output features, after a ReLU.
     """
 
@@ -100,7 +100,7 @@ class SmallCNN(_Strided):
     A third of the work of `NatureCNN`, and enough for simpler games.
 
     Args:
-        shape: of an image, ``[C, H, W]``.
+        shape: shape of an image, ``[C, H, W]``.
         features: number of output features, after a ReLU.
     """
 
@@ -125,9 +125,9 @@ class ImpalaCNN(_Images):
     """The deep residual network of Espeholt et al. 2018, "IMPALA", https://arxiv.org/abs/1802.01561; any image size.
 
     Args:
-        shape: of an image, ``[C, H, W]``.
+        shape: shape of an image, ``[C, H, W]``.
         features: number of output features, after a ReLU.
-        channels: of each block; a block halves height and width.
+        channels: channels of each block; a block halves height and width.
     """
 
     def __init__(self, shape: Sequence[int], features: int = 256, channels: Sequence[int] = (16, 32, 32)) -> None:

@@ -39,7 +39,7 @@ class Numbers(nn.Module):
         self.features = int(torch.Size(shape).numel())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Flattens."""
+        """Flattens the array: ``[..., *shape] -> [..., product of shape]``."""
         x = x if x.is_floating_point() else x.float()
         return x if self.dims == 1 else x.unsqueeze(-1) if self.dims == 0 else x.flatten(-self.dims)
 
@@ -86,7 +86,7 @@ class Embedding(nn.Module):
         nn.init.normal_(self.table.weight, std=features**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Looks up."""
+        """Looks up the vectors: ``[...] -> [..., features]``."""
         y: Tensor = self.table(x.long())
         return y
 
@@ -134,7 +134,7 @@ class Observation(nn.Module):
     """Encodes a whole observation: concatenates the features of all leaves except ``action_mask``.
 
     Args:
-        encoders: by name of the leaf; the name ``""`` stands for an observation that is a bare array.
+        encoders: encoder of each leaf, by name; the name ``""`` stands for an observation that is a bare array.
     """
 
     def __init__(self, encoders: Mapping[str, nn.Module]) -> None:

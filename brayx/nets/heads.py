@@ -1,4 +1,4 @@
-"""Action heads: from features to the outputs that `brayx.nets.distributions` reads. Torch only.
+"""Action heads: they turn features into the outputs that `brayx.nets.distributions` reads. Torch only.
 
 The network applies action masks here, from the observation, so acting and learning always use the same mask. Last
 layers start orthogonal with gain 0.01, so that a new policy is nearly uniform.

@@ -38,7 +38,7 @@ class Feed:
     Args:
         buffer: the buffer to feed.
         parts: parts of the data, each read in its own thread; the order between them is undefined.
-        epochs: how many times each part is read.
+        epochs: number of times that each part is read.
         name: name of the source, for errors.
 
     Attributes:

@@ -31,7 +31,7 @@ class Importance:
         """The batch with its ``weight`` ``[B]`` raised to ``beta``; a batch without weights is returned unchanged.
 
         Args:
-            batch: from a shard or `Table`, with weights for ``beta`` 1; not modified.
+            batch: batch from a shard or `Table`, with weights for ``beta`` 1; not modified.
             before: number of learner batches before it.
         """
         if "weight" not in batch:

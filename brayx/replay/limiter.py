@@ -20,7 +20,7 @@ class RateLimiter:
     and both sides wait for ever. Such settings are refused. (After Reverb's SampleToInsertRatio.)
 
     Args:
-        samples_per_insert: how often an item is sampled on average; None: no limit.
+        samples_per_insert: average number of samples of an item; None: no limit.
         min_size: items that must be stored before the first sample.
         error_buffer: allowed distance of the balance from its target, in samples; None: twice the least that cannot
             deadlock.
@@ -72,7 +72,7 @@ class RateLimiter:
         return self._ratio * self.inserts - self.samples
 
     def room(self, size: int) -> int | None:
-        """How many inserts are allowed while ``size`` items are stored; None: any number."""
+        """Number of inserts allowed while ``size`` items are stored; None: any number."""
         if self._ratio == 0:
             return None
         free = (self._high - self.balance) / self._ratio

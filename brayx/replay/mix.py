@@ -16,7 +16,7 @@ class Mix:
     """Chooses streams in proportion to their weights.
 
     Args:
-        weights: by name, positive; only their ratios matter.
+        weights: positive weights by name; only their ratios matter.
 
     Raises:
         ValueError: no stream, or a weight that is not positive.

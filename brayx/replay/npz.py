@@ -76,7 +76,7 @@ class _Rows:
         member: the archive's member, in NumPy's format.
 
     Attributes:
-        shape, dtype: of the array.
+        shape, dtype: shape and dtype of the array.
 
     Raises:
         ValueError: it is not an array, or an array of Python objects.

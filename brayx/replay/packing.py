@@ -60,7 +60,7 @@ class Layout:
     Attributes:
         obs: leaves of an observation, by path.
         action: one action; None: not known yet.
-        extras: by name; None: not known yet.
+        extras: extras by name; None: not known yet.
         model: the paths of ``obs`` that are inputs of the model; fragments are converted to their dtypes.
         acts: the model's valid actions; None: not known.
     """
@@ -398,12 +398,12 @@ class Packer:
         return arrays
 
     def closes(self, steps: int) -> int:
-        """At most how many columns ``steps`` transitions complete, including the current one."""
+        """Most columns that ``steps`` transitions complete, including the current one."""
         # The step to bootstrap from needs a place after the last transition, which may be the last of its column.
         return (self._step + steps + (self._length > 1)) // self._length
 
     def fitting(self, steps: int, room: int) -> int:
-        """How many of ``steps`` transitions can be packed with at most ``room`` columns completed.
+        """Number of ``steps`` transitions that can be packed with at most ``room`` columns completed.
 
         Either all of them, or a number that ends at a column's end.
         """

@@ -91,7 +91,7 @@ def _column(file: Path, name: str, array: Any, first: int, shapes: dict[str, tup
     """A block of rows of a column, ``[rows, ...]``; lists of equal length become axes.
 
     Args:
-        file, name: for errors.
+        file, name: file and name of the column, for errors.
         array: the values.
         first: number of the block's first row in the file.
         shapes: shape of a row by column name; the file's first block sets it, later blocks must match.

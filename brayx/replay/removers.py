@@ -1,4 +1,4 @@
-"""Removers choose the slot of a new column in a full table: the oldest, the lowest priority, or a weighted reservoir.
+"""Removers choose the slot of a new column in a full table: the oldest, the lowest priority, or by weighted reservoir.
 
 NumPy only. Like samplers (`samplers.py`), a remover works on arrays and knows nothing of a column's content.
 """
@@ -33,7 +33,7 @@ class Oldest:
     """Replaces the oldest column: slots form a ring.
 
     Args:
-        capacity: of the table.
+        capacity: capacity of the table.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -91,7 +91,7 @@ class LowestPriority(_ByKey):
     A push to a full table scans all priorities once.
 
     Args:
-        capacity: of the table.
+        capacity: capacity of the table.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -118,7 +118,7 @@ class Reservoir(_ByKey):
     learner's later priorities change nothing.
 
     Args:
-        capacity: of the table.
+        capacity: capacity of the table.
     """
 
     def place(self, count: int, priorities: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:

@@ -36,7 +36,7 @@ class Uniform:
     """Every column is equally likely.
 
     Args:
-        capacity: of the table.
+        capacity: capacity of the table.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -78,7 +78,7 @@ class Prioritised:
     priority seen so far, so that it is learned from soon.
 
     Args:
-        capacity: of the table.
+        capacity: capacity of the table.
         exponent: ``alpha``; 0 is uniform.
     """
 

@@ -33,7 +33,7 @@ def episodes(
     """Episodes from consecutive blocks of rows; an episode may span several blocks.
 
     Args:
-        file: for errors.
+        file: the file, for errors.
         blocks: the blocks of rows, by the file's names.
         fields: the file's names by our names, where they differ.
         goes_on: the first rows continue an episode of the part before, and are skipped.
@@ -79,7 +79,7 @@ def by_our_names(file: Path, arrays: Arrays, fields: Mapping[str, str]) -> Array
     """A block of rows by our names.
 
     Args:
-        file: for errors.
+        file: the file, for errors.
         arrays: the block, by the file's names.
         fields: the file's names by our names, where they differ.
 
@@ -114,7 +114,7 @@ def need(file: Path, has: Iterable[str], there: Iterable[str]) -> None:
     """Checks that the data has all fields of a step.
 
     Args:
-        file: for errors.
+        file: the file, for errors.
         has: the fields that it has, by our names.
         there: the same as the error lists them.
 

@@ -133,7 +133,7 @@ class Table:
         return self.limiter.room(self._count)
 
     def insert(self, columns: Batch) -> int:
-        """Copies the first columns of ``[n, T + 1, ...]`` in, as many as the rate allows; returns how many."""
+        """Copies as many of the first columns of ``[n, T + 1, ...]`` as the rate allows; returns their number."""
         rows = len(columns["mask"])
         room = self.room
         count = rows if room is None else min(rows, room)

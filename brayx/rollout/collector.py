@@ -72,22 +72,22 @@ class Collector:
     """Collects runs of ``unroll_length`` steps of every environment.
 
     Args:
-        envs: closed by `close`.
-        policy: acts.
+        envs: the environments; `close` closes them.
+        policy: the policy that acts.
         unroll_length: steps of a run, ``T``; the attribute may be changed between two runs.
-        seed: of environments and actions.
-        scale_actions: for a Box with finite bounds, the policy's -1 to 1 map to the bounds. The policy's own action is
+        seed: seed of environments and actions.
+        scale_actions: map the policy's -1 to 1 to the bounds of a Box, if these are finite. The policy's own action is
             recorded, unclipped.
-        normalise_obs: observations have running mean 0 and deviation 1, for acting and in the record; a normaliser: use
-            it without updating it.
-        normalise_reward: recorded rewards are divided by the running deviation of their discounted sums.
+        normalise_obs: normalise observations to running mean 0 and deviation 1, for acting and in the record; a
+            normaliser: use it without updating it.
+        normalise_reward: divide recorded rewards by the running deviation of their discounted sums.
         gamma: discount of those sums.
-        reward_clip: recorded rewards are clipped to +- this, before they are normalised; None: they are not.
+        reward_clip: clip recorded rewards to +- this before they are normalised; None: do not clip.
         sde_steps: steps for which noise that depends on the state stays the same.
-        greedy: the most likely action is taken, instead of a drawn one.
+        greedy: take the most likely action instead of a drawn one.
 
     Attributes:
-        env_steps: transitions collected since the start, those left out not counted.
+        env_steps: transitions collected since the start, without those left out.
         obs_normaliser, reward_normaliser: None if unused.
 
     Raises:
@@ -240,7 +240,7 @@ class Collector:
         return state
 
     def scalings(self) -> Mapping[str, Scaling]:
-        """How observations are normalised now, by a learner batch's names."""
+        """The current scaling of each observation, by its name in a learner batch."""
         return {} if self.obs_normaliser is None else self.obs_normaliser.scalings()
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -258,16 +258,16 @@ class Collector:
             self.obs_normaliser.load_state_dict({n: a for n, a in state.items() if not n.startswith("reward:")})
 
     def moments(self) -> AllMoments:
-        """What its normalisers use now."""
+        """The moments that its normalisers use now."""
         return {name: shared.total for name, shared in self._shared().items()}
 
     def drain_moments(self) -> AllMoments:
-        """What its normalisers have seen since the last time."""
+        """The moments of its normalisers' samples since the last call."""
         with self._moving:
             return {name: shared.drain() for name, shared in self._shared().items()}
 
     def adopt_moments(self, merged: AllMoments) -> None:
-        """Normalises by the moments of all workers, and by what is not in them yet."""
+        """Sets the moments of all workers, to which each normaliser adds its samples that are not in them yet."""
         with self._moving:
             for name, shared in self._shared().items():
                 if name in merged:
@@ -441,7 +441,7 @@ def check_noise(sde_steps: int, outputs: Collection[str]) -> None:
     """Refuses ``sde_steps`` above 1 for a policy whose noise does not depend on the state.
 
     Args:
-        sde_steps: as of `Collector`.
+        sde_steps: as for `Collector`.
         outputs: names of the model's outputs.
 
     Raises:

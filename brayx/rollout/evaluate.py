@@ -26,7 +26,7 @@ class Evaluation:
     """The result of an evaluation.
 
     Attributes:
-        episodes: as many as requested, in no order; fewer after a stop or a cut, and then short ones first.
+        episodes: the requested number of episodes, in no order; fewer after a stop or a cut, and then short ones first.
         cut: number of these that had not ended after ``max_steps``: they count with their return so far.
     """
 
@@ -62,9 +62,9 @@ def evaluate(
         envs: left open.
         policy: acts, with the weights it has.
         episodes: number of episodes; the first ones of each environment count.
-        seed: of environments and actions.
+        seed: seed of environments and actions.
         greedy: the most likely action instead of a drawn one.
-        scale_actions: as the policy was trained.
+        scale_actions: as in the policy's training.
         normaliser: the trained normaliser of observations; not updated.
         max_steps: limit of an episode. A longer one is cut, and its environment plays no other, since it may never end.
         stop: once set, the evaluation ends with the episodes that have ended so far, which may be none.

@@ -141,8 +141,8 @@ class ObsNormaliser:
     """Normalises observations to mean 0 and deviation 1, leaf by leaf; leaves that are not floats are unchanged.
 
     Args:
-        shapes: of the leaves of one observation, by path.
-        dtypes: of the same.
+        shapes: shapes of the leaves of one observation, by path.
+        dtypes: dtypes of these leaves.
         clip: largest magnitude of the result.
     """
 
@@ -254,7 +254,7 @@ class RewardNormaliser:
 
 
 AllMoments: TypeAlias = dict[str, Moments]
-"""By name: ``reward``, and the paths of an observation's leaves."""
+"""Moments by name: ``reward``, and the paths of an observation's leaves."""
 
 
 class MomentsStore:

@@ -95,7 +95,7 @@ def _zeros(space: Any) -> NestedArray:
         return tuple(_zeros(part) for part in space.spaces)
     if space.shape is None:
         raise ConfigError(
-            f"observation space is {space}, which has no one shape: expected Box, Discrete, MultiDiscrete or "
+            f"observation space is {space}, which has no single shape: expected Box, Discrete, MultiDiscrete or "
             "MultiBinary, or a Dict or Tuple of them",
             key="observation_space",
         )

@@ -29,7 +29,7 @@ class RolloutSpec:
 
     Attributes:
         name: name of the component.
-        config: its options.
+        config: options of the component.
         model_name, model: the model component that acts.
         buffer_config: options of the buffer; its ``unroll_length`` is the length of a fragment.
         folder: searched first for the user's modules.
@@ -178,7 +178,7 @@ def env_source(name: str, config: RolloutComponent, job: Mapping[str, Any], fold
 
     Args:
         name: name of the component.
-        config: its options.
+        config: options of the component.
         job: the whole job as plain dicts.
         folder: searched first for its module.
 

@@ -1,6 +1,6 @@
-"""The hub of a trial: all samples meet in it, and a thread writes their numbers to MLflow.
+"""The hub of a trial: collects all samples, and writes their numbers to MLflow in a thread.
 
-The local host has it in a process of its own (`pipelines.clerk`), the cluster in a named actor (`brayx.cluster.hub`).
+The local host runs it in a process of its own (`pipelines.clerk`), the cluster in a named actor (`brayx.cluster.hub`).
 Knows nothing of Ray, nor of the recording code.
 """
 
@@ -35,10 +35,10 @@ class Hub(Inbox):
     A write that fails is not fatal: the totals keep its numbers, and the next write goes on. The snapshot counts
     failures as ``hub_write_failures``; the log has one line until writing works again.
 
-    As an inbox it takes requests to the trial's job, since other processes find it by the trial's id.
+    It is also the inbox for requests to the trial's job, since other processes find it by the trial's id.
 
     Args:
-        trial: where to write; None: keep the metrics in memory only.
+        trial: trial to write to; None: keep the metrics in memory only.
         interval_s: seconds between writes.
         x_axis: x axis of the written metrics.
     """
@@ -59,7 +59,7 @@ class Hub(Inbox):
         self._writer.start()
 
     def push(self, part: Drained) -> None:
-        """Adds what one process recorded."""
+        """Merges the metrics that one process has recorded."""
         with self._lock:
             self._books.merge(part)
 
@@ -80,7 +80,7 @@ class Hub(Inbox):
             return dict(self._books.notes)
 
     def flush(self) -> None:
-        """Writes now what has come since the last write."""
+        """Writes the metrics since the last write now."""
         with self._writing:
             with self._lock:
                 numbers, step = charted(self._books.take_interval(), self._books.totals), self._books.step
@@ -126,7 +126,7 @@ class Hub(Inbox):
 
 
 def totals_of(trial: Trial | None) -> dict[str, float]:
-    """Sums that an interrupted trial, or a hub that died, has written."""
+    """The sums that an interrupted trial, or a hub that died, had written."""
     if trial is None:
         return {}
     own = [name.removeprefix(_SUM_TAG) for name in trial.tags() if name.startswith(_SUM_TAG)]

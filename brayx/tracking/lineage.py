@@ -1,6 +1,6 @@
-"""What a model started from, as one readable line in a tag.
+"""Lineage of a model: the models that its weights started from, as one readable line in a tag.
 
-Knows nothing of MLflow, nor of how a model is made.
+Knows nothing of MLflow or of building models.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _ORIGIN = re.compile(r"([^;]+) version (\d+) step (\d+)(?:; |$)")
 
 @dataclass(frozen=True)
 class Origin:
-    """What a model started from.
+    """The model that another one started from.
 
     Attributes:
-        name: of the other model; ``models:/NAME`` of one in the registry.
+        name: name of the model; ``models:/NAME`` if it is in the registry.
         version: its policy version, or the registry's.
-        step: the step that was published with.
+        step: step at which that version was published.
     """
 
     name: str
@@ -31,10 +31,10 @@ class Origin:
 
 
 def lineage_text(origins: Iterable[Origin]) -> str:
-    """The line of some origins, the nearest first: ``models:/walker version 3 step 2000; older version 1 step 0``."""
+    """Origins, the nearest first, as one line: ``models:/walker version 3 step 2000; older version 1 step 0``."""
     return "; ".join(f"{origin.name} version {origin.version} step {origin.step}" for origin in origins)
 
 
 def origins_in(text: str) -> tuple[Origin, ...]:
-    """The origins of such a line; none of any other text."""
+    """Parses such a line; returns no origins for any other text."""
     return tuple(Origin(name, int(version), int(step)) for name, version, step in _ORIGIN.findall(text))

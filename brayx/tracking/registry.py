@@ -1,4 +1,4 @@
-"""The model pool, over MLflow's registry: checkpoints put in as versions, found again by alias or number."""
+"""The model pool in MLflow's registry: registers checkpoints as versions, and finds them by alias or number."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 STEP_TAG = "brayx.step"
-"""Of a version: the step of the checkpoint that it is."""
+"""Tag of a version: the step of its checkpoint."""
 
 CONTENT_TAG = "brayx.content"
 """Tag of a version: a digest of its weights. A trial resumed after a kill may save others at the same step."""
 
 CHECKPOINT_TAG = "brayx.checkpoint"
-"""Of a version: where and when its checkpoint was saved, by which it is known again without its files."""
+"""Tag of a version: where and when its checkpoint was saved. It identifies the checkpoint without reading its files."""
 
 _ADVICE = "train one with `brayx train CONFIG.yaml`, or `make demo`"
 
@@ -41,11 +41,11 @@ class PoolEntry:
     """One registered version of a model.
 
     Attributes:
-        name: of the registered model.
-        version: counts from 1.
-        source: where its files are, as MLflow has it.
+        name: name of the registered model.
+        version: number of the version, from 1.
+        source: location of its files, as MLflow stores it.
         run_id: the trial it came from.
-        tags: facts about it.
+        tags: its tags.
     """
 
     name: str
@@ -68,19 +68,19 @@ def register(
 ) -> PoolEntry:
     """Puts a checkpoint into the pool as a version of ``model_name`` and points ``alias`` at it.
 
-    Registering the same checkpoint again returns the same version and only moves the alias; one that was replaced by
-    another of its step, with other weights, is another version.
+    Registering the same checkpoint again returns the same version and only moves the alias. A checkpoint of the same
+    step with other weights is another version.
 
     Args:
-        trial: where the checkpoint is.
+        trial: trial with the checkpoint.
         checkpoint: the checkpoint; its files are copied, so that deleting checkpoints never affects the pool.
         model_name: name of the registered model, created if absent.
         alias: moved to this version; None moves none.
         tags: further tags of the version, besides its lineage: where the trial started from another model, ``parent``,
             ``parent_version`` and ``parent_step`` name that, and ``lineage`` that and all before it, as `lineage_text`.
         onnx: the model as an ONNX file; with it ``mlflow.onnx.load_model("models:/name@alias")`` works too.
-        spec: of its inputs and outputs, which MLflow shows as the version's signature.
-        description: of the version, in a sentence or two.
+        spec: inputs and outputs, which MLflow shows as the version's signature.
+        description: a sentence or two about the version.
 
     Raises:
         TrackingError: the registry or the artifact store failed.
@@ -181,13 +181,13 @@ def promote(
     """Points an alias at a version: `set_registered_model_alias`, once it is sure that services can take the version.
 
     Args:
-        reference: as of `find`; without ``version`` it names the version.
+        reference: as for `find`; without ``version`` it names the version.
         uri: tracking URI.
         to: the alias.
         version: instead of the reference's, which names the model alone then.
 
     Returns:
-        What the alias points to now, and the version it pointed to before; None: to none.
+        The version that the alias points to now, and the one before; None: there was none.
 
     Raises:
         ConfigError: ``reference`` has another form, or ``to`` cannot be an alias.

@@ -45,7 +45,7 @@ def check_writable(uri: str) -> str:
     """Checks, without MLflow, that a store's folder exists and is writable; a server is not checked.
 
     Args:
-        uri: as of `tracking_uri`.
+        uri: as from `tracking_uri`.
 
     Returns:
         ``uri``.
@@ -71,7 +71,7 @@ def initialise(uri: str) -> str:
     """Creates or opens the store, once, in the process that starts the job: concurrent first use races on migrations.
 
     Args:
-        uri: as of `tracking_uri`.
+        uri: as from `tracking_uri`.
 
     Returns:
         ``uri``.

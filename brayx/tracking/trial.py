@@ -35,7 +35,7 @@ ARTIFACTS_FOLDER = "mlartifacts"
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 _KIND_TAG, _KIND = "mlflow.experimentKind", "custom_model_development"
-"""Has MLflow's pages show a project as machine learning, runs and charts first, and not as an application of GenAI."""
+"""Tag that makes MLflow's pages show a project as machine learning, with runs and charts first, and not as GenAI."""
 _CHECKPOINT_TAG = "brayx.checkpoint."
 _OWNER_TAG = "brayx.owner"
 _MAX_BATCH = 1000
@@ -55,7 +55,7 @@ class Checkpoint:
         artifact_path: its folder below the run's artifacts.
         metrics: numbers by name at that time.
         saved_at_s: Unix time.
-        files: how many it has; 0: not known.
+        files: number of its files; 0: not known.
     """
 
     run_id: str
@@ -223,7 +223,7 @@ class Trial:
         store without deletion old files of other names stay, which is logged.
 
         Args:
-            folder: where the files are.
+            folder: folder with the files.
             names: their paths in it, with ``/``.
             artifact_path: a folder of the run's artifacts, made if absent.
         """

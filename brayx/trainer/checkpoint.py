@@ -31,7 +31,7 @@ from brayx.types import Weights
 
 @dataclass
 class Counters:
-    """How far training has come.
+    """Progress of a training.
 
     Attributes:
         env_steps: transitions learned from.
@@ -52,15 +52,15 @@ class Normaliser(Protocol):
     """Running moments of observations and rewards, which acting and learning share."""
 
     def scalings(self) -> Mapping[str, Scaling]:
-        """How observations are normalised now, by a learner batch's names; does not wait for anybody."""
+        """The current scaling of each observation, by its name in a learner batch; never blocks."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Arrays by name, or mappings of such."""
+        """The moments, as arrays or mappings of arrays by name."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Restores what `state_dict` returned."""
         ...
 
 
@@ -82,7 +82,7 @@ def save(
         folder: empty folder.
         module: whose weights are saved.
         optimizer: whose state is saved.
-        counters: how far training has come.
+        counters: progress of the training.
         about: JSON values for ``meta.json``, in addition to the counters.
         samples: observations by leaf, ``[N, ...]``; none: no such file.
         algorithm: whose own state is saved.
@@ -132,16 +132,16 @@ def _save(
 
 
 def acting_weights(module: nn.Module, normaliser: Normaliser | None, observed: Collection[str]) -> Weights:
-    """What acting needs: copies of the module's weights, and how the leaves ``observed`` are normalised now."""
+    """Copies of the weights for acting: the module's, and the current scalings of the leaves ``observed``."""
     weights = module_weights(module)
     return weights if normaliser is None else weights | to_weights(normaliser.scalings(), observed)
 
 
 class Restored:
-    """What a checkpoint's module and optimiser were brought to; `go_on` does the rest once there is an algorithm.
+    """A restored checkpoint: module and optimiser are done, and `go_on` restores the rest once there is an algorithm.
 
     Attributes:
-        counters: how far training had come.
+        counters: progress of the training.
     """
 
     def __init__(self, counters: Counters, state: Mapping[str, Any], device: torch.device) -> None:
@@ -209,7 +209,7 @@ def _flat(state: Mapping[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
 
 
 def _nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """What `_flat` was given."""
+    """Inverse of `_flat`."""
     nested: dict[str, Any] = {}
     for path, array in flat.items():
         *above, name = path.split(_BETWEEN)

@@ -1,4 +1,4 @@
-"""How trials of a search compete, and what a host of trials needs from both sides. Starts no process.
+"""Rules by which the trials of a search compete, and the interfaces between trial, host and search. Starts no process.
 
 `Asha` and `Population` are the rules, `Work` trains one trial, and `Listener` receives the trials' reports. A host
 (`brayx.local.search`, `brayx.cluster.search`) runs the trials.

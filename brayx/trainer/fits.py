@@ -30,13 +30,13 @@ from brayx.types import NestedArray, flatten
 def built_to_learn(
     config: TrainerConfig, model: str, module: str, folder: str, job: Mapping[str, Any]
 ) -> tuple[nn.Module, tuple[Any, ...], ModelSpec]:
-    """Module, example arguments and the outputs for them, of the user's ``build_model``.
+    """Calls the user's ``build_model``; returns the module, its example arguments, and its outputs for them.
 
     Args:
         config: options of the trainer.
         model: name of the component.
-        module: import path of ``build_model``.
-        folder: searched first.
+        module: import path of the module with ``build_model``.
+        folder: folder that is searched first.
         job: the whole job as plain dicts.
 
     Raises:
@@ -78,13 +78,13 @@ def check_model(
         module: not changed, nor are the random generators.
         forward_args: example arguments, batch axis first.
         name: name of the model, for messages.
-        state: one state of the game, without batch axis, if the algorithm has a value of states; None: not known.
+        state: one state of the game, without batch axis, if the algorithm values states; None: not known.
 
     Returns:
         The model's inputs and outputs.
 
     Raises:
-        ModelError: it fails on its example, or has other outputs; names the output, and what was expected.
+        ModelError: it fails on its example, or has other outputs; the message names the output and what was expected.
     """
     with torch.random.fork_rng(devices=[]):
         # A copy, since running may change it; in training mode, which may have more outputs than acting.

@@ -1,4 +1,4 @@
-"""Hooks of the user's own in training: a module with any of ``handle``, ``loss`` and ``evaluate``, checked beforehand.
+"""The user's hooks in training: a module with any of ``handle``, ``loss`` and ``evaluate``, checked beforehand.
 
     def handle(batch):              # arrays [B, T + 1, ...], perhaps read only: gives the batch to learn from
         return {**batch, "reward": batch["reward"].clip(-1, 1)}
@@ -45,7 +45,7 @@ class Hooks:
             Demonstrations are included only if they are learned from alone. Returns ``[]``, which is added to the loss.
         evaluate: ``(model, step)``: takes the module, not to be changed, in eval mode and without gradients, and the
             transitions learned from; returns numbers by name.
-        name: for messages.
+        name: name for messages.
     """
 
     handle: Callable[[Batch], Batch] | None = None
@@ -122,7 +122,7 @@ def load_hooks(module: str, folder: str = "") -> Hooks:
 
     Args:
         module: import path.
-        folder: searched first.
+        folder: folder that is searched first.
 
     Raises:
         ConfigError: no such module, it has no hook, or a hook has other arguments.

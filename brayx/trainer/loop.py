@@ -59,7 +59,7 @@ class Publisher(Protocol):
 
 
 class Numbers(Protocol):
-    """Records metrics, and has the games' returns."""
+    """Records metrics, and knows the games' returns."""
 
     def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
         """Records one sample, as `brayx.metrics.Recorder.add`; never waits."""
@@ -72,14 +72,14 @@ class Numbers(Protocol):
 
 @dataclass(frozen=True)
 class Summary:
-    """How training ended.
+    """The end of a training: its reason and totals.
 
     Attributes:
         reason: ``num_steps``, ``target_return``, or ``stream_ended`` (it was stopped).
         env_steps: transitions learned from.
         updates: learner batches learned from; those that an algorithm only keeps for later do not count.
-        policy_version: newest published.
-        seconds: time in the loop, before a resume included.
+        policy_version: newest published version.
+        seconds: time in the loop, including the time before a resume.
         return_mean: mean return of the last games; NaN if too few were finished.
         return_games: number of these games.
         resumed: training started from a checkpoint.
@@ -119,14 +119,14 @@ def learn(
 
     Args:
         config: options.
-        module: new; restored from the newest checkpoint of ``keeper`` if there is one.
+        module: new module; restored from the newest checkpoint of ``keeper`` if there is one.
         forward_args: example arguments of the module; observations of a batch get the same layout.
         batches: the stream; its end is a request to stop.
         took: called once for every batch taken from the stream, so that another may be sent.
         publisher: makes the publisher, given the newest version that the checkpoint knows.
         numbers: metrics of the trial.
         keeper: checkpoints of the trial.
-        ranks: None: alone. Only rank 0 publishes, records, evaluates and saves.
+        ranks: the ranks that learn together; None: one. Only rank 0 publishes, records, evaluates and saves.
         about: JSON values for a checkpoint's ``meta.json``.
         hooks: the user's hooks.
         normaliser: its moments go into checkpoints, and into published weights for acting outside of rollouts.

@@ -1,4 +1,4 @@
-"""From the stream to tensors: prepares the learner's next batch, on demand or ahead in a thread.
+"""Prepares the learner's next batch as tensors, on demand or ahead in a thread.
 
 `Prepare` turns a batch into tensors on the device, in the module's layout. `Prefetch` iterates over prepared batches.
 Knows nothing of learning, nor of where batches come from.

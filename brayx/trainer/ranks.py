@@ -1,4 +1,4 @@
-"""The learners that share one model: what the loop asks of them, one alone, and a group of processes.
+"""The learners that share one model: their interface, a single learner, and a group of processes.
 
 Knows nothing of how processes are started; `brayx.cluster.learner` and tests do that.
 """
@@ -23,7 +23,7 @@ class Ranks(Protocol):
     device: torch.device
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """The module, on its device already, whose gradients are means over the ranks."""
+        """Wraps a module, already on its device, so that its gradients are means over the ranks."""
         ...
 
     def sum(self, x: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ class Alone:
     """One learner.
 
     Args:
-        use_gpu: on a GPU of this process instead of the CPU.
+        use_gpu: learn on a GPU of this process instead of the CPU.
 
     Raises:
         ConfigError: there is no GPU.
@@ -56,7 +56,7 @@ class Alone:
         return module
 
     def sum(self, x: Tensor) -> Tensor:
-        """What was given."""
+        """``x`` itself, without gradient."""
         return x.detach()
 
 
@@ -64,7 +64,7 @@ class Processes(Group):
     """The ranks of the default process group of `torch.distributed`, which must be initialised; gradients by DDP.
 
     Args:
-        device: of this rank.
+        device: device of this rank.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:

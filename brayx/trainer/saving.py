@@ -22,9 +22,9 @@ from brayx.trainer.checkpoint import Counters
 log = logging.getLogger(__name__)
 
 _BETTER_BY = 0.05
-"""An early checkpoint needs a return this share better than the best saved so far,"""
+"""Share by which an early checkpoint's return must exceed the best one saved so far."""
 _BETTER_AFTER_S = 2.0
-"""and this long since the last, because saving holds up learning."""
+"""Least time between a checkpoint and an early one, because saving holds up learning."""
 _SAMPLES = 256
 """Observations that a checkpoint keeps."""
 
@@ -55,7 +55,7 @@ class Saver:
         keeper: keeps them.
         write: writes one into an empty folder; takes JSON values for its ``meta.json``.
         counters: the training's counters, with the best return.
-        interval_s: seconds between two.
+        interval_s: seconds between two checkpoints.
         every: also save after this many updates; None: only the seconds count.
         about: JSON values for ``meta.json``.
         failed: called for each checkpoint that could not be saved.
@@ -82,10 +82,10 @@ class Saver:
         self._saved_at = time.monotonic()
 
     def save(self, score: Score | None) -> None:
-        """Saves one now.
+        """Saves a checkpoint now.
 
         Args:
-            score: None: too few games have been finished.
+            score: the policy's score; None: too few games are finished.
 
         Raises:
             TrackingError, OSError: it cannot be written or kept; earlier ones stay.
@@ -103,7 +103,7 @@ class Saver:
             raise
 
     def save_in_turn(self, score: Score | None, *, due: bool = False) -> None:
-        """Saves one if it is time, if the return has grown, or if ``due``. A failure is counted,
+        """Saves a checkpoint if it is time, if the return has grown, or if ``due``. A failure is counted,
         and the first of several in a row is logged.
         """
         age_s = time.monotonic() - self._saved_at

@@ -62,7 +62,7 @@ def test_who_has_a_key_plays_though_ticks_are_passed_on_between_replicas(
 
 @pytest.mark.parametrize(
     ("key", "says"),
-    [({}, "asks for keys"), ({"key": "studio", "secret": "x" * 32}, "token"), ({"key": "who", "secret": "x" * 32}, "")],
+    [({}, "requires keys"), ({"key": "studio", "secret": "x" * 32}, "token"), ({"key": "who", "secret": "x" * 32}, "")],
     ids=["none", "wrong secret", "unknown"],
 )
 @pytest.mark.parametrize("door", DOORS)

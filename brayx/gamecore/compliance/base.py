@@ -1,4 +1,4 @@
-"""What the tests of every door share: the service under test, and sessions of it through the clients."""
+"""The common part of the tests of every door: the service under test, and its sessions through the clients."""
 
 from __future__ import annotations
 

@@ -75,9 +75,9 @@ class Endpoint:
     """The parts of a service's URL.
 
     Attributes:
-        url: as given, without a trailing slash; used in messages.
-        host, port: for the socket.
-        authority: for the ``Host`` header.
+        url: the given URL without a trailing slash; used in messages.
+        host, port: address of the socket.
+        authority: value of the ``Host`` header.
         prefix: path before the door's path; empty or ``/something``.
     """
 

@@ -65,10 +65,10 @@ class Reply:
     """One reply, fed with bytes as they come.
 
     Attributes:
-        done: it is complete.
-        status, body: of the final (not interim) reply; ``body`` is set once ``done``.
+        done: the reply is complete.
+        status, body: status and body of the final (not interim) reply; ``body`` is set once ``done``.
         keep_alive: the connection can carry another request.
-        started: at least one byte came.
+        started: at least one byte has arrived.
     """
 
     __slots__ = ("_buffer", "_chunked", "_end", "_start", "body", "done", "keep_alive", "started", "status")

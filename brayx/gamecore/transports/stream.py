@@ -23,8 +23,8 @@ class Pending(Protocol):
     """A reply that is being received.
 
     Attributes:
-        done: it is complete.
-        started: at least one byte came.
+        done: the reply is complete.
+        started: at least one byte has arrived.
         keep_alive: the connection can carry another request.
     """
 

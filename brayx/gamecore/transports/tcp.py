@@ -36,8 +36,8 @@ class TcpSessions:
     """Many sessions on one blocking connection, each with one request under way. A context; for one thread.
 
     Args:
-        endpoint: of a TCP door.
-        timeout_s: to connect, to send, and for the first of the replies that are waited for.
+        endpoint: endpoint of a TCP door.
+        timeout_s: deadline to connect, to send, and for the first of the awaited replies.
         key, secret: credentials that sign each request; empty for none.
 
     Raises:

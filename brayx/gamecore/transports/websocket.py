@@ -21,10 +21,10 @@ from brayx.gamecore.transports.connection import AsyncConnection, Connection, wi
 from brayx.gamecore.transports.frames import SessionFrames
 
 CLOSE_TIMEOUT_S = 1.0
-"""How long an orderly close waits for the service's close."""
+"""Time that an orderly close waits for the service's close."""
 
 IDLE_CHECK_S = 5.0
-"""How often an idle blocking transport answers pings; servers give up after some 20 s without a pong."""
+"""Interval at which an idle blocking transport answers pings; servers give up after some 20 s without a pong."""
 
 
 class _SessionTransport:

@@ -65,7 +65,7 @@ def test_a_time_that_is_no_decimal_number_is_refused(keys: Keys, time: str) -> N
 
 @pytest.mark.parametrize("name", ["key", "time", "token"])
 def test_what_is_missing_is_named(keys: Keys, name: str) -> None:
-    with pytest.raises(Unauthorized, match=f"asks for keys: '{name}' missing"):
+    with pytest.raises(Unauthorized, match=f"requires keys: '{name}' missing"):
         keys.check(request()._replace(**{name: ""}), NOW)
 
 
@@ -137,7 +137,7 @@ def test_a_file_of_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
         ("", "expected at least one key"),
         ("# none\n", "expected at least one key"),
         ("game\n", "line 1: expected `id: secret`"),
-        (f"a: {'x' * 16}\n\na: {'y' * 16}", "line 3: key 'a' is there twice"),
+        (f"a: {'x' * 16}\n\na: {'y' * 16}", "line 3: key 'a' is given twice"),
         ("a: short-hush", "line 1: the secret of 'a' has 10 bytes, at least 16"),
         (f"two words: {'x' * 16}", "line 1: 'two words' cannot be the id"),
         (f": {'x' * 16}", "line 1: '' cannot be the id"),

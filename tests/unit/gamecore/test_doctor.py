@@ -372,4 +372,4 @@ def test_gamecores_sign_too(kind: str, tmp_path: Path, capsys: pytest.CaptureFix
             words = [env_id, "--url", url, "--games", "1", "--max-ticks", "3"]
             assert main([*words, "--keys-file", str(keys)]) == 0, capsys.readouterr().err
             assert main(words) == 1
-            assert "this service asks for keys" in capsys.readouterr().err
+            assert "this service requires keys" in capsys.readouterr().err

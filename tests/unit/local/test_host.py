@@ -131,7 +131,7 @@ def test_an_end_tells_a_session_on_a_grpc_stream() -> None:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalHost, str]]:
-    """A host that asks for keys, and the one secret."""
+    """A host that requires keys, and the one secret."""
     file = tmp_path_factory.mktemp("keys") / "keys.txt"
     new_key(file, "studio")
     keys = Keys.load(file)
@@ -154,7 +154,7 @@ def test_a_client_with_a_key_plays_at_every_door(guarded: tuple[LocalHost, str],
 @pytest.mark.parametrize(
     ("key", "says"),
     [
-        ({}, "asks for keys"),
+        ({}, "requires keys"),
         ({"key": "studio", "secret": "x" * 32}, "token"),
         ({"key": "who", "secret": "x" * 32}, "token"),
     ],

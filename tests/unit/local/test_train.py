@@ -849,8 +849,8 @@ _BOX = gymnasium.spaces.Box(-1, 1, (3,))
     [
         (gymnasium.spaces.Tuple((_BOX, _BOX)), r"observation space is Tuple\(.*Expected a Dict instead of the Tuple"),
         (gymnasium.spaces.Dict(a=gymnasium.spaces.Tuple((_BOX, _BOX))), "Expected a Dict instead of the Tuple"),
-        (gymnasium.spaces.Text(5), r"observation space is Text\(.*, which has no one shape: expected Box"),
-        (gymnasium.spaces.Sequence(_BOX), r"observation space is Sequence\(.*, which has no one shape"),
+        (gymnasium.spaces.Text(5), r"observation space is Text\(.*, which has no single shape: expected Box"),
+        (gymnasium.spaces.Sequence(_BOX), r"observation space is Sequence\(.*, which has no single shape"),
     ],
 )
 def test_observations_without_a_ready_made_network_are_refused(space: Any, message: str) -> None:
