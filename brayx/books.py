@@ -32,7 +32,7 @@ from brayx.metrics import (
 RATED = {"ticks": "ticks_per_s", "env_steps": "env_steps_per_s"}
 """Sums also kept as a rate over the last seconds."""
 TICKS_THIS_RUN = "ticks_this_run"
-"""Ticks answered since this hub started, whatever the trial had before."""
+"""Ticks answered since this hub started, without the trial's earlier ones."""
 GAMES = "games"
 """Finished games since the trial began."""
 GAMES_IN_WINDOW = "games_in_window"

@@ -56,7 +56,7 @@ class RemoteBuffer:
     """
 
     def __new__(cls, name: str, *args: Any, **options: Any) -> Any:
-        found = _find(lambda here: here.buffers, name)
+        found = _find(lambda parts: parts.buffers, name)
         if found is not None:
             _refuse_options("buffer", name, args, options)
             return JobBuffer(name, found[0])
@@ -67,7 +67,7 @@ class RemoteBuffer:
     @classmethod
     def attach(cls, name: str, **arguments: Any) -> Any:
         """Finds a running buffer."""
-        if _find(lambda here: here.buffers, name) is not None:
+        if _find(lambda parts: parts.buffers, name) is not None:
             return cls(name, **arguments)
         from brayx.cluster.remote_buffer import RemoteBuffer as OnCluster
 
@@ -263,7 +263,7 @@ def _find(kind: Callable[[Any], Mapping[str, Any]], name: str) -> tuple[Any, asy
 
 
 def _job_model(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> JobModel | None:
-    found = _find(lambda here: here.models, name)
+    found = _find(lambda parts: parts.models, name)
     if found is None:
         return None
     _refuse_options("model", name, args, options)

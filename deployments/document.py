@@ -130,12 +130,12 @@ def _lines(node: yaml.Node, loc: Loc) -> Iterator[tuple[Loc, int]]:
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
-            here = (*loc, str(key.value))
-            if here in seen and key.value != "<<":
-                raise _RepeatedKey(here, key.start_mark.line + 1)
-            seen.add(here)
-            yield here, key.start_mark.line + 1
-            yield from _lines(value, here)
+            place = (*loc, str(key.value))
+            if place in seen and key.value != "<<":
+                raise _RepeatedKey(place, key.start_mark.line + 1)
+            seen.add(place)
+            yield place, key.start_mark.line + 1
+            yield from _lines(value, place)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             yield (*loc, index), value.start_mark.line + 1

@@ -42,8 +42,8 @@ def run(argv: Sequence[str] | None = None) -> None:
     """The command ``brayx``."""
     try:
         code = main(argv)
-    except SystemExit as ending:  # argparse's help and errors
-        code = ending.code if isinstance(ending.code, int) else 1
+    except SystemExit as exited:  # argparse's help and errors
+        code = exited.code if isinstance(exited.code, int) else 1
     leave(code)
 
 
@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve a job's champion in this process; `serve run` does it on Ray")
     serve.add_argument("config", help="the job's YAML")
     serve.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help=_SET)
-    serve.add_argument("--actor", default="", help="which of its actors (default: the only one)")
+    serve.add_argument("--actor", default="", help="name of the job's actor (default: the only one)")
     serve.add_argument(
         "--model", dest="models", action="append", default=[], metavar="[NAME=]MODEL",
         help="version that a model serves: models:/NAME@ALIAS, which it follows, or models:/NAME/3 (default: champion)",
@@ -144,8 +144,10 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")
     evaluate.add_argument("--games", type=count, default=20, help="how many (default: 20)")
     evaluate.add_argument("--door", choices=["http", "ws"], help="protocol, with a Gymnasium id (default: the URL's)")
-    evaluate.add_argument("--seed", type=int, default=0, help="of the games (default: 0)")
-    evaluate.add_argument("--timeout-s", type=float, default=180.0, help="for the next game to end (default: 180)")
+    evaluate.add_argument("--seed", type=int, default=0, help="seed of the games (default: 0)")
+    evaluate.add_argument(
+        "--timeout-s", type=float, default=180.0, help="deadline for the next game to end (default: 180)"
+    )
     evaluate.add_argument(
         "--rate", action="store_true",
         help="write the mean return to the served version's tags in the registry: rating, rating_games, rating_env",
@@ -175,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     new = commands.add_parser(
         "new", help="make a project's folder: a game, an agent, a model and a job that trains as it is"
     )
-    new.add_argument("name", help="of the project and its folder: small letters, digits and underscores")
+    new.add_argument("name", help="name of the project and its folder: small letters, digits and underscores")
     new.add_argument(
         "--template",
         choices=list(KINDS),
@@ -185,20 +187,20 @@ def _parser() -> argparse.ArgumentParser:
     new.set_defaults(run=_new_project)
 
     check = commands.add_parser(
-        "check", help="validate a job's YAML and print it with every option, its default and what it means"
+        "check", help="validate a job's YAML and print it with every option, its default and its meaning"
     )
     check.add_argument("config", help="the job's YAML")
     check.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     check.set_defaults(run=_check)
 
     trials = commands.add_parser("trials", help="list the trials: status, env steps, return, and which is champion")
-    trials.add_argument("--project", default="", help="of this one only (default: of all)")
+    trials.add_argument("--project", default="", help="only trials of this project (default: all)")
     trials.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     trials.set_defaults(run=_trials)
 
     promote = commands.add_parser("promote", help="point an alias of the registry at a version: services follow it")
     promote.add_argument(
-        "reference", metavar="MODEL", help="what to promote: models:/NAME@candidate, or models:/NAME/3"
+        "reference", metavar="MODEL", help="version to promote: models:/NAME@candidate, or models:/NAME/3"
     )
     promote.add_argument("--to", default="champion", metavar="ALIAS", help="the alias (default: %(default)s)")
     promote.add_argument("--version", type=count, help="this version, of models:/NAME")
@@ -211,14 +213,14 @@ def _parser() -> argparse.ArgumentParser:
     scale.add_argument("--rollout", metavar="NAME", help="the component, of a job that has several")
     scale.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     scale.add_argument(
-        "--timeout-s", type=float, default=30.0, help="for the job to take the request (default: %(default)s)"
+        "--timeout-s", type=float, default=30.0, help="deadline for the job to take the request (default: %(default)s)"
     )
     scale.set_defaults(run=_scale)
 
     doctor = commands.add_parser("doctor", help="try a service layer by layer, and say which one is broken")
-    doctor.add_argument("url", help="of a door: http://, ws://, tcp:// or grpc://host:port")
-    doctor.add_argument("--body", default="{}", help="of the tick that is tried; @FILE: what is in it (default: {})")
-    doctor.add_argument("--timeout-s", type=float, default=5.0, help="of each layer (default: %(default)s)")
+    doctor.add_argument("url", help="URL of a door: http://, ws://, tcp:// or grpc://host:port")
+    doctor.add_argument("--body", default="{}", help="body of the tried tick; @FILE: the file's content (default: {})")
+    doctor.add_argument("--timeout-s", type=float, default=5.0, help="deadline of each layer (default: %(default)s)")
     doctor.add_argument("--json", action="store_true", help="print one JSON document")
     add_options(doctor)
     doctor.set_defaults(run=_doctor)
@@ -227,7 +229,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = keys.add_subparsers(title="verbs", required=True, metavar="VERB")
     new = verbs.add_parser("new", help="append a key with a fresh secret to a file, and print its id")
     new.add_argument("--file", default="keys.txt", help="made if it is not there (default: %(default)s)")
-    new.add_argument("--id", default=None, help="of the key (default: made up)")
+    new.add_argument("--id", default=None, help="id of the key (default: a generated one)")
     new.set_defaults(run=_new_key)
 
     completion = commands.add_parser("completion", help="print shell completion: source <(brayx completion bash)")

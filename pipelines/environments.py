@@ -91,10 +91,10 @@ def lag_notes(job: JobConfig) -> list[str]:
         beside = _besides(job, rollout.buffer)
         if rollout.mode == "blocking" and buffer.max_policy_lag is None and beside:
             fed = any(source.buffer == rollout.buffer for source in job.sources.values())  # a limit would drop its data
-            way_out = "" if fed else f"; {rollout.buffer}.max_policy_lag: 1 drops what is older than that"
+            way_out = "" if fed else f"; {rollout.buffer}.max_policy_lag: 1 drops older data"
             notes.append(
                 f"{name}.mode is blocking, but {' and '.join(beside)}: {rollout.buffer}.max_policy_lag is not 0 then. "
-                f"Once a worker has waited for longer than wait_s ({rollout.wait_s:g} s), what is learned from stays a "
+                f"Once a worker has waited for longer than wait_s ({rollout.wait_s:g} s), the learned data stays a "
                 f"version older{way_out}"
             )
     return notes
@@ -229,7 +229,7 @@ class Rollouts:
         for key, request in take_requests(inbox):
             try:
                 name, before, now = done = self.scale(request["rollout"], request["num_workers"])
-                said.append(f"rollout {name!r} was asked to have {now} workers; it had {before}")
+                said.append(f"rollout {name!r} gets {now} workers; it had {before}")
             except BrayxError as error:
                 inbox.answer.remote(key, error)
             else:

@@ -32,11 +32,11 @@ def cluster_of(job: JobConfig, cluster: str | None) -> str | None:
     """
     from pipelines.local import beyond_local
 
-    if not cluster and (asked := _on_gpu(job)):
+    if not cluster and (options := _on_gpu(job)):
         import torch
 
         if not torch.cuda.is_available():
-            lacks = f"{'; '.join(asked)}: torch finds no GPU on this machine"
+            lacks = f"{'; '.join(options)}: torch finds no GPU on this machine"
             raise ConfigError(f"{job.file}: {lacks}; choose the CPU, or a cluster that has one: --cluster ADDRESS")
     if cluster is None and (found := beyond_local(job)):
         print(f"{job.file}: runs on Ray: {'; '.join(found)}", file=sys.stderr, flush=True)

@@ -87,5 +87,5 @@ Made by `brayx new {name} --template {template}`: {KINDS[template]}. In this fol
 {shown}
 
 `{name}_game.py` is the game, `{name}_agent.py` decides, `{name}_features.py` says what the model sees,
-`{name}_model.py` is the network, {expert}`{name}.yaml` has every option with what it means.
+`{name}_model.py` is the network, {expert}`{name}.yaml` has every option with its meaning.
 """

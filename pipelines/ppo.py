@@ -116,7 +116,7 @@ _OPTIONS: dict[str, tuple[_Option, ...]] = {
             "total_steps",
         ),
         _Option("target_return", _OWN, float, "stop when the last hundred episodes have this mean", "training"),
-        _Option("seed", _OWN, int, "of all random numbers", "training"),
+        _Option("seed", _OWN, int, "seed of all random numbers", "training"),
         _Option("save_interval", 50, count, "updates between two checkpoints", "training", "checkpoint_interval"),
         _Option(
             "eval_episodes", 0, int, "greedy episodes at the end: eval_return_mean", "training", "evaluation_episodes"
@@ -133,14 +133,14 @@ _OPTIONS: dict[str, tuple[_Option, ...]] = {
             "vectorization", _OWN, str, "native: the environment's own, sync: one after the other, async: a process "
             "each, auto: native where there is one, else sync", "training", "", {"choices": get_args(Vectorization)},
         ),
-        _Option("engine", _OWN, str, "of acting: onnx, or torch for what cannot be exported", "training"),
+        _Option("engine", _OWN, str, "engine that acts: onnx, or torch without an export", "training"),
         _Option("unroll_length", _OWN, count, "steps of a run", "training"),
         _Option("blocking", _OWN, _bool, "collect with the newest weights only", "training", "", _BOOL),
-        _Option("normalise_obs", _OWN, _bool, "observations by their running moments", "training", "", _BOOL),
+        _Option("normalise_obs", _OWN, _bool, "normalise observations by their running moments", "training", "", _BOOL),
         _Option(
             "normalise_reward", _OWN, _bool, "rewards by the deviation of their discounted sums", "training", "", _BOOL
         ),
-        _Option("reward_clip", _OWN, float, "rewards are learned from within +- this", "training"),
+        _Option("reward_clip", _OWN, float, "clip rewards to +- this for learning", "training"),
     ),
     "learning": (
         _Option("lr", _OWN, float, "learning rate", "training", "learning_rate"),
@@ -157,7 +157,7 @@ _OPTIONS: dict[str, tuple[_Option, ...]] = {
         _Option("epochs", _OWN, count, "passes over a batch", "algorithm"),
         _Option("minibatch_size", _OWN, count, "transitions of a gradient", "algorithm"),
         _Option("anneal", False, _bool, "learning rate and clip fall to zero", more=_BOOL),
-        _Option("threads", _OWN, count, "of torch", "training"),
+        _Option("threads", _OWN, count, "threads of torch", "training"),
     ),
     "network": (
         _Option("hidden", _OWN, count, "sizes of the hidden layers", "network", "", {"nargs": "*"}),
@@ -202,7 +202,7 @@ def defaults() -> Mapping[str, Any]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line. An option that is not given is absent from what it parses."""
+    """The command line. An option that is not given is absent from the result."""
     made = Parser(
         prog="brayx ppo",
         description="Train a policy for a Gymnasium environment by PPO. Starts Ray, unlike other commands: "
@@ -220,14 +220,14 @@ def parser() -> argparse.ArgumentParser:
     common(
         "--preset",
         choices=["plain", "tuned"],
-        help="tuned: what is not given is as it was found best for the environment; there are ones for "
+        help="tuned: options that are not given get values tuned for the environment; there are presets for "
         f"{', '.join(PRESETS)} (default: plain)",
     )
-    common("--device", choices=["cpu", "cuda"], help="where it learns (default: cpu)")
-    common("--trial", help="its name; an interrupted one goes on (default: of the environment and the seed)")
-    common("--new", action="store_true", help="start a new trial even if there is one to go on with")
+    common("--device", choices=["cpu", "cuda"], help="device that learns (default: cpu)")
+    common("--trial", help="name of the trial; an interrupted one is resumed (default: from environment and seed)")
+    common("--new", action="store_true", help="start a new trial even if one could be resumed")
     common("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
-    common("--address", help="of a running Ray cluster, with --distributed true (default: start one)")
+    common("--address", help="address of a running Ray cluster, with --distributed true (default: start one)")
     common(
         "--log-interval", type=count,
         help="updates between two lines of progress; in one process there is one at the end of --timesteps, too "

@@ -193,7 +193,7 @@ def serve(job: JobConfig, uri: str, *, actor: str = "", models: Mapping[str, str
 
     Arguments and errors are those of `Serving`.
     """
-    with Serving(job, uri, actor=actor, models=models, say=_say) as serving, _signals() as ending:
+    with Serving(job, uri, actor=actor, models=models, say=_say) as serving, _signals() as stopped:
         _say(f"actor {serving.actor!r} of project {job.project!r} is served:")
         for door, url in serving.urls.items():
             _say(f"  {door:<4}  {url}")
@@ -202,7 +202,7 @@ def serve(job: JobConfig, uri: str, *, actor: str = "", models: Mapping[str, str
         if serving.config.num_workers > 1:
             _say(f"{serving.actor}.num_workers is {serving.config.num_workers}: replicas need Ray, see `serve run`")
         shown: dict[str, list[str]] = {}
-        while not ending.wait(_RECORD_S):
+        while not stopped.wait(_RECORD_S):
             if shown != (shown := serving.registered):
                 acting = {name: " or ".join(of) or "weights as built" for name, of in shown.items()}
                 _say("; ".join(f"{name} acts with {what}" for name, what in acting.items()))
@@ -214,7 +214,7 @@ def serve(job: JobConfig, uri: str, *, actor: str = "", models: Mapping[str, str
 @contextlib.contextmanager
 def _signals() -> Iterator[threading.Event]:
     """The event that the first SIGINT or SIGTERM sets; the next one acts as it did before."""
-    ending = threading.Event()
+    stopped = threading.Event()
     before: dict[int, Any] = {}
 
     def restore() -> None:
@@ -223,12 +223,12 @@ def _signals() -> Iterator[threading.Event]:
 
     def end(number: int, frame: Any) -> None:
         restore()
-        ending.set()
+        stopped.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         before[number] = signal.signal(number, end)
     try:
-        yield ending
+        yield stopped
     finally:
         restore()
 

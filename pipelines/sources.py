@@ -80,8 +80,8 @@ def _check_memory(memory: Collection[str], fields: Collection[str]) -> None:
     missing = sorted(set(memory) - set(fields))
     if missing:
         raise ConfigError(
-            f"has no {', '.join(missing)}, what the model's memory held before each step, as the agent that plays "
-            "records it. Recordings without are cloned by train_local(demonstrations=...)"
+            f"has no {', '.join(missing)}, the model's memory before each step, which a playing agent records. "
+            "Recordings without it can be cloned with train_local(demonstrations=...)"
         )
 
 

@@ -330,7 +330,7 @@ def deploy(application: Any, actor: str) -> None:
 def _undeploy(actor: str, timeout_s: float, say: Callable[[str], None]) -> None:
     """Deletes the job's application, and says so if its replicas take too long to end."""
     if not delete_application(actor, timeout_s):
-        say(f"the actor {actor!r} did not end within {timeout_s:g} s: what it last counted may be missing")
+        say(f"the actor {actor!r} did not end within {timeout_s:g} s: its last metrics may be missing")
 
 
 def _wait_for_weights(url: str, learner: Learner, model: str, progress: Progress) -> dict[str, str]:

@@ -450,7 +450,9 @@ def parser() -> argparse.ArgumentParser:
         "--search", action="append", default=[], metavar="OPTION=DOMAIN", dest="lines",
         help="loguniform(a, b), uniform(a, b), randint(a, b), choice(a, b, ...), or one value; once for each option",
     )  # fmt: skip
-    made.add_argument("--algorithm", default="ppo", help="its name, or a module of your own (default: %(default)s)")
+    made.add_argument(
+        "--algorithm", default="ppo", help="name of the algorithm, or a module of your own (default: %(default)s)"
+    )
     made.add_argument(
         "--demonstrations", default=None, metavar="FILES",
         help="recorded episodes that every trial of mixed or bc imitates: a file, or a pattern in quotes",

@@ -53,7 +53,7 @@ def find_trial(reference: str, uri: str) -> Trial:
 
 
 def curve(trial: Trial, metric: str, against: str) -> Curve:
-    """Points of a metric over ``env_steps``, ``updates`` or ``seconds``, in order, whatever the trial's ``x_axis`` is.
+    """Points of a metric over ``env_steps``, ``updates`` or ``seconds``, in order, for any ``x_axis`` of the trial.
 
     Raises:
         ConfigError: the trial has none of them.
@@ -103,7 +103,7 @@ def parser() -> argparse.ArgumentParser:
     made = Parser(prog="brayx visualize", description="Draw the curves of trials.")
     made.add_argument("trials", nargs="+", metavar="TRIAL", help="id or name of a trial")
     made.add_argument("--out", type=Path, required=True, help="the picture: .png, .svg or .pdf")
-    made.add_argument("--metric", default=RETURN_CHART, help="as MLflow has it (default: %(default)s)")
+    made.add_argument("--metric", default=RETURN_CHART, help="metric's name in MLflow (default: %(default)s)")
     made.add_argument("--x", choices=get_args(XAxis), default="env_steps", help="(default: %(default)s)")
     made.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     return made

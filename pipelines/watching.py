@@ -226,10 +226,10 @@ class Learner(Protocol):
     """A learner in the background, on any host."""
 
     def result(self, timeout_s: float | None = None) -> Summary | None:
-        """Its summary; None if it has not ended within ``timeout_s``. Raises its error."""
+        """The learner's summary; None if it has not ended within ``timeout_s``. Raises its error."""
 
     def state(self) -> str:
-        """Its state, in a few words."""
+        """The learner's state, in a few words."""
 
 
 class Watch:
@@ -237,7 +237,7 @@ class Watch:
 
     Args:
         progress: shows the numbers.
-        learner: explains in its own words what it is waiting for.
+        learner: describes what it is waiting for.
         games: the job's gamecores.
         rollouts: what else plays.
         batch_steps: transitions that an update needs.

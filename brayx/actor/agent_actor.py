@@ -411,7 +411,7 @@ class AgentActor(Actor):
             raise
 
     def _give_up(self) -> None:
-        """The session's end ran out of time: what is not handed over yet is lost, and counted."""
+        """Counts as lost what is not handed over yet, because the session's end ran out of time."""
         if self._handed_over is not None and self._handed_over.cancel():
             self._fail("on_episode")
         if self._episode:

@@ -1,6 +1,6 @@
 """An actor's sessions behind its doors, with credentials. Both hosts run it.
 
-Knows nothing of Ray, nor of what is inside an actor.
+Knows nothing of Ray, nor of an actor's content.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ def check_fits(
     gives: Collection[str] | None = None,
     sampler: str | None = None,
 ) -> None:
-    """Refuses actions, data or a sampler that the algorithm does not support. What is None is not checked.
+    """Refuses actions, data or a sampler that the algorithm does not support. Arguments that are None are not checked.
 
     Args:
         config: options of the algorithm.

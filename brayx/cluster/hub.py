@@ -42,8 +42,8 @@ def create_hub(
     from brayx.cluster.named import named_actor
     from brayx.tracking.hub import Hub
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = named_actor(Hub, name, namespace, max_concurrency=4, scheduling_strategy=here)
+    own_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = named_actor(Hub, name, namespace, max_concurrency=4, scheduling_strategy=own_node)
     return actor.remote(trial, interval_s=interval_s, x_axis=x_axis)
 
 
@@ -160,7 +160,7 @@ class HubClient(Recorder):
             time.sleep(min(0.02, left_s))
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Hands over what is left and ends the thread; a hub that is too slow to confirm gets it too."""
+        """Hands over the rest and ends the thread; a hub that is too slow to confirm gets it too."""
         deadline = time.monotonic() + timeout_s
         self._stopped.set()
         if self._thread is None:

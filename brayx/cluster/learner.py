@@ -353,10 +353,10 @@ class Learner:
         config = self._spec.config
         if config.in_process:
             return "has published no weights yet"
-        asked = f"{config.cpus_per_worker:g} CPU" + (" and a GPU" if config.use_gpu else "")
+        needed = f"{config.cpus_per_worker:g} CPU" + (" and a GPU" if config.use_gpu else "")
         free = ray.available_resources()  # type: ignore[no-untyped-call]
         left = f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU"
-        return f"has published no weights yet: ranks: {config.num_workers}, each needs {asked}; Ray has {left} free"
+        return f"has published no weights yet: ranks: {config.num_workers}, each needs {needed}; Ray has {left} free"
 
     def stop(self) -> None:
         """Ends its stream; the learner then saves a last checkpoint and ends. Does not wait."""

@@ -338,7 +338,7 @@ def withdraw(name: str, token: str, trial: Trial | None) -> None:
         if store is not None and recipe_of(store, ANSWER_S).token == token:
             remove(name, store)
     except (BrayxError, RayError) as error:
-        _log.warning("what was started of model %r may be there still: %s", name, error)
+        _log.warning("parts of model %r may still be running: %s", name, error)
     finally:
         _finish(trial)
 

@@ -63,7 +63,7 @@ class Peers:
                 raise PeerDied from error
             # Do not pass it on unchanged: transport errors would describe the client's own connection.
             raise Overloaded(
-                f"session {request.session!r}: its replica could not be asked ({error.__cause__ or error}); "
+                f"session {request.session!r}: its replica could not be reached ({error.__cause__ or error}); "
                 f"the request {'may have been' if sent else 'was not'} applied; try again",
                 layer=PEER,
                 maybe_applied=sent,

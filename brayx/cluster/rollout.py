@@ -281,7 +281,7 @@ class Workers:
             if not is_done(slot.leave) and not slot.is_late:
                 continue
             if why := self._let_go(slot, "scaled", slot.patience_s, time.monotonic() + _ANSWER_S):
-                self._say(f"{slot.who} was too many, and lost what it was at: {why}")
+                self._say(f"{slot.who} was surplus, and lost its current fragment: {why}")
         with self._lock:
             self._leaving = [slot for slot in self._leaving if slot.handle is not None]
 

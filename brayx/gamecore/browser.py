@@ -1,6 +1,6 @@
 """An HTTP door's answers to browsers: the origins whose scripts may call it (CORS), and the frame of its pages.
 
-Doors of actors and of models use both. Knows nothing of what is behind a door.
+Doors of actors and of models use both. Knows nothing of the services behind doors.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def are_origins(value: list[str]) -> list[str]:
     """The option ``cors_origins``, checked. A browser would report a wrong origin only as a refusal.
 
     Raises:
-        ValueError: names what is no origin.
+        ValueError: one is not an origin; the message names it.
     """
     for origin in value:
         if origin != ANY and not re.fullmatch(r"https?://[^/\s?#@*]+", origin):

@@ -92,7 +92,7 @@ class Trial:
             project: name of the experiment, created if absent.
             name: name of the run.
             uri: tracking URI, initialised.
-            resume: False starts a new run whatever there is.
+            resume: False: always start a new run.
 
         Raises:
             ConfigError: a name has characters that cannot be searched for.
@@ -347,8 +347,8 @@ class Trial:
 
 
 def _metric_name(name: str) -> str:
-    """A name that MLflow takes, since it writes none of the others beside one that it does not; a long one ends in a
-    checksum of what is cut off."""
+    """A name that MLflow accepts, because one invalid name makes it refuse a whole batch. A long one ends in a checksum
+    of the rest."""
     kept = "/".join(part for part in _NOT_IN_METRIC.sub("_", name).split("/") if part not in ("", ".", "..")) or "_"
     if len(kept) <= _MAX_METRIC_CHARS:
         return kept

@@ -1,11 +1,11 @@
 """A trainer's state as a folder: ``weights.npz``, ``normaliser.npz``, ``trainer.pt``, ``meta.json``, ``samples.npz``.
 
-``weights.npz`` alone is what acting needs: the module's weights, and how observations are normalised
-(`brayx.engines.scaling`). ``samples.npz`` holds observations that were learned from, for whoever calibrates or checks a
-copy of the model. ``normaliser.npz`` holds the moments that observations and rewards are normalised with, where they
-are. ``trainer.pt`` holds the optimiser, the algorithm's own state and the state of the random
-generators, as tensors and plain numbers only, so it is read with ``weights_only=True`` and no code in it can run.
-``meta.json`` holds the counters and whatever the job wants to say of itself. Knows nothing of where folders are kept.
+Acting needs only ``weights.npz``: the module's weights, and the normalisation of observations
+(`brayx.engines.scaling`). ``samples.npz`` holds observations that were learned from, to calibrate or check a copy of
+the model. ``normaliser.npz`` holds the moments of observations and rewards, if these are normalised. ``trainer.pt``
+holds the optimiser, the algorithm's own state and the state of the random generators, as tensors and plain numbers
+only, so it is read with ``weights_only=True`` and no code in it can run. ``meta.json`` holds the counters and the job's
+own values. Knows nothing of where folders are kept.
 """
 
 from __future__ import annotations

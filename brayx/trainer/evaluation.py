@@ -63,8 +63,8 @@ class Evaluation:
 
     def due(self, updates: int) -> bool:
         """Whether an evaluation is due after this many updates."""
-        asked = bool(self._streams) or self._hooks.evaluate is not None
-        return asked and updates % self._config.eval_interval == 0
+        wanted = bool(self._streams) or self._hooks.evaluate is not None
+        return wanted and updates % self._config.eval_interval == 0
 
     def run(self, algorithm: Algorithm, progress: float, step: int) -> dict[tuple[str, str], float]:
         """Numbers by metric and label: ``eval/NAME``, labelled by buffer when there are several.

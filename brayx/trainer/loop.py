@@ -210,7 +210,7 @@ def learn(
     ):
         waiting_since = time.monotonic()
         while reason is None:
-            asked = time.time()
+            requested = time.time()
             ready = next(stream, None)
             if ready is not None:
                 took()  # before the ranks wait for each other: another rank's batch may wait for this call
@@ -251,7 +251,7 @@ def learn(
                 measured |= {"updates": 1, "policy_version": counters.policy_version, "update_seconds": ended - started}
                 for name, value in measured.items():
                     numbers.add(name if name in METRICS else f"learner/{name}", value)
-                record_waiting(numbers, ready, asked, came, started - waiting_since, ended - waiting_since)
+                record_waiting(numbers, ready, requested, came, started - waiting_since, ended - waiting_since)
                 if evaluation.due(counters.updates):
                     for (name, label), value in evaluation.run(algorithm, done, counters.env_steps).items():
                         numbers.add(name, value, label=label)
@@ -290,16 +290,18 @@ def learn(
     )
 
 
-def record_waiting(numbers: Numbers, ready: Ready, asked: float, came: float, waited_s: float, total_s: float) -> None:
+def record_waiting(
+    numbers: Numbers, ready: Ready, requested: float, came: float, waited_s: float, total_s: float
+) -> None:
     """Records the share of an update's time spent waiting, and the share spent although the buffer had a batch.
 
-    Weighted by the time, so that the means over many updates are shares of their whole time. ``asked`` and ``came`` are
-    Unix times, as is the time at which the batch became ready.
+    Both are weighted by the time, so that means over many updates are shares of their whole time. ``requested`` and
+    ``came`` are Unix times, as is the time at which the batch became ready.
     """
     total_s = max(total_s, 1e-9)
     numbers.add("learner_wait_fraction", min(waited_s / total_s, 1.0), weight=total_s)
     if ready.ready_at_s is not None:
-        idle_s = min(max(came - max(ready.ready_at_s, asked), 0.0), waited_s)
+        idle_s = min(max(came - max(ready.ready_at_s, requested), 0.0), waited_s)
         not_empty_s = max(total_s - (waited_s - idle_s), 1e-9)
         numbers.add("learner_idle_fraction", idle_s / not_empty_s, weight=not_empty_s)
 

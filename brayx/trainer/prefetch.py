@@ -219,8 +219,8 @@ def _laid_out(prefix: str, example: NestedArray) -> Callable[[Mapping[str, Tenso
         if missing:
             held = sorted(key for key in batch if key.split("/")[0] == prefix)
             memory = (
-                ": expected what its memory held before each step, as the agent that plays records it. Recordings "
-                "without are cloned by train_local(demonstrations=...)"
+                ": expected the model's memory before each step, which a playing agent records. Recordings without it "
+                "can be cloned with train_local(demonstrations=...)"
             )
             raise ConfigError(
                 f"batches hold no {missing[0]!r}, which the model takes; they hold {held}"

@@ -346,7 +346,7 @@ def test_a_worker_that_takes_too_long_to_leave_is_ended_and_what_it_had_is_count
         until(lambda: made.events, "it was counted", WAIT_S)
     assert made.events == {"rollout_steps_lost.scaled": 2 * ENVS * T}
     assert "worker 0 of rollout 'games'" in workers.messages[0]
-    assert "was too many, and lost what it was at: it took longer than" in workers.messages[0]
+    assert "was surplus, and lost its current fragment: it took longer than" in workers.messages[0]
     assert not workers.failures
 
 

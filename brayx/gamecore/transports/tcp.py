@@ -69,13 +69,13 @@ class TcpSessions:
         self._unsent.append(encode_request(request, now))
 
     def exchange(self) -> list[tuple[str, bytes | BrayxError]]:
-        """Sends what was taken, and waits for replies: the session of each, and its body or error; one at least.
+        """Sends the taken requests and waits for at least one reply; returns each one's session, and its body or error.
 
         Raises:
-            BrayxError: what the service says of the connection, which it closes then.
+            BrayxError: the service reported an error of the connection, and closes it.
             ConnectionLost: the connection broke; requests under way may have been applied.
             DeadlineExceeded: no reply came in time.
-            TransportError: what came is not the framing.
+            TransportError: the received bytes are not in this framing.
         """
         found: list[tuple[str, bytes | BrayxError]] = []
         broken = False

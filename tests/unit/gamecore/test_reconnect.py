@@ -231,7 +231,7 @@ async def test_a_stop_that_a_peer_may_have_applied_is_done_when_its_session_is_g
 ) -> None:
     play = make()
     await play.start()
-    unreached = Overloaded("its replica could not be asked", layer="peer", maybe_applied=applied)
+    unreached = Overloaded("its replica could not be reached", layer="peer", maybe_applied=applied)
     service.errors[StepKind.STOP] = [unreached, SessionUnknown("it has ended")]
     with contextlib.nullcontext() if applied else pytest.raises(SessionUnknown):
         await play.stop()

@@ -94,5 +94,5 @@ def test_a_memory_that_was_recorded_is_taken_as_it_is(tmp_path: Path, caplog: py
 def test_what_batches_of_a_job_lack_of_a_memory_is_said(tmp_path: Path) -> None:
     recorded = Demonstrations(written(tmp_path / "a.npz", [3]), LAYOUT, batch_size=9, unroll_length=3, seed=0)
     prepare = Prepare((EXAMPLE, {"h": np.zeros((2, 3), np.float32)}), torch.device("cpu"), state_at=1)
-    with pytest.raises(ConfigError, match=r"no 'state/h', .*its memory held before each step.* cloned by train_local"):
+    with pytest.raises(ConfigError, match=r"no 'state/h', .*memory before each step.* cloned with train_local"):
         prepare(recorded.draw())

@@ -175,7 +175,7 @@ def test_records_without_what_a_memory_held_are_refused_beforehand(
     (tmp_path / "given_hooks.py").write_text(HANDLE)
     save(tmp_path / "set.npz", action=np.array([1, 3]))
     made = job(tmp_path, f"path: set.npz, {BESIDE}", monkeypatch)
-    with pytest.raises(ConfigError, match=r"source 'data': has no state/c, state/h, .* by train_local\(demonstrations"):
+    with pytest.raises(ConfigError, match=r"source 'data': has no state/c, state/h, .* with train_local\("):
         check_learning(made)
     check_learning(JobConfig.load(tmp_path / "job.yaml", ["trainer.hooks=given_hooks"]))
     with np.load(tmp_path / "set.npz") as rows:

@@ -317,7 +317,7 @@ def test_an_application_that_does_not_end_in_time_is_told(monkeypatch):
     for ended in (True, False):
         monkeypatch.setattr(train_module, "delete_application", lambda name, timeout_s, ended=ended: ended)
         _undeploy("actor", 2.0, said.append)
-    assert said == ["the actor 'actor' did not end within 2 s: what it last counted may be missing"]
+    assert said == ["the actor 'actor' did not end within 2 s: its last metrics may be missing"]
 
 
 TRAINER = TrainerConfig(model="model", buffers=["buffer"], target_games=7)

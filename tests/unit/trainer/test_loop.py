@@ -392,7 +392,7 @@ def test_a_checkpoint_of_before_there_was_an_algorithms_state_is_taken(tmp_path)
 def test_idle_is_waiting_for_a_batch_that_was_there(ready_at, idle, not_empty_s):
     numbers = Numbers()
     ready = Ready({}, {}, ready_at_s=ready_at)
-    record_waiting(numbers, ready, asked=1000.0, came=1004.0, waited_s=4.0, total_s=10.0)
+    record_waiting(numbers, ready, requested=1000.0, came=1004.0, waited_s=4.0, total_s=10.0)
     assert (numbers.samples["learner_wait_fraction"], numbers.weights["learner_wait_fraction"]) == ([0.4], [10.0])
     assert numbers.samples["learner_idle_fraction"] == [pytest.approx(idle)]
     assert numbers.weights["learner_idle_fraction"] == [pytest.approx(not_empty_s)]
