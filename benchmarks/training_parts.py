@@ -39,6 +39,8 @@ _ON_THE_LOOP = {
     DOOR: ("",),
 }
 """Pieces of a frame's text by part: a part's piece anywhere on the stack gives the sample to the first such part."""
+_THREADS = {DOOR: "_run (brayx/local/host.py", LEARNER: "_run (brayx/local/learner.py"}
+"""The frame at which a thread that is only one part begins."""
 SPY = Path(shutil.which("py-spy") or Path(sys.executable).parent / "py-spy")
 _FIRST_TICK_S = 60.0
 _EVERY_S = 0.2
@@ -82,20 +84,20 @@ def cpu_by_part(words: Sequence[str], environment: Mapping[str, str], stamp: Pat
                     raise RuntimeError("the training has had no tick")
                 time.sleep(_EVERY_S)
             stacks = Path(folder) / "stacks"
-            names = _thread_names(process.pid)
+            threads = _thread_parts(process.pid)
             record = [str(SPY), "record", "--pid", str(process.pid), "--threads", "--rate", "40"]
             with subprocess.Popen(
                 [*record, "--format", "raw", "--output", str(stacks)], stdout=quiet, stderr=quiet
             ) as spy:
-                before = now = _used(process.pid)
+                before = last = now = _used(process.pid)
                 while any(gamecore for _, gamecore, _ in now):
                     time.sleep(_EVERY_S)
-                    last, now = now, _used(process.pid)
+                    last, now = last | now, _used(process.pid)  # the learner's thread ends before the gamecores
                 spy.send_signal(signal.SIGINT)
             if not stacks.exists():
                 raise RuntimeError("py-spy gave no samples")
             used = {key: seconds - before.get(key, 0.0) for key, seconds in last.items()}
-            return _by_part(process.pid, used, names, stacks.read_text().splitlines())
+            return _by_part(process.pid, used, threads, stacks.read_text().splitlines())
         finally:
             process.send_signal(signal.SIGINT)
             process.wait()
@@ -114,37 +116,35 @@ def _used(root: int) -> dict[Thread, float]:
     return found
 
 
-def _thread_names(pid: int) -> dict[int, str]:
-    """Python's names of a process's threads: py-spy mistakes one now and then, so the most frequent of several looks.
+def _thread_parts(pid: int) -> dict[int, str]:
+    """Which part each thread of a process is, by what it runs: py-spy mistakes a thread's name now and then.
 
     Raises:
         RuntimeError: py-spy failed.
     """
-    seen: dict[int, Counter[str]] = {}
+    found: dict[int, str] = {}
     for _ in range(_LOOKS):
         dump = subprocess.run([str(SPY), "dump", "--pid", str(pid)], capture_output=True, text=True, check=False)
-        for thread, name in re.findall(r'^Thread (\d+) \(.*?\): "(.*)"', dump.stdout, re.MULTILINE):
-            seen.setdefault(int(thread), Counter())[name] += 1
-    if not seen:
-        raise RuntimeError(f"py-spy gave no names of threads: {dump.stderr.strip()[-500:]}")
-    return {thread: names.most_common(1)[0][0] for thread, names in seen.items()}
+        for thread, stack in re.findall(r"^Thread (\d+)(.*?)(?=^Thread|\Z)", dump.stdout, re.MULTILINE | re.DOTALL):
+            found |= {int(thread): part for part, frame in _THREADS.items() if frame in stack}
+    if not found:
+        raise RuntimeError(f"py-spy gave no stacks of threads: {dump.stderr.strip()[-500:]}")
+    return found
 
 
 def _by_part(
-    root: int, used: Mapping[Thread, float], names: Mapping[int, str], stacks: Sequence[str]
+    root: int, used: Mapping[Thread, float], threads: Mapping[int, str], stacks: Sequence[str]
 ) -> dict[str, float]:
-    of_loop = [line.partition(";")[2] for line in stacks if ": brayx-doors;" in line]
+    of_loop = [line for line in stacks if _THREADS[DOOR] in line]
     parts = dict.fromkeys(PARTS, 0.0)
     for (process, gamecore, thread), seconds in used.items():
-        name = names.get(thread, "")
         if process != root:
             parts[GAMECORE if gamecore else REST] += seconds
-        elif name == "brayx-doors":
+        elif threads.get(thread) == DOOR:
             for part, share in shares(of_loop).items():
                 parts[part] += share * seconds
         else:
-            learner, forward = name == "brayx-learner", name.startswith("brayx-batcher")
-            parts[LEARNER if learner else FORWARD if forward else REST] += seconds
+            parts[threads.get(thread, REST)] += seconds
     return parts
 
 
