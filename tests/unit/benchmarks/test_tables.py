@@ -108,10 +108,10 @@ def test_a_sample_of_a_training_counts_for_its_part() -> None:
 
 def test_train_tells_how_many_seeds_reached_the_target() -> None:
     good, bad = Outcome(200.0, 5.0, 10.0, 2000, 20.0, 490.0), Outcome(100.0, 1.0, None, None, 20.0, 300.0)
-    rows = train.table({"train": [good, good], "sb3": [good, bad]}).rows
-    assert list(rows[0])[:3] == ["brayx, Ray Train", 200.0, 1.5]
+    rows = train.table({"once": [good, good], "sb3": [good, bad]}).rows
+    assert list(rows[0])[:3] == ["brayx, local host", 200.0, 1.5]
     assert (rows[0][-1], rows[1][-1]) == ("2 of 2", "1 of 2")
-    assert rows[1][4] is None  # a seed that did not reach it has no time, so neither has the median
+    assert rows[1][5] is None  # a seed that did not reach it has no time, so neither has the median
 
 
 def test_options() -> None:
