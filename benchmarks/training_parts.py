@@ -39,8 +39,12 @@ _ON_THE_LOOP = {
     DOOR: ("",),
 }
 """Pieces of a frame's text by part: a part's piece anywhere on the stack gives the sample to the first such part."""
-_THREADS = {DOOR: "_run (brayx/local/host.py", LEARNER: "_run (brayx/local/learner.py"}
-"""The frame at which a thread that is only one part begins."""
+_THREADS = {
+    DOOR: "_run (brayx/local/host.py",
+    LEARNER: "_run (brayx/local/learner.py",
+    FORWARD: '"brayx-batcher',
+}
+"""Text in py-spy's dump of a thread that is only one part: the frame at which it begins, or the name if it waits."""
 SPY = Path(shutil.which("py-spy") or Path(sys.executable).parent / "py-spy")
 _FIRST_TICK_S = 60.0
 _EVERY_S = 0.2

@@ -200,7 +200,9 @@ class AgentActor(Actor):
                 for agent, data in zip(self._agents, agents, strict=True):
                     with self._counted_errors(agent, "restore"):
                         agent.restore(data)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self._count_game()  # it has no end
             self._leave_game()
             raise
 
@@ -447,7 +449,8 @@ class AgentActor(Actor):
                 await agent.on_session_end(reason)
             except asyncio.CancelledError as error:
                 logger.error("session %s: %s.on_session_end was cancelled", self._session, agent.name)
-                self._count(agent.name, "on_session_end", error)
+                if reason != "drained":  # then the service ends, and waits for no hook
+                    self._count(agent.name, "on_session_end", error)
                 if is_cancelled():
                     raise
             except Exception as error:
@@ -463,7 +466,7 @@ def _note(name: str, hook: str, error: BaseException) -> str:
 
 
 def _late(hook: str) -> str:
-    return f"{hook} took longer than actor.tick_timeout_s"
+    return f"{hook} was cut off by actor.tick_timeout_s, or by the end of the service"
 
 
 def _first(group: BaseExceptionGroup[BrayxError]) -> BrayxError:

@@ -7,7 +7,6 @@ of Ray Data, nor of what the learner does with a batch.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 import secrets
 import time
@@ -142,7 +141,7 @@ class BufferActor:
         """
         deadline = time.monotonic() + min(timeout_s, MAX_WAIT_S)
         refused, why, note, whole, part = 0, "", "", 0, 0
-        for replay, place in zip(replays, places or itertools.repeat(""), strict=False):
+        for replay, place in zip(replays, places or [""] * len(replays), strict=True):
             part = 0
             if self._is_over():
                 self._buffer.dropped_elsewhere("ended", transitions(replay))

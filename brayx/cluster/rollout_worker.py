@@ -69,7 +69,7 @@ class StoredWeights(Newest):
 
 
 class RolloutWorker:
-    """The Ray actor. It runs one call of `collect` or `leave` at a time; `stop` and `pid` may run concurrently.
+    """The Ray actor. It runs one call of `collect` or `leave` at a time; `stop` may run concurrently.
 
     Args:
         spec: the worker's settings.

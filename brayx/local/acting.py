@@ -98,6 +98,7 @@ class ActingModel:
                 say(f"the model acts with engine {name} from policy version {version} on, no longer with torch")
                 acts_with = f"{name} from version {version}"
         except BrayxError as error:
+            logger.warning("engine %s could not be built: %s", name, error.message)
             say(f"the model keeps acting with torch, since engine {name} could not be built: {error.message}")
         except Exception as error:
             logger.exception("engine %s could not be built", name)

@@ -337,7 +337,7 @@ async def test_a_game_whose_on_tick_hangs_has_failed_with_its_location(agents: i
     assert numbers.get("games_failed.on_tick", 0) == numbers.get("agent_errors.on_tick", 0) == counted
     if counted:
         place = line_of(Hangs.on_tick, "sleep")
-        late = f": on_tick took longer than actor.tick_timeout_s ({place})"
+        late = f": on_tick was cut off by actor.tick_timeout_s, or by the end of the service ({place})"
         assert recorder.notes()["agent_errors.on_tick"].endswith(late)
 
 
@@ -376,7 +376,7 @@ async def test_a_game_whose_tick_waits_for_an_on_episode_that_hangs_has_failed_t
     recorder = actor._services.recorder
     assert isinstance(recorder, MetricsRecorder)
     assert recorder.summary()["games_failed.on_episode"] == 1
-    late = "on_episode took longer than actor.tick_timeout_s, and a tick waited for it"
+    late = "on_episode was cut off by actor.tick_timeout_s, or by the end of the service, and a tick waited for it"
     assert recorder.notes()["agent_errors.on_episode"] == late
 
 
@@ -504,7 +504,7 @@ async def test_an_end_that_runs_out_of_time_still_tells_the_agents_and_counts_wh
     assert numbers["fragments_dropped.cancelled"] == agents
     assert numbers["fragments_dropped.deadline"] == agents
     assert numbers["games_failed.on_episode"] == 1
-    late = "on_episode took longer than actor.tick_timeout_s"
+    late = "on_episode was cut off by actor.tick_timeout_s, or by the end of the service"
     place = line_of(Stuck.on_episode, "sleep")
     assert recorder.notes()["fragments_dropped.cancelled"] == f"agent 'agent0': {late} ({place})"
     assert recorder.notes()["fragments_dropped.deadline"] == f"{late}, and the last episode waited for it"
@@ -554,6 +554,23 @@ async def test_an_actor_goes_on_from_anothers_snapshot_with_the_start_that_the_o
     second, _ = make(Counts, Counts)
     await second.restore("s", data)
     assert json.loads(await second.tick(b"3")) == {"count": 4, "tick": 3, "start": {"level": 3}}
+
+
+async def test_a_game_whose_agent_cannot_be_restored_has_failed() -> None:
+    first, _ = make(Counts)
+    await first.start("s", b"")
+    data = await first.snapshot()
+    assert data is not None
+
+    class Forgets(Counts):
+        def restore(self, snapshot: bytes) -> None:
+            raise ValueError("no memory of that")
+
+    counted = MetricsRecorder()
+    second = AgentActorFactory({"agent0": type("Forgets", (Forgets,), {"log": []})}, {}, Services(recorder=counted))()
+    with pytest.raises(ValueError, match="no memory"):
+        await second.restore("s", data)
+    assert counted.summary() == {"agent_errors.restore": 1.0, "games_failed.restore": 1.0}
 
 
 async def test_one_agent_that_cannot_be_moved_keeps_its_actor_where_it_is() -> None:

@@ -133,6 +133,27 @@ def test_load_bodies_are_what_the_services_take() -> None:
     assert layers.SESSION
 
 
+def test_a_thread_of_a_training_counts_for_its_part() -> None:
+    used = {(1, False, 10): 4.0, (1, False, 11): 2.0, (1, False, 12): 1.0, (1, False, 13): 0.5, (2, True, 20): 3.0}
+    used |= {(3, False, 30): 0.25}
+    threads = {10: training_parts.DOOR, 11: training_parts.LEARNER, 12: training_parts.FORWARD}
+    loop = "_run (brayx/local/host.py:1)"
+    stacks = [
+        f"{loop};submit (brayx/actor/serving.py:1) 3",
+        f"{loop};run (brayx/engines/onnx.py:1) 1",
+        "wait (x.py:1) 9",
+    ]
+    assert training_parts._by_part(1, used, threads, stacks) == {
+        training_parts.GAMECORE: 3.0,
+        training_parts.DOOR: 3.0,
+        training_parts.AGENT: 0.0,
+        training_parts.FORWARD: 2.0,
+        training_parts.FRAGMENT: 0.0,
+        training_parts.LEARNER: 2.0,
+        training_parts.REST: 0.75,
+    }
+
+
 def test_a_sample_counts_for_its_innermost_known_frame() -> None:
     loop = "thread (0x7): AsyncIO Thread;run (threading.py:982)"
     stacks = [

@@ -75,11 +75,12 @@ async def test_it_acts_before_its_engine_is_built_and_with_the_newest_weights_af
     await acting.model.close()
 
 
-async def test_a_model_that_cannot_be_exported_goes_on_acting_on_torch_and_says_so():
+async def test_a_model_that_cannot_be_exported_goes_on_acting_on_torch_and_says_so(caplog):
     acting, said, recorded = made(ByValue()), [], []
     acting.build(said.append, recorded.append).join(WAIT_S)
     (line,) = said
     assert line.startswith("the model keeps acting with torch, since engine onnx could not be built: ")
+    assert "engine onnx could not be built: " in caplog.text, "also where lines are only logged, as with brayx.serve"
     assert recorded == ["torch"]
     acting.model.load(1, factor(2.0))
     assert await value_of(acting) == (-6.0, 1)

@@ -167,12 +167,13 @@ def test_what_errors_took_is_shown_with_its_cause_and_its_share() -> None:
 @pytest.mark.parametrize("label", ["deadline", "cancelled"])
 def test_fragments_that_a_deadline_took_have_a_line_and_a_share(label: str) -> None:
     recorder, books = Recorder(), Books()
+    why = "on_episode was cut off by actor.tick_timeout_s, or by the end of the service"
     recorder.add("fragments_pushed", 2.0)
-    recorder.add("fragments_dropped", 18.0, label=label, note="on_episode took longer than actor.tick_timeout_s")
+    recorder.add("fragments_dropped", 18.0, label=label, note=why)
     books.merge(recorder.drain())
     lines = error_lines(books.snapshot(), books.notes)
     assert lines == [
-        f"18 fragments dropped ({label}); the newest: on_episode took longer than actor.tick_timeout_s",
+        f"18 fragments dropped ({label}); the newest: {why}",
         "lost: 18 of the last 20 fragments (90%)",
     ]
     assert error_lines(books.snapshot(), {}) == lines[1:], "whatever is lost, its share is shown"
