@@ -7,11 +7,10 @@ time limits.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,17 +18,15 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 
 from brayx.actor.actor import Actor, is_cancelled
 from brayx.actor.agent import Agent, Services, State
+from brayx.actor.failures import LOAD, Failures, note, was_cut_off
 from brayx.actor.games import Games, Seat
 from brayx.actor.models import Arms, Carried, SessionModels
 from brayx.errors import (
     AgentError,
     BadBody,
     BrayxError,
-    DeadlineExceeded,
-    Overloaded,
-    raised_at,
 )
-from brayx.faults import AGENTS_LOGGER, note_of
+from brayx.faults import AGENTS_LOGGER
 from brayx.gamecore.protocol import game_of
 from brayx.logs import limited
 from brayx.metrics import OVERLOADED
@@ -39,8 +36,6 @@ _agents_logger = limited(AGENTS_LOGGER)
 
 _MOST_KEPT = 10_000
 _LAST_WORD_S = 1.0
-_LOAD = Overloaded | DeadlineExceeded
-"""Errors of a model that is full or late. They show load, not a bug of the hook that they end."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +152,7 @@ class AgentActor(Actor):
         self._keep = factory.keeper() if factory.keeper is not None else None
         self._kept: deque[State] = deque(maxlen=_MOST_KEPT)
         self._seat: Seat | None = None
-        self._failure: tuple[str, str] | None = None
-        self._cut_off: tuple[str, str] | None = None
+        self._failures = Failures(self._services.recorder)
 
     async def start(self, session: str, body: bytes) -> bytes:
         state = State(session, kind="start", input=self._codec.decode(body), output=self._codec.empty())
@@ -180,7 +174,7 @@ class AgentActor(Actor):
         with self._services.use():
             agents = []
             for agent in self._agents:
-                with self._counted_errors(agent, "snapshot"):
+                with self._failures.counted(agent.name, "snapshot"):
                     agents.append(agent.snapshot())
             if any(data is None for data in agents):
                 return None
@@ -198,11 +192,11 @@ class AgentActor(Actor):
         try:
             with self._services.use():
                 for agent, data in zip(self._agents, agents, strict=True):
-                    with self._counted_errors(agent, "restore"):
+                    with self._failures.counted(agent.name, "restore"):
                         agent.restore(data)
         except BaseException as error:
             if isinstance(error, Exception):
-                self._count_game()  # it has no end
+                self._failures.count_game()  # it has no end
             self._leave_game()
             raise
 
@@ -217,7 +211,7 @@ class AgentActor(Actor):
             try:
                 reply = codec.encode(state.output)
             except AgentError as error:
-                self._count(self._agents[-1].name, "on_tick", error)
+                self._failures.add(self._agents[-1].name, "on_tick", error)
                 raise
             self._tick += 1
             self._episode.append(state)
@@ -234,7 +228,7 @@ class AgentActor(Actor):
         chosen = State(self._session, tick=tick, input=self._codec.decode(body), output=self._codec.empty())
         with self._services.use():
             for agent in self._agents:
-                with self._counted_errors(agent, "on_deadline"):
+                with self._failures.counted(agent.name, "on_deadline"):
                     agent.on_deadline(chosen)
         return self._codec.encode(chosen.output)
 
@@ -270,8 +264,7 @@ class AgentActor(Actor):
         self._count_ticks()
         if reason == "error":
             self._models.count("arm_errors", 1.0)
-            if self._cut_off is not None and self._failure is None:
-                self._count_error(*self._cut_off)
+            self._failures.ended_by_error()
         try:
             with self._services.use():
                 try:
@@ -286,8 +279,8 @@ class AgentActor(Actor):
                     raise
                 await self._end_agents(reason)
         finally:
-            if reason == "error" or (self._failure is not None and not self._services.returns):
-                self._count_game()
+            if reason == "error" or (self._failures and not self._services.returns):
+                self._failures.count_game()
             if self._keep is not None and self._kept:
                 self._keep(list(self._kept), next(iter(self._services.returns), None))
             self._agents, self._episode = (), []
@@ -313,8 +306,8 @@ class AgentActor(Actor):
                 with own.use():
                     made.append(agent_class(name, config, state))
             except Exception as error:
-                self._count(name, "constructor", error)
-                self._count_game()  # it has no end
+                self._failures.add(name, "constructor", error)
+                self._failures.count_game()  # it has no end
                 if isinstance(error, BrayxError):
                     raise
                 raise AgentError(f"agent {name!r} raised in the constructor", agent=name) from error
@@ -341,48 +334,15 @@ class AgentActor(Actor):
             with services.use():
                 await agent.on_tick(state)
         except asyncio.CancelledError as error:
-            self._cut_off = "on_tick", _note(agent.name, "on_tick", error)
+            self._failures.cut_off("on_tick", note(agent.name, "on_tick", error))
             raise
         except Exception as error:
-            self._count(agent.name, "on_tick", error)
+            self._failures.add(agent.name, "on_tick", error)
             if isinstance(error, BrayxError):
                 raise
             raise AgentError(
                 f"agent {agent.name!r} raised in on_tick at tick {state.tick}", agent=agent.name
             ) from error
-
-    @contextlib.contextmanager
-    def _counted_errors(self, agent: Agent, hook: str) -> Iterator[None]:
-        """Counts exceptions of ``hook``, and re-raises them."""
-        try:
-            yield
-        except Exception as error:
-            self._count(agent.name, hook, error)
-            raise
-
-    def _count(self, name: str, hook: str, error: BaseException) -> None:
-        """Counts an exception of an agent's hook, with a note of its message and place, which the display shows.
-
-        Load is not an error of the hook, but it ends the game too.
-        """
-        if isinstance(error, _LOAD):
-            self._fail(OVERLOADED, _note(name, hook, error))
-        else:
-            self._count_error(hook, _note(name, hook, error))
-
-    def _count_error(self, hook: str, note: str) -> None:
-        self._fail(hook)
-        self._services.recorder.add("agent_errors", 1.0, label=hook, note=note)
-
-    def _fail(self, label: str, note: str = "") -> None:
-        """Records why the game failed, unless it has failed before."""
-        if self._failure is None:
-            self._failure = label, note
-
-    def _count_game(self) -> None:
-        """Counts this game as failed. The errors of a hook have a note, so only load needs one here."""
-        label, note = self._failure or ("session", "")
-        self._services.recorder.add("games_failed", 1.0, label=label, note=note)
 
     def _count_ticks(self) -> None:
         """Adds the ticks since the last call to the arms' counts: counting every tick costs measurable time."""
@@ -409,16 +369,16 @@ class AgentActor(Actor):
         try:
             await asyncio.wait({self._handed_over})
         except asyncio.CancelledError:
-            self._cut_off = "on_episode", f"{_late('on_episode')}, and a tick waited for it"
+            self._failures.cut_off("on_episode", f"{was_cut_off('on_episode')}, and a tick waited for it")
             raise
 
     def _give_up(self) -> None:
         """Counts as lost what is not handed over yet, because the session's end ran out of time."""
         if self._handed_over is not None and self._handed_over.cancel():
-            self._fail("on_episode")
+            self._failures.fail("on_episode")
         if self._episode:
             logger.error("session %s: no time to hand over its last episode, it is lost", self._session)
-            why = f"{_late('on_episode')}, and the last episode waited for it"
+            why = f"{was_cut_off('on_episode')}, and the last episode waited for it"
             self._services.recorder.add("fragments_dropped", float(len(self._agents)), label="deadline", note=why)
 
     async def _on_episode(self, episode: list[State], done: bool) -> None:
@@ -428,9 +388,9 @@ class AgentActor(Actor):
                 await agent.on_episode(episode, done)
             except asyncio.CancelledError as error:
                 logger.error("session %s: %s.on_episode was cancelled, the episode is lost", self._session, agent.name)
-                self._fail("on_episode")
+                self._failures.fail("on_episode")
                 lost = len(agents) - at if is_cancelled() else 1  # the agents after it do not get the episode
-                why = _note(agent.name, "on_episode", error)
+                why = note(agent.name, "on_episode", error)
                 self._services.recorder.add("fragments_dropped", float(lost), label="cancelled", note=why)
                 if is_cancelled():
                     raise
@@ -438,10 +398,10 @@ class AgentActor(Actor):
                 _agents_logger.exception(
                     "session %s: %s.on_episode raised, its episode is lost", self._session, agent.name
                 )
-                loaded = isinstance(error, _LOAD)
-                label, why = (OVERLOADED, _note(agent.name, "on_episode", error)) if loaded else ("agent_error", "")
+                loaded = isinstance(error, LOAD)
+                label, why = (OVERLOADED, note(agent.name, "on_episode", error)) if loaded else ("agent_error", "")
                 self._services.recorder.add("fragments_dropped", 1.0, label=label, note=why)
-                self._count(agent.name, "on_episode", error)
+                self._failures.add(agent.name, "on_episode", error)
 
     async def _end_agents(self, reason: str) -> None:
         for agent in self._agents:
@@ -450,23 +410,12 @@ class AgentActor(Actor):
             except asyncio.CancelledError as error:
                 logger.error("session %s: %s.on_session_end was cancelled", self._session, agent.name)
                 if reason != "drained":  # then the service ends, and waits for no hook
-                    self._count(agent.name, "on_session_end", error)
+                    self._failures.add(agent.name, "on_session_end", error)
                 if is_cancelled():
                     raise
             except Exception as error:
                 _agents_logger.exception("session %s: %s.on_session_end raised", self._session, agent.name)
-                self._count(agent.name, "on_session_end", error)
-
-
-def _note(name: str, hook: str, error: BaseException) -> str:
-    """A line for the display: which agent's hook failed, why and where."""
-    if isinstance(error, asyncio.CancelledError) and is_cancelled():
-        return f"agent {name!r}: {_late(hook)} ({raised_at(error)})"
-    return f"agent {name!r}: {note_of(error, raised_at(error))}"
-
-
-def _late(hook: str) -> str:
-    return f"{hook} was cut off by actor.tick_timeout_s, or by the end of the service"
+                self._failures.add(agent.name, "on_session_end", error)
 
 
 def _first(group: BaseExceptionGroup[BrayxError]) -> BrayxError:
