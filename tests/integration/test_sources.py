@@ -25,6 +25,7 @@ from deployments.job import JobConfig
 from pipelines.progress import Progress
 from pipelines.sources import Sources
 from pipelines.train import _watch
+from pipelines.watching import Watch
 from tests.waiting import until
 
 JOB = """
@@ -152,8 +153,9 @@ def test_a_buffer_that_restarts_is_told_again_that_nothing_more_comes(buffer: An
     sources = SimpleNamespace(errors=[], done=True)
     rollouts = SimpleNamespace(num=0, running=0, failures=0, messages=[], error=None, answer=lambda hub: [])
     progress = Progress("t", num_steps=1, console=Console(file=io.StringIO()))
-    given = (progress, hub, [buffer], learner, games, sources, rollouts, 8, None)
-    watching = threading.Thread(target=_watch, args=given)
+    watch = Watch(progress, learner, games, [rollouts], 8, None)
+    given = (watch, hub, [buffer], learner, sources, rollouts)
+    watching = threading.Thread(target=_watch, args=given, kwargs={"games_play": False, "say": progress.say})
     watching.start()
 
     def ended() -> bool:
