@@ -14,6 +14,8 @@ import pytest
 
 from tests.processes import RAY_IS_LATE, ray_trouble
 
+pytestmark = pytest.mark.chaos  # its two nodes need a Ray with other settings, and one of them is killed
+
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a thread that reads to the end must not start another Ray
