@@ -48,7 +48,9 @@ class Terminal:
 
     def __init__(self, words: list[str], folder: Path) -> None:
         self.end, end = pty.openpty()
-        variables = {**os.environ, **without_ray(folder), "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+        # Ray in the process of the tests sets its own debugger, which a child would inherit.
+        own = {"TERM": "xterm", "COLUMNS": "120", "LINES": "40", "PYTHONBREAKPOINT": None}
+        variables = {**os.environ, **without_ray(folder), **own}
         self.process = subprocess.Popen(
             [str(BIN / words[0]), *words[1:]],
             cwd=folder,
