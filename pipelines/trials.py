@@ -13,7 +13,9 @@ from brayx.errors import ConfigError
 from brayx.metrics import significant
 from brayx.tracking.store import client_of, sqlite_path, telling
 
-_HEADINGS = ("project", "trial", "status", "env steps", "return", "champion")
+_HEADINGS = ("project", "trial", "status", "env steps", "last return", "champion")
+_STATUS = {"KILLED": "interrupted"}
+"""Our word, where it differs from MLflow's: the same command resumes such a trial."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class Row:
     """One trial.
 
     Attributes:
-        project, name, status: as in MLflow.
+        project, name: as in MLflow.
+        status: as in MLflow, but ``interrupted`` for what MLflow calls killed.
         env_steps, mean_return: newest values; None: not written.
         champion: ``NAME version N`` if the champion of a registered model comes from this trial; otherwise empty.
     """
@@ -64,7 +67,7 @@ def trials(uri: str, project: str = "") -> list[Row]:
         Row(
             projects[run.info.experiment_id],
             run.info.run_name or run.info.run_id,
-            run.info.status.lower(),
+            _STATUS.get(run.info.status, run.info.status.lower()),
             run.data.metrics.get(CHARTS["env_steps"]),
             run.data.metrics.get(RETURN_CHART),
             champions.get(run.info.run_id, ""),

@@ -275,7 +275,7 @@ class Watch:
         errors = error_lines(numbers, notes)
         messages = [message for players in (games, *self._rollouts) for message in players.messages]
         last = messages[-1] if messages else ""
-        newest = f"{games}; the newest message of one: {last or 'none'}"
+        newest = f"{games}; " + (f"the newest message of one: {last}" if last else "none has written a message")
         if hint := self._silence.hint(numbers):
             say(f"{hint}; {newest}")
         workers = sum(rollout.running for rollout in self._rollouts)

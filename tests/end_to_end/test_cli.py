@@ -127,9 +127,11 @@ def test_trials_are_listed_with_their_champion(tmp_path: Path, tracking_db: str)
         (tmp_path / name / "weights.npz").write_bytes(b"weights")
         register(trial, trial.save_checkpoint(tmp_path / name, 1000), "cartpole", alias="champion")
         trial.finish("FINISHED")
+    Trial.open("cartpole", "third", tracking_db).finish("KILLED")
     shown = brayx("trials", "--tracking", tracking_db)
-    heading, second, first = (line.split() for line in shown.stdout.splitlines())
+    heading, third, second, first = (line.split() for line in shown.stdout.splitlines())
     assert heading[:2] == ["project", "trial"]
+    assert third == ["cartpole", "third", "interrupted", "-", "-"]
     assert second == ["cartpole", "second", "finished", "1,000", "480", "cartpole", "version", "2"]
     assert first == ["cartpole", "first", "finished", "1,000", "20"]
     nowhere = brayx("trials", "--project", "none", "--tracking", tracking_db)

@@ -37,7 +37,8 @@ def test_the_job_is_right():
 
 @pytest.mark.slow
 def test_it_trains(tmp_path):
-    few = ["--set", "trainer.num_steps=4000", "--set", "actor.port=0"]
+    options = ("trainer.num_steps=4000", "actor.port=0", "actor.native_port=0", "actor.tcp_port=0")  # 0: a free port
+    few = [word for option in options for word in ("--set", option)]
     done = brayx("train", JOB.name, "--tracking", str(tmp_path), *few)
     assert done.returncode == 0, done.stderr
     if "name: bc" not in JOB.read_text():
