@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 
 from brayx.actor.actor import Actor, is_cancelled
 from brayx.actor.agent import Agent, Services, State
-from brayx.actor.failures import LOAD, Failures, note, was_cut_off
+from brayx.actor.failures import LOAD, SessionFailures, note, was_cut_off
 from brayx.actor.games import Games, Seat
 from brayx.actor.models import Arms, Carried, SessionModels
 from brayx.errors import (
@@ -152,7 +152,7 @@ class AgentActor(Actor):
         self._keep = factory.keeper() if factory.keeper is not None else None
         self._kept: deque[State] = deque(maxlen=_MOST_KEPT)
         self._seat: Seat | None = None
-        self._failures = Failures(self._services.recorder)
+        self._failures = SessionFailures(self._services.recorder)
 
     async def start(self, session: str, body: bytes) -> bytes:
         state = State(session, kind="start", input=self._codec.decode(body), output=self._codec.empty())

@@ -18,8 +18,8 @@ LOAD = Overloaded | DeadlineExceeded
 """Errors of a model that is full or late. They show load, not a bug of the hook that they end."""
 
 
-class Failures:
-    """The failures of one session.
+class SessionFailures:
+    """Counts the failures of one session.
 
     Args:
         recorder: counts ``agent_errors`` and ``games_failed``.
