@@ -75,7 +75,7 @@ def train(seed: int, *, uniform_init: bool = True, full: bool = False) -> Result
         clip_schedule="constant",
     )
     training = Training(
-        total_steps=STEPS,
+        num_steps=STEPS,
         num_envs=1,
         unroll_length=UNROLL_LENGTH,
         learning_rate=_RATE,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from brayx.actor.actor import Actor
-    from brayx.actor.agent import Agent, Services, State, forward, pinned, push, record
+    from brayx.actor.agent import Agent, Services, State, forward, keep_recording, pinned, push, record, result
     from brayx.actor.config import ActorConfig
     from brayx.actor.decode import sample_categorical
     from brayx.cluster.remote_buffer import RemoteBuffer
@@ -30,8 +30,12 @@ if TYPE_CHECKING:
     from brayx.replay.files import Dataset
     from brayx.rollout.multi import AgentsAsRows
     from brayx.types import Columns, Forward, Fragment, NestedArray, Step, Weights, flatten
+    from pipelines.evaluate import evaluate
+    from pipelines.front import serve, train
+    from pipelines.search import Domain
+    from pipelines.tune import tune
 
-_HOME = {  # pipelines is above brayx, which must not import it: by name only
+_HOME = {  # pipelines is above brayx, which may import it for types only: so by name
     "Actor": "brayx.actor.actor",
     "ActorConfig": "brayx.actor.config",
     "ActorRuntime": "brayx.cluster.replica",
@@ -61,12 +65,14 @@ _HOME = {  # pipelines is above brayx, which must not import it: by name only
     "Weights": "brayx.types",
     "actor_deployment": "brayx.cluster.replica",
     "build_engine": "brayx.engines",
-    "evaluate": "pipelines.front",
+    "evaluate": "pipelines.evaluate",
     "flatten": "brayx.types",
     "forward": "brayx.actor.agent",
+    "keep_recording": "brayx.actor.agent",
     "pinned": "brayx.actor.agent",
     "push": "brayx.actor.agent",
     "record": "brayx.actor.agent",
+    "result": "brayx.actor.agent",
     "sample_categorical": "brayx.actor.decode",
     "serve": "pipelines.front",
     "train": "pipelines.front",
@@ -107,9 +113,11 @@ __all__ = [
     "evaluate",
     "flatten",
     "forward",
+    "keep_recording",
     "pinned",
     "push",
     "record",
+    "result",
     "sample_categorical",
     "serve",
     "train",

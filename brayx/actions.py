@@ -34,6 +34,12 @@ Noise: TypeAlias = Any
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 _LEAST = np.float32(1e-30)
 """Lower bound of an exponential draw, so that its logarithm is finite."""
+_FORBIDDEN = -1e4
+"""An action is masked if its logit is this far below the best one."""
+MASKED = -3e4
+"""Logit of a forbidden action: its probability is 0 in every precision, and all values stay finite."""
+_COLDEST = 1e-12
+"""Lower bound of a Gaussian's temperature, so that its logarithm is finite."""
 
 
 def noise(outputs: Outputs, rng: np.random.Generator, steps: int | None = None) -> Noise:
@@ -137,6 +143,40 @@ def greedy(outputs: Outputs) -> np.ndarray:
         return best
     location: np.ndarray = _location(outputs)
     return np.tanh(location) if "tanh_mean" in outputs else location.copy()
+
+
+def tempered(outputs: Outputs, temperature: float) -> dict[str, Any]:
+    """Applies a temperature to a policy: raises probabilities to the power ``1 / temperature`` and normalises them.
+
+    Masked actions, whose logit is far below the best one's, stay masked. A squashed Gaussian is tempered before the
+    tanh. Outputs that do not belong to the policy, such as ``value``, are unchanged.
+
+    Args:
+        outputs: with any leading axes, or none.
+        temperature: 1 changes nothing; above 1 the policy gets closer to uniform; below 1 the best action gets more
+            likely; at 0 it is the only one.
+
+    Raises:
+        ModelError: these are not a policy's outputs, or the policy has state-dependent noise.
+    """
+    if "logits" in outputs:
+        logits = outputs["logits"]
+        if isinstance(logits, tuple | list):
+            return {**outputs, "logits": tuple(_tempered(head, temperature) for head in logits)}
+        return {**outputs, "logits": _tempered(logits, temperature)}
+    if "sde_std" in outputs:
+        raise ModelError("noise that depends on the state has no temperature")
+    _location(outputs)
+    name = "tanh_log_std" if "tanh_mean" in outputs else "log_std"
+    wider = 0.5 * math.log(max(temperature, _COLDEST))
+    return {**outputs, name: np.asarray(outputs[name]) + np.float32(wider)}
+
+
+def _tempered(logits: Any, temperature: float) -> np.ndarray:
+    logits = np.asarray(logits)
+    below = logits - logits.max(-1, keepdims=True)
+    out = below < (0.0 if temperature == 0.0 else _FORBIDDEN)
+    return np.where(out, np.asarray(MASKED, logits.dtype), below / np.asarray(temperature or 1.0, logits.dtype))
 
 
 def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

@@ -27,6 +27,8 @@ from brayx.metrics import (
     Part,
     Recorder,
     XAxis,
+    games_text,
+    significant,
 )
 
 RATED = {"ticks": "ticks_per_s", "env_steps": "env_steps_per_s"}
@@ -50,6 +52,13 @@ SECONDS = "seconds"
 """Time since the trial began, without interruptions."""
 
 _ERROR = "error"
+
+
+def mean_return(numbers: Mapping[str, float]) -> str:
+    """The mean return of the newest games, and their number: ``0.8123 (100 games, 2 failed)``."""
+    mean, failed = numbers.get("episode_return.last100", math.nan), numbers.get(FAILED_IN_WINDOW, 0.0)
+    of = games_text(numbers.get(GAMES_IN_WINDOW, 0.0)) + (f", {failed:.0f} failed" if failed else "")
+    return f"{'-' if math.isnan(mean) else significant(mean)} ({of})"
 
 
 class Books:

@@ -1,7 +1,10 @@
-"""The numbers of a trial that MLflow shows, and their names: at most forty, in the groups of its chart view.
+"""The numbers of a trial that MLflow shows, and their names: at most forty that all jobs share, and what a job adds.
 
 MLflow groups metrics by the part before the ``/``, and slows down past a hundred charts. So this module adds up the
-labels of a sum; the screen and a trial's `NUMBERS_FILE` have them one by one. Knows nothing of recorders or writers.
+labels of brayx's sums; the screen and a trial's `NUMBERS_FILE` have them one by one. What depends on the job is not
+bounded here: means and last values have a chart for each label (brayx labels only ``rollout_workers``, by rollout),
+metrics of the algorithm that are not in `CHARTS` are ``learner/NAME``, results of evaluation are ``eval/NAME``, and an
+application's own metrics have a chart for each label. Knows nothing of recorders or writers.
 """
 
 from __future__ import annotations
@@ -62,6 +65,14 @@ CHARTS: Mapping[str, str] = {
     "checkpoints_failed": "learner/checkpoints_failed",
 }
 """MLflow's name of each number of `brayx.books.Books` that MLflow shows."""
+LEAGUE_CHARTS: Mapping[str, str] = {
+    "league_games": "league/games",
+    "league_games_per_s": "league/games_per_s",
+    "league_points": "league/points",
+    "league_pool": "league/pool",
+    "league_champion": "league/champion",
+}
+"""What a job with a league adds to `CHARTS`."""
 SERVING_CHARTS: Mapping[str, str] = {
     "episode_return": CHARTS["episode_return"],
     GAMES: CHARTS[GAMES],
@@ -78,13 +89,15 @@ NUMBERS_FILE = "numbers.json"
 
 _OWN = "game/"
 _NOT_SHOWN = (FAILED_IN_WINDOW, FRAGMENTS_IN_WINDOW, LOST_IN_WINDOW, OVERLOADED_IN_WINDOW)
-_SUMS = frozenset(name for name in CHARTS if name in METRICS and METRICS[name].kind is Kind.SUM)
+_ALL = {**CHARTS, **LEAGUE_CHARTS}
+_SUMS = frozenset(name for name in _ALL if name in METRICS and METRICS[name].kind is Kind.SUM)
 
 
 def charted(fresh: Mapping[str, float], totals: Mapping[str, float]) -> dict[str, float]:
     """Selects the numbers that MLflow gets, under MLflow's names.
 
-    An application's own metric without a group goes to the group ``game``.
+    These are numbers of `CHARTS` and `LEAGUE_CHARTS`, means and last values of them with a label, and every metric that
+    is not declared in `METRICS`. An application's own metric without a group goes to the group ``game``.
 
     Args:
         fresh: numbers from `Books.take_interval`.
@@ -94,11 +107,11 @@ def charted(fresh: Mapping[str, float], totals: Mapping[str, float]) -> dict[str
     for name, value in fresh.items():
         base = name.partition(".")[0]
         if base in _SUMS:
-            shown[CHARTS[base]] = sum(total for each, total in totals.items() if each.partition(".")[0] == base)
-        elif name in CHARTS:
-            shown[CHARTS[name]] = value
-        elif base in CHARTS and METRICS[base].kind in (Kind.MEAN, Kind.LAST):  # with a label: of a component
-            shown[f"{CHARTS[base]}{name.removeprefix(base)}"] = value
+            shown[_ALL[base]] = sum(total for each, total in totals.items() if each.partition(".")[0] == base)
+        elif name in _ALL:
+            shown[_ALL[name]] = value
+        elif base in _ALL and METRICS[base].kind in (Kind.MEAN, Kind.LAST):  # with a label: of a component
+            shown[f"{_ALL[base]}{name.removeprefix(base)}"] = value
         elif base not in METRICS and name not in _NOT_SHOWN:
             shown[_own(name)] = value
     return shown
@@ -111,7 +124,7 @@ def sums_of(shown: Mapping[str, float], own: Iterable[str]) -> dict[str, float]:
         shown: the last value of each of its metrics in MLflow.
         own: names of the application's own metrics that are sums.
     """
-    known = {CHARTS[name]: name for name in (*_SUMS, GAMES, SECONDS)}
+    known = {_ALL[name]: name for name in (*_SUMS, GAMES, SECONDS)}
     own = {_own(name): name for name in own}
     found = {known[name]: value for name, value in shown.items() if name in known}
     for name, value in shown.items():

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
+
+SWITCH: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": False}
+"""Keyword arguments of an option that is off by default: ``--x`` turns it on, ``--no-x`` off again."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -3,6 +3,7 @@
     BrayxError                          internal            500
     ├── ProtocolError                   bad_request         400
     │   ├── BadBody                     bad_body            400
+    │   │   └── BadResult               bad_result          400
     │   ├── BodyTooLarge                body_too_large      413
     │   └── HeaderTooLarge              header_too_large    431
     ├── Unauthorized                    unauthorized        401
@@ -27,6 +28,8 @@
     │   └── VersionUnknown              version_unknown     404
     ├── ReplayError                     replay_error        500
     │   └── BadFragment                 bad_fragment        422
+    ├── LeagueError                     league_error        409
+    ├── BadRecording                    bad_recording       422
     ├── EnvironmentFailed               environment_failed  500
     ├── ConfigError                     bad_config          400
     ├── TrackingError                   tracking_error      500
@@ -145,6 +148,13 @@ class BadBody(ProtocolError):
     """The body does not parse as the format this actor is configured for. The session continues."""
 
     code = "bad_body"
+
+
+class BadResult(BadBody):
+    """A result that is no win, draw, loss or finite score, differs from the seat's first one, or is for no session that
+    runs. The session continues, if there is one."""
+
+    code = "bad_result"
 
 
 class BodyTooLarge(ProtocolError):
@@ -319,6 +329,22 @@ class BadFragment(ReplayError):
     """A fragment refused at push: wrong structure, shape, dtype, or not finite."""
 
     code = "bad_fragment"
+    http_status = 422
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class LeagueError(BrayxError):
+    """A request that does not fit the state of the league, or books that cannot be read or written."""
+
+    code = "league_error"
+    http_status = 409
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class BadRecording(BrayxError):
+    """A file is no recording, is broken, or does not fit its use; names the file."""
+
+    code = "bad_recording"
     http_status = 422
     grpc_status = "INVALID_ARGUMENT"
 

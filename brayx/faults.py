@@ -13,7 +13,7 @@ from brayx.logs import limited, one_line
 
 logger = limited(__name__)
 AGENTS_LOGGER = f"{__name__}.agents"
-"""Logs exceptions of agents' hooks. They count as ``agent_errors`` too: a display that shows those disables it."""
+"""Logs exceptions of agents' hooks. A training's display shows these records itself, and keeps them out of the log."""
 _agents_logger = limited(AGENTS_LOGGER)
 
 _FRAMES = 5

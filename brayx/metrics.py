@@ -88,6 +88,8 @@ METRICS: dict[str, Metric] = {
         Metric("episode_length", "ticks", Kind.MEAN, "ticks of a finished game"),
         Metric("games_failed", "games", Kind.SUM, "games that an error ended or left without a return, by its place"),
         Metric("gamecores_failed", "processes", Kind.SUM, "game processes of the job that ended in failure"),
+        Metric("recordings", "sessions", Kind.SUM, "recorded sessions, by reason"),
+        Metric("recording_lost", "ticks", Kind.SUM, "ticks that could not be recorded, by reason"),
         Metric("arm_sessions", "sessions", Kind.SUM, "sessions begun, by model, arm and version"),
         Metric("arm_ticks", "ticks", Kind.SUM, "ticks answered, by model, arm and version"),
         Metric("arm_return", "reward", Kind.MEAN, "return of a finished game, by model, arm and version"),
@@ -138,6 +140,11 @@ METRICS: dict[str, Metric] = {
         Metric("metrics_dropped", "samples", Kind.SUM, "samples dropped because there were too many metric names"),
         Metric("labels_folded", "samples", Kind.SUM, "samples put under `other`: their metric had too many labels"),
         Metric("learning_rate", "1", Kind.LAST, "of the last optimiser step"),
+        Metric("league_games", "games", Kind.SUM, "games of a league that have ended, by outcome"),
+        Metric("league_games_per_s", "games/s", Kind.MEAN, "rate of these games"),
+        Metric("league_points", "points", Kind.LAST, "rating of a league's player or script, by name"),
+        Metric("league_pool", "snapshots", Kind.LAST, "snapshots of a league that can be drawn"),
+        Metric("league_champion", "versions", Kind.LAST, "registered version of a league's champion"),
     )
 }
 
@@ -191,6 +198,11 @@ def significant(value: float, digits: int = 4) -> str:
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     text = f"{value:.{decimals}f}"
     return text.rstrip("0").rstrip(".") if decimals else text
+
+
+def games_text(count: float) -> str:
+    """A number of games: ``1 game``, ``20 games``."""
+    return f"{count:.0f} {'game' if count == 1 else 'games'}"
 
 
 @dataclass(slots=True)

@@ -206,17 +206,6 @@ class JobBuffer:
         return f"<JobBuffer {self.name!r}>"
 
 
-class NullBuffer:
-    """A buffer that drops everything: a served job does not learn."""
-
-    def push(self, *replays: Fragment | Columns) -> None:
-        """Takes fragments and columns."""
-
-    def offer(self, *replays: Fragment | Columns, timeout_s: float) -> list[Fragment | Columns]:
-        """Takes all of them."""
-        return []
-
-
 @dataclass(frozen=True)
 class _Offer:
     """The models and buffers of a local host in this process, and the loop that its models act on."""

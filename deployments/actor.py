@@ -42,10 +42,13 @@ from brayx.model.config import ModelConfig
 from brayx.model.following import AliasFollower, initial_version
 from brayx.model.local import LocalModel, batching
 from brayx.model.pool import Aliases
+from brayx.recording.config import RecordingConfig
+from brayx.recording.recorder import closing, recorders_of
 from brayx.tracking import Trial, tracking_uri
 from brayx.types import Weights
 from deployments.code import check_code
 from deployments.job import JobConfig, only
+from deployments.league import LeagueInReplica, LeagueSpec
 from deployments.render import EpisodeRenderer, drawing_in_ray
 from deployments.serve_run import serve_run
 from deployments.weights import WeightSource, pooled, registered
@@ -65,8 +68,10 @@ class ActorSpec:
         buffers: Ray actor of each buffer; empty when serving.
         hub: Ray actor of the trial's hub; empty when serving.
         renders: render functions by component name, as ``(module, function)``.
+        recording: how sessions are recorded; None: they are not.
         trial: gets pictures of episodes; None when serving.
         pool: source of aliases for models served by one; None: there are none.
+        league: the league that the sessions' players are of; None: there is none.
     """
 
     folder: str
@@ -78,8 +83,10 @@ class ActorSpec:
     buffers: Mapping[str, str] = field(default_factory=dict)
     hub: str = ""
     renders: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    recording: RecordingConfig | None = None
     trial: Trial | None = None
     pool: PoolClient | None = None
+    league: LeagueSpec | None = None
 
     @property
     def followed(self) -> dict[str, Followed]:
@@ -108,6 +115,8 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
     runtime = ActorRuntime(make_actor=_no_actor, recorder=recorder)
 
     async def close_recorder() -> None:
+        if league is not None:
+            await league.close()  # first: it counts the last games
         await asyncio.to_thread(recorder.close)
         if spec.pool is not None and spec.pool.writes_results:
             await spec.pool.flush()
@@ -118,8 +127,12 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
     for name, config in spec.models.items():
         if name in handles:
             models[name] = await _remote_model(config, handles[name], runtime)
-        else:
+        elif spec.league is None or name != spec.league.config.model:
             models[name] = await _local_model(name, spec, at, runtime)
+    league, learners = await _league(spec, runtime)
+    players = None if league is None else league.seats(await _snapshots(spec, league, runtime), models)
+    if spec.league is not None:  # requests without a session have the first learner's
+        models[spec.league.config.model] = next(iter(learners.values()))
     following = await _following(spec, models, at, runtime)
     buffers: dict[str, Any] = {}
     for name, actor_name in spec.buffers.items():
@@ -131,28 +144,73 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
             RemoteBuffer.attach,
             actor_name,
             namespace=NAMESPACE,
-            max_pending=int(spec.config[name]["max_pending"]),
+            max_pending=_max_pending(spec, name),
             recorder=recorder,
         )
         runtime.close.append(functools.partial(asyncio.to_thread, buffers[name].close))
     runtime.close.append(close_recorder)
+    recorders = recorders_of(spec.recording, recorder)
+    runtime.close[:0] = closing(recorders)
     runtime.make_actor = AgentActorFactory(
         agents=agents_of(spec.agents, spec.folder),
         config=spec.config,
         services=Services(models=models, buffers=buffers, recorder=runtime.recorder),
         codec=codec_of(spec.actor, spec.folder),
         episode_length=spec.actor.episode_length,
-        keeper=_keeper(spec),
+        recorders=[*_renderer(spec), *recorders],
         games=Games() if spec.actor.share == "game" else None,
         arms=following,
+        players=players,
     )
-    runtime.versions = lambda: {name: model.version for name, model in models.items()}
+
+    def versions() -> dict[str, int]:
+        found = {name: model.version for name, model in models.items()}
+        if spec.league is not None:
+            found[spec.league.config.model] = min(model.version for model in learners.values())
+        return found
+
+    runtime.versions = versions
     runtime.describe = lambda: {
         "mode": spec.config["mode"],
         "policy_versions": runtime.versions(),
         "registered": registered(spec.weights, following.versions() if following is not None else {}),
     }
     return runtime
+
+
+async def _league(spec: ActorSpec, runtime: ActorRuntime) -> tuple[LeagueInReplica | None, dict[str, LocalModel]]:
+    """The replica's part of the league, and the acting model of each player that learns; None and empty: no league."""
+    if spec.league is None:
+        return None, {}
+    name, models = spec.league.config.model, {}
+    for player, store in spec.league.stores.items():
+        own = dataclasses.replace(spec, weights={**spec.weights, name: WeightSource(store=store)})
+        models[player] = await _local_model(name, own, None, runtime)
+    pending = functools.partial(_max_pending, spec)
+    return LeagueInReplica(spec.league, spec.folder, models, runtime.recorder, pending), models
+
+
+async def _snapshots(spec: ActorSpec, league: LeagueInReplica, runtime: ActorRuntime) -> LocalModel:
+    """The model that acts with the weights of snapshots."""
+    assert spec.league is not None
+    name = spec.league.config.model
+    config = spec.models[name]
+    module, example = acting_model(spec.folder, config.module, name, spec.config)
+    engine, version = await asyncio.to_thread(engine_from, config, module, example, None, "", None)
+    model = LocalModel(
+        engine,
+        version=version,
+        buckets=config.buckets,
+        max_versions=spec.league.config.resident,
+        fetch=league.weights,
+        **batching(config, runtime.recorder),
+    )
+    runtime.close.append(model.close)
+    return model
+
+
+def _max_pending(spec: ActorSpec, buffer: str) -> int:
+    return int(spec.config[buffer]["max_pending"])
 
 
 def _normalising(config: Mapping[str, Any]) -> str | None:
@@ -251,11 +309,11 @@ async def _local_model(name: str, spec: ActorSpec, at: Aliases | None, runtime: 
     return model
 
 
-def _keeper(spec: ActorSpec) -> EpisodeRenderer | None:
+def _renderer(spec: ActorSpec) -> list[EpisodeRenderer]:
     if spec.trial is None or spec.actor.episode_save_interval is None or not spec.renders:
-        return None
+        return []
     draw = drawing_in_ray(spec.renders, spec.folder, spec.trial)
-    return EpisodeRenderer(draw, every=spec.actor.episode_save_interval)
+    return [EpisodeRenderer(draw, every=spec.actor.episode_save_interval)]
 
 
 def _no_actor() -> Any:
@@ -288,9 +346,9 @@ def application(spec: ActorSpec, *, name: str, directory: str) -> serve.Applicat
     build = functools.partial(build_runtime, spec)
     # A training's own gamecores have no keys: these are for clients of a service.
     requires_keys = spec.config["mode"] != "train"
-    return actor_deployment(
-        build, spec.actor, name=name, directory=directory, handles=handles, requires_keys=requires_keys
-    )
+    # The sessions of a league's game are on one replica, whether they share states or not.
+    config = spec.actor if spec.league is None else spec.actor.model_copy(update={"share": "game"})
+    return actor_deployment(build, config, name=name, directory=directory, handles=handles, requires_keys=requires_keys)
 
 
 def actor_spec(
@@ -303,6 +361,7 @@ def actor_spec(
     hub: str = "",
     trial: Trial | None = None,
     pool: PoolClient | None = None,
+    league: LeagueSpec | None = None,
 ) -> ActorSpec:
     """The spec of one of a job's actors."""
     config = job.actors[actor]
@@ -316,8 +375,10 @@ def actor_spec(
         buffers=buffers or {},
         hub=hub,
         renders={name: (render.module, render.func) for name, render in job.renders.items()},
+        recording=None if job.recording is None else job.recording.absolute(),
         trial=trial,
         pool=pool,
+        league=league,
     )
 
 

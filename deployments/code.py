@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
+from brayx.actor.agent import Agent
+from brayx.actor.players import scripted
 from brayx.components import load
 from brayx.errors import ConfigError
+from brayx.league.config import LeagueConfig
 from deployments.job import JobConfig
 
 
@@ -69,3 +72,17 @@ def _named(job: JobConfig, actors: Iterable[str], mode: str) -> Iterator[tuple[s
                 yield name, "func", rollout.module, rollout.func
         for name, render in job.renders.items():
             yield name, "func", render.module, render.func
+
+
+def scripts_of(config: LeagueConfig, folder: str) -> dict[str, type[Agent]]:
+    """The agents of a league's scripted players, by player.
+
+    Raises:
+        ConfigError: a script cannot be loaded.
+    """
+    found = {}
+    for name, player in config.players.items():
+        if player.script is not None:
+            module, _, function = player.script.rpartition(".")
+            found[name] = scripted(load(module, function, folder))
+    return found

@@ -22,7 +22,9 @@ from brayx.algorithms.build import config_class
 from brayx.algorithms.config import Sampling
 from brayx.components import check_module
 from brayx.errors import ConfigError
+from brayx.league.config import LeagueConfig
 from brayx.model.config import ModelConfig
+from brayx.recording.config import RecordingConfig
 from brayx.replay.config import BufferConfig, buffer_options
 from brayx.rollout.component import RolloutComponent
 from brayx.trainer.config import TrainerConfig
@@ -96,7 +98,9 @@ KINDS: dict[str, type[BaseModel]] = {
     "rollout": RolloutComponent,
     "actor": ActorConfig,
     "trainer": TrainerConfig,
+    "league": LeagueConfig,
     "render": RenderConfig,
+    "recording": RecordingConfig,
     "config": FreeConfig,
 }
 
@@ -127,7 +131,9 @@ class JobConfig(BaseModel):
     rollouts: dict[str, RolloutComponent] = {}
     actors: dict[str, ActorConfig] = {}
     trainers: dict[str, TrainerConfig] = {}
+    leagues: dict[str, LeagueConfig] = {}
     renders: dict[str, RenderConfig] = {}
+    recordings: dict[str, RecordingConfig] = {}
     configs: dict[str, FreeConfig] = {}
 
     file: str
@@ -170,6 +176,16 @@ class JobConfig(BaseModel):
         plain = self.model_dump(mode="json", by_alias=True, exclude={"file", "folder"})
         components = {name: part for group in _GROUPS.values() for name, part in plain.pop(group).items()}
         return {**plain, **components}
+
+    @property
+    def needs_games(self) -> bool:
+        """Whether all data come from games at its doors: it has neither rollouts nor sources."""
+        return not (self.rollouts or self.sources)
+
+    @property
+    def recording(self) -> RecordingConfig | None:
+        """The options of its recording; None: nothing is recorded."""
+        return next(iter(self.recordings.values()), None)
 
     def in_mode(self, mode: Literal["train", "serve"]) -> JobConfig:
         """The same job in another mode."""
@@ -329,6 +345,15 @@ class _Validation:
                 check("buffers", (name, "buffers", index), buffer)
             for index, buffer in enumerate(trainer.eval_buffers):
                 check("buffers", (name, "eval_buffers", index), buffer)
+        for name, league in groups["leagues"].items():
+            assert isinstance(league, LeagueConfig)
+            check("models", (name, "model"), league.model)
+            for player, each in league.players.items():
+                if each.script is not None:
+                    try:
+                        check_module(each.script.rpartition(".")[0], self.folder)
+                    except ConfigError as error:
+                        self._add((name, "players", player, "script"), error.message)
         for name, source in groups["sources"].items():
             assert isinstance(source, SourceConfig)
             check("buffers", (name, "buffer"), source.buffer)
@@ -336,6 +361,9 @@ class _Validation:
             assert isinstance(rollout, RolloutComponent)
             check("models", (name, "model"), rollout.model)
             check("buffers", (name, "buffer"), rollout.buffer)
+
+        for name in list(groups["recordings"])[1:]:
+            self._add((name,), "a job has one recording at most")
 
     def _broken(self, group: str) -> set[str]:
         """Components of a group in the file, valid or not, so that each error is reported once."""

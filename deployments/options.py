@@ -22,7 +22,11 @@ _WIDTH = 118
 
 
 def documented(job: JobConfig) -> str:
-    """The job's YAML with all defaults filled in and a comment for every option."""
+    """The job's YAML with all defaults filled in and a comment for every option.
+
+    Of components in a mapping, such as the players of a league, the first has all options; the others have those that
+    differ from the defaults, so that their comments are not repeated.
+    """
     plain = job.as_dict()
     lines = [line for name in TOP_OPTIONS for line in _option(name, plain.pop(name), option_docs(JobConfig)[name], 0)]
     components = {name: part for group in KINDS for name, part in getattr(job, f"{group}s").items()}
@@ -74,6 +78,10 @@ def _fields(part: BaseModel, values: Mapping[str, Any], depth: int) -> Iterator[
             yield from _comment(docs.get(name, ""), depth)
             yield f"{'  ' * depth}{name}:"
             yield from _fields(held, value, depth + 1)
+        elif isinstance(held, Mapping) and held and all(isinstance(each, BaseModel) for each in held.values()):
+            yield from _comment(docs.get(name, ""), depth)
+            yield f"{'  ' * depth}{name}:"
+            yield from _named(held, value, depth + 1)
         elif isinstance(held, (list, tuple)) and held and all(isinstance(each, BaseModel) for each in held):
             yield from _comment(docs.get(name, ""), depth)
             yield f"{'  ' * depth}{name}:"
@@ -85,6 +93,28 @@ def _fields(part: BaseModel, values: Mapping[str, Any], depth: int) -> Iterator[
                 yield from lines[first + 1 :]
         else:
             yield from _option(name, value, docs.get(name, ""), depth)
+
+
+def _named(parts: Mapping[str, BaseModel], values: Mapping[str, Any], depth: int) -> Iterator[str]:
+    """Models by name: the first with every option and comment, the others with what differs from the defaults."""
+    for place, (name, part) in enumerate(parts.items()):
+        if place == 0:
+            yield f"{'  ' * depth}{name}:"
+            yield from _fields(part, values[name], depth + 1)
+            continue
+        plain = {option: value for option, value in values[name].items() if _given(part, option)}
+        yield f"{'  ' * depth}{name}:" if plain else f"{'  ' * depth}{name}: {{}}"
+        for option, value in plain.items():
+            yield from _option(option, value, "", depth + 1)
+
+
+def _given(part: BaseModel, option: str) -> bool:
+    """Whether an option, by its name in the YAML, has another value than its default."""
+    names = {field.alias or name: name for name, field in type(part).model_fields.items()}
+    name = names[option]
+    field = type(part).model_fields[name]
+    default = field.get_default(call_default_factory=True, validated_data={})
+    return field.is_required() or bool(getattr(part, name) != default)
 
 
 def _option(name: str, value: Any, doc: str, depth: int) -> list[str]:

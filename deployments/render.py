@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import pickle
 import tempfile
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from brayx.actor.agent import State
+from brayx.actor.logs import SessionLog
 from brayx.charts import CHARTS
 from brayx.components import load, load_module
 from brayx.errors import ConfigError
@@ -28,6 +30,7 @@ logger = logging.getLogger("ray.serve")
 ARTIFACTS = "episodes"
 """Folder of the pictures among a trial's artifacts."""
 _FRAME_MS = 50
+_MOST_STATES = 10_000
 
 
 class EpisodeRenderer:
@@ -44,16 +47,37 @@ class EpisodeRenderer:
         self._sessions = 0
         self._drawing: Future[Any] | None = None
 
-    def __call__(self) -> Callable[[list[State], float | None], None] | None:
-        """Called at a session's start: returns a function for its states and its game's return; None: draw nothing."""
+    def open(self, session: str, start: bytes, player: str) -> _Drawn | None:
+        """See `brayx.actor.logs.SessionRecorder.open`."""
         self._sessions += 1
-        return self._draw if (self._sessions - 1) % self._every == 0 else None
+        return _Drawn(self.draw) if (self._sessions - 1) % self._every == 0 else None
 
-    def _draw(self, episode: list[State], returned: float | None) -> None:
+    def draw(self, episode: list[State], returned: float | None) -> None:
+        """Draws a game; skips it while another one is being drawn."""
         if self._drawing is not None and not self._drawing.done():
             return
         self._drawing = self._begin(episode, returned)
         self._drawing.add_done_callback(log_failure)
+
+
+class _Drawn(SessionLog):
+    """The newest states of a session that is drawn when it ends."""
+
+    def __init__(self, draw: Callable[[list[State], float | None], None]) -> None:
+        self._draw = draw
+        self._states: deque[State] = deque(maxlen=_MOST_STATES)
+        self._failed = False
+
+    def tick(self, state: State, body: bytes, reply: bytes, began: float) -> None:
+        if not self._failed:  # a failed tick's state may be incomplete
+            self._states.append(state)
+
+    def event(self, what: str, *, last: bool = False) -> None:
+        self._failed = what == "error"
+
+    def end(self, reason: str, result: float | None) -> None:
+        if self._states:
+            self._draw(list(self._states), result)
 
 
 def drawing_in_ray(

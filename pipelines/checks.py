@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brayx.errors import ConfigError
-from deployments.code import check_code
+from brayx.gamecore.auth import Keys
+from deployments.code import check_code, scripts_of
 from deployments.job import JobConfig, only
 from pipelines.fitting import check_algorithm
 from pipelines.gamecores import environment
-from pipelines.sources import check_sources
+from pipelines.sources import Opened, check_sources
 
 if TYPE_CHECKING:
-    from brayx.replay.files import Dataset
     from brayx.replay.packing import Layout
-    from brayx.types import Fragment
 
 
 _SCRIPTS = (".py", ".sh", ".js", ".jar")
@@ -38,7 +37,32 @@ def check_job(job: JobConfig) -> tuple[str, Layout]:
     name = actor_of(job)
     check_code(job, [name] if name else [], mode="train")
     check_gamecores(job)
-    return name, check_learning(job)
+    layout = check_learning(job)
+    check_league(job)
+    return name, layout
+
+
+def check_league(job: JobConfig) -> None:
+    """Checks that the job's league, if it has one, can be trained.
+
+    Raises:
+        ConfigError: there are several, it plays with another model than the trainer's, its data would not come from
+            games, a script cannot be loaded, or a player's trainer options do not fit.
+    """
+    if not job.leagues:
+        return
+    from pipelines.league import job_of
+
+    name = only("league", job.leagues)
+    league, trainer = job.leagues[name], job.trainers[only("trainer", job.trainers)]
+    if league.model != trainer.model:
+        raise ConfigError(f"{job.file}: {name}.model is {league.model!r}, expected the trainer's, {trainer.model!r}")
+    if not job.needs_games or not job.actors:
+        others = ", ".join([*job.rollouts, *job.sources]) or "no actor"
+        raise ConfigError(f"{job.file}: {name} needs all its data from games at an actor's doors; the job has {others}")
+    for player in league.learners:
+        job_of(job, name, player)
+    scripts_of(league, job.folder)
 
 
 def check_gamecores(job: JobConfig) -> None:
@@ -47,23 +71,62 @@ def check_gamecores(job: JobConfig) -> None:
     A word of a command is a script if it ends with ``.py``, ``.sh``, ``.js`` or ``.jar`` and is not an option.
 
     Raises:
-        ConfigError: a file is missing; the message names the component, the command and the file.
+        ConfigError: files are missing; the message names each file and the option with its command.
     """
+    _raise_if_any(job, list(_missing_of_gamecores(job)))
+
+
+def check_files(job: JobConfig, opened: Opened) -> None:
+    """Checks all files that a job names: those of gamecores, as `check_gamecores` does, keys files and sources' files.
+
+    Args:
+        job: the job.
+        opened: gets the datasets of the sources, so that `check_learning` need not read them again.
+
+    Raises:
+        ConfigError: files are missing or cannot be used; the message names all of them.
+    """
+    found = list(_missing_of_gamecores(job))
+    for name, actor in job.actors.items():
+        if actor.keys_file is not None:
+            try:
+                Keys.load(actor.keys_file)
+            except ConfigError as error:
+                found.append(f"{name}.keys_file: {error.message}")
+    for name, source in job.sources.items():
+        try:
+            check_sources(job.model_copy(update={"sources": {name: source}}), opened=opened)
+        except ConfigError as error:
+            found.append(error.message)
+    _raise_if_any(job, found)
+
+
+def _raise_if_any(job: JobConfig, found: list[str]) -> None:
+    if found:
+        raise ConfigError(f"{job.file}: {'; '.join(found)}", errors=found)
+
+
+def _missing_of_gamecores(job: JobConfig) -> Iterator[str]:
+    """One line for each missing program or script of the gamecores' commands."""
     path = environment()["PATH"]
     for name, actor in job.actors.items():
         for index, gamecore in enumerate(actor.gamecores):
-            place = f"{job.file}: {name}.gamecores.{index}.command"
+            place = f"{name}.gamecores.{index}.command"
             program, *words = shlex.split(gamecore.command) or [""]
             if shutil.which(program if "/" not in program else str(Path(job.folder, program)), path=path) is None:
-                raise ConfigError(f"{place}: there is no program {program!r}", command=gamecore.command)
+                yield f"{place}: there is no program {program!r}"
             scripts = [word for word in words if Path(word).suffix in _SCRIPTS and word[0] != "-" and "{" not in word]
             for script in scripts:
                 if not Path(job.folder, script).exists():
-                    raise ConfigError(f"{place}: there is no file {script!r} in {job.folder}", command=gamecore.command)
+                    yield f"{place}: there is no file {script!r} in {job.folder}"
 
 
-def check_learning(job: JobConfig) -> Layout:
+def check_learning(job: JobConfig, opened: Opened | None = None) -> Layout:
     """Checks that the model can be learned from the data of the job's rollouts and sources.
+
+    Args:
+        job: the job.
+        opened: datasets that were opened before, as for `pipelines.sources.check_sources`.
 
     Returns:
         The layout of the model's observations and actions.
@@ -79,7 +142,7 @@ def check_learning(job: JobConfig) -> Layout:
         from pipelines.environments import check_rollouts
 
         played = check_rollouts(job)
-    opened: dict[str, tuple[Dataset, Fragment]] = {}
+    opened = {} if opened is None else opened
     check_algorithm(job, played, check_sources(job, opened=opened))
     layout, memory = layout_of(config, config.model, job.models[config.model].module, job.folder, job.as_dict())
     check_sources(job, layout, opened, memory)
@@ -88,7 +151,7 @@ def check_learning(job: JobConfig) -> Layout:
 
 def actor_of(job: JobConfig) -> str:
     """Name of the job's one actor; empty for a job whose data come from rollouts or sources alone."""
-    return "" if not job.actors and (job.rollouts or job.sources) else only("actor", job.actors)
+    return "" if not (job.actors or job.needs_games) else only("actor", job.actors)
 
 
 def ports_of(job: JobConfig, actor: str) -> dict[str, tuple[str, int]]:

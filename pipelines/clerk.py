@@ -1,7 +1,8 @@
-"""Writes a trial's metrics and checkpoints in a separate process, since MLflow takes seconds to import and to open.
+"""Writes trials' metrics and checkpoints in a separate process, since MLflow takes seconds to import and to open.
 
-`Clerk` is the training process's side: it is the loop's `Keeper`, takes drained metrics, and never imports MLflow. Its
-process has the trial and its `Hub`. They exchange pickles through private pipes. Knows nothing of learning.
+`Clerk` is one trial, in the training process: it is the loop's `Keeper`, takes drained metrics, and never imports
+MLflow. The trials of one job share one process (`pipelines.clerk_process`), which has them and their hubs. Knows
+nothing of learning.
 """
 
 from __future__ import annotations
@@ -9,44 +10,40 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import pickle
-import queue
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from brayx.errors import BrayxError, TrackingError, first_line
+from brayx.errors import TrackingError
 from brayx.metrics import BEST_METRIC, Drained, Recorder, XAxis
 from brayx.tracking import Status, Trial
-from brayx.tracking.store import import_mlflow, sqlite_path
-from pipelines.shutdown import leave
+from brayx.tracking.store import sqlite_path
+from brayx.tracking.trial import PARENT_TAG
+from pipelines.clerk_process import SEND_EVERY_S, ClerkProcess, Key
 
 log = logging.getLogger(__name__)
 
 _OPEN_S = 120.0
 """Time for MLflow to start: it creates its tables, on a machine that is busy training."""
 _ANSWER_S = 60.0
-_SEND_EVERY_S = 1.0
-_LEAVE_S = 2.0
 _EARLY = 120
 """Seconds of metrics that wait separately for MLflow to start; later ones are merged into the last."""
-_WAITING = 8
-"""Requests that may wait for the process."""
-_BESIDE_S = 2.0
-"""Time for background tasks to finish after the last write."""
-_NICE = 5
-"""Training has priority, but MLflow's process must not starve."""
+_NEWEST_RUN = f"""
+    SELECT runs.run_uuid, runs.status FROM runs JOIN experiments USING (experiment_id)
+    LEFT JOIN tags ON tags.run_uuid = runs.run_uuid AND tags.key = '{PARENT_TAG}'
+    WHERE experiments.name = ? AND runs.name = ? AND tags.value IS ? AND runs.lifecycle_stage = 'active'
+    ORDER BY runs.start_time DESC LIMIT 1
+"""
+"""The run that `Trial.open` finds: takes a project, a name and the parent's run, which may be NULL."""
 
 
 class _Save(NamedTuple):
@@ -58,12 +55,12 @@ class _Save(NamedTuple):
 
 
 class Clerk:
-    """Writes one trial to MLflow in another process.
+    """Writes one trial to MLflow in another process, which its children share.
 
     The process starts at once, since MLflow takes long to import. It opens the trial at the first request, so that a
     job that is refused before its training leaves no trial.
 
-    Its errors are raised by `trial`, `latest`, `close` and `check`.
+    Its errors are raised by `trial`, `latest`, `close` and `check`. What fails for one trial does not affect others.
 
     Args:
         project, name: names of the trial.
@@ -72,9 +69,10 @@ class Clerk:
         resume: resume an unfinished trial of that name.
         kept: newest checkpoints kept, in addition to the best.
         x_axis: x axis of metrics.
+        parent: the trial that this one is a child of, see `child`; None: it has the process.
 
     Attributes:
-        may_resume: there may be an unfinished trial of that name.
+        may_resume: there may be an unfinished trial of that name, and of that parent.
     """
 
     def __init__(
@@ -87,29 +85,60 @@ class Clerk:
         resume: bool = True,
         kept: int = 2,
         x_axis: XAxis = "env_steps",
+        parent: Clerk | None = None,
     ) -> None:
-        self._kept = kept
+        self._project, self._uri, self._kept, self._x_axis = project, uri, kept, x_axis
+        self._resumes, self._parent = resume, parent
+        self._key: Key = (name,) if parent is None else (*parent._key, name)
+        self._children: dict[str, Clerk] = {}
         self._recorder = Recorder()
         self._early: deque[Drained] = deque()
         self._cut = time.monotonic()
         self._lock = threading.Lock()
-        self._requests: queue.Queue[tuple[tuple[Any, ...], Future[Any]] | None] = queue.Queue(maxsize=_WAITING)
         self._saving: Future[Any] | None = None
         self._early_saves: list[_Save] = []
-        self._failure: BaseException | None = None
         self._closed = False
-        self.may_resume = resume and may_resume(uri, project, name)
+        self.may_resume = resume and may_resume(uri, project, *self._key)
         self._folder = tempfile.TemporaryDirectory(prefix="brayx-clerk-", ignore_cleanup_errors=True)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pipelines.clerk"],  # -P: no module of the current folder comes first
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        )
-        self._thread = threading.Thread(target=self._talk, name="brayx-clerk", daemon=True)
-        self._thread.start()
-        self._open = ("open", project, name, uri, dict(params), resume, x_axis)
+        self._open = ("open", project, uri, dict(params), resume, x_axis)
         self._opened: Future[Any] | None = None
+        self._process: ClerkProcess = ClerkProcess() if parent is None else parent._process
+
+    def child(
+        self, name: str, params: Mapping[str, Any], *, kept: int | None = None, x_axis: XAxis | None = None
+    ) -> Clerk:
+        """Another trial of the project in the same process; its run is a child of this trial's run.
+
+        It has separate metrics, checkpoints, totals and status. It resumes the newest child of that name that this
+        trial's run has, unless that is finished; so it never resumes if this trial is new.
+
+        Its `close` ends its trial only, and its `end` does nothing. Children that are not closed end with this trial:
+        as ``FINISHED`` if it is, otherwise as ``KILLED``, since they did not fail.
+
+        Args:
+            name, params: name and params of the trial.
+            kept, x_axis: as in the constructor; None: as in this trial.
+
+        Raises:
+            TrackingError: this trial is closed, or has a child of that name that is not.
+        """
+        with self._lock:
+            if self._closed:
+                raise self._is_closed()
+            if name in self._children:
+                raise TrackingError(f"trial {self._key[-1]!r} already has an open child {name!r}", trial=name)
+            child = Clerk(
+                self._project,
+                name,
+                self._uri,
+                params,
+                resume=self._resumes,
+                kept=self._kept if kept is None else kept,
+                x_axis=x_axis or self._x_axis,
+                parent=self,
+            )
+            self._children[name] = child
+        return child
 
     def trial(self) -> Trial:
         """The trial; waits until it is open.
@@ -128,7 +157,7 @@ class Clerk:
         with self._lock:
             self._recorder.merge(part)
             # Separate points also for a training that ends before MLflow has started.
-            if not opened.done() and now - self._cut >= _SEND_EVERY_S and len(self._early) < _EARLY:
+            if not opened.done() and now - self._cut >= SEND_EVERY_S and len(self._early) < _EARLY:
                 self._early.append(self._recorder.drain())
                 self._cut = now
 
@@ -156,16 +185,21 @@ class Clerk:
         return self._result(self._ask("call", function, args), _OPEN_S)
 
     def aside(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """As `call`, in a thread of the process and without the result, one at a time: calls meanwhile, or while the
-        process is busy, are dropped. Returns the future of the request."""
+        """As `call`, in a thread of the process and without the result. Returns the future of the request.
+
+        One at a time for all trials: calls meanwhile, or while the process is busy, are dropped.
+        """
+        self._begun()
         future: Future[Any] = Future()
-        try:
-            self._requests.put_nowait((("aside", pickle.dumps((function, args))), future))
-        except queue.Full:
+        if self._process.busy:
             future.set_result(None)
-        except Exception as error:  # of pickling
+            return future
+        try:
+            pickled = pickle.dumps((function, args))
+        except Exception as error:
             future.set_exception(error)
-        return future
+            return future
+        return self._ask("aside", pickled)
 
     def settle(self) -> None:
         """Waits until the last checkpoint and all metrics are written.
@@ -178,9 +212,10 @@ class Clerk:
         self._flush()
 
     def check(self) -> None:
-        """Raises the error that ended the clerk's process, if there is one."""
-        if self._failure is not None:
-            raise self._failure
+        """Raises the error that ended the clerk's process or kept this trial from opening, if there is one."""
+        self._process.check()
+        if self._opened is not None and self._opened.done() and (error := self._opened.exception()) is not None:
+            raise error
 
     def latest(self) -> Path | None:
         """As `Keeper.latest`; waits for MLflow only if a trial of that name may have been interrupted."""
@@ -215,21 +250,23 @@ class Clerk:
             shutil.rmtree(save.folder, ignore_errors=True)
 
     def close(self, status: Status) -> Trial:
-        """Writes the rest, ends the trial and the process.
+        """Writes the rest, ends the trial and, if it is no child, the process. Ends its children first, see `child`.
 
         Raises:
-            TrackingError: something could not be written, or there is no trial, because there was no request; the
-                process has ended in any case.
+            TrackingError: something could not be written, or there is no trial, because there was no request, or it is
+                closed already; the process of a trial that is no child has ended in any case.
         """
+        if self._closed:
+            raise self._is_closed()
         try:
             if self._opened is None:
                 raise TrackingError("no trial was opened")
             trial = self.trial()
-            lost: TrackingError | None = None
+            lost = self._close_children("FINISHED" if status == "FINISHED" else "KILLED")
             try:
                 self._saved()
             except TrackingError as error:  # end the trial anyway, or it would stay running in MLflow
-                lost = error
+                lost = lost or error
             self._flush()
             self._result(self._ask("finish", status), _ANSWER_S)
             if lost is not None:
@@ -237,27 +274,49 @@ class Clerk:
             return trial
         finally:
             self.end()
+            self._leave()
 
     def end(self) -> None:
-        """Kills the process; the trial is not changed. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        with contextlib.suppress(queue.Full):
-            self._requests.put_nowait(None)
-        for number in (None, signal.SIGTERM, signal.SIGKILL):
-            if number is not None:
-                self._process.send_signal(number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_LEAVE_S)
-                break
-        self._thread.join(5.0)
+        """Kills the process; the trials are not changed. Idempotent. Does nothing for a child."""
+        if self._parent is None:
+            self._process.end()
+            self._leave()
+
+    def _close_children(self, status: Status) -> TrackingError | None:
+        """Ends children that are open; returns the first error."""
+        with self._lock:
+            children = list(self._children.values())
+        lost = None
+        for child in children:
+            if child.opened(_OPEN_S):
+                try:
+                    child.close(status)
+                except TrackingError as error:
+                    lost = lost or error
+        return lost
+
+    def _leave(self) -> None:
+        """Takes no more requests, and removes copies of checkpoints. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            children = list(self._children.values())
+        self._process.forget(self._send)
+        for child in children:
+            child._leave()
         self._folder.cleanup()
+        if self._parent is not None:
+            with self._parent._lock:
+                self._parent._children.pop(self._key[-1], None)
 
     def _begun(self) -> Future[Any]:
+        if self._parent is not None:
+            self._parent._begun()
         with self._lock:
             if self._opened is None:
                 self._opened = self._ask(*self._open)
+                self._process.every_second(self._send)
             return self._opened
 
     def _saved(self) -> None:
@@ -268,20 +327,15 @@ class Clerk:
     def _not_kept(self, error: TrackingError) -> None:
         with self._lock:
             self._recorder.add("checkpoints_failed", 1)
-        log.warning("a checkpoint is not kept: %s", error)
+        log.warning("a checkpoint of trial %r is not kept: %s", self._key[-1], error)
 
     def _flush(self) -> None:
         with self._lock:
             part = self._recorder.drain()
         self._result(self._ask("write", part), _ANSWER_S)
 
-    def _ask(self, *request: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            self._requests.put((request, future), timeout=_ANSWER_S)
-        except queue.Full:
-            future.set_exception(TrackingError(f"MLflow's process was busy for {_ANSWER_S:g} s"))
-        return future
+    def _ask(self, verb: str, *arguments: Any) -> Future[Any]:
+        return self._process.submit(partial(self._carry_out, verb, *arguments))
 
     def _result(self, future: Future[Any], timeout_s: float) -> Any:
         try:
@@ -289,179 +343,66 @@ class Clerk:
         except TimeoutError:
             raise TrackingError(f"MLflow's process gave no answer for {timeout_s:g} s") from None
 
-    def _talk(self) -> None:
-        """The thread: sends requests in order, and metrics once a second."""
-        while True:
-            try:
-                item = self._requests.get(timeout=_SEND_EVERY_S)
-            except queue.Empty:
-                with self._lock:
-                    part = self._recorder.drain()
-                if not part[0]:
-                    continue
-                item = (("push", part), Future())
-            if item is None:
-                with contextlib.suppress(OSError):
-                    self._process.stdin.close()  # type: ignore[union-attr]
-                return
-            request, future = item
-            try:
-                if self._failure is not None:
-                    raise self._failure
-                if request[0] != "open":
-                    self._catch_up()
-                future.set_result(self._exchange(request))
-            except BaseException as error:
-                if request[0] == "open" or not isinstance(error, BrayxError):
-                    self._failure = self._failure or error
-                future.set_exception(error)
+    def _is_closed(self) -> TrackingError:
+        return TrackingError(f"trial {self._key[-1]!r} is closed", trial=self._key[-1])
+
+    # In the process's thread, in the order of requests: a trial's request comes after its parent's and its own opening.
+
+    def _carry_out(self, verb: str, *arguments: Any) -> Any:
+        if self._closed:
+            raise self._is_closed()
+        if verb != "open":
+            self._begun().result(0)
+            self._catch_up()
+        elif self._parent is not None:
+            self._parent._begun().result(0)
+        return self._process.exchange(verb, self._key, *arguments)
+
+    def _send(self) -> None:
+        """Sends the metrics of the last second."""
+        if not self.opened():
+            return
+        self._catch_up()
+        with self._lock:
+            part = self._recorder.drain()
+        if part[0]:
+            self._process.exchange("push", self._key, part)
 
     def _catch_up(self) -> None:
         """Sends the metrics that arrived while MLflow started."""
         while self._early:
-            self._exchange(("write", self._early.popleft()))
+            self._process.exchange("write", self._key, self._early.popleft())
         while self._early_saves:
             with self._lock:
                 save = self._early_saves.pop(0)
             try:
-                self._exchange(("save", *save, self._kept))
+                self._process.exchange("save", self._key, *save, self._kept)
             except TrackingError as error:
                 self.check()
                 self._not_kept(error)
 
-    def _exchange(self, request: tuple[Any, ...]) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            pickle.dump(request, self._process.stdin)
-            self._process.stdin.flush()
-            answer, error = pickle.load(self._process.stdout)
-        except (OSError, EOFError, pickle.UnpicklingError) as broken:
-            failure = TrackingError(f"MLflow's process has ended with {self._process.poll()}")
-            self._failure = failure
-            raise failure from broken
-        if error is not None:
-            raise error
-        return answer
 
-
-def may_resume(uri: str, project: str, name: str) -> bool:
-    """Whether there may be an unfinished trial of that name. Reads a sqlite file without MLflow.
+def may_resume(uri: str, project: str, *names: str) -> bool:
+    """Whether there may be an unfinished trial. Reads a sqlite file without MLflow.
 
     True for any other store, and for a file that cannot be read.
+
+    Args:
+        names: names of the trial's parents, the outermost first, and its own.
     """
     path = sqlite_path(uri)
     if path is None:
         return True
     if not path.exists():
         return False
+    run_id: str | None = None
     try:
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)) as connection:
-            found = connection.execute(
-                "SELECT runs.status FROM runs JOIN experiments USING (experiment_id) "
-                "WHERE experiments.name = ? AND runs.name = ? ORDER BY runs.start_time DESC LIMIT 1",
-                (project, name),
-            ).fetchone()
+            for name in names:
+                found = connection.execute(_NEWEST_RUN, (project, name, run_id)).fetchone()
+                if found is None or found[1] == "FINISHED":
+                    return False
+                run_id = found[0]
     except sqlite3.Error:
         return True
-    return found is not None and found[0] != "FINISHED"
-
-
-class _Desk:
-    """The side of the clerk's process: answers requests."""
-
-    def __init__(self) -> None:
-        self._trial: Trial | None = None
-        self._hub: Any = None
-        self._beside: threading.Thread | None = None
-
-    def answer(self, verb: str, *arguments: Any) -> Any:
-        """Carries out a request."""
-        return getattr(self, f"_{verb}")(*arguments)
-
-    def _open(self, project: str, name: str, uri: str, params: dict[str, Any], resume: bool, x_axis: XAxis) -> Trial:
-        from brayx.tracking import initialise
-        from brayx.tracking.hub import Hub
-
-        self._trial = Trial.open(project, name, initialise(uri), resume=resume)
-        self._trial.log_params(params)
-        self._hub = Hub(self._trial, x_axis=x_axis)
-        return self._trial
-
-    def _push(self, part: Drained) -> None:
-        self._hub.push(part)
-
-    def _write(self, part: Drained) -> None:
-        self._hub.push(part)
-        self._hub.flush()
-
-    def _latest(self) -> Path | None:
-        assert self._trial is not None
-        return self._trial.latest_checkpoint()
-
-    def _save(self, folder: Path, step: int, metrics: dict[str, float], kept: int) -> None:
-        assert self._trial is not None
-        try:
-            self._trial.save_checkpoint(folder, step, metrics)
-            self._trial.prune_checkpoints(kept, best_by=BEST_METRIC)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)  # it would only make a full disk fuller
-
-    def _totals(self) -> dict[str, float]:
-        from brayx.tracking.hub import totals_of
-
-        return totals_of(self._trial)
-
-    def _call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        return function(self._trial, *args)
-
-    def _aside(self, pickled: bytes) -> None:
-        if self._beside is None or not self._beside.is_alive():
-            self._beside = threading.Thread(target=self._run_beside, args=(pickled,), daemon=True)
-            self._beside.start()
-
-    def _run_beside(self, pickled: bytes) -> None:
-        try:
-            function, args = pickle.loads(pickled)
-            function(self._trial, *args)
-        except Exception:
-            log.exception("a background task of MLflow's process failed")
-
-    def _finish(self, status: Status) -> None:
-        assert self._trial is not None
-        if self._beside is not None:
-            self._beside.join(_BESIDE_S)
-        self._hub.close()
-        self._trial.finish(status)
-
-
-def main() -> int:
-    """Answers requests on standard input until that ends, as when the training process dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process decides when to close
-    with contextlib.suppress(OSError):
-        os.nice(_NICE)
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # prints must not mix with the replies
-    with contextlib.suppress(Exception):  # the first request fails with it again, and reports it
-        import_mlflow()  # while the training process imports torch
-    desk = _Desk()
-    while True:
-        try:
-            request = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return 0
-        try:
-            answer: tuple[Any, BaseException | None] = (desk.answer(*request), None)
-        except BrayxError as error:
-            answer = (None, error)
-        except Exception as error:
-            answer = (None, TrackingError(f"MLflow's process cannot {request[0]}: {first_line(error)}"))
-        try:
-            pickle.dump(answer, answers)
-            answers.flush()
-        except BrokenPipeError:
-            return 0
-
-
-if __name__ == "__main__":
-    leave(main())
+    return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import json
 import os
 import signal
 import sys
@@ -17,16 +18,18 @@ from pathlib import Path
 from types import FrameType
 
 import brayx
-from brayx.command_line import Parser, count
+from brayx.command_line import SWITCH, Parser, count
 from brayx.errors import BrayxError, ConfigError, StartupError
 from pipelines.completion import SHELLS, script
+from pipelines.league_commands import JOB, SET, TRACKING_OF_JOB, league_verbs
 from pipelines.new import KINDS
+from pipelines.shipped import TEMPLATES, job_file
 from pipelines.shutdown import end_within, leave, mark
 
-TEMPLATES = Path(__file__).parent / "templates"
-
 _AGAIN_S = 0.05
-_SET = "override an option: --set trainer.learning_rate=1e-3"
+_PLAYER = (
+    "models:/NAME/7, main:7 of the newest league, a checkpoint's folder, a script of the job's league, module.function"
+)
 
 GAMECORES = {"gym": "any Gymnasium environment", "pettingzoo": "any PettingZoo environment, a session for each agent"}
 
@@ -118,13 +121,13 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo, config=str(TEMPLATES / "cartpole.yaml"))
 
     train = commands.add_parser("train", help="run a job's training")
-    train.add_argument("config", help="the job's YAML")
+    train.add_argument("config", type=job_file, help=JOB)
     _training_options(train)
     train.set_defaults(run=_train)
 
     serve = commands.add_parser("serve", help="serve a job's champion in this process; `serve run` does it on Ray")
-    serve.add_argument("config", help="the job's YAML")
-    serve.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help=_SET)
+    serve.add_argument("config", type=job_file, help=JOB)
+    serve.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help=SET)
     serve.add_argument("--actor", default="", help="name of the job's actor (default: the only one)")
     serve.add_argument(
         "--model", dest="models", action="append", default=[], metavar="[NAME=]MODEL",
@@ -149,14 +152,42 @@ def _parser() -> argparse.ArgumentParser:
         "--timeout-s", type=float, default=180.0, help="deadline for the next game to end (default: 180)"
     )
     evaluate.add_argument(
-        "--rate", action="store_true",
+        "--rate",
         help="write the mean return to the served version's tags in the registry: rating, rating_games, rating_env",
+        **SWITCH,
     )  # fmt: skip
     evaluate.add_argument(
         "--tracking", help="with --rate: MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)"
     )
     add_options(evaluate)
     evaluate.set_defaults(run=_evaluate)
+
+    match = commands.add_parser(
+        "match", help="play games between two players, each in both seats: win rate and interval"
+    )
+    match.add_argument("config", type=job_file, help=JOB)
+    for name in ("a", "b"):
+        match.add_argument(name, metavar=name.upper(), help=_PLAYER)
+    match.add_argument("--games", type=count, default=200, help="games that are to count (default: 200)")
+    match.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help=SET)
+    match.add_argument("--actor", default="", help="name of the job's actor (default: the only one)")
+    match.add_argument("--seed", type=int, help="seed of the agents and of who sits where (default: the job's)")
+    match.add_argument(
+        "--timeout-s", type=float, default=180.0, help="deadline for the next game to end (default: 180)"
+    )
+    match.add_argument(
+        "--explore",
+        help="both play as in training, where ratings come from, and explore (default: as they are served)",
+        **SWITCH,
+    )
+    match.add_argument("--json", help="print one JSON document", **SWITCH)
+    match.add_argument("--tracking", help=TRACKING_OF_JOB)
+    match.set_defaults(run=_match)
+
+    league = commands.add_parser(
+        "league", help="show, ratings, export: look at a league, also while it trains; calibrate: levels of difficulty"
+    )
+    league_verbs(league)
 
     export = commands.add_parser("export", help="a model as files for other runtimes, compared with torch")
     export.add_argument("reference", metavar="MODEL", help="models:/NAME@ALIAS, or the folder of a checkpoint")
@@ -189,7 +220,7 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser(
         "check", help="validate a job's YAML and print it with every option, its default and its meaning"
     )
-    check.add_argument("config", help="the job's YAML")
+    check.add_argument("config", type=job_file, help=JOB)
     check.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     check.set_defaults(run=_check)
 
@@ -203,6 +234,12 @@ def _parser() -> argparse.ArgumentParser:
         "reference", metavar="MODEL", help="version to promote: models:/NAME@candidate, or models:/NAME/3"
     )
     promote.add_argument("--to", default="champion", metavar="ALIAS", help="the alias (default: %(default)s)")
+    promote.add_argument(
+        "--league",
+        help="a snapshot, also named main:7, becomes champion of its league if the league's gate lets it",
+        **SWITCH,
+    )  # fmt: skip
+    promote.add_argument("--project", default="", help="with --league and main:7: of this project's newest league")
     promote.add_argument("--version", type=count, help="this version, of models:/NAME")
     promote.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     promote.set_defaults(run=_promote)
@@ -221,7 +258,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("url", help="URL of a door: http://, ws://, tcp:// or grpc://host:port")
     doctor.add_argument("--body", default="{}", help="body of the tried tick; @FILE: the file's content (default: {})")
     doctor.add_argument("--timeout-s", type=float, default=5.0, help="deadline of each layer (default: %(default)s)")
-    doctor.add_argument("--json", action="store_true", help="print one JSON document")
+    doctor.add_argument("--json", help="print one JSON document", **SWITCH)
     add_options(doctor)
     doctor.set_defaults(run=_doctor)
 
@@ -248,10 +285,10 @@ def _parser() -> argparse.ArgumentParser:
 def _training_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE",
-        help=_SET,
+        help=SET,
     )  # fmt: skip
     parser.add_argument("--trial", help="name of the MLflow run; an interrupted one of that name is resumed")
-    parser.add_argument("--new", action="store_true", help="start a new run even if there is one to resume")
+    parser.add_argument("--new", help="start a new run even if there is one to resume", **SWITCH)
     parser.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     parser.add_argument(
         "--cluster", nargs="?", const="", metavar="ADDRESS",
@@ -363,6 +400,28 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     return 1 if result.missing else 0
 
 
+def _match(arguments: argparse.Namespace) -> int:
+    with _announced(arguments.config, "before the first game"):
+        from brayx.tracking import tracking_uri
+        from deployments.job import JobConfig
+        from pipelines.match import match
+
+        job = JobConfig.load(arguments.config, arguments.overrides)
+        result = match(
+            job,
+            arguments.a,
+            arguments.b,
+            uri=tracking_uri(arguments.tracking or job.tracking),
+            games=arguments.games,
+            seed=arguments.seed,
+            actor=arguments.actor,
+            explore=arguments.explore,
+            timeout_s=arguments.timeout_s,
+        )
+    print(json.dumps(result.as_dict()) if arguments.json else result)
+    return 130 if result.interrupted else int(result.missing > 0)
+
+
 def _export(arguments: argparse.Namespace) -> int:
     from pipelines.export import allowed, export, show
 
@@ -390,9 +449,16 @@ def _export(arguments: argparse.Namespace) -> int:
 def _promote(arguments: argparse.Namespace) -> int:
     from brayx.tracking import promote, tracking_uri
 
-    entry, before = promote(
-        arguments.reference, tracking_uri(arguments.tracking), to=arguments.to, version=arguments.version
-    )
+    uri = tracking_uri(arguments.tracking)
+    if arguments.league:
+        from pipelines.league_gate import promote_in_league
+
+        if arguments.to != "champion" or arguments.version is not None:
+            raise ConfigError("--league goes with neither --to nor --version: the league has one champion")
+        entry, before, reason = promote_in_league(arguments.reference, uri, project=arguments.project)
+        print(reason)
+    else:
+        entry, before = promote(arguments.reference, uri, to=arguments.to, version=arguments.version)
     was = "before it was none" if before is None else f"before it was version {before}"
     print(f"{entry.name} version {entry.version} is {arguments.to} now; {was}")
     return 0
@@ -452,13 +518,15 @@ def _check(arguments: argparse.Namespace) -> int:
     from deployments.code import check_code
     from deployments.job import JobConfig
     from deployments.options import documented
-    from pipelines.checks import check_gamecores, check_learning
+    from pipelines.checks import check_files, check_learning
+    from pipelines.sources import Opened
 
     job = JobConfig.load(arguments.config, arguments.overrides)
     check_code(job, job.actors, mode="train")
-    check_gamecores(job)
+    opened: Opened = {}
+    check_files(job, opened)
     if len(job.trainers) == 1:
-        check_learning(job)
+        check_learning(job, opened)
     with contextlib.suppress(BrokenPipeError):
         print(documented(job), end="")
     if job.rollouts:

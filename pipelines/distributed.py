@@ -76,7 +76,7 @@ def train_distributed(
 
     algorithm = algorithm or PPOConfig()
     given = (training or Training()).of(algorithm)
-    num_envs, num_steps = given.num_envs, given.total_steps
+    num_envs, num_steps = given.num_envs, given.num_steps
     if num_workers < 1 or num_envs % num_workers:
         raise ConfigError(f"num_envs is {num_envs}, expected a multiple of num_workers, {num_workers}", key="num_envs")
 

@@ -26,10 +26,13 @@ from brayx.errors import BrayxError, ConfigError, StartupError
 from brayx.gamecore.auth import KEYS_FILE_VARIABLE, KEYS_VARIABLE, credentials
 from brayx.gamecore.status import HAS_STATUS, read_status
 from brayx.gamecore.transports.base import Endpoint
+from brayx.metrics import games_text, significant
 from pipelines.gamecores import environment, filled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from pipelines.serving import Serving
 
 _CONNECT_S = 5.0
 
@@ -57,14 +60,14 @@ class Evaluation:
     def __str__(self) -> str:
         spread = statistics.pstdev(self.returns)
         return (
-            f"{self.mean:.1f} ± {spread:.1f} over {len(self.returns)} games "
-            f"(lowest {min(self.returns):g}, highest {max(self.returns):g})"
+            f"{significant(self.mean)} ± {significant(spread)} over {games_text(len(self.returns))} "
+            f"(lowest {significant(min(self.returns))}, highest {significant(max(self.returns))})"
             + (f"; {self.missing} more did not end and were given up" if self.missing else "")
         )
 
 
 def evaluate(
-    url: str,
+    service: str | Serving,
     env_id: str = "",
     *,
     gamecore: str = "",
@@ -77,12 +80,12 @@ def evaluate(
     key: str | None = None,
     on_game: Callable[[int, float], None] = lambda number, game_return: None,
 ) -> Evaluation:
-    """Plays ``games`` games against the service at ``url``.
+    """Plays ``games`` games against a service.
 
     Every process plays an equal share of the games, so that short games do not count more than long ones.
 
     Args:
-        url: base URL of the door.
+        service: base URL of its door, or the result of `brayx.serve`.
         env_id: Gymnasium id; empty: ``gamecore`` plays.
         gamecore: command of any game, with the placeholders of `pipelines.gamecores.filled`. It writes the return of
             each finished game as a line of standard output, ``{"return": 1.0}`` or just the number. It may play one
@@ -97,10 +100,11 @@ def evaluate(
         on_game: called with the number of games ended so far, from 1, and the last one's return.
 
     Raises:
-        ConfigError: the key does not exist, or the URL cannot be used.
+        ConfigError: the key does not exist, or the URL or the command cannot be used.
         StartupError: nothing listens at the URL, a gamecore failed (the message holds the last line it wrote), or no
             game ended in time. If some games ended in time, they are the result.
     """
+    url = service if isinstance(service, str) else service.url
     own = credentials(keys_file, key)
     _check_listening(url)
     if bool(env_id) == bool(gamecore):

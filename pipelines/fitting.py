@@ -56,7 +56,7 @@ def check_algorithm(
             steps = buffer.batch_size * buffer.unroll_length * trainer.num_workers
             check_enough(
                 algorithm,
-                total_steps=trainer.num_steps,
+                num_steps=trainer.num_steps,
                 batches=trainer.num_steps / steps,
                 batch_steps=steps,
                 change=f"more num_steps, or a smaller batch_size or unroll_length of {name}",

@@ -1,4 +1,4 @@
-"""The Python front: `brayx.train`, `brayx.serve` and `brayx.evaluate`, as the commands of these names.
+"""The Python front: `brayx.train` and `brayx.serve`, as the commands of these names.
 
 A job is the path of its YAML file, or the name of a shipped one (``cartpole.yaml``). Knows nothing of how jobs run.
 """
@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.shipped import job_file
+
 if TYPE_CHECKING:
     from deployments.job import JobConfig
-    from pipelines.evaluate import Evaluation
     from pipelines.result import TrainResult
     from pipelines.serving import Serving
-
-_TEMPLATES = Path(__file__).parent / "templates"
 
 
 def train(
@@ -73,25 +72,7 @@ def serve(
     return Serving(loaded, tracking_uri(where), actor=actor, models=models)
 
 
-def evaluate(service: str | Serving, env_id: str = "", **options: Any) -> Evaluation:
-    """Plays games against a service.
-
-    Args:
-        service: base URL of its door, or the result of `serve`.
-        env_id: Gymnasium id; empty: the option ``gamecore`` has the command of another game.
-        options: as for `pipelines.evaluate.evaluate`: ``games``, ``at_once``, ``seed``, ``gamecore`` and others.
-
-    Raises:
-        ConfigError, StartupError: as for `pipelines.evaluate.evaluate`.
-    """
-    from pipelines.evaluate import evaluate as play
-
-    return play(service if isinstance(service, str) else service.url, env_id, **options)
-
-
 def _job(path: str | Path, overrides: Mapping[str, Any] | None) -> JobConfig:
     from deployments.job import JobConfig
 
-    shipped = _TEMPLATES / path
-    file = shipped if not Path(path).exists() and shipped.is_file() else path
-    return JobConfig.load(file, [f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items()])
+    return JobConfig.load(job_file(path), [f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items()])

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from brayx import clock
 from brayx.actor.config import GamecoreConfig
-from brayx.errors import StartupError
+from brayx.errors import ConfigError, StartupError
 
 _FIRST_RESTART_S = 0.5
 _LAST_RESTART_S = 15.0
@@ -222,9 +222,13 @@ def filled(command: str, urls: Mapping[str, str], *, door: str, index: int) -> l
         index: number of the gamecore.
 
     Raises:
+        ConfigError: the command has an open quote, or a backslash at its end.
         StartupError: the command names a door that is not open.
     """
-    words = [word.replace("{index}", str(index)) for word in shlex.split(command)]
+    try:
+        words = [word.replace("{index}", str(index)) for word in shlex.split(command)]
+    except ValueError as error:
+        raise ConfigError(f"gamecore {command!r} is no command line: {error}") from None
     for mark, name in (("{url}", door), *((f"{{{name}_url}}", name) for name in ("http", "ws", "tcp", "grpc"))):
         if mark not in command:
             continue

@@ -38,7 +38,8 @@ def cluster_of(job: JobConfig, cluster: str | None) -> str | None:
         if not torch.cuda.is_available():
             lacks = f"{'; '.join(options)}: torch finds no GPU on this machine"
             raise ConfigError(f"{job.file}: {lacks}; choose the CPU, or a cluster that has one: --cluster ADDRESS")
-    if cluster is None and (found := beyond_local(job)):
+    found = beyond_local(job)
+    if cluster is None and found:
         print(f"{job.file}: runs on Ray: {'; '.join(found)}", file=sys.stderr, flush=True)
         return ""
     return cluster

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import pickle
 import time
@@ -17,7 +16,6 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from brayx.errors import BrayxError, StartupError
-from brayx.faults import AGENTS_LOGGER
 from brayx.logs import one_line
 from brayx.ports import check_ports
 from brayx.remote import offer
@@ -27,10 +25,10 @@ from deployments.job import JobConfig, only, pool_name
 from pipelines.champion import champion_of, drawn_curve
 from pipelines.checks import check_job, ports_of
 from pipelines.clerk import Clerk
-from pipelines.environments import lag_notes, normalises, policy_lag, spec_of
+from pipelines.environments import lag_notes
 from pipelines.gamecores import Gamecores
-from pipelines.progress import Progress, error_lines
-from pipelines.result import STEPS_THIS_RUN, TrainResult, end_reason, promote
+from pipelines.progress import Progress, error_lines, tracebacks
+from pipelines.result import STEPS_THIS_RUN, TrainResult, end_reason
 from pipelines.shutdown import INTERRUPTED_S, Deadline, running_parts
 from pipelines.sources import Sources
 from pipelines.watching import Watch, last_of
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from brayx.model.local import LocalModel
     from brayx.trainer.loop import Summary
     from deployments.render import EpisodeRenderer
+    from pipelines.league_local import LocalLeagueTraining
 
 _READY_TIMEOUT_S = 180.0
 """Deadline of the learner's first weights."""
@@ -54,8 +53,8 @@ _INTERRUPTED_END_TIMEOUT_S = 4.0
 """Share of `_END_S` for an interrupted learner and its last checkpoint."""
 _OPENED_S = 2.0
 """Share of `_END_S` to wait for MLflow if it is still starting."""
-_OPENED_ON_ERROR_S = 10.0
-"""The same after an error."""
+_OPENED_ON_ERROR_S = 60.0
+"""Wait for MLflow after an error: without it, the trial would stay as running."""
 
 
 def beyond_local(job: JobConfig) -> list[str]:
@@ -133,23 +132,13 @@ class _Training:
     def __init__(
         self, job: JobConfig, name: str, clerk: Clerk, log_interval: int | None, stack: contextlib.ExitStack
     ) -> None:
-        import torch
-
-        from brayx.local.acting import ActingModel
-        from brayx.local.buffer import LocalBuffer
-        from brayx.local.learner import LocalLearner
-        from brayx.local.numbers import LocalNumbers
-        from brayx.local.rollouts import LocalMoments, LocalRollout
-        from brayx.local.stream import Batches
-        from brayx.rollout.worker import Newest
-        from brayx.trainer.fits import built_to_learn
-        from brayx.trainer.hooks import Hooks, load_hooks
+        from pipelines.trainee import Trainee  # torch takes a second to import: MLflow's process has started by now
 
         self.clerk = clerk
         self.config = config = job.trainers[only("trainer", job.trainers)]
         self.actor, layout = check_job(job)
         self.job, notes = in_one_process(job)
-        model, self.as_dict = job.models[config.model], job.in_mode("train").as_dict()
+        self.as_dict = job.in_mode("train").as_dict()
         if self.actor:
             check_ports(ports_of(job, self.actor))
         resumed = clerk.may_resume and clerk.trial().resumed
@@ -162,52 +151,19 @@ class _Training:
         stack.enter_context(self.progress)
         for note in (*notes, *lag_notes(self.job)):
             self.progress.say(note)
-        shown = logging.getLogger(AGENTS_LOGGER)
-        shown.disabled = True  # the display has these
-        stack.callback(setattr, shown, "disabled", False)
-        totals = clerk.totals()
-        self.numbers = LocalNumbers(totals, config.x_axis)
-        self.numbers.listen(clerk.push)
-        torch.manual_seed(job.seed)
-        module, forward_args, _ = built_to_learn(config, config.model, model.module, job.folder, self.as_dict)
-        self.acting = ActingModel(model, module, forward_args, self.numbers) if self.actor else None
-        self.buffers = {
-            name: LocalBuffer(
-                self.job.buffers[name].model_copy(update={"max_policy_lag": policy_lag(self.job, name)}),
-                layout,
-                self.numbers,
-                learned=name in config.buffers,
-            )
-            for name in (*config.buffers, *config.eval_buffers)
-        }
-        moments = LocalMoments() if any(map(normalises, job.rollouts.values())) else None
-        newest = Newest()
-        self.rollouts = [
-            LocalRollout(
-                spec_of(self.job, name, int(totals.get("env_steps", 0))),
-                newest=newest,
-                buffer=self.buffers[rollout.buffer],
-                numbers=self.numbers,
-                moments=moments,
-            )
-            for name, rollout in self.job.rollouts.items()
-        ]
-        weights = dict(zip(config.buffers, config.weights or [1.0] * len(config.buffers), strict=True))
-        self.learner = LocalLearner(
-            config,
-            module,
-            forward_args,
-            followers=[newest.put] if self.acting is None else [self.acting.model.load, newest.put],
-            batches=Batches({name: self.buffers[name] for name in config.buffers}, weights),
-            numbers=self.numbers,
-            keeper=clerk,
-            about={"job": self.as_dict, "folder": job.folder},
-            hooks=load_hooks(config.hooks, job.folder) if config.hooks else Hooks(),
-            normaliser=moments,
-            eval_batches={name: Batches({name: self.buffers[name]}, {name: 1.0}) for name in config.eval_buffers},
-        )
+        stack.enter_context(tracebacks(self.progress.say))
+        self.trainee: Trainee | LocalLeagueTraining
+        if job.leagues:
+            from pipelines.league_local import LocalLeagueTraining
+
+            self.trainee = LocalLeagueTraining(self.job, layout, clerk, self.progress.say)
+        else:
+            self.trainee = Trainee(self.job, layout, clerk, acts=bool(self.actor))
+        trainee = self.trainee
+        self.numbers, self.learner = trainee.numbers, trainee.learner
+        self.buffers, self.rollouts = trainee.buffers, trainee.rollouts
         self.champions: dict[str, ActingModel] = {}
-        self.host = None if self.acting is None else self._host(self.acting.model, stack)
+        self.host = None if trainee.acting is None else self._host(trainee.acting.model, stack)
         self.sources = Sources(job, self.buffers)
         self.finished = self.learning = False
         self.end = Deadline(_END_S)
@@ -224,19 +180,23 @@ class _Training:
         from brayx.actor.parts import agents_of, codec_of
         from brayx.actor.serving import Runtime
         from brayx.local.host import LocalHost
+        from brayx.recording.recorder import closing, recorders_of
 
         job = self.job
         actor = job.actors[self.actor]
         self.champions = {name: self._champion(name) for name in job.models if name != self.config.model}
-        models = {self.config.model: learned, **{name: champion.model for name, champion in self.champions.items()}}
+        others = {name: champion.model for name, champion in self.champions.items()}
+        models = {self.config.model: learned, **others}
+        recorders = recorders_of(job.recording, self.numbers)
         make_actor = AgentActorFactory(
             agents=agents_of({name: job.agents[name] for name in actor.agents}, job.folder),
             config=self.as_dict,
             services=Services(models, self.buffers, self.numbers),
             codec=codec_of(actor, job.folder),
             episode_length=actor.episode_length,
-            keeper=_renderer(job, self.actor, self.clerk),
+            recorders=[*_renderer(job, self.actor, self.clerk), *recorders],
             games=Games() if actor.share == "game" else None,
+            players=self.trainee.seats(others),
         )
         host = LocalHost(
             actor,
@@ -247,13 +207,19 @@ class _Training:
                     "mode": "train",
                     "policy_versions": {name: acting.version for name, acting in models.items()},
                 },
-                [acting.close for acting in models.values()],
+                [*closing(recorders), self._close_models, *(champion.close for champion in others.values())],
             ),
             name=self.actor,
             on_hold=self.progress.pause,
         )
         stack.enter_context(offer(models, self.buffers, host.loop))
         return host
+
+    async def _close_models(self) -> None:
+        """Closes the models that learn, and a league's others: only at the end is it known which there are."""
+        acting = self.trainee.acting
+        for model in (*([] if acting is None else [acting.model]), *self.trainee.opponents):
+            await model.close()
 
     def run(self) -> TrainResult:
         """Trains; returns the result."""
@@ -296,7 +262,7 @@ class _Training:
             except BaseException:
                 self._stop_learner()
                 if self.learning:  # record the error in MLflow even if it is still starting
-                    self.clerk.opened(self.end.left(_OPENED_ON_ERROR_S))
+                    self.clerk.opened(_OPENED_ON_ERROR_S)
                 raise
         try:
             return self._result(began, seconds, learned)
@@ -314,8 +280,9 @@ class _Training:
         trial = clerk.trial()
         version, outcome, curve = None, "", []
         if self.finished:  # Ctrl-C does not wait for a picture
-            version, outcome = promote(job, config, self.progress.say, clerk.call)
+            version, outcome = self.trainee.register(self.progress.say)
             curve = clerk.call(drawn_curve, job.project, config.target_return, config.x_axis)
+        self.trainee.close(self.finished)
         clerk.close("FINISHED" if self.finished else "KILLED")
         name = pool_name(job, config.model)
         reason, ended = "" if learned is None else learned.reason, end_reason(config, learned)
@@ -340,9 +307,9 @@ class _Training:
         Raises:
             BrayxError: a source failed, or a rollout failed more often than its options allow; or as `Watch.look`.
         """
-        learned = [self.job.buffers[name] for name in self.config.buffers]
-        enough = max(buffer.batch_size * buffer.unroll_length for buffer in learned)
-        watch = Watch(self.progress, self.learner, games, self.rollouts, enough, self.config.max_lost_share)
+        urls = [] if self.host is None or not self.job.needs_games else [*self.host.urls.values()]
+        steps, share = self.trainee.batch_steps, self.config.max_lost_share
+        watch = Watch(self.progress, self.learner, games, self.rollouts, steps, share, urls)
         while not self.learner.wait(_LOOK_S):
             self.clerk.check()
             failed = [*self.sources.errors, *(each.error for each in self.rollouts if each.error is not None)]
@@ -351,6 +318,7 @@ class _Training:
             if self.sources.done and not games.num and not self.rollouts:
                 for name in self.config.buffers:
                     self.buffers[name].end(drain=True)
+            self.trainee.look()
             watch.look(self.numbers.snapshot(), self.numbers.notes())
 
     def _game_failed(self, line: str) -> None:
@@ -369,8 +337,7 @@ class _Training:
             with contextlib.suppress(BrayxError):  # the training may have ended meanwhile
                 self.clerk.call(Trial.set_tag, f"brayx.engine.{name}", acts_with)
 
-        if self.acting is not None:
-            self.acting.build(self.progress.say, functools.partial(record, self.config.model))
+        self.trainee.build_engines(self.progress.say, functools.partial(record, self.config.model))
         for name, champion in self.champions.items():
             champion.build(functools.partial(self._say_of, name), functools.partial(record, name))
 
@@ -387,19 +354,19 @@ class _Training:
         return acting_from(source, self.job, name, self.job.as_dict(), self.numbers)
 
 
-def _renderer(job: JobConfig, actor: str, clerk: Clerk) -> EpisodeRenderer | None:
-    """Draws games in the clerk's process, which has the trial; None if the job draws none."""
+def _renderer(job: JobConfig, actor: str, clerk: Clerk) -> list[EpisodeRenderer]:
+    """Draws games in the clerk's process, which has the trial; empty if the job draws none."""
     from deployments.render import EpisodeRenderer, draw_pickled
 
     every = job.actors[actor].episode_save_interval
     renders = {name: (render.module, render.func) for name, render in job.renders.items()}
     if every is None or not renders:
-        return None
+        return []
 
     def draw(episode: list[State], returned: float | None) -> Future[Any]:
         return clerk.aside(draw_pickled, pickle.dumps(episode), returned, renders, job.folder)
 
-    return EpisodeRenderer(draw, every=every)
+    return [EpisodeRenderer(draw, every=every)]
 
 
 def _mark_unfinished(clerk: Clerk, error: BaseException | None) -> None:

@@ -9,17 +9,24 @@ import re
 from pathlib import Path
 
 from brayx.errors import ConfigError
+from pipelines.shipped import TEMPLATES
 
-TEMPLATES = Path(__file__).parent / "templates"
-_GAME = TEMPLATES / "catch"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
 
 KINDS = {
     "rl": "learns from games",
     "imitation": "imitates recorded games, and plays one to measure it",
     "mixed": "learns from games, with the help of recorded ones at first",
+    "league": "learns by self-play",
 }
 _WITH_RECORDINGS = ("imitation", "mixed")
+_FILES = {
+    "catch": "`{name}_game.py` is the game, `{name}_agent.py` decides, `{name}_features.py` says what the model sees,\n"
+    "`{name}_model.py` is the network, {expert}`{name}.yaml` has every option with its meaning.",
+    "four": "`{name}_rules.py` has the rules, `{name}_game.py` plays them with two agents, `{name}_human.py` lets you "
+    "play,\n`{name}_agent.py` decides, `{name}_model.py` is the network, `{name}.yaml` has every option with its "
+    "meaning.",
+}
 
 
 def new_project(name: str, template: str, parent: str | Path = ".") -> list[Path]:
@@ -45,20 +52,21 @@ def new_project(name: str, template: str, parent: str | Path = ".") -> list[Path
         )
     if name == "test":
         raise ConfigError("name is 'test', and pytest would take test_game.py for tests: choose another", key="name")
+    origin, yaml, old = _origin(template)
     folder = Path(parent, name)
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
         raise ConfigError(f"{folder} already exists", key="name") from None
     made = []
-    for source in sorted(_GAME.glob("*.py")):
+    for source in sorted(origin.glob("*.py")):
         if source.stem != "catch_expert" or template in _WITH_RECORDINGS:
-            made.append(folder / _renamed(source.name, name))
-            made[-1].write_text(_renamed(source.read_text(encoding="utf-8"), name), encoding="utf-8")
+            made.append(folder / _renamed(source.name, old, name))
+            made[-1].write_text(_renamed(source.read_text(encoding="utf-8"), old, name), encoding="utf-8")
     made.append(folder / "pytest.ini")
-    made[-1].write_text((_GAME / "pytest.ini").read_text(encoding="utf-8"), encoding="utf-8")
+    made[-1].write_text((origin / "pytest.ini").read_text(encoding="utf-8"), encoding="utf-8")
     made.append(folder / f"{name}.yaml")
-    text = _renamed((_GAME / f"{template}.yaml").read_text(encoding="utf-8"), name)
+    text = _renamed((origin / yaml).read_text(encoding="utf-8"), old, name)
     made[-1].write_text(text, encoding="utf-8")
     # Rewritten: the name makes lines longer, and comments must still fit.
     made[-1].write_text(documented(JobConfig.load(made[-1])), encoding="utf-8")
@@ -67,25 +75,34 @@ def new_project(name: str, template: str, parent: str | Path = ".") -> list[Path
     return made
 
 
-def _renamed(text: str, name: str) -> str:
-    return re.sub(r"\bcatch_|(?<=test_)catch\b|(?<=project: )catch\b", lambda of: of[0].replace("catch", name), text)
+def _origin(template: str) -> tuple[Path, str, str]:
+    """A template's folder, its job's file, and the name in its files that the project's name replaces."""
+    if template == "league":
+        return TEMPLATES / "league", "four.yaml", "four"
+    return TEMPLATES / "catch", f"{template}.yaml", "catch"
+
+
+def _renamed(text: str, old: str, name: str) -> str:
+    pattern = rf"\b{old}_|(?<=test_){old}\b|(?<=project: ){old}\b"
+    return re.sub(pattern, lambda of: of[0].replace(old, name), text)
 
 
 def _readme(name: str, template: str) -> str:
     commands = {
         f"brayx train {name}.yaml": "learns; `mlflow ui` shows how",
         f"python {name}_game.py URL --games 3": "plays, with the URL that the job prints",
+        **({f"python {name}_game.py URL --human": "you play against the agent"} if template == "league" else {}),
         "pytest": 'does it still work? Trains for a minute or two; -m "not slow": does not',
     }
     widest = max(map(len, commands))
     shown = "\n".join(f"    {command:<{widest}}    # {what}" for command, what in commands.items())
     expert = f"`{name}_expert.py` gives recorded games, " if template in _WITH_RECORDINGS else ""
+    files = _FILES[_origin(template)[2]].format(name=name, expert=expert)
     return f"""# {name}
 
 Made by `brayx new {name} --template {template}`: {KINDS[template]}. In this folder:
 
 {shown}
 
-`{name}_game.py` is the game, `{name}_agent.py` decides, `{name}_features.py` says what the model sees,
-`{name}_model.py` is the network, {expert}`{name}.yaml` has every option with its meaning.
+{files}
 """

@@ -26,6 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
+from brayx.books import mean_return
 from brayx.command_line import Parser, count
 from brayx.errors import BrayxError, ConfigError
 from brayx.rollout.envs import Vectorization, check_env
@@ -113,7 +114,7 @@ _OPTIONS: dict[str, tuple[_Option, ...]] = {
     "training": (
         _Option(
             "timesteps", 1_000_000, count, "env steps to train for; schedules fall towards it", "training",
-            "total_steps",
+            "num_steps",
         ),
         _Option("target_return", _OWN, float, "stop when the last hundred episodes have this mean", "training"),
         _Option("seed", _OWN, int, "seed of all random numbers", "training"),
@@ -225,7 +226,7 @@ def parser() -> argparse.ArgumentParser:
     )
     common("--device", choices=["cpu", "cuda"], help="device that learns (default: cpu)")
     common("--trial", help="name of the trial; an interrupted one is resumed (default: from environment and seed)")
-    common("--new", action="store_true", help="start a new trial even if one could be resumed")
+    common("--new", type=_bool, action=_Switch, help="start a new trial even if one could be resumed")
     common("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     common("--address", help="address of a running Ray cluster, with --distributed true (default: start one)")
     common(
@@ -445,10 +446,9 @@ def _progress(every: int, total: int) -> Callable[[int, int, Mapping[str, float]
         if update % every and env_steps < total:
             return
         rate = (env_steps - first[0]) / max(time.monotonic() - began, 1e-9)
-        mean = numbers.get("episode_return.last100")
         print(
             f"update {update}: {env_steps:,} of {total:,} env steps, {rate:,.0f}/s, "
-            f"return {'-' if mean is None else f'{mean:.1f}'}, kl {numbers.get('approx_kl', float('nan')):.4f}, "
+            f"return {mean_return(numbers)}, kl {numbers.get('approx_kl', float('nan')):.4f}, "
             f"entropy {numbers.get('entropy', float('nan')):.3f}",
             file=sys.stderr,
             flush=True,

@@ -5,11 +5,14 @@ Knows nothing of where the numbers come from.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -28,10 +31,14 @@ from brayx.books import (
     GAMES_IN_WINDOW,
     LOST_IN_WINDOW,
     OVERLOADED_IN_WINDOW,
+    mean_return,
 )
-from brayx.metrics import significant
+from brayx.faults import AGENTS_LOGGER, fault_id
+from brayx.logs import one_line
 
 _LINE_EVERY_S = 5.0
+_MOST_LINES = 100
+"""Lines of a traceback that are shown: the last ones."""
 _COUNTED = ("errors", "fragments", "games", "gamecores")
 
 
@@ -44,6 +51,19 @@ def _pace(numbers: Mapping[str, float]) -> tuple[str, str]:
     """Title and value of the rate: ticks through the door, or environment steps without a door."""
     what, name = ("ticks/s", "ticks_per_s") if numbers.get("ticks_per_s") else ("steps/s", "env_steps_per_s")
     return what, number(numbers.get(name))
+
+
+def standing(numbers: Mapping[str, float]) -> str:
+    """A league's leader among its players, its champion, pool and games; empty without a league."""
+    points = {name.partition(".")[2]: value for name, value in numbers.items() if name.startswith("league_points.")}
+    if not points:
+        return ""
+    leader = max(points, key=lambda player: points[player])
+    champion = numbers.get("league_champion")
+    crowned = "no champion" if champion is None else f"champion version {champion:.0f}"
+    games = sum(value for name, value in numbers.items() if name.partition(".")[0] == "league_games")
+    pool = number(numbers.get("league_pool", 0.0))
+    return f"leader {leader} {points[leader]:.0f} points, {crowned}, pool {pool}, {number(games)} games"
 
 
 def milliseconds(value: float | None) -> str:
@@ -108,12 +128,33 @@ def lost_of(numbers: Mapping[str, float]) -> list[tuple[str, float, float]]:
     ]
 
 
-def mean_return(numbers: Mapping[str, float]) -> str:
-    """The mean return of the newest games, and their number."""
-    get = numbers.get
-    mean, games, failed = get("episode_return.last100", math.nan), get(GAMES_IN_WINDOW, 0.0), get(FAILED_IN_WINDOW, 0.0)
-    of = f"{games:.0f} {'game' if games == 1 else 'games'}" + (f", {failed:.0f} failed" if failed else "")
-    return f"{'-' if math.isnan(mean) else significant(mean)} ({of})"
+@contextlib.contextmanager
+def tracebacks(say: Callable[[str], None]) -> Iterator[None]:
+    """A context in which exceptions of this process's agents are shown instead of logged.
+
+    The traceback of each fault (`brayx.faults.fault_id`) is shown once; `error_lines` says how often it came.
+
+    Args:
+        say: prints a text above the display, as `Progress.say`.
+    """
+    shown: set[str] = set()
+
+    def show(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and (fault := fault_id(error)) not in shown:
+            shown.add(fault)
+            lines = "".join(traceback.format_exception(error)).splitlines()[-_MOST_LINES:]
+            # A message may quote what a client sent, and no client controls this terminal.
+            safe = [" " * (len(line) - len(line.lstrip())) + one_line(line) for line in lines]
+            say("\n".join([one_line(record.getMessage()), *safe]))
+        return False
+
+    logger = logging.getLogger(AGENTS_LOGGER)
+    logger.filters.insert(0, show)  # before `brayx.logs.limit`, which leaves one line of each traceback
+    try:
+        yield
+    finally:
+        logger.removeFilter(show)
 
 
 class Progress:
@@ -172,7 +213,7 @@ class Progress:
                 self._live.stop()
 
     def say(self, text: str) -> None:
-        """Prints a line that stays."""
+        """Prints a text that stays, above the panel."""
         line = f"[dim]{time.monotonic() - self._began:6.1f} s[/dim]  {escape(text)}"
         self._console.print(line, highlight=False, soft_wrap=True)
 
@@ -226,8 +267,9 @@ class Progress:
     def _line(self, numbers: Mapping[str, float]) -> str:
         get = numbers.get
         (what, pace), dropped = _pace(numbers), _dropped(numbers)
+        result = standing(numbers) or f"return {mean_return(numbers)}"
         return (
-            f"{number(get('env_steps', 0.0))} env steps  return {mean_return(numbers)}  "
+            f"{number(get('env_steps', 0.0))} env steps  {result}  "
             f"{pace} {what}  version {number(get('policy_version'))}  "
             f"lag {number(get('lag_versions'), '.1f')} versions" + (f"  dropped {dropped}" if dropped != "0" else "")
         )
@@ -265,6 +307,8 @@ class Progress:
         bar = ProgressBar(total=max(self._num_steps, 1), completed=min(steps, self._num_steps), width=72)
         heading = f"[bold]{self._title}[/bold]  {time.monotonic() - self._began:.0f} s"
         lines: list[RenderableType] = [Text.from_markup(heading), Padding(bar, 0), table]  # a bare bar ends no line
+        if league := standing(numbers):
+            lines.append(Text(league, style="bold"))
         lines += [Text(line, style="red") for line in errors]
         if note:
             lines.append(Text(note[:160], style="yellow"))

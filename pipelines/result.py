@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from brayx.books import FAILED_IN_WINDOW
 from brayx.errors import ModelError
-from brayx.metrics import significant
+from brayx.metrics import games_text, significant
 from brayx.model.build import build_model
 from brayx.tracking import Trial
 from brayx.trainer.config import TrainerConfig
@@ -77,8 +78,15 @@ class TrainResult:
             f"  {get('env_steps', 0):,.0f} env steps, {get('games', 0):,.0f} games",
             f"  {self._rates()}; weights were {number(get('lag_versions'), '.1f')} versions old when learned from",
         ]
-        lines += [f"  {line}" for line in (*self.errors, *self.outcome.splitlines(), self.ended) if line]
+        lines += [f"  {line}" for line in (*self.errors, *self.outcome.splitlines(), self._ended()) if line]
         return "\n".join(lines)
+
+    def _ended(self) -> str:
+        """Why training ended, and how many of the last 100 games failed and so have no return."""
+        failed = self.numbers.get(FAILED_IN_WINDOW, 0)
+        if not (self.finished and failed):
+            return self.ended
+        return f"{self.ended}; {failed:.0f} more {'game' if failed == 1 else 'games'} failed"
 
     def _rates(self) -> str:
         get, seconds = self.numbers.get, max(self.seconds, 1e-9)
@@ -104,8 +112,7 @@ def end_reason(config: TrainerConfig, learned: Summary | None) -> str:
     """
     if learned is None:
         return "interrupted; the same command resumes this trial"
-    games = "game" if learned.return_games == 1 else "games"
-    over = f"over the last {learned.return_games} {games}"
+    over = f"over the last {games_text(learned.return_games)}"
     few = f"fewer than {config.target_games} games (`target_games`) were finished"
     played = f"mean return {significant(learned.return_mean)} {over}" if learned.return_games else few
     if learned.reason == "target_return":

@@ -31,7 +31,7 @@ _NETWORK = "network."
 _INNER = "reinforcement."
 _CLONING = {"evaluation_episodes": 20}
 """Evaluation games that compare trials of cloning, which plays none while it learns."""
-_NOT_SEARCHED = {"network", "total_steps", "seed", "target_return", "checkpoint_interval"}
+_NOT_SEARCHED = {"network", "num_steps", "seed", "target_return", "checkpoint_interval"}
 
 
 @dataclass(frozen=True)

@@ -21,20 +21,28 @@ from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.doors.ports import on_loopback
 from brayx.actor.games import Games
 from brayx.actor.parts import agents_of, codec_of
+from brayx.actor.players import Opponents
 from brayx.actor.serving import Runtime
+from brayx.engines import FROZEN
 from brayx.gamecore.auth import Keys
+from brayx.league.config import LeagueConfig
 from brayx.local.host import LocalHost
 from brayx.metrics import Recorder
+from brayx.model.arms import Followed
 from brayx.model.following import AliasFollower
 from brayx.model.local import LocalModel
 from brayx.model.pool import Pool
 from brayx.ports import check_ports
-from brayx.remote import NullBuffer, offer
-from deployments.code import check_code
-from deployments.job import JobConfig, only
+from brayx.recording.recorder import closing, recorders_of
+from brayx.remote import offer
+from brayx.replay.null import NullBuffer
+from deployments.code import check_code, scripts_of
+from deployments.job import JobConfig, only, pool_name
 from deployments.weights import pooled, registered
 from pipelines.acting import acting_from
 from pipelines.checks import ports_of
+from pipelines.league_files import levels_file
+from pipelines.serving_opponents import NoOpponents, ServedOpponents, levels_of
 
 _log = logging.getLogger(__name__)
 
@@ -86,20 +94,32 @@ class Serving:
         self._pool = pool = Pool(uri, project, followed)
         self._recorder = recorder = Recorder()
         recorder.listen(pool.add)
+        league = job.leagues[only("league", job.leagues)] if job.leagues else None
+        refusal = self._no_opponents(job, league)
+        fetches = {name: functools.partial(pool.weights, name) for name in followed}
+        if league is not None and not refusal:
+            # The champion, a canary, and the snapshots that sessions ask for.
+            of = job.models[league.model]
+            resident = of.model_copy(update={"max_versions": max(of.max_versions, league.resident + 2)})
+            job = job.model_copy(update={"models": {**job.models, league.model: resident}})
+            snapshots = Pool(uri, "", {league.model: Followed(pool_name(job, league.model))})
+            fetches.setdefault(league.model, functools.partial(snapshots.weights, league.model))
         acting = {
-            name: acting_from(
-                source,
-                job,
-                name,
-                as_dict,
-                recorder,
-                fetch=functools.partial(pool.weights, name) if name in followed else None,
-            )
+            name: acting_from(source, job, name, as_dict, recorder, fetch=fetches.get(name))
             for name, source in self._sources.items()
         }
         self._models: dict[str, LocalModel] = {name: each.model for name, each in acting.items()}
         self._follower = AliasFollower(pool, followed, self._models) if followed else None
         self._work: list[asyncio.Task[None]] = []
+        services = Services(self._models, {}, recorder)
+        opponents: Opponents = NoOpponents(refusal)
+        if league is not None and not refusal:
+            name = pool_name(job, league.model)
+            scripts, levels = scripts_of(league, job.folder), levels_file(job.folder, league)
+            levels_of(levels, name)  # a file that is wrong is told now, not to the first client
+            acting_model = self._models[league.model]
+            opponents = ServedOpponents(league.model, name, uri, acting_model, services, scripts, levels)
+        recorders = recorders_of(job.recording, recorder)
         keys = Keys.configured(config.keys_file, config.key_window_s)
         self.is_open = keys is None and not on_loopback(config, config.host)
         """Whether any machine that reaches a door may play."""
@@ -109,15 +129,17 @@ class Serving:
                 AgentActorFactory(
                     agents=agents_of({name: job.agents[name] for name in config.agents}, job.folder),
                     config=as_dict,
-                    services=Services(self._models, {}, recorder),
+                    services=services,
                     codec=codec_of(config, job.folder),
                     episode_length=config.episode_length,
                     games=Games() if config.share == "game" else None,
                     arms=self._follower,
+                    opponents=opponents,
+                    recorders=recorders,
                 ),
                 recorder,
                 self._facts,
-                [self._end_work, *(model.close for model in self._models.values())],
+                [self._end_work, *closing(recorders), *(model.close for model in self._models.values())],
             ),
             name=actor,
             keys=keys,
@@ -163,6 +185,19 @@ class Serving:
         self._offered.close()
         self._host.close(_CLOSE_S)
 
+    def _no_opponents(self, job: JobConfig, league: LeagueConfig | None) -> str:
+        """Why a start cannot ask for its opponent; empty: it can."""
+        if league is None:
+            return f"project {job.project!r} has no league"
+        model, name = league.model, pool_name(job, league.model)
+        if job.models[model].engine in FROZEN:
+            return f"engine {job.models[model].engine} of model {model!r} takes no other weights"
+        if self._sources[model].name != name:
+            return (
+                f"model {model!r} acts with {self._sources[model].name!r}, and the league's snapshots are in {name!r}"
+            )
+        return ""
+
     def _facts(self) -> dict[str, Any]:
         versions = {name: model.version for name, model in self._models.items()}
         return {"mode": "serve", "policy_versions": versions, "registered": self.registered}
@@ -202,10 +237,11 @@ def serve(job: JobConfig, uri: str, *, actor: str = "", models: Mapping[str, str
         if serving.config.num_workers > 1:
             _say(f"{serving.actor}.num_workers is {serving.config.num_workers}: replicas need Ray, see `serve run`")
         shown: dict[str, list[str]] = {}
-        while not stopped.wait(_RECORD_S):
+        while not stopped.is_set():
             if shown != (shown := serving.registered):
                 acting = {name: " or ".join(of) or "weights as built" for name, of in shown.items()}
                 _say("; ".join(f"{name} acts with {what}" for name, what in acting.items()))
+            stopped.wait(_RECORD_S)
         _say(f"ending: sessions have {serving.config.drain_timeout_s:g} s to finish; Ctrl-C ends them now")
         if not serving.drain(serving.config.drain_timeout_s):
             _say("some sessions had not finished")

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Opened = dict[str, tuple[Dataset, "Fragment"]]
+"""Datasets that were opened, with their first episodes, by source."""
+
 
 def check_sources(
     job: JobConfig,
     layout: Layout | None = None,
-    opened: dict[str, tuple[Dataset, Fragment]] | None = None,
+    opened: Opened | None = None,
     memory: Collection[str] = (),
 ) -> dict[str, set[str]]:
     """Checks that files fit the model and the algorithm, by their headers and the first episode of each source.

@@ -9,12 +9,10 @@ job without an actor has no door and starts no Serve.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
-import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from brayx.cluster import NAMESPACE
@@ -22,7 +20,6 @@ from brayx.cluster.applications import delete_application, start_application
 from brayx.cluster.cluster import Cluster, Ingress
 from brayx.cluster.directory import stop_directory
 from brayx.cluster.hub import numbers_of
-from brayx.cluster.named import end_actor
 from brayx.cluster.start import nodes_and_own
 from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, StartupError
 from brayx.logs import one_line
@@ -30,14 +27,15 @@ from brayx.tracking import Trial, initialise, tracking_uri
 from brayx.tracking.store import sqlite_path
 from deployments.actor import actor_spec, application
 from deployments.job import JobConfig, only, pool_name
+from deployments.league import check_placement
 from deployments.weights import WeightSource, pooled
 from pipelines.champion import drawn_curve
 from pipelines.checks import actor_of, check_job, ports_of
-from pipelines.environments import Rollouts, lag_notes, normalises, policy_lag
+from pipelines.environments import Rollouts, lag_notes
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines
-from pipelines.result import STEPS_THIS_RUN, TrainResult, end_reason, mark_unfinished, promote
-from pipelines.scale import hub_name, tell_where
+from pipelines.result import STEPS_THIS_RUN, TrainResult, end_reason, mark_unfinished
+from pipelines.scale import tell_where
 from pipelines.shutdown import INTERRUPTED_S, Deadline, running_parts
 from pipelines.sources import Sources
 from pipelines.watching import Watch, last_of
@@ -47,17 +45,17 @@ if TYPE_CHECKING:
     from brayx.cluster.remote_buffer import RemoteBuffer
     from brayx.replay.packing import Layout
     from brayx.trainer.loop import Summary
+    from pipelines.league import Learners
+    from pipelines.league_on_ray import RayLeagueTraining
+    from pipelines.trainee_on_ray import RayTrainee
 
 _READY_TIMEOUT_S = 180.0
+_LOOK_S = 0.25
 _END_S = 20.0
 """Deadline for all parts together to end, apart from the learner of a finished training."""
 _UNDEPLOY_S = 4.0
 """Share of `_END_S` for the actor's replicas."""
 _INTERRUPTED_UNDEPLOY_S = 2.0
-_LAST_COUNTS_S = 5.0
-"""Share of `_END_S` for the buffers to send their last metrics, and the same for this process."""
-_LAST_NUMBERS_S = 10.0
-"""Share of `_END_S` for the hub to write the last metrics."""
 _INTERRUPTED_END_TIMEOUT_S = 5.0
 """Share of `_END_S` for an interrupted learner and its last checkpoint."""
 _INTERRUPTED_START_TIMEOUT_S = 1.0
@@ -89,6 +87,7 @@ def train(
         BrayxError: the job could not be started, or its learner failed for good.
     """
     _, layout = check_job(job)
+    check_placement(job)
     uri = initialise(tracking_uri(tracking or job.tracking))
     started = cluster_for(job, ingress, cluster) if isinstance(cluster, str) else contextlib.nullcontext(cluster)
     with started as running:
@@ -139,13 +138,6 @@ def train_on(
     log_interval: int | None = None,
 ) -> TrainResult:
     """Runs a training job on a running cluster; ``layout`` is from `check_job`, other arguments as for `train`."""
-    from brayx.cluster.hub import create_hub, end_hub
-    from brayx.cluster.learner import Learner, LearnerSpec, TrialNumbers
-    from brayx.cluster.remote_buffer import RemoteBuffer
-    from brayx.cluster.shards import flush_metrics
-    from brayx.cluster.statistics import create_moments, stored_moments
-    from brayx.cluster.weight_store import KEPT_VERSIONS, create_weight_store, end_weight_store
-
     actor = actor_of(job)
     config = job.trainers[only("trainer", job.trainers)]
     check_store_reachable(uri, config.in_process, *nodes_and_own())
@@ -157,11 +149,6 @@ def train_on(
         log_interval=log_interval,
     )
     before = max((checkpoint.step for checkpoint in trial.checkpoints()), default=0)
-    buffer_names = {name: f"{trial.run_id}/buffer/{name}" for name in (*config.buffers, *config.eval_buffers)}
-    names = {part: f"{trial.run_id}/{part}" for part in ("weights", "moments", "sessions")} | {"hub": hub_name(trial)}
-    names |= {f"buffer/{name}": actor_name for name, actor_name in buffer_names.items()}
-    shares = zip(config.buffers, config.weights or [1.0] * len(config.buffers), strict=True)
-    moments = names["moments"] if any(normalises(rollout) for rollout in job.rollouts.values()) else ""
     began, learning, finished, seconds, steps = time.monotonic(), False, False, 0.0, 0
     ended: Summary | None = None
     end = Deadline(_END_S)
@@ -170,60 +157,16 @@ def train_on(
         stack.enter_context(progress)
         trial.log_params(job.as_dict())
         tell_where(trial)
-        spec = LearnerSpec(
-            config=config,
-            model_name=config.model,
-            model_module=job.models[config.model].module,
-            model_folder=job.folder,
-            model_config=job.as_dict(),
-            namespace=NAMESPACE,
-            buffer={buffer_names[name]: weight for name, weight in shares},
-            weight_store=names["weights"],
-            hub=names["hub"],
-            trial=trial,
-            eval_buffers={name: buffer_names[name] for name in config.eval_buffers},
-            normaliser=functools.partial(stored_moments, moments, NAMESPACE) if moments else None,
-            seed=job.seed,
-            about={"job": job.as_dict(), "folder": job.folder},
-        )
-        hub = create_hub(names["hub"], NAMESPACE, trial, x_axis=config.x_axis)
-        store = create_weight_store(
-            names["weights"], NAMESPACE, keep=max(KEPT_VERSIONS, job.models[config.model].max_versions)
-        )
-        stack.callback(end_actor, hub)
-        recorder = TrialNumbers(hub)
-        stack.callback(recorder.close)
-        stack.callback(end_weight_store, store)
-        if moments:
-            stack.callback(end_actor, create_moments(moments, NAMESPACE))
-        buffers = {}
-        for name, actor_name in buffer_names.items():
-            buffers[name] = RemoteBuffer(
-                actor_name,
-                # Ray Data distributes batches only when it has one for each rank.
-                job.buffers[name].model_copy(
-                    update={
-                        "max_in_flight": max(job.buffers[name].max_in_flight, config.num_workers),
-                        "max_policy_lag": policy_lag(job, name),
-                    }
-                ),
-                namespace=NAMESPACE,
-                layout=layout,
-                hub=names["hub"],
-                weights=names["weights"],
-                learned=name in config.buffers,
-            )
-            stack.callback(buffers[name].shards.kill)
-        learned = [buffers[name] for name in config.buffers]
-        storage = stack.enter_context(tempfile.TemporaryDirectory(prefix="brayx-train-", ignore_cleanup_errors=True))
-
+        trainee = _trainee(job, layout, trial, progress.say)
+        stack.callback(trainee.close)
+        learner, recorder, names = trainee.learner, trainee.numbers, trainee.names
         for note in lag_notes(job):
             progress.say(note)
         progress.say(
             "Ray is up, and these seconds count from here; the learner is starting"
             + (", and the actors" if actor else "")
         )
-        learner = Learner(spec, storage, recorder)
+        learner.start()
         served = stack.enter_context(contextlib.ExitStack())
         try:
             urls: dict[str, str] = {}
@@ -236,12 +179,11 @@ def train_on(
                 )
                 if job.actors[actor].keys_file is not None:
                     progress.say(f"{actor}.keys_file: keys are required when the job is served, not while it trains")
-                _deploy(job, actor, config.model, trial, names, buffer_names)
+                _deploy(job, actor, trainee)
                 doors = _wait_for_weights(cluster.url, learner, config.model, progress)
                 urls = {**doors, "http": cluster.door("http"), "ws": cluster.door("ws")}
             began, learning = time.monotonic(), True
-            largest = max(buffer.config.batch_size * buffer.config.unroll_length for buffer in learned)
-            sources = Sources(job, buffers)
+            sources = Sources(job, trainee.buffers)
             games = Gamecores(
                 job.actors[actor].gamecores if actor else [],
                 urls,
@@ -249,14 +191,15 @@ def train_on(
                 lambda line: recorder.add("gamecores_failed", 1.0, note=one_line(line)),
             )
             rollouts = Rollouts(job, names, NAMESPACE, recorder, before)
-            with running_parts((sources, games, rollouts), end, stopping=lambda: _close(buffers.values())):
+            with running_parts((sources, games, rollouts), end, stopping=lambda: _close(trainee.buffers.values())):
                 if actor:
                     progress.say(f"{games}; the door is {cluster.url}")
                 if rollouts.num:
                     progress.say(f"{rollouts.num} rollout workers step environments")
-                enough, share = largest * config.num_workers, config.max_lost_share
-                watch = Watch(progress, learner, games, [rollouts], enough, share)
-                _watch(watch, hub, learned, learner, sources, rollouts, games_play=games.num > 0, say=progress.say)
+                enough, share = trainee.batch_steps, config.max_lost_share
+                must_connect = [*urls.values()] if job.needs_games else []
+                watch = Watch(progress, learner, games, [rollouts], enough, share, must_connect)
+                _watch(watch, trainee, sources, rollouts, games_play=games.num > 0, say=progress.say)
                 seconds = time.monotonic() - began
             steps = rollouts.collected.steps
             with end.paused():
@@ -272,13 +215,12 @@ def train_on(
             _end(learner, learning, end)  # before Ray goes: a thread that still calls it would start another one
             raise
         served.close()  # before the trial: replicas hand over their last metrics when they end
-        flush_metrics([buffer.shards for buffer in buffers.values()], end.left(_LAST_COUNTS_S))
-        recorder.close(end.left(_LAST_COUNTS_S))
-        numbers, notes = end_hub(hub, end.left(_LAST_NUMBERS_S))
+        numbers, notes = trainee.settle(end.left)
         numbers[STEPS_THIS_RUN] = float(steps)
         version, outcome = None, ""
         if finished:
-            version, outcome = promote(job, config, progress.say, functools.partial(_call, trial))
+            version, outcome = trainee.register(progress.say)
+        trainee.close_trials(finished)
         curve = drawn_curve(trial, job.project, config.target_return, config.x_axis)
         trial.finish("FINISHED" if finished else "KILLED")
     name = pool_name(job, config.model)
@@ -299,8 +241,17 @@ def train_on(
     )
 
 
-def _call(trial: Trial, function: Callable[..., Any], *args: Any) -> Any:
-    return function(trial, *args)
+def _trainee(
+    job: JobConfig, layout: Layout, trial: Trial, say: Callable[[str], None]
+) -> RayTrainee | RayLeagueTraining:
+    """All that learns in a job: one model, or the players of a league."""
+    if job.leagues:
+        from pipelines.league_on_ray import RayLeagueTraining
+
+        return RayLeagueTraining(job, layout, trial, say)
+    from pipelines.trainee_on_ray import RayTrainee
+
+    return RayTrainee(job, layout, trial)
 
 
 def _close(buffers: Iterable[RemoteBuffer]) -> None:
@@ -309,16 +260,24 @@ def _close(buffers: Iterable[RemoteBuffer]) -> None:
         buffer.close(0.0)
 
 
-def _deploy(
-    job: JobConfig, actor: str, learned: str, trial: Trial, names: Mapping[str, str], buffers: Mapping[str, str]
-) -> None:
-    """Serves the job's actor: the trained model follows the weight store, other models their champions."""
-    weights = {name: pooled(job, name, trial.uri) for name in job.models if name != learned}
-    weights[learned] = WeightSource(store=names["weights"])
+def _deploy(job: JobConfig, actor: str, trainee: RayTrainee | RayLeagueTraining) -> None:
+    """Serves the job's actor: the trained model follows its weight store, other models their champions."""
+    learned, names = trainee.config.model, trainee.names
+    weights = {name: pooled(job, name, trainee.trial.uri) for name in job.models if name != learned}
+    weights[learned] = WeightSource(store=names.get("weights", ""))
     # The end of a training does not wait for games: replicas send their last episodes at once.
     hasty = job.actors[actor].model_copy(update={"drain_timeout_s": 0.0})
     job = job.model_copy(update={"actors": {**job.actors, actor: hasty}})
-    spec = actor_spec(job, actor, mode="train", weights=weights, buffers=buffers, hub=names["hub"], trial=trial)
+    spec = actor_spec(
+        job,
+        actor,
+        mode="train",
+        weights=weights,
+        buffers=trainee.actors,
+        hub=names["hub"],
+        trial=trainee.trial,
+        league=trainee.seats,
+    )
     deploy(application(spec, name=actor, directory=names["sessions"]), actor)
 
 
@@ -333,7 +292,7 @@ def _undeploy(actor: str, timeout_s: float, say: Callable[[str], None]) -> None:
         say(f"the actor {actor!r} did not end within {timeout_s:g} s: its last metrics may be missing")
 
 
-def _wait_for_weights(url: str, learner: Learner, model: str, progress: Progress) -> dict[str, str]:
+def _wait_for_weights(url: str, learner: Learner | Learners, model: str, progress: Progress) -> dict[str, str]:
     """Waits until the door answers with published weights of the learner; returns the native doors' URLs."""
     deadline = time.monotonic() + _READY_TIMEOUT_S
     said = "nothing"
@@ -359,9 +318,7 @@ def _wait_for_weights(url: str, learner: Learner, model: str, progress: Progress
 
 def _watch(
     watch: Watch,
-    hub: Any,
-    buffers: Sequence[RemoteBuffer],
-    learner: Learner,
+    trainee: RayTrainee | RayLeagueTraining,
     sources: Sources,
     rollouts: Rollouts,
     *,
@@ -374,29 +331,25 @@ def _watch(
         StartupError: the learner publishes no weights.
         BrayxError: a source failed, or a rollout failed permanently; or as `Watch.look`.
     """
-    began = time.monotonic()
-    while learner.running:
+    began, hub, learner = time.monotonic(), trainee.hub, trainee.learner
+    while not learner.wait(_LOOK_S):
         if sources.errors:
             raise sources.errors[0]
         if rollouts.error is not None:
             raise rollouts.error
-        with contextlib.suppress(DeadlineExceeded):  # a buffer is slow, or being restarted
-            for buffer in buffers:
-                if sources.done and not games_play and not rollouts.num:
-                    # Again each time: a buffer that restarted has forgotten it.
-                    buffer.shards.end(drain=True, timeout_s=2.0)
-                if buffer.shards.stopped(2.0):
-                    return
+        with contextlib.suppress(DeadlineExceeded):  # a buffer or the league is slow, or being restarted
+            if trainee.is_over(sources.done and not games_play and not rollouts.num):
+                return
+            trainee.look()
         for line in rollouts.answer(hub):
             say(line)
         if (found := numbers_of(hub)) is not None:
             if "policy_version" not in found[0] and time.monotonic() - began > _READY_TIMEOUT_S:
                 raise StartupError(f"no weights came within {_READY_TIMEOUT_S:g} s; the learner {learner.state()}")
             watch.look(*found)
-        time.sleep(0.25)
 
 
-def _end(learner: Learner, learning: bool, end: Deadline) -> None:
+def _end(learner: Learner | Learners, learning: bool, end: Deadline) -> None:
     """Stops a learner and waits, within the deadline, for the last checkpoint of one that has started to learn."""
     with contextlib.suppress(BrayxError):
         learner.stop()

@@ -5,17 +5,21 @@ Knows nothing of training.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from brayx.books import GAMES_IN_WINDOW
 from brayx.charts import CHARTS, RETURN_CHART
 from brayx.errors import ConfigError
-from brayx.metrics import significant
+from brayx.metrics import games_text, significant
 from brayx.tracking.store import client_of, sqlite_path, telling
+from brayx.tracking.trial import PARENT_TAG, owner_is_gone
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 _HEADINGS = ("project", "trial", "status", "env steps", "last return", "champion")
-_STATUS = {"KILLED": "interrupted"}
-"""Our word, where it differs from MLflow's: the same command resumes such a trial."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +28,13 @@ class Row:
 
     Attributes:
         project, name: as in MLflow.
-        status: as in MLflow, but ``interrupted`` for what MLflow calls killed.
-        env_steps, mean_return: newest values; None: not written.
+        status: as in MLflow, but ``interrupted`` for what MLflow calls killed, or running though its process, one of
+            this machine, has ended.
+        env_steps, mean_return: newest values; None: not written. The return is the mean of the last 100 games, or, in
+            a search, the one that its trials were compared by.
+        games: number of games in that mean; None: not written.
         champion: ``NAME version N`` if the champion of a registered model comes from this trial; otherwise empty.
+        is_child: it belongs to the trial above, as a player's trial to its league's, and is named after the player.
     """
 
     project: str
@@ -34,15 +42,100 @@ class Row:
     status: str
     env_steps: float | None
     mean_return: float | None
+    games: float | None
     champion: str
+    is_child: bool = False
 
 
 def trials(uri: str, project: str = "") -> list[Row]:
-    """The trials of a store, newest first.
+    """The trials of a store, newest first; below each its children, by name.
 
     Args:
         uri: tracking URI.
         project: only this project's trials; empty: all.
+
+    Raises:
+        ConfigError: the store or the project does not exist.
+        TrackingError: the store could not be read.
+    """
+    projects, runs = newest_runs(uri, project)
+    with telling(f"cannot read the trials in {uri}"):
+        client = client_of(uri)
+        champions = {}
+        for model in client.search_registered_models():
+            if "champion" in model.aliases:
+                version = client.get_model_version_by_alias(model.name, "champion")
+                champions[version.run_id] = f"{model.name} version {version.version}"
+    return [
+        Row(
+            projects[run.info.experiment_id],
+            run.info.run_name or run.info.run_id,
+            _status(run.info.status, run.data.tags),
+            run.data.metrics.get(CHARTS["env_steps"]),
+            run.data.metrics.get(RETURN_CHART, run.data.metrics.get(CHARTS["episode_return"])),  # of a search's trial
+            run.data.metrics.get(CHARTS[GAMES_IN_WINDOW]),
+            champions.get(run.info.run_id, ""),
+            is_child,
+        )
+        for run, is_child in _below_parents(runs)
+    ]
+
+
+def _below_parents(runs: Sequence[Run]) -> list[tuple[Run, bool]]:
+    """The runs, each followed by its children among them, and whether each is such a child."""
+    ids = {run.info.run_id for run in runs}
+    children: dict[str, list[Run]] = {}
+    for run in runs:
+        children.setdefault(run.data.tags.get(PARENT_TAG, ""), []).append(run)
+    found: list[tuple[Run, bool]] = []
+    for run in runs:
+        if run.data.tags.get(PARENT_TAG, "") not in ids:
+            found.append((run, False))
+            below = sorted(children.get(run.info.run_id, []), key=lambda child: child.info.run_name or "")
+            found += [(child, True) for child in below]
+    return found
+
+
+def _status(status: str, tags: Mapping[str, str]) -> str:
+    """Our word for MLflow's status of a run with these tags."""
+    if status == "KILLED" or (status == "RUNNING" and owner_is_gone(tags)):
+        return "interrupted"
+    return status.lower()
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as a text table."""
+    cells = [
+        _HEADINGS,
+        *(
+            (
+                row.project,
+                f"  {row.name}" if row.is_child else row.name,
+                row.status,
+                "-" if row.env_steps is None else f"{row.env_steps:,.0f}",
+                _return(row),
+                row.champion,
+            )
+            for row in rows
+        ),
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
+
+
+def _return(row: Row) -> str:
+    """The mean return of a trial and, if it is known, the number of its games."""
+    if row.mean_return is None:
+        return "-"
+    return significant(row.mean_return) + ("" if row.games is None else f" ({games_text(row.games)})")
+
+
+def newest_runs(uri: str, project: str = "") -> tuple[dict[str, str], list[Run]]:
+    """The newest thousand runs of a store, newest first, and the names of all projects by experiment id.
+
+    Args:
+        uri: tracking URI.
+        project: only this project's runs; empty: of all.
 
     Raises:
         ConfigError: the store or the project does not exist.
@@ -57,40 +150,5 @@ def trials(uri: str, project: str = "") -> list[Row]:
         chosen = [number for number, name in projects.items() if project in ("", name)]
         if not chosen:
             raise ConfigError(f"there is no project {project!r}; there are: {', '.join(projects.values())}")
-        champions = {}
-        for model in client.search_registered_models():
-            if "champion" in model.aliases:
-                version = client.get_model_version_by_alias(model.name, "champion")
-                champions[version.run_id] = f"{model.name} version {version.version}"
         runs = client.search_runs(chosen, order_by=["attributes.start_time DESC"], max_results=1000)
-    return [
-        Row(
-            projects[run.info.experiment_id],
-            run.info.run_name or run.info.run_id,
-            _STATUS.get(run.info.status, run.info.status.lower()),
-            run.data.metrics.get(CHARTS["env_steps"]),
-            run.data.metrics.get(RETURN_CHART),
-            champions.get(run.info.run_id, ""),
-        )
-        for run in runs
-    ]
-
-
-def table(rows: Sequence[Row]) -> str:
-    """The rows as a text table."""
-    cells = [
-        _HEADINGS,
-        *(
-            (
-                row.project,
-                row.name,
-                row.status,
-                "-" if row.env_steps is None else f"{row.env_steps:,.0f}",
-                "-" if row.mean_return is None else significant(row.mean_return),
-                row.champion,
-            )
-            for row in rows
-        ),
-    ]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
+        return projects, list(runs)

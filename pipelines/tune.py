@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from brayx.charts import CHARTS
 from brayx.command_line import Parser
 from brayx.errors import ConfigError, StartupError
+from brayx.metrics import significant
 from brayx.trainer.competition import Asha, Competition, Population, TrialReport
 
 if TYPE_CHECKING:
@@ -47,7 +48,12 @@ Say = Callable[[str], None]
 _DRAWN_ANEW = 0.25
 """Share of a copy's options that are drawn again from their domains."""
 _TIMEOUT_S = 24 * 3600.0
-_OLD_FLAGS = {"--trials": "num_trials", "--timesteps": "total_steps", "--interval": "interval_steps"}
+_OLD_FLAGS = {
+    "--trials": "num_trials",
+    "--timesteps": "num_steps",
+    "--total-steps": "num_steps",
+    "--interval": "interval_steps",
+}
 """Flags of earlier versions, which still work; `--help` and completion have the new ones only."""
 _COPIED = ("normalise_obs", "normalise_reward", "normalise_value")
 """Options with running moments. A copy takes these over, so they must be the same in all trials."""
@@ -127,12 +133,12 @@ def tune(
     demonstrations: str | Path | Dataset | None = None,
     method: Method = "asha",
     num_trials: int = 8,
-    total_steps: int = 60_000,
+    num_steps: int = 60_000,
     interval_steps: int | None = None,
     target_return: float | None = None,
     seed: int = 0,
     project: str = "tuning",
-    name: str | None = None,
+    trial: str | None = None,
     tracking: str | None = None,
     cluster: str | None = None,
     say: Say = print,
@@ -148,12 +154,12 @@ def tune(
             ``evaluation_episodes`` greedy games, the same ones in all trials.
         method: how trials compete.
         num_trials: number of trials drawn from the space.
-        total_steps: env steps of a trial that is not stopped early; for ``bc``, transitions of its batches.
+        num_steps: env steps of a trial that is not stopped early; for ``bc``, transitions of its batches.
         interval_steps: steps between two comparisons; None: a twelfth of the total.
         target_return: stop a trial that reaches it.
         seed: seed of the draws; trial ``n`` trains with ``seed + n``.
         project: MLflow experiment.
-        name: parent MLflow run of the trials' runs; None: named after method and environment.
+        trial: name of the MLflow run that is the parent of the trials' runs; None: METHOD ENV.
         tracking: MLflow's URI or the path of its sqlite file; None: ``mlflow.db`` in the current folder.
         cluster: address of a Ray cluster to run the trials on; empty: start one, or use the one that this process has
             joined. None: in processes on this machine.
@@ -170,7 +176,7 @@ def tune(
     from pipelines.search import Domain, check
     from pipelines.tune_trial import Spec, train_trial
 
-    counts = {"num_trials": num_trials, "total_steps": total_steps, "interval_steps": interval_steps}
+    counts = {"num_trials": num_trials, "num_steps": num_steps, "interval_steps": interval_steps}
     for key, count in counts.items():
         if count is not None and count < 1:
             raise ConfigError(f"{key} is {count}, expected 1 at least", key=key)
@@ -187,14 +193,14 @@ def tune(
     check_env(env)
     if demonstrations is not None:
         demonstrations = _by_whole_path(demonstrations)
-    check(algorithm, space, _fits(env, space, total_steps, demonstrations))
-    interval = max(1, total_steps // 12) if interval_steps is None else interval_steps
-    trial = Trial.open(project, name or f"{method} {env}", initialise(tracking_uri(tracking)), resume=False)
-    trial.log_params({"env": env, "algorithm": algorithm, "method": method, "trials": num_trials,
+    check(algorithm, space, _fits(env, space, num_steps, demonstrations))
+    interval = max(1, num_steps // 12) if interval_steps is None else interval_steps
+    parent = Trial.open(project, trial or f"{method} {env}", initialise(tracking_uri(tracking)), resume=False)
+    parent.log_params({"env": env, "algorithm": algorithm, "method": method, "trials": num_trials,
                       "space": {key: str(value) for key, value in space.items()}})  # fmt: skip
     folder = Path(tempfile.mkdtemp(prefix="brayx-tune-"))
     plays = algorithm_options(algorithm, os.getcwd()).imitates != "everything"
-    found = _Outcomes(trial, say, _ENV_STEPS if plays else "transitions", folder)
+    found = _Outcomes(parent, say, _ENV_STEPS if plays else "transitions", folder)
     status: Status = "FAILED"
     rng = random.Random(seed)
     domains = {name: value for name, value in space.items() if isinstance(value, Domain)}
@@ -203,10 +209,10 @@ def tune(
         {name: value.draw(rng) if isinstance(value, Domain) else value for name, value in space.items()}
         for _ in range(num_trials)
     ]
-    competition: Competition = Asha(total_steps, min(interval, total_steps))
+    competition: Competition = Asha(num_steps, min(interval, num_steps))
     if method == "pbt":
         competition = Population(partial(perturbed, domains=domains, rng=rng), seed)
-    work = partial(train_trial, Spec(env, algorithm, total_steps, interval, target_return, seed, demonstrations))
+    work = partial(train_trial, Spec(env, algorithm, num_steps, interval, target_return, seed, demonstrations))
     try:
         found.expect(drawn)
         if cluster is None:
@@ -218,7 +224,7 @@ def tune(
             from brayx.cluster.search import run_trials as run_on_ray
 
             run_on_ray(work, drawn, competition, found, deadline_s=_TIMEOUT_S, address=cluster)
-        result = _finish(found, trial)
+        result = _finish(found, parent)
         status = "FINISHED"
         return result
     except KeyboardInterrupt:
@@ -226,7 +232,7 @@ def tune(
         raise
     finally:
         found.close(status)
-        trial.finish(status)
+        parent.finish(status)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -240,7 +246,7 @@ def _by_whole_path(demonstrations: str | Path | Dataset) -> Dataset:
 
 
 def _fits(
-    env: str, space: Space, total_steps: int, demonstrations: Dataset | None
+    env: str, space: Space, num_steps: int, demonstrations: Dataset | None
 ) -> Callable[[AlgorithmConfig, Training], None]:
     """Returns a check of a trial's options in ``env``, including network and table, as in `train_local`."""
     from brayx.actions import ActionSpec
@@ -267,7 +273,7 @@ def _fits(
     fitting: set[str] = set()
 
     def fits(algorithm: AlgorithmConfig, drawn: Training) -> None:
-        training = drawn.model_copy(update={"total_steps": total_steps}).of(algorithm)
+        training = drawn.model_copy(update={"num_steps": num_steps}).of(algorithm)
         if demonstrations is not None:
             check_imitates(algorithm, training)
         check_fits(
@@ -336,7 +342,7 @@ class _Outcomes:
         """Handles a trial's report after an interval."""
         outcome, run = self.outcomes[number], self._run(number)
         steps, mean, origin = report.env_steps, report.return_mean, report.origin
-        said = f"trial {number}: {steps:,} {self.steps}, return {mean:.4g}"
+        said = f"trial {number}: {steps:,} {self.steps}, return {significant(mean)}"
         if origin != number:
             outcome.clones.append((len(outcome.curve), origin))
             run.set_tag("brayx.copy_of", ", ".join(str(copied) for _, copied in outcome.clones))
@@ -346,12 +352,16 @@ class _Outcomes:
         numbers = {f"option/{name}": value for name, value in outcome.options.items() if type(value) in (int, float)}
         if math.isfinite(mean):
             numbers[CHARTS["episode_return"]] = mean
-        run.log_metrics(numbers, steps)
+        run.log_metrics(numbers | self.counted(steps), steps)
         if checkpoint is not None:
             kept = self.checkpoint(number)
             shutil.rmtree(kept, ignore_errors=True)
             shutil.copytree(checkpoint, kept)
         self._say(said)
+
+    def counted(self, steps: int) -> dict[str, float]:
+        """The chart of env steps; empty where steps are recorded transitions."""
+        return {CHARTS["env_steps"]: steps} if self.steps == _ENV_STEPS else {}
 
     def checkpoint(self, number: int) -> Path:
         """Folder of a trial's newest checkpoint, which exists after its first comparison."""
@@ -418,7 +428,8 @@ def _finish(found: _Outcomes, trial: Trial) -> TuneResult:
     steps, mean = best.curve[-1]
     if kept.exists():
         trial.save_checkpoint(kept, steps, {"episode_return": mean})
-    trial.log_metrics({CHARTS["episode_return"]: mean, "return/best_trial": best.number}, steps)
+    numbers = {CHARTS["episode_return"]: mean, "return/best_trial": best.number}
+    trial.log_metrics(numbers | found.counted(steps), steps)
     return result
 
 
@@ -430,7 +441,7 @@ def table(outcomes: Sequence[Outcome], steps_of: str = _ENV_STEPS) -> str:
         steps = f"{outcome.curve[-1][0]:,}" if outcome.curve else "-"
         note = outcome.error or ", ".join(f"copy of {origin}" for _, origin in outcome.clones)
         values = [_short(outcome.options.get(name, "")) for name in names]
-        rows.append([str(outcome.number), _short(outcome.return_mean), steps, *values, note])
+        rows.append([str(outcome.number), significant(outcome.return_mean), steps, *values, note])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     lines = [
         "  ".join([*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
@@ -460,7 +471,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--method", choices=["asha", "pbt"], default="asha", help="(default: %(default)s)")
     made.add_argument("--num-trials", type=int, default=8, help="(default: %(default)s)")
     made.add_argument(
-        "--total-steps",
+        "--num-steps",
         type=int,
         default=60_000,
         help="env steps of a trial; of bc, transitions of its batches (default: %(default)s)",
@@ -497,7 +508,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         demonstrations=arguments.demonstrations,
         method=arguments.method,
         num_trials=arguments.num_trials,
-        total_steps=arguments.total_steps,
+        num_steps=arguments.num_steps,
         interval_steps=arguments.interval_steps,
         target_return=arguments.target_return,
         seed=arguments.seed,

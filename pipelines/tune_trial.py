@@ -41,7 +41,7 @@ class Spec:
     Attributes:
         env: Gymnasium id.
         algorithm: name of the algorithm.
-        total_steps: env steps of a trial that is not stopped early; for ``bc``, transitions of its batches.
+        num_steps: env steps of a trial that is not stopped early; for ``bc``, transitions of its batches.
         interval_steps: steps between two comparisons.
         target_return: stop a trial that reaches it.
         seed: trial ``n`` trains with ``seed + n``.
@@ -50,7 +50,7 @@ class Spec:
 
     env: str
     algorithm: str
-    total_steps: int
+    num_steps: int
     interval_steps: int
     target_return: float | None
     seed: int
@@ -104,7 +104,7 @@ class ReportingKeeper:
         """As `train_local` asks."""
         if self._seen is None:  # a copy's first steps here are not its first
             self._seen = env_steps - int(numbers.get("env_steps", 0))  # none while demonstrations come first
-        interval, left = self._spec.interval_steps, self._spec.total_steps - env_steps
+        interval, left = self._spec.interval_steps, self._spec.num_steps - env_steps
         passed = env_steps // interval - self._seen // interval
         if not passed or left < interval:
             return False
@@ -217,7 +217,7 @@ def train_trial(
 
     algorithm, training = search.arguments(spec.algorithm, options)
     training = training.model_copy(
-        update={"total_steps": spec.total_steps, "target_return": spec.target_return, "seed": spec.seed + number}
+        update={"num_steps": spec.num_steps, "target_return": spec.target_return, "seed": spec.seed + number}
     )
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="brayx-trial-"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import bisect
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from brayx.tracking.store import client_of, sqlite_path, telling
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+logger = logging.getLogger(__name__)
 
 Curve = Sequence[tuple[float, float]]
 
@@ -45,8 +48,14 @@ def find_trial(reference: str, uri: str) -> Trial:
                 experiments,
                 f"attributes.{field} = '{reference}'",
                 order_by=["attributes.start_time DESC"],
-                max_results=1,
+                max_results=2,
             )
+            if len(found) > 1:
+                logger.warning(
+                    "several trials are called %r: the newest is used, %s; name another by its id, see `mlflow ui`",
+                    reference,
+                    found[0].info.run_id,
+                )
             if found:
                 return Trial.attach(uri, found[0].info.run_id)
     raise ConfigError(f"no trial has the id or the name {reference!r} in {uri}", trial=reference)

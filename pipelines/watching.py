@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from brayx import clock as deadlines
+from brayx.books import TICKS_THIS_RUN
 from brayx.errors import AgentError, DeadlineExceeded, StartupError
 from pipelines.progress import Progress, error_lines, lost_of
 
@@ -70,29 +71,35 @@ class Patience:
 
 
 class Silence:
-    """Detects gamecores that run but do not connect: a wrong URL, or a game that waits for something.
+    """Detects a door to which no game connects: a wrong URL, or a game that waits for something.
+
+    In a job that starts no gamecores, games connect by themselves, at any time: then there is a hint, but no end.
 
     Args:
         gamecores: number of gamecores that the job starts.
         clock: seconds, for tests.
+        urls: URLs of the doors; empty: the job has none, or other data, too.
     """
 
-    def __init__(self, gamecores: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, gamecores: int, clock: Callable[[], float] = time.monotonic, urls: Sequence[str] = ()) -> None:
+        self._gamecores, self._urls = gamecores, urls
         self._clock = clock
         self._since = clock()
-        self._silent, self._hinted = gamecores > 0, False
+        self._silent, self._hinted = gamecores > 0 or bool(urls), False
         self._requests_before: float | None = None
 
     def is_over(self, numbers: Mapping[str, float]) -> bool:
         """Whether to give up, by the newest numbers: no request has come for `NEXT_STEP_TIMEOUT_S` from the start.
 
-        The first numbers are those of before: a resumed trial counts on.
+        A resumed trial continues its counts, so the first numbers may include requests of an earlier run. Ticks of this
+        run and active sessions always show that requests came.
         """
         requests = _sum_of(_REQUESTS, numbers)
         if self._requests_before is None:
             self._requests_before = requests
-        self._silent = self._silent and requests == self._requests_before
-        return self._silent and self._clock() - self._since > NEXT_STEP_TIMEOUT_S
+        came = numbers.get(TICKS_THIS_RUN) or numbers.get("sessions_active") or requests != self._requests_before
+        self._silent = self._silent and not came
+        return self._silent and self._gamecores > 0 and self._clock() - self._since > NEXT_STEP_TIMEOUT_S
 
     def hint(self, numbers: Mapping[str, float]) -> str:
         """Advice, once, after `FIRST_STEP_TIMEOUT_S`; empty otherwise. A game may take long to load."""
@@ -102,11 +109,14 @@ class Silence:
         return self.verdict() if self._hinted else ""
 
     def verdict(self) -> str:
-        """The error message."""
-        return (
-            f"no request has come to the door for {self._clock() - self._since:.0f} s: does the game connect to the "
-            "URL of its command, and by the protocol of that URL? `brayx doctor URL` tries the door"
+        """The error message, or the advice."""
+        why = (
+            "does the game connect to the URL of its command, and by the protocol of that URL?"
+            if self._gamecores
+            else f"this job starts no games, so yours must connect to one of {', '.join(self._urls)};"
         )
+        waited = f"no request has come to the door for {self._clock() - self._since:.0f} s"
+        return f"{waited}: {why} `brayx doctor URL` tries the door"
 
 
 class Losses:
@@ -242,6 +252,7 @@ class Watch:
         rollouts: what else plays.
         batch_steps: transitions that an update needs.
         max_lost_share: as for `Losses`.
+        urls: URLs of the doors; empty: the job has none, or other data, too.
     """
 
     def __init__(
@@ -252,12 +263,13 @@ class Watch:
         rollouts: Sequence[Players],
         batch_steps: int,
         max_lost_share: float | None,
+        urls: Sequence[str] = (),
     ) -> None:
         self._progress = progress
         self._learner = learner
         self._games = games
         self._rollouts = rollouts
-        self._patience, self._silence = Patience(deadlines.now), Silence(games.num, deadlines.now)
+        self._patience, self._silence = Patience(deadlines.now), Silence(games.num, deadlines.now, urls)
         self._pace, self._losses = Pace(batch_steps, deadlines.now), Losses(max_lost_share, deadlines.now)
 
     def look(self, numbers: Mapping[str, float], notes: Mapping[str, str]) -> None:
@@ -277,7 +289,7 @@ class Watch:
         last = messages[-1] if messages else ""
         newest = f"{games}; " + (f"the newest message of one: {last}" if last else "none has written a message")
         if hint := self._silence.hint(numbers):
-            say(f"{hint}; {newest}")
+            say(f"{hint}; {newest}" if games.num else hint)
         workers = sum(rollout.running for rollout in self._rollouts)
         self._progress.update(numbers, gamecores=games.running, workers=workers, note=last, errors=errors)
         if self._silence.is_over(numbers):

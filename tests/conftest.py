@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from brayx.logs import limit
 from brayx.replay.config import STREAM_ENVIRONMENT
@@ -29,6 +30,7 @@ from tests.processes import SESSION_MARK, ours, ray_trouble
 
 NAMESPACE = "brayx-test"
 LEFTOVER_WAIT_S = 15.0
+_ON_RAY = "tests/integration/"
 
 os.environ[SESSION_MARK] = secrets.token_hex(8)
 os.environ["RAY_AUTH_MODE"] = "token"
@@ -112,6 +114,19 @@ def new_tracking_db(_migrated_db: Path) -> Callable[[Path], str]:
 def tracking_db(new_tracking_db: Callable[[Path], str], tmp_path: Path) -> str:
     """URI of a fresh, migrated sqlite store in ``tmp_path``."""
     return new_tracking_db(tmp_path)
+
+
+class _OneRay(LoadScopeScheduling):
+    """Distributes files, as ``--dist loadfile`` does, but all of `tests/integration` to one worker, which has Ray."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return _ON_RAY if file.startswith(_ON_RAY) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    return _OneRay(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from brayx.errors import ProtocolError
+from brayx.errors import LeagueError, ProtocolError
 
 
 class Actor:
@@ -16,6 +16,17 @@ class Actor:
     All calls of one session come from one task. An actor of a session that ran elsewhere gets `restore` instead of
     ``start``.
     """
+
+    def ask(self, opponent: str) -> None:
+        """Called before ``start``, if that asks for an opponent outside of its body.
+
+        Args:
+            opponent: ``KEY=VALUE``, not checked.
+
+        Raises:
+            LeagueError: nobody can be asked for.
+        """
+        raise LeagueError("a start cannot ask for its opponent: this service has no league")
 
     async def start(self, session: str, body: bytes) -> bytes:
         """Begins the session ``session``."""

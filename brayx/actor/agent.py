@@ -1,24 +1,23 @@
 """The user's side of an actor: `Agent`, the `State` of each tick, and the services that agents call.
 
-Inside an agent's methods the functions `forward`, `pinned`, `push` and `record` reach the job's models, replay
-buffers and metrics by name. They find them in the session's context, so that an agent holds no handles and the same
-class trains, serves and runs in a unit test (`Services.use`). Knows nothing of sessions, doors, Ray or torch: models
-and buffers are whatever has the methods of `ModelHandle` and `BufferHandle`.
+Inside an agent's methods the functions `forward`, `pinned`, `push`, `record`, `result` and `keep_recording` reach the
+job's models, replay buffers, metrics, league and recordings. They find them in the session's context, so that an agent
+holds no handles and the same class trains, serves and runs in a unit test (`Services.use`). Knows nothing of sessions,
+doors, Ray or torch: models and buffers are whatever has the methods of `ModelHandle` and `BufferHandle`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from brayx.errors import ConfigError, DeadlineExceeded
+from brayx.errors import BadResult, ConfigError, DeadlineExceeded
 from brayx.gamecore.protocol import AGENT_MARK
-from brayx.metrics import Kind, Recorder, kind_of, label_of
+from brayx.metrics import WINDOWED, Kind, Recorder, kind_of, label_of
 from brayx.types import Forward, Fragment, NestedArray
 
 
@@ -48,6 +47,20 @@ class BufferHandle(Protocol):
 
 
 @dataclass
+class Outcome:
+    """How a session's game went so far. Pickles.
+
+    Attributes:
+        result: the newest return that the agents recorded; None: there is none.
+        lost: why an episode was lost, as a label of ``games_failed``; empty: none was. A return or length recorded
+            afterwards lacks that episode, so it is ignored.
+    """
+
+    result: float | None = None
+    lost: str = ""
+
+
+@dataclass
 class Services:
     """The models, buffers and metrics that an actor's agents can reach.
 
@@ -56,14 +69,18 @@ class Services:
         buffers: replay handles by component name; empty when serving, where pushes are only counted.
         recorder: collects metrics.
         arms: metric labels of the session's model versions, if models are served by an alias.
-        returns: the newest game's return, as the session's agents recorded it.
+        outcome: how the session's game went so far.
+        report: takes the result of the session's seat in a league; None: there is no league.
+        keep: keeps the session's recording, given a reason; None: the job records nothing.
     """
 
     models: Mapping[str, ModelHandle] = field(default_factory=dict)
     buffers: Mapping[str, BufferHandle] = field(default_factory=dict)
     recorder: Recorder = field(default_factory=Recorder)
     arms: Sequence[str] = ()
-    returns: deque[float] = field(default_factory=lambda: deque(maxlen=1))
+    outcome: Outcome = field(default_factory=Outcome)
+    report: Callable[[str | float], None] | None = None
+    keep: Callable[[str], None] | None = None
 
     def use(self) -> AbstractContextManager[Services]:
         """Makes `forward`, `push` and `record` use these services in the block and in tasks started in it."""
@@ -160,6 +177,9 @@ def push(buffer: str, *fragments: Fragment) -> None:
 def record(name: str, value: float, *, label: str = "", kind: Kind | str | None = None, **labels: object) -> None:
     """Records a sample of a metric: one of brayx's, or the game's own (``record("hp_left", 3, hero="knight")``).
 
+    Ignores the return and length of a game after one of its episodes was lost (`Agent.on_episode` failed or was cut
+    off): they lack that episode, and the game counts as failed.
+
     Args:
         name: name of the metric.
         value: the sample.
@@ -173,11 +193,49 @@ def record(name: str, value: float, *, label: str = "", kind: Kind | str | None 
     if labels:
         label = f"{label}.{label_of(labels)}" if label else label_of(labels)
     services = _current()
+    if name in WINDOWED and services.outcome.lost:
+        if name == "episode_return":  # the actor counts a game without a return as failed
+            services.outcome.result = None
+        return
     services.recorder.add(name, value, label=label, kind=None if kind is None else kind_of(kind))
     if name == "episode_return":
-        services.returns.append(float(value))
+        services.outcome.result = float(value)
         for arm in services.arms:
             services.recorder.add("arm_return", value, label=arm)
+
+
+def result(value: str | float) -> None:
+    """Reports how the game ended for this session's seat; does nothing in a job without a league.
+
+    A gamecore can report it instead: as ``result`` in the JSON body of the seat's stop.
+
+    Args:
+        value: ``win``, ``draw`` or ``loss``; or a score, where the seat with the highest wins.
+
+    Raises:
+        ValueError: it is none of these, or another result was reported before.
+        ConfigError: this is not called inside an agent's method.
+    """
+    report = _current().report
+    if report is not None:
+        try:
+            report(value)
+        except BadResult as error:  # of a client's body it is the client's error, and the session continues
+            raise ValueError(error.message) from None
+
+
+def keep_recording(why: str) -> None:
+    """Records this session even if no option chooses it; does nothing in a job without a recording.
+
+    Args:
+        why: a word or two, stored in the recording; also the label in the metric ``recordings``.
+
+    Raises:
+        ConfigError: this is not called inside an agent's method.
+    """
+    keep = _current().keep
+    if keep is not None:
+        keep(why)
 
 
 class State:

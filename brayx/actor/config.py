@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -48,6 +49,15 @@ class GamecoreConfig(BaseModel):
     """Number of processes."""
     door: Literal["http", "ws", "tcp"] = "ws"
     """Door whose URL replaces ``{url}``."""
+
+    @field_validator("command")
+    @classmethod
+    def _splits(cls, command: str) -> str:
+        try:
+            shlex.split(command)
+        except ValueError as error:  # an open quote, or a backslash at the end
+            raise ValueError(f"a command line: {error}") from None
+        return command
 
 
 class SessionConfig(BaseModel):

@@ -7,12 +7,11 @@ recurrent model. Knows nothing of where versions come from.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from brayx.actor.agent import PinnedHandle, Services
+from brayx.actor.agent import Outcome, PinnedHandle, Services
 from brayx.engines.state import Recurrence
 from brayx.errors import BrayxError, DeadlineExceeded
 from brayx.metrics import Recorder
@@ -44,10 +43,12 @@ class Carried:
     Attributes:
         arms: arm of the session, by model.
         states: each agent's state, by recurrent model.
+        outcome: how the game went so far.
     """
 
     arms: Mapping[str, Any]
     states: Sequence[Mapping[str, NestedArray]]
+    outcome: Outcome
 
 
 class SessionModels:
@@ -81,7 +82,7 @@ class SessionModels:
         own = {
             name: getattr(model, "as_caller", lambda model=model: model)() for name, model in services.models.items()
         }
-        services = replace(services, models=own, returns=deque(maxlen=1))
+        services = replace(services, models=own, outcome=Outcome() if carried is None else carried.outcome)
         if arms is None:
             return cls(services, {}, {})
         chosen = arms.choose(session) if carried is None else carried.arms
@@ -115,7 +116,7 @@ class SessionModels:
     def carried(self) -> Carried:
         """State with which another replica continues the session."""
         states = [{name: memory.state for name, memory in of.items()} for of in self._states]
-        return Carried(dict(self.arms), states)
+        return Carried(dict(self.arms), states, self.shared.outcome)
 
 
 def _has_state(model: Any) -> bool:

@@ -232,6 +232,8 @@ class SessionTable(Service):
             return False
         try:
             actor = self._make_actor()
+            if request.opponent:
+                actor.ask(request.opponent)
             answer = await session.guard(actor.start(session.id, request.body), "start")
         except BaseException as error:
             self._forget(session)

@@ -254,12 +254,12 @@ def check_fits(
         )
 
 
-def check_enough(config: AlgorithmConfig, *, total_steps: int, batches: float, batch_steps: int, change: str) -> None:
+def check_enough(config: AlgorithmConfig, *, num_steps: int, batches: float, batch_steps: int, change: str) -> None:
     """Refuses a training with too few gradient steps to learn anything.
 
     Args:
         config: options of the algorithm.
-        total_steps: transitions in the training.
+        num_steps: transitions in the training.
         batches: number of batches made of these.
         batch_steps: transitions in a batch.
         change: options to change to get more gradient steps, for the message.
@@ -268,9 +268,9 @@ def check_enough(config: AlgorithmConfig, *, total_steps: int, batches: float, b
         ConfigError: names the number of gradient steps, and what to change.
     """
     gradients = batches * config.gradients(batch_steps)
-    if gradients < min(_LEAST_GRADIENTS, total_steps / _MOST_STEPS):
+    if gradients < min(_LEAST_GRADIENTS, num_steps / _MOST_STEPS):
         raise ConfigError(
-            f"{total_steps:,} transitions come to {gradients:.0f} gradients of algorithm {config.name!r}, of "
+            f"{num_steps:,} transitions come to {gradients:.0f} gradients of algorithm {config.name!r}, of "
             f"{batch_steps:,} transitions each: too few to learn anything; expected {change}",
             key="batch_size",
         )

@@ -8,7 +8,7 @@ otherwise does nothing. Knows nothing of batches, epochs or ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optree
@@ -21,6 +21,7 @@ from brayx.algorithms.base import Algorithm
 from brayx.algorithms.mappo import MAPPO
 from brayx.algorithms.optimise import Optimise
 from brayx.algorithms.ppo import PPO, PPOConfig
+from brayx.nets.distributions import kl_divergence
 from brayx.nets.mlp import Towers
 
 _Layers = Sequence[tuple[Tensor, Tensor]]
@@ -48,10 +49,11 @@ def accelerate(algorithm: Algorithm) -> None:
 class MLPGradient:
     """The gradient of `brayx.algorithms.ppo.ppo_loss`, without value clipping, for two MLPs."""
 
-    def __init__(self, towers: Towers, value_coef: float, entropy_coef: float) -> None:
+    def __init__(self, towers: Towers, config: PPOConfig) -> None:
         self._towers = towers
-        self._value_coef = value_coef
-        self._entropy_coef = entropy_coef
+        self._value_coef = config.value_coef
+        self._entropy_coef = config.entropy_coef
+        self._magnet_coef = config.magnet_coef
         self._parameters = towers.parameters()
         # Keep the parameters: a module looks them up by name, which takes as long as a small operation.
         self._policy, self._value = ([(each.weight, each.bias) for each in x] for x in (towers.policy, towers.value))
@@ -69,7 +71,7 @@ class MLPGradient:
         plain = all(p.requires_grad and p.device.type == "cpu" and p.dtype == parameters[0].dtype for p in parameters)
         whole = {id(p) for p in module.parameters()} == {id(p) for p in parameters}
         exact = parameters[0].dtype in (torch.float32, torch.float64)
-        return MLPGradient(towers, config.value_coef, config.entropy_coef) if plain and whole and exact else None
+        return MLPGradient(towers, config) if plain and whole and exact else None
 
     @torch.no_grad()
     def gradient(
@@ -81,6 +83,7 @@ class MLPGradient:
         target: Tensor,
         weight: Tensor,
         clip_param: float,
+        magnet: Mapping[str, Any] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """As `brayx.algorithms.ppo.ClosedForm.gradient`; the policy's input is the first leaf of ``obs``, ``[N, D]``,
         and the value's input the last."""
@@ -113,18 +116,31 @@ class MLPGradient:
             if self._entropy_coef:
                 pull = (self._entropy_coef * weight).unsqueeze(-1)
                 d_out += pull * probability * (log_probs - minus_entropy)
+            if magnet is not None:
+                further = log_probs - magnet["logits"].log_softmax(-1)
+                magnet_kl = (probability * further).sum(-1)
+                pull = (self._magnet_coef * weight).unsqueeze(-1)
+                d_out += pull * probability * (further - magnet_kl.unsqueeze(-1))
             entropy = -torch.dot(weight, minus_entropy.squeeze(-1))
         else:
             assert towers.log_std.grad is not None
             d_out = scaled * gain * -inverse_std
             d_log_std = (gain * (1 - scaled.square())).sum(0) - self._entropy_coef * weight.sum()
+            if magnet is not None:
+                magnet_kl = kl_divergence({"mean": out, "log_std": towers.log_std}, magnet)
+                pull = (self._magnet_coef * weight).unsqueeze(-1)
+                d_out += pull * (out - magnet["mean"]) * (-2 * magnet["log_std"]).exp()
+                d_log_std += (pull * ((2 * (towers.log_std - magnet["log_std"])).exp() - 1)).sum(0)
             towers.log_std.grad.copy_(d_log_std)
             entropy = (towers.log_std + _HALF_LOG_TAU + 0.5).sum() * weight.sum()
         weighted_error = weight * error
         self._backward(self._policy, hidden, d_out)
         self._backward(self._value, hidden_value, (self._value_coef * weighted_error).unsqueeze(-1))
         value_loss = 0.5 * torch.dot(weighted_error, error)
-        return torch.stack([-torch.minimum(free, held).sum(), value_loss, entropy]), log_ratio
+        parts = [-torch.minimum(free, held).sum(), value_loss, entropy]
+        if magnet is not None:
+            parts.append(torch.dot(weight, magnet_kl))
+        return torch.stack(parts), log_ratio
 
     def _forward(self, layers: _Layers, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """Returns the input of each layer, and the output of the last one."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from brayx.algorithms.base import ALONE, Across, Algorithm
 from brayx.algorithms.config import Critic
 from brayx.algorithms.critic import critic_of
+from brayx.algorithms.magnet import bare
 from brayx.algorithms.ppo import PPO, PPOConfig
 from brayx.errors import ConfigError
 
@@ -77,6 +78,9 @@ class MAPPO(PPO):
             )
         own = batch["obs"] if isinstance(batch["obs"], tuple) else (batch["obs"],)
         return super().update({**batch, "obs": (*own, batch[STATE])}, progress)
+
+    def _bare(self) -> nn.Module:
+        return _Central(bare(self.module))
 
 
 class _Central(nn.Module):

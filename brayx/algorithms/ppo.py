@@ -3,6 +3,12 @@
 Schulman et al. 2017, "Proximal policy optimization algorithms", https://arxiv.org/abs/1707.06347. Input: the learner
 batches of `brayx.replay.packing`, as tensors. Knows nothing of where they come from, of publishing or of checkpoints.
 
+For self-play, an optional magnet adds KL(learning policy || reference policy) to the loss (`brayx.algorithms.magnet`):
+Sokota et al. 2023, "A unified approach to reinforcement learning, quantal response equilibria, and two-player zero-sum
+games", https://arxiv.org/abs/2206.05825. Rudolph et al. 2025, "Reevaluating policy gradient methods for
+imperfect-information games", https://arxiv.org/abs/2502.08938, find that algorithms made for such games do not
+outperform policy gradients.
+
 The module returns a policy's outputs (`brayx.nets.distributions`) and ``value`` ``[N]``, or ``[N, K]`` with reward
 heads. A recurrent module is replayed over whole columns, see `brayx.algorithms.forward`.
 """
@@ -22,15 +28,18 @@ from torch import Tensor, nn
 from brayx.algorithms import returns
 from brayx.algorithms.base import ALONE, Across, Algorithm
 from brayx.algorithms.config import Sampling
-from brayx.algorithms.forward import carries, state_of
+from brayx.algorithms.forward import Forward, Outputs, carries, state_of
+from brayx.algorithms.magnet import Magnet, bare
 from brayx.algorithms.moments import Moments
 from brayx.algorithms.optimise import OptimiseConfig, Schedule, share
-from brayx.nets.distributions import log_prob_entropy
+from brayx.nets.distributions import distribution_outputs, kl_divergence, log_prob_entropy
 
 METRICS = (
     "loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", "explained_variance"
 )  # fmt: skip
-"""Metrics of `PPO.update`, besides ``learning_rate`` and ``epochs``."""
+"""Metrics of `PPO.update`, besides ``learning_rate``, ``epochs`` and, with a magnet, `MAGNET_KL`."""
+MAGNET_KL = "magnet_kl"
+"""Metric: mean KL divergence from the learning policy to the magnet, in nats."""
 _NEVER = 1e4
 """Old log-probability for masked steps: it makes their ratio 0."""
 _TOO_FAR = 1.5
@@ -73,6 +82,14 @@ class PPOConfig(OptimiseConfig):
     """Weight of the value loss."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.01
     """Weight of the entropy bonus."""
+    magnet_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of KL(policy || magnet), the divergence from a reference policy; in self-play it stops cycles. 0: no
+    magnet."""
+    magnet: Literal["fixed", "average"] = "average"
+    """Weights of the magnet. ``fixed``: those before the first update from play. ``average``: an exponential moving
+    average of the policy's."""
+    magnet_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    """Share of itself that an average magnet keeps at each update."""
     epochs: Annotated[int, Field(ge=1, le=1000)] = 10
     """Passes over a learner batch."""
     minibatch_size: Annotated[int, Field(ge=1)] = 512
@@ -124,7 +141,7 @@ class Loss(NamedTuple):
 
     Attributes:
         total: scalar to differentiate.
-        parts: ``[3]`` policy loss, value loss and entropy, detached.
+        parts: ``[3]`` policy loss, value loss and entropy, detached; ``[4]`` with a magnet, the KL to it last.
         log_ratio: ``[N]`` log-ratio of the learning to the acting policy, detached.
     """
 
@@ -147,8 +164,11 @@ def ppo_loss(
     entropy_coef: float,
     old_value: Tensor | None = None,
     clip_value: float | None = None,
+    magnet_kl: Tensor | None = None,
+    magnet_coef: float = 0.0,
 ) -> Loss:
-    """The clipped surrogate of equation 7 with value loss and entropy bonus (equation 9), as weighted sums.
+    """The clipped surrogate of equation 7 with value loss and entropy bonus (equation 9), as weighted sums. The magnet
+    adds the KL term of magnetic mirror descent.
 
     Args:
         log_prob: ``[N]`` log-probability of the actions under the learning policy.
@@ -164,6 +184,8 @@ def ppo_loss(
         old_value: values before the update; needed for ``clip_value``.
         clip_value: uses the larger of two value errors: that of ``value``, and that of ``value`` clipped to within
             this distance of ``old_value``; None: no value clipping.
+        magnet_kl: ``[N]`` KL divergence from the learning policy to the magnet; None: no magnet.
+        magnet_coef: weight of that divergence.
 
     Raises:
         ValueError: ``value`` and ``target`` differ in shape; broadcasting would compare each with all.
@@ -186,8 +208,11 @@ def ppo_loss(
     total = policy_loss + value_coef * value_loss
     if entropy_coef:
         total = total - entropy_coef * mean_entropy
-    parts = torch.stack([policy_loss.detach(), value_loss.detach(), mean_entropy.detach()])
-    return Loss(total, parts, log_ratio.detach())
+    parts = [policy_loss, value_loss, mean_entropy]
+    if magnet_kl is not None:
+        parts.append(torch.dot(weight, magnet_kl))
+        total = total + magnet_coef * parts[-1]
+    return Loss(total, torch.stack([part.detach() for part in parts]), log_ratio.detach())
 
 
 def kl_and_clipped(log_ratio: Tensor, weight: Tensor, clip_param: float) -> Tensor:
@@ -210,9 +235,10 @@ class ClosedForm(Protocol):
         target: Tensor,
         weight: Tensor,
         clip_param: float,
+        magnet: Mapping[str, Any] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Overwrites ``.grad`` of every parameter and returns `Loss.parts` and `Loss.log_ratio`. Arguments as for
-        `ppo_loss`, without value clipping."""
+        `ppo_loss`, without value clipping; ``magnet``: the magnet's policy outputs."""
         ...
 
 
@@ -229,6 +255,7 @@ class _Data(NamedTuple):
         mask: 1 for steps to learn from.
         advantage, target, value: ``[units]``; with reward heads, targets and old values are ``[units, K]``.
         weight, weighted_advantage: weight of each step in its minibatch, and that times the advantage.
+        magnet: the magnet's policy outputs; None without a magnet.
     """
 
     obs: Any
@@ -242,6 +269,7 @@ class _Data(NamedTuple):
     value: Tensor
     weight: Tensor
     weighted_advantage: Tensor
+    magnet: Any
 
     @property
     def axis(self) -> int:
@@ -266,7 +294,7 @@ class _Done:
     """Results of an update's gradient steps so far.
 
     Attributes:
-        losses: `Loss.parts` ``[3]`` of each micro-batch.
+        losses: `Loss.parts` of each micro-batch.
         log_ratios, weights: ``[N]`` of each micro-batch.
         norms: gradient norm of each step.
     """
@@ -295,15 +323,19 @@ class PPO(Algorithm):
     ) -> None:
         super().__init__(module, optimizer, config, across)
         self._moments = Moments(len(config.reward_heads)) if config.normalise_value else None
+        self._magnet: Magnet | None = None
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
         """Learns from one batch in up to ``epochs`` passes of minibatches. Arguments and errors as for
         `Algorithm.update`.
 
         Returns:
-            Means over the minibatches, by the names in `METRICS`; ``learning_rate``; the number of ``epochs`` done.
+            Means over the minibatches, by the names in `METRICS`, and `MAGNET_KL` with a magnet; ``learning_rate``;
+            the number of ``epochs`` done.
         """
         config = self.config
+        if config.magnet_coef and self._magnet is None:
+            self._magnet = self._new_magnet()
         learning_rate = self.optimise.begin(progress)
         left = share(progress, schedule=config.clip_schedule, final=config.clip_final)
         clip_param = max(config.clip_param * left, 1e-6)
@@ -323,6 +355,8 @@ class PPO(Algorithm):
         measured = self._measured(done, clip_param, explained)
         if config.kl_target is not None and config.kl_reaction == "learning_rate":
             self._steer(measured["approx_kl"] / config.kl_target)
+        if self._magnet is not None:
+            self._magnet.follow()
         return {**measured, "learning_rate": learning_rate, "epochs": epochs}
 
     def _gradient_step(self, data: _Data, clip_param: float, done: _Done) -> None:
@@ -339,6 +373,7 @@ class PPO(Algorithm):
                     part.target,
                     part.weight,
                     clip_param,
+                    part.magnet,
                 )
             else:
                 with self.optimise.shared(last=index == count - 1):
@@ -370,7 +405,21 @@ class PPO(Algorithm):
             entropy_coef=config.entropy_coef,
             old_value=data.value,
             clip_value=config.clip_value,
+            magnet_kl=None if data.magnet is None else kl_divergence(outputs, data.magnet),
+            magnet_coef=config.magnet_coef,
         )
+
+    def reset_magnet(self) -> None:
+        """Drops the magnet; the next update makes a new one of the weights at that time."""
+        self._magnet = None
+
+    def _new_magnet(self) -> Magnet:
+        decay = self.config.magnet_decay if self.config.magnet == "average" else None
+        return Magnet(self._bare(), decay)
+
+    def _bare(self) -> nn.Module:
+        """The module that `forward` calls, without wrappers."""
+        return bare(self.module)
 
     def _weighted(self, data: _Data, count: int) -> _Data:
         """Adds the weight and weighted advantage of each step in its minibatch, for ``count`` minibatches.
@@ -417,7 +466,7 @@ class PPO(Algorithm):
             carry = carries(mask, terminated, truncated)
         else:
             obs = _each(lambda x: x.flatten(0, 1), obs)
-        value = self._values(obs, state, carry)
+        value = self._outputs(self.forward, lambda outputs: outputs["value"], obs, state, carry)
         expected = reward.shape if carry is not None else reward.flatten(0, 1).shape
         if value.shape != expected:
             raise ValueError(f"value: expected one for each reward, {tuple(expected)}, got {tuple(value.shape)}")
@@ -441,10 +490,17 @@ class PPO(Algorithm):
             obs, state, carry = _each(lambda x: x[:-1], (obs, state, carry))
         action, *numbers = steps
         log_prob, learn, advantage, target, value = numbers
-        return _Data(obs, action, state, carry, log_prob, learn, advantage, target, value, learn, advantage), explained
+        magnet: Any = None
+        if self._magnet is not None:
+            magnet = self._outputs(self._magnet.forward, distribution_outputs, obs, state, carry)
+        data = _Data(obs, action, state, carry, log_prob, learn, advantage, target, value, learn, advantage, magnet)
+        return data, explained
 
-    def _values(self, obs: Any, state: Any, carry: Tensor | None) -> Tensor:
-        """Values of every step, ``[T * B, ...]``, or ``[T, B, ...]`` if recurrent; in pieces, to bound memory."""
+    def _outputs(
+        self, forward: Forward, take: Callable[[Outputs], Any], obs: Any, state: Any, carry: Tensor | None
+    ) -> Any:
+        """The outputs that ``take`` selects, of every step, ``[T * B, ...]``, or ``[T, B, ...]`` if recurrent; in
+        pieces, to bound memory."""
         leaves = optree.tree_leaves(obs)
         axis = 0 if carry is None else 1
         units = leaves[0].shape[axis]
@@ -458,9 +514,9 @@ class PPO(Algorithm):
             cut = _each(partial(torch.narrow, dim=axis, start=start, length=length), (obs, state, carry))
             start += length
             with self.optimise.autocast():
-                value = returns.full_precision(self.forward(*cut)["value"])
-            found.append(value if carry is None else value.reshape(len(carry), length, *value.shape[1:]))
-        return torch.cat(found, axis)
+                taken = _each(returns.full_precision, take(forward(*cut)))
+            found.append(taken if carry is None else _each(partial(_unflatten, sizes=(len(carry), length)), taken))
+        return optree.tree_map(lambda *pieces: torch.cat(pieces, axis), *found)
 
     def _advantage(self, reward: Tensor, terminated: Tensor, truncated: Tensor, value: Tensor) -> Tensor:
         """Advantages ``[T, B]``, or ``[T, B, K]`` with reward heads."""
@@ -497,11 +553,14 @@ class PPO(Algorithm):
     def _measured(self, done: _Done, clip_param: float, explained: Tensor) -> dict[str, float]:
         config = self.config
         parts = self.across.sum(torch.stack(done.losses).sum(0)) / (len(done.norms) * self.across.size)
+        parts, magnet_kl = parts[:3], parts[3:]
         total = parts[0] + config.value_coef * parts[1] - config.entropy_coef * parts[2]
+        total = total + config.magnet_coef * magnet_kl.sum()
         norm = torch.stack(done.norms).mean()
         kl = self._kl(done, clip_param)
-        every = torch.cat([total.reshape(1), parts, kl, norm.reshape(1), explained.reshape(1)])
-        return dict(zip(METRICS, every.tolist(), strict=True))
+        every = torch.cat([total.reshape(1), parts, kl, norm.reshape(1), explained.reshape(1), magnet_kl])
+        names = METRICS if self._magnet is None else (*METRICS, MAGNET_KL)
+        return dict(zip(names, every.tolist(), strict=True))
 
     def _steer(self, share_of_target: float) -> None:
         factor = _STEER if share_of_target < 0.5 else 1 / _STEER if share_of_target > 2 else 1.0
@@ -518,21 +577,30 @@ class PPO(Algorithm):
         return 1 - (error_two - error_one.square() / count) / (two - one.square() / count).clamp(min=1e-8)
 
     def state_dict(self) -> dict[str, Any]:
-        """The gradient step's scales and the moments of the returns."""
+        """The gradient step's scales, the moments of the returns and the magnet."""
         moments = {} if self._moments is None else {"moments": self._moments.state_dict()}
-        return {"optimise": self.optimise.state_dict(), **moments}
+        magnet = {} if self._magnet is None else {"magnet": self._magnet.state_dict()}
+        return {"optimise": self.optimise.state_dict(), **moments, **magnet}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a `state_dict`."""
+        """Restores a `state_dict`. If it has no magnet, the next update makes one."""
         self.optimise.load_state_dict(state["optimise"])
         if self._moments is not None and "moments" in state:
             self._moments.load_state_dict(state["moments"])
+        self.reset_magnet()
+        if self.config.magnet_coef and "magnet" in state:
+            self._magnet = self._new_magnet()
+            self._magnet.load_state_dict(state["magnet"])
 
 
 def _sizes(units: int, count: int) -> list[int]:
     """Sizes of ``count`` parts of ``units``, which differ by at most 1."""
     size, more = divmod(units, count)
     return [size + 1] * more + [size] * (count - more)
+
+
+def _unflatten(x: Tensor, sizes: tuple[int, int]) -> Tensor:
+    return x.reshape(*sizes, *x.shape[1:])
 
 
 def _each(function: Callable[[Tensor], Tensor], nest: Any) -> Any:

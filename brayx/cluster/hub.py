@@ -27,11 +27,22 @@ _ANSWER_POLL_S = 0.1
 
 
 def create_hub(
-    name: str, namespace: str, trial: Trial | None, *, interval_s: float = 1.0, x_axis: XAxis = "env_steps"
+    name: str,
+    namespace: str,
+    trial: Trial | None,
+    *,
+    interval_s: float = 1.0,
+    x_axis: XAxis = "env_steps",
+    part_of: str = "",
 ) -> Any:
     """Starts the trial's hub as a named actor that Ray restarts; a restarted one continues from the totals in MLflow.
 
     It runs on the caller's node: the MLflow store may be a file there, whose path another machine does not have.
+
+    Args:
+        name, namespace: of the actor.
+        trial, interval_s, x_axis: as for `Hub`.
+        part_of: another hub of the namespace, which gets all samples of this one, too; empty: none.
 
     Returns:
         A handle for `HubClient`. The actor ends with its creator's job.
@@ -43,8 +54,26 @@ def create_hub(
     from brayx.tracking.hub import Hub
 
     own_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = named_actor(Hub, name, namespace, max_concurrency=4, scheduling_strategy=own_node)
-    return actor.remote(trial, interval_s=interval_s, x_axis=x_axis)
+    options = {"max_concurrency": 4, "scheduling_strategy": own_node}
+    if not part_of:
+        return named_actor(Hub, name, namespace, **options).remote(trial, interval_s=interval_s, x_axis=x_axis)
+
+    class PartHub(Hub):
+        """A hub that passes on its samples."""
+
+        def __init__(self) -> None:
+            super().__init__(trial, interval_s=interval_s, x_axis=x_axis)
+            self._whole = HubClient(get_hub(part_of, namespace))
+
+        def push(self, part: Drained) -> None:
+            super().push(part)
+            self._whole.merge(part)
+
+        def close(self) -> dict[str, float]:
+            self._whole.close()
+            return super().close()
+
+    return named_actor(PartHub, name, namespace, **options).remote()
 
 
 def get_hub(name: str, namespace: str) -> Any:

@@ -311,7 +311,7 @@ def _trainer(spec: LearnerSpec, storage_path: str) -> Any:
 
 
 class Learner:
-    """A learner that runs in the background.
+    """A learner that runs in the background, from `start` on.
 
     Args:
         spec: the learner's settings.
@@ -333,7 +333,16 @@ class Learner:
             return run_learner(spec, batches, Alone(spec.config.use_gpu), numbers)
 
         self._thread = threading.Thread(target=self._run, args=(work,), name="brayx-learner", daemon=True)
+
+    def start(self) -> Learner:
+        """Starts it; returns itself."""
         self._thread.start()
+        return self
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits for its end; False: not within ``timeout_s``."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     @property
     def running(self) -> bool:

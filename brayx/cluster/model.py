@@ -33,7 +33,7 @@ from brayx.model.columns import check_columns
 from brayx.model.config import ModelConfig
 from brayx.model.following import AliasFollower, initial_version
 from brayx.model.grpc import ModelDoor
-from brayx.model.local import LocalModel
+from brayx.model.local import LocalModel, batching
 from brayx.model.pool import Aliases
 from brayx.types import NestedArray, Weights
 
@@ -92,12 +92,8 @@ class ModelReplica:
             version=version,
             max_versions=config.max_versions if following is None else max(config.max_versions, _FOLLOWED_VERSIONS),
             fetch=self._fetch if weight_store is not None or following is not None else None,
-            max_batch_size=config.max_batch_size,
-            max_wait_s=config.max_wait_ms / 1000,
-            max_queue=config.max_queue,
-            deadline_s=config.deadline_s,
             buckets=config.buckets,
-            on_batch=self._on_batch,
+            **batching(config, self.recorder),
         )
         self.cors = Cors(config.cors_origins)
         self._weight_store = weight_store
@@ -142,11 +138,6 @@ class ModelReplica:
         """
         check_columns(self.model.spec.inputs, columns)
         return await self.model.forward_columns(columns, version=version, deadline_s=deadline_s)
-
-    def _on_batch(self, rows: int, seconds: float, waited_s: float) -> None:
-        self.recorder.add("forward_batch_size", float(rows))
-        self.recorder.add("forward_seconds", seconds)
-        self.recorder.add("forward_wait_seconds", waited_s)
 
     async def _fetch(self, version: int) -> Weights:
         if self._following is not None:

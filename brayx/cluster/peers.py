@@ -6,6 +6,7 @@ Knows nothing of sessions, nor of the session directory.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from collections.abc import Callable
 from urllib.parse import urlsplit
@@ -17,6 +18,9 @@ from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.http import AsyncHttpTransport
 
 _PROBE_TIMEOUT_S = 2.0
+_PROBE_AGAIN_S = 0.01
+_QUESTION = b"GET / HTTP/1.1\r\nhost: peer\r\n\r\n"
+"""Refused for want of the secret, which is an answer, too."""
 _MAX_IDLE = 64
 _DEAD = (errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED)
 """Errors that prove that the listener, and so its process, has ended. A missing answer proves nothing: a peer that is
@@ -58,7 +62,7 @@ class Peers:
         except TransportError as error:
             await transport.close()
             sent = not isinstance(error, ConnectFailed)
-            if _shows_death(await _cannot_connect(address) if sent else error.__cause__):
+            if _shows_death(await _probe(address) if sent else error.__cause__):
                 await self.drop(address)
                 raise PeerDied from error
             # Do not pass it on unchanged: transport errors would describe the client's own connection.
@@ -129,15 +133,25 @@ async def _step(transport: AsyncHttpTransport, address: str, request: StepReques
         raise (ConnectFailed if error.details["layer"] == "connect" else TransportError)(str(late)) from late
 
 
-async def _cannot_connect(address: str) -> OSError | None:
-    """The error of a new connection to a peer; None: it works. A broken old connection does not prove a death."""
+async def _probe(address: str) -> OSError | None:
+    """The error of a new connection to a peer; None: the peer answers there, or is silent.
+
+    A broken connection does not prove a death, and one that opens no life: a killed process closes its files one by
+    one, and the kernel accepts connections until it has closed the listener. So the probe asks until it gets an answer.
+    """
     url = urlsplit(address)
-    try:
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
-            _, writer = await asyncio.open_connection(url.hostname, url.port)
-    except OSError as error:
-        return error
-    writer.close()
+            while True:
+                try:
+                    reader, writer = await asyncio.open_connection(url.hostname, url.port)
+                except OSError as error:
+                    return error
+                with contextlib.closing(writer), contextlib.suppress(OSError):
+                    writer.write(_QUESTION)
+                    if await reader.read(1):
+                        return None
+                await asyncio.sleep(_PROBE_AGAIN_S)
     return None
 
 

@@ -23,7 +23,7 @@ from brayx.cluster.weights import WeightSubscriber, fetch_weights
 from brayx.engines.base import Engine
 from brayx.errors import DeadlineExceeded, ModelError
 from brayx.model.build import engine_of
-from brayx.model.local import LocalModel
+from brayx.model.local import LocalModel, batching
 from brayx.model.versions import Versions
 
 Result = TypeVar("Result")
@@ -90,12 +90,7 @@ class ProcessModel:
         if model is not None:
             return model
         config = self._recipe.config
-        options: dict[str, Any] = {
-            "max_batch_size": config.max_batch_size,
-            "max_wait_s": config.max_wait_ms / 1000,
-            "max_queue": config.max_queue,
-            "deadline_s": config.deadline_s,
-        }
+        options = batching(config)
         with self._lock:
             if self._ended:  # a model made now would never end, nor get new weights
                 raise ModelError("the model is closed")

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from brayx.cluster.named import ANSWER_S, WEIGHT_STORE, answer_with_retry, call_with_retry
+from brayx.cluster.named import ANSWER_S, WEIGHT_STORE, answer_with_retry, call_with_retry, result_or
 from brayx.cluster.relay import Line, weights_in
 from brayx.engines.base import check_finite
 from brayx.errors import BrayxError, ConfigError, StartupError, first_line
@@ -66,6 +66,16 @@ async def fetch_weights(store: StoreHandle, version: int, timeout_s: float = MAR
                 longest_s *= 2  # large weights may take longer between nodes
 
     weights: Weights = await answer_with_retry(call, timeout_s, WEIGHT_STORE)
+    return weights
+
+
+def fetch_newest(store: StoreHandle, timeout_s: float = MARGIN_S) -> Weights | None:
+    """The newest weights, as read-only views; None: there are none, or they did not come in time. Blocking."""
+    found = result_or(None, store.newest.remote(), timeout_s)
+    if found is None:
+        return None
+    _, _, [reference] = found
+    weights: Weights | None = result_or(None, reference, timeout_s)
     return weights
 
 

@@ -16,6 +16,7 @@ import random
 import threading
 import time as clock
 import uuid
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Self
@@ -73,14 +74,20 @@ class _Session:
         data = body.encode() if isinstance(body, str) else body
         return StepRequest(kind, session, data, *self._credentials.of(session), seq)
 
-    def _starting(self, session: str | None, body: Body) -> StepRequest:
+    def _starting(self, session: str | None, body: Body, opponent: Mapping[str, object] | None) -> StepRequest:
         if self._session is not None:
             raise SessionExists(
                 f"this client's session {self._session} is running; stop it, or use another client",
                 session=self._session,
             )
         session = check_session(uuid.uuid4().hex if session is None else session)
-        return self._request(StepKind.START, session, body, None if self._reconnect_s is None else 0)
+        request = self._request(StepKind.START, session, body, None if self._reconnect_s is None else 0)
+        if opponent is None:
+            return request
+        if len(opponent) != 1:
+            raise ConfigError(f'opponent is {opponent!r}, expected one key and its value, as in {{"rating": 1200}}')
+        ((key, value),) = opponent.items()
+        return request._replace(opponent=f"{key}={value}")
 
     def _running(self, kind: StepKind, body: Body) -> StepRequest:
         if self._session is None:
@@ -222,16 +229,26 @@ class Client(_Session):
         # Two threads must not take the same number; without numbers the transport's lock is enough.
         self._turn: AbstractContextManager[object] = nullcontext() if reconnect_s is None else threading.Lock()
 
-    def start(self, body: Body = b"", session: str | None = None) -> bytes:
-        """Starts a session (with a new id if ``session`` is None) and returns the service's answer. Never sent twice.
+    def start(
+        self, body: Body = b"", session: str | None = None, *, opponent: Mapping[str, object] | None = None
+    ) -> bytes:
+        """Starts a session and returns the service's answer. Never sent twice.
+
+        Args:
+            body: what the agent reads of the start.
+            session: the session's id; None: a new one.
+            opponent: whom to play against, where a league is served: one of ``level``, ``rating``, ``player`` and
+                ``version`` with its value. Over TCP it must stand in the body.
 
         Raises:
+            BadBody: there is no such key, or its value is none.
+            LeagueError, VersionUnknown: there is no such opponent; or no league.
             SessionExists: a session is running in this client, or under this id at the service.
             ServiceFull: the service has no room for another session.
             Unauthorized: credentials are missing or wrong.
             ConnectFailed: the service cannot be reached; nothing was sent.
         """
-        request = self._starting(session, body)
+        request = self._starting(session, body, opponent)
         reply = self._transport.step(request, self.timeout_s)
         self._session, self._seq = request.session, 0
         return reply
@@ -321,9 +338,11 @@ class AsyncClient(_Session):
         self._transport: AsyncTransport = transports.connect_async(url)
         self._turn: AbstractAsyncContextManager[object] = nullcontext() if reconnect_s is None else asyncio.Lock()
 
-    async def start(self, body: Body = b"", session: str | None = None) -> bytes:
+    async def start(
+        self, body: Body = b"", session: str | None = None, *, opponent: Mapping[str, object] | None = None
+    ) -> bytes:
         """As `Client.start`."""
-        request = self._starting(session, body)
+        request = self._starting(session, body, opponent)
         reply = await self._transport.step(request, self.timeout_s)
         self._session, self._seq = request.session, 0
         return reply

@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import gymnasium
 import numpy as np
 
-from brayx.command_line import Parser
+from brayx.command_line import SWITCH, Parser
 from brayx.errors import (
     AgentError,
     BadBody,
@@ -381,11 +381,9 @@ def command_parser(kind: str, description: str) -> argparse.ArgumentParser:
         help="time limit for consecutive errors without a complete game (default: %(default)g)",
     )  # fmt: skip
     add_options(parser)
-    parser.add_argument("--quiet", action="store_true", help="print the summary only")
-    parser.add_argument("--json", action="store_true", help="print each game as a line of JSON, and no summary")
-    parser.add_argument(
-        "--die-with-parent", action="store_true", help="end when the process that started this one ends"
-    )
+    parser.add_argument("--quiet", help="print the summary only", **SWITCH)
+    parser.add_argument("--json", help="print each game as a line of JSON, and no summary", **SWITCH)
+    parser.add_argument("--die-with-parent", help="end when the process that started this one ends", **SWITCH)
     return parser
 
 

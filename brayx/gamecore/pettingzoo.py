@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
+from brayx.command_line import SWITCH
 from brayx.components import load_module
 from brayx.errors import BrayxError, ConfigError
 from brayx.gamecore import games as playing
@@ -457,7 +458,7 @@ def parser() -> argparse.ArgumentParser:
         default=None,
         help="API to use if the environment has both (default: parallel)",
     )
-    made.add_argument("--state", action="store_true", help="send the environment's state() with every tick and stop")
+    made.add_argument("--state", help="send the environment's state() with every tick and stop", **SWITCH)
     return made
 
 

@@ -20,7 +20,7 @@ WS_SUBPROTOCOL = "brayx.v1"
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_SESSION_CHARS = 256
 MAX_CREDENTIAL_CHARS = 256
-"""Limit on key, time and token, each."""
+"""Limit on key, time, token and opponent, each."""
 MAX_HEADER_BYTES = 16 * 1024
 """Limit on an HTTP request's line and headers together."""
 MAX_SEQ = 2**63 - 1
@@ -67,6 +67,7 @@ class StepRequest(NamedTuple):
             numbered ticks; None: not given.
         holder: inside the service: name of the request's connection, at a door where one connection is one session.
         attached: that connection already held the session.
+        opponent: whom a start asks for, as ``KEY=VALUE``, outside of its body; empty: nobody.
     """
 
     kind: StepKind
@@ -78,6 +79,7 @@ class StepRequest(NamedTuple):
     seq: int | None = None
     holder: str = ""
     attached: bool = False
+    opponent: str = ""
 
 
 def game_of(session: str) -> str:
@@ -105,13 +107,13 @@ def check_session(session: str) -> str:
     return session
 
 
-def check_credentials(key: str, time: str, token: str) -> None:
-    """Checks the lengths of credentials.
+def check_credentials(key: str, time: str, token: str, opponent: str = "") -> None:
+    """Checks the lengths of credentials, and of what a start asks for.
 
     Raises:
         HeaderTooLarge: one is too long.
     """
-    for name, value in (("key", key), ("time", time), ("token", token)):
+    for name, value in (("key", key), ("time", time), ("token", token), ("opponent", opponent)):
         if len(value) > MAX_CREDENTIAL_CHARS:
             raise HeaderTooLarge(
                 f"{name} has {len(value)} characters, at most {MAX_CREDENTIAL_CHARS} are allowed",
@@ -174,8 +176,9 @@ def parse_request(headers: Mapping[str, str], body: bytes) -> StepRequest:
             header="step_kind",
         )
     key, time, token = headers.get("key", ""), headers.get("time", ""), headers.get("token", "")
-    if key or time or token:
-        check_credentials(key, time, token)
+    opponent = headers.get("opponent", "") if kind is StepKind.START else ""
+    if key or time or token or opponent:
+        check_credentials(key, time, token, opponent)
     return StepRequest(
         kind=kind,
         session=session if kind is StepKind.CALL else check_session(session),
@@ -184,6 +187,7 @@ def parse_request(headers: Mapping[str, str], body: bytes) -> StepRequest:
         time=time,
         token=token,
         seq=parse_seq(headers.get("seq", "")),
+        opponent=opponent,
     )
 
 
@@ -198,6 +202,7 @@ def request_headers(request: StepRequest) -> dict[str, str]:
         "seq": "" if request.seq is None else str(request.seq),
         "holder": request.holder,
         "attached": "1" if request.attached else "",
+        "opponent": request.opponent,
     }
     return {name: value for name, value in fields.items() if value}
 

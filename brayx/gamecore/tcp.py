@@ -56,13 +56,18 @@ def encode_request(request: StepRequest, time: int) -> bytes:
         time: 0 to 2^63 - 1.
 
     Raises:
-        ProtocolError: a field is not printable ASCII, or too long for any door.
+        ProtocolError: a field is not printable ASCII, or too long for any door; or the start asks for its opponent,
+            which a frame cannot.
     """
     kind = request.kind.value if request.seq is None else f"{request.kind.value}#{request.seq}"
     session, key, token, body = request.session, request.key, request.token, request.body
     head = session + kind + key + token
     if not (head.isascii() and head.isprintable()) or len(head) > MAX_FIELD_BYTES or len(body) > MAX_SKIPPED_BYTES:
         _check_fields(request)
+    if request.opponent:
+        raise ProtocolError(
+            "a TCP frame has no place for 'opponent': there a start asks in its JSON body", field="opponent"
+        )
     sizes = (len(session), len(kind), len(key), len(token), len(body))
     return b"%s%s%s" % (REQUEST_HEAD.pack(*sizes, time), head.encode(), body)
 
@@ -144,7 +149,8 @@ class RequestReader:
                 session, body_at = data[_REQUEST_HEAD_BYTES:kind_at], kind_at + kind_size
                 if data[kind_at:body_at] == _TICK and session.isalnum():
                     request = _new(
-                        StepRequest, (_KIND_TICK, str(session, "ascii"), data[body_at:], "", "", "", None, "", False)
+                        StepRequest,
+                        (_KIND_TICK, str(session, "ascii"), data[body_at:], "", "", "", None, "", False, ""),
                     )
                     return ((session, time, request),)
         return self._feed(data)
@@ -238,9 +244,11 @@ _new = tuple.__new__  # a named tuple's own constructor takes three times as lon
 def _request(session: bytes, kind: bytes, key: bytes, token: bytes, body: bytes, time: int) -> StepRequest:
     if not key and session.isalnum():  # fast path for almost every frame
         if kind == _TICK:
-            return _new(StepRequest, (_KIND_TICK, str(session, "ascii"), body, "", "", "", None, "", False))
+            return _new(StepRequest, (_KIND_TICK, str(session, "ascii"), body, "", "", "", None, "", False, ""))
         if kind[:5] == _NUMBERED and kind[5:].isdigit() and len(kind) <= 23:
-            return _new(StepRequest, (_KIND_TICK, str(session, "ascii"), body, "", "", "", int(kind[5:]), "", False))
+            return _new(
+                StepRequest, (_KIND_TICK, str(session, "ascii"), body, "", "", "", int(kind[5:]), "", False, "")
+            )
     name, mark, number = kind.decode("latin-1").partition("#")
     if mark and not number:
         raise ProtocolError(f"step_kind is {name + mark!r}: a number comes after the #", header="step_kind")

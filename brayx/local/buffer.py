@@ -52,7 +52,8 @@ class LocalBuffer:
         self._lock = threading.Lock()
         self._made_room = threading.Condition()
         self._removals = 0
-        self._pushed: deque[Fragment | Columns] = deque()
+        self._pushed: deque[tuple[Fragment | Columns, str]] = deque()
+        self._name_places = False
         self._counted: Counter[str] = Counter()
         self._counted_steps = self._counted_reused = 0
         self._ready_since = math.nan
@@ -73,14 +74,16 @@ class LocalBuffer:
 
         If another thread holds the buffer, that thread adds them when it is done. Waits only in `behind`.
         """
-        self._pushed.extend(replays)
+        # Only once a replay was refused, as in `brayx.cluster.outbox`: good pushes need not pay for walking the stack.
+        place = called_from() if self._name_places else ""
+        self._pushed.extend((replay, place) for replay in replays)
         lost = 0
         while len(self._pushed) > self._config.max_pending:
             with contextlib.suppress(IndexError):  # another thread has just taken it
-                lost += transitions(self._pushed.popleft())
+                lost += transitions(self._pushed.popleft()[0])
         if lost:
             self._count("replay_dropped", lost, "full")
-        self._take_in()
+        self._take_in(pushing=True)
         if self._learned and self.behind is not None and self._config.sampler == "fifo" and len(self._buffer):
             self.behind()
 
@@ -100,7 +103,7 @@ class LocalBuffer:
                 try:
                     rest = self._buffer.push_what_fits(left[0])
                 except BadFragment as error:
-                    self._refused(error)
+                    self._refused(error, called_from())
                     raise
                 self._count_pushed(rest is None)
             self.changed()
@@ -145,6 +148,7 @@ class LocalBuffer:
         """Ends the stream: at once, or with ``drain`` after the waiting data, the incomplete batch included."""
         with self._turn():
             if drain and not self._ended:
+                self._pack_pushed()  # pushed while another thread held the buffer
                 self._buffer.flush()
             self._ended = True
             self._stopped = self._stopped or not drain
@@ -169,22 +173,31 @@ class LocalBuffer:
             self._removals += 1
             self._made_room.notify_all()
 
-    def _take_in(self) -> None:
-        """Packs pushed data, unless another thread holds the buffer: that thread does so when it releases it."""
+    def _take_in(self, *, pushing: bool = False) -> None:
+        """Packs pushed data, unless another thread holds the buffer: that thread does so when it releases it.
+
+        Args:
+            pushing: the caller is `push`. Refused data whose place is unknown then gets the line of that push, which
+                most likely brought it. Otherwise it gets none: the line of a sampling thread would mislead.
+        """
         while self._pushed and self._lock.acquire(blocking=False):
             try:
-                count = 0
-                with contextlib.suppress(IndexError):  # there is no more
-                    while True:
-                        count += self._pack(self._pushed.popleft())
-                self._count_pushed(count)
+                self._pack_pushed(pushing)
                 self._look()
             finally:
                 self._lock.release()
             if not self._buffer.exhausted:
                 self.changed()
 
-    def _pack(self, replay: Fragment | Columns) -> int:
+    def _pack_pushed(self, pushing: bool = False) -> None:
+        """Packs all pushed data; the caller holds the buffer."""
+        count = 0
+        with contextlib.suppress(IndexError):  # there is no more
+            while True:
+                count += self._pack(*self._pushed.popleft(), pushing)
+        self._count_pushed(count)
+
+    def _pack(self, replay: Fragment | Columns, place: str, pushing: bool) -> int:
         """Packs one replay; returns 1 if it was accepted, else 0."""
         if self._ended:
             self._buffer.dropped_elsewhere("ended", transitions(replay))
@@ -192,13 +205,14 @@ class LocalBuffer:
         try:
             self._buffer.push(replay)
         except BadFragment as error:
-            self._refused(error)
+            self._refused(error, place or (called_from() if pushing else ""))
             return 0
         return 1
 
-    def _refused(self, error: BadFragment) -> None:
+    def _refused(self, error: BadFragment, place: str) -> None:
         """Counts a fragment that does not fit, with the reason and the line of the caller's code."""
-        self._sink.add("fragments_dropped", 1.0, label="refused", note=note_of(error, called_from()))
+        self._name_places = True
+        self._sink.add("fragments_dropped", 1.0, label="refused", note=note_of(error, place))
 
     def _count_pushed(self, count: int) -> None:
         """Counts ``count`` fragments or columns, and the transitions stored since the last time."""

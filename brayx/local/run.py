@@ -68,7 +68,7 @@ class Run:
         self,
         collector: Collector,
         table: Table | None,
-        total_steps: int,
+        num_steps: int,
         on_update: Callable[[int, int, Mapping[str, float]], None] | None,
         clerk: TrialKeeper | None,
         stop: threading.Event,
@@ -86,7 +86,7 @@ class Run:
         self.curve: list[Point] = []
         self._collector = collector
         self._table = table
-        self._total = total_steps
+        self._total = num_steps
         self._on_update = on_update
         self._clerk = clerk
         self._stop = stop
@@ -114,7 +114,7 @@ class Run:
         return (self.env_steps - self._steps_before) / max(self.seconds, 1e-9)
 
     def progress(self) -> float:
-        """Training progress from 0 to 1, as a share of ``total_steps``, at the start of the current run.
+        """Training progress from 0 to 1, as a share of ``num_steps``, at the start of the current run.
 
         It counts collected steps, not updates: the number of samples per insert is only an average.
         """

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from brayx.children import start_module
 from brayx.errors import BrayxError, first_line
 from brayx.trainer.competition import Asha, Competition, Listener, Options, Population, TrialReport, Work
 
@@ -250,16 +251,7 @@ class _Process:
     """A worker process, and messages to and from it."""
 
     def __init__(self, threads: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "brayx.local.search"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-                "OMP_NUM_THREADS": str(threads),
-            },
-        )
+        self._process = start_module("brayx.local.search", OMP_NUM_THREADS=str(threads))
 
     @property
     def alive(self) -> bool:

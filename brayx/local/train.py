@@ -184,7 +184,7 @@ def train_local(
         run = Run(
             collector,
             table,
-            training.total_steps,
+            training.num_steps,
             on_update,
             clerk,
             stop,
@@ -199,7 +199,7 @@ def train_local(
             buffers=["rollout"],
             algorithm=algorithm,
             learning_rate=training.learning_rate,
-            num_steps=sys.maxsize,  # the stream ends the training, after `total_steps`
+            num_steps=sys.maxsize,  # the stream ends the training, after `num_steps`
             target_return=training.target_return,
             target_games=training.target_games,
             use_gpu=training.use_gpu,
@@ -250,7 +250,7 @@ def train_local(
                 logger.warning("there is no evaluation: %s", error)
     reached = summary.reason == "target_return"
     return Result(
-        reason="target_return" if reached else "num_steps" if run.env_steps >= training.total_steps else "stopped",
+        reason="target_return" if reached else "num_steps" if run.env_steps >= training.num_steps else "stopped",
         began=run.began,
         env_steps=run.env_steps,
         updates=summary.updates,
@@ -278,25 +278,25 @@ def check_updates(algorithm: AlgorithmConfig, training: Settled, recorded: Demon
     Raises:
         ConfigError: names the option to change.
     """
-    total, length = training.total_steps, training.unroll_length
+    total, length = training.num_steps, training.unroll_length
     imitates_all = algorithm.imitates == "everything"
     if imitates_all or training.sampler == "fifo":
         cloning = recorded is not None and imitates_all
         steps = length * (recorded.batch_size if cloning and recorded is not None else training.num_envs)
         batches = float(-(-total // steps))
-        change = f"more total_steps, or a smaller {'batch_size' if cloning else 'num_envs'} or unroll_length"
+        change = f"more num_steps, or a smaller {'batch_size' if cloning else 'num_envs'} or unroll_length"
     else:
         limiter_of(training)
         steps = length * training.batch_size
         per_column = (training.samples_per_insert or math.inf) / training.batch_size
         columns = total // length - training.min_columns
         batches = per_column * columns
-        change = "more total_steps, or a smaller min_columns or unroll_length"
+        change = "more num_steps, or a smaller min_columns or unroll_length"
         if columns:  # without columns beyond min_columns no samples_per_insert helps
             change = (
-                "more total_steps, a greater samples_per_insert, or a smaller batch_size, unroll_length or min_columns"
+                "more num_steps, a greater samples_per_insert, or a smaller batch_size, unroll_length or min_columns"
             )
-    check_enough(algorithm, total_steps=total, batches=batches, batch_steps=steps, change=change)
+    check_enough(algorithm, num_steps=total, batches=batches, batch_steps=steps, change=change)
 
 
 def limiter_of(training: Settled) -> RateLimiter:
@@ -305,11 +305,11 @@ def limiter_of(training: Settled) -> RateLimiter:
     Raises:
         ConfigError: with these options the table would never be sampled.
     """
-    come = max(1, training.total_steps // training.unroll_length)
+    come = max(1, training.num_steps // training.unroll_length)
     if come < training.min_columns:
         raise ConfigError(
-            f"the table cannot be sampled so: min_columns is {training.min_columns}, and {training.total_steps} "
-            f"total_steps are {come} columns of unroll_length {training.unroll_length}",
+            f"the table cannot be sampled so: min_columns is {training.min_columns}, and {training.num_steps} "
+            f"num_steps are {come} columns of unroll_length {training.unroll_length}",
             key="min_columns",
         )
     try:

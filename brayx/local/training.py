@@ -25,7 +25,7 @@ class Training(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    total_steps: _Count = 100_000
+    num_steps: _Count = 100_000
     """Transitions to collect; for an algorithm that only imitates, transitions of its batches. Schedules end here."""
     num_envs: Annotated[int, Field(ge=1, le=65_536)] = 32
     """Environments stepped together; on a cluster, those of all workers, divided evenly."""

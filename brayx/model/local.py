@@ -97,16 +97,24 @@ class _Columns:
 
 
 def batching(
-    config: ModelConfig, sink: Recorder, size: str = "forward_batch_size", what: str = "forward"
+    config: ModelConfig, sink: Recorder | None = None, size: str = "forward_batch_size", what: str = "forward"
 ) -> dict[str, Any]:
-    """The batcher's keyword arguments from a model component's options, with a recorder of each batch.
+    """The batcher's keyword arguments from a model component's options.
 
     Args:
         config: options of the component.
-        sink: records batches.
+        sink: records each batch; None: batches are not recorded.
         size: metric of a batch's rows.
         what: ``WHAT_seconds`` and ``WHAT_wait_seconds`` are metrics of a batch's time, and of its first row's wait.
     """
+    options: dict[str, Any] = {
+        "max_batch_size": config.max_batch_size,
+        "max_wait_s": config.max_wait_ms / 1000,
+        "max_queue": config.max_queue,
+        "deadline_s": config.deadline_s,
+    }
+    if sink is None:
+        return options
     seconds_name, wait_name = f"{what}_seconds", f"{what}_wait_seconds"
 
     def on_batch(rows: int, seconds: float, waited_s: float) -> None:
@@ -114,13 +122,7 @@ def batching(
         sink.add(seconds_name, seconds)
         sink.add(wait_name, waited_s)
 
-    return {
-        "max_batch_size": config.max_batch_size,
-        "max_wait_s": config.max_wait_ms / 1000,
-        "max_queue": config.max_queue,
-        "deadline_s": config.deadline_s,
-        "on_batch": on_batch,
-    }
+    return {**options, "on_batch": on_batch}
 
 
 class LocalModel:

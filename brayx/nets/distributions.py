@@ -27,6 +27,13 @@ _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 _LOG_2 = math.log(2.0)
 _EDGE = 2.0**-24
 """Squashed actions are clipped this far from -1 and 1: closer than that, float32 cannot invert the tanh."""
+_NAMES = {
+    "categorical": ("logits",),
+    "heads": ("logits",),
+    "gaussian": ("mean", "log_std"),
+    "squashed": ("tanh_mean", "tanh_log_std"),
+}
+"""The outputs of each kind of distribution."""
 _NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(20)
 
 
@@ -74,6 +81,42 @@ def log_prob_entropy(outputs: Mapping[str, Any], action: Tensor) -> tuple[Tensor
     return log_prob - _squash(inner).sum(-1), entropy + (_squash(spread) * weights).sum((-2, -1))
 
 
+def distribution_outputs(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a model's outputs that determine its distribution.
+
+    Raises:
+        ValueError: the outputs match no distribution.
+    """
+    return {name: outputs[name] for name in _NAMES[_kind(outputs)]}
+
+
+def kl_divergence(outputs: Mapping[str, Any], reference: Mapping[str, Any]) -> Tensor:
+    """KL(outputs || reference) ``[N]``, in nats and exact; summed over heads or dimensions.
+
+    An action of probability 0, such as a masked one, adds nothing. Squashing is one-to-one, so the divergence of
+    squashed Gaussians is that of the Gaussians inside. With state-dependent exploration it is that of the marginals.
+
+    Args:
+        outputs, reference: outputs of two models for the same ``[N]`` observations.
+
+    Raises:
+        ValueError: the outputs match no distribution, or two different ones.
+    """
+    kind = _kind(outputs)
+    if kind != _kind(reference):
+        raise ValueError(f"reference: expected a {kind} distribution like the model's, got a {_kind(reference)} one")
+    if kind == "categorical":
+        return _categorical_kl(outputs["logits"], reference["logits"])
+    if kind == "heads":
+        pairs = zip(outputs["logits"], reference["logits"], strict=True)
+        return torch.stack([_categorical_kl(*pair) for pair in pairs]).sum(0)
+    mean, log_std = (_full(outputs[name]) for name in _NAMES[kind])
+    other_mean, other_log_std = (_full(reference[name]) for name in _NAMES[kind])
+    spread = log_std - other_log_std
+    distance = (mean - other_mean) * (-other_log_std).exp()
+    return (0.5 * ((2 * spread).exp() + distance.square() - 1) - spread).sum(-1)
+
+
 def sample(outputs: Mapping[str, Any], noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """A random action and its log-probability. Continuous actions are reparametrised: gradients flow through both.
 
@@ -115,6 +158,13 @@ def categorical(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
     log_probs = _full(logits).log_softmax(-1)
     entropy = -(log_probs.exp() * log_probs).sum(-1)
     return log_probs.gather(-1, action.long().unsqueeze(-1)).squeeze(-1), entropy
+
+
+def _categorical_kl(logits: Tensor, reference: Tensor) -> Tensor:
+    log_probs, other = _full(logits).log_softmax(-1), _full(reference).log_softmax(-1)
+    probs = log_probs.exp()
+    # Where the probability is 0 the difference may be infinite or NaN.
+    return (probs * (log_probs - other).masked_fill(probs == 0, 0.0)).sum(-1)
 
 
 def _gaussian(mean: Tensor, log_std: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:

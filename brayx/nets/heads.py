@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-MASKED = -3e4
-"""Logit of a forbidden action: its probability is 0 in every precision, and all values stay finite."""
+from brayx.actions import MASKED
+
 GAIN = 0.01
 """Initial gain of a policy's last layer (Andrychowicz et al. 2021, https://arxiv.org/abs/2006.05990)."""
 _LOG_STD_MIN, _LOG_STD_MAX = -5.0, 2.0

@@ -87,35 +87,73 @@ def register(
     """
     client = client_of(trial.uri)
     with telling(f"cannot register a checkpoint of trial {trial.name!r} as {model_name!r}"):
-        if _registered(client, model_name) is None:
-            about = f"Policies of brayx's project {trial.project!r}. Alias `champion`: the one with the highest return."
-            client.create_registered_model(model_name, description=about)
-        found = client.search_model_versions(f"name = '{model_name}'")
-        known = [version for version in found if version.run_id == trial.run_id]
+        known = _known(client, trial, model_name)
         saved = {CHECKPOINT_TAG: f"{checkpoint.artifact_path}@{checkpoint.saved_at_s!r}"}
         version = _having(known, saved)
         if version is None:
             files = trial.local(checkpoint)
-            content = {STEP_TAG: str(checkpoint.step), CONTENT_TAG: _content(files)}
-            version = _having(known, content)
-        if version is None:
-            tags = {**_lineage(trial), **{k: str(v) for k, v in (tags or {}).items()}, **content, **saved}
-            artifact_path = f"models/{quote(model_name, safe='')}/{checkpoint.step:012d}-{tags[CONTENT_TAG]}"
-            with tempfile.TemporaryDirectory(prefix="brayx-register-") as temporary:
-                folder = Path(temporary) / "model"
-                _save_for_mlflow(folder, onnx, spec)
-                shutil.copytree(files, folder, dirs_exist_ok=True)
-                client.log_artifacts(trial.run_id, str(folder), artifact_path)
-            version = client.create_model_version(
-                model_name,
-                source=f"runs:/{trial.run_id}/{artifact_path}",
-                run_id=trial.run_id,
-                tags=tags,
-                description=description or None,
-            )
+            tags = {**{k: str(v) for k, v in (tags or {}).items()}, **saved}
+            version = _register(client, trial, known, files, model_name, checkpoint.step, tags, onnx, spec, description)
         if alias is not None:
             client.set_registered_model_alias(model_name, alias, str(version.version))
     return _entry(version)
+
+
+def register_files(
+    trial: Trial, files: Path, model_name: str, step: int, *, tags: Mapping[str, str], description: str = ""
+) -> PoolEntry:
+    """Puts a folder with ``weights.npz`` into the pool, as `register` does a checkpoint, without an alias.
+
+    The same weights of the same trial and step are one version, however often they are registered.
+
+    Raises:
+        TrackingError: the registry or the artifact store failed.
+    """
+    client = client_of(trial.uri)
+    with telling(f"cannot register weights of trial {trial.name!r} as {model_name!r}"):
+        known = _known(client, trial, model_name)
+        return _entry(_register(client, trial, known, files, model_name, step, tags, None, None, description))
+
+
+def _known(client: MlflowClient, trial: Trial, model_name: str) -> list[ModelVersion]:
+    """The trial's versions of a model; creates the model if it is absent."""
+    if _registered(client, model_name) is None:
+        about = f"Policies of brayx's project {trial.project!r}. Alias `champion`: the one with the highest return."
+        client.create_registered_model(model_name, description=about)
+    found = client.search_model_versions(f"name = '{model_name}'")
+    return [version for version in found if version.run_id == trial.run_id]
+
+
+def _register(
+    client: MlflowClient,
+    trial: Trial,
+    known: list[ModelVersion],
+    files: Path,
+    model_name: str,
+    step: int,
+    tags: Mapping[str, str],
+    onnx: bytes | None,
+    spec: ModelSpec | None,
+    description: str,
+) -> ModelVersion:
+    """The version with these files, made if it is not among ``known``."""
+    content = {STEP_TAG: str(step), CONTENT_TAG: _content(files)}
+    version = _having(known, content)
+    if version is not None:
+        return version
+    artifact_path = f"models/{quote(model_name, safe='')}/{step:012d}-{content[CONTENT_TAG]}"
+    with tempfile.TemporaryDirectory(prefix="brayx-register-") as temporary:
+        folder = Path(temporary) / "model"
+        _save_for_mlflow(folder, onnx, spec)
+        shutil.copytree(files, folder, dirs_exist_ok=True)
+        client.log_artifacts(trial.run_id, str(folder), artifact_path)
+    return client.create_model_version(
+        model_name,
+        source=f"runs:/{trial.run_id}/{artifact_path}",
+        run_id=trial.run_id,
+        tags={**_lineage(trial), **tags, **content},
+        description=description or None,
+    )
 
 
 def find(reference: str, uri: str) -> PoolEntry:

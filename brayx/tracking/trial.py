@@ -38,6 +38,10 @@ _KIND_TAG, _KIND = "mlflow.experimentKind", "custom_model_development"
 """Tag that makes MLflow's pages show a project as machine learning, with runs and charts first, and not as GenAI."""
 _CHECKPOINT_TAG = "brayx.checkpoint."
 _OWNER_TAG = "brayx.owner"
+PARENT_TAG = "mlflow.parentRunId"
+"""MLflow's tag of a child run, with its parent's id; MLflow's pages show the child below its parent."""
+_SAME_NAME = 1000
+"""Newest runs of a name that are searched for one without a parent."""
 _MAX_BATCH = 1000
 _MAX_PARAM_CHARS = 6000
 _NAME = re.compile(r"[\w][\w .:+@=,-]{0,199}")
@@ -85,14 +89,15 @@ class Trial:
     resumed: bool = False
 
     @staticmethod
-    def open(project: str, name: str, uri: str, *, resume: bool = True) -> Trial:
-        """Starts a trial, or resumes the newest one of that name if it was interrupted.
+    def open(project: str, name: str, uri: str, *, resume: bool = True, parent: Trial | None = None) -> Trial:
+        """Starts a trial, or resumes the newest one of that name, and of that parent, if it was interrupted.
 
         Args:
             project: name of the experiment, created if absent.
             name: name of the run.
             uri: tracking URI, initialised.
             resume: False: always start a new run.
+            parent: the trial of the same project whose child this one is; None: it is no child.
 
         Raises:
             ConfigError: a name has characters that cannot be searched for.
@@ -107,20 +112,16 @@ class Trial:
         with telling(f"cannot open trial {name!r} of project {project!r} in {uri}"):
             client = client_of(uri)
             experiment_id = _experiment(client, project, uri)
-            found = client.search_runs(
-                [experiment_id],
-                filter_string=f"attributes.run_name = '{name}'",
-                order_by=["attributes.start_time DESC"],
-                max_results=1,
-            )
-            if resume and found and found[0].info.status != "FINISHED":
-                run_id = found[0].info.run_id
-                if found[0].info.status == "RUNNING":
-                    _refuse_if_owned(name, run_id, found[0].data.tags.get(_OWNER_TAG, ""))
+            found = _newest_run(client, experiment_id, name, parent) if resume else None
+            if found is not None and found.info.status != "FINISHED":
+                run_id = found.info.run_id
+                if found.info.status == "RUNNING":
+                    _refuse_if_owned(name, run_id, found.data.tags.get(_OWNER_TAG, ""))
                 client.set_tag(run_id, _OWNER_TAG, _owner(os.getpid()))
                 client.update_run(run_id, status="RUNNING")
                 return Trial(uri, run_id, project, name, resumed=True)
-            run = client.create_run(experiment_id, run_name=name, tags={_OWNER_TAG: _owner(os.getpid())})
+            tags = {_OWNER_TAG: _owner(os.getpid())} | ({} if parent is None else {PARENT_TAG: parent.run_id})
+            run = client.create_run(experiment_id, run_name=name, tags=tags)
             return Trial(uri, run.info.run_id, project, name)
 
     @staticmethod
@@ -396,18 +397,45 @@ def _started(pid: int) -> str:
     return "?"
 
 
-def _refuse_if_owned(name: str, run_id: str, owner: str) -> None:
-    """Raises `TrackingError` if another running process of this machine has the run."""
+def owner_is_gone(tags: Mapping[str, str]) -> bool:
+    """Whether the process that owns the run with these tags has ended; False if it was not one of this machine."""
+    owner = tags.get(_OWNER_TAG, "")
+    pid = _pid_here(owner)
+    return pid is not None and not _is_running(pid, owner)
+
+
+def _pid_here(owner: str) -> int | None:
+    """The pid of an owner that is a process of this machine; None: it is on another machine, or unknown."""
     host, _, process = owner.partition(":")
     pid = process.partition(":")[0]
-    if not pid.isdigit() or host != socket.gethostname() or int(pid) == os.getpid():
-        return
-    if _started(int(pid)) and _owner(int(pid)) == owner:
+    return int(pid) if pid.isdigit() and host == socket.gethostname() else None
+
+
+def _is_running(pid: int, owner: str) -> bool:
+    return bool(_started(pid)) and _owner(pid) == owner
+
+
+def _refuse_if_owned(name: str, run_id: str, owner: str) -> None:
+    """Raises `TrackingError` if another running process of this machine has the run."""
+    pid = _pid_here(owner)
+    if pid is not None and pid != os.getpid() and _is_running(pid, owner):
         raise TrackingError(
             f"trial {name!r} (run {run_id}) is running in process {pid}: stop that, or name another trial",
-            pid=int(pid),
+            pid=pid,
             run_id=run_id,
         )
+
+
+def _newest_run(client: MlflowClient, experiment_id: str, name: str, parent: Trial | None) -> Run | None:
+    """The newest run of that name which is a child of ``parent``, or of none."""
+    of_parent = "" if parent is None else f" and tags.`{PARENT_TAG}` = '{parent.run_id}'"
+    found = client.search_runs(
+        [experiment_id],
+        filter_string=f"attributes.run_name = '{name}'{of_parent}",
+        order_by=["attributes.start_time DESC"],
+        max_results=1 if parent else _SAME_NAME,
+    )
+    return next((run for run in found if parent or PARENT_TAG not in run.data.tags), None)
 
 
 def _experiment(client: MlflowClient, project: str, uri: str) -> str:

@@ -112,7 +112,7 @@ def connect(address: tuple[str, int]) -> socket.socket:
 
 def receive(connection: socket.socket) -> bytes:
     data = connection.recv(1 << 16)
-    assert data, "the connection was closed in a conversation that is in order"
+    assert data, "the connection was closed in a valid conversation"
     return data
 
 
@@ -126,7 +126,7 @@ def requests(talk: Iterable[Ask]) -> list[StepRequest]:
 
 
 def stops(made: list[StepRequest]) -> list[StepRequest]:
-    """What ends the sessions of a conversation."""
+    """The requests that stop the sessions of a conversation."""
     return [StepRequest(STOP, name, b"") for name in sorted({request.session for request in made} - {""})]
 
 
@@ -312,7 +312,7 @@ def _past_opening(connection: socket.socket) -> bytes:
 
 
 def _frame(buffer: bytes) -> tuple[tuple[int, bytes] | None, bytes]:
-    """The first frame of a server, opcode and payload, if it is whole; and what comes after it."""
+    """The first frame of a server, opcode and payload, if it is complete; and the rest of the data."""
     if len(buffer) < 2:
         return None, buffer
     size, at = buffer[1], 2

@@ -23,7 +23,7 @@ _OPENING = (
 )
 
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-"""What a client of gRPC opens a connection with."""
+"""The first bytes of a gRPC connection."""
 
 
 def request(door: Door, body: bytes) -> bytes:
@@ -58,7 +58,7 @@ async def connected(target: Target, door: Door, *, started: bool = True) -> sock
 
 
 async def stalled(target: Target, door: Door, where: Where, count: int) -> list[socket.socket]:
-    """So many connections that send half of something, and then nothing."""
+    """Opens ``count`` connections that send half of an opening or a request, and then nothing."""
     loop = asyncio.get_running_loop()
     connections = []
     for _ in range(count):
@@ -75,7 +75,7 @@ async def stalled(target: Target, door: Door, where: Where, count: int) -> list[
 
 
 async def dawdling(target: Target, door: Door, pause_s: float) -> float:
-    """Sends a request a byte at a time; gives the seconds until the service had enough of it."""
+    """Sends a request a byte at a time; returns the seconds until the service ended the connection."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     connection = socket.socket()
@@ -96,7 +96,7 @@ async def dawdling(target: Target, door: Door, pause_s: float) -> float:
 
 
 async def deaf(target: Target, door: Door, count: int, seconds: float) -> list[socket.socket]:
-    """So many connections that send requests for so long, as many as are taken, and never read a reply."""
+    """Opens ``count`` connections that send as fast as they can for ``seconds``, and never read a reply."""
     loop = asyncio.get_running_loop()
     data = request(door, bytes(32 * 1024))
     connections = [await connected(target, door) for _ in range(count)]
@@ -106,14 +106,14 @@ async def deaf(target: Target, door: Door, count: int, seconds: float) -> list[s
             async with asyncio.timeout(seconds):
                 while True:
                     await loop.sock_sendall(connection, data)
-                    await asyncio.sleep(0)  # what the socket takes at once does not give way to anybody
+                    await asyncio.sleep(0)  # a send that completes at once does not yield to other tasks
 
     await asyncio.gather(*(shout(connection) for connection in connections))
     return connections
 
 
 async def closed(connections: list[socket.socket], timeout_s: float) -> int:
-    """Waits for the service to end connections; how many it has not."""
+    """Waits for the service to end connections; returns how many are left."""
     loop = asyncio.get_running_loop()
 
     async def ends(connection: socket.socket) -> None:

@@ -67,7 +67,7 @@ def pid_of(run: str) -> int:
 
 
 class LedgerActor(Actor):
-    """Keeps the chain of its session, and writes down its begin and its end.
+    """Keeps the chain of its session, and records its begin and its end.
 
     Args:
         folder: gets a file of each process.
@@ -226,7 +226,7 @@ def deploy(options: argparse.Namespace, wish: Wish) -> None:
 
 
 def main() -> None:
-    """Serves until it is killed; ``wish.json`` and ``done.json`` in the folder tell what is wished and what is so."""
+    """Serves until it is killed; ``wish.json`` and ``done.json`` in the folder contain the wish and the state."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("folder", type=Path)
     for port in ("port", "grpc_port", "native_port", "tcp_port"):
@@ -259,7 +259,7 @@ def main() -> None:
 
 
 def replace(file: Path, document: dict[str, Any]) -> None:
-    """Writes a file at once, for who looks at it meanwhile."""
+    """Replaces a file atomically, so that a reader never sees half of it."""
     new = file.with_suffix(".new")
     new.write_text(json.dumps(document))
     new.rename(file)

@@ -179,7 +179,7 @@ async def _serve(options: dict[str, Any]) -> None:
 
 
 def _trim() -> None:
-    """Gives what the C library holds free back to the system, so that it does not look used."""
+    """Returns the C library's free memory to the system, so that it does not count as used."""
     import ctypes
 
     with contextlib.suppress(OSError, AttributeError):
@@ -196,7 +196,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Report:
-    """What the service says of itself."""
+    """The service's report of itself."""
 
     sessions: list[str]
     connections: dict[str, int]
@@ -269,7 +269,7 @@ class Target:
 
 
 NOISE = [
-    # A client's fault, but logged as an error by the library that finds it.
+    # A client's fault that the library logs as an error.
     r"^uvicorn\.error: Invalid UTF-8 sequence",
     r"^grpc\._cython\.cygrpc: Unexpected \[DecodeError\]",
 ]
@@ -284,7 +284,7 @@ NOISE_OF_UVICORN = [
 
 
 def faults(report: Report, *allowed: str) -> list[str]:
-    """What went wrong in the service, but for what its libraries say of clients."""
+    """The faults of the service, without the errors that its libraries log about clients."""
     patterns = [re.compile(pattern, re.DOTALL) for pattern in [*NOISE, *allowed]]
     return [
         f"{count} times {what}" for what, count in report.faults.items() if not any(p.search(what) for p in patterns)
@@ -292,7 +292,7 @@ def faults(report: Report, *allowed: str) -> list[str]:
 
 
 async def settled(target: Target, tasks: int) -> Report:
-    """Waits until nothing is left of what clients did: no session, no connection, no task."""
+    """Waits until the clients have left nothing: no session, no connection, no task."""
     deadline = time.monotonic() + SETTLE_S
     while True:
         report = target.report()
@@ -304,7 +304,7 @@ async def settled(target: Target, tasks: int) -> Report:
 
 
 async def further(ticks: Counter[str], door: Door) -> None:
-    """Waits for more right replies to the client that behaves."""
+    """Waits for more right replies to the well-behaved client."""
     before = ticks[door]
     await until(lambda: ticks[door] > before + 20, f"{door} answering")
 
@@ -345,7 +345,7 @@ async def guarded(
                     sent = time.monotonic()
                     assert await client.stop(b"bye") == b"bye"
                 except SessionLost as error:
-                    # This process had no turn for so long that the service is right.
+                    # This process was paused for so long that the service was right to end the session.
                     if error.details.get("reason") != "idle" or sent - seen < target.idle_s / 2:
                         raise
 

@@ -29,7 +29,7 @@ def trial_of(command: Command) -> Trial:
 
 
 @pytest.mark.chaos
-def test_whatever_is_killed_it_goes_on_learning_in_one_run(tmp_path: Path) -> None:
+def test_a_job_goes_on_learning_in_one_run_after_any_kill(tmp_path: Path) -> None:
     shutil.copy(TEMPLATES / "ppo_env.yaml", tmp_path)
 
     def updates() -> float:
@@ -52,7 +52,7 @@ def test_whatever_is_killed_it_goes_on_learning_in_one_run(tmp_path: Path) -> No
 
 
 @pytest.mark.chaos
-def test_a_job_whose_ranks_nobody_watches_any_more_ends_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_a_job_whose_train_controller_is_killed_ends_and_the_same_command_resumes_it(tmp_path: Path) -> None:
     shutil.copy(TEMPLATES / "ppo_env.yaml", tmp_path)
     words = ["train", str(tmp_path / "ppo_env.yaml"), "--cluster", *setting(*OPTIONS)]
     with brayx(tmp_path, *words) as command, said_on_failure(command):

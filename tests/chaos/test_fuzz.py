@@ -62,18 +62,18 @@ async def test_a_million_damaged_frames(doors: tuple[Door, ...], noise: list[str
         async with guarded(target, doors) as ticks:
             await storm(target, {door: int(FRAMES[door] * SHARE * (1 - WARM_UP)) for door in doors}, seed + 1, tally)
         after = await settled(target, fresh.tasks)
-        told = (
+        summary = (
             f"seed {seed}: {sum(tally.sent.values())} frames in {time.monotonic() - began:.0f} s {dict(tally.sent)}, "
             f"{sum(tally.answered.values())} replies {dict(tally.answered)}, right replies beside them {dict(ticks)}, "
             f"memory {fresh.rss / 2**20:.1f}, {warm.rss / 2**20:.1f}, {after.rss / 2**20:.1f} MiB"
         )
-        print(told)
-        assert not tally.wrong, f"{told}\n" + "\n".join(tally.wrong)[:4000]
-        assert not faults(after, *noise), f"{told}\n" + "\n".join(faults(after, *noise))[:4000]
-        assert after.rss - warm.rss < GROWTH_BYTES, told
+        print(summary)
+        assert not tally.wrong, f"{summary}\n" + "\n".join(tally.wrong)[:4000]
+        assert not faults(after, *noise), f"{summary}\n" + "\n".join(faults(after, *noise))[:4000]
+        assert after.rss - warm.rss < GROWTH_BYTES, summary
         for door in doors:
-            assert ticks[door] > 100 * SHARE, f"{door} hardly answered a client that behaves: {told}"
-            assert tally.answered[door] > tally.sent[door] / 20, f"hardly anything sent to {door} was read: {told}"
+            assert ticks[door] > 100 * SHARE, f"{door} hardly answered a well-behaved client: {summary}"
+            assert tally.answered[door] > tally.sent[door] / 20, f"hardly anything sent to {door} was read: {summary}"
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_any_conversation_over_websocket(
 
 
 @pytest.mark.parametrize("door", ["http", "ws", "tcp", "asgi http", "asgi ws", "grpc"])
-async def test_a_thousand_connections_harm_nobody(target: Target, door: Door) -> None:
+async def test_a_thousand_connections_harm_no_other_client(target: Target, door: Door) -> None:
     async with guarded(target, (door,)) as ticks:
         crowd = [await connected(target, door, started=False) for _ in range(1000)]
         await further(ticks, door)
@@ -122,7 +122,7 @@ async def test_a_thousand_connections_harm_nobody(target: Target, door: Door) ->
 
 
 @pytest.mark.parametrize("door", ["http", "ws", "tcp", "asgi http", "asgi ws"])
-async def test_who_never_reads_is_not_read_from_and_harms_nobody(door: Door) -> None:
+async def test_a_client_that_never_reads_is_not_read_from_and_harms_no_other(door: Door) -> None:
     with Target(stall_s=1.0, idle_s=5.0, idle_timeout_s=5.0) as target:
         fresh = target.report()
         async with guarded(target, (door,)) as ticks:
@@ -130,11 +130,15 @@ async def test_who_never_reads_is_not_read_from_and_harms_nobody(door: Door) -> 
             if door != "asgi http":
                 # uvicorn by itself reads eight requests of a client that sends ahead for each that it answers, until
                 # the kernel takes no more answers; HAProxy passes on one at a time.
-                assert target.report().rss - fresh.rss < 60 * 2**20, "more than three megabytes are kept for each"
+                assert target.report().rss - fresh.rss < 60 * 2**20, (
+                    "the service keeps more than three megabytes for each client"
+                )
             await further(ticks, door)
             if door in ("http", "ws", "tcp"):  # uvicorn by itself waits for ever, the ingress before it does not
                 counted = "tcp" if door == "tcp" else "http"
-                await until(lambda: target.report().connections[counted] <= 1, "their end", UNANSWERED_S)
+                await until(
+                    lambda: target.report().connections[counted] <= 1, "the end of the connections", UNANSWERED_S
+                )
             await further(ticks, door)
             for connection in crowd:
                 connection.close()
@@ -142,7 +146,7 @@ async def test_who_never_reads_is_not_read_from_and_harms_nobody(door: Door) -> 
 
 
 @pytest.mark.parametrize("door", ["ws", "asgi ws"])
-async def test_a_websocket_that_stalls_in_a_message_is_closed_and_harms_nobody(door: Door) -> None:
+async def test_a_websocket_that_stalls_in_a_message_is_closed_and_harms_no_other(door: Door) -> None:
     with Target(stall_s=1.0, idle_timeout_s=2.0) as target:
         async with guarded(target, (door,)) as ticks:
             assert not await closed(await stalled(target, door, "request", 50), UNANSWERED_S)
@@ -151,7 +155,7 @@ async def test_a_websocket_that_stalls_in_a_message_is_closed_and_harms_nobody(d
 
 @pytest.mark.parametrize("door", ["asgi http", "grpc"])
 @pytest.mark.parametrize("where", ["opening", "request"])
-async def test_who_stalls_before_a_server_of_others_harms_nobody(door: Door, where: Where) -> None:
+async def test_a_client_that_stalls_at_a_library_server_harms_no_other(door: Door, where: Where) -> None:
     with Target() as target:
         async with guarded(target, (door,)) as ticks:
             crowd = await stalled(target, door, where, 500)

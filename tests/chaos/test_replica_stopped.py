@@ -38,7 +38,7 @@ WAIT_S = 60.0
 
 
 class Door:
-    """The door of one replica, whichever others share its ports: that for its peers, which is open on loopback."""
+    """The door of one replica for its peers, which it shares with no other; it is open on loopback."""
 
     def __init__(self, pid: int, shared: set[int]) -> None:
         self.pid = pid
@@ -47,12 +47,12 @@ class Door:
         self._url = ""
 
     async def find(self) -> None:
-        """Which of its process's ports it is."""
+        """Finds the door among the ports of its process."""
         for port in self._ports:
             self._url = f"http://127.0.0.1:{port}"
             with contextlib.suppress(TransportError, DeadlineExceeded):
                 try:
-                    await self.ask(StepKind.TICK, "nobody", timeout_s=5.0)
+                    await self.ask(StepKind.TICK, "unknown", timeout_s=5.0)
                 except SessionUnknown:
                     return
         raise AssertionError(f"{self.pid} has no door at {self._ports}")
@@ -68,7 +68,7 @@ class Door:
             await transport.close()
 
 
-async def test_a_replica_that_slept_past_its_lease_answers_for_nobody_whom_another_has(tmp_path: Path) -> None:
+async def test_a_replica_paused_past_its_lease_answers_for_no_session_of_another(tmp_path: Path) -> None:
     http, grpc, native, tcp = ports = [free_port() for _ in range(4)]
     words = ["python", "-m", "tests.chaos.ledger", str(tmp_path), *map(str, (http, grpc, native, tcp))]
     replace(tmp_path / "wish.json", asdict(Wish(replicas=2)))
@@ -86,17 +86,17 @@ async def test_a_replica_that_slept_past_its_lease_answers_for_nobody_whom_anoth
                 await victim.ask(StepKind.TICK, session, b"%d" % seq, seq)
 
         os.kill(victim.pid, signal.SIGSTOP)
-        # Its clients do not know, and send on; what they send waits for it.
+        # Its clients do not know, and continue to send; their requests wait for it.
         late = {session: asyncio.create_task(victim.ask(StepKind.TICK, session, b"7", 7)) for session in ids}
         await asyncio.sleep(LEASE_S + RENEW_S)
-        told: Counter[str] = Counter()
+        errors: Counter[str] = Counter()
         for session in ids:
             with pytest.raises(SessionLost if session in plain else SessionResumed) as refused:
                 await other.ask(StepKind.TICK, session, b"7", 7)
-            told[refused.value.code] += 1
+            errors[refused.value.code] += 1
             for seq in range(5, 9) if session not in plain else ():
                 assert pid_of((await other.ask(StepKind.TICK, session, b"after", seq)).run) == other.pid
-        assert told == {"session_lost": SESSIONS / 2, "session_resumed": SESSIONS / 2}
+        assert errors == {"session_lost": SESSIONS / 2, "session_resumed": SESSIONS / 2}
 
         os.kill(victim.pid, signal.SIGCONT)
         await asyncio.wait(late.values(), timeout=WAIT_S)
@@ -106,10 +106,10 @@ async def test_a_replica_that_slept_past_its_lease_answers_for_nobody_whom_anoth
             assert isinstance(error, SessionLost | SessionUnknown if session in plain else OutOfSequence), error
         for session in set(ids) - plain:
             entry = await victim.ask(StepKind.TICK, session, b"last", 9)
-            assert (pid_of(entry.run), entry.ticks) == (other.pid, 10), "it is passed on to who has it"
+            assert (pid_of(entry.run), entry.ticks) == (other.pid, 10), "the tick is passed on to the new owner"
             await victim.ask(StepKind.STOP, session)
         free = ids[1]
-        assert pid_of((await victim.ask(StepKind.START, free)).run) == victim.pid, "it takes part again"
+        assert pid_of((await victim.ask(StepKind.START, free)).run) == victim.pid, "the replica takes part again"
         await victim.ask(StepKind.STOP, free)
 
         folder = tmp_path / "events"
@@ -123,4 +123,4 @@ async def test_a_replica_that_slept_past_its_lease_answers_for_nobody_whom_anoth
         await until(ended, "every run's end")
         expected = {(session, victim.pid, "lost") for session in ids}
         expected |= {(session, other.pid, "stop") for session in set(ids) - plain} | {(free, victim.pid, "stop")}
-        assert ends == Counter(expected), "each run is told its end once"
+        assert ends == Counter(expected), "each run gets its end once"

@@ -39,7 +39,7 @@ from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.http import AsyncHttpTransport
 from brayx.ports import free_port
 from tests.chaos.ledger import PLAIN, ROOT, Entry, Wish, chained, events, replace
-from tests.chaos.verdict import Game, Records, Told, check_ends, check_games, check_tidings
+from tests.chaos.verdict import Game, Interruption, Records, check_ends, check_games, check_interruptions
 from tests.end_to_end.jobs import Command, said_on_failure, tuned
 
 pytestmark = pytest.mark.chaos
@@ -102,7 +102,7 @@ class Player:
         await self.stop()
 
     async def start(self, session: str) -> bool:
-        """Starts a session; whether it runs."""
+        """Starts a session; returns whether it runs."""
         self._session = session
         try:
             reply = await self._client.start(PLAIN if self._plain else b"", session=session)
@@ -121,7 +121,7 @@ class Player:
         return True
 
     async def _tick(self) -> bool:
-        """One tick; whether the session goes on."""
+        """Sends one tick; returns whether the session goes on."""
         body = f"{self._session} {self._random.getrandbits(64):x}".encode()
         try:
             reply = await self._client.tick(body)
@@ -146,48 +146,48 @@ class Player:
             self._check(reply, "stop")
 
     async def _failed(self, what: str, error: BrayxError) -> bool:
-        """Judges an error; whether the session goes on after it."""
-        told = Told(self._session, time.time(), error.code, str(error.details.get("reason", "")), self.run)
+        """Checks an error; returns whether the session goes on after it."""
+        report = Interruption(self._session, time.time(), error.code, str(error.details.get("reason", "")), self.run)
         ticks = len(self._digests) - 1
         if isinstance(error, SessionResumed | OutOfSequence) and not self._plain:
-            # The latter: the word of the resumption was lost with its connection, and the tick was sent again.
+            # OutOfSequence: the report of the resumption was lost with its connection, and the tick was repeated.
             tick = error.details.get("tick", error.details.get("expected"))
             if not isinstance(tick, int) or not 0 <= tick <= ticks:
                 self._wrong(f"{what} {ticks}: {error!r} {error.details}")
                 return False
             self._count(f"ticks taken back, {error.code}", ticks - tick)
             del self._digests[tick + 1 :]
-        elif isinstance(error, SessionLost) and told.reason in ("owner_died", *(["drained"] if self._plain else ())):
+        elif isinstance(error, SessionLost) and report.reason in ("owner_died", *(["drained"] if self._plain else ())):
             await self._ask_again()
         elif not isinstance(error, SessionUnknown):
             self._wrong(f"{what} {ticks}: {error!r} {error.details}")
             return False
-        self._records.told.append(told)
-        self._count(f"told {error.code} {told.reason}".rstrip())
+        self._records.interruptions.append(report)
+        self._count(f"reported {error.code} {report.reason}".rstrip())
         return isinstance(error, SessionResumed | OutOfSequence)
 
     async def _ask_again(self) -> None:
         """A loss is reported to each numbered tick, to unnumbered ticks once; then the session is unknown."""
         transport = AsyncHttpTransport(Endpoint.parse(self._http))
-        deadline, told = time.monotonic() + OUTAGE_S, 0
+        deadline, losses = time.monotonic() + OUTAGE_S, 0
         try:
             while time.monotonic() < deadline:
                 try:
                     reply = await transport.step(StepRequest(StepKind.TICK, self._session, b"?"), REQUEST_S)
-                    self._wrong(f"it was told lost, and then answered {reply!r}")
+                    self._wrong(f"it was reported lost, and then answered {reply!r}")
                     return
                 except SessionLost:
-                    told += 1
+                    losses += 1
                 except (TransportError, Overloaded, DeadlineExceeded):
                     await asyncio.sleep(0.5)
                 except SessionUnknown:
-                    if told > 1:
-                        self._wrong(f"it was told lost {told} times to ticks without a number")
+                    if losses > 1:
+                        self._wrong(f"it was reported lost {losses} times to ticks without a number")
                     return
                 except BrayxError as error:
-                    self._wrong(f"it was told lost, and then {error!r} {error.details}")
+                    self._wrong(f"it was reported lost, and then {error!r} {error.details}")
                     return
-            self._wrong(f"it was told lost {told} times, and never that nobody knows of it")
+            self._wrong(f"it was reported lost {losses} times, and never unknown")
         finally:
             await transport.close()
 
@@ -210,7 +210,7 @@ class Player:
 
 
 class Pair:
-    """Two players of one game after the other, whose sessions start at the same time and play each for itself."""
+    """Two players that play one game after the other: their sessions start together, and then play separately."""
 
     def __init__(self, players: tuple[Player, Player], records: Records) -> None:
         self._players = players
@@ -236,11 +236,11 @@ class Pair:
 
 
 class Chaos:
-    """Hurts the service, one way after the other.
+    """Harms the service in one way after another.
 
     Attributes:
-        killed: replicas that were, and when.
-        hurt: since when a replica was being killed, or being ended in order.
+        killed: time of the kill, by replica.
+        hurt: time from which a replica was being killed, or shut down in order.
     """
 
     def __init__(self, command: Command, folder: Path, seed: int) -> None:
@@ -253,7 +253,7 @@ class Chaos:
         self.log: list[str] = []
 
     async def run(self, seconds: float) -> None:
-        """All ways at least once, and again until the time is over."""
+        """Uses each way at least once, and repeats them until the time is over."""
         ways: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("kill", self.kill),
             ("proxy", self.kill_proxy),
@@ -277,13 +277,13 @@ class Chaos:
                 return
 
     async def kill(self) -> None:
-        """One replica, with -9; waits for Serve to have started another."""
+        """Kills one replica with -9, and waits for Serve to start another."""
         before = self._replicas()
         self._kill_one(before)
         await self._until(lambda: len(self._replicas() - before) > 0, "another replica")
 
     async def kill_proxy(self) -> None:
-        """HAProxy, with -9; waits for another."""
+        """Kills HAProxy with -9, and waits for another."""
         before = {process.pid for process in self._command.processes() if process.name() == "haproxy"}
         for pid in before:
             with contextlib.suppress(ProcessLookupError):
@@ -338,9 +338,9 @@ class Chaos:
 
 
 def playing(doors: dict[str, str], records: Records, seed: int) -> list[Player | Pair]:
-    """`SESSIONS` players on all doors: of four one gives no snapshots, and two play games, each over another door.
+    """`SESSIONS` players on all doors. Of four, one gives no snapshots, and two play a game over different doors.
 
-    Of every other game the second session gives none.
+    In every other game the second session gives none.
     """
     names = list(doors)
 
@@ -404,13 +404,13 @@ async def test_sessions_survive_kills_scaling_and_redeployment(tmp_path: Path) -
                 break
             await asyncio.sleep(2.0)
     split = check_games(records, chaos.hurt)
-    wrong = [*records.wrong, *check_tidings(records, seen, chaos.killed, chaos.hurt), *split, *silent]
-    told = "\n".join([f"seed {seed}", *chaos.log, *(f"{what}: {n}" for what, n in sorted(records.counts.items()))])
-    print(f"{told}\nended: {dict(reasons)}\ndoubtful starts: {len(records.doubtful)}\ngames: {len(records.games)}")
+    wrong = [*records.wrong, *check_interruptions(records, seen, chaos.killed, chaos.hurt), *split, *silent]
+    summary = "\n".join([f"seed {seed}", *chaos.log, *(f"{what}: {n}" for what, n in sorted(records.counts.items()))])
+    print(f"{summary}\nended: {dict(reasons)}\ndoubtful starts: {len(records.doubtful)}\ngames: {len(records.games)}")
     assert not wrong, f"{len(wrong)} violations, the first:\n" + "\n".join(wrong[:40])
     assert len({run.run.partition(".")[0] for run in seen}) >= 8, "few replicas ever had sessions"
     for door in doors:
         assert records.counts[f"ticks {door}"] > SESSIONS / len(doors) * 10, f"door {door} was hardly used"
-    assert records.counts["told session_resumed"] > 0, "no kill hit a session"
-    assert records.counts["told session_lost owner_died"] > 0, "no kill hit a session without snapshots"
+    assert records.counts["reported session_resumed"] > 0, "no kill hit a session"
+    assert records.counts["reported session_lost owner_died"] > 0, "no kill hit a session without snapshots"
     assert len(records.games) > SESSIONS / 10, "few games ever started"

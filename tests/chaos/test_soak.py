@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.soak import LEARNERS, soak
+from tests.chaos.soak import JOBS, soak
 
 SECONDS = float(os.environ.get("BRAYX_SOAK_S", "3600"))
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("learner", LEARNERS)
-def test_what_every_process_holds_stays_flat(tmp_path: Path, learner: str) -> None:
-    print(soak(tmp_path, learner, SECONDS, warm_up_s=max(30.0, SECONDS / 10)))
+@pytest.mark.parametrize("job", JOBS)
+def test_what_every_process_holds_stays_flat(tmp_path: Path, job: str) -> None:
+    # MLflow's process grows for two minutes.
+    print(soak(tmp_path, JOBS[job], SECONDS, warm_up_s=max(180.0, SECONDS / 10)))

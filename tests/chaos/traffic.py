@@ -24,10 +24,10 @@ from brayx.gamecore.tcp import REQUEST_HEAD, MalformedFrame, ReplyReader, encode
 from tests.chaos.target import MAX_BODY_BYTES, WAIT_S, Door, Target
 
 POOL = 64
-"""Sessions that all hostile connections share, so that they get into each other's way."""
+"""Sessions that all hostile connections share, so that they collide."""
 _QUIET_S = 0.1
 _SLOW_S = 2.0
-"""A service that has other things to do may take as long to answer what is in order."""
+"""A busy service may take this long to answer a valid request."""
 
 
 _LENGTHS = (-1, 0, 1, 7, 255, 256, 257, 65535, MAX_BODY_BYTES, MAX_BODY_BYTES + 1, 2**31, 2**62, 2**63 - 1, -(2**63))
@@ -83,7 +83,7 @@ def _session(rng: random.Random, wild: bool) -> str:
     return rng.choice(("", " ", "é", "a b", "x" * 256, "\x00", "\r\n", "'; --", "/../", "%00"))
 
 
-# Of each kind of traffic there is a tame one, which is refused at most, and a wild one, which may end its connection.
+# Each kind of traffic is either tame, and at most refused, or wild, and may end its connection.
 
 
 def tcp_frame(rng: random.Random, wild: bool) -> bytes:
@@ -218,7 +218,7 @@ def grpc_message(rng: random.Random, wild: bool) -> bytes:
 
 
 class Replies(Protocol):
-    """Reads a connection's replies; anything that the protocol does not have is an `AssertionError`."""
+    """Reads a connection's replies; anything outside the protocol is an `AssertionError`."""
 
     count: int
 
@@ -226,7 +226,7 @@ class Replies(Protocol):
 
 
 def check_error(document: bytes) -> None:
-    """An error document of the service, and none that tells of a fault in it."""
+    """Checks an error document of the service, which must not report a fault of its own."""
     error = from_wire(document)
     assert not isinstance(error, TransportError), f"no error document: {document[:200]!r}"
     assert error.code not in ("internal", "agent_error"), f"the service failed: {document[:300]!r}"
@@ -254,7 +254,7 @@ _STATUSES = (100, 200, 400, 404, 405, 408, 409, 410, 413, 426, 431, 503)
 
 
 _OF_UVICORN = (b"Invalid HTTP request received.", b"Failed to open a WebSocket connection")
-"""Its own answers to what never reaches the ASGI application."""
+"""Its own answers to requests that never reach the ASGI application."""
 
 
 class HttpReplies:
@@ -337,7 +337,7 @@ class WsFrames:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What is sent to a door, and what reads its replies."""
+    """The frames for a door, and the reader of its replies."""
 
     frame: Callable[[random.Random, bool], bytes]
     replies: Callable[[], Replies]
@@ -374,7 +374,7 @@ class Tally:
 
 
 async def storm(target: Target, frames: dict[Door, int], seed: int, tally: Tally, connections: int = 12) -> None:
-    """Sends so many frames to each door, all at once, over so many connections to each."""
+    """Sends a number of frames to all doors concurrently, over several connections to each."""
     async with asyncio.TaskGroup() as group:
         for door, count in frames.items():
             goal = tally.sent[door] + count
@@ -408,7 +408,7 @@ async def _hostile(
         replies = traffic.replies()
         tally.sent[door] += count
         try:
-            # uvicorn by itself drops what comes before the opening is answered.
+            # uvicorn by itself drops all data that arrives before it answers the opening.
             hasty = door != "asgi ws" and rng.random() < 0.3
             await _exchange(address, opening, data, count, replies, rng, hasty=hasty, answered=answered)
         except OSError:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from tests.chaos.ledger import Event, pid_of
 
 SETTLE_S = 10.0
-"""A session that was stopped has told its actor after this long at the latest."""
+"""A stopped session has notified its actor after this long at the latest."""
 
 
 @dataclass
-class Told:
-    """An error to a client that its session's replica has ended, or is ending.
+class Interruption:
+    """An error that a client got because the replica of its session has ended, or is ending.
 
     Attributes:
         reason: reason of a loss.
@@ -52,7 +52,7 @@ class Records:
 
     Attributes:
         wrong: violations.
-        told: reported losses and resumptions, to compare with the kills.
+        interruptions: reported losses and resumptions, to compare with the kills.
         stopped: times at which sessions were stopped, with or without a reply.
         doubtful: sessions without an answer to their start, which may not exist.
         games: games with all sessions started.
@@ -60,14 +60,14 @@ class Records:
     """
 
     wrong: list[str] = field(default_factory=list)
-    told: list[Told] = field(default_factory=list)
+    interruptions: list[Interruption] = field(default_factory=list)
     stopped: dict[str, float] = field(default_factory=dict)
     doubtful: set[str] = field(default_factory=set)
     games: list[Game] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
 
-def check_tidings(
+def check_interruptions(
     records: Records, seen: list[Event], killed: Mapping[int, float], hurt: Mapping[int, float]
 ) -> list[str]:
     """Losses and resumptions without an explanation.
@@ -88,26 +88,26 @@ def check_tidings(
         if event.what == "begin":
             of_session[event.session].append(event)
     wrong, explained = [], set()
-    for told in sorted(records.told, key=lambda told: told.at):
-        known = [event for event in of_session[told.session] if event.at <= told.at]
+    for error in sorted(records.interruptions, key=lambda error: error.at):
+        known = [event for event in of_session[error.session] if event.at <= error.at]
         if not known:
-            wrong.append(f"{told} came, but no replica ever ran it")
+            wrong.append(f"{error} came, but no replica ever ran it")
             continue
         last = known[-1]
-        if told.reason == "drained":
-            if last.run not in drained or not hurt.get(pid_of(last.run), told.at) < told.at:
-                wrong.append(f"{told} came, but nobody had asked the replica of {last.run} to end")
+        if error.reason == "drained":
+            if last.run not in drained or not hurt.get(pid_of(last.run), error.at) < error.at:
+                wrong.append(f"{error} came, but the replica of {last.run} was not being ended")
             continue
-        heard = [event.run for event in known].index(told.run) if told.run in {e.run for e in known} else 0
-        # Lost is what ended in its last replica; what was resumed was taken from one of those since the last reply.
-        may_explain = [last] if told.code == "session_lost" else known[heard:]
+        since = [event.run for event in known].index(error.run) if error.run in {e.run for e in known} else 0
+        # A lost session ended in its last replica; a resumed one left any of its replicas since its last reply.
+        may_explain = [last] if error.code == "session_lost" else known[since:]
         for event in may_explain:
             at = killed.get(pid_of(event.run))
-            if at is not None and event.at <= at <= told.at and event.run not in explained:
+            if at is not None and event.at <= at <= error.at and event.run not in explained:
                 explained.add(event.run)
                 break
         else:
-            wrong.append(f"{told} came, but none of its runs {[e.run for e in may_explain]} was killed before")
+            wrong.append(f"{error} came, but none of its runs {[e.run for e in may_explain]} was killed before")
     return wrong
 
 
@@ -142,14 +142,14 @@ def check_ends(records: Records, seen: list[Event], killed: Mapping[int, float])
 
     wrong = []
     for run, event in begun.items():
-        told = [end.reason for end in ends[run]]
-        if len(told) > 1:
-            wrong.append(f"run {run} of session {event.session} was told {told}")
-        if not told and run not in continued and event.session not in records.doubtful and not died_with(run):
+        ended = [end.reason for end in ends[run]]
+        if len(ended) > 1:
+            wrong.append(f"run {run} of session {event.session} ended with {ended}")
+        if not ended and run not in continued and event.session not in records.doubtful and not died_with(run):
             wrong.append(f"run {run} of session {event.session} never ended")
-    for session, told in reasons.items():
-        if len(told) != 1:
-            wrong.append(f"session {session} ended with {told}")
+    for session, ended in reasons.items():
+        if len(ended) != 1:
+            wrong.append(f"session {session} ended with {ended}")
     last = {event.session: run for run, event in begun.items()}
     wrong += [
         f"session {session} was stopped, and ended with {reasons.get(session)}"
@@ -157,8 +157,8 @@ def check_ends(records: Records, seen: list[Event], killed: Mapping[int, float])
         if reasons.get(session) != ["stop"] and (reasons.get(session) or not died_with(last[session]))
     ]
     wrong += [
-        f"session {told.session} was told that its owner died, and ended with {reasons[told.session]}"
-        for told in records.told
-        if told.reason == "owner_died" and reasons.get(told.session, ["stop"]) != ["stop"]
+        f"session {error.session} was reported lost with its owner, and ended with {reasons[error.session]}"
+        for error in records.interruptions
+        if error.reason == "owner_died" and reasons.get(error.session, ["stop"]) != ["stop"]
     ]
-    return wrong, Counter(told[0] for told in reasons.values())
+    return wrong, Counter(ended[0] for ended in reasons.values())

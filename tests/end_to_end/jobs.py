@@ -241,7 +241,7 @@ def serves(url: str, model: str) -> bool:
 
 
 def alone_for(seconds: float, command: Command) -> float:
-    """What ``seconds`` on an idle machine become on this one: others' share of the CPUs is measured, and allowed for.
+    """``seconds`` of an idle machine, scaled to this one: other processes' measured share of the CPUs is allowed for.
 
     On an idle machine this is ``seconds`` itself, and never more than five times that.
     """

@@ -17,7 +17,7 @@ from pettingzoo.test import parallel_api_test
 
 from brayx.ports import free_port
 from brayx.tracking import Trial
-from tests.end_to_end.jobs import FREE_PORTS, ROOT, brayx, serves, setting, trials
+from tests.end_to_end.jobs import FREE_PORTS, ROOT, brayx, serves, setting, trials, without_ray
 from tests.learning import worlds
 from tests.unit.test_docs import FILES, snippets_of
 
@@ -35,7 +35,7 @@ from crew_agent import Rower
 ROWERS = ("bow", "middle", "stroke")
 
 
-class Told(Rower):
+class LabelledRower(Rower):
     async def on_tick(self, state):
         await super().on_tick(state)
         state.step = dataclasses.replace(state.step, extras={"rower": np.asarray(ROWERS.index(state.agent))})
@@ -86,8 +86,8 @@ def explained(trial: Trial) -> float:
 
 
 def test_agents_of_one_game_learn_together_through_the_door_and_are_served(folder: Path) -> None:
-    watched = setting(*FREE_PORTS, "agent.module=watch", "agent.class=Told", "trainer.hooks=watch")
-    with brayx(folder, "train", "crew/crew.yaml", *watched) as training:
+    watched = setting(*FREE_PORTS, "agent.module=watch", "agent.class=LabelledRower", "trainer.hooks=watch")
+    with brayx(folder, "train", "crew/crew.yaml", *watched, environment=without_ray(folder)) as training:
         assert training.ended() == 0, training.err
         training.gone(15.0)
         assert "champion: crew version 1" in training.out
@@ -115,7 +115,7 @@ def test_agents_of_one_game_learn_together_through_the_door_and_are_served(folde
 
 
 def test_agents_as_rows_learn_the_same_without_a_door(folder: Path) -> None:
-    with brayx(folder, "train", "crew/crew_rows.yaml") as training:
+    with brayx(folder, "train", "crew/crew_rows.yaml", environment=without_ray(folder)) as training:
         assert training.ended() == 0, training.err
         training.gone(15.0)
         assert "champion: crew version 1" in training.out

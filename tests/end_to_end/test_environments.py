@@ -209,7 +209,7 @@ def test_a_killed_worker_is_replaced_and_costs_two_fragments_at_most(killed: Kil
     assert "replay_dropped.bad_fragment" not in killed.lost
 
 
-def test_workers_leave_when_somebody_else_asks_for_fewer(killed: Killed) -> None:
+def test_workers_leave_when_another_command_asks_for_fewer(killed: Killed) -> None:
     assert killed.refused[0] == 2
     assert "rollout 'rollout' cannot have 3 workers, but 1, 2: mode is blocking" in killed.refused[1]
     assert killed.scaled == (0, "workers of rollout 'rollout': 1 from now on; before, 2")
@@ -232,9 +232,7 @@ def test_a_trial_goes_from_this_machine_to_a_cluster_and_back_in_the_same_run(ki
 
 
 @pytest.mark.parametrize("cluster", [False, True], ids=["on this machine", "on a cluster"])
-def test_an_environment_that_is_not_there_ends_the_command_before_anything_starts(
-    tmp_path: Path, cluster: bool
-) -> None:
+def test_an_unknown_environment_ends_the_command_before_anything_starts(tmp_path: Path, cluster: bool) -> None:
     start = on_a_cluster if cluster else locally
     with start(tmp_path, "rollout.env=CartPoll-v1") as command:
         assert command.ended() == 2
@@ -311,7 +309,7 @@ import json
 from pipelines.distributed import train_distributed
 from brayx.local.training import Training
 
-training = Training(num_envs=16, unroll_length=32, learning_rate=1e-3, total_steps=60_000, target_return=60.0,
+training = Training(num_envs=16, unroll_length=32, learning_rate=1e-3, num_steps=60_000, target_return=60.0,
     target_games=20, normalise_obs=True, evaluation_episodes=4)
 result, trial = train_distributed("CartPole-v1", training=training, num_workers=2, cluster=None)
 print(json.dumps({
@@ -345,7 +343,7 @@ from pipelines.distributed import train_distributed
 from brayx.local.training import Training
 
 training = Training(num_envs=4, unroll_length=4, sampler="uniform", batch_size=64, capacity=4096, min_columns=64,
-    samples_per_insert=8.0, total_steps=2_000, evaluation_episodes=2)
+    samples_per_insert=8.0, num_steps=2_000, evaluation_episodes=2)
 result, trial = train_distributed("Pendulum-v1", SACConfig(n_step=2), training, num_workers=1, cluster=None)
 (obs,) = result.forward_args
 print(json.dumps({

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import urllib.request
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from brayx.recording import open as open_recordings
+from brayx.recording.reader import Episode
 from brayx.tracking import Trial, find
 from tests.end_to_end.jobs import (
     FREE_PORTS,
@@ -77,7 +80,19 @@ def acts_with(command: Command) -> str:
     return f"onnx from version {re.findall(said, command.err)[0]}"
 
 
+def recorded(folder: Path) -> list[Episode]:
+    """The recorded sessions, all of which can be read."""
+    found = open_recordings(str(folder / "recordings"))
+    assert found.unreadable == {}
+    for each in found:
+        assert each["obs"].shape == (len(each), 4)
+        assert [json.loads(reply)["action"] for reply in each.outputs()] == each["action"].tolist()
+    return list(found)
+
+
 def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folder: Path) -> None:
+    with (folder / "cartpole.yaml").open("a") as job:
+        job.write("\nrecording: {kind: recording, every: 2}\n")
     with train(folder, 1_000_000) as killed, said_on_failure(killed):
         url = door(killed)
         engine = acts_with(killed)
@@ -87,8 +102,11 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
         # The store must not be touched before the command has made it, which it has when it saves.
         killed.until(lambda: any(folder.glob("mlartifacts/**/weights.npz")) and bool(saved(folder)), "it is saved")
         killed.until(lambda: the_trial(folder).tags().get("brayx.engine.model") == engine, "the engine is recorded")
+        killed.until(lambda: any(folder.rglob("episodes/render/step-*-return-*.png")), "a game is drawn")
         killed.process.kill()
         killed.gone(alone_for(15.0, killed))
+    before = recorded(folder)
+    assert "stop" in {each.end for each in before}
     steps = max(saved(folder))
     assert the_trial(folder).status == "RUNNING"
     assert is_free(int(url.rpartition(":")[2]))
@@ -129,7 +147,9 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
     champion = find("models:/cartpole@champion", trial.uri)
     assert float(champion.tags["return"]) > 0
     assert list(folder.rglob("curve.png"))
-    assert list(folder.rglob("episodes/render/step-*-return-*.png"))
+    after = recorded(folder)
+    assert {each.id for each in before} < {each.id for each in after}
+    assert {each.end for each in after} <= {"stop", "shutdown", "disconnect", "drained", ""}
     imported = folder / "imported.txt"
     assert not imported.exists(), imported.read_text()
 

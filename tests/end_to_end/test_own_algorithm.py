@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.end_to_end.jobs import FREE_PORTS, ROOT, Command, brayx, said_on_failure, setting, trials
+from tests.end_to_end.jobs import FREE_PORTS, ROOT, Command, brayx, said_on_failure, setting, trials, without_ray
 from tests.unit.test_docs import snippets_of
 
 RANDOM = 22.0
@@ -20,7 +20,7 @@ def example(folder: Path) -> None:
 
 def train(folder: Path, target: float) -> Command:
     options = (*FREE_PORTS, "trainer.checkpoint_interval=4", f"trainer.target_return={target}")
-    return brayx(folder, "train", "awr.yaml", *setting(*options))
+    return brayx(folder, "train", "awr.yaml", *setting(*options), environment=without_ray(folder))
 
 
 def test_an_algorithm_beside_the_yaml_trains_is_resumed_and_learns(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from brayx.ports import free_port
-from tests.end_to_end.jobs import FREE_PORTS, brayx, serves, setting, trials
+from tests.end_to_end.jobs import FREE_PORTS, brayx, serves, setting, trials, without_ray
 
 OWN_GAME = Path(__file__).parent / "own_game"
 ROUNDS = 10
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_two_agents_learn_to_talk_and_are_served(folder: Path) -> None:
-    with brayx(folder, "train", "game.yaml", *setting(*FREE_PORTS)) as training:
+    with brayx(folder, "train", "game.yaml", *setting(*FREE_PORTS), environment=without_ray(folder)) as training:
         assert training.ended() == 0, training.err
         training.gone(15.0)
     (trial,) = trials(folder, "signals")["main"]

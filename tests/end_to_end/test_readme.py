@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.jobs import FREE_PORTS, ROOT, brayx, setting
+from tests.end_to_end.jobs import FREE_PORTS, ROOT, brayx, setting, without_ray
 from tests.unit.test_docs import snippets_of
 
 pytestmark = pytest.mark.slow
@@ -19,7 +19,8 @@ def test_the_readme_game_trains_to_its_target(tmp_path: Path) -> None:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text + "\n")
-    with brayx(tmp_path, "train", "match/match.yaml", *setting(*FREE_PORTS)) as command:
+    words = ["train", "match/match.yaml", *setting(*FREE_PORTS)]
+    with brayx(tmp_path, *words, environment=without_ray(tmp_path)) as command:
         assert command.ended() == 0, command.err
         assert "champion: match version 1" in command.out
         command.gone(10.0)

@@ -104,7 +104,7 @@ def test_the_shipped_file_before_any_champion_serves_untrained_and_says_what_to_
 def test_the_champion_is_served_behind_haproxy(tmp_path: Path, tracking_db: str) -> None:
     champion(tracking_db, tmp_path)
     url = serve_config(tmp_path, tracking=tracking_db)
-    # As a cluster of `ray start` is, too, before somebody has made a token.
+    # A cluster of `ray start` also has no token until a user creates one.
     opened = {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": None}
     words = tuned("serve", "run", "serve_config.yaml")
     with serve_run(words, tmp_path, lambda: bool(status(url)), opened) as command:

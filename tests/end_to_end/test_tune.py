@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import mlflow
 import pytest
 
+from brayx.tracking import tracking_uri
 from pipelines.search import Domain
+from pipelines.trials import trials as listing
 from pipelines.tune import Method, table, tune
 from tests.end_to_end.jobs import brayx, said_on_failure, trials, without_ray
 from tests.leaning import leaning
@@ -17,55 +18,11 @@ SMALL = {"num_envs": 8, "unroll_length": 64}
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("cluster", [None, ""], ids=["local", "ray"])
-def test_a_copy_plays_as_the_one_ahead_without_learning(
-    request: pytest.FixtureRequest, tmp_path: Path, cluster: str | None
-) -> None:
-    """One of two learns nothing at its rate. After a look it goes on as a copy of the other, and with this seed
-    at a rate that learns nothing again, so what it plays like is what it was given.
-
-    What else a copy is given: tests/unit/pipelines/test_tune.py.
-    """
-    if cluster is not None:
-        request.getfixturevalue("ray_cluster")
-    found = tune(
-        "CartPole-v1",
-        {"learning_rate": Domain("choice", (1e-9, 1e-3)), **SMALL},
-        method="pbt",
-        num_trials=2,
-        total_steps=128_000,
-        interval_steps=8_000,
-        seed=24,
-        tracking=str(tmp_path),
-        cluster=cluster,
-        say=lambda line: None,
-    )
-    source, copy = sorted(found.trials, key=lambda outcome: outcome.number)
-    after, origin = copy.clones[0]
-    assert origin == source.number
-    (_, without), (steps, mean) = copy.curve[after - 1 : after + 1]
-    before = [point for point in source.curve if point[0] < steps]
-    assert before, "it goes on from where the other one was"
-    assert mean > before[-1][1] > 1.5 * without
-    client = mlflow.MlflowClient(found.trial.uri)
-    experiment = client.get_experiment_by_name("tuning").experiment_id
-    runs = client.search_runs([experiment])
-    nested = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == found.trial.run_id]
-    assert len(nested) == 2
-    (run,) = (run for run in nested if run.info.run_name.endswith(f"{copy.number:02d}"))
-    rates = {rate.step: rate.value for rate in client.get_metric_history(run.info.run_id, "option/learning_rate")}
-    assert rates[steps] == 1e-9
-    assert {run.info.status for run in runs} == {"FINISHED"}
-    assert found.trial.latest_checkpoint() is not None
-    artifacts = {file.path for file in client.list_artifacts(found.trial.run_id)}
-    assert {"tuning.json", "tuning.png"} <= artifacts
-
-
-def test_who_is_behind_is_stopped_before_the_end_and_ray_is_not_imported(tmp_path: Path) -> None:
-    """Those whose rate learns nothing do not get the env steps of the one that learns."""
+def test_trials_behind_are_stopped_before_the_end_and_ray_is_not_imported(tmp_path: Path) -> None:
+    """Trials with a learning rate that learns nothing get fewer env steps than the one that learns."""
     searched = ["learning_rate=choice(1e-9, 1e-3)", *(f"{name}={value}" for name, value in SMALL.items())]
     words = ["tune", "--env", "CartPole-v1", *(word for each in searched for word in ("--search", each))]
-    words += ["--num-trials", "4", "--total-steps", "16000", "--interval-steps", "4000", "--seed", "4"]
+    words += ["--num-trials", "4", "--num-steps", "16000", "--interval-steps", "4000", "--seed", "4"]
     with brayx(tmp_path, *words, environment=without_ray(tmp_path)) as command, said_on_failure(command):
         assert command.ended() == 0
     imported = tmp_path / "imported.txt"
@@ -80,6 +37,9 @@ def test_who_is_behind_is_stopped_before_the_end_and_ray_is_not_imported(tmp_pat
     runs = [trial for of in trials(tmp_path, "tuning").values() for trial in of]
     assert len(runs) == 5
     assert {run.status for run in runs} == {"FINISHED"}, "a trial that was stopped is done"
+    listed = listing(tracking_uri(tmp_path / "mlflow.db"))
+    assert sorted(row.env_steps for row in listed) == sorted(each["curve"][-1][0] for each in [best, *found])
+    assert sorted(row.mean_return for row in listed) == sorted(each["curve"][-1][1] for each in [best, *found])
 
 
 @pytest.mark.parametrize("method", ["asha", "pbt"])
@@ -92,7 +52,7 @@ def test_every_trial_imitates_the_demonstrations(tmp_path: Path, method: Method)
         demonstrations=leaning(tmp_path / "games.npz"),
         method=method,
         num_trials=2,
-        total_steps=8_000 if method == "asha" else 24_000,  # who is done is not copied
+        num_steps=8_000 if method == "asha" else 24_000,  # a finished trial is not copied
         interval_steps=2_000 if method == "asha" else 4_000,
         seed=24,
         tracking=str(tmp_path),
@@ -117,7 +77,7 @@ def test_clones_are_compared_by_games_and_those_behind_are_stopped(
         algorithm="bc",
         demonstrations=leaning(tmp_path / "games.npz"),
         num_trials=4,
-        total_steps=24_000,
+        num_steps=24_000,
         interval_steps=4_000,
         seed=4,
         tracking=str(tmp_path),

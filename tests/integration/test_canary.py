@@ -75,16 +75,16 @@ def door(ingress: Ingress) -> str:
     return ingress.http
 
 
-def test_the_pool_ends_when_nobody_asks_and_begins_anew_when_somebody_does(ray_cluster: str, tracking_db: str) -> None:
+def test_an_unused_pool_ends_and_starts_again_at_the_next_call(ray_cluster: str, tracking_db: str) -> None:
     client = PoolClient("pool-alone", ray_cluster, tracking_db, "", {"model": Followed("none", every_s=0.1)}, alone_s=1)
     for _ in range(2):
         assert ray.get(client.handle().newer.remote(None, WAIT_S), timeout=WAIT_S) == {"model": {}}
         until(lambda: not there(client.actor, ray_cluster), "it ended", WAIT_S)
     ray.get(client.handle().flush.remote(), timeout=WAIT_S)
-    until(lambda: not there(client.actor, ray_cluster), "so does one that was only handed results", WAIT_S)
+    until(lambda: not there(client.actor, ray_cluster), "a pool that only got results ends, too", WAIT_S)
 
 
-def test_a_service_deployed_anew_for_another_model_gets_that_one_s_weights(
+def test_a_service_redeployed_with_another_model_gets_its_weights(
     ray_cluster: str, tracking_db: str, tmp_path: Path
 ) -> None:
     trial = Trial.open("anew", "t", tracking_db)
@@ -103,12 +103,10 @@ def test_a_service_deployed_anew_for_another_model_gets_that_one_s_weights(
         assert ray.get(of.handle().newer.remote(None, WAIT_S), timeout=WAIT_S) == {"model": {"champion": 1}}
         assert asyncio.run(of.weights("model", 1, WAIT_S))["factor"] == factor
     for of in (before, after):
-        until(lambda actor=of.actor: not there(actor, ray_cluster), "each ends alone", WAIT_S)
+        until(lambda actor=of.actor: not there(actor, ray_cluster), "each pool ends by itself", WAIT_S)
 
 
-def test_of_however_many_that_ask_for_a_version_at_once_there_is_one_copy(
-    ray_cluster: str, tracking_db: str, tmp_path: Path
-) -> None:
+def test_concurrent_requests_for_a_version_share_one_copy(ray_cluster: str, tracking_db: str, tmp_path: Path) -> None:
     trial = Trial.open("asked", "t", tracking_db)
     folder = tmp_path / "checkpoint"
     folder.mkdir()
@@ -122,7 +120,7 @@ def test_of_however_many_that_ask_for_a_version_at_once_there_is_one_copy(
     ray.kill(client.handle())
 
 
-async def test_a_replica_that_starts_is_told_what_the_alias_names_if_that_can_be_had_in_time(
+async def test_a_starting_replica_gets_the_version_of_its_alias_if_available_in_time(
     ray_cluster: str, tracking_db: str, tmp_path: Path
 ) -> None:
     trial = Trial.open("begins", "t", tracking_db)
@@ -142,12 +140,12 @@ async def test_a_replica_that_starts_is_told_what_the_alias_names_if_that_can_be
         initial_version(client, "model", "candidate", at, 1),
         initial_version(client, "model", "champion", {"model": {"champion": 9}}, 1),
     ):
-        assert await deployed is None, "it is that, or there is none, or it is not there"
+        assert await deployed is None, "it is deployed already, or the alias or the version does not exist"
     ray.kill(client.handle())
 
     away = PoolClient("pool-away", ray_cluster, "http://127.0.0.1:1", "", {"model": Followed("begins", every_s=0.1)})
     at = await away.look(1.0)
-    assert at is None, "the registry does not tell"
+    assert at is None, "the registry does not answer"
     assert await initial_version(away, "model", "champion", at, 1) is None
     ray.kill(away.handle())
 
@@ -160,7 +158,7 @@ def there(name: str, namespace: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("placement", ["local", "remote"])
+@pytest.mark.parametrize("placement", ["local", pytest.param("remote", marks=pytest.mark.chaos)])
 def test_a_canary_its_promotion_and_a_replica_that_is_killed(
     door: str, tracking_db: str, tmp_path: Path, placement: str
 ) -> None:
@@ -176,7 +174,7 @@ def test_a_canary_its_promotion_and_a_replica_that_is_killed(
             "canary": {"alias": "candidate", "share": SHARE},
         },
         "agent": {"kind": "agent", "module": f"told_agent_{placement}", "class": "Told"},
-        "actor": {"kind": "actor", "agents": ["agent"], "num_workers": 2},
+        "actor": {"kind": "actor", "agents": ["agent"], "num_workers": 2, "idle_timeout_s": 600},
     }  # fmt: skip
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     trial = Trial.open(project, "t", tracking_db)
@@ -201,7 +199,7 @@ def test_a_canary_its_promotion_and_a_replica_that_is_killed(
 
     def ask(client: Client) -> int:
         value, made_by = json.loads(client.tick(b"{}"))
-        assert value == made_by, "the version told is the one that answered"
+        assert value == made_by, "the reported version is the one that answered"
         return int(made_by)
 
     def new() -> int:
@@ -212,32 +210,32 @@ def test_a_canary_its_promotion_and_a_replica_that_is_killed(
             client.stop()
 
     def from_now_on(expected: set[int]) -> None:
-        """Both replicas know: what new sessions got, twenty times in a row."""
+        """Waits until both replicas know: twenty new sessions in a row get ``expected``."""
         until(lambda: {new() for _ in range(20)} <= expected, f"new sessions get {expected}", WAIT_S)
 
     def registered() -> list[str]:
         with urllib.request.urlopen(f"{url}/", timeout=WAIT_S) as page:
             return json.load(page)["registered"]["model"]
 
-    assert {new() for _ in range(5)} == {1}, "a candidate that is not there is nobody's"
+    assert {new() for _ in range(5)} == {1}, "no session gets a candidate that does not exist"
     assert registered() == [f"models:/{project}/1"]
     old = begin("old")
     assert ask(old) == 1
     version(2, "candidate")
     until(lambda: 2 in {new() for _ in range(20)}, "the candidate is taken", WAIT_S)
     until(lambda: sum(new() == 2 for _ in range(40)) >= 4, "on both replicas", WAIT_S)
-    assert registered() == [f"models:/{project}/1", f"models:/{project}/2"], "what a session may get"
+    assert registered() == [f"models:/{project}/1", f"models:/{project}/2"], "the versions that a session may get"
 
     of = Followed(project, canary="candidate", share=SHARE)
     names = [f"session-{i}" for i in range(60)]
     expected = {name: 2 if of.choose(name, {"champion": 1, "candidate": 2}) == "candidate" else 1 for name in names}
     running = {name: begin(name) for name in names}
-    assert {name: ask(client) for name, client in running.items()} == expected, "by the session's id alone"
+    assert {name: ask(client) for name, client in running.items()} == expected, "the session's id alone decides"
     assert Counter(expected.values())[2] > 5
 
     assert cli.main(["promote", f"models:/{project}@candidate", "--tracking", tracking_db]) == 0
     from_now_on({2})
-    assert {name: ask(client) for name, client in running.items()} == expected, "who runs keeps what it began with"
+    assert {name: ask(client) for name, client in running.items()} == expected, "running sessions keep their version"
     assert ask(old) == 1
     for client in (*running.values(), old):
         client.stop()
@@ -263,18 +261,22 @@ def test_a_canary_its_promotion_and_a_replica_that_is_killed(
         assert metrics["tick/count"] >= metrics["session/sessions"]
     assert float(booked.get_model_version(project, "2").tags["serving.sessions"]) > 0
 
-    # A champion that is taken back: the other way, with MLflow's own call.
+    # The champion is rolled back, with MLflow's own call.
     booked.set_registered_model_alias(project, "champion", "1")
     booked.delete_registered_model_alias(project, "candidate")
     from_now_on({1})
 
-    def told() -> Any:
+    def policy_versions() -> Any:
         with urllib.request.urlopen(url, timeout=WAIT_S) as page:
             return json.loads(page.read())["policy_versions"]
 
-    until(lambda: all(told() == {"model": 1} for _ in range(5)), "both replicas tell what acts", WAIT_S)
+    until(
+        lambda: all(policy_versions() == {"model": 1} for _ in range(5)),
+        "both replicas report the acting version",
+        WAIT_S,
+    )
 
-    # Replicas that die, when what they were deployed with is gone: others begin where the aliases point by then.
+    # Replicas die after their deployed checkpoint is gone: new ones start with what the aliases name by then.
     version(3, "candidate")
     booked.set_registered_model_alias(project, "champion", "2")
     deployed = Path(pooled(spec, "model", tracking_db, f"models:/{project}/1").checkpoint)
@@ -285,7 +287,7 @@ def test_a_canary_its_promotion_and_a_replica_that_is_killed(
         return {process.pid for process in ours(f"ray::ServeReplica:{project}:")}
 
     def acting() -> dict[str, int]:
-        """The versions of some new sessions, by name, as far as there is anybody."""
+        """The versions of some new sessions by name, as far as a replica answers."""
         found = {}
         with contextlib.suppress(BrayxError):
             for name in (uuid.uuid4().hex for _ in range(10)):
@@ -301,7 +303,7 @@ def test_a_canary_its_promotion_and_a_replica_that_is_killed(
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     first: dict[str, int] = {}
-    until(lambda: first.update(acting()) or first, "there are others", WAIT_S)
+    until(lambda: first.update(acting()) or first, "new replicas answer", WAIT_S)
     at = {"champion": 2, "candidate": 3}
     assert first == {name: at[of.choose(name, at)] for name in first}, "from the first session on"
     until(lambda: len(replicas()) == len(killed), "as many as before", WAIT_S)
@@ -310,7 +312,7 @@ def test_a_canary_its_promotion_and_a_replica_that_is_killed(
 
 
 def end(project: str) -> None:
-    """Of an application, what outlives it, too."""
+    """Deletes an application, and the actors that outlive it."""
     serve.delete(project)
     directory = f"{project}/actor/sessions"
     stop_directory(directory)

@@ -66,7 +66,7 @@ def echo(service: str) -> Iterator[str]:
 
 
 def native_doors(url: str) -> dict[Any, str]:
-    """The native ports' URLs, as the status page tells them."""
+    """The native ports' URLs, as the status page shows them."""
     with urllib.request.urlopen(f"{url}/", timeout=WAIT_S) as reply:
         doors: dict[Any, str] = json.load(reply)["doors"]
     return doors
@@ -97,7 +97,7 @@ class TestEchoOnNativePorts(DoorCompliance):
 
 
 async def play_until(clients: list[AsyncClient], done: Callable[[], bool]) -> int:
-    """Ticks of all clients side by side until ``done``, every reply checked; how many there were."""
+    """Ticks all clients concurrently until ``done`` and checks every reply; returns the number of ticks."""
 
     async def play(client: AsyncClient) -> int:
         count = 0
@@ -150,7 +150,9 @@ def post(url: str, kind: str, session: str, body: bytes = b"x") -> tuple[int, st
             return reply.status, ""
     except urllib.error.HTTPError as error:
         with error:
-            return error.code, str(json.loads(error.read())["error"])
+            refusal = json.loads(error.read())
+        print(kind, session, refusal)  # pytest shows it if the test fails
+        return error.code, str(refusal["error"])
 
 
 async def test_sessions_live_on_either_replica_and_never_mix(echo: str) -> None:
@@ -162,7 +164,7 @@ async def test_sessions_live_on_either_replica_and_never_mix(echo: str) -> None:
         assert locate(clients[0].session or "gone") is None
 
 
-async def test_a_killed_replica_loses_its_own_sessions_and_each_is_told_once(echo: str) -> None:
+async def test_a_killed_replica_loses_its_own_sessions_and_each_loss_is_reported_once(echo: str) -> None:
     async with sessions(echo, 16) as clients:
         where = {client: locate(client.session) for client in clients}
         victim = next(iter(where.values()))
@@ -179,15 +181,15 @@ async def test_a_killed_replica_loses_its_own_sessions_and_each_is_told_once(ech
         asking = asyncio.create_task(asyncio.to_thread(ask))
         assert await play_until(kept, asking.done) > 0
         await asking
-        for session, told in answers.items():
-            assert told == [(410, "session_lost"), (404, "session_unknown"), (404, "session_unknown")], session
+        for session, replies in answers.items():
+            assert replies == [(410, "session_lost"), (404, "session_unknown"), (404, "session_unknown")], session
         for session in ids:
             assert post(echo, "start", session) == (200, "")
             assert post(echo, "stop", session) == (200, "")
         await asyncio.to_thread(until, lambda: len(replicas()) == 2, "Serve starting the replica again", WAIT_S)
 
 
-async def test_sessions_with_snapshots_survive_a_killed_replica_and_are_told_the_tick_they_resumed_at(
+async def test_sessions_with_snapshots_survive_a_killed_replica_and_report_the_tick_they_resumed_at(
     echo: str,
 ) -> None:
     until(lambda: len(replicas()) == 2, "two replicas", WAIT_S)
@@ -204,16 +206,16 @@ async def test_sessions_with_snapshots_survive_a_killed_replica_and_are_told_the
         os.kill(pid_of(victim.address), signal.SIGKILL)
         for client, at in where.items():
             if at == victim:
-                with pytest.raises(SessionResumed) as told:
+                with pytest.raises(SessionResumed) as raised:
                     await client.tick(b"21")
-                assert told.value.details == {"tick": 16}
+                assert raised.value.details == {"tick": 16}
             assert await client.tick(b"next") == b"next"
             await client.stop()
         assert where[clients[0]] == victim
     await asyncio.to_thread(until, lambda: len(replicas()) == 2, "Serve starting the replica again", WAIT_S)
 
 
-async def test_a_killed_controller_of_serve_costs_no_replica_and_no_session(echo: str) -> None:
+async def test_a_killed_serve_controller_costs_no_replica_and_no_session(echo: str) -> None:
     def controller() -> int:
         """Its process; 0 while there is none."""
         with contextlib.suppress(ray.exceptions.RayError):
@@ -238,7 +240,7 @@ async def test_a_killed_controller_of_serve_costs_no_replica_and_no_session(echo
         waiting = asyncio.create_task(asyncio.to_thread(until, taken_over, "another controller", WAIT_S))
         assert await play_until(clients, waiting.done) > 0
         await waiting
-        assert {session: locate(session) for session in where} == where, "each is where it was"
+        assert {session: locate(session) for session in where} == where, "each session is where it was"
         for client in clients:
             assert await client.tick(b"on") == b"on"
             await client.stop()
@@ -272,7 +274,7 @@ def test_a_replicas_serve_port_refuses_pickles_without_the_token(echo: str, tmp_
     assert not list(tmp_path.iterdir())
 
 
-async def test_sessions_move_without_a_word_when_their_replica_is_scaled_away(echo: str) -> None:
+async def test_sessions_move_without_an_error_when_their_replica_is_scaled_away(echo: str) -> None:
     """Over HTTP and over WebSocket, each on both replicas."""
     until(lambda: len(replicas()) == 2, "two replicas", WAIT_S)
     async with contextlib.AsyncExitStack() as stack:
@@ -303,8 +305,8 @@ async def test_a_killed_directory_comes_back_and_sessions_go_on(echo: str) -> No
         directory = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
         before = replicas()
         ray.kill(directory, no_restart=False)
-        told = "the directory knowing the replicas again"
-        watching = asyncio.create_task(asyncio.to_thread(until, lambda: replicas() == before, told, WAIT_S))
+        expected = "the directory knowing the replicas again"
+        watching = asyncio.create_task(asyncio.to_thread(until, lambda: replicas() == before, expected, WAIT_S))
         assert await play_until(clients, watching.done) > 0
         await watching
         for client in clients:
@@ -314,7 +316,7 @@ async def test_a_killed_directory_comes_back_and_sessions_go_on(echo: str) -> No
         assert await play_until(clients[:1], iter([False, True]).__next__) == 1
 
 
-async def test_sessions_whose_owner_died_while_the_directory_was_away_are_told_so_once(echo: str) -> None:
+async def test_a_session_whose_owner_died_while_the_directory_was_down_is_reported_lost_once(echo: str) -> None:
     until(lambda: len(replicas()) == 2, "two replicas", WAIT_S)
     written = renewals(DIRECTORY)
     async with sessions(echo, 8) as clients:
@@ -326,23 +328,23 @@ async def test_sessions_whose_owner_died_while_the_directory_was_away_are_told_s
         assert victim is not None
         os.kill(pid_of(victim.address), signal.SIGKILL)
         ray.kill(ray.get_actor(DIRECTORY, namespace=NAMESPACE), no_restart=False)
-        told: dict[str, list[tuple[int, str]]] = {session: [] for session, at in where.items() if at == victim}
+        replies: dict[str, list[tuple[int, str]]] = {session: [] for session, at in where.items() if at == victim}
         deadline = time.monotonic() + WAIT_S
-        for session, answers in told.items():
+        for session, answers in replies.items():
             while len(answers) < 2 and time.monotonic() < deadline:
                 answer = await asyncio.to_thread(post, echo, "tick", session)
                 if answer[0] != 503:  # while the directory restarts
                     answers.append(answer)
             assert answers == [(410, "session_lost"), (404, "session_unknown")], session
         for client in clients:
-            if str(client.session) not in told:
+            if str(client.session) not in replies:
                 assert await client.tick(b"on") == b"on"
     await asyncio.to_thread(until, lambda: len(replicas()) == 2, "Serve starting the replica again", WAIT_S)
 
 
 @pytest.fixture(scope="module")
 def cartpole(service: str) -> Iterator[str]:
-    """The template's job, untrained, with its model in a separate deployment and impatient with idle sessions."""
+    """The template's job, untrained, with its model in a separate deployment and a short idle timeout."""
     overrides = [
         "actor.native_port=0",
         "actor.tcp_port=0",
@@ -363,7 +365,7 @@ def observation(*values: float) -> bytes:
 
 
 @pytest.mark.parametrize("protocol", ["http", "ws"])
-def test_a_model_in_a_deployment_of_its_own_answers_ticks(cartpole: str, protocol: str) -> None:
+def test_a_model_in_a_separate_deployment_answers_ticks(cartpole: str, protocol: str) -> None:
     with Client(cartpole.replace("http", protocol, 1), timeout_s=WAIT_S) as client:
         client.start(b"{}")
         actions = [json.loads(client.tick(observation(0.1, 0.2, angle, 0.4))) for angle in (-0.2, 0.0, 0.2)]
@@ -379,7 +381,7 @@ def test_a_model_in_a_deployment_of_its_own_answers_ticks(cartpole: str, protoco
         (observation(1.0, 2.0), 422, "shape_mismatch", "expected"),
     ],
 )
-def test_bad_ticks_are_told_what_is_wrong(cartpole: str, body: bytes, status: int, code: str, says: str) -> None:
+def test_bad_ticks_get_an_exact_error(cartpole: str, body: bytes, status: int, code: str, says: str) -> None:
     session = uuid.uuid4().hex
     assert post(cartpole, "start", session, b"{}") == (200, "")
     request = urllib.request.Request(f"{cartpole}/step", body, {"session": session, "step_kind": "tick"})
@@ -404,7 +406,7 @@ async def test_whether_all_doors_are_on_loopback(service: str, options: dict[str
     assert await _on_loopback(ActorConfig(agents=["a"], **options)) == loopback
 
 
-def test_an_idle_session_is_ended_and_told_at_its_next_tick(cartpole: str) -> None:
+def test_an_idle_session_is_ended_and_its_next_tick_reports_it(cartpole: str) -> None:
     session = uuid.uuid4().hex
     assert post(cartpole, "start", session, b"{}") == (200, "")
 
@@ -445,7 +447,7 @@ for port in ports:
 
 
 def test_a_cluster_is_joined_only_where_its_serve_listens(service: str) -> None:
-    """In a process of its own, as a job is; here Ray is connected already."""
+    """Runs in a separate process, like a job: this one is connected to Ray already."""
     port = int(service.rpartition(":")[2])
     address = ray.get_runtime_context().gcs_address
     words = [sys.executable, "-c", JOIN, address, str(port), "0", str(free_port())]
@@ -455,7 +457,7 @@ def test_a_cluster_is_joined_only_where_its_serve_listens(service: str) -> None:
     assert f"listens at 127.0.0.1:{port} already: take that with --set" in other
 
 
-def test_an_unreachable_service_is_told_at_once() -> None:
+def test_an_unreachable_service_is_an_error_at_once() -> None:
     port = free_port()
     with Client(f"http://127.0.0.1:{port}", timeout_s=5.0) as client, pytest.raises(ConnectFailed, match=str(port)):
         client.start()

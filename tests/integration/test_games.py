@@ -1,4 +1,4 @@
-"""Sessions of one game on two replicas of a real deployment: they meet on one, whatever door they come in by."""
+"""Sessions of one game on two replicas of a real deployment: they meet on one, through any door."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from brayx import Agent
 
 
 class Teller(Agent):
-    """Tells the other what it sees, and answers with what the other sees."""
+    """Shares its observation with the other, and answers with the one of the other."""
 
     async def on_tick(self, state):
         other = {"left": "right", "right": "left"}[state.agent]
@@ -68,7 +68,7 @@ def owner(session: str) -> str:
     return location.address
 
 
-async def test_sessions_of_a_game_hear_of_each_other_whichever_replica_and_door_they_come_in_by(
+async def test_sessions_of_a_game_exchange_values_through_any_replica_and_door(
     replicas: list[str],
 ) -> None:
     one, other = replicas
@@ -83,12 +83,12 @@ async def test_sessions_of_a_game_hear_of_each_other_whichever_replica_and_door_
             await right.start(session=ids[1])
             assert owner(ids[0]) == owner(ids[1]) == urls[0]
             owners.add(urls[0])
-            told = await asyncio.gather(left.tick(b'{"obs": 4}'), right.tick(b'{"obs": 2}'))
-            assert [json.loads(reply)["action"] for reply in told] == [2, 4]
+            replies = await asyncio.gather(left.tick(b'{"obs": 4}'), right.tick(b'{"obs": 2}'))
+            assert [json.loads(reply)["action"] for reply in replies] == [2, 4]
             await asyncio.gather(left.stop(), right.stop())
         assert owners == set(replicas)
 
-        # A whole game of PettingZoo's, whose sessions start at the same time on both replicas.
+        # A whole PettingZoo game, whose sessions start at the same time on both replicas.
         urls = itertools.cycle(replicas)
         clients = pettingzoo.Clients(lambda: AsyncClient(next(urls), timeout_s=WAIT_S))
         stack.push_async_callback(clients.close)

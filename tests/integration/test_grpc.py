@@ -75,27 +75,27 @@ def game(session: str, *bodies: bytes) -> Iterator[pb.StepRequest]:
 
 
 def replies(call: Any) -> list[bytes | str]:
-    """What comes on a stream until its end: bodies, and the codes of errors."""
+    """All replies of a stream: bodies, and the codes of errors."""
     return [from_wire(reply.error).code if reply.error else reply.body for reply in call]
 
 
 def play(stub: GamecoreStub) -> None:
-    """A session on one stream, with a request in it that is refused."""
+    """A session on one stream, with one request that is refused."""
     session = uuid.uuid4().hex
     too_large = bytes(5 * 2**20)
-    told = replies(stub.Play(game(session, b"one", too_large, b"two"), timeout=WAIT_S))
-    assert told == [b"", b"one", "body_too_large", b"two", b"bye"]
+    received = replies(stub.Play(game(session, b"one", too_large, b"two"), timeout=WAIT_S))
+    assert received == [b"", b"one", "body_too_large", b"two", b"bye"]
 
 
 def resume(stub: GamecoreStub) -> None:
-    """A numbered session whose stream is cut goes on with another, at whatever replica that lands."""
+    """A numbered session continues on another stream after its own is cut, at any replica."""
     session = uuid.uuid4().hex
     held = Held(stub)
     assert held.ask(session=session, kind=START, body=b"a") == b"a"
     assert held.ask(kind=TICK, seq=0, body=b"zero") == b"zero"
     held.call.cancel()
     for seq, body, reply in ((0, b"was it lost?", b"zero"), (1, b"one", b"one"), (2, b"two", b"two"), (2, b"", b"two")):
-        held = Held(stub)  # at the one replica or the other
+        held = Held(stub)  # at either replica
         assert held.ask(session=session, kind=TICK, seq=seq, body=body) == reply
         held.call.cancel()
     assert replies(stub.Play(iter([pb.StepRequest(session=session, kind=STOP)]), timeout=WAIT_S)) == [b""]
@@ -137,7 +137,7 @@ def test_a_session_stopped_at_another_replica_ends_its_stream(stub: GamecoreStub
     session = uuid.uuid4().hex
     assert held.ask(session=session, kind=START, body=b"a") == b"a"
     stub.Step(pb.StepRequest(session=session, kind=STOP), timeout=WAIT_S)
-    told = held.next()
-    assert isinstance(told, SessionLost)
-    assert told.details == {"reason": "stop"}
+    reply = held.next()
+    assert isinstance(reply, SessionLost)
+    assert reply.details == {"reason": "stop"}
     assert next(held.call, None) is None

@@ -2,20 +2,52 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import ray
+from ray import serve
+from rich.console import Console
 
-from brayx.cluster.hub import HubClient, create_hub, get_hub
-from brayx.errors import TrackingError
+from brayx.cluster import NAMESPACE
+from brayx.cluster.directory import stop_directory
+from brayx.cluster.hub import HubClient, create_hub, get_hub, numbers_of
+from brayx.errors import AgentError, TrackingError
+from brayx.gamecore.client import Client
 from brayx.tracking import Trial
+from deployments.actor import actor_spec, application
+from deployments.job import JobConfig
+from pipelines.progress import Progress
+from pipelines.watching import Watch
+from tests.integration.conftest import Ingress
 from tests.waiting import until
+
+JOB = """
+project: raising
+trial: main
+agent: {kind: agent, module: raising_agent, class: RaisingAgent}
+actor: {kind: actor, agents: [agent], native_port: null, tcp_port: null}
+"""
+AGENT = """
+from brayx import Agent, record
+
+
+class RaisingAgent(Agent):
+    async def on_tick(self, state):
+        if state.input["bad"]:
+            raise KeyError("velocity")
+
+    async def on_episode(self, episode, done):
+        record("episode_return", 1.0)
+"""
 
 
 def _pid(_: Any) -> int:
@@ -64,7 +96,7 @@ def test_samples_of_several_processes_meet_in_mlflow(hub: tuple[Any, Trial], ray
     assert trial.history("replay/env_steps")[-1] == (1000, 1000.0)
 
 
-def test_flush_means_the_hub_has_it(hub: tuple[Any, Trial]) -> None:
+def test_after_a_flush_the_hub_has_the_numbers(hub: tuple[Any, Trial]) -> None:
     handle, _ = hub
     client = HubClient(handle, interval_s=60)
     client.add("ticks", 7)
@@ -102,6 +134,59 @@ def test_client_of_a_hub_that_is_gone_gives_up_in_time(ray_cluster: str) -> None
     assert "brayx-hub-client" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_hub_that_is_not_there(ray_cluster: str) -> None:
-    with pytest.raises(TrackingError, match="no hub 'nobody'"):
-        get_hub("nobody", ray_cluster)
+def test_a_missing_hub(ray_cluster: str) -> None:
+    with pytest.raises(TrackingError, match="no hub 'missing'"):
+        get_hub("missing", ray_cluster)
+
+
+@pytest.fixture
+def raising(ingress: Ingress, tmp_path: Path) -> Iterator[tuple[str, Any]]:
+    """URL of an agent that raises, in a replica, and the hub that it records to."""
+    handle = create_hub("raising/hub", NAMESPACE, None)
+    (tmp_path / "raising_agent.py").write_text(AGENT)
+    (tmp_path / "job.yaml").write_text(JOB)
+    job = JobConfig.load(tmp_path / "job.yaml")
+    spec = actor_spec(job, "actor", mode="train", weights={}, hub="raising/hub")
+    app = application(spec, name="actor", directory="raising/sessions")
+    serve.run(app, name="raising", route_prefix="/raising")
+    yield f"{ingress.http}/raising", handle
+    serve.delete("raising")
+    stop_directory("raising/sessions")
+    ray.kill(handle)
+
+
+def test_exceptions_of_agents_in_a_replica_are_shown_by_the_job_and_end_it(
+    raising: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, hub = raising
+    for game in range(10):
+        with Client(url, timeout_s=60.0) as client:
+            client.start()
+            if game < 2:
+                client.tick(b'{"bad": false}')
+                client.stop()
+            else:
+                with pytest.raises(AgentError, match="agent 'agent' raised in on_tick at tick 0: KeyError"):
+                    client.tick(b'{"bad": true}')
+
+    def numbers() -> dict[str, float]:
+        return (numbers_of(hub) or ({}, {}))[0]
+
+    until(lambda: numbers().get("games_in_window", 0) + numbers().get("games_failed_in_window", 0) == 10)
+    lines = [
+        f"8 errors in on_tick; the newest: agent 'agent': KeyError: 'velocity' ({tmp_path / 'raising_agent.py'}:8)",
+        "lost: 8 of the last 10 games (80%)",
+    ]
+    monkeypatch.setattr("pipelines.watching._LOST_S", 0.0)
+    out = io.StringIO()
+    progress = Progress("t", num_steps=1, console=Console(file=out))
+    games = SimpleNamespace(num=1, running=1, failures=0, messages=[])
+    found = numbers_of(hub)
+    assert found is not None
+    Watch(progress, SimpleNamespace(), games, [], 8, 0.8).look(*found)  # type: ignore[arg-type]
+    assert [line.strip() for line in out.getvalue().splitlines()[1:]] == lines
+    with pytest.raises(AgentError) as raised:
+        Watch(progress, SimpleNamespace(), games, [], 8, 0.79).look(*found)  # type: ignore[arg-type]
+    assert raised.value.message == "; ".join(
+        [f"errors take more than trainer.max_lost_share 0.79 allows: {lines[0]}", lines[1]]
+    )

@@ -48,7 +48,7 @@ def doors(grpc_ingress: Ingress, file: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_who_has_a_key_plays_though_ticks_are_passed_on_between_replicas(
+def test_a_client_with_a_key_plays_although_replicas_forward_its_ticks(
     doors: dict[str, str], file: Path, door: str
 ) -> None:
     secret = Keys.load(file).secret("studio").decode()
@@ -66,7 +66,7 @@ def test_who_has_a_key_plays_though_ticks_are_passed_on_between_replicas(
     ids=["none", "wrong secret", "unknown"],
 )
 @pytest.mark.parametrize("door", DOORS)
-def test_who_has_none_is_refused_by_every_door(
+def test_a_client_without_a_valid_key_is_refused_by_every_door(
     doors: dict[str, str], file: Path, door: str, key: dict[str, str], says: str
 ) -> None:
     with Client(doors[door], timeout_s=WAIT_S, **key) as client, pytest.raises(Unauthorized) as refused:  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Scale(torch.nn.Module):
-    """Answers with its one weight, so that a result tells which weights made it."""
+    """Answers with its one weight, so that a result shows which weights made it."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ def factor(value):
     return {"factor": np.array([value], np.float32)}
 
 
-def test_in_local_mode_too_a_model_goes_on_from_its_checkpoint_when_nobody_has_its_weights(ray_cluster, tracking_db):
+def test_a_model_in_local_mode_continues_from_its_checkpoint_when_its_weights_are_gone(ray_cluster, tracking_db):
     model = RemoteModel(
         "left", Scale(1), EXAMPLE, local_mode=True, checkpoint_interval=timedelta.resolution, tracking=tracking_db,
         engine="torch",
@@ -57,7 +57,7 @@ def test_in_local_mode_too_a_model_goes_on_from_its_checkpoint_when_nobody_has_i
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DeadlineExceeded])
-def test_a_start_that_is_interrupted_as_early_as_can_be_leaves_the_name_free(ray_cluster, monkeypatch, error):
+def test_a_start_interrupted_at_once_leaves_the_name_free(ray_cluster, monkeypatch, error):
     def interrupted(store, timeout_s):
         raise error("while the store starts")
 
@@ -69,7 +69,7 @@ def test_a_start_that_is_interrupted_as_early_as_can_be_leaves_the_name_free(ray
         RemoteModel("early")
 
 
-def test_who_is_late_and_interrupted_ends_nothing_of_the_first(ray_cluster, monkeypatch):
+def test_a_late_start_that_is_interrupted_ends_nothing_of_the_first(ray_cluster, monkeypatch):
     first = RemoteModel("first", Scale(3), EXAMPLE, local_mode=True, engine="torch")
 
     def interrupted(*args):
@@ -84,7 +84,7 @@ def test_who_is_late_and_interrupted_ends_nothing_of_the_first(ray_cluster, monk
     first.delete()
 
 
-async def test_options_of_batching_are_the_models_and_its_clones(ray_cluster):
+async def test_a_model_and_its_clones_have_its_batching_options(ray_cluster):
     options = {"max_wait_ms": 5, "max_queue": 2, "buckets": (4,), "threads": 2}
     made = await RemoteModel.connect("batched", Scale(1), EXAMPLE, local_mode=True, **options)
     clone = await asyncio.to_thread(made.clone)

@@ -23,12 +23,12 @@ ENVIRONMENT = {
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_failure_threshold": "5",
 }
-"""Ray is sure within seconds that a node has died, where by default it takes a quarter of a minute."""
+"""Ray notices a dead node within seconds; its default is a quarter of a minute."""
 
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    """What `tests.integration.two_nodes` saw. A Ray that is late is started once more."""
+    """The observations of `tests.integration.two_nodes`. A Ray that starts late is started once more."""
     command = [sys.executable, "-m", "tests.integration.two_nodes"]
     run = functools.partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     done = run(command, env={**os.environ, **ENVIRONMENT})
@@ -40,14 +40,14 @@ def seen() -> dict[str, Any]:
     return found
 
 
-def test_weights_come_over_one_relay_on_each_node_and_in_spite_of_its_kill_and_of_its_silence(
+def test_weights_come_over_one_relay_on_each_node_even_if_it_is_killed_or_hangs(
     seen: dict[str, Any],
 ) -> None:
     assert seen["weights"] == [[1, 2, 3, 4, 5, 6]] * 4, "each once, on both nodes"
-    assert seen["another"], "a relay of its own takes the place of the one that was killed"
+    assert seen["another"], "a new relay replaces the killed one"
 
 
-def test_shards_are_on_both_nodes_the_first_on_that_of_who_made_the_buffer(seen: dict[str, Any]) -> None:
+def test_shards_are_on_both_nodes_the_first_on_that_of_the_buffers_creator(seen: dict[str, Any]) -> None:
     assert seen["at_home"] == [True, False]
 
 
@@ -64,11 +64,11 @@ def test_the_stream_goes_on_when_a_node_dies(seen: dict[str, Any]) -> None:
     assert seen["twice"] == []
 
 
-def test_a_batch_that_was_on_its_way_from_the_node_is_lost_and_the_stream_goes_on(seen: dict[str, Any]) -> None:
+def test_a_batch_on_its_way_from_the_dead_node_is_lost_and_the_stream_goes_on(seen: dict[str, Any]) -> None:
     assert seen["wide"] == [1, 3]
 
 
-def test_a_push_that_may_not_drop_waits_for_the_shard_that_begins_anew_where_there_is_a_node(
+def test_a_push_that_may_not_drop_waits_until_its_shard_restarts_on_a_live_node(
     seen: dict[str, Any],
 ) -> None:
     assert seen["waited"] == [False, [8, 8]]

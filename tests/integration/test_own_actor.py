@@ -40,7 +40,7 @@ def counter(ingress: Ingress, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.mark.parametrize("scheme", ["http", "ws"])
-def test_it_answers_its_sessions_each_by_itself(counter: str, scheme: str) -> None:
+def test_it_keeps_its_sessions_apart(counter: str, scheme: str) -> None:
     url = counter.replace("http", scheme, 1)
     with Client(url, timeout_s=WAIT_S) as one, Client(url, timeout_s=WAIT_S) as other:
         assert (one.start(), other.start()) == (b"ready", b"ready")
@@ -48,10 +48,10 @@ def test_it_answers_its_sessions_each_by_itself(counter: str, scheme: str) -> No
         with pytest.raises(BrayxError, match="b'two' is not a number") as raised:
             one.tick(b"two")
         assert raised.value.code == "bad_body"
-        assert one.tick(b"1") == b"4.5", "it goes on"
+        assert one.tick(b"1") == b"4.5", "the session goes on"
         assert (one.stop(), other.stop()) == (b"4.5", b"10.0")
 
 
-def test_what_it_does_not_answer_is_told(counter: str) -> None:
+def test_a_stateless_call_is_refused(counter: str) -> None:
     with Client(counter, timeout_s=WAIT_S) as client, pytest.raises(BrayxError, match="Counter answers sessions only"):
         client.call(b"1")

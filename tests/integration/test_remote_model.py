@@ -49,7 +49,7 @@ from brayx.model.encoding import JSON, SAFETENSORS, pack, unpack
 from brayx.tracking import register
 from deployments.model import ModelArgs
 from deployments.model import app as model_app
-from pipelines.cli import TEMPLATES
+from pipelines.shipped import TEMPLATES
 from tests.integration.test_prometheus import scrape
 from tests.processes import ours
 from tests.waiting import until, until_awaited
@@ -59,7 +59,7 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Scale(torch.nn.Module):
-    """Answers with its one weight, so that a result tells which weights made it."""
+    """Answers with its one weight, so that a result shows which weights made it."""
 
     def __init__(self, factor: float = 1.0) -> None:
         super().__init__()
@@ -70,8 +70,7 @@ class Scale(torch.nn.Module):
 
 
 class Held(torch.nn.Module):
-    """Leaves the number of its process in a folder with each forward, once there is a file ``held``, and waits there
-    while there is."""
+    """While a file ``held`` exists, a forward leaves a file named after its process, and waits."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -88,7 +87,7 @@ class Held(torch.nn.Module):
 
 
 class Broken(torch.nn.Module):
-    """Fits its example, but not in a replica."""
+    """Works on its example, but not in a replica."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +133,7 @@ def seen(model, value):
 
 @ray.remote(num_cpus=0)
 class Elsewhere:
-    """Another process, which knows the name only."""
+    """Another process, which knows only a model's name."""
 
     async def forward(self, name):
         model = RemoteModel(name)
@@ -147,7 +146,7 @@ class Elsewhere:
         RemoteModel(name, Scale(value), EXAMPLE, OFFSET, num_workers=num_workers, override_model=True)
 
     def start(self, name, local_mode, tracking, folder, first):
-        """Of two that start a model at once the first, which has its trial when the other one looks, or the other."""
+        """One of two concurrent starts of a model. The first has its trial when the other looks up the name."""
         find, create = remote.find, remote.create_weight_store
 
         def looked(name):
@@ -168,8 +167,8 @@ class Elsewhere:
             )
         return model._recipe.token, model._recipe.trial.run_id, model(X, ZERO)["scaled"][0], os.getpid()
 
-    def take_the_turn(self, name, has):
-        """Until it is killed."""
+    def take_the_lock(self, name, has):
+        """Holds the lock of a name until it is killed."""
         with named_lock(name, NAMESPACE, time.monotonic() + 60):
             has.write_text(str(os.getpid()))
             threading.Event().wait()
@@ -236,7 +235,7 @@ async def test_a_named_model_from_start_to_end(model):
     np.testing.assert_array_equal((await model.forward(X, ZERO))["scaled"], [11, 22, 33])
 
 
-def test_clones_have_weights_and_a_lineage_of_their_own(model):
+def test_clones_have_their_own_weights_and_lineage(model):
     model.publish_weights(factor(3), step=5)
     model.publish_weights(factor(4), step=6)
     clone = model.clone(step=5)
@@ -285,10 +284,10 @@ def test_forwards_over_http(serve_instance):
 
 
 @pytest.mark.chaos
-async def test_a_replica_that_dies_in_a_forward_is_told_over_http_and_asked_again_over_grpc(
+async def test_a_replica_that_dies_in_a_forward_is_an_error_over_http_and_retried_over_grpc(
     serve_instance, grpc_ingress, tmp_path
 ):
-    """HTTP's answer is Serve's own, which the guide tells; the gRPC client is brayx's and sends the forward again."""
+    """The HTTP answer is Serve's own, as the guide says; the gRPC client is brayx's and repeats the forward."""
     made = asyncio.to_thread(
         RemoteModel, "held", Held(tmp_path), (np.zeros((1, 1), np.float32),), route_prefix="/held", use_onnx=False
     )
@@ -362,7 +361,7 @@ async def test_a_job_s_model_is_served_alone(serve_instance, grpc_ingress, track
     await asyncio.to_thread(serve.delete, "policy")
 
 
-def test_what_does_not_start_is_told_and_leaves_nothing(serve_instance):
+def test_a_model_that_does_not_start_is_an_error_and_leaves_nothing(serve_instance):
     with pytest.raises(ModelError, match="fails on its own forward_args"):
         RemoteModel("broken", Scale(), (np.zeros((1, 3), np.float32),), OFFSET, local_mode=True)
     with pytest.raises(ModelError, match="code cannot be loaded here: not here"):
@@ -399,13 +398,13 @@ def test_a_model_is_started_again_from_its_checkpoint(serve_instance, tracking_d
     assert over.version == 1, "it is refused before it is published"
     trial = over._recipe.trial
     over.delete()
-    assert trial.status == "KILLED", "another process may go on with it"
+    assert trial.status == "KILLED", "another process may continue it"
     fresh = start()
-    assert fresh(X, ZERO)["scaled"][0] == 1, "what was overridden does not come back"
+    assert fresh(X, ZERO)["scaled"][0] == 1, "an overridden model does not come back"
     fresh.delete()
 
 
-def test_a_clone_has_its_origin_s_weights_whatever_a_clone_of_that_name_has_learned(serve_instance, tracking_db):
+def test_a_clone_has_its_origins_weights_not_those_of_a_former_clone_of_its_name(serve_instance, tracking_db):
     def start(name, value):
         return RemoteModel(
             name, Scale(value), EXAMPLE, OFFSET, local_mode=True, checkpoint_interval=1, tracking=tracking_db
@@ -444,7 +443,7 @@ def test_a_clone_has_its_origin_s_weights_whatever_a_clone_of_that_name_has_lear
     registered.delete()
 
 
-def test_clones_that_are_made_at_once_have_names_of_their_own(serve_instance, tracking_db):
+def test_clones_made_concurrently_have_different_names(serve_instance, tracking_db):
     model = RemoteModel("many", Scale(2), EXAMPLE, OFFSET, local_mode=True, checkpoint_interval=1, tracking=tracking_db)
     both = threading.Barrier(2)
     clones = []
@@ -466,17 +465,17 @@ def test_clones_that_are_made_at_once_have_names_of_their_own(serve_instance, tr
     again = RemoteModel(
         "many-1", Scale(1), EXAMPLE, OFFSET, local_mode=True, checkpoint_interval=1, tracking=tracking_db
     )
-    assert again(X, ZERO)["scaled"][0] == 3, "the trial of the thread that came second is not in its way"
+    assert again(X, ZERO)["scaled"][0] == 3, "the trial of the second thread is not in its way"
     for made in (again, other, model):
         made.delete()
 
 
-@pytest.mark.parametrize(("local_mode", "learned"), [(True, 2), (True, 5), (False, 2)])
-def test_processes_that_start_a_model_with_checkpoints_at_once_get_one_model(
+@pytest.mark.parametrize(("local_mode", "learned"), [(True, 5), (False, 2)])
+def test_processes_that_start_a_model_with_checkpoints_together_get_one_model(
     serve_instance, tracking_db, tmp_path, local_mode, learned
 ):
     name = f"raced-{local_mode}-{learned}"
-    if learned == 5:  # there is a trial to go on with
+    if learned == 5:  # there is a trial to continue
         before = RemoteModel(
             name, Scale(1), EXAMPLE, OFFSET, local_mode=True, checkpoint_interval=1, tracking=tracking_db
         )
@@ -495,10 +494,10 @@ def test_processes_that_start_a_model_with_checkpoints_at_once_get_one_model(
     model.delete()
 
 
-def test_of_models_that_override_one_at_once_the_last_has_the_name_whole(serve_instance):
+def test_the_last_of_several_concurrent_overrides_owns_the_name(serve_instance):
     model = RemoteModel("contested", Scale(1), EXAMPLE, OFFSET)
     processes = [Elsewhere.remote() for _ in range(2)]
-    ray.get([process.forward.remote("contested") for process in processes])  # what they need is imported then
+    ray.get([process.forward.remote("contested") for process in processes])  # imports are done after this
     ray.get([process.override.remote("contested", 2 + i, 1 + i) for i, process in enumerate(processes)], timeout=200)
     last = RemoteModel("contested")
     value = last.get_model().factor.item()
@@ -507,21 +506,21 @@ def test_of_models_that_override_one_at_once_the_last_has_the_name_whole(serve_i
     model.delete()
     replicas = serve.status().applications["model-contested"].deployments["model"].replica_states
     assert sum(replicas.values()) == value - 1
-    assert RemoteModel("contested").publish_weights(factor(7)) == 2, "who was overridden ends nothing"
+    assert RemoteModel("contested").publish_weights(factor(7)) == 2, "an overridden model ends nothing"
     last.delete()
 
 
 @pytest.mark.chaos
-def test_who_is_killed_while_it_overrides_a_model_is_not_waited_for(ray_cluster, tmp_path):
+def test_a_process_killed_while_it_overrides_a_model_is_not_waited_for(ray_cluster, tmp_path):
     def override(timeout_s):
         return RemoteModel(
             "abandoned", Scale(2), EXAMPLE, OFFSET, local_mode=True, override_model=True, start_timeout_s=timeout_s
         )
 
     other, has = Elsewhere.remote(), tmp_path / "pid"
-    other.take_the_turn.remote("abandoned", has)
+    other.take_the_lock.remote("abandoned", has)
     until(lambda: has.exists() and has.read_text(), "it has the turn")
-    with pytest.raises(StartupError, match="another process is starting or overriding model 'abandoned', and not"):
+    with pytest.raises(StartupError, match="another process is starting or overriding model 'abandoned', and did not"):
         override(0.5)
     os.kill(int(has.read_text()), signal.SIGKILL)
     model = override(60)
@@ -553,7 +552,7 @@ def kill_store(model):
     os.kill(call_with_retry(model._store.pid), signal.SIGKILL)
 
 
-def test_a_killed_store_counts_on_and_nothing_published_is_lost(serve_instance):
+def test_a_killed_store_continues_its_versions_and_loses_nothing_published(serve_instance):
     model = RemoteModel("counted", Scale(1), EXAMPLE, OFFSET, local_mode=True)
     other = RemoteModel("counted")
     for step in (10, 20, 30):
@@ -570,7 +569,7 @@ def test_a_killed_store_counts_on_and_nothing_published_is_lost(serve_instance):
     seen(model, 7)
 
     kill_store(model)
-    assert model.get_model().factor.item() == 7, "given back by who follows it"
+    assert model.get_model().factor.item() == 7, "restored by a follower"
     kill_store(model)
     clone = model.clone()
     assert clone(X, ZERO)["scaled"][0] == 7
@@ -583,7 +582,7 @@ def test_a_killed_store_counts_on_and_nothing_published_is_lost(serve_instance):
     with pytest.raises(ModelError, match="the weight store has ended"):
         other.publish_weights(factor(9))
     again = RemoteModel("counted", Scale(1), EXAMPLE, OFFSET, local_mode=True)
-    assert (again.version, again.step) == (1, 0), "another model, which goes on from nothing"
+    assert (again.version, again.step) == (1, 0), "another model, which starts from nothing"
     again.delete()
 
 
@@ -632,7 +631,7 @@ def test_replicas_are_in_ray_s_prometheus_export(serve_instance):
         model.delete()
 
 
-def test_what_was_trained_on_normalised_observations_takes_a_game_s_own(ray_cluster, tmp_path):
+def test_a_model_trained_on_normalised_observations_takes_raw_ones(ray_cluster, tmp_path):
     scaling = Scaling(np.full(3, 10, np.float32), np.full(3, 0.5, np.float32), 4.0)
     module = torch.nn.Linear(3, 1)
     save_weights(tmp_path / "weights.npz", module_weights(module) | to_weights({"obs": scaling}, ["obs"]))
@@ -654,7 +653,7 @@ def test_what_was_trained_on_normalised_observations_takes_a_game_s_own(ray_clus
         model.delete()
 
 
-def test_a_handle_that_is_dropped_follows_nothing(serve_instance):
+def test_a_dropped_handle_follows_nothing(serve_instance):
     model = RemoteModel("dropped", Scale(1), EXAMPLE, OFFSET, local_mode=True)
     handle = RemoteModel("dropped")
     subscriber = handle._shared.subscriber
@@ -683,7 +682,7 @@ print("left")
 """
 
 
-def test_who_leaves_ray_is_not_connected_again(ray_cluster):
+def test_a_process_that_leaves_ray_is_not_connected_again(ray_cluster):
     command = [sys.executable, "-c", LEAVES, ray.get_runtime_context().gcs_address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.strip() == "left", done.stderr

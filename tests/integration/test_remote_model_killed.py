@@ -33,8 +33,8 @@ CALLERS = 16
 COMES_BACK_S = 120.0
 
 
-class Told(torch.nn.Module):
-    """Also answers with the process it runs in."""
+class ReportsPid(torch.nn.Module):
+    """Returns its output and the id of its process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,8 +57,8 @@ class Number(torch.nn.Module):
         return x * self.number
 
 
-async def test_replicas_killed_under_load_give_right_answers_or_fail_in_time_and_are_two_again(ingress):
-    module, x = Told(), np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32)
+async def test_replicas_killed_under_load_answer_right_or_fail_in_time_and_are_replaced(ingress):
+    module, x = ReportsPid(), np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32)
     with torch.no_grad():
         want = module(torch.tensor(x))["y"].numpy()
     model = await RemoteModel.connect("killed", module, (x,), num_workers=2, use_onnx=False, deadline_s=10)
@@ -90,7 +90,7 @@ async def test_replicas_killed_under_load_give_right_answers_or_fail_in_time_and
                 os.kill(victim, signal.SIGKILL)
             pids.clear()
             await until_awaited(lambda: len(pids - victims) == 2, "two replicas answer", COMES_BACK_S)  # noqa: B023
-            pids -= victims  # what was under way to the caller when they died
+            pids -= victims  # replies that were on their way when the replicas died
         before, failed = answered, len(late)
         await until_awaited(lambda: answered > before + 200, "forwards go on")
         assert len(late) == failed
@@ -103,7 +103,7 @@ async def test_replicas_killed_under_load_give_right_answers_or_fail_in_time_and
     await asyncio.to_thread(model.delete)
 
 
-async def test_a_store_killed_while_publishing_fails_no_forward_and_has_the_newest_back(ingress):
+async def test_a_store_killed_while_publishing_fails_no_forward_and_gets_the_newest_back(ingress):
     one = np.ones(1, np.float32)
     model = await RemoteModel.connect("published", Number(), (one[None],), num_workers=2, use_onnx=False)
     client = model.client()
@@ -161,7 +161,7 @@ async def test_a_store_killed_while_publishing_fails_no_forward_and_has_the_newe
 
 
 def test_an_application_is_given_up_in_time_where_serve_hangs(ingress):
-    """By a process that has no client of Serve's yet: making one would ask the controller without a deadline."""
+    """In a process without a Serve client: creating one would call the controller without a deadline."""
     controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
     pid = ray.get(controller.get_pid.remote(), timeout=30)
 

@@ -81,8 +81,8 @@ def is_waited_for(actor):
     return ray.get(actor.__ray_call__.remote(lambda self: len(self._changed._waiters) > 0))
 
 
-def test_a_learner_that_publishes_is_given_nothing_older_even_if_the_buffer_hears_of_it_late(ray_cluster, monkeypatch):
-    """The calls of a buffer come in any order: what was published is here as late as can be."""
+def test_a_learner_gets_nothing_older_than_its_publish_even_if_the_buffer_gets_it_late(ray_cluster, monkeypatch):
+    """A buffer's calls come in any order; here the publish comes as late as possible."""
     monkeypatch.setattr(Shards, "expire", lambda self, newest: None)
     config = BufferConfig(size=1000, batch_size=4, unroll_length=16, max_in_flight=1, max_policy_lag=0)
     first, second = (dataclasses.replace(fragment(0), policy_version=np.full(WHOLE, version)) for version in (1, 2))
@@ -95,14 +95,17 @@ def test_a_learner_that_publishes_is_given_nothing_older_even_if_the_buffer_hear
         stream.took()
         stream.published(2)
         coming = pool.submit(next, stream)
-        until(lambda: coming.done() or "dropped.policy_lag" in ray.get(actor.stats.remote()), "it was told, or not")
+        until(
+            lambda: coming.done() or "dropped.policy_lag" in ray.get(actor.stats.remote()),
+            "the old batch is dropped, or given out",
+        )
         remote.push(second)
         batch = coming.result(60)
         stream.close()
     assert (batch["policy_version"][batch["mask"] > 0] == 2).all()
 
 
-def test_what_another_process_pushes_comes_out_whole_in_order_one_batch_a_block(ray_cluster):
+def test_pushes_of_another_process_come_out_whole_in_order_one_batch_a_block(ray_cluster):
     with running_buffer(ray_cluster) as (name, actor):
 
         @ray.remote(num_cpus=0)
@@ -178,7 +181,7 @@ def test_credits_bound_what_is_in_flight(ray_cluster):
         stream.close()
 
 
-def test_a_stream_nothing_was_ever_pushed_to_can_be_ended(ray_cluster):
+def test_a_stream_without_any_push_can_be_ended(ray_cluster):
     with running_buffer(ray_cluster) as (name, actor):
         thread, got, failed = read_in_background(dataset_of(name, ray_cluster))
         until(lambda: is_waited_for(actor), "the reader waiting", timeout_s=60)

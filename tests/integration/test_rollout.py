@@ -102,11 +102,11 @@ FILES = """
 T = 8
 ENVS = 4
 WAIT_S = 120.0
-"""A worker's process imports torch and exports its model, which takes long where everything else does, too."""
+"""A worker's process imports torch and exports its model, which takes long on a busy machine."""
 
 
 class Job:
-    """The actors around some workers, and a learner's part played by the test."""
+    """The actors around some workers; the test plays the learner."""
 
     def __init__(self, namespace, folder, **options):
         name = uuid.uuid4().hex[:8]
@@ -183,7 +183,7 @@ def job(ray_cluster, tmp_path):
         yield make
 
 
-def test_a_worker_that_joins_while_a_shard_and_the_moments_are_being_restarted_plays(job):
+def test_a_worker_can_join_while_a_shard_and_the_moments_restart(job):
     made = job(normalise_obs=True)
     made.publish()
     for actor in (made.buffer, made.moments):
@@ -205,28 +205,30 @@ def test_blocking_workers_collect_one_update_with_each_version(job):
             batch = made.take()
             assert set(batch["policy_version"][batch["mask"] > 0]) == {version}
             assert batch["obs"].shape == (8, T + 1, 4)
-            until(lambda count=2 * version: workers.collected.fragments == count, "both have told of it", WAIT_S)
+            until(
+                lambda count=2 * version: workers.collected.fragments == count, "both workers have reported it", WAIT_S
+            )
         stats = made.stats()
-    assert (stats["batches"], stats["waiting"]) == (0, 0), "nobody collects a second time with the same weights"
+    assert (stats["batches"], stats["waiting"]) == (0, 0), "no worker collects twice with the same weights"
     assert workers.collected.overdue == 0
     assert not workers.failures
 
 
-def test_what_is_refused_of_a_blocking_worker_it_makes_up_for_with_the_same_version(job):
+def test_a_blocking_worker_replaces_refused_data_with_the_same_version(job):
     made = job(mode="blocking", func="slipping", num_workers=2)
     with made.workers(2) as workers:
         for version in (1, 2):
             assert made.publish() == version
             assert set(made.take()["policy_version"][:, :-1].flat) == {version}
-        until(lambda: workers.collected.fragments == 6, "both have told of it", WAIT_S)
+        until(lambda: workers.collected.fragments == 6, "both workers have reported it", WAIT_S)
         stats = made.stats()
     assert stats["dropped.bad_fragment"] > T
-    assert (stats["batches"], stats["waiting"]) == (0, 0), "no more than that"
-    assert workers.collected.overdue == 0, "nobody waited for a batch that would never be full"
+    assert (stats["batches"], stats["waiting"]) == (0, 0), "no further batch"
+    assert workers.collected.overdue == 0, "no worker waited for a batch that would never be full"
 
 
-def test_after_a_wait_that_was_given_up_batches_are_of_the_newest_version_again(job):
-    """What was collected meanwhile would else stay ahead of all that comes."""
+def test_batches_have_the_newest_version_again_after_an_abandoned_wait(job):
+    """Otherwise the data collected meanwhile would stay ahead of all new data."""
     made = job(mode="blocking", num_workers=2, wait_s=1.0, sampling={"max_policy_lag": 0})
     stream = read_buffer(made.spec.buffer, made.spec.namespace, timeout_s=WAIT_S)
     stream.holds = True
@@ -238,12 +240,12 @@ def test_after_a_wait_that_was_given_up_batches_are_of_the_newest_version_again(
             batch = next(stream)
             seen.append(sorted(set(batch["policy_version"][batch["mask"] > 0].tolist())))
             stream.took()
-            if version == 1:  # the learner is at something that takes long
+            if version == 1:  # the learner is busy for a long time
                 until(lambda: made.stats()["batches"] > 0, "another batch with the same version waits", WAIT_S)
-        until(lambda: workers.collected.overdue > 0, "they have told of it", WAIT_S)
+        until(lambda: workers.collected.overdue > 0, "the workers have reported it", WAIT_S)
     stream.close()
     assert seen == [[1], [2], [3], [4], [5]]
-    assert made.stats()["dropped.policy_lag"] > 7 * T, "a batch, but for rows that nobody learns from"
+    assert made.stats()["dropped.policy_lag"] > 7 * T, "a batch, except the rows that are not learned from"
 
 
 def test_a_worker_without_a_learner_waits_for_room(job):
@@ -254,10 +256,10 @@ def test_a_worker_without_a_learner_waits_for_room(job):
         held = workers.collected.fragments
         made.take()
         until(lambda: workers.collected.fragments > held and made.stats()["batches"] == 2, "it went on", WAIT_S)
-        assert "dropped.full" not in made.stats(), "what has no room is not collected"
+        assert "dropped.full" not in made.stats(), "a worker does not collect without room"
 
 
-def test_nothing_is_lost_for_coming_at_once_where_the_rate_allows_less_than_one_worker_brings(job):
+def test_nothing_is_lost_when_the_rate_allows_less_than_one_worker_brings(job):
     """A sample makes room for one column, workers bring four each."""
     made = job(size=64, sampling={"sampler": "uniform", "samples_per_insert": 8.0, "min_columns": 8})
     made.publish()
@@ -267,10 +269,10 @@ def test_nothing_is_lost_for_coming_at_once_where_the_rate_allows_less_than_one_
             made.take()
         stats = made.stats()
     assert not [name for name in stats if name.startswith("dropped")], stats
-    assert stats["samples"] > 8 * (stats["inserts"] - 8) - 40, "the rate is kept by what waits"
+    assert stats["samples"] > 8 * (stats["inserts"] - 8) - 40, "waiting data keeps the rate"
 
 
-def test_a_killed_worker_is_replaced_and_costs_what_it_had_in_hand_and_others_join_and_leave(job):
+def test_a_killed_worker_is_replaced_and_loses_only_its_fragment_and_others_join_and_leave(job):
     made = job(size=64)
     made.publish()
     with made.workers(2) as workers:
@@ -296,47 +298,47 @@ def test_a_killed_worker_is_replaced_and_costs_what_it_had_in_hand_and_others_jo
         held = workers.collected
         until(lambda: made.take() is not None and workers.collected.steps > held.steps, "the last goes on", WAIT_S)
         assert workers.failures == failures
-        assert made.events == events, "who joins or leaves costs nothing"
+        assert made.events == events, "joining and leaving lose nothing"
 
 
 def pids(workers):
     """Process id of each worker that answers, by index."""
     handles = {slot.index: slot.handle for slot in list(workers._slots.values()) if slot.handle is not None}
-    asked = {
+    calls = {
         index: handle.__ray_call__.options(concurrency_group="control").remote(lambda worker: os.getpid())
         for index, handle in handles.items()
     }
-    return {index: pid for index, answer in asked.items() if (pid := result_or(None, answer, 5.0)) is not None}
+    return {index: pid for index, answer in calls.items() if (pid := result_or(None, answer, 5.0)) is not None}
 
 
 def at_a_fragment(made, workers, folder):
-    """Its one worker has collected, and is held in the middle of a fragment; its process."""
+    """Holds the only worker in the middle of a fragment, after its first; returns its process id."""
     until(lambda: workers.running == 1, "it collects", WAIT_S)
     (pid,) = pids(workers).values()
     (folder / "hold").touch()
-    until((folder / "held").exists, "it is at a fragment", WAIT_S)
+    until((folder / "held").exists, "it is in a fragment", WAIT_S)
     return pid
 
 
-def test_a_worker_that_leaves_has_the_time_that_its_fragment_takes(job, tmp_path):
+def test_a_leaving_worker_may_finish_its_fragment(job, tmp_path):
     made = job(func="holding", size=10**5)
     made.publish()
     with made.workers() as workers:
         pid = at_a_fragment(made, workers, tmp_path)
         workers.scale(0)
         until(lambda: not pids(workers), "it is to leave", WAIT_S)
-        told = workers.collected.fragments
-        time.sleep(_STOP_S + 1)  # what a job that ends gives it
+        before = workers.collected.fragments
+        time.sleep(_STOP_S + 1)  # longer than an ending job waits for it
         assert psutil.pid_exists(pid)
         (tmp_path / "hold").unlink()
         until(lambda: not psutil.pid_exists(pid), "it has left", WAIT_S)
-        until(lambda: workers.collected.fragments > told, "what it did is known", WAIT_S)
-        assert made.stats()["pushed"] == workers.collected.steps, "what it was at is there"
+        until(lambda: workers.collected.fragments > before, "its last fragment is reported", WAIT_S)
+        assert made.stats()["pushed"] == workers.collected.steps, "its last fragment is in the buffer"
     assert not made.events
     assert not workers.messages
 
 
-def test_a_worker_that_takes_too_long_to_leave_is_ended_and_what_it_had_is_counted(job, tmp_path):
+def test_a_worker_that_takes_too_long_to_leave_is_ended_and_its_lost_steps_are_counted(job, tmp_path):
     made = job(func="holding", size=10**5, fragment_timeout_s=5.0)
     made.publish()
     with made.workers() as workers:
@@ -350,7 +352,7 @@ def test_a_worker_that_takes_too_long_to_leave_is_ended_and_what_it_had_is_count
     assert not workers.failures
 
 
-def test_what_a_worker_pushed_that_takes_too_long_to_leave_is_known_and_not_lost(job, tmp_path):
+def test_pushes_of_a_worker_that_takes_too_long_to_leave_are_not_lost(job, tmp_path):
     made = job(func="staying", size=10**5, fragment_timeout_s=5.0)
     made.publish()
     (tmp_path / "stay").touch()
@@ -361,10 +363,10 @@ def test_what_a_worker_pushed_that_takes_too_long_to_leave_is_known_and_not_lost
         until(lambda: not psutil.pid_exists(pid), "it was ended", WAIT_S)
         until(lambda: made.events, "it was counted", WAIT_S)
         assert made.stats()["pushed"] == workers.collected.steps
-    assert made.events == {"rollout_steps_lost.scaled": ENVS * T}, "a push at most: it was at no fragment any more"
+    assert made.events == {"rollout_steps_lost.scaled": ENVS * T}, "one push at most: it was in no fragment any more"
 
 
-def test_what_a_worker_is_at_when_its_job_ends_is_counted_once(job, tmp_path):
+def test_a_fragment_that_is_lost_when_its_job_ends_is_counted_once(job, tmp_path):
     made = job(func="holding", size=10**5)
     made.publish()
     with made.workers() as workers:
@@ -374,7 +376,7 @@ def test_what_a_worker_is_at_when_its_job_ends_is_counted_once(job, tmp_path):
     assert not workers.failures
     done = workers.collected
     workers.stop()
-    assert (workers.collected, len(made.events)) == (done, 1), "once is enough"
+    assert (workers.collected, len(made.events)) == (done, 1), "it is not counted again"
 
 
 def test_an_environment_that_raises_ends_the_rollout_by_name_after_the_failures_allowed(job):
@@ -400,7 +402,7 @@ def test_errors_of_an_environment_that_are_far_apart_do_not_end_the_rollout(job,
         assert workers.error is None
 
 
-def test_blocking_workers_share_out_an_update_anew_when_they_are_scaled(job):
+def test_scaling_redistributes_an_update_among_blocking_workers(job):
     made = job(mode="blocking", num_workers=2)
     with made.workers(2) as workers:
         with pytest.raises(ConfigError, match="3 workers x 4 environments give 12 columns"):
@@ -413,7 +415,7 @@ def test_blocking_workers_share_out_an_update_anew_when_they_are_scaled(job):
         assert made.stats()["batches"] == 0
 
 
-def test_a_worker_that_was_there_before_a_learner_brought_its_moments_back_collects_with_them(job):
+def test_a_worker_uses_moments_that_its_learner_restores_later(job):
     made = job(normalise_obs=True)
     seen = Moments((4,))
     seen.add(np.random.default_rng(0).normal(100.0, 1.0, (100_000, 4)))
@@ -425,7 +427,7 @@ def test_a_worker_that_was_there_before_a_learner_brought_its_moments_back_colle
     assert (obs == -10.0).all(), "CartPole's observations are far below 100"
 
 
-def test_workers_share_what_they_normalise_by_and_a_store_that_died_has_it_back(job):
+def test_workers_share_their_moments_and_a_restarted_store_gets_them_back(job):
     made = job(normalise_obs=True, normalise_reward=True)
     made.publish()
 

@@ -27,7 +27,7 @@ PARTS = ("hub", "weights", "moments", "buffer/buffer")
 
 @pytest.fixture(scope="module")
 def trial(ray_cluster: str, new_tracking_db: Callable[[Path], str], tmp_path_factory: Any) -> Iterator[Trial]:
-    """One that runs on this Ray, with its hub."""
+    """A running trial on this Ray, with its hub."""
     opened = Trial.open("games", "main", new_tracking_db(tmp_path_factory.mktemp("scale")))
     tell_where(opened)
     hub = create_hub(hub_name(opened), NAMESPACE, opened, interval_s=0.1)
@@ -37,13 +37,13 @@ def trial(ray_cluster: str, new_tracking_db: Callable[[Path], str], tmp_path_fac
 
 
 def rollouts_of(trial: Trial, *overrides: str) -> Rollouts:
-    """A job's rollouts, of two workers each, before they are at work."""
+    """A job's rollouts of two workers each, not started yet."""
     names = {part: f"{trial.run_id}/{part}" for part in PARTS}
     return Rollouts(JobConfig.load(TEMPLATE, overrides), names, NAMESPACE, Recorder())
 
 
-def asked(trial: Trial, rollouts: Rollouts, count: int, rollout: str | None = None) -> Any:
-    """What somebody who asks is answered while the job looks into its inbox."""
+def request_scale(trial: Trial, rollouts: Rollouts, count: int, rollout: str | None = None) -> Any:
+    """The answer to a request to scale, while the job reads its inbox."""
     got: list[Scaled | BrayxError] = []
 
     def ask() -> None:
@@ -63,11 +63,11 @@ def asked(trial: Trial, rollouts: Rollouts, count: int, rollout: str | None = No
     return answer
 
 
-def test_a_rollout_gets_as_many_workers_as_are_asked_for(trial: Trial) -> None:
+def test_a_rollout_gets_the_requested_number_of_workers(trial: Trial) -> None:
     rollouts = rollouts_of(trial)
-    assert asked(trial, rollouts, 1) == Scaled("rollout", 2, 1)
+    assert request_scale(trial, rollouts, 1) == Scaled("rollout", 2, 1)
     assert rollouts.num == 1
-    assert asked(trial, rollouts, 2, "rollout") == Scaled("rollout", 1, 2)
+    assert request_scale(trial, rollouts, 2, "rollout") == Scaled("rollout", 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -83,30 +83,30 @@ def test_a_rollout_gets_as_many_workers_as_are_asked_for(trial: Trial) -> None:
         ("3", "wide", "cannot go on with '3' workers"),
     ],
 )
-def test_what_cannot_be_is_told_to_who_asks_and_changes_nothing(
+def test_an_impossible_request_is_refused_and_changes_nothing(
     trial: Trial, count: Any, rollout: str | None, message: str
 ) -> None:
     rollouts = rollouts_of(trial, WIDE)
     with pytest.raises(ConfigError, match=message):
-        asked(trial, rollouts, count, rollout)
+        request_scale(trial, rollouts, count, rollout)
     assert rollouts.num == 4
-    assert asked(trial, rollouts, 3, "wide") == Scaled("wide", 2, 3)
+    assert request_scale(trial, rollouts, 3, "wide") == Scaled("wide", 2, 3)
 
 
 def test_a_job_that_steps_no_environments_says_so(trial: Trial) -> None:
     job = JobConfig.load(TEMPLATE.with_name("cartpole.yaml"))
     with pytest.raises(ConfigError, match="the job has no rollout"):
-        asked(trial, Rollouts(job, {"hub": hub_name(trial)}, NAMESPACE, Recorder()), 2)
+        request_scale(trial, Rollouts(job, {"hub": hub_name(trial)}, NAMESPACE, Recorder()), 2)
 
 
-def test_a_job_that_is_busy_does_not_do_it_later(trial: Trial) -> None:
+def test_a_busy_job_does_not_scale_later(trial: Trial) -> None:
     with pytest.raises(DeadlineExceeded, match=r"did not take the request within 0\.1 s, and will not do so later"):
         scale("main", 1, tracking=trial.uri, timeout_s=0.1)
     hub = ray.get_actor(hub_name(trial), namespace=NAMESPACE)
     assert rollouts_of(trial).answer(hub) == []
 
 
-def test_a_job_that_ended_without_a_word_is_told_from_a_busy_one(ray_cluster: str, tracking_db: str) -> None:
+def test_a_job_that_died_is_distinguished_from_a_busy_one(ray_cluster: str, tracking_db: str) -> None:
     tell_where(Trial.open("games", "main", tracking_db))  # its hub is gone
     with pytest.raises(JobNotRunning, match="its Ray has no such job any more"):
         scale("main", 1, tracking=tracking_db)

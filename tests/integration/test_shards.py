@@ -86,7 +86,7 @@ def test_a_push_that_may_not_drop_waits_for_room_and_says_what_is_wrong(ray_clus
             buffer.push(columns(2), drop=False)
 
 
-def test_a_push_that_waits_for_a_shard_that_hangs_is_given_up_when_its_handle_is_closed(ray_cluster):
+def test_closing_a_handle_ends_a_push_that_waits_for_a_hung_shard(ray_cluster):
     with running(ray_cluster) as buffer:
         hung = pid(buffer.shards[0])
         raised = []
@@ -109,7 +109,7 @@ def test_a_push_that_waits_for_a_shard_that_hangs_is_given_up_when_its_handle_is
             buffer.push(columns(2), drop=False)
 
 
-def test_who_attaches_while_a_shard_is_being_restarted_waits_for_it(ray_cluster):
+def test_attaching_waits_for_a_shard_that_restarts(ray_cluster):
     with running(ray_cluster, num_workers=2) as buffer:
         for number in range(2):
             os.kill(pid(buffer.shards[number]), signal.SIGKILL)
@@ -119,7 +119,7 @@ def test_who_attaches_while_a_shard_is_being_restarted_waits_for_it(ray_cluster)
         assert buffer.stats()["pushed"] >= WHOLE
 
 
-def test_what_the_shards_have_counted_is_in_the_hub_before_it_closes(ray_cluster):
+def test_the_counts_of_the_shards_are_in_the_hub_before_it_closes(ray_cluster):
     hub_name = f"hub-{uuid.uuid4().hex[:8]}"
     hub = create_hub(hub_name, ray_cluster, None)
     with (
@@ -137,7 +137,7 @@ def test_what_the_shards_have_counted_is_in_the_hub_before_it_closes(ray_cluster
     ray.kill(hub)
 
 
-def test_a_shard_that_hangs_does_not_keep_the_others_counts_from_the_hub(ray_cluster):
+def test_a_hung_shard_does_not_keep_the_others_counts_from_the_hub(ray_cluster):
     hub_name = f"hub-{uuid.uuid4().hex[:8]}"
     hub = create_hub(hub_name, ray_cluster, None)
     with running(ray_cluster, hub=hub_name) as silent, running(ray_cluster, hub=hub_name) as buffer:
@@ -157,7 +157,7 @@ def test_iterating_has_a_deadline(ray_cluster):
         next(buffer.batches(timeout_s=0.2))
 
 
-def test_nothing_is_kept_of_batches_that_ranks_have_taken(ray_cluster):
+def test_batches_that_ranks_have_taken_are_freed(ray_cluster):
     with running(ray_cluster, max_in_flight=4) as buffer:
         shards = replay_dataset(buffer.name, namespace=ray_cluster).streaming_split(2)
         streams = [batches_of(shard, buffer.name, ray_cluster) for shard in shards]
@@ -199,7 +199,7 @@ class Seen(Housekeeping):
         Seen.executor = executor
 
 
-def test_nothing_is_kept_of_batches_that_this_process_has_taken(ray_cluster):
+def test_batches_that_this_process_has_taken_are_freed(ray_cluster):
     with running(ray_cluster, max_in_flight=4) as buffer:
         dataset = replay_dataset(buffer.name, namespace=ray_cluster)
         dataset.context.custom_execution_callback_classes[:] = [Seen]
@@ -216,7 +216,7 @@ def test_nothing_is_kept_of_batches_that_this_process_has_taken(ray_cluster):
 
 
 class Changed(Housekeeping):
-    """Finds nothing of what it looks at."""
+    """Sees executors without the attributes that it reads."""
 
     def before_execution_starts(self, executor):
         super().before_execution_starts(object())
@@ -226,7 +226,7 @@ class Changed(Housekeeping):
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
-def test_a_stream_goes_on_where_ray_does_not_keep_what_it_did(ray_cluster, ranks):
+def test_a_stream_goes_on_where_ray_has_changed_its_executor(ray_cluster, ranks):
     with running(ray_cluster) as buffer:
         dataset = replay_dataset(buffer.name, namespace=ray_cluster)
         dataset.context.custom_execution_callback_classes[:] = [Changed]
@@ -305,7 +305,7 @@ def test_the_stream_reads_from_all_shards_and_goes_on_when_one_dies(ray_cluster,
     ray.kill(hub)
 
 
-def test_a_shard_that_hangs_silences_no_other(ray_cluster):
+def test_a_hung_shard_does_not_block_the_others(ray_cluster):
     with running(ray_cluster, num_workers=2, max_in_flight=8) as buffer, running(ray_cluster) as other:
         for number in range(2):
             ray.get(buffer.shards[0].actor.push.remote([columns(2, number)]))
@@ -337,7 +337,7 @@ def test_a_shard_that_hangs_silences_no_other(ray_cluster):
         assert not reader.is_alive()
 
 
-def test_a_buffer_that_hangs_is_looked_for_no_longer_than_asked(ray_cluster):
+def test_looking_for_a_hung_buffer_ends_in_time(ray_cluster):
     with running(ray_cluster) as buffer:
         hung = pid(buffer.shards[0])
         os.kill(hung, signal.SIGSTOP)
@@ -360,7 +360,7 @@ def test_a_push_goes_on_to_the_next_shard_when_the_first_is_full_or_dead(ray_clu
         assert buffer.stats()["pushed"] == WHOLE
 
 
-def test_several_buffers_by_their_weights_without_waiting_for_the_driest(ray_cluster):
+def test_several_buffers_are_mixed_by_weight_without_waiting_for_an_empty_one(ray_cluster):
     with running(ray_cluster, size=100, max_in_flight=4) as games, running(ray_cluster, size=100) as records:
         for _ in range(30):
             games.push(columns(2, 1), drop=False)
@@ -383,7 +383,7 @@ def test_several_buffers_by_their_weights_without_waiting_for_the_driest(ray_clu
         stream.close()
 
 
-def test_priorities_find_the_shard_that_the_batch_is_of(ray_cluster):
+def test_priorities_reach_the_shard_of_their_batch(ray_cluster):
     with running(ray_cluster, num_workers=2, sampler="prioritised", priority_exponent=1.0) as buffer:
         for shard, number in zip(buffer.shards, (1, 2), strict=True):
             ray.get(shard.actor.push.remote([columns(2, number), columns(2, 5)]))
@@ -399,13 +399,13 @@ def test_priorities_find_the_shard_that_the_batch_is_of(ray_cluster):
         assert [origin >> 16 for origin in ray.get(origins)] == [0, 1], "it cannot be taken for the other's"
 
 
-def test_a_learner_behind_ray_data_moves_what_the_shards_draw(ray_cluster):
+def test_priorities_of_a_learner_behind_ray_data_change_what_the_shards_draw(ray_cluster):
     options = {"sampler": "prioritised", "priority_exponent": 1.0, "importance_exponent": 0.5}
     with running(ray_cluster, num_workers=2, batch_size=8, size=1, **options) as buffer:
         for shard, first in zip(buffer.shards, (0, 4), strict=True):
             ray.get(shard.actor.push.remote([columns(1, first + n) for n in range(4)]))
         stream = batches_of(replay_dataset(buffer.name, namespace=ray_cluster), buffer.name, ray_cluster)
-        counts, told = np.zeros(8), set()
+        counts, updated = np.zeros(8), set()
 
         def learn():
             batch = next(stream)
@@ -415,11 +415,11 @@ def test_a_learner_behind_ray_data_moves_what_the_shards_draw(ray_cluster):
             return numbers, batch["weight"]
 
         numbers, weights = learn()
-        assert sorted(numbers % 4) == [0, 0, 1, 1, 2, 2, 3, 3], "new ones come equally often"
+        assert sorted(numbers % 4) == [0, 0, 1, 1, 2, 2, 3, 3], "new items come equally often"
         assert (weights == 1).all()
-        while len(told) < 8:
-            told.update(learn()[0].tolist())
-        for _ in range(8):  # what was drawn before the last of them was known
+        while len(updated) < 8:
+            updated.update(learn()[0].tolist())
+        for _ in range(8):  # batches drawn before the last update arrived
             learn()
         for _ in range(100):
             numbers, weights = learn()
@@ -431,7 +431,7 @@ def test_a_learner_behind_ray_data_moves_what_the_shards_draw(ray_cluster):
         assert counts[:4].sum() == pytest.approx(400, abs=80), "each shard gives its share"
         assert buffer.stats()["stale"] == 0
         buffer.end()
-        list(stream)  # what was under way
+        list(stream)  # batches in flight
 
 
 def test_importance_grows_by_the_batches_of_all_shards_and_goes_on_when_one_dies(ray_cluster):

@@ -31,7 +31,7 @@ DIRECTORY = f"{APPLICATION}/sessions"
     [(serve.shutdown, False), (lambda: serve.delete(APPLICATION), True)],
     ids=["shutdown", "delete"],
 )
-async def test_running_sessions_finish_or_are_told_that_they_were_drained(
+async def test_running_sessions_finish_or_end_as_drained(
     start_serve: Callable[[bool | None], Ingress], tmp_path: Path, way: Callable[[], None], keeps_proxy: bool
 ) -> None:
     """Serve that is shut down ends its proxy at once, and with it the connections through it."""
@@ -74,7 +74,7 @@ async def test_running_sessions_finish_or_are_told_that_they_were_drained(
         staying = [client for client in digests if client not in finishing]
         names = {client: str(client.session) for client in digests}
         newcomer = await opened(f"tcp://127.0.0.1:{tcp}")
-        await newcomer.start()  # over a connection that stays: new ones are not taken any more
+        await newcomer.start()  # over a connection that stays open: new ones will not be accepted
         await newcomer.stop()
 
         ending = asyncio.create_task(asyncio.to_thread(way))
@@ -91,10 +91,10 @@ async def test_running_sessions_finish_or_are_told_that_they_were_drained(
             await asyncio.sleep(0.05)
         for client in finishing:
             await tick(client)
-            assert Entry.decode(await client.stop()).digest == digests[client], "what runs may finish"
-        told = {client: await task for client, task in playing.items()}
+            assert Entry.decode(await client.stop()).digest == digests[client], "a running session may finish"
+        outcomes = {client: await task for client, task in playing.items()}
         await ending
-    for client, error in told.items():
+    for client, error in outcomes.items():
         # Between two requests its connection may end before the client gets the reason.
         surely = client.url.startswith("ws") and (keeps_proxy or client.url != proxy)
         assert isinstance(error, SessionLost) or not surely, f"{client.url}: {error!r}"
@@ -107,14 +107,14 @@ async def test_running_sessions_finish_or_are_told_that_they_were_drained(
         ends.update((e.session, e.reason) for e in events(tmp_path / "events") if e.what == "end")
         return len(ends) >= len(digests)
 
-    await until(ended, "every agent being told")
+    await until(ended, "the end of every session")
     broken = {names[client] for client in staying if client.url == proxy and not keeps_proxy}
     for session in broken & {session for session, reason in ends if reason == "disconnect"}:
         ends[session, "drained"] = ends.pop((session, "disconnect"))
     expected = {(names[client], "stop") for client in finishing} | {(names[client], "drained") for client in staying}
     starts_of_newcomer = {key for key in ends if key[0] not in names.values()}
     assert {reason for _, reason in starts_of_newcomer} <= {"stop"}
-    assert ends == Counter(expected | starts_of_newcomer), "each was told its end once"
+    assert ends == Counter(expected | starts_of_newcomer), "each session ended once"
     directory = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
     assert ray.get(directory.addresses.remote()) == []
     stop_directory(DIRECTORY)

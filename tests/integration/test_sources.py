@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import signal
@@ -25,6 +26,7 @@ from deployments.job import JobConfig
 from pipelines.progress import Progress
 from pipelines.sources import Sources
 from pipelines.train import _watch
+from pipelines.trainee_on_ray import RayTrainee
 from pipelines.watching import Watch
 from tests.waiting import until
 
@@ -95,7 +97,7 @@ def test_everything_arrives_in_order_although_the_buffer_is_small(
 
 
 @pytest.mark.parametrize(("function", "said"), [("wrong", "yielded int"), ("breaks", "OSError: no such file")])
-def test_a_source_that_fails_is_told(
+def test_a_failing_source_is_reported(
     tmp_path: Path, buffer: Any, function: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -125,14 +127,12 @@ def test_a_source_outlives_the_process_of_its_buffer(
             if len(seen) == 12:
                 break
         assert sources.join(10.0)
-    assert seen == [4.0, 5.0, 6.0, 7.0, *map(float, range(8))], "all but the four that went with it, once each"
+    assert seen == [4.0, 5.0, 6.0, 7.0, *map(float, range(8))], "all but the four lost with it, once each"
     assert sources.fed == {"data": 16}
     assert not sources.errors
 
 
-def test_a_buffer_that_is_gone_is_told_in_one_line(
-    tmp_path: Path, buffer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_buffer_is_reported_in_one_line(tmp_path: Path, buffer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(__import__("sys").modules, "rest_data", raising=False)
     with Sources(job(tmp_path, "good"), {"buffer": buffer}) as sources:
@@ -145,16 +145,19 @@ def test_a_buffer_that_is_gone_is_told_in_one_line(
     assert "\n" not in error.message
 
 
-def test_a_buffer_that_restarts_is_told_again_that_nothing_more_comes(buffer: Any) -> None:
+def test_a_restarted_buffer_is_ended_again(buffer: Any) -> None:
     actor = buffer.shards[0].actor
     hub = create_hub(f"hub-{uuid.uuid4().hex}", NAMESPACE, None)
-    learner = SimpleNamespace(running=True)
+    over = threading.Event()
+    learner = SimpleNamespace(running=True, wait=over.wait)
+    trainee = SimpleNamespace(hub=hub, learner=learner, learned=[buffer], look=lambda: None)
+    trainee.is_over = functools.partial(RayTrainee.is_over, trainee)
     games = SimpleNamespace(num=0, running=0, failures=0, messages=[])
     sources = SimpleNamespace(errors=[], done=True)
     rollouts = SimpleNamespace(num=0, running=0, failures=0, messages=[], error=None, answer=lambda hub: [])
     progress = Progress("t", num_steps=1, console=Console(file=io.StringIO()))
     watch = Watch(progress, learner, games, [rollouts], 8, None)
-    given = (watch, hub, [buffer], learner, sources, rollouts)
+    given = (watch, trainee, sources, rollouts)
     watching = threading.Thread(target=_watch, args=given, kwargs={"games_play": False, "say": progress.say})
     watching.start()
 
@@ -179,5 +182,6 @@ def test_a_buffer_that_restarts_is_told_again_that_nothing_more_comes(buffer: An
         assert watching.is_alive()
     finally:
         learner.running = False
+        over.set()
         watching.join(30)
         ray.kill(hub)

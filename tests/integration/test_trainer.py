@@ -29,7 +29,7 @@ from brayx.tracking import Trial
 from brayx.trainer.config import TrainerConfig
 from brayx.types import Fragment
 from deployments.job import JobConfig
-from pipelines.cli import TEMPLATES
+from pipelines.shipped import TEMPLATES
 from pipelines.train import train
 from tests.processes import ours
 from tests.waiting import until
@@ -60,7 +60,7 @@ def fragment():
 
 
 class Job:
-    """Everything around a learner, and somebody who plays."""
+    """Everything around a learner, and a thread that plays."""
 
     def __init__(self, namespace, tracking_db, folder, **options):
         name = uuid.uuid4().hex[:8]
@@ -100,7 +100,7 @@ class Job:
             remote.push(fragment())
 
     def learner(self):
-        return Learner(self.spec, self.storage, self.numbers)
+        return Learner(self.spec, self.storage, self.numbers).start()
 
     def newest(self):
         found = ray.get(self.store.newest.remote())
@@ -118,7 +118,7 @@ class Job:
 @pytest.fixture
 def job(ray_cluster, tracking_db, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")  # 2 s by default, and each change waits for it
-    monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # a process of each training's own
+    monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # a separate process for each training
     with contextlib.ExitStack() as stack:
 
         def make(**options):
@@ -166,7 +166,7 @@ def test_in_process_to_the_end_with_hooks_and_an_evaluation_buffer(job, tmp_path
     assert {"eval/loss", "eval/steps"} <= snapshot.keys()
     assert 0 <= snapshot["learner_idle_fraction"] <= 1
     assert snapshot["handled"] >= 20
-    assert remote.shards.ended(), "who waits for more of it comes back"
+    assert remote.shards.ended(), "a reader that waits for more returns"
     remote.shards.kill()
 
 
@@ -195,14 +195,14 @@ def test_the_target_return_ends_it_and_marks_the_checkpoint(job):
     assert job.trial.best_checkpoint("episode_return").metrics["episode_return"] == 12.0
 
 
-def test_a_module_that_is_no_model_is_named(job, tmp_path):
+def test_a_module_that_is_not_a_model_is_named(job, tmp_path):
     job = job(where="process")
     (tmp_path / f"{job.spec.model_module}.py").write_text("def build_model(name, config):\n    return 1\n")
     with pytest.raises(ConfigError, match="build_model must return"):
         job.learner().result(30)
 
 
-def test_in_ray_train_ranks_learn_as_one_and_go_on_from_their_checkpoint_when_one_is_killed(job):
+def test_ray_train_ranks_learn_as_one_and_resume_from_their_checkpoint_when_one_is_killed(job):
     """Its one failure is more than ``max_failures``, and far from any other."""
     job = job(
         where="train", num_workers=2, num_steps=10**9, checkpoint_interval_s=0.5, max_failures=0, failure_window_s=0.1
@@ -224,7 +224,7 @@ def test_in_ray_train_ranks_learn_as_one_and_go_on_from_their_checkpoint_when_on
     assert len(job.trial.checkpoints()) <= 3
 
 
-def test_in_ray_train_what_would_only_fail_again_is_tried_once_and_told_in_a_line(job, tmp_path):
+def test_ray_train_tries_a_config_error_once_and_reports_it_in_one_line(job, tmp_path):
     job = job(where="train", num_workers=2)
     (tmp_path / f"{job.spec.model_module}.py").write_text(
         textwrap.dedent(f"""

@@ -37,7 +37,7 @@ STORE_BYTES = 100 * 1024 * 1024
 
 @ray.remote(num_cpus=0)
 class Pusher:
-    """Somebody on another node than the driver."""
+    """Pushes from another node than the driver's."""
 
     def __init__(self, name: str) -> None:
         self._buffer = RemoteBuffer.attach(name, namespace=NAMESPACE)
@@ -60,7 +60,7 @@ class Follower:
         self._seen.append((version, float(found["w"][-1])))
 
     async def seen(self) -> tuple[list[tuple[int, float]], bool]:
-        """Versions and weights that came, and whether they come from a relay."""
+        """The received versions and weights, and whether a relay sent them."""
         return self._seen, self._subscriber.relayed
 
 
@@ -83,7 +83,7 @@ class Reader:
 
 
 def large(number: int) -> Columns:
-    """Columns whose batch is no small object, which Ray keeps on the node where it was made."""
+    """Columns of a batch so large that Ray keeps it on the node where it was made."""
     made = dict(columns(2, number).arrays)
     made["obs"] = np.full((2, 5, 100_000), number, np.float32)
     return Columns(made)
@@ -108,7 +108,7 @@ def relays(store: Any) -> list[Any]:
 
 
 def runs(pid: int) -> bool:
-    """Whether there is such a process."""
+    """Whether the process exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -158,7 +158,7 @@ def follow(nodes: list[str]) -> dict[str, Any]:
 
 
 def observe(cluster: Cluster, doomed: Any) -> dict[str, Any]:
-    """The course of it."""
+    """Runs the scenario and returns what was seen."""
     home = ray.get_runtime_context().get_node_id()
     there = NodeAffinitySchedulingStrategy(doomed.node_id, soft=False)
     weights = follow([home, doomed.node_id])
@@ -175,7 +175,7 @@ def observe(cluster: Cluster, doomed: Any) -> dict[str, Any]:
     ray.get([far.push.remote(columns(2, number), drop=number == 6) for number in (5, 6)], timeout=WAIT_S)
     seen["full"] = held(buffer)
 
-    # Of this stream the second batch of the other node has left its shard, and has not come here yet.
+    # This stream's second batch of the other node has left its shard, and has not arrived yet.
     wide_far = Pusher.options(scheduling_strategy=there).remote("wide")
     ray.get([wide_far.push.remote(large(number), drop=False) for number in (1, 2)], timeout=WAIT_S)
     stream = read_buffer("wide", NAMESPACE, timeout_s=WAIT_S)
@@ -220,7 +220,7 @@ def observe(cluster: Cluster, doomed: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Starts the nodes, looks, and ends them."""
+    """Starts the nodes, runs the scenario, and ends them."""
     cluster = Cluster(
         initialize_head=True,
         head_node_args={"num_cpus": 2, "include_dashboard": False, "object_store_memory": STORE_BYTES},

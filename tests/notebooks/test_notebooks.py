@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module", params=sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: str(path.stem))
 def notebook(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A notebook that has been run, with what its processes left as ``metadata.left``, and who wanted to import Ray."""
+    """A notebook that has been run; its metadata has processes ``left``, files ``written`` and imports of ``ray``."""
     folder = tmp_path_factory.mktemp("notebook")
     mark = secrets.token_hex(8)
     read = _read(request.param)

@@ -23,7 +23,7 @@ def many(*rows):
     return np.tile(np.asarray(rows, np.float32), (COUNT, 1))
 
 
-def test_categories_come_as_often_as_their_probability_says():
+def test_categories_occur_with_their_probability():
     logits = many([0.0, 1.0, -1.0])
     action, log_prob = actions.sample({"logits": logits, "value": logits[:, 0]}, rng())
     probability = np.exp([0.0, 1.0, -1.0]) / np.exp([0.0, 1.0, -1.0]).sum()
@@ -114,9 +114,47 @@ def test_greedy_takes_the_mode():
     assert actions.greedy({"tanh_mean": np.asarray([[0.5]])}).tolist() == [[math.tanh(0.5)]]
 
 
-def test_outputs_of_no_policy_are_refused_by_their_names():
+def test_outputs_without_a_policy_are_refused_by_name():
     with pytest.raises(ModelError, match=r"got \['value'\]"):
         actions.sample({"value": np.zeros(3)}, rng())
+
+
+def probabilities(logits):
+    weights = np.exp(logits - logits.max())
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0, 1e6])
+def test_a_temperature_raises_probabilities_to_its_inverse_and_forbids_what_was_forbidden(temperature):
+    logits = np.asarray([0.0, 2.0, -3e4, -np.inf, -1.0], np.float32)
+    found = actions.tempered({"logits": logits, "value": 7.0}, temperature)
+    expected = probabilities(logits.astype(np.float64)) ** (1 / temperature)
+    np.testing.assert_allclose(probabilities(found["logits"]), expected / expected.sum(), rtol=1e-5, atol=1e-12)
+    assert np.isfinite(found["logits"]).all()
+    assert found["value"] == 7.0
+    assert found["logits"].dtype == np.float32
+
+
+def test_at_temperature_0_the_best_action_alone_is_left():
+    heads = (np.asarray([0.0, 2.0, 1.0], np.float32), np.asarray([[3.0, -3e4]], np.float32))
+    first, second = actions.tempered({"logits": heads}, 0.0)["logits"]
+    assert probabilities(first).tolist() == [0.0, 1.0, 0.0]
+    assert probabilities(second).tolist() == [[1.0, 0.0]]
+
+
+@pytest.mark.parametrize("names", [("mean", "log_std"), ("tanh_mean", "tanh_log_std")])
+def test_a_gaussians_variance_is_multiplied_by_its_temperature(names):
+    mean, log_std = names
+    outputs = {mean: np.ones(2, np.float32), log_std: np.asarray([0.0, -1.0], np.float32)}
+    found = actions.tempered(outputs, 4.0)
+    np.testing.assert_allclose(np.exp(found[log_std]) ** 2, 4.0 * np.exp(outputs[log_std]) ** 2, rtol=1e-6)
+    assert np.isfinite(actions.tempered(outputs, 0.0)[log_std]).all()
+
+
+@pytest.mark.parametrize("outputs", [{"value": 1.0}, {"mean": np.ones(1), "sde_std": np.ones((1, 1))}])
+def test_what_is_no_policy_has_no_temperature(outputs):
+    with pytest.raises(ModelError):
+        actions.tempered(outputs, 2.0)
 
 
 SPACES = gymnasium.spaces
@@ -135,7 +173,7 @@ SPACES = gymnasium.spaces
         (SPACES.Box(-np.inf, np.inf, (2, 3), np.float64), "box", (), (6,)),
     ],
 )
-def test_every_action_of_a_policy_is_one_of_the_space(space, kind, sizes, shape):
+def test_every_sampled_action_is_in_the_space(space, kind, sizes, shape):
     spec = ActionSpec.of(space)
     assert (spec.kind, spec.sizes, spec.shape) == (kind, sizes, shape)
     if kind == "box":
@@ -148,13 +186,13 @@ def test_every_action_of_a_policy_is_one_of_the_space(space, kind, sizes, shape)
     assert np.array_equal(drawn, before)
 
 
-def test_scaled_actions_reach_from_bound_to_bound():
+def test_scaled_actions_span_the_bounds():
     spec = ActionSpec.of(SPACES.Box(np.asarray([-2.0, 0.0]), np.asarray([2.0, 10.0]), dtype=np.float64))
     policy = np.asarray([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0], [-3.0, 3.0]], np.float32)
     assert spec.to_env(policy, scale=True).tolist() == [[-2, 0], [0, 5], [2, 10], [-2, 10]]
     assert spec.to_env(policy).tolist() == [[-1, 0], [0, 0], [1, 1], [-2, 3]]
 
 
-def test_another_space_is_refused():
+def test_other_spaces_are_refused():
     with pytest.raises(ConfigError, match="expected Discrete"):
         ActionSpec.of(SPACES.Text(5))

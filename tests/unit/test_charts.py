@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from brayx.books import Books
-from brayx.charts import CHARTS, RETURN_CHART, charted, sums_of
+from brayx.charts import CHARTS, LEAGUE_CHARTS, RETURN_CHART, charted, sums_of
 from brayx.metrics import METRICS, Kind, Recorder
 
 GROUPS = {"return", "session", "tick", "replay", "rollout", "learner"}
 
 
-def test_there_are_forty_charts_at_most_each_in_a_group_of_brayx() -> None:
+def test_at_most_forty_charts_exist_each_in_a_group_of_brayx() -> None:
     assert len(CHARTS) <= 40
     assert len(set(CHARTS.values())) == len(CHARTS)
     assert {name.split("/")[0] for name in CHARTS.values()} == GROUPS
     assert sorted(name for name in CHARTS.values() if name.startswith("return/"))[0] == RETURN_CHART
 
 
-def test_whatever_brayx_counts_mlflow_shows_no_more_than_the_charts() -> None:
+def test_only_labels_of_means_add_to_brayxs_charts() -> None:
     recorder, books = Recorder(), Books()
-    for name, metric in METRICS.items():
-        for label in ("", "a", "b") if metric.kind is Kind.SUM else ("",):
+    for name in METRICS:
+        for label in ("", "a", "b"):
             recorder.add(name, 2.0, label=label)
     books.merge(recorder.drain())
     shown = charted(books.take_interval(), books.totals)
-    assert set(shown) <= set(CHARTS.values())
+    charts = {**CHARTS, **LEAGUE_CHARTS}
+    labelled = [name for name in METRICS if name in charts and METRICS[name].kind in (Kind.MEAN, Kind.LAST)]
+    assert "rollout_workers" in labelled
+    added = {f"{charts[name]}.{label}" for name in labelled for label in ("a", "b")}
+    assert set(shown) - set(charts.values()) == added
     assert shown["replay/dropped"] == 6.0, "over all labels"
 
 
-def test_a_sum_is_over_all_labels_also_those_of_which_nothing_is_new() -> None:
+def test_a_sum_covers_all_labels_also_those_without_news() -> None:
     books = Books()
     for label in ("full", "stale"):
         recorder = Recorder()
@@ -37,7 +41,7 @@ def test_a_sum_is_over_all_labels_also_those_of_which_nothing_is_new() -> None:
     assert shown["replay/dropped"] == 6.0
 
 
-def test_own_metrics_are_a_group_and_sums_go_on() -> None:
+def test_own_metrics_form_a_group_and_their_sums_continue() -> None:
     recorder, books = Recorder(), Books()
     recorder.add("gold", 5.0, label="hero:3", kind=Kind.SUM)
     recorder.add("boss/hp", 7.0)
@@ -54,6 +58,6 @@ def test_own_metrics_are_a_group_and_sums_go_on() -> None:
     }
 
 
-def test_a_trial_with_names_of_an_earlier_brayx_goes_on() -> None:
+def test_a_trial_with_names_of_an_earlier_brayx_continues() -> None:
     books = Books(sums_of({"env_steps": 100.0, "episode_return.last100": 3.0}, []))
     assert books.step == 0

@@ -29,13 +29,13 @@ def folder(tmp_path: Path) -> Iterator[str]:
             del sys.modules[name]
 
 
-def test_beside_the_file(folder: str) -> None:
+def test_a_module_beside_the_file_is_found(folder: str) -> None:
     assert load("brayx_test_agent", "Mine", folder).__name__ == "Mine"
     assert load("brayx_test_package.model", "value", folder) == 7
     assert sys.path[0] == folder
 
 
-def test_on_the_path() -> None:
+def test_a_module_on_the_path_is_found() -> None:
     assert load("json", "dumps")({}) == "{}"
     check_module("brayx.types")
 
@@ -57,7 +57,7 @@ def test_a_missing_attribute_names_the_nearest(folder: str) -> None:
         load("brayx_test_agent", "mine", folder)
 
 
-def test_a_module_that_raises_says_what(folder: str) -> None:
+def test_a_module_that_raises_is_reported_with_its_error(folder: str) -> None:
     with pytest.raises(ConfigError, match="raised when imported: RuntimeError: no luck"):
         load_module("brayx_test_broken", folder)
     with pytest.raises(ConfigError, match="needs the module 'not_installed_anywhere'"):
@@ -70,7 +70,7 @@ def test_checking_runs_nothing(folder: str) -> None:
     assert not any(name.startswith("brayx_test_") for name in sys.modules)
 
 
-def test_same_name_from_elsewhere_is_refused(folder: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_same_module_name_from_elsewhere_is_refused(folder: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     load_module("brayx_test_agent", folder)
     other = tmp_path_factory.mktemp("other")
     (other / "brayx_test_agent.py").write_text("class Other:\n    pass\n")
@@ -81,7 +81,7 @@ def test_same_name_from_elsewhere_is_refused(folder: str, tmp_path_factory: pyte
         load_module("json", str(other))
 
 
-def test_last_folder_comes_first(folder: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_last_folder_comes_first(folder: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     other = str(tmp_path_factory.mktemp("other"))
     load_module("brayx_test_agent", folder)
     with pytest.raises(ConfigError):

@@ -67,7 +67,7 @@ FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 URL = "http://127.0.0.1:8000"
 
 NOT_RUN = {
-    "minutes of training": 10,
+    "minutes of training": 13,
     "trains for seconds; tests/unit/algorithms/test_own.py runs it": 1,
     "trains; tests/end_to_end/test_tune.py does the same": 1,
     "trains for seconds to minutes; tests/unit/pipelines/test_ppo.py runs it": 1,
@@ -80,12 +80,13 @@ NOT_RUN = {
     "needs a service to test; tests/unit/actor/doors/test_asgi.py does the same": 1,
     "needs a trained champion in ./mlflow.db": 2,
     "one line of a live display": 1,
-    "lines of a live display": 1,
+    "lines of a live display": 2,
     "starts a Ray and trains": 1,
+    "reads a recording; tests/unit/recording does the same": 1,
     "tests/unit/test_remote.py does the same": 1,
     "starts a Ray and trains; tests/end_to_end/test_environments.py runs it with fewer steps": 1,
 }
-"""Every reason for which a snippet is shown and not run, with how many there are."""
+"""The reasons for not running a snippet, each with its number of snippets."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Snippet:
         return f"{self.file.name}:{self.line}"
 
     def is_(self, mark: str) -> str:
-        """What follows ``mark:`` in the comment; empty if it is another comment."""
+        """The text after ``mark:`` in the comment; empty if the comment has another mark."""
         return self.mark.removeprefix(f"{mark}:").strip() if self.mark.startswith(f"{mark}:") else ""
 
 
@@ -131,7 +132,7 @@ def some(language: str) -> Any:
 
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every example file that the documentation shows, and with what its commands name."""
+    """A folder with every example file of the documentation, and the files that its commands name."""
     folder = tmp_path_factory.mktemp("docs")
     for snippet in SNIPPETS:
         if name := snippet.is_("file"):
@@ -157,7 +158,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Lean(torch.nn.Module):
-    """CartPole's obvious policy: move to where the pole falls. Nearly as good as a trained one."""
+    """CartPole's simple policy: push towards the side where the pole falls. Almost as good as a trained one."""
 
     def forward(self, obs: torch.Tensor) -> dict[str, torch.Tensor]:
         lean = obs[:, 2] + obs[:, 3]
@@ -190,8 +191,8 @@ def door() -> Iterator[str]:
         yield address
 
 
-def test_the_model_that_is_made_of_pieces_acts_and_learns(examples: Path) -> None:
-    """It is exported as it stands, never attacks who is not there, and takes an update."""
+def test_the_model_made_of_parts_acts_and_learns(examples: Path) -> None:
+    """It is exported unchanged, never attacks an absent target, and can be updated."""
     module, forward_args = load("attack_model", "build_model", str(examples))("model", {})
     engine = build_engine("onnx", module, forward_args)
     rng = np.random.default_rng(0)
@@ -224,11 +225,11 @@ def test_the_model_that_is_made_of_pieces_acts_and_learns(examples: Path) -> Non
     assert moved >= {"phase", "units", "trunk", "target", "value"}
 
 
-PUBLIC = {"algorithms", "errors", "gamecore", "nets"}
+PUBLIC = {"algorithms", "errors", "exploitability", "gamecore", "nets", "recording"}
 """Packages of brayx that users write against; from all others they need the names in `brayx.__all__` alone."""
 
 
-def test_what_users_read_uses_public_names_only() -> None:
+def test_code_for_users_uses_public_names_only() -> None:
     code = {str(snippet): snippet.text for snippet in SNIPPETS if snippet.language == "python"}
     code |= {path.name: path.read_text() for path in (ROOT / "pipelines" / "templates").rglob("*.py")}
     for notebook in (ROOT / "notebooks").glob("*.ipynb"):
@@ -239,7 +240,7 @@ def test_what_users_read_uses_public_names_only() -> None:
 
 
 def imported(code: str) -> Iterator[str]:
-    """What code imports, and what it takes of `brayx`, as dotted names."""
+    """The imports of code, and the attributes of `brayx` that it uses, as dotted names."""
     for node in ast.walk(ast.parse(re.sub(r"^ *[%!].*", "", code, flags=re.M))):
         if isinstance(node, ast.ImportFrom):
             yield from (f"{node.module}.{each.name}" for each in node.names)
@@ -256,7 +257,7 @@ def is_public(name: str) -> bool:
     return package not in ("pipelines", "deployments", "benchmarks", "tests")
 
 
-def test_every_snippet_is_of_a_kind_that_is_checked() -> None:
+def test_every_snippet_has_a_checked_kind() -> None:
     known = {"python", "sh", "yaml", "json", "text"}
     marks = ("", "file:", "in:", "job:", "serve:", "not run:")
     for snippet in SNIPPETS:
@@ -295,7 +296,7 @@ def test_python(
 ) -> None:
     code = compile(snippet.text, str(snippet), "exec")
     if snippet.is_("file"):
-        return  # runs as part of its example, in the tests of that
+        return  # runs as part of its example, in that example's tests
     monkeypatch.syspath_prepend(str(examples / (snippet.is_("in") or ".")))
     monkeypatch.chdir(examples)
     host, port = door.split(":")
@@ -304,7 +305,7 @@ def test_python(
     code = compile(text, str(snippet), "exec")
     with contextlib.redirect_stdout(io.StringIO()) as said:
         exec(code, {"__name__": "snippet"})
-    assert said.getvalue().strip(), "a snippet that runs shows something"
+    assert said.getvalue().strip(), "a snippet that is run must print something"
 
 
 @some("sh")
@@ -407,13 +408,13 @@ def gamecore_help(kind: str) -> str:
     return said.getvalue()
 
 
-def check_options(words: list[str], told: str) -> None:
+def check_options(words: list[str], usage: str) -> None:
     for word in words:
-        assert not word.startswith("--") or re.search(rf"{word}\b", told), f"there is no option {word}"
+        assert not word.startswith("--") or re.search(rf"{word}\b", usage), f"there is no option {word}"
 
 
 def check_serve(target: str, args: Mapping[str, Any], folder: Path) -> None:
-    """What ``serve run`` would do with a file or an import path, short of doing it."""
+    """Checks the target of ``serve run``, a file or an import path, without serving it."""
     if not target.endswith(".yaml"):
         applications = [{"import_path": target, "args": args}]
     else:
@@ -458,7 +459,7 @@ def test_json(snippet: Snippet) -> None:
 
 @some("text")
 def test_text(snippet: Snippet, door: str, examples: Path, tmp_path: Path) -> None:
-    """What is shown as said is said: by the WebSocket door, by the agents of an example, by the command line."""
+    """Output shown in the documentation is real: of the WebSocket door, an example's agents, the command line."""
     lines = snippet.text.splitlines()
     if lines[0].startswith("client "):
         said = [tuple(line.split(maxsplit=1)) for line in lines]
@@ -504,7 +505,7 @@ class Kept:
 
 
 @pytest.mark.parametrize("kind", ["http", "ws"])
-def test_the_readme_game_plays_and_what_its_agent_pushes_can_be_learned_from(examples: Path, kind: str) -> None:
+def test_the_readme_game_plays_and_its_fragments_are_learnable(examples: Path, kind: str) -> None:
     folder = examples / "match"
     module, example = load("match_model", "build_model", str(folder))("model", {})
     buffer = Kept()
@@ -524,10 +525,10 @@ def test_the_readme_game_plays_and_what_its_agent_pushes_can_be_learned_from(exa
     for fragment in buffer.fragments[:5]:
         assert (len(fragment), fragment.terminated) == (20, True)
         named = fragment.obs[:-1].argmax(-1) == fragment.action
-        assert (fragment.reward == named).all(), "the reward beside an action is what came of it"
+        assert (fragment.reward == named).all(), "a reward belongs to the action of its row"
 
 
-def test_the_guide_s_source_gives_fragments_that_can_be_learned_from(examples: Path, tmp_path: Path) -> None:
+def test_the_guide_s_source_gives_learnable_fragments(examples: Path, tmp_path: Path) -> None:
     games = 2
     for number in range(games):
         obs = np.eye(3, dtype=np.float32)[[number, 1, 2, 0]]
@@ -554,9 +555,9 @@ def test_source_options_equal_the_code() -> None:
     fields = SourceConfig.model_fields
     assert {name for name, _ in rows} == set(fields) - {"kind"}
     for name, means in rows:
-        told = re.search(r"default: `?([\w{}]+)", means)
-        assert (told is None) == fields[name].is_required(), name
-        assert told is None or yaml.safe_load(told[1]) == fields[name].default, name
+        default = re.search(r"default: `?([\w{}]+)", means)
+        assert (default is None) == fields[name].is_required(), name
+        assert default is None or yaml.safe_load(default[1]) == fields[name].default, name
 
 
 def test_error_table_equals_the_errors() -> None:
@@ -576,9 +577,7 @@ def test_error_table_equals_the_errors() -> None:
         ("tick", '{"obs": [0.0, 0.1], "reward": 0.0}', "shape_mismatch", "session_lost"),
     ],
 )
-def test_what_ends_a_session_is_as_the_readme_and_the_table_say(
-    door: str, kind: str, body: str, code: str, then: str
-) -> None:
+def test_sessions_end_as_the_readme_and_the_table_say(door: str, kind: str, body: str, code: str, then: str) -> None:
     session = uuid.uuid4().hex
 
     def step(kind: str, body: str) -> tuple[int, dict[str, Any]]:
@@ -597,8 +596,8 @@ def test_what_ends_a_session_is_as_the_readme_and_the_table_say(
         then,
         "error" if then == "session_lost" else "",
     )
-    (told,) = re.findall(rf"^\| `{code}` \| \d+ \| (.*?) \|", section("docs/protocol.md", "Errors"), re.M)
-    assert told.endswith("he session goes on" if then == "runs" else "the session has ended")
+    (description,) = re.findall(rf"^\| `{code}` \| \d+ \| (.*?) \|", section("docs/protocol.md", "Errors"), re.M)
+    assert description.endswith("he session goes on" if then == "runs" else "the session has ended")
 
 
 def test_limits_table_equals_the_defaults() -> None:
@@ -621,10 +620,7 @@ def test_train_options_equal_the_parser() -> None:
     parser = argparse.ArgumentParser()
     cli._training_options(parser)
     shown = set(re.findall(r"^\| `(--\w+)", section("docs/guide-train.md", "Options"), re.M))
-    assert shown | {"--set"} == {option for action in parser._actions for option in action.option_strings} - {
-        "-h",
-        "--help",
-    }
+    assert shown | {"-h", "--set"} == {action.option_strings[0] for action in parser._actions}
 
 
 def test_glossary_is_in_order() -> None:
@@ -645,7 +641,7 @@ def prose(file: Path) -> str:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_links_lead_somewhere(file: Path) -> None:
+def test_links_are_valid(file: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", prose(file)):
         if "://" in target:
             continue
@@ -660,7 +656,7 @@ def test_links_lead_somewhere(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_files_named_in_prose_are_there(file: Path) -> None:
+def test_files_named_in_prose_exist(file: Path) -> None:
     for name in re.findall(
         r"`((?:brayx|deployments|pipelines|benchmarks|tests|docker|docs|notebooks)/[\w./]*)`", prose(file)
     ):
@@ -677,13 +673,17 @@ def test_template_mentions_every_option_once() -> None:
 
 
 def test_template_shows_a_component_of_every_kind() -> None:
-    """What CartPole does not have is in comments, at its defaults too."""
+    """Components that CartPole lacks are shown in comments, also with their defaults."""
     text = (ROOT / "pipelines" / "templates" / "cartpole.yaml").read_text()
-    (shown,) = re.findall(r"^# \w+:\n(?:#   .*\n)+", text, re.M)
-    (parts,) = yaml.safe_load(re.sub(r"^# ", "", shown, flags=re.M)).values()
-    assert set(parts) == set(SourceConfig.model_fields)
-    for name, field in SourceConfig.model_fields.items():
-        assert field.is_required() or parts[name] == field.default or name == "module", name
+    shown = {}
+    for block in re.findall(r"^# \w+:\n(?:#   .*\n)+", text, re.M):
+        (parts,) = yaml.safe_load(re.sub(r"^# ", "", block, flags=re.M)).values()
+        shown[parts["kind"]] = parts
+    assert set(shown) == {"source", "recording"}
+    for kind, parts in shown.items():
+        assert set(parts) == set(KINDS[kind].model_fields)
+        for name, field in KINDS[kind].model_fields.items():
+            assert field.is_required() or parts[name] == field.default or name == "module", name
     written = [part["kind"] for part in yaml.safe_load(text).values() if isinstance(part, dict)]
-    # A job with a door has no rollout: ppo_env.yaml shows that.
-    assert {*written, parts["kind"], "rollout"} == set(KINDS)
+    # A job with a door has no rollout: ppo_env.yaml shows that. CartPole has one player: league/four.yaml has a league.
+    assert {*written, *shown, "rollout", "league"} == set(KINDS)

@@ -34,7 +34,7 @@ def defined() -> dict[str, tuple[str, str, int]]:
     return {cls.__name__: (cls.__bases__[0].__name__, cls.code, cls.http_status) for cls in ALL}
 
 
-def test_the_drawing_is_the_tree() -> None:
+def test_the_drawing_equals_the_tree() -> None:
     assert drawn() == defined()
 
 
@@ -43,11 +43,11 @@ def test_every_class_of_the_module_is_in_the_tree() -> None:
     assert classes == set(ALL)
 
 
-def test_codes_are_one_to_a_class() -> None:
+def test_each_class_has_its_own_code() -> None:
     assert [cls.code for cls in ALL] == [code for cls in ALL for code, other in BY_CODE.items() if other is cls]
 
 
-def test_codes_are_words_a_wire_can_carry() -> None:
+def test_codes_are_plain_words() -> None:
     assert all(re.fullmatch(r"[a-z][a-z_]*", code) for code in BY_CODE)
 
 
@@ -76,7 +76,7 @@ def test_the_document_on_the_wire() -> None:
     )
 
 
-def test_details_that_are_no_json_are_written_as_text() -> None:
+def test_details_that_json_cannot_hold_are_written_as_text() -> None:
     assert json.loads(BrayxError("x", path={1}).to_wire())["details"] == {"path": "{1}"}
 
 
@@ -95,7 +95,7 @@ def test_details_that_are_no_json_are_written_as_text() -> None:
         b'{"error": "bad_body", "message": "x", "details": {"message": "twice"}}',
     ],
 )
-def test_what_is_no_error_document_is_quoted(answer: bytes) -> None:
+def test_an_answer_that_is_no_error_document_is_quoted(answer: bytes) -> None:
     error = from_wire(answer, http_status=502)
     assert type(error) is TransportError
     assert "status 502" in error.message

@@ -13,7 +13,7 @@ class Clock:
         return self.now
 
 
-def test_a_request_is_taken_once_and_its_answer_is_fetched_once() -> None:
+def test_a_request_and_its_answer_are_delivered_once() -> None:
     inbox = Inbox()
     first, second = inbox.ask("first", 10.0), inbox.ask("second", 10.0)
     assert inbox.take() == [(first, "first"), (second, "second")]
@@ -23,7 +23,7 @@ def test_a_request_is_taken_once_and_its_answer_is_fetched_once() -> None:
     assert (inbox.answered(first), inbox.answered(second), inbox.answered(second)) == (None, 2, None)
 
 
-def test_a_request_whose_time_is_over_is_not_done_later() -> None:
+def test_an_expired_request_is_not_delivered() -> None:
     clock = Clock()
     inbox = Inbox(clock)
     inbox.ask("soon", 5.0)
@@ -32,7 +32,7 @@ def test_a_request_whose_time_is_over_is_not_done_later() -> None:
     assert inbox.take() == [(patient, "later")]
 
 
-def test_neither_requests_nor_answers_pile_up() -> None:
+def test_requests_and_answers_do_not_accumulate() -> None:
     inbox = Inbox()
     keys = [inbox.ask(number, 10.0) for number in range(100)]
     assert [request for _, request in inbox.take()] == list(range(36, 100))

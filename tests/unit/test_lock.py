@@ -45,10 +45,10 @@ def test_the_other_extras_are_pinned() -> None:
     assert pins(extras["bench"] + extras["tensorrt"])
 
 
-def test_the_lock_brings_no_cuda() -> None:
+def test_the_lock_has_no_cuda() -> None:
     assert not [name for name in lock() if name.startswith(("nvidia", "cuda", "triton", "tensorrt"))]
 
 
-def test_the_lock_brings_nothing_that_slows_every_process_of_ray() -> None:
-    assert "jsonschema" in lock(), "it imports them where they are"
+def test_the_lock_has_no_package_that_slows_every_ray_process() -> None:
+    assert "jsonschema" in lock(), "Ray imports them if they are installed"
     assert not {"rfc3987-syntax", "lark"} & lock().keys()

@@ -42,7 +42,7 @@ def raised(text: str) -> Exception:
         return error
 
 
-def test_a_place_logs_a_limited_number_of_lines_and_says_how_many_it_left_out(log: Log) -> None:
+def test_a_place_logs_a_limited_number_of_lines_and_counts_the_rest(log: Log) -> None:
     def say(number: int) -> None:
         log.logger.warning("number %d", number)
 
@@ -57,7 +57,7 @@ def test_a_place_logs_a_limited_number_of_lines_and_says_how_many_it_left_out(lo
     assert log.lines()[LINES + 1 :] == ["number 100 (5 more of these were not logged)", "number 101"]
 
 
-def test_each_fault_of_a_place_has_lines_of_its_own(log: Log) -> None:
+def test_each_fault_of_a_place_has_its_own_limit(log: Log) -> None:
     for fault in ("a", "b"):
         for _ in range(2 * LINES):
             log.logger.error("fault %s", fault, extra={"fault": fault})
@@ -73,7 +73,7 @@ def test_an_exception_is_one_line_with_its_place_and_its_cause(log: Log) -> None
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\r\nforged line", "\x1b[2J", "a\u2028b", "\x9b31m"])
-def test_client_text_cannot_begin_a_line_or_control_a_terminal(log: Log, text: str) -> None:
+def test_client_text_cannot_start_a_line_or_control_a_terminal(log: Log, text: str) -> None:
     log.logger.warning("it said %s", text)
     (line,) = log.lines()
     assert line.isprintable()

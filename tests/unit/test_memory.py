@@ -35,7 +35,7 @@ def process(work: str) -> Iterator[psutil.Process]:
         child.wait(10)
 
 
-def test_a_leaking_process_is_told_and_a_steady_one_is_not() -> None:
+def test_a_leaking_process_is_reported_and_a_steady_one_is_not() -> None:
     with process(LEAKING) as leaking, process(STEADY) as steady:
         with MemoryWatch(lambda: [leaking, steady], every_s=0.05) as watch:
             until(lambda: len(watch.courses) == 2 and all(len(course.samples) >= 60 for course in watch.courses))
@@ -44,7 +44,7 @@ def test_a_leaking_process_is_told_and_a_steady_one_is_not() -> None:
     assert [line.split()[0] for line in found] == [f"{leaking.pid}", "all"], watch.table(warm_up_s)
 
 
-def test_descriptors_that_nobody_closes_are_told() -> None:
+def test_leaked_descriptors_are_reported() -> None:
     with process(FORGETTING) as forgetting:
         with MemoryWatch(lambda: [forgetting], every_s=0.05) as watch:
             until(lambda: bool(watch.courses) and len(watch.courses[0].samples) >= 60)
@@ -63,13 +63,13 @@ def test_descriptors_that_nobody_closes_are_told() -> None:
         ([100 * MIB + (turn % 2) * 50 * MIB for turn in range(21)], 0.0),
     ],
 )
-def test_growth_is_what_the_fitted_line_rises(sizes: list[int], grown_mib: float) -> None:
+def test_growth_is_the_rise_of_the_fitted_line(sizes: list[int], grown_mib: float) -> None:
     grown = Course("x", list(zip(map(float, range(21)), sizes, strict=True))).growth(0.0)
     assert grown is not None
     assert grown[0] / MIB == pytest.approx(grown_mib, abs=1.0)
 
 
-def test_the_warm_up_does_not_count_and_too_few_samples_say_nothing() -> None:
+def test_the_warm_up_does_not_count_and_few_samples_give_no_result() -> None:
     course = Course("x", [(float(turn), (500 if turn > 10 else turn * 50) * MIB) for turn in range(31)])
     grown = course.growth(11.0)
     assert grown is not None

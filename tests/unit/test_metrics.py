@@ -13,7 +13,7 @@ from brayx.errors import ConfigError
 from brayx.metrics import BOUNDS, METRICS, SIGNED_BOUNDS, Kind, Recorder, kind_of, label_of
 
 
-def test_every_metric_is_declared_whole() -> None:
+def test_every_metric_is_fully_declared() -> None:
     for name, metric in METRICS.items():
         assert name == metric.name
         assert name.islower()
@@ -29,13 +29,13 @@ def test_kinds(kind: Kind, expected: float) -> None:
     assert recorder.summary() == {"own": expected}
 
 
-def test_maximum_of_negative_numbers() -> None:
+def test_the_maximum_of_negative_numbers_is_negative() -> None:
     recorder = Recorder()
     recorder.add("own", -5.0, kind=Kind.MAX)
     assert recorder.summary() == {"own": -5.0}
 
 
-def test_many_samples_at_once_are_as_each_alone() -> None:
+def test_add_all_equals_single_adds() -> None:
     values = [
         *(random.Random(1).lognormvariate(-8, 3) for _ in range(500)),
         *BOUNDS,
@@ -53,7 +53,7 @@ def test_many_samples_at_once_are_as_each_alone() -> None:
     assert all_.drain() == each.drain()
 
 
-def test_weight_counts_as_many_samples() -> None:
+def test_a_weight_counts_as_that_many_samples() -> None:
     recorder = Recorder()
     recorder.add("loss", 1.0, weight=3)
     recorder.add("loss", 5.0)
@@ -69,7 +69,7 @@ def test_labels_split_a_metric() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-5, 1e-2, 1.0, 1e3])
-def test_percentiles_are_right_to_a_bucket(scale: float) -> None:
+def test_percentiles_are_exact_to_a_bucket(scale: float) -> None:
     values = np.random.default_rng(0).lognormal(size=5000) * scale
     recorder = Recorder()
     for value in values:
@@ -121,14 +121,14 @@ def test_merging_does_not_share_cells() -> None:
     assert two.summary() == {"ticks": 1}
 
 
-def test_drain_forgets() -> None:
+def test_drain_empties_the_recorder() -> None:
     recorder = Recorder()
     recorder.add("ticks", 1)
     assert recorder.drain()[0]
     assert recorder.summary() == {}
 
 
-def test_past_the_bound_samples_are_dropped_and_counted() -> None:
+def test_samples_beyond_the_bound_are_dropped_and_counted() -> None:
     recorder = Recorder(max_names=3)
     for index in range(3):
         recorder.add("sessions_ended", 1, label=str(index))
@@ -162,7 +162,7 @@ def test_a_histogram_has_values_on_both_sides_of_zero(scale: float) -> None:
     assert ends == pytest.approx((values.min(), values.max(), values.mean()))
 
 
-def test_the_bars_of_a_histogram_are_those_numpy_counts() -> None:
+def test_the_bars_of_a_histogram_equal_numpys() -> None:
     values = [*np.random.default_rng(1).normal(size=300).tolist(), 0.0, 5.0]
     parts = [Recorder(), Recorder()]
     for index, value in enumerate(values):
@@ -172,7 +172,7 @@ def test_the_bars_of_a_histogram_are_those_numpy_counts() -> None:
         merged.merge(part.drain())
     bars = merged.histograms()["own.a"]
     assert (bars["edges"][0], bars["edges"][-1], sum(bars["counts"])) == (min(values), max(values), len(values))
-    # NumPy's bins are closed on the left, these on the right: the same of what is mirrored.
+    # NumPy's bins are closed on the left, these on the right, so mirrored data must give the same counts.
     counts, _ = np.histogram(-np.array(values), bins=-np.array([*bars["edges"][:0:-1], min(values) - 1]))
     assert counts[::-1].tolist() == bars["counts"]
     assert set(bars["edges"][1:-1]) <= set(SIGNED_BOUNDS)
@@ -184,12 +184,12 @@ def test_a_histogram_of_one_value_is_that_value() -> None:
     assert set(recorder.summary().values()) == {-3.0}
 
 
-def test_labels_are_one_label_whatever_their_order() -> None:
+def test_the_order_of_labels_does_not_matter() -> None:
     assert label_of({"side": "left", "hero": 3}) == label_of({"hero": 3, "side": "left"}) == "hero:3.side:left"
     assert label_of({"a": "x.y=z " + "w" * 100}) == "a:x_y_z_" + "w" * 58
 
 
-def test_labels_past_the_bound_are_other_and_counted() -> None:
+def test_labels_beyond_the_bound_become_other_and_are_counted() -> None:
     recorder, merged = Recorder(max_labels=2), Recorder(max_labels=1)
     for label in ("a", "b", "c", "d", "a"):
         recorder.add("sessions_ended", 1, label=label)
@@ -199,10 +199,10 @@ def test_labels_past_the_bound_are_other_and_counted() -> None:
     assert merged.summary() == {"sessions_ended.a": 2, "sessions_ended.other": 3, "labels_folded": 3}
     assert recorder.summary() == {}
     recorder.add("sessions_ended", 1, label="c")
-    assert recorder.summary() == {"sessions_ended.c": 1}, "what is drained takes no room"
+    assert recorder.summary() == {"sessions_ended.c": 1}, "drained samples take no room"
 
 
-def test_a_kind_by_name_is_the_kind() -> None:
+def test_a_kind_may_be_given_by_name() -> None:
     assert kind_of("sum") is Kind.SUM
     with pytest.raises(ConfigError, match="kind is 'summ', expected one of mean, sum"):
         kind_of("summ")

@@ -22,8 +22,9 @@ from brayx.local.buffer import LocalBuffer
 from brayx.local.host import LocalHost
 from brayx.metrics import Recorder
 from brayx.model.local import LocalModel
-from brayx.remote import JobBuffer, JobModel, NullBuffer, offer
+from brayx.remote import JobBuffer, JobModel, offer
 from brayx.replay.config import BufferConfig
+from brayx.replay.null import NullBuffer
 
 OBS = np.array([1.0, 2.0], np.float32)
 
@@ -49,7 +50,7 @@ def fragment(**changed: object) -> brayx.Fragment:
 
 
 class Named(brayx.Agent):
-    """Reaches the model and the buffer of its job by name alone."""
+    """An agent that finds its job's model and buffer by name."""
 
     async def on_tick(self, state: brayx.State) -> None:
         model = await brayx.RemoteModel.connect("policy")
@@ -138,7 +139,7 @@ def test_a_push_that_may_not_drop_waits_for_room(job: Job) -> None:
         brayx.RemoteBuffer("empty").push(fragment(reward=np.array([np.nan, 0], np.float32)), drop=False)
 
 
-def test_what_only_the_job_may_choose_is_refused(job: Job) -> None:
+def test_options_that_belong_to_the_job_are_refused(job: Job) -> None:
     with pytest.raises(ConfigError, match="its options are in the job, got Sum, tuple, override_model"):
         brayx.RemoteModel("policy", Sum(), (OBS[None],), override_model=True)
     with pytest.raises(ConfigError, match="got num_workers"):
@@ -150,12 +151,12 @@ def test_what_only_the_job_may_choose_is_refused(job: Job) -> None:
             make("buffer", size=8)
 
 
-def test_where_a_job_is_served_what_is_pushed_is_let_go() -> None:
+def test_a_served_job_discards_pushes() -> None:
     with offer({}, {"buffer": NullBuffer()}, asyncio.new_event_loop()):
         brayx.RemoteBuffer("buffer").push(fragment(), drop=False)
 
 
-def test_any_other_name_is_the_clusters(job: Job) -> None:
+def test_unknown_names_are_looked_up_on_the_cluster(job: Job) -> None:
     for make in (brayx.RemoteModel, brayx.RemoteBuffer):
         with pytest.raises(ImportError, match=r"import of brayx\.cluster\.remote_\w+ halted"):
             make("other")

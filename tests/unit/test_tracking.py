@@ -58,11 +58,11 @@ def text_at(reference: str, uri: str) -> str:
 
 
 class TestUri:
-    def test_default_is_the_file_in_the_current_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_default_file_is_in_the_current_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         assert tracking_uri() == f"sqlite:///{tmp_path}/mlflow.db"
 
-    def test_environment_comes_before_the_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_environment_comes_before_the_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:5000")
         assert tracking_uri() == "http://localhost:5000"
 
@@ -70,25 +70,25 @@ class TestUri:
         assert tracking_uri(tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
         assert tracking_uri(tmp_path / "books.db") == f"sqlite:///{tmp_path}/books.db"
 
-    def test_relative_uri_becomes_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_relative_uri_becomes_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         assert tracking_uri("sqlite:///books.db") == f"sqlite:///{tmp_path}/books.db"
         assert tracking_uri("postgresql://host/db") == "postgresql://host/db"
 
 
 class TestInitialise:
-    def test_folder_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
+    def test_a_read_only_folder_is_named(self, tmp_path: Path) -> None:
         # Below a file, so that root cannot write there either.
         (tmp_path / "file").write_text("")
         with pytest.raises(TrackingError, match=r"MLflow folder .*/file/books is not writable"):
             initialise(tracking_uri(tmp_path / "file" / "books" / "mlflow.db"))
 
-    def test_file_that_is_no_database_is_named(self, tmp_path: Path) -> None:
+    def test_a_file_that_is_no_database_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "mlflow.db").write_text("this is not a database, it is a text " * 100)
         with pytest.raises(TrackingError, match=r"mlflow\.db cannot be used as an MLflow database"):
             initialise(tracking_uri(tmp_path))
 
-    def test_schema_of_another_mlflow_is_told(self, tracking_db: str) -> None:
+    def test_a_schema_of_another_mlflow_is_reported(self, tracking_db: str) -> None:
         path = tracking_db.removeprefix("sqlite:///")
         other = f"{path}.other.db"
         with sqlite3.connect(path) as source, sqlite3.connect(other) as copy:
@@ -104,17 +104,17 @@ class TestTrial:
         trial.log_file(folder_with(tmp_path, "a") / "meta.json", "notes")
         assert list((tmp_path / "mlartifacts" / "project").rglob("notes/meta.json"))
 
-    def test_interrupted_trial_goes_on_in_the_same_run(self, tracking_db: str) -> None:
+    def test_an_interrupted_trial_continues_in_the_same_run(self, tracking_db: str) -> None:
         first = Trial.open("project", "trial", tracking_db)
         assert not first.resumed
         for status in ("KILLED", "FAILED"):
             first.finish(status)
             again = Trial.open("project", "trial", tracking_db)
             assert (again.run_id, again.resumed, again.status) == (first.run_id, True, "RUNNING")
-        # A process that was killed never said so.
+        # A killed process could not change the status.
         assert Trial.open("project", "trial", tracking_db).run_id == first.run_id
 
-    def test_finished_trial_is_not_continued(self, tracking_db: str) -> None:
+    def test_a_finished_trial_is_not_continued(self, tracking_db: str) -> None:
         first = Trial.open("project", "trial", tracking_db)
         first.finish()
         second = Trial.open("project", "trial", tracking_db)
@@ -126,7 +126,7 @@ class TestTrial:
         assert Trial.open("project", "trial", tracking_db, resume=False).run_id != first.run_id
 
     @pytest.mark.slow  # starts MLflow in a separate process
-    def test_trial_of_a_living_process_is_not_taken(self, tracking_db: str) -> None:
+    def test_a_trial_of_a_living_process_is_not_taken_over(self, tracking_db: str) -> None:
         with subprocess.Popen(
             [sys.executable, "-c", OWNER, tracking_db], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as other:
@@ -138,7 +138,7 @@ class TestTrial:
             other.kill()
 
     @pytest.mark.slow  # starts MLflow in a separate process
-    def test_trial_of_a_process_that_was_killed_goes_on(self, tracking_db: str) -> None:
+    def test_a_trial_of_a_killed_process_continues(self, tracking_db: str) -> None:
         with subprocess.Popen(
             [sys.executable, "-c", OWNER, tracking_db], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as other:
@@ -148,11 +148,11 @@ class TestTrial:
         again = Trial.open("project", "trial", tracking_db)
         assert (again.run_id, again.resumed) == (run_id, True)
 
-    def test_names_do_not_meet_across_projects(self, tracking_db: str) -> None:
+    def test_projects_do_not_share_names(self, tracking_db: str) -> None:
         assert Trial.open("a", "trial", tracking_db).run_id != Trial.open("b", "trial", tracking_db).run_id
 
     @pytest.mark.parametrize("name", ["", "it's", "a\nb", "a/b", '"'])
-    def test_names_that_cannot_be_searched_are_refused(self, tracking_db: str, name: str) -> None:
+    def test_unsearchable_names_are_refused(self, tracking_db: str, name: str) -> None:
         with pytest.raises(ConfigError, match="trial is"):
             Trial.open("project", name, tracking_db)
 
@@ -161,7 +161,7 @@ class TestTrial:
         assert Trial.attach(tracking_db, trial.run_id) == trial
         assert pickle.loads(pickle.dumps(trial)) == trial
 
-    def test_attach_to_nothing_is_an_error(self, tracking_db: str) -> None:
+    def test_attaching_to_a_missing_run_is_an_error(self, tracking_db: str) -> None:
         with pytest.raises(TrackingError, match="no trial 'nothing'"):
             Trial.attach(tracking_db, "nothing")
 
@@ -179,14 +179,14 @@ class TestTrial:
         written = trial.metrics()
         assert written["env_steps"] == 5.0
         assert {"x", "y", "a/b", "up", "_"} <= set(written)
-        assert sum(name.startswith("longlong") for name in written) == 2, "they stay two"
+        assert sum(name.startswith("longlong") for name in written) == 2, "they stay two metrics"
 
     def test_more_metrics_than_one_transaction_takes(self, tracking_db: str) -> None:
         trial = Trial.open("project", "trial", tracking_db)
         trial.log_metrics({f"m{i}": float(i) for i in range(2500)}, 0)
         assert len(trial.metrics()) == 2500
 
-    def test_changed_params_stand_beside_the_first(self, tracking_db: str) -> None:
+    def test_changed_params_are_logged_beside_the_first(self, tracking_db: str) -> None:
         from mlflow.tracking import MlflowClient
 
         trial = Trial.open("project", "trial", tracking_db)
@@ -217,14 +217,14 @@ class TestCheckpoints:
         assert (best.step, text_of(trial.local(best))) == (200, "200")
         assert trial.best_checkpoint("unheard_of") is None
 
-    def test_half_a_checkpoint_is_none(self, tracking_db: str, tmp_path: Path) -> None:
+    def test_an_incomplete_checkpoint_does_not_count(self, tracking_db: str, tmp_path: Path) -> None:
         trial = Trial.open("project", "trial", tracking_db)
         whole = trial.save_checkpoint(folder_with(tmp_path, "whole"), 1)
-        # What a kill between the files and the record leaves.
+        # A kill between the files and the record leaves this.
         trial.log_file(folder_with(tmp_path, "half") / "meta.json", "checkpoints/000000000002")
         assert trial.checkpoints() == [whole]
 
-    def test_same_step_again_replaces(self, tracking_db: str, tmp_path: Path) -> None:
+    def test_saving_the_same_step_again_replaces_it(self, tracking_db: str, tmp_path: Path) -> None:
         trial = Trial.open("project", "trial", tracking_db)
         trial.save_checkpoint(folder_with(tmp_path, "one"), 5)
         trial.save_checkpoint(folder_with(tmp_path, "two"), 5)
@@ -232,7 +232,7 @@ class TestCheckpoints:
         assert text_of(trial.latest_checkpoint()) == "two"
         assert len(list(tmp_path.glob("mlartifacts/**/weights.npz"))) == 1
 
-    def test_replacing_that_fails_half_way_leaves_the_one_before(
+    def test_a_failed_replacement_leaves_the_previous_checkpoint(
         self, tracking_db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from mlflow.tracking import MlflowClient
@@ -248,8 +248,8 @@ class TestCheckpoints:
             trial.save_checkpoint(again, 5)
         assert text_of(trial.latest_checkpoint()) == "one"
 
-    @pytest.mark.parametrize("step", [5, 6])  # in place of the one that is there, and beside it
-    def test_one_whose_record_finds_no_room_leaves_no_files(self, tracking_db: str, tmp_path: Path, step: int) -> None:
+    @pytest.mark.parametrize("step", [5, 6])  # in place of the existing one, and beside it
+    def test_a_checkpoint_whose_record_fails_leaves_no_files(self, tracking_db: str, tmp_path: Path, step: int) -> None:
         trial = Trial.open("project", "trial", tracking_db)
         trial.save_checkpoint(folder_with(tmp_path, "one"), 5)
         again = folder_with(tmp_path, "two")
@@ -263,7 +263,7 @@ class TestCheckpoints:
         assert len(list(tmp_path.glob("mlartifacts/**/weights.npz"))) == 1
         assert text_of(trial.latest_checkpoint()) == "one"
 
-    def test_the_one_before_is_taken_when_the_newest_has_lost_files(self, tracking_db: str, tmp_path: Path) -> None:
+    def test_the_previous_one_is_used_if_the_newest_has_lost_files(self, tracking_db: str, tmp_path: Path) -> None:
         trial = Trial.open("project", "trial", tracking_db)
         saved = [trial.save_checkpoint(folder_with(tmp_path, str(n)), n) for n in range(3)]
         first, second, third = (next(tmp_path.glob(f"mlartifacts/**/{one.artifact_path}")) for one in saved)
@@ -283,14 +283,14 @@ class TestCheckpoints:
         assert [c.step for c in trial.checkpoints()] == [1, 3, 4]
         assert len(list(tmp_path.glob("mlartifacts/**/weights.npz"))) == 3
 
-    def test_folder_that_is_not_there(self, tracking_db: str, tmp_path: Path) -> None:
+    def test_a_missing_folder_is_an_error(self, tracking_db: str, tmp_path: Path) -> None:
         trial = Trial.open("project", "trial", tracking_db)
         with pytest.raises(TrackingError, match="cannot save a checkpoint of trial 'trial'"):
             trial.save_checkpoint(tmp_path / "absent", 1)
         assert trial.checkpoints() == []
 
     @pytest.mark.parametrize("refused", [False, True], ids=["does nothing", "is refused"])
-    def test_where_nothing_can_be_deleted_files_are_replaced_and_that_others_stay_is_told(
+    def test_a_store_that_cannot_delete_replaces_files_and_reports_the_remaining_ones(
         self,
         tracking_db: str,
         tmp_path: Path,
@@ -306,7 +306,7 @@ class TestCheckpoints:
         def refuse(store: ArtifactRepository, path: str) -> None:
             raise MlflowException("not allowed")
 
-        # As MLflow's stores have it that have no way of their own.
+        # As in MLflow's stores without their own way of deleting.
         delete = refuse if refused else ArtifactRepository.delete_artifacts
         monkeypatch.setattr(LocalArtifactRepository, "delete_artifacts", delete)
         trial = Trial.open("project", "trial", tracking_db)
@@ -316,9 +316,9 @@ class TestCheckpoints:
             trial.replace_files(tmp_path, names, "export/m-1")
         kept = Path(download_artifacts(run_id=trial.run_id, artifact_path="export/m-1", tracking_uri=tracking_db))
         assert {path.name: path.read_text() for path in kept.iterdir()} == {"model.onnx": "old", "report.json": "new"}
-        (told,) = [record.message for record in caplog.records if record.name == "brayx.tracking.trial"]
-        assert told.startswith("export/m-1 of trial 'trial' overwrites what the store has there: ")
-        assert told.endswith("not allowed" if refused else "it deletes nothing")
+        (warning,) = [record.message for record in caplog.records if record.name == "brayx.tracking.trial"]
+        assert warning.startswith("export/m-1 of trial 'trial' overwrites what the store has there: ")
+        assert warning.endswith("not allowed" if refused else "it deletes nothing")
 
 
 @pytest.fixture
@@ -328,7 +328,7 @@ def trained(tracking_db: str, tmp_path: Path) -> tuple[Trial, Checkpoint]:
 
 
 @pytest.fixture
-def no_leavings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fails a test that leaves temporary files."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
@@ -337,7 +337,7 @@ def no_leavings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 
 def logged(trial: Trial, folder: Path, name: str) -> PoolEntry:
-    """A version that is a logged model of MLflow's: below the run's URI, but not in the run's folder."""
+    """A version that is one of MLflow's logged models: below the run's URI, but outside the run's folder."""
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(trial.uri)
@@ -350,7 +350,7 @@ def logged(trial: Trial, folder: Path, name: str) -> PoolEntry:
 
 
 class TestRegistry:
-    def test_champion_resolves_to_the_files(self, trained: tuple[Trial, Checkpoint]) -> None:
+    def test_the_champion_resolves_to_its_files(self, trained: tuple[Trial, Checkpoint]) -> None:
         trial, checkpoint = trained
         entry = register(trial, checkpoint, "cartpole", tags={"engine": "onnx"})
         assert (entry.name, entry.version, entry.run_id) == ("cartpole", 1, trial.run_id)
@@ -366,8 +366,8 @@ class TestRegistry:
         assert register(trial, checkpoint, "cartpole", alias="candidate").version == 1
         assert find("models:/cartpole@candidate", trial.uri).version == 1
 
-    def test_one_that_is_registered_is_known_without_its_files(self, trained: tuple[Trial, Checkpoint]) -> None:
-        """Which may be far away."""
+    def test_a_registered_checkpoint_is_recognised_without_its_files(self, trained: tuple[Trial, Checkpoint]) -> None:
+        """The files may be in a remote store."""
         trial, checkpoint = trained
         register(trial, checkpoint, "cartpole")
         shutil.rmtree(trial.local(checkpoint))
@@ -377,7 +377,7 @@ class TestRegistry:
             register(trial, again, "other")
 
     @pytest.mark.parametrize("file", ["weights.npz", "model.txt"])
-    def test_a_checkpoint_replaced_by_another_of_its_step_is_another_version(
+    def test_a_replaced_checkpoint_of_the_same_step_is_another_version(
         self, tracking_db: str, tmp_path: Path, file: str
     ) -> None:
         trial = Trial.open("project", "trial", tracking_db)
@@ -386,7 +386,7 @@ class TestRegistry:
         for number, (weights, version) in enumerate([("first", 1), ("other", 2), ("other", 2), ("first", 1)]):
             (folder / file).write_text(weights)
             if file == "weights.npz":
-                (folder / "meta.json").write_text(f'{{"saved": {number}}}')  # of the same weights, at another time
+                (folder / "meta.json").write_text(f'{{"saved": {number}}}')  # with the same weights, at another time
             entry = register(trial, trial.save_checkpoint(folder, 100), "cartpole")
             assert entry.version == version
             with files_of("models:/cartpole@champion", trial.uri) as files:
@@ -394,7 +394,7 @@ class TestRegistry:
         with files_of("models:/cartpole/1", trial.uri) as files:
             assert (files / file).read_text() == "first"
 
-    def test_alias_moves_and_versions_stay(self, trained: tuple[Trial, Checkpoint], tmp_path: Path) -> None:
+    def test_an_alias_moves_and_versions_stay(self, trained: tuple[Trial, Checkpoint], tmp_path: Path) -> None:
         trial, checkpoint = trained
         register(trial, checkpoint, "cartpole")
         better = trial.save_checkpoint(folder_with(tmp_path, "better"), 200)
@@ -403,7 +403,9 @@ class TestRegistry:
         assert text_at("models:/cartpole/1", trial.uri) == "best"
         assert find("models:/cartpole", trial.uri).version == 2
 
-    def test_promoting_moves_an_alias_to_what_is_there(self, trained: tuple[Trial, Checkpoint], tmp_path: Path) -> None:
+    def test_promoting_moves_an_alias_to_a_known_version(
+        self, trained: tuple[Trial, Checkpoint], tmp_path: Path
+    ) -> None:
         trial, checkpoint = trained
         register(trial, checkpoint, "cartpole")
         register(trial, trial.save_checkpoint(folder_with(tmp_path, "new"), 200), "cartpole", alias="candidate")
@@ -435,7 +437,7 @@ class TestRegistry:
         ],
         ids=["nan", "absent"],
     )
-    def test_what_services_would_not_take_is_not_promoted(
+    def test_a_version_that_services_would_refuse_is_not_promoted(
         self, trained: tuple[Trial, Checkpoint], tmp_path: Path, weights: Weights | None, why: str
     ) -> None:
         trial, checkpoint = trained
@@ -449,7 +451,7 @@ class TestRegistry:
             promote("models:/cartpole@candidate", trial.uri)
         assert aliases("cartpole", trial.uri) == {"champion": 1, "candidate": 2}
 
-    def test_a_version_that_is_not_there_is_told_with_the_nearest_of_however_many(
+    def test_a_missing_version_is_reported_with_the_nearest_of_any_number(
         self, trained: tuple[Trial, Checkpoint]
     ) -> None:
         from mlflow.tracking import MlflowClient
@@ -461,11 +463,11 @@ class TestRegistry:
             client.create_model_version("cartpole", source=entry.source, run_id=trial.run_id)
         for gone in (3, 4):
             client.delete_model_version("cartpole", str(gone))
-        for asked, nearest in ((99, 20), (3, 2), (4, 5)):
+        for version, nearest in ((99, 20), (3, 2), (4, 5)):
             with pytest.raises(ModelNotFound) as raised:
-                find(f"models:/cartpole/{asked}", trial.uri)
+                find(f"models:/cartpole/{version}", trial.uri)
             assert raised.value.details["nearest"] == nearest
-            assert f"no version {asked}, nearest is {nearest}; there are ..., 5, 6, " in raised.value.message
+            assert f"no version {version}, nearest is {nearest}; there are ..., 5, 6, " in raised.value.message
         assert raised.value.details["known"] == [1, 2, *range(5, 21)]
         client.create_registered_model("empty")
         for reference in ("models:/empty", "models:/empty/1"):
@@ -479,8 +481,8 @@ class TestRegistry:
         assert text_at("models:/cartpole@champion", trial.uri) == "best"
 
     @pytest.mark.parametrize("name", ["cartpole", "policy (v2) 100%"])
-    def test_local_files_are_read_where_they_are(
-        self, trained: tuple[Trial, Checkpoint], no_leavings: None, name: str
+    def test_local_files_are_read_in_place(
+        self, trained: tuple[Trial, Checkpoint], no_leftovers: None, name: str
     ) -> None:
         trial, checkpoint = trained
         entry = register(trial, checkpoint, name)
@@ -489,8 +491,8 @@ class TestRegistry:
             assert folder == local_files(entry, trial.uri)
         assert folder.is_dir()
 
-    def test_a_download_goes_when_it_has_been_read(
-        self, trained: tuple[Trial, Checkpoint], no_leavings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_a_download_is_deleted_after_use(
+        self, trained: tuple[Trial, Checkpoint], no_leftovers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", trained[0].uri)  # where MLflow looks for logged models
         entry = logged(trained[0], folder_with(tmp_path, "logged"), "theirs")
@@ -499,7 +501,7 @@ class TestRegistry:
             assert text_of(folder) == "logged"
         assert not folder.exists()
 
-    def test_files_that_are_gone_are_told(self, trained: tuple[Trial, Checkpoint]) -> None:
+    def test_missing_files_are_reported(self, trained: tuple[Trial, Checkpoint]) -> None:
         trial, checkpoint = trained
         folder = local_files(register(trial, checkpoint, "cartpole"), trial.uri)
         assert folder is not None
@@ -507,7 +509,7 @@ class TestRegistry:
         with pytest.raises(TrackingError, match=r"cannot read the files of models:/cartpole@champion \(version 1\)"):
             text_at("models:/cartpole@champion", trial.uri)
 
-    def test_with_onnx_mlflow_loads_it_itself(
+    def test_mlflow_itself_loads_a_version_with_onnx(
         self, trained: tuple[Trial, Checkpoint], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         import mlflow.onnx
@@ -536,7 +538,7 @@ class TestRegistry:
         with pytest.raises(ConfigError, match="expected models:/name@alias"):
             text_at("cartpole", trial.uri)
 
-    def test_a_store_that_cannot_be_read_is_something_else(self, tmp_path: Path) -> None:
+    def test_an_unreadable_store_is_another_error(self, tmp_path: Path) -> None:
         (tmp_path / "mlflow.db").write_text("this is not a database, it is a text " * 100)
         with pytest.raises(TrackingError) as raised:
             text_at("models:/cartpole@champion", tracking_uri(tmp_path))
@@ -552,7 +554,7 @@ class TestRegistry:
         register(trial, checkpoint, "cartpole")
         assert find("models:/cartpole@champion", trial.uri).version == 1
 
-    def test_asking_makes_no_database(self, tmp_path: Path) -> None:
+    def test_reading_creates_no_database(self, tmp_path: Path) -> None:
         with pytest.raises(ModelNotFound, match=r"there is no MLflow database .*make demo"):
             text_at("models:/cartpole@champion", tracking_uri(tmp_path))
         assert list(tmp_path.iterdir()) == []
@@ -612,7 +614,7 @@ def test_mlflow_shows_a_version_with_its_signature_source_and_description(tracki
     assert [(leaf.name, leaf.type, leaf.shape) for leaf in signature.outputs] == [("output", np.dtype("f4"), (-1, 2))]
 
 
-def test_a_project_is_shown_as_training_also_one_that_was_there_before(tracking_db: str) -> None:
+def test_a_project_is_shown_as_training_even_an_older_one(tracking_db: str) -> None:
     client = MlflowClient(tracking_db)
     client.create_experiment("old")
     for project in ("old", "new"):
@@ -621,7 +623,7 @@ def test_a_project_is_shown_as_training_also_one_that_was_there_before(tracking_
         assert tags["mlflow.experimentKind"] == "custom_model_development"
 
 
-def test_no_tag_of_a_run_is_json_and_that_of_an_earlier_brayx_is_read(tracking_db: str, tmp_path: Path) -> None:
+def test_tags_of_a_run_are_not_json_and_those_of_an_earlier_brayx_are_read(tracking_db: str, tmp_path: Path) -> None:
     trial = Trial.open("p", "t", tracking_db)
     saved = trial.save_checkpoint(folder_with(tmp_path, "a"), 100, {"episode_return": -1.25, "games": 20})
     trial.set_tag(LINEAGE_TAG, lineage_text([Origin("models:/old", 3, 200), Origin("older one", 1, 0)]))

@@ -1,4 +1,4 @@
-"""Nested arrays and the records that travel."""
+"""Nested arrays and the records sent between processes."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_flatten_of_a_bare_array_keeps_the_prefix() -> None:
 
 
 @given(TREES)
-def test_stacked_trees_are_there_by_index(tree: Any) -> None:
+def test_stacked_trees_are_recovered_by_index(tree: Any) -> None:
     stacked = stack([tree, tree, tree])
     for index in range(3):
         for path, leaf in flatten(stacked).items():
             np.testing.assert_array_equal(leaf[index], flatten(tree)[path])
 
 
-def test_trees_of_other_structure_do_not_stack() -> None:
+def test_trees_of_different_structure_do_not_stack() -> None:
     with pytest.raises(ValueError, match="key"):
         stack([{"a": np.zeros(1)}, {"b": np.zeros(1)}])
 

@@ -82,7 +82,7 @@ class _Connection:
         self._idle_timeout_s = idle_timeout_s
         self._server_send = send
         self._enveloped = WS_SUBPROTOCOL in scope.get("subprotocols", ())
-        names = ("session", "key", "time", "token", "seq")
+        names = ("session", "key", "time", "token", "seq", "opponent")
         self._fields = {name: headers.get(name) or query.get(name, "") for name in names}
         self._scope = scope
         self._numbers: int | None = None
@@ -101,7 +101,7 @@ class _Connection:
         try:
             check_session(session)
             check_headers(self._scope)
-            check_credentials(*(self._fields[name] for name in ("key", "time", "token")))
+            check_credentials(*(self._fields[name] for name in ("key", "time", "token", "opponent")))
             self._numbers = parse_seq(self._fields["seq"])
             named = [(b"session", session.encode("ascii"))]
         except ProtocolError as error:
@@ -137,6 +137,7 @@ class _Connection:
             seq,
             holder.name,
             holder.attached,
+            fields["opponent"] if kind is StepKind.START else "",
         )
 
     async def message(self, data: bytes, *, text: bool) -> None:

@@ -54,7 +54,14 @@ class _Calls:
         kind, session, body, key, time, token, seq, *_ = request
         try:
             return pb.StepRequest(
-                session=session, kind=_KINDS[kind], body=body, key=key, time=time, token=token, seq=seq
+                session=session,
+                kind=_KINDS[kind],
+                body=body,
+                key=key,
+                time=time,
+                token=token,
+                seq=seq,
+                opponent=request.opponent,
             )
         except ValueError as error:  # text that is not UTF-8, a number out of range
             raise ProtocolError(f"the {describe(request)} cannot be sent: {error}") from None

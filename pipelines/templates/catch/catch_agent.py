@@ -21,6 +21,8 @@ class CatchAgent(Agent):
     async def on_tick(self, state):
         obs = encode(state.input)
         outputs, version = await forward("model", obs)
+        if len(outputs["logits"]) != 3:
+            raise ValueError(f"the model has {len(outputs['logits'])} actions, the game 3")
         action, log_prob = sample_categorical(outputs["logits"], self.rng, greedy=self.greedy)
         state.step = Step(obs, np.asarray(action), log_prob, version)
         state.output["move"] = action - 1

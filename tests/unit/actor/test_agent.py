@@ -46,7 +46,7 @@ async def test_a_cancelled_waiter_leaves_the_others_waiting() -> None:
     assert await second == 1
 
 
-async def test_a_state_pickles_while_somebody_waits() -> None:
+async def test_a_state_pickles_while_an_agent_waits() -> None:
     state = State("s", input={"obs": 1})
     waiting = asyncio.create_task(state.wait("plan"))
     await asyncio.sleep(0)
@@ -56,7 +56,7 @@ async def test_a_state_pickles_while_somebody_waits() -> None:
     waiting.cancel()
 
 
-def test_reading_what_nobody_set_says_how_to_wait() -> None:
+def test_reading_an_unset_attribute_says_how_to_wait() -> None:
     with pytest.raises(AttributeError, match=r"await state.wait\('plan'\)"):
         _ = State("s").plan
 
@@ -109,7 +109,7 @@ async def test_an_unknown_name_is_an_error_that_lists_the_known() -> None:
         await forward("polcy", np.zeros(1))
 
 
-def test_push_without_buffers_lets_go_and_outside_an_agent_is_an_error() -> None:
+def test_push_without_buffers_is_dropped_and_outside_an_agent_is_an_error() -> None:
     with Services().use():
         push("b", fragment())
     with pytest.raises(ConfigError, match="inside an agent"):

@@ -12,13 +12,14 @@ from google.protobuf.struct_pb2 import Struct
 
 from brayx.actor.agent import Agent, Services, State, record
 from brayx.actor.agent_actor import AgentActor, AgentActorFactory, Codec
+from brayx.actor.logs import SessionLog
 from brayx.errors import AgentError, BadBody, BrayxError, DeadlineExceeded, ModelError, QueueFull
 from brayx.metrics import Kind
 from brayx.metrics import Recorder as MetricsRecorder
 
 
 class Recorder(Agent):
-    """Echoes its input and keeps all its calls in a log shared by a test."""
+    """Echoes its input and adds every call to a log that the test reads."""
 
     log: list[Any]
 
@@ -247,7 +248,7 @@ async def test_exceptions_of_every_agent_method_are_counted_with_their_location(
     assert recorder.notes()[f"agent_errors.{method}"].endswith(f"'five' ({__file__}:{line})")
 
 
-async def test_what_hooks_outside_a_tick_raise_is_counted_too() -> None:
+async def test_exceptions_of_hooks_outside_a_tick_are_counted() -> None:
     class Raises(Recorder):
         def on_deadline(self, state: State) -> None:
             raise RuntimeError("late")
@@ -278,7 +279,7 @@ async def test_what_hooks_outside_a_tick_raise_is_counted_too() -> None:
     ],
     ids=["own", "of its input", "the model's", "no room", "too late"],
 )
-async def test_a_game_that_a_hook_fails_in_is_counted_once(error: Exception, label: str) -> None:
+async def test_a_game_with_a_failing_hook_is_counted_once(error: Exception, label: str) -> None:
     class Raises(Recorder):
         async def on_tick(self, state: State) -> None:
             raise error
@@ -295,7 +296,7 @@ async def test_a_game_that_a_hook_fails_in_is_counted_once(error: Exception, lab
     assert isinstance(recorder, MetricsRecorder)
     numbers, notes = recorder.summary(), recorder.notes()
     assert {name: value for name, value in numbers.items() if "games_failed" in name} == {f"games_failed.{label}": 1}
-    assert numbers.get("agent_errors.on_tick", 0) == (label == "on_tick"), "load is no error of the hook"
+    assert numbers.get("agent_errors.on_tick", 0) == (label == "on_tick"), "overload is not an error of the hook"
     (name,) = [name for name in ("agent_errors.on_tick", "games_failed.overloaded") if name in notes]
     assert notes[name] == f"agent 'agent0': {type(error).__name__}: {error} ({line_of(Raises.on_tick, 'raise')})"
 
@@ -308,7 +309,7 @@ async def test_a_game_that_ends_in_an_error_outside_of_its_agents_has_failed() -
 
 
 def line_of(hook: Any, text: str) -> str:
-    """``FILE:LINE`` of the line of a hook that has a text."""
+    """``FILE:LINE`` of the line in a hook that contains a text."""
     lines, first = inspect.getsourcelines(hook)
     return f"{__file__}:{first + next(at for at, line in enumerate(lines) if text in line)}"
 
@@ -362,7 +363,7 @@ async def test_an_agent_that_is_cancelled_because_another_raised_is_not_the_one_
     assert "agent 'agent1': KeyError: 'obs'" in recorder.notes()["agent_errors.on_tick"]
 
 
-async def test_a_game_whose_tick_waits_for_an_on_episode_that_hangs_has_failed_there() -> None:
+async def test_a_game_whose_tick_waits_for_a_hanging_on_episode_has_failed_with_its_location() -> None:
     class Hangs(Recorder):
         async def on_episode(self, episode: list[State], done: bool) -> None:
             await asyncio.sleep(60)
@@ -391,6 +392,85 @@ async def test_a_game_whose_return_was_recorded_has_not_failed() -> None:
     numbers = actor._services.recorder.summary()
     assert numbers["agent_errors.on_session_end"] == 1
     assert "games_failed.on_session_end" not in numbers
+
+
+class Sums(Agent):
+    """Records the sum of its inputs as the return; ``error`` loses its first episode."""
+
+    error: BaseException
+    total = 0
+
+    async def on_tick(self, state: State) -> None:
+        pass
+
+    async def on_episode(self, episode: list[State], done: bool) -> None:
+        if episode[0].tick == 0:
+            raise self.error
+        self.total += sum(state.input for state in episode[1:])
+        if done:
+            record("episode_return", self.total)
+            record("episode_length", len(episode))
+            record("rounds", 1.0)
+
+    def snapshot(self) -> bytes:
+        return b"%d" % self.total
+
+    def restore(self, snapshot: bytes) -> None:
+        self.total = int(snapshot)
+
+
+class Results(SessionLog):
+    """A recorder whose logs add their session's result to a list."""
+
+    def __init__(self, kept: list[float | None]) -> None:
+        self.kept = kept
+
+    def open(self, session: str, start: bytes, player: str) -> SessionLog:
+        return self
+
+    def end(self, reason: str, result: float | None) -> None:
+        self.kept.append(result)
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["stays", "moves"])
+@pytest.mark.parametrize(
+    ("error", "label"),
+    [
+        (KeyError("reward"), "on_episode"),
+        (DeadlineExceeded("late"), "overloaded"),
+        (asyncio.CancelledError(), "on_episode"),
+    ],
+    ids=["own", "load", "cancelled"],
+)
+async def test_a_game_with_a_lost_episode_has_failed_even_if_it_records_a_return_later(
+    error: BaseException, label: str, moved: bool
+) -> None:
+    kept: list[float | None] = []
+    counted = MetricsRecorder()
+    factory = AgentActorFactory(
+        {"agent": type("Failing", (Sums,), {"error": error})},
+        {},
+        Services(recorder=counted),
+        episode_length=2,
+        recorders=[Results(kept)],
+    )
+    actor = factory()
+    await actor.start("s", b"")
+    for tick in range(4):
+        await actor.tick(b"%d" % tick)
+    if moved:
+        data = await actor.snapshot()
+        assert data is not None
+        actor = factory()
+        await actor.restore("s", data)
+    await actor.tick(b"4")
+    await actor.stop(b"5")
+    await actor.on_end("stop")
+    numbers = counted.summary()
+    assert {name: value for name, value in numbers.items() if "games_failed" in name} == {f"games_failed.{label}": 1}
+    assert not {"episode_return", "episode_length"} & set(numbers)
+    assert numbers["rounds"] == 1
+    assert kept == [None]
 
 
 async def test_protobuf_bodies() -> None:
@@ -448,7 +528,7 @@ async def test_a_cut_whose_wait_is_cancelled_loses_no_episode() -> None:
     assert log[-1] == "error"
 
 
-async def test_an_episode_handler_whose_own_wait_is_cancelled_costs_its_episode_only() -> None:
+async def test_an_episode_handler_whose_own_wait_is_cancelled_loses_only_its_episode() -> None:
     class Cancelled(Recorder):
         async def on_episode(self, episode: list[State], done: bool) -> None:
             waiting = asyncio.get_running_loop().create_future()
@@ -467,7 +547,7 @@ async def test_an_episode_handler_whose_own_wait_is_cancelled_costs_its_episode_
     assert recorder.summary()["games_failed.on_episode"] == 1
 
 
-async def test_an_episode_that_load_took_is_lost_without_an_error() -> None:
+async def test_an_episode_dropped_by_overload_is_lost_without_an_error() -> None:
     class Late(Recorder):
         async def on_episode(self, episode: list[State], done: bool) -> None:
             raise DeadlineExceeded("a forward waited 2 s")
@@ -484,7 +564,7 @@ async def test_an_episode_that_load_took_is_lost_without_an_error() -> None:
 
 
 @pytest.mark.parametrize("agents", [1, 2])
-async def test_an_end_that_runs_out_of_time_still_tells_the_agents_and_counts_what_is_lost(agents: int) -> None:
+async def test_an_end_that_times_out_still_notifies_the_agents_and_counts_lost_episodes(agents: int) -> None:
     class Stuck(Recorder):
         async def on_episode(self, episode: list[State], done: bool) -> None:
             await asyncio.sleep(60)
@@ -508,6 +588,29 @@ async def test_an_end_that_runs_out_of_time_still_tells_the_agents_and_counts_wh
     place = line_of(Stuck.on_episode, "sleep")
     assert recorder.notes()["fragments_dropped.cancelled"] == f"agent 'agent0': {late} ({place})"
     assert recorder.notes()["fragments_dropped.deadline"] == f"{late}, and the last episode waited for it"
+
+
+async def test_a_last_episode_that_an_end_has_no_time_for_fails_the_game_also_if_earlier_ones_arrived() -> None:
+    class Returns(Recorder):
+        async def on_session_end(self, reason: str) -> None:
+            record("episode_return", 1.0)
+
+    actor, _ = make(Returns, episode_length=1)
+    await actor.start("s", b"")
+    await actor.tick(b"0")
+    await actor.tick(b"1")
+    assert actor._handed_over is not None
+    await actor._handed_over
+    end = asyncio.create_task(actor.on_end("stop"))
+    await asyncio.sleep(0)  # it has begun to hand over the last episode
+    end.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await end
+    recorder = actor._services.recorder
+    assert isinstance(recorder, MetricsRecorder)
+    numbers = recorder.summary()
+    assert numbers["fragments_dropped.deadline"] == numbers["games_failed.on_episode"] == 1
+    assert not [name for name in numbers if name.startswith("episode_return")], "it lacks the last episode"
 
 
 async def test_an_on_session_end_that_hangs_is_an_error_with_its_location() -> None:
@@ -543,7 +646,7 @@ class Counts(Recorder):
         self.count = int(snapshot)
 
 
-async def test_an_actor_goes_on_from_anothers_snapshot_with_the_start_that_the_other_had() -> None:
+async def test_an_actor_continues_from_anothers_snapshot_with_its_start() -> None:
     first, log = make(Counts, Counts)
     await first.start("s", b'{"level": 3}')
     for tick in range(3):
@@ -573,7 +676,7 @@ async def test_a_game_whose_agent_cannot_be_restored_has_failed() -> None:
     assert counted.summary() == {"agent_errors.restore": 1.0, "games_failed.restore": 1.0}
 
 
-async def test_one_agent_that_cannot_be_moved_keeps_its_actor_where_it_is() -> None:
+async def test_one_agent_that_cannot_move_keeps_its_actor_in_place() -> None:
     actor, log = make(Counts, Recorder)
     await actor.start("s", b"")
     await actor.tick(b"1")
@@ -628,6 +731,27 @@ async def test_a_choice_at_the_deadline_may_be_counted() -> None:
     await actor.tick(b"1")
     assert json.loads(actor.fallback(0, b"1") or b"") == {"instead of": 1}
     assert counted.summary() == {"choices": 1.0}
+
+
+async def test_an_unsendable_choice_at_the_deadline_is_its_agents_error() -> None:
+    class Unsendable(Agent):
+        async def on_tick(self, state: State) -> None:
+            state.output["move"] = {1, 2}
+
+        def on_deadline(self, state: State) -> None:
+            state.output["move"] = {1, 2}
+
+    actor, _ = make(Unsendable)
+    await actor.start("s", b"")
+    with pytest.raises(AgentError, match="cannot be sent as json"):
+        await actor.tick(b"1")
+    with pytest.raises(AgentError, match="cannot be sent as json"):
+        actor.fallback(0, b"1")
+    recorder = actor._services.recorder
+    numbers, notes = recorder.summary(), recorder.notes()
+    assert (numbers["agent_errors.on_tick"], numbers["agent_errors.on_deadline"]) == (1, 1)
+    assert notes["agent_errors.on_tick"].startswith("agent 'agent0': AgentError: state.output cannot be sent as json")
+    assert notes["agent_errors.on_deadline"].partition(" (")[0] == notes["agent_errors.on_tick"].partition(" (")[0]
 
 
 async def test_agents_without_a_choice_of_their_own_have_no_fallback() -> None:

@@ -28,7 +28,7 @@ async def test_a_tick_past_its_deadline_ends_the_session() -> None:
 
 
 @pytest.mark.parametrize("left", [False, True])
-async def test_a_loop_that_stood_still_does_not_take_that_for_its_clients_silence(left: bool) -> None:
+async def test_clients_are_not_idle_while_the_event_loop_is_blocked(left: bool) -> None:
     bench = Bench(idle_timeout_s=60.0 if left else 0.2, reconnect_timeout_s=0.2)
     await bench.ask("start")
     await bench.number(0, b"")
@@ -44,7 +44,7 @@ async def test_a_loop_that_stood_still_does_not_take_that_for_its_clients_silenc
     await until(lambda: bench.actors[0].reasons == ["disconnect" if left else "idle"])
 
 
-async def test_idle_sessions_are_reaped_and_told_and_busy_ones_are_not() -> None:
+async def test_idle_sessions_end_with_their_reason_and_busy_ones_go_on() -> None:
     bench = Bench(idle_timeout_s=0.2)
     await bench.ask("start", "idle")
     await bench.ask("start", "busy")
@@ -83,7 +83,7 @@ class TestFallback:
         late = asyncio.ensure_future(bench.number(1, b"wait"))
         await asyncio.sleep(0.01)
         bench.actors[0].gate.set()
-        assert await late == expected, "a repeat gets what was answered"
+        assert await late == expected, "a repeat gets the same answer"
         assert await bench.number(2, b"next") == b"s:next"
         assert bench.actors[0].missed_after == [b"wait"]
         await bench.ask("stop")
@@ -104,7 +104,7 @@ class TestFallback:
             assert await tick(0, b"wait") == b"own"
             assert await tick(1, b"1") == b"own 1:1"
             if numbered:
-                assert await tick(1, b"1") == b"own 1:1", "a repeat gets what was answered"
+                assert await tick(1, b"1") == b"own 1:1", "a repeat gets the same answer"
                 with pytest.raises(OutOfSequence, match="expected 2"):
                     await tick(0, b"wait")
             both = asyncio.gather(tick(2, b"2"), tick(3, b"3"))
@@ -170,7 +170,7 @@ class TestFallback:
         kept = others.kept[0][1]
         assert (kept.tick, kept.seq, kept.kept, kept.actor) == (2, 2, b"own", b"|0|wait")
 
-    async def test_a_stop_comes_after_what_was_answered_before_it(self) -> None:
+    async def test_a_stop_runs_after_the_ticks_answered_before_it(self) -> None:
         bench = Bench(tick_deadline_ms=10, fallback="default")
         await bench.ask("start")
         for body in (b"wait", b"1"):
@@ -182,7 +182,7 @@ class TestFallback:
         assert await stop == b"stopped"
         assert bench.actors[0].seen == [b"", b"wait", b"1", b"end"]
 
-    async def test_what_was_answered_is_not_answered_again_when_its_session_ends(self) -> None:
+    async def test_an_answered_tick_is_not_answered_again_when_its_session_ends(self) -> None:
         recorder = Recorder()
         bench = Bench(tick_deadline_ms=10, fallback="default", recorder=recorder)
         await bench.ask("start")
@@ -195,7 +195,7 @@ class TestFallback:
         with pytest.raises(SessionLost, match="error"):
             await bench.ask("tick")
 
-    async def test_a_late_body_that_the_agent_refuses_is_a_tick_of_the_game_all_the_same(self) -> None:
+    async def test_a_late_body_that_the_agent_refuses_still_counts_as_a_tick(self) -> None:
         bench = Bench(tick_deadline_ms=10, fallback="default")
         await bench.ask("start")
         for seq, body in enumerate((b"wait", b"bad")):
@@ -204,7 +204,7 @@ class TestFallback:
         assert await bench.number(2, b"2") == b"s:2"
         assert bench.actors[0].seen == [b"", b"wait", b"skipped 1", b"2"]
 
-    async def test_nobody_is_answered_before_a_tick_that_has_no_fallback(self) -> None:
+    async def test_no_tick_is_answered_before_an_earlier_one_without_a_fallback(self) -> None:
         bench = Bench(tick_deadline_ms=10, fallback="last")
         await bench.ask("start")
         order: list[int] = []

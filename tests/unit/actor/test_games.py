@@ -47,7 +47,7 @@ async def waiting(state: State, name: str) -> asyncio.Task[Any]:
 
 
 class TestBoard:
-    def test_what_one_leaves_the_others_of_its_game_find_at_the_same_tick_only(self) -> None:
+    def test_a_value_is_visible_to_other_sessions_of_the_game_at_the_same_tick_only(self) -> None:
         games = Games()
         a, b, other = joined(games, "g-agent-a", "g-agent-b", "h-agent-b")
         at(a, 0).plan = "attack"
@@ -66,8 +66,8 @@ class TestBoard:
         assert theirs.end == ""
         assert "end" not in a.state(tick=3, input=None, output=None)._board.values
 
-    def test_what_a_session_has_set_itself_it_finds_first(self) -> None:
-        """Agents of one class keep ``state.step`` for `on_episode`: another's must not be learned from."""
+    def test_a_session_reads_its_own_value_first(self) -> None:
+        """Agents keep ``state.step`` for `on_episode`, and must not learn from another agent's."""
         a, b = joined(Games(), "g-agent-a", "g-agent-b")
         mine, theirs = at(a, 0), at(b, 0)
         mine.step = "a's"
@@ -75,7 +75,7 @@ class TestBoard:
         assert (mine.step, theirs.step) == ("a's", "b's")
 
     @pytest.mark.parametrize("copied", [lambda state: pickle.loads(pickle.dumps(state)), copy.copy])
-    async def test_it_pickles_as_a_plain_state_with_what_is_visible_while_somebody_waits(self, copied: Any) -> None:
+    async def test_it_pickles_as_a_plain_state_with_the_visible_values_while_an_agent_waits(self, copied: Any) -> None:
         a, b = joined(Games(), "g-agent-a", "g-agent-b")
         mine, theirs = at(a, 0), at(b, 0)
         mine.step, theirs.step, theirs.plan = 1, 2, "attack"
@@ -100,7 +100,7 @@ class TestWait:
         assert (await task, await second) == ("attack", "attack")
         assert await at(a, 5).wait("plan") == "attack"
 
-    async def test_agents_of_one_session_wait_for_each_other_as_ever(self) -> None:
+    async def test_agents_of_one_session_wait_for_each_other(self) -> None:
         (a,) = joined(Games(), "g-agent-a", agents=2)
         state = at(a, 0)
         task = await waiting(state, "plan")
@@ -138,13 +138,13 @@ class TestWait:
         with pytest.raises(DeadlineExceeded, match="'plan'"):
             await at(a, 8).wait("plan", LONG_S)
 
-    async def test_what_was_left_before_the_end_is_still_found(self) -> None:
+    async def test_a_value_set_before_the_end_is_still_visible(self) -> None:
         a, b = joined(Games(), "g-agent-a", "g-agent-b")
         at(b, 0).plan = "attack"
         b.leave()
         assert await at(a, 0).wait("plan", LONG_S) == "attack"
 
-    async def test_the_first_session_of_a_game_waits_for_those_that_are_about_to_begin(self) -> None:
+    async def test_the_first_session_of_a_game_waits_for_sessions_yet_to_start(self) -> None:
         games = Games()
         (a,) = joined(games, "g-agent-a")
         task = await waiting(at(a, 0), "plan")
@@ -161,7 +161,7 @@ class TestWait:
         at(c, 0).plan = 1
         assert await task == 1
 
-    async def test_of_several_agents_in_the_last_session_one_still_waits_for_another(self) -> None:
+    async def test_agents_of_the_last_session_still_wait_for_each_other(self) -> None:
         a, b = joined(Games(), "g-agent-a", "g-agent-b", agents=2)
         state = at(a, 0)
         task = await waiting(state, "plan")
@@ -196,7 +196,7 @@ class TestBounds:
                 most = max(most, len(games.boards("g")))
         assert most == 2
 
-    def test_past_the_bound_the_oldest_goes_and_who_is_behind_has_a_board_of_its_own(self) -> None:
+    def test_past_the_bound_the_oldest_board_is_dropped_and_a_slow_session_gets_its_own(self) -> None:
         games = Games(most_boards=8)
         a, b = joined(games, "g-agent-a", "g-agent-b")
         for tick in range(20):
@@ -210,7 +210,7 @@ class TestBounds:
         st.integers(1, 4),
         st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["tick"] * 9 + ["leave"])), max_size=80),
     )
-    def test_boards_are_those_of_a_model_that_forgets_nothing(self, count: int, acts: list[tuple[int, str]]) -> None:
+    def test_boards_match_a_model_that_forgets_nothing(self, count: int, acts: list[tuple[int, str]]) -> None:
         """An agent less than the bound behind sees all values of its tick; others see only their own."""
         bound = 4
         games = Games(most_boards=bound)
@@ -238,7 +238,7 @@ class TestBounds:
             kept = [tick for tick in sorted(left) if tick > max(left) - bound and tick >= min(now.values(), default=0)]
             assert games.boards("g") == (kept if now else [])
 
-    def test_a_session_without_a_game_shares_with_nobody(self) -> None:
+    def test_a_session_without_a_game_shares_nothing(self) -> None:
         games = Games()
         assert games.join("g") is None
         assert games.join("-agent-a") is None
@@ -248,8 +248,8 @@ class TestBounds:
 # Through the actor
 
 
-class Teller(Agent):
-    """Tells the others its number and answers with the other's: ``left`` with the one of ``right`` and back."""
+class Exchanger(Agent):
+    """Shares its number and answers with the other's: ``left`` with that of ``right``, and vice versa."""
 
     async def on_tick(self, state: State) -> None:
         other = {"left": "right", "right": "left"}[state.agent]
@@ -268,7 +268,7 @@ class Teller(Agent):
 
 
 class Listener(Agent):
-    """Of two in turn the first leaves its number, and the second, whose turn comes after, reads it."""
+    """Two in turn: ``first`` shares its number, and ``second``, which plays after it, answers with it."""
 
     async def on_tick(self, state: State) -> None:
         if state.agent == "first":
@@ -278,7 +278,7 @@ class Listener(Agent):
             state.output = {"action": state.number}
 
 
-def factory(agent: type[Agent] = Teller, games: Games | None = None) -> AgentActorFactory:
+def factory(agent: type[Agent] = Exchanger, games: Games | None = None) -> AgentActorFactory:
     return AgentActorFactory({"agent": agent}, {"mode": "serve"}, Services(), games=games)
 
 
@@ -293,7 +293,7 @@ async def started(make: AgentActorFactory, *sessions: str) -> list[AgentActor]:
     return actors
 
 
-async def test_agents_of_two_sessions_hear_of_each_other() -> None:
+async def test_agents_of_two_sessions_exchange_values() -> None:
     games = Games()
     left, right = await started(factory(games=games), "g-agent-left", "g-agent-right")
     for number in range(3):
@@ -314,10 +314,10 @@ async def test_without_games_every_session_has_its_own_state() -> None:
 
 
 @pytest.mark.parametrize("end", ["stop", "on_end", "moved"])
-async def test_however_a_session_goes_the_last_one_waits_for_it_no_more(
+async def test_the_last_session_does_not_wait_for_one_that_ended_in_any_way(
     end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if end == "moved":  # it plays on elsewhere: the wait has its time
+    if end == "moved":  # it continues elsewhere, so the wait lasts until its deadline
         monkeypatch.setattr(f"{__name__}.LONG_S", 0.05)
     games = Games()
     left, right = await started(factory(games=games), "g-agent-left", "g-agent-right")
@@ -335,12 +335,12 @@ async def test_however_a_session_goes_the_last_one_waits_for_it_no_more(
     assert len(games) == 0
 
 
-async def test_a_session_that_does_not_begin_leaves_no_game_behind() -> None:
-    class Refuses(Teller):
+async def test_a_session_that_fails_to_start_leaves_no_game() -> None:
+    class Refuses(Exchanger):
         def restore(self, snapshot: bytes) -> None:
             raise AgentError("not this one")
 
-    class Broken(Teller):
+    class Broken(Exchanger):
         def __init__(self, *args: Any) -> None:
             raise ValueError("no")
 
@@ -355,7 +355,7 @@ async def test_a_session_that_does_not_begin_leaves_no_game_behind() -> None:
     assert len(games) == 0
 
 
-async def test_a_session_that_began_elsewhere_joins_its_game_at_its_tick() -> None:
+async def test_a_session_that_started_elsewhere_joins_its_game_at_its_tick() -> None:
     games = Games()
     make = factory(games=games)
     left, right = await started(make, "g-agent-left", "g-agent-right")
@@ -396,13 +396,13 @@ async def test_a_session_that_is_moved_leaves_its_game() -> None:
 
 @pytest.fixture
 def address() -> Iterator[tuple[str, Games]]:
-    """A door of one replica, whose agents are `Teller` or, in ``Whispers``, `Listener`."""
+    """A door of one replica, whose agents are `Exchanger` or, in ``Whispers``, `Listener`."""
     games = Games()
 
     class Either(Agent):
         def __init__(self, name: str, config: Any, state: State) -> None:
             super().__init__(name, config, state)
-            chosen = Listener if state.agent in Whispers.possible_agents else Teller
+            chosen = Listener if state.agent in Whispers.possible_agents else Exchanger
             self._does = chosen(name, config, state)
 
         async def on_tick(self, state: State) -> None:
@@ -413,9 +413,7 @@ def address() -> Iterator[tuple[str, Games]]:
 
 
 @pytest.mark.parametrize("env", [Secrets, Whispers])
-async def test_a_game_is_won_by_agents_that_tell_each_other_what_they_see(
-    address: tuple[str, Games], env: type[Any]
-) -> None:
+async def test_agents_win_a_game_by_sharing_what_they_see(address: tuple[str, Games], env: type[Any]) -> None:
     url, games = address
     clients = pettingzoo.Clients(lambda: AsyncClient(url, timeout_s=LONG_S))
     result = await pettingzoo.play_game(env(), clients, seed=1)

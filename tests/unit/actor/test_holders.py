@@ -23,7 +23,7 @@ from tests.waiting import until_awaited as until
 pytestmark = pytest.mark.usefixtures("whence")
 
 
-async def test_the_connection_that_holds_a_session_hears_of_the_end_once() -> None:
+async def test_the_connection_that_holds_a_session_is_notified_of_the_end_once() -> None:
     bench = Bench()
     heard: list[str] = []
     holder = bench.table.holder(heard.append)
@@ -71,7 +71,7 @@ class TestBrokenConnections:
         assert await bench.number(0, b"0") == b"s:0"
         assert bench.actors[0].reasons == []
 
-    async def test_a_numbered_tick_is_told_each_time_why_its_session_ended(self) -> None:
+    async def test_every_numbered_tick_gets_the_reason_why_its_session_ended(self) -> None:
         bench = Bench()
         for session in ("s", "plain"):
             await bench.ask("start", session)
@@ -86,7 +86,7 @@ class TestBrokenConnections:
         await bench.ask("start")
         assert await bench.number(0, b"0") == b"s:0"
 
-    async def test_others_end_at_once_and_so_do_those_left_for_good(self) -> None:
+    async def test_unnumbered_sessions_and_sessions_left_for_good_end_at_once(self) -> None:
         bench = Bench()
         for session in ("plain", "s"):
             await bench.ask("start", session)
@@ -118,7 +118,7 @@ class TestTakeovers:
         old, new = self.connect(), self.connect()
         await self.ask(StepKind.START, old)
         await self.ask(StepKind.TICK, old, 0)
-        assert await self.ask(StepKind.TICK, new, 0) == b"s:0", "it sends the tick again whose reply was lost"
+        assert await self.ask(StepKind.TICK, new, 0) == b"s:0", "it repeats the tick whose reply was lost"
         return old, new
 
     async def test_the_old_connection_is_notified_and_cannot_touch_the_session(self) -> None:
@@ -182,7 +182,7 @@ class TestTakeovers:
         assert await self.ask(StepKind.TICK, other, 1) == b"s:1", "the corrected tick takes it over"
         assert self.heard == [["taken"], []]
 
-    async def test_the_tick_after_those_under_way_and_waiting_takes_the_session_over(self) -> None:
+    async def test_the_tick_after_the_running_and_waiting_ones_takes_the_session_over(self) -> None:
         holder, other = self.connect(), self.connect()
         await self.ask(StepKind.START, holder)
         session = self.bench.table.get("s")
@@ -223,7 +223,7 @@ class TestTakeovers:
         assert self.heard == [[], []]
 
     async def resumed(self, snapshot: Snapshot, holder: Holder | None, seq: int | None = None) -> bytes | BrayxError:
-        """The answer to a tick that comes for a session which is not here yet; without a connection: as by HTTP."""
+        """The answer to a tick for a session that is still a snapshot; ``holder`` is None as over HTTP."""
         name, attached = (holder.name, holder.attached) if holder is not None else ("", False)
         answer: asyncio.Future[bytes | BrayxError] = asyncio.get_running_loop().create_future()
         request = StepRequest(StepKind.TICK, "s", b"", seq=seq, holder=name, attached=attached)
@@ -231,7 +231,7 @@ class TestTakeovers:
         return await answer
 
     async def moved(self) -> tuple[Snapshot, Holder, Holder]:
-        """Gives a session as it was moved here, its old and its present holder."""
+        """Gives the snapshot of a moved session, its old holder and its present one."""
         old, new = await self.taken()
         parked: list[Snapshot] = []
 
@@ -251,10 +251,10 @@ class TestTakeovers:
         assert await self.resumed(snapshot, None) == b"s:", "a tick without a number, over HTTP"
         assert await self.ask(StepKind.TICK, new, 1) == b"s:1"
         assert self.bench.actors[1].seen == [b"", b"0", b"", b"1"]
-        assert len(self.bench.actors) == 2, "one that is refused brings the session back all the same"
+        assert len(self.bench.actors) == 2, "a refused tick restores the session, too"
         assert self.heard == [["taken"], ["moved"], []]
 
-    async def test_a_moved_session_is_taken_over_as_any(self) -> None:
+    async def test_a_moved_session_is_taken_over_like_any_other(self) -> None:
         snapshot, _, new = await self.moved()
         assert await self.resumed(snapshot, self.connect(), 1) == b"s:"
         assert self.heard == [["taken"], ["moved", "taken"], []]
@@ -271,7 +271,7 @@ class TestTakeovers:
         with pytest.raises(SessionLost, match="taken over"):
             await self.ask(StepKind.TICK, new)
 
-    async def test_the_loss_of_a_moved_session_is_told_to_who_asks_after_the_one_that_was_refused(self) -> None:
+    async def test_the_loss_of_a_moved_session_is_reported_to_the_request_after_a_refused_one(self) -> None:
         freed: list[str] = []
 
         async def release(session: str, reason: str) -> None:
@@ -287,7 +287,7 @@ class TestTakeovers:
     async def test_a_session_whose_owner_died_goes_to_the_first_connection_that_asks(self) -> None:
         """Its snapshot may be older than the last takeover."""
         holder, other = self.connect(), self.connect()
-        holder.attached = other.attached = True  # to where it ran before
+        holder.attached = other.attached = True  # to its former replica
         assert isinstance(await self.resumed(Snapshot(1, 1, b"s:0", b"|0"), None), SessionResumed)
         assert await self.bench.ask("tick", body=b"beside") == b"s:beside"
         assert await self.ask(StepKind.TICK, holder, 1) == b"s:1"

@@ -19,7 +19,7 @@ from brayx.gamecore.auth import Keys, sign
 from brayx.gamecore.client import AsyncClient
 from brayx.gamecore.protocol import WS_SUBPROTOCOL, encode_numbered
 from brayx.gamecore.v1 import gamecore_pb2 as pb
-from tests.unit.actor.test_meeting import Asked, Replica
+from tests.unit.actor.test_meeting import DirectoryHandle, Replica
 from tests.waiting import until_awaited as until
 
 SECRET = b"a secret that is long enough for one"
@@ -33,10 +33,10 @@ def credentials(session: str, at: float | None = None) -> dict[str, str]:
 
 @pytest.fixture
 async def replicas(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Replica, Replica]]:
-    """Two of them, which ask for keys."""
-    asked = Asked()
+    """Two replicas that require keys."""
+    handle = DirectoryHandle()
     async with contextlib.AsyncExitStack() as stack:
-        made = [Replica(name, asked, getattr(request, "param", "none"), 8, Keys({"studio": SECRET})) for name in "ab"]
+        made = [Replica(name, handle, getattr(request, "param", "none"), 8, Keys({"studio": SECRET})) for name in "ab"]
         for replica in made:
             replica.closed = False
             await replica.open()
@@ -54,7 +54,7 @@ async def started(replica: Replica, session: str) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(url(replica), key="studio", secret=SECRET) as client:
         await client.start(session=session)
         yield client
-        client._session = None  # who plays it on has stopped it
+        client._session = None  # the client that took it over has stopped it
 
 
 def websocket(replica: Replica, session: str, *subprotocols: str, at: float | None = None) -> connect:
@@ -68,8 +68,8 @@ async def reply(connection: ClientConnection) -> Any:
         return await connection.recv()
 
 
-@pytest.mark.parametrize("wrong", [{}, {"key": "studio", "secret": OTHER}, {"key": "nobody", "secret": SECRET}])
-async def test_nobody_without_a_key_is_let_in_at_any_replica(
+@pytest.mark.parametrize("wrong", [{}, {"key": "studio", "secret": OTHER}, {"key": "unknown", "secret": SECRET}])
+async def test_every_replica_refuses_a_client_without_a_valid_key(
     replicas: tuple[Replica, Replica], wrong: dict[str, Any]
 ) -> None:
     owner, other = replicas
@@ -78,7 +78,7 @@ async def test_nobody_without_a_key_is_let_in_at_any_replica(
             async with AsyncClient(url(replica), **wrong) as client:
                 with pytest.raises(Unauthorized):
                     await client.start(session="mine")
-                client._session = "s"  # somebody else's
+                client._session = "s"  # another client's
                 for ask in (client.tick, client.stop):
                     with pytest.raises(Unauthorized):
                         await ask(b"x")
@@ -96,8 +96,8 @@ async def test_a_tick_over_http_is_passed_on_to_its_session(replicas: tuple[Repl
     assert owner.sessions == []
 
 
-async def test_a_websocket_is_let_in_once_for_all_its_requests(replicas: tuple[Replica, Replica]) -> None:
-    """Its session is another replica's, which sees each request apart; and it plays a second one."""
+async def test_a_websocket_is_authorized_once_for_all_its_requests(replicas: tuple[Replica, Replica]) -> None:
+    """Its session is on another replica, which gets each request separately; it also plays a second session."""
     owner, other = replicas
     async with started(owner, "s"), websocket(other, "s", WS_SUBPROTOCOL) as connection:
         for number in range(3):
@@ -130,7 +130,7 @@ async def test_the_end_of_a_bare_websocket_stops_its_session_elsewhere(replicas:
     assert owner.runtime.recorder.summary()["sessions_ended.stop"] >= 1
 
 
-async def test_a_grpc_stream_is_let_in_once_for_all_its_requests(replicas: tuple[Replica, Replica]) -> None:
+async def test_a_grpc_stream_is_authorized_once_for_all_its_requests(replicas: tuple[Replica, Replica]) -> None:
     owner, other = replicas
 
     async def requests() -> AsyncIterator[pb.StepRequest]:

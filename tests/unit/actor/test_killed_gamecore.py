@@ -55,7 +55,7 @@ for number in range({TICKS} + 1):
 
 
 class Policy:
-    """A model that holds the tick number `TICKS` until it is let go."""
+    """A model that blocks in tick number `TICKS` until it is released."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -153,7 +153,7 @@ def test_the_last_fragment_of_a_killed_gamecore_is_truncated_and_bootstrapped(
         until(lambda: len(service.kept.fragments) == 2)
         ended = service.recorder.summary()
     assert {name for name in ended if name.startswith("sessions_ended")} == {f"sessions_ended.{reason}"}
-    assert "episode_return" not in ended, "a game that was broken off says nothing about the policy"
+    assert "episode_return" not in ended, "an interrupted game says nothing about the policy"
 
     seen = TICKS + 1 if in_a_tick else TICKS
     cut, last = service.kept.fragments

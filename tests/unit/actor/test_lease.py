@@ -32,16 +32,16 @@ class TestLease:
         await bench.ask("start")
         assert await bench.number(0, b"0") == b"s:0"
         lease.renew(0.0)
-        asked = {
+        requests = {
             "next": lambda: bench.number(1, b"1"),
             "repeat": lambda: bench.number(0, b"again"),
             "unnumbered": lambda: bench.ask("tick", body=b"1"),
             "stop": lambda: bench.ask("stop", body=b"1"),
         }
-        answer = asyncio.ensure_future(asked[request_]())
+        answer = asyncio.ensure_future(requests[request_]())
         done, _ = await asyncio.wait([answer], timeout=0.2)
         assert not done
-        assert lease.wanted.is_set(), "who renews it is told to hurry"
+        assert lease.wanted.is_set(), "a renewal is requested at once"
         lease.renew(math.inf)
         assert await answer == {"repeat": b"s:0", "stop": b"stopped"}.get(request_, b"s:1")
         assert "ticks_fallen_back" not in str(bench.recorder.summary())
@@ -55,7 +55,7 @@ class TestLease:
         for seq, answer in enumerate(answers):
             answer.add_done_callback(lambda _, seq=seq: order.append(seq))
         await asyncio.sleep(0.1)
-        lease.ends = math.inf  # and who waits for the renewal has not run yet
+        lease.ends = math.inf  # and the tasks that wait for the renewal have not run yet
         await asyncio.sleep(0.2)
         lease.renew(math.inf)
         assert (await asyncio.gather(*answers))[0] == b"s:"
@@ -71,7 +71,7 @@ class TestLease:
         assert await answer == b"started"
 
     @pytest.mark.parametrize("kind", ["tick", "stop"])
-    async def test_what_waits_for_a_session_that_was_lost_is_answered_where_it_is_now(self, kind: str) -> None:
+    async def test_requests_that_wait_for_a_lost_session_are_answered_by_its_new_owner(self, kind: str) -> None:
         lease, seen = Lease(), list[str]()
         elsewhere = Shared(lease=lease)
         bench = Bench(ownership=elsewhere)
@@ -85,9 +85,9 @@ class TestLease:
         assert await asyncio.gather(*answers) == [b"from elsewhere"] * 2
         assert {request.kind.value for request in elsewhere.handed_on} == {kind, "tick"}
         await until(lambda: bench.actors[0].reasons == ["lost"])
-        assert seen == ["moved"], "the doors have their clients ask again"
+        assert seen == ["moved"], "the doors make their clients retry"
         numbers = bench.recorder.summary()
-        assert not [name for name in numbers if name.startswith("sessions_ended")], "who has it counts its end"
+        assert not [name for name in numbers if name.startswith("sessions_ended")], "its new owner counts its end"
 
     async def test_a_start_that_was_lost_is_refused(self) -> None:
         lease = Lease(0.0)
@@ -100,19 +100,19 @@ class TestLease:
             await answer
         await until(lambda: bench.actors[0].reasons == ["lost"])
 
-    async def test_a_lease_that_nobody_renews_is_told_and_the_tick_is_kept_for_its_repeat(self) -> None:
+    async def test_a_lease_that_is_not_renewed_is_reported_and_the_tick_is_kept_for_its_repeat(self) -> None:
         lease = Lease()
         bench = Bench(ownership=Ownership(lease), tick_timeout_s=0.1)
         await bench.ask("start")
         lease.renew(0.0)
-        with pytest.raises(Overloaded, match="has not been renewed") as told:
+        with pytest.raises(Overloaded, match="has not been renewed") as raised:
             await bench.number(0, b"0")
-        assert told.value.details == {"layer": "directory", "maybe_applied": True}
+        assert raised.value.details == {"layer": "directory", "maybe_applied": True}
         lease.renew(math.inf)
         assert await bench.number(0, b"0") == b"s:0"
         assert bench.actors[0].seen == [b"", b"0"], "applied once"
 
-    async def test_a_stop_that_nobody_may_answer_ends_its_session(self) -> None:
+    async def test_a_stop_without_a_renewed_lease_ends_its_session(self) -> None:
         lease = Lease()
         bench = Bench(ownership=Ownership(lease), tick_timeout_s=0.1)
         await bench.ask("start")

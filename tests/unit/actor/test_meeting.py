@@ -45,17 +45,17 @@ from brayx.gamecore.auth import Keys
 from brayx.gamecore.protocol import WS_SUBPROTOCOL, StepKind, StepRequest, encode_numbered
 from brayx.gamecore.v1 import gamecore_pb2 as pb
 from deployments.echo import EchoActor
-from tests.unit.actor.test_games import Teller, body
+from tests.unit.actor.test_games import Exchanger, body
 from tests.waiting import until_awaited as until
 
 
-class Asked:
-    """The directory with the interface of its Ray actor; keeps the calls, and claims as a test says."""
+class DirectoryHandle:
+    """The directory behind the interface of a Ray actor's handle. Records its calls; a test may set a claim's reply."""
 
     def __init__(self) -> None:
         self.directory = Directory()
         self.calls: list[str] = []
-        self.told: dict[tuple[str, str], Location | None] = {}
+        self.claims: dict[tuple[str, str], Location | None] = {}
         self.hold: asyncio.Event | None = None
         self.refused: Counter[str] = Counter()
 
@@ -64,28 +64,28 @@ class Asked:
             self.calls.append(method)
             if method == "release" and self.hold is not None:
                 await self.hold.wait()
-            if method == "claim" and args[:2] in self.told:
-                return self.told.pop(args[:2])
+            if method == "claim" and args[:2] in self.claims:
+                return self.claims.pop(args[:2])
             return getattr(self.directory, method)(*args)
 
         return SimpleNamespace(remote=remote)
 
 
 class Replica(ActorReplica):
-    """A replica without Serve around it: its table, its peers' door, and the way to others."""
+    """A replica without Serve: its table, the door for its peers, and its routing to others."""
 
     closed = True
-    """Its door, to whoever is no peer."""
+    """Whether its door refuses clients that are not peers."""
 
     def __init__(  # not Serve's, so no coroutine
-        self, name: str, asked: Asked, share: str, max_sessions: int, keys: Keys | None = None
+        self, name: str, handle: DirectoryHandle, share: str, max_sessions: int, keys: Keys | None = None
     ) -> None:
         self.games = Games() if share == "game" else None
-        factory = AgentActorFactory({"agent": Teller}, {"mode": "serve"}, Services(), games=self.games)
+        factory = AgentActorFactory({"agent": Exchanger}, {"mode": "serve"}, Services(), games=self.games)
         config = ActorConfig(agents=["agent"], share=share, actors_per_worker=max_sessions)  # type: ignore[arg-type]
         self.runtime = Runtime(factory if share == "game" else EchoActor)
-        self._assemble(self.runtime, config, "application", asked, keys)
-        self.asked = asked
+        self._assemble(self.runtime, config, "application", handle, keys)
+        self.handle = handle
         self._member.owner = name
         self._member._secret = "between us"
         self._member.lease.renew(math.inf)
@@ -115,7 +115,7 @@ class Replica(ActorReplica):
             async with asyncio.timeout(30):
                 return await self.step(StepRequest(StepKind(kind), session, body))
         except BrayxError as error:
-            self.asked.refused[error.code] += 1
+            self.handle.refused[error.code] += 1
             raise
 
     @property
@@ -134,32 +134,32 @@ def _refusals(replica: Replica) -> dict[str, int]:
 
 
 @pytest.fixture
-def asked() -> Asked:
-    return Asked()
+def handle() -> DirectoryHandle:
+    return DirectoryHandle()
 
 
 @pytest.fixture
-async def replicas(asked: Asked) -> AsyncIterator[Open]:
-    """Opens as many replicas as there are names; what they refuse is counted once, whichever of them found it."""
+async def replicas(handle: DirectoryHandle) -> AsyncIterator[Open]:
+    """Opens a replica for each name. Checks at the end that each refusal was counted once, by one of them."""
     made: list[Replica] = []
     async with contextlib.AsyncExitStack() as stack:
 
         async def opened(names: str, share: str = "game", max_sessions: int = 8) -> list[Replica]:
-            made.extend(Replica(name, asked, share, max_sessions) for name in names)
+            made.extend(Replica(name, handle, share, max_sessions) for name in names)
             for replica in made:
                 await replica.open()
                 stack.push_async_callback(replica.close)
-            asked.calls.clear()
+            handle.calls.clear()
             return made
 
         yield opened
     counted: Counter[str] = Counter()
     for replica in made:
         counted.update(_refusals(replica))
-    assert counted == asked.refused
+    assert counted == handle.refused
 
 
-async def test_sessions_that_start_at_once_on_two_replicas_meet_on_one_and_talk(replicas: Open) -> None:
+async def test_sessions_that_start_together_on_two_replicas_meet_on_one_and_talk(replicas: Open) -> None:
     a, b = await replicas("ab")
     for number in range(4):
         left, right = f"g{number}-agent-left", f"g{number}-agent-right"
@@ -187,26 +187,28 @@ async def test_either_replica_may_own_a_game(replicas: Open) -> None:
 
 
 @pytest.mark.parametrize(("share", "session"), [("none", "g-agent-right"), ("game", "plain")])
-async def test_other_sessions_stay_where_they_start_and_the_directory_is_asked_once(
-    replicas: Open, asked: Asked, share: str, session: str
+async def test_other_sessions_stay_where_they_start_with_one_call_to_the_directory(
+    replicas: Open, handle: DirectoryHandle, share: str, session: str
 ) -> None:
     a, b = await replicas("ab", share)
     await a.ask("start", "g-agent-left")
-    asked.calls.clear()
+    handle.calls.clear()
     await b.ask("start", session)
     assert (a.sessions, b.sessions) == (["g-agent-left"], [session])
-    assert asked.calls == ["claim"]
+    assert handle.calls == ["claim"]
 
 
 @pytest.mark.parametrize("full", [True, False])
-async def test_a_game_whose_owner_takes_no_more_is_not_split(replicas: Open, asked: Asked, full: bool) -> None:
+async def test_a_game_whose_owner_takes_no_more_is_not_split(
+    replicas: Open, handle: DirectoryHandle, full: bool
+) -> None:
     a, b = await replicas("ab", max_sessions=1)
     await a.ask("start", "g-agent-left")
     a.table.is_shut = not full
     for replica in (a, b):
         with pytest.raises(ServiceFull, match="at most 1" if full else "is ending"):
             await replica.ask("start", "g-agent-right")
-    assert asked.directory.locate("g-agent-right") is None
+    assert handle.directory.locate("g-agent-right") is None
     assert b.sessions == []
 
 
@@ -219,30 +221,36 @@ async def test_a_first_start_that_is_refused_leaves_the_game_to_others(replicas:
     assert b.sessions == ["g-agent-left"]
 
 
-async def test_who_takes_over_from_a_dead_owner_has_the_game(replicas: Open, asked: Asked) -> None:
+async def test_a_replica_that_takes_over_from_a_dead_owner_has_the_game(
+    replicas: Open, handle: DirectoryHandle
+) -> None:
     a, b, c = await replicas("abc")
     await a.ask("start", "g-agent-left")
     await a.listener.close()
     await b.ask("start", "g-agent-right")
     await c.ask("start", "g-agent-left")
     assert (b.sessions, c.sessions) == (["g-agent-left", "g-agent-right"], [])
-    assert "bury" in asked.calls
+    assert "bury" in handle.calls
 
 
-async def test_a_start_that_comes_to_where_the_game_is_no_more_finds_it(replicas: Open, asked: Asked) -> None:
-    """The game ended on a and began on c, while the start was on its way from b to a."""
+async def test_a_start_sent_to_the_old_owner_of_a_game_finds_the_new_one(
+    replicas: Open, handle: DirectoryHandle
+) -> None:
+    """The game ended on a and started on c while the start was on its way from b to a."""
     a, b, c = await replicas("abc")
     await c.ask("start", "g-agent-left")
-    stale = Location("a", asked.directory._address["a"])
-    asked.told["g-agent-right", "b"] = stale
+    stale = Location("a", handle.directory._address["a"])
+    handle.claims["g-agent-right", "b"] = stale
     await b.ask("start", "g-agent-right")
     assert (a.sessions, b.sessions, c.sessions) == ([], [], ["g-agent-left", "g-agent-right"])
 
 
-async def test_a_game_lost_between_the_two_claims_is_told_to_try_again(replicas: Open, asked: Asked) -> None:
+async def test_a_start_whose_game_is_lost_between_the_two_claims_must_be_retried(
+    replicas: Open, handle: DirectoryHandle
+) -> None:
     a, c = await replicas("ac")
     await c.ask("start", "g-agent-left")
-    asked.told["g-agent-right", "a"] = None
+    handle.claims["g-agent-right", "a"] = None
     with pytest.raises(Overloaded, match="try again"):
         await a.ask("start", "g-agent-right")
     assert a.sessions == []
@@ -250,28 +258,30 @@ async def test_a_game_lost_between_the_two_claims_is_told_to_try_again(replicas:
 
 
 class TestPassedOn:
-    async def test_the_directory_is_asked_once_for_the_ticks_of_a_session(self, replicas: Open, asked: Asked) -> None:
+    async def test_the_directory_is_called_once_for_all_ticks_of_a_session(
+        self, replicas: Open, handle: DirectoryHandle
+    ) -> None:
         a, b = await replicas("ab", share="none")
         await a.ask("start", "s")
-        asked.calls.clear()
+        handle.calls.clear()
         for number in range(5):
             assert await b.ask("tick", "s", body(number)) == body(number)
-        assert asked.calls == ["locate"]
+        assert handle.calls == ["locate"]
         await b.ask("stop", "s")
         assert a.sessions == []
 
     async def test_a_session_that_has_gone_to_a_third_replica_is_found_again(
-        self, replicas: Open, asked: Asked
+        self, replicas: Open, handle: DirectoryHandle
     ) -> None:
         a, b, c = await replicas("abc", share="none")
         await a.ask("start", "s")
         await b.ask("tick", "s", body(0))
         await a.ask("stop", "s")
         await c.ask("start", "s")
-        asked.calls.clear()
+        handle.calls.clear()
         await b.ask("tick", "s", body(1))
         assert c.sessions == ["s"]
-        assert asked.calls == ["locate"]
+        assert handle.calls == ["locate"]
 
     @pytest.mark.parametrize("held", ["websocket", "stream"])
     async def test_a_takeover_is_reported_to_a_connection_of_another_replica(
@@ -318,7 +328,7 @@ class TestPassedOn:
         await until(lambda: not a.sessions)
 
     async def test_an_old_connection_of_another_replica_touches_nothing_if_the_report_is_lost(
-        self, replicas: Open, asked: Asked, monkeypatch: pytest.MonkeyPatch
+        self, replicas: Open, handle: DirectoryHandle, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         a, b = await replicas("ab", share="none")
         monkeypatch.setattr(a._routing, "notify", lambda holder, reason: None)  # as if the report were lost
@@ -330,12 +340,12 @@ class TestPassedOn:
             with pytest.raises(SessionLost) as lost:
                 await b.step(StepRequest(kind, "s", b"2", holder=old.name, attached=True))
             assert lost.value.details["reason"] == "taken"
-            asked.refused["session_lost"] += 1
+            handle.refused["session_lost"] += 1
         for for_good in (False, True):
             await b.disconnect("s", old.name, for_good=for_good)
         assert await a.step(StepRequest(StepKind.TICK, "s", b"2", seq=2)) == b"2"
 
-    async def test_an_end_is_told_once_though_its_owner_is_known(self, replicas: Open) -> None:
+    async def test_an_end_is_reported_once_although_the_owner_is_known(self, replicas: Open) -> None:
         a, b = await replicas("ab", share="none")
         await a.ask("start", "s")
         await b.ask("tick", "s", body(0))
@@ -348,52 +358,52 @@ class TestPassedOn:
             await b.ask("tick", "s", body(1))
 
     async def test_a_session_that_is_ending_is_not_brought_back_from_its_snapshot(
-        self, replicas: Open, asked: Asked
+        self, replicas: Open, handle: DirectoryHandle
     ) -> None:
         (a,) = await replicas("a", share="none")
         await a.ask("start", "s")
-        asked.directory.keep("s", "a", Snapshot(1, 1, b"kept", b""))
-        asked.hold = asyncio.Event()
+        handle.directory.keep("s", "a", Snapshot(1, 1, b"kept", b""))
+        handle.hold = asyncio.Event()
         await a.table.disconnect("s")
         with pytest.raises(SessionLost) as lost:
             await a.ask("tick", "s", body(1))
         assert lost.value.details["reason"] == "disconnect"
         assert a.sessions == []
-        asked.hold.set()
+        handle.hold.set()
 
-    async def test_a_broken_connection_elsewhere_does_not_use_up_what_its_client_is_to_be_told(
-        self, replicas: Open, asked: Asked
+    async def test_a_disconnect_at_another_replica_does_not_use_up_the_report_of_a_loss(
+        self, replicas: Open, handle: DirectoryHandle
     ) -> None:
         a, b = await replicas("ab", share="none")
         await a.ask("start", "s")
-        asked.directory.bury("a")
+        handle.directory.bury("a")
         await b.disconnect("s")
         with pytest.raises(SessionLost):
             await b.ask("tick", "s", body(1))
 
-    async def test_an_owner_that_wakes_up_after_its_lease_has_its_clients_answered_by_its_successor(
-        self, replicas: Open, asked: Asked, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    async def test_an_owner_that_wakes_up_after_its_lease_passes_its_clients_to_its_successor(
+        self, replicas: Open, handle: DirectoryHandle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr("brayx.cluster.membership.RENEW_S", 60.0)
         a, b = await replicas("ab", share="none")
         await a.ask("start", "s")
-        asked.directory.keep("s", "a", Snapshot(1, 1, b"kept", b""))
+        handle.directory.keep("s", "a", Snapshot(1, 1, b"kept", b""))
         a._member.lease.renew(time.monotonic() - 1.0)
-        asked.directory.bury("a")
+        handle.directory.bury("a")
         with pytest.raises(SessionResumed):
             await b.ask("tick", "s", body(0))
         late = asyncio.ensure_future(a.ask("tick", "s", body(1)))
         done, _ = await asyncio.wait([late], timeout=0.1)
-        assert not done, "it does not answer, and nobody has renewed its lease"
+        assert not done, "it does not answer before its lease is renewed"
         renewal = asyncio.create_task(a._member.renew(a.table, a.listening))
         assert await late == body(1)
         renewal.cancel()
         assert (a.sessions, b.sessions) == ([], ["s"])
-        assert asked.directory.locate("s") == Location("b", await b.listening())
+        assert handle.directory.locate("s") == Location("b", await b.listening())
         assert "lease was over for 1." in caplog.text
         assert "lost 1 of its sessions" in caplog.text
 
-    async def test_an_owner_that_has_died_is_not_asked_again(self, replicas: Open, asked: Asked) -> None:
+    async def test_a_dead_owner_is_not_called_again(self, replicas: Open, handle: DirectoryHandle) -> None:
         a, b = await replicas("ab", share="none")
         await a.ask("start", "s")
         await b.ask("tick", "s", body(0))
@@ -405,7 +415,7 @@ class TestPassedOn:
         assert not b._routing._known
 
     async def test_a_replica_out_of_descriptors_does_not_take_its_peers_for_dead(
-        self, replicas: Open, asked: Asked
+        self, replicas: Open, handle: DirectoryHandle
     ) -> None:
         a, b = await replicas("ab", share="none")
         await a.ask("start", "s")
@@ -414,17 +424,17 @@ class TestPassedOn:
         os.close(lowest_free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, allowed[1]))
         try:
-            with pytest.raises(Overloaded, match="was not applied") as told:
+            with pytest.raises(Overloaded, match="was not applied") as raised:
                 await b.ask("tick", "s", body(0))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
-        assert told.value.details == {"layer": "peer", "maybe_applied": False}
-        assert "bury" not in asked.calls
+        assert raised.value.details == {"layer": "peer", "maybe_applied": False}
+        assert "bury" not in handle.calls
         assert await b.ask("tick", "s", body(1)) == body(1)
 
     @pytest.mark.parametrize("answer", [b"", b"not HTTP at all, and for long enough to tell"])
-    async def test_an_owner_that_lives_and_does_not_answer_is_told_as_overload(
-        self, replicas: Open, asked: Asked, answer: bytes
+    async def test_a_live_owner_that_does_not_answer_is_reported_as_overload(
+        self, replicas: Open, handle: DirectoryHandle, answer: bytes
     ) -> None:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             if await reader.read(1):
@@ -434,14 +444,14 @@ class TestPassedOn:
 
         (b,) = await replicas("b", share="none")
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            asked.directory.renew("owner", "http://{}:{}".format(*server.sockets[0].getsockname()), ["s"])
-            with pytest.raises(Overloaded, match="may have been applied") as told:
+            handle.directory.renew("owner", "http://{}:{}".format(*server.sockets[0].getsockname()), ["s"])
+            with pytest.raises(Overloaded, match="may have been applied") as raised:
                 await b.ask("tick", "s", body(0))
-        assert told.value.details == {"layer": "peer", "maybe_applied": True}
-        assert "bury" not in asked.calls
+        assert raised.value.details == {"layer": "peer", "maybe_applied": True}
+        assert "bury" not in handle.calls
 
-    async def test_an_owner_that_takes_connections_and_never_answers_is_told_as_overload(
-        self, replicas: Open, asked: Asked
+    async def test_an_owner_that_accepts_connections_and_never_answers_is_reported_as_overload(
+        self, replicas: Open, handle: DirectoryHandle
     ) -> None:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read()
@@ -450,16 +460,16 @@ class TestPassedOn:
         (b,) = await replicas("b", share="none")
         b._routing._timeout_s = 1.01
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            asked.directory.renew("owner", "http://{}:{}".format(*server.sockets[0].getsockname()), ["s"])
-            with pytest.raises(Overloaded, match=r"no answer within 1.01 s.*may have been applied") as told:
+            handle.directory.renew("owner", "http://{}:{}".format(*server.sockets[0].getsockname()), ["s"])
+            with pytest.raises(Overloaded, match=r"no answer within 1.01 s.*may have been applied") as raised:
                 await b.ask("tick", "s", body(0))
-        assert told.value.details == {"layer": "peer", "maybe_applied": True}
-        assert "bury" not in asked.calls
+        assert raised.value.details == {"layer": "peer", "maybe_applied": True}
+        assert "bury" not in handle.calls
 
-    async def test_an_owner_whom_no_connection_reaches_in_time_is_not_taken_for_dead(
-        self, replicas: Open, asked: Asked
+    async def test_an_owner_that_accepts_no_connection_in_time_is_not_taken_for_dead(
+        self, replicas: Open, handle: DirectoryHandle
     ) -> None:
-        """It may be stopped, and go on; whether it is dead its lease tells."""
+        """It may be paused and continue later; only its lease tells whether it is dead."""
         (b,) = await replicas("b", share="none")
         b._routing._timeout_s = 1.01
         with contextlib.ExitStack() as stack:
@@ -468,12 +478,12 @@ class TestPassedOn:
                 waiting = stack.enter_context(socket.socket())
                 waiting.setblocking(False)
                 waiting.connect_ex(listening.getsockname())
-            asked.directory.renew("owner", "http://{}:{}".format(*listening.getsockname()), ["s"])
+            handle.directory.renew("owner", "http://{}:{}".format(*listening.getsockname()), ["s"])
             with pytest.raises(Overloaded, match="was not applied"):
                 await b.ask("tick", "s", body(0))
-        assert "bury" not in asked.calls
+        assert "bury" not in handle.calls
 
-    async def test_an_owners_own_deadline_is_told_as_it_is(self, replicas: Open) -> None:
+    async def test_an_owners_own_deadline_is_passed_on_unchanged(self, replicas: Open) -> None:
         a, b = await replicas("ab", share="none")
         a.table._shared.config = SessionConfig(tick_timeout_s=0.05)
 
@@ -485,24 +495,24 @@ class TestPassedOn:
         session = a.table.get("s")
         assert session is not None
         session.actor.tick = never  # type: ignore[method-assign]
-        with pytest.raises(DeadlineExceeded, match="the actor took longer") as told:
+        with pytest.raises(DeadlineExceeded, match="the actor took longer") as raised:
             await b.ask("tick", "s", body(0))
-        assert told.value.details == {"layer": "actor"}
+        assert raised.value.details == {"layer": "actor"}
 
     async def test_replicas_that_do_not_know_one_secret_do_not_serve_each_other(
-        self, replicas: Open, asked: Asked
+        self, replicas: Open, handle: DirectoryHandle
     ) -> None:
         a, b = await replicas("ab", share="none")
         await a.ask("start", "s")
         b._member._secret = "another"
-        with pytest.raises(Overloaded, match="secret") as told:
+        with pytest.raises(Overloaded, match="secret") as raised:
             await b.ask("tick", "s", body(0))
-        assert told.value.details == {"layer": "peer", "maybe_applied": False}
-        assert "bury" not in asked.calls
+        assert raised.value.details == {"layer": "peer", "maybe_applied": False}
+        assert "bury" not in handle.calls
         await a._member.agree()
         await b._member.agree(fresh=True)
         assert await b.ask("tick", "s", body(1)) == body(1)
-        asked.directory = Directory(recovery_s=60.0)  # as after a restart
+        handle.directory = Directory(recovery_s=60.0)  # as after a restart
         b._member._secret = "of a replica that starts just then"
         with pytest.raises(DirectoryRecovering):
             await b._member.agree(fresh=True)
@@ -512,18 +522,18 @@ class TestPassedOn:
 
 
 class Mover(Agent):
-    """Can be moved, and keeps its calls."""
+    """Can be moved, and records its calls."""
 
-    told: list[Any]
+    calls: list[Any]
 
     async def on_tick(self, state: State) -> None:
         state.output = {}
 
     async def on_episode(self, episode: list[State], done: bool) -> None:
-        self.told.append((len(episode), done, episode[-1].end))
+        self.calls.append((len(episode), done, episode[-1].end))
 
     async def on_session_end(self, reason: str) -> None:
-        self.told.append(reason)
+        self.calls.append(reason)
 
     def snapshot(self) -> bytes:
         return b"all of it"
@@ -534,7 +544,7 @@ class Mover(Agent):
 
 @pytest.mark.parametrize("status", ["DELETING", "none", "DEPLOYING", "away"])
 async def test_sessions_of_a_replica_that_ends_are_moved_only_if_the_application_stays(
-    replicas: Open, asked: Asked, monkeypatch: pytest.MonkeyPatch, status: str
+    replicas: Open, handle: DirectoryHandle, monkeypatch: pytest.MonkeyPatch, status: str
 ) -> None:
     def of_serve() -> Any:
         if status == "away":
@@ -542,8 +552,8 @@ async def test_sessions_of_a_replica_that_ends_are_moved_only_if_the_application
         return SimpleNamespace(applications={} if status == "none" else {"application": SimpleNamespace(status=status)})
 
     monkeypatch.setattr(serve, "status", of_serve)  # Serve is not there to ask
-    told: list[Any] = []
-    agents = {"agent": type("Mover", (Mover,), {"told": told})}
+    calls: list[Any] = []
+    agents = {"agent": type("Mover", (Mover,), {"calls": calls})}
     (a,) = await replicas("a", "none")
     a.table._make_actor = AgentActorFactory(agents, {"mode": "serve"}, Services())
     await a.ask("start", "s")
@@ -552,28 +562,28 @@ async def test_sessions_of_a_replica_that_ends_are_moved_only_if_the_application
     await Draining(a, a._routing.park, "application", 0.3).run()
     ended = {name: count for name, count in a.runtime.recorder.summary().items() if name.startswith("sessions_ended")}
     if status in ("DELETING", "none"):
-        assert told == [(3, True, "drained"), "drained"], "nobody is left to go on with it"
-        assert "park" not in asked.calls
+        assert calls == [(3, True, "drained"), "drained"], "no replica is left to continue the session"
+        assert "park" not in handle.calls
         assert ended == {"sessions_ended.drained": 1}
     else:
-        assert told == [(3, False, "")]
-        assert isinstance(asked.directory.locate("s", "b"), Snapshot)
+        assert calls == [(3, False, "")]
+        assert isinstance(handle.directory.locate("s", "b"), Snapshot)
         assert ended == {"sessions_ended.moved": 1}
 
 
 async def test_a_replica_counts_the_sessions_that_the_directory_forgot(
-    replicas: Open, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    replicas: Open, handle: DirectoryHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("brayx.cluster.membership.RENEW_S", 0.0)
     (a,) = await replicas("a")
     now = time.monotonic()
-    asked.directory._clock = lambda: now
-    asked.directory.claim("s", "a")
-    asked.directory.park("s", "a", Snapshot(1, 1, None, b"", exact=True))
+    handle.directory._clock = lambda: now
+    handle.directory.claim("s", "a")
+    handle.directory.park("s", "a", Snapshot(1, 1, None, b"", exact=True))
     now += 700.0
     renewal = asyncio.create_task(a._member.renew(a.table, a.listening))
     await until(lambda: "sessions_ended.lost" in a.runtime.recorder.summary())
-    calls = len(asked.calls)
-    await until(lambda: len(asked.calls) > calls + 4)
+    count = len(handle.calls)
+    await until(lambda: len(handle.calls) > count + 4)
     renewal.cancel()
     assert a.runtime.recorder.summary()["sessions_ended.lost"] == 1

@@ -41,7 +41,7 @@ GAME = [[float(t), 1.0 - t] for t in range(6)]
 
 
 def expected(observations):
-    """What torch says, a step after the other."""
+    """Torch's own outputs, step by step."""
     module, state, found = Memory(), tuple(torch.zeros(1, 4) for _ in range(2)), []
     for obs in observations:
         with torch.inference_mode():
@@ -52,7 +52,7 @@ def expected(observations):
 
 
 class Player(Agent):
-    """Knows nothing of a state."""
+    """Does not handle the recurrent state."""
 
     async def on_tick(self, state):
         outputs, _ = await forward("policy", np.array(state.input, np.float32))
@@ -81,7 +81,7 @@ async def ticks(actor, observations, name="a"):
     return [json.loads(await actor.tick(json.dumps(obs).encode()))["logits"][name] for obs in observations]
 
 
-async def test_an_agent_of_a_recurrent_model_gets_its_state_for_nothing(model):
+async def test_a_recurrent_models_state_is_kept_for_its_agent(model):
     make = factory(model)
     one, other = make(), make()
     for name, actor in (("one", one), ("other", other)):
@@ -101,7 +101,7 @@ async def test_several_agents_of_a_session_have_a_state_each(model):
         np.testing.assert_allclose([of[name] for of in got], expected(GAME), rtol=1e-4, atol=1e-5)
 
 
-async def test_the_state_goes_with_a_session_that_moves(model):
+async def test_the_state_moves_with_its_session(model):
     make = factory(model)
     first = make()
     await first.start("s", b"")
@@ -126,7 +126,7 @@ async def test_the_state_before_each_step_is_among_the_outputs(model):
     await actor.stop(b"{}")
     await actor.on_end("stop")
     assert all((leaf == 0).all() for leaf in states[0])
-    # The LSTM's output is half of its state: what one step gave is what the next began with.
+    # The LSTM's output is half of its state, so each step starts with the output of the one before.
     np.testing.assert_allclose([h for h, _ in states[1:]], got[:-1], rtol=1e-6)
     assert len(states) == len(GAME)
 
@@ -158,7 +158,7 @@ async def test_the_state_is_recorded_in_fragments_for_learning(model):
     [fragment] = pushed
     assert {name: array.shape for name, array in fragment.extras.items()} == {"state/0": (6, 4), "state/1": (6, 4)}
     np.testing.assert_array_equal(fragment.extras["state/0"][0], 0)
-    # From each recorded state and observation the same as from the beginning.
+    # A step from a recorded state gives the same as all steps from the start.
     module = Memory()
     for t in range(6):
         state = tuple(torch.from_numpy(fragment.extras[f"state/{i}"][t : t + 1]) for i in range(2))
@@ -167,14 +167,14 @@ async def test_the_state_is_recorded_in_fragments_for_learning(model):
         np.testing.assert_allclose(logits, expected(GAME)[t], rtol=1e-4, atol=1e-5)
 
 
-async def test_a_forward_that_fails_or_brings_a_state_of_its_own_leaves_the_session_s(model):
+async def test_a_forward_that_fails_or_passes_its_own_state_leaves_the_sessions_state(model):
     class Careless(Player):
         async def on_tick(self, state):
             with pytest.raises(ShapeMismatch):
                 await forward("policy", np.zeros(7))
             zero = np.zeros(4, np.float32)
-            asked = await forward("policy", np.ones(2), (zero, zero))
-            assert asked.outputs["state"][0].any(), "what comes out, as of any model"
+            result = await forward("policy", np.ones(2), (zero, zero))
+            assert result.outputs["state"][0].any(), "the new state is among the outputs"
             await super().on_tick(state)
 
     actor = factory(model, {"a": Careless})()
@@ -200,8 +200,8 @@ async def test_a_pinned_version_has_the_same_state(model):
     np.testing.assert_allclose(await ticks(actor, GAME), expected(GAME), rtol=1e-4, atol=1e-5)
 
 
-class Soon(Agent):
-    """Asks with a deadline, in each way there is; says how each ended."""
+class WithDeadline(Agent):
+    """Calls forward with a deadline in every possible way, and answers with the type of each result."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -209,33 +209,33 @@ class Soon(Agent):
 
     async def on_tick(self, state):
         obs, given = np.zeros(state.input["width"], np.float32), self.config["state"]
-        asked = [forward("policy", obs, deadline_s=state.input["deadline_s"])]
-        asked += [self.mine.forward(obs, deadline_s=state.input["deadline_s"])]
-        asked += [forward("policy", obs, own, deadline_s=state.input["deadline_s"]) for own in given]
-        results = await asyncio.gather(*asked, return_exceptions=True)
+        forwards = [forward("policy", obs, deadline_s=state.input["deadline_s"])]
+        forwards += [self.mine.forward(obs, deadline_s=state.input["deadline_s"])]
+        forwards += [forward("policy", obs, own, deadline_s=state.input["deadline_s"]) for own in given]
+        results = await asyncio.gather(*forwards, return_exceptions=True)
         state.output = [type(result).__name__ for result in results]
 
 
-async def ask_soon(model, width, *, arms=None, given=()):
-    """What forwards with a deadline come to while the engine is held up, and then while it is not."""
+async def forwards_with_deadline(model, width, *, arms=None, given=()):
+    """The results of forwards with a deadline, first while the engine is blocked, then while it is free."""
     free = threading.Event()
     for ready in list(model._versions._alive.values()):
         ready.run = lambda inputs, run=ready.run: (free.wait(30), run(inputs))[1]
-    make = AgentActorFactory({"a": Soon}, {"state": given}, Services(models={"policy": model}), arms=arms)
+    make = AgentActorFactory({"a": WithDeadline}, {"state": given}, Services(models={"policy": model}), arms=arms)
     actor = make()
     await actor.start("s", b"")
-    held_up = json.loads(await actor.tick(json.dumps({"width": width, "deadline_s": 0.05}).encode()))
+    blocked = json.loads(await actor.tick(json.dumps({"width": width, "deadline_s": 0.05}).encode()))
     free.set()
-    return held_up, json.loads(await actor.tick(json.dumps({"width": width, "deadline_s": 30.0}).encode()))
+    return blocked, json.loads(await actor.tick(json.dumps({"width": width, "deadline_s": 30.0}).encode()))
 
 
-async def test_a_recurrent_models_forward_may_be_asked_for_sooner(model):
-    """One of the first two waits for its turn: that is of its deadline, too."""
+async def test_a_recurrent_models_forward_may_have_a_deadline(model):
+    """One of the first two waits for the other, and its deadline includes that wait."""
     zero = np.zeros(4, np.float32)
-    assert await ask_soon(model, 2, given=[(zero, zero)]) == (["DeadlineExceeded"] * 3, ["Forward"] * 3)
+    assert await forwards_with_deadline(model, 2, given=[(zero, zero)]) == (["DeadlineExceeded"] * 3, ["Forward"] * 3)
 
 
-async def test_a_stateless_call_begins_anew_each_time(model):
+async def test_each_stateless_call_starts_with_a_fresh_state(model):
     actor = factory(model)()
     for _ in range(2):
         got = json.loads(await actor.call(json.dumps(GAME[1]).encode()))["logits"]["a"]
@@ -251,8 +251,8 @@ class Scale(torch.nn.Module):
         return obs * self.factor
 
 
-class Told(Agent):
-    """Answers with what the model said, and which version that was."""
+class Versioned(Agent):
+    """Answers with the model's output and version."""
 
     async def on_tick(self, state):
         if state.input == "bad":
@@ -296,10 +296,10 @@ async def arms():
     await model.close()
 
 
-async def test_a_session_keeps_the_version_of_its_arm_wherever_it_goes_and_is_counted_there(arms):
+async def test_a_session_keeps_the_version_of_its_arm_when_it_moves_and_is_counted_for_it(arms):
     recorder = Recorder()
     services = Services(models={"policy": arms.model}, recorder=recorder)
-    make = AgentActorFactory({"a": Told}, {}, services, arms=arms)
+    make = AgentActorFactory({"a": Versioned}, {}, services, arms=arms)
     one, canary = make(), make()
     await one.start("s", b"")
     await canary.start("c", b"")
@@ -327,37 +327,37 @@ async def test_a_session_keeps_the_version_of_its_arm_wherever_it_goes_and_is_co
     }  # fmt: skip
 
 
-async def test_a_forward_of_an_arm_may_be_asked_for_sooner(arms):
+async def test_a_forward_of_an_arm_may_have_a_deadline(arms):
     await arms.model.pin(1)
-    assert await ask_soon(arms.model, 1, arms=arms) == (["DeadlineExceeded"] * 2, ["Forward"] * 2)
+    assert await forwards_with_deadline(arms.model, 1, arms=arms) == (["DeadlineExceeded"] * 2, ["Forward"] * 2)
 
 
 async def test_sessions_that_meet_in_a_game_get_one_arm(arms):
     class Half(TwoArms):
         def choose(self, session):
-            asked.append(session)
+            chosen.append(session)
             return super().choose(session)
 
-    asked: list[str] = []
+    chosen: list[str] = []
     half, services = Half(arms.model, 1, 2), Services(models={"policy": arms.model})
-    meet = AgentActorFactory({"a": Told}, {}, services, games=Games(), arms=half)
-    apart = AgentActorFactory({"a": Told}, {}, services, arms=half)
+    meet = AgentActorFactory({"a": Versioned}, {}, services, games=Games(), arms=half)
+    apart = AgentActorFactory({"a": Versioned}, {}, services, arms=half)
     for make in (meet, apart):
         for session in ("g-agent-0", "g-agent-1", "s"):
             actor = make()
             await actor.start(session, b"")
             await actor.on_end("stop")
-    assert asked == ["g", "g", "s", "g-agent-0", "g-agent-1", "s"]
+    assert chosen == ["g", "g", "s", "g-agent-0", "g-agent-1", "s"]
 
 
-async def test_a_version_that_cannot_be_had_refuses_the_start(arms):
-    make = AgentActorFactory({"a": Told}, {}, Services(models={"policy": arms.model}), arms=arms)
+async def test_an_unavailable_version_refuses_the_start(arms):
+    make = AgentActorFactory({"a": Versioned}, {}, Services(models={"policy": arms.model}), arms=arms)
     arms.champion = 11
     with pytest.raises(VersionUnknown):
         await make().start("s", b"")
 
 
-async def test_a_session_that_asks_for_much_is_refused_before_another():
+async def test_a_session_with_many_requests_is_refused_before_another():
     class Asks(Agent):
         async def on_tick(self, state):
             many = [forward("policy", np.ones(1)) for _ in range(int(state.input))]
@@ -369,8 +369,8 @@ async def test_a_session_that_asks_for_much_is_refused_before_another():
     hog, other = make(), make()
     await hog.start("hog", b"")
     await other.start("other", b"")
-    asked = [asyncio.create_task(actor.tick(body)) for actor, body in ((hog, b"8"), (other, b"2"))]
-    greedy, modest = [json.loads(await task) for task in asked]
+    playing = [asyncio.create_task(actor.tick(body)) for actor, body in ((hog, b"8"), (other, b"2"))]
+    greedy, modest = [json.loads(await task) for task in playing]
     assert modest == ["Forward", "Forward"]
     assert sorted(greedy) == ["Forward"] * 6 + ["QueueFull"] * 2
     await model.close()

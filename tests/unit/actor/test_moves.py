@@ -25,7 +25,7 @@ async def resumed(bench: Bench, snapshot: Snapshot, request: StepRequest) -> byt
     return await answer
 
 
-async def test_a_tick_that_comes_while_its_session_is_moved_is_told_to_come_again() -> None:
+async def test_a_tick_that_comes_while_its_session_moves_must_be_retried() -> None:
     bench = Bench()
     kept: list[Snapshot] = []
     parking, parked = asyncio.Event(), asyncio.Event()
@@ -43,10 +43,10 @@ async def test_a_tick_that_comes_while_its_session_is_moved_is_told_to_come_agai
     await asyncio.sleep(0)
     parked.set()
     for late in (early, bench.number(1, b"1"), bench.number(1, b"1")):
-        with pytest.raises(Overloaded, match="try again") as told:
+        with pytest.raises(Overloaded, match="try again") as raised:
             await late
-        assert told.value.details == {"layer": BETWEEN}
-    assert bench.actors[0].seen == [b"", b"0"], "what was refused has been applied"
+        assert raised.value.details == {"layer": BETWEEN}
+    assert bench.actors[0].seen == [b"", b"0"], "a refused tick was applied"
     elsewhere = Bench()
     assert await resumed(elsewhere, kept[0], tick(1, b"1")) == b"s:1"
     assert elsewhere.actors[0].seen == [b"", b"0", b"1"]
@@ -83,24 +83,24 @@ class TestSnapshots:
         await until(lambda: len(kept) == 2)
         assert kept == [("s", Snapshot(2, 2, b"s:1", b"|0|1")), ("s", Snapshot(4, 4, b"s:3", b"|0|1|2|3"))]
 
-    async def test_a_session_resumed_from_one_is_told_once_where_it_is(self) -> None:
+    async def test_a_session_resumed_from_one_reports_its_tick_once(self) -> None:
         bench, _ = self.bench()
         tick = StepRequest(StepKind.TICK, "s", b"9", seq=9)
-        with pytest.raises(SessionResumed) as told:
+        with pytest.raises(SessionResumed) as raised:
             await self.resumed(bench, Snapshot(4, 4, b"s:3", b"|0|1|2|3"), tick)
-        assert told.value.details == {"tick": 4}
+        assert raised.value.details == {"tick": 4}
         assert await bench.number(3, b"3") == b"s:3"
         assert await bench.number(4, b"4") == b"s:4"
         assert bench.actors[0].seen == [b"", b"0", b"1", b"2", b"3", b"4"]
 
-    async def test_a_session_that_was_moved_goes_on_as_if_nothing_were(self) -> None:
+    async def test_a_moved_session_continues_without_an_error(self) -> None:
         bench, _ = self.bench()
         tick = StepRequest(StepKind.TICK, "s", b"1", seq=1)
         assert await self.resumed(bench, Snapshot(1, 1, b"s:0", b"|0", exact=True), tick) == b"s:1"
         numbers = bench.recorder.summary()
         assert (numbers["sessions_resumed"], numbers.get("sessions_started", 0)) == (1, 0)
 
-    async def test_sessions_are_moved_between_two_requests_and_not_told_that_they_ended(self) -> None:
+    async def test_sessions_are_moved_between_two_requests_and_their_actors_get_no_end(self) -> None:
         bench, _ = self.bench()
         parked: dict[str, Snapshot] = {}
 
@@ -133,7 +133,7 @@ class TestSnapshots:
         assert "sessions_started" not in numbers
 
     @pytest.mark.parametrize(("seq", "left"), [(None, "stop"), (1, "owner_died")])
-    async def test_the_loss_of_one_that_cannot_be_restored_is_told_again_only_to_a_repeat(
+    async def test_the_loss_of_one_that_cannot_be_restored_is_reported_again_only_to_a_repeat(
         self, seq: int | None, left: str
     ) -> None:
         freed: list[str] = []

@@ -149,7 +149,7 @@ async def test_a_client_gets_an_exceptions_type_and_an_id_that_is_in_the_log(
 
 
 class _Model(Script):
-    """Fails as a model does that wraps what its module raised."""
+    """Fails like a model, with an error that wraps its module's exception."""
 
     async def _do(self, body: bytes) -> None:
         try:
@@ -160,7 +160,7 @@ class _Model(Script):
 
 @pytest.mark.parametrize("show", [True, False])
 @pytest.mark.parametrize("kind", ["tick", ""])
-async def test_a_models_failure_hides_what_it_quotes_as_an_agents_does(
+async def test_a_models_failure_hides_its_details_like_an_agents(
     kind: str, show: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = SessionTable(_Model, SessionConfig(show_errors=show))
@@ -211,7 +211,7 @@ async def test_a_claim_refused_elsewhere_refuses_the_start() -> None:
     assert not bench.actors
 
 
-async def test_two_starts_at_once_make_one_session() -> None:
+async def test_two_concurrent_starts_make_one_session() -> None:
     bench = Bench()
     results = await asyncio.gather(*(bench.ask("start") for _ in range(5)), return_exceptions=True)
     assert sorted(type(r).__name__ for r in results) == ["SessionExists"] * 4 + ["bytes"]
@@ -228,7 +228,7 @@ async def test_a_full_replica_refuses_starts_never_ticks() -> None:
     await bench.ask("start", "b")
 
 
-async def test_who_stops_waiting_for_a_tick_leaves_its_session_as_it_is() -> None:
+async def test_a_cancelled_wait_for_a_tick_leaves_the_session_unchanged() -> None:
     bench = Bench()
     await bench.ask("start")
     tick = asyncio.ensure_future(bench.ask("tick", body=b"wait"))
@@ -241,7 +241,7 @@ async def test_who_stops_waiting_for_a_tick_leaves_its_session_as_it_is() -> Non
     assert bench.actors[0].seen == [b"", b"wait", b"next"]
 
 
-async def test_close_tells_every_session_and_takes_no_more() -> None:
+async def test_close_ends_every_session_and_refuses_new_ones() -> None:
     bench = Bench()
     await bench.ask("start", "a")
     await bench.ask("start", "b")
@@ -251,7 +251,7 @@ async def test_close_tells_every_session_and_takes_no_more() -> None:
         await bench.ask("start", "c")
 
 
-async def test_the_wait_of_one_tick_in_eight_is_timed_and_stands_for_all() -> None:
+async def test_the_wait_of_one_tick_in_eight_is_sampled() -> None:
     recorder = Recorder()
     bench = Bench(recorder=recorder)
     for session in ("a", "b"):
@@ -264,7 +264,7 @@ async def test_the_wait_of_one_tick_in_eight_is_timed_and_stands_for_all() -> No
         assert (waits.count if waits else 0) == count // 8 * 8
 
 
-async def test_what_happens_is_counted() -> None:
+async def test_events_are_counted() -> None:
     recorder = Recorder()
     bench = Bench(recorder=recorder)
     await bench.ask("start")
@@ -284,10 +284,10 @@ async def test_what_happens_is_counted() -> None:
 async def test_no_tick_runs_on_a_session_that_ended_while_it_waited() -> None:
     bench = Bench()
     await bench.ask("start")
-    asked = [asyncio.ensure_future(bench.ask(*words)) for words in (("tick", "s", b"wait"), ("stop",), ("tick",))]
+    requests = [asyncio.ensure_future(bench.ask(*words)) for words in (("tick", "s", b"wait"), ("stop",), ("tick",))]
     await asyncio.sleep(0.01)
     bench.actors[0].gate.set()
-    results = await asyncio.gather(*asked, return_exceptions=True)
+    results = await asyncio.gather(*requests, return_exceptions=True)
     assert results[:2] == [b"s:wait", b"stopped"]
     assert isinstance(results[2], SessionUnknown)
     assert bench.actors[0].seen == [b"", b"wait", b""]
@@ -305,7 +305,7 @@ async def test_a_tick_that_waited_does_not_run_on_the_old_actor_of_a_restarted_s
     entry.end("idle")
     await bench.ask("start")
     bench.actors[0].gate.set()
-    assert await running == b"s:wait", "what ran when the session ended is answered"
+    assert await running == b"s:wait", "a tick that ran at the end is answered"
     with pytest.raises(SessionLost, match="idle"):
         await queued
     assert [actor.seen for actor in bench.actors] == [[b"", b"wait"], [b""]]
@@ -348,14 +348,14 @@ class TestNumberedTicks:
     async def test_a_repeat_that_comes_while_the_first_still_runs_gets_the_same_reply(self) -> None:
         bench = Bench()
         await bench.ask("start")
-        asked = [asyncio.ensure_future(bench.number(0, b"wait")) for _ in range(3)]
+        requests = [asyncio.ensure_future(bench.number(0, b"wait")) for _ in range(3)]
         await asyncio.sleep(0.01)
         bench.actors[0].gate.set()
-        assert await asyncio.gather(*asked) == [b"s:wait"] * 3
+        assert await asyncio.gather(*requests) == [b"s:wait"] * 3
         assert bench.actors[0].seen == [b"", b"wait"]
 
     @pytest.mark.parametrize("seq", [0, 3, 7])
-    async def test_any_other_number_is_told_and_changes_nothing(self, seq: int) -> None:
+    async def test_any_other_number_is_refused_and_changes_nothing(self, seq: int) -> None:
         bench = Bench()
         await bench.ask("start")
         for number in range(2):
@@ -420,9 +420,9 @@ async def test_a_stop_is_answered_once_the_id_is_free() -> None:
         (StepRequest(StepKind.TICK, "s", b""), "stop"),
         (StepRequest(StepKind.TICK, "s", b"", seq=0), "error"),
     ],
-    ids=["nobody waits", "a tick that is never sent again", "a numbered tick, which may be"],
+    ids=["nothing waits", "a tick that is never sent again", "a numbered tick, which may be"],
 )
-async def test_why_a_session_ended_is_left_to_tell_only_if_it_has_not_been_told_for_good(
+async def test_the_reason_of_an_end_is_kept_unless_it_was_reported_for_good(
     waits: StepRequest | None, left: str
 ) -> None:
     freed: list[str] = []
@@ -470,11 +470,11 @@ async def test_sessions_taken_over_elsewhere_are_lost_here() -> None:
     assert bench.table.sessions == ["a"]
 
 
-_CALLER = contextvars.ContextVar("caller", default="nobody")
+_CALLER = contextvars.ContextVar("caller", default="default")
 
 
 class Noting(Script):
-    """Notes whose context it is called in."""
+    """Answers with the caller that its context names."""
 
     async def tick(self, body: bytes) -> bytes:
         await asyncio.sleep(0)
@@ -482,11 +482,11 @@ class Noting(Script):
 
 
 async def test_a_session_does_not_run_in_the_context_of_the_request_that_started_it() -> None:
-    """What it asks of Ray is not the request's that began it: Ray would cancel it with that request."""
+    """Ray would else cancel the session's Ray calls together with the request that started it."""
     table = SessionTable(Noting)
     _CALLER.set("request")
     await table.step(StepRequest(StepKind.START, "s", b""))
-    assert await table.step(StepRequest(StepKind.TICK, "s", b"")) == b"nobody"
+    assert await table.step(StepRequest(StepKind.TICK, "s", b"")) == b"default"
 
 
 async def test_ticks_that_come_in_one_piece_are_bounded_too() -> None:
@@ -506,12 +506,12 @@ async def test_ticks_that_come_in_one_piece_are_bounded_too() -> None:
     assert await bench.ask("tick", body=b"on") == b"s:on"
 
 
-async def test_a_start_with_a_number_but_0_is_refused() -> None:
+async def test_a_start_with_a_number_other_than_0_is_refused() -> None:
     with pytest.raises(ProtocolError, match="seq 7"):
         await Bench().step(StepRequest(StepKind.START, "s", b"", seq=7))
 
 
-async def test_a_stop_that_may_be_a_repeat_hears_of_the_loss_each_time() -> None:
+async def test_a_stop_that_may_be_a_repeat_gets_the_loss_each_time() -> None:
     bench = Bench()
     await bench.ask("start")
     await bench.table.disconnect("s", for_good=True)
@@ -520,7 +520,7 @@ async def test_a_stop_that_may_be_a_repeat_hears_of_the_loss_each_time() -> None
             await bench.ask("stop")
 
 
-async def test_an_actor_that_cannot_be_made_is_told_and_leaves_the_id_free() -> None:
+async def test_an_actor_that_cannot_be_made_is_an_error_and_leaves_the_id_free() -> None:
     def make() -> Script:
         raise OSError("no memory left")
 
@@ -532,7 +532,7 @@ async def test_an_actor_that_cannot_be_made_is_told_and_leaves_the_id_free() -> 
     assert len(table) == 0
 
 
-async def test_a_stateless_call_without_an_actor_is_told() -> None:
+async def test_a_stateless_call_without_an_actor_is_an_error() -> None:
     def make() -> Script:
         raise OSError("no memory left")
 
@@ -555,7 +555,7 @@ async def test_sessions_that_are_ending_are_bounded_too() -> None:
     await bench.ask("start", "e")
 
 
-async def test_stateless_calls_at_once_are_bounded_and_their_actor_is_told_of_the_end() -> None:
+async def test_concurrent_stateless_calls_are_bounded_and_their_actor_is_notified_of_the_end() -> None:
     bench = Bench(actors_per_worker=2)
     calls = [asyncio.ensure_future(bench.ask("", "", b"wait")) for _ in range(2)]
     await asyncio.sleep(0.01)

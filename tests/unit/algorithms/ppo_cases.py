@@ -1,4 +1,4 @@
-"""Batches and modules that PPO is tried on, in float64, and PPO once more: one step at a time, as the paper has it."""
+"""Batches and modules for the PPO tests, in float64, and a slow step-by-step PPO written like the paper."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ CASES = {
     "clipped value": (FLAT, {"num_actions": 3}, {}, {"clip_value": 0.05}),
     "clipped value heads": (FLAT, {"num_actions": 3}, {"value_heads": 2}, {"reward_heads": HEADS, "clip_value": 0.05}),
     "normalised value": (FLAT, {"num_actions": 3}, {}, {"normalise_value": True}),
+    "magnet": (FLAT, {"num_actions": 3}, {}, {"magnet_coef": 0.7, "magnet_decay": 0.5}),
     "memory": (FLAT, {"num_actions": 3}, {"lstm": 4}, {"entropy_coef": 0.1}),
     "memory, reward heads": (FLAT, {"action_size": 2}, {"lstm": 4, "value_heads": 2}, {"reward_heads": HEADS}),
 }
@@ -53,7 +54,7 @@ def make(case, seed=0, lr=0.1, across=None, **more):
 
 
 def make_batch(case, columns=5, steps=9, seed=0):
-    """A batch with ends of every kind: with a step behind them that only bootstraps or resets, and without."""
+    """A batch with episode ends of every kind, with and without a bootstrap or reset step after them."""
     obs, _, network, options = CASES[case]
     rng = np.random.default_rng(seed)
     shape = (columns, steps + 1)
@@ -80,7 +81,7 @@ def make_batch(case, columns=5, steps=9, seed=0):
         batch["obs"] = {"action_mask": torch.from_numpy(allowed), "x": x}
     if "reward_heads" in options:
         batch["reward_heads"] = torch.from_numpy(rng.normal(size=(*shape, 2)))
-    module = make(case, seed=seed).module  # acted, but for noise in what it is said to have thought
+    module = make(case, seed=seed).module  # the acting policy's own, with noise on its log-probabilities
     torch.manual_seed(seed)
     flat = (
         {"x": x.flatten(0, 1), "action_mask": batch["obs"]["action_mask"].flatten(0, 1)}
@@ -99,7 +100,7 @@ def make_batch(case, columns=5, steps=9, seed=0):
 
 
 def distribution(outputs, at=0):
-    """torch's own distributions for the outputs of one observation; what is joint is a list."""
+    """torch's distributions for the outputs of one observation; a list for joint heads."""
     if "logits" in outputs:
         heads = outputs["logits"] if isinstance(outputs["logits"], tuple) else (outputs["logits"],)
         return [distributions.Categorical(logits=head[at]) for head in heads]
@@ -109,7 +110,7 @@ def distribution(outputs, at=0):
 
 
 def slow_outputs(module, batch):
-    """Outputs ``[column][step]``, of one observation each; a memory goes from step to step by the rules."""
+    """Outputs ``[column][step]``, of one observation each; a recurrent state is carried or reset at each step."""
     columns, steps = batch["mask"].shape
     found = []
     for b in range(columns):
@@ -140,7 +141,7 @@ def slow_outputs(module, batch):
 
 
 def slow_advantage(batch, value, b, t, gamma, lam, reward):
-    """Equation 16 of Schulman et al. 2016 as the sum it stands for."""
+    """Equation 16 of Schulman et al. 2016, as an explicit sum."""
     total, weight = 0.0, 1.0
     for k in range(t, batch["mask"].shape[1] - 1):
         bootstrap = 0.0 if batch["terminated"][b, k] else value[b][k + 1]
@@ -151,11 +152,14 @@ def slow_advantage(batch, value, b, t, gamma, lam, reward):
     return total
 
 
-def slow_update(ppo, batch):
-    """The parameters after one step of gradient descent on the whole batch, and what is measured; `ppo` stays."""
+def slow_update(ppo, batch, magnet=None):
+    """The parameters after one step of gradient descent on the whole batch, and the metrics; does not change `ppo`.
+    ``magnet``: the reference policy, a module; None: no magnet."""
     module, config = copy.deepcopy(ppo.module), ppo.config
     lr = ppo.optimise.optimizer.param_groups[0]["initial_lr"]
     outputs = slow_outputs(module, batch)
+    references = None if magnet is None else slow_outputs(magnet, batch)
+    magnet_kl = torch.zeros(())
     columns, steps = batch["mask"].shape
     learn = [(b, t) for b in range(columns) for t in range(steps - 1) if batch["mask"][b, t] == 1]
     heads = config.reward_heads or [RewardHead(gamma=config.gamma, gae_lambda=config.gae_lambda)]
@@ -185,6 +189,9 @@ def slow_update(ppo, batch):
         log_prob = sum((d.log_prob(action[i] if joint else action)).sum() for i, d in enumerate(each))
         if not isinstance(each[0], distributions.TransformedDistribution):
             entropy = entropy + sum(d.entropy().sum() for d in each) / len(learn)
+        if references is not None:
+            pairs = zip(each, distribution(references[at[0]][at[1]]), strict=True)
+            magnet_kl = magnet_kl + sum(distributions.kl_divergence(*pair).sum() for pair in pairs) / len(learn)
         log_ratio = log_prob - batch["log_prob"][at]
         ratio = log_ratio.exp()
         low, high = 1 - config.clip_param, 1 + config.clip_param
@@ -199,6 +206,7 @@ def slow_update(ppo, batch):
                 error = max(error, (near - target[at, k]) ** 2)
             value_loss = value_loss + 0.5 * error / len(learn)
     loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+    loss = loss + config.magnet_coef * magnet_kl
     loss.backward()
     norm = sum(p.grad.square().sum() for p in module.parameters()).sqrt()
     parameters = {name: (p - lr * p.grad).detach() for name, p in module.named_parameters()}
@@ -210,16 +218,17 @@ def slow_update(ppo, batch):
         "approx_kl": kl,
         "clip_fraction": clipped,
         "grad_norm": float(norm),
+        **({} if magnet is None else {"magnet_kl": magnet_kl.item()}),
     }
 
 
 def two_episodes(batch):
-    """A batch of one column of eight steps as two episodes one after the other, and as two columns of one each."""
+    """Two batches of the same two episodes: one column with both in a row, and two columns of one episode each."""
     batch["terminated"][:] = False
     batch["truncated"][:] = False
     batch["mask"][:] = 1
     batch["mask"][:, -1] = 0
-    batch["truncated"][:, 3] = True  # step 4 bootstraps, step 5 begins anew
+    batch["truncated"][:, 3] = True  # step 4 bootstraps, step 5 starts a new episode
     batch["mask"][:, 4] = 0
     first = optree.tree_map(lambda x: x[:, :5].clone(), batch)
     second = optree.tree_map(lambda x: torch.cat([x[:, 5:], x[:, -1:]], 1), batch)

@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Table(nn.Module):
-    """A policy over ``actions`` and a value, both looked up by the observation, an integer; float64."""
+    """A tabular policy over ``actions`` and a tabular value, indexed by the observation, an integer; float64."""
 
     def __init__(self, states: int, actions: int, seed: int = 0) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Table(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Sums up what it saw: its state is a running sum that decays, and its outputs are read off that."""
+    """A recurrent module: its state is a decaying sum of its inputs, from which it computes its outputs."""
 
     is_recurrent = True
 
@@ -38,7 +38,7 @@ class Recurrent(nn.Module):
 
 
 def random_batch(columns=5, steps=9, states=7, actions=3, seed=0):
-    """A learner batch as packing lays it out, float64: ends are followed by what they are followed by there."""
+    """A learner batch, float64, laid out as packing does it, with the same steps after each episode's end."""
     rng = np.random.default_rng(seed)
     shape = (columns, steps + 1)
     terminated = rng.random(shape) < 0.12
@@ -65,12 +65,12 @@ def random_batch(columns=5, steps=9, states=7, actions=3, seed=0):
 
 
 def sgd(module):
-    """Plain gradient descent with rate 1: what a parameter moves by is minus its gradient."""
+    """Plain gradient descent with rate 1: the change of a parameter is minus its gradient."""
     return torch.optim.SGD(module.parameters(), lr=1.0)
 
 
 def moved(module, update):
-    """Gradient of every parameter, by name, found from what ``update`` does to a module under `sgd`."""
+    """Gradient of every parameter, by name, inferred from its change by ``update`` under `sgd`."""
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     update()
     return {name: (before[name] - p.detach()).numpy() for name, p in module.named_parameters()}

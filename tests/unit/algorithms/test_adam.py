@@ -28,11 +28,11 @@ def trained(kinds, fused):
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("kinds", [(Adam, Adam), (Adam, torch.optim.Adam), (torch.optim.Adam, Adam)])
-def test_it_is_torchs(kinds, fused):
+def test_it_equals_torchs(kinds, fused):
     assert torch.equal(trained(kinds, fused), trained((torch.optim.Adam,) * 2, fused))
 
 
-def test_it_leaves_the_compiler_out():
+def test_it_does_not_import_the_compiler():
     code = """
 import sys, torch
 from brayx.algorithms.adam import Adam

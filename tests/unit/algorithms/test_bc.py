@@ -13,7 +13,7 @@ from tests.unit.algorithms.tables import Table, moved, random_batch, sgd
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_an_update_is_the_gradient_of_the_cross_entropy(accumulate):
+def test_an_update_follows_the_gradient_of_the_cross_entropy(accumulate):
     batch, table = random_batch(seed=2), Table(7, 3)
     batch["weight"] = torch.rand(5, dtype=torch.float64)
     policy = table.policy.detach().numpy()
@@ -109,7 +109,7 @@ def test_several_heads_have_their_joint_cross_entropy():
         np.testing.assert_allclose(gradient[name], want, rtol=0, atol=1e-9)
 
 
-def test_squashed_actions_have_the_likelihood_of_what_was_squashed():
+def test_squashed_actions_have_the_squashed_gaussians_likelihood():
     """Haarnoja et al. 2018, appendix C: the Gaussian's, less the logarithm of the slope."""
 
     class Squashed(nn.Module):
@@ -143,7 +143,7 @@ def test_squashed_actions_have_the_likelihood_of_what_was_squashed():
 
 
 @pytest.mark.parametrize("case", ["categorical", "gaussian", "memory"])
-def test_episodes_together_are_episodes_apart(case):
+def test_packed_episodes_equal_separate_episodes(case):
     together, apart = two_episodes(make_batch(case, columns=1, steps=8))
     a, b = make(case).module, make(case).module
     config = BCConfig(max_grad_norm=None)
@@ -154,7 +154,7 @@ def test_episodes_together_are_episodes_apart(case):
         np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=1e-9)
 
 
-def test_a_head_that_may_do_nothing_gives_numbers_and_no_gradient():
+def test_a_fully_masked_head_stays_finite_and_has_no_gradient():
     batch, module = make_batch("masked"), make("masked").module
     batch["obs"]["action_mask"][:] = 0
     measured = {}
@@ -163,7 +163,7 @@ def test_a_head_that_may_do_nothing_gives_numbers_and_no_gradient():
     assert not any(change.any() for change in gradient.values())
 
 
-def test_two_ranks_are_one_with_both_batches():
+def test_two_ranks_equal_one_rank_with_both_batches():
     batch, config = random_batch(columns=6), BCConfig(max_grad_norm=None, holdout=0.3)
     batch["mask"][:2, 3:] = 0
     whole = Table(7, 3)
@@ -186,7 +186,7 @@ def test_two_ranks_are_one_with_both_batches():
     np.testing.assert_allclose((ranks[0]["policy"] + ranks[1]["policy"]) / 2, together["policy"], rtol=0, atol=1e-12)
 
 
-def test_what_is_held_out_is_measured_and_not_learned_from():
+def test_held_out_steps_are_measured_and_not_learned():
     batch, table = random_batch(columns=20, steps=50, states=400), Table(400, 3)
     hidden = held_out(batch["obs"], batch["action"], 0.25)
     learned = set(batch["obs"][(batch["mask"] > 0) & ~hidden].tolist())
@@ -202,7 +202,7 @@ def test_what_is_held_out_is_measured_and_not_learned_from():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.uint8])
-def test_the_same_steps_are_held_out_however_they_are_packed(dtype):
+def test_packing_does_not_change_which_steps_are_held_out(dtype):
     torch.manual_seed(0)
     obs = {"a": (torch.randn(40, 30, 3) * 100).to(dtype), "b": torch.randint(0, 9, (40, 30))}
     action = torch.randint(0, 4, (40, 30))
@@ -215,6 +215,6 @@ def test_the_same_steps_are_held_out_however_they_are_packed(dtype):
     assert held_out(obs, action, 1.0).all()
 
 
-def test_a_mistake_of_one_head_is_a_mistake():
+def test_one_wrong_head_makes_the_action_wrong():
     outputs = {"logits": (torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[0.0, 0.0, 1.0]] * 2))}
     assert mistaken(outputs, torch.tensor([[0, 2], [0, 1]])).tolist() == [0.0, 1.0]

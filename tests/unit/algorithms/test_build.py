@@ -16,7 +16,7 @@ NAMES = ("ppo", "impala", "sac", "bc", "mixed", "mappo")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_gives_its_algorithm(name):
+def test_a_name_selects_its_algorithm(name):
     module = Table(3, 2)
     module.critic = Critics(Numbers((3,)), 2, [4])
     config = CONFIGS.validate_python({"name": name})
@@ -26,7 +26,7 @@ def test_a_name_gives_its_algorithm(name):
     algorithm.load_state_dict(algorithm.state_dict())
 
 
-def test_no_name_is_ppo():
+def test_ppo_is_the_default():
     assert CONFIGS.validate_python({"gamma": 0.5}).name == "ppo"
 
 
@@ -41,18 +41,18 @@ def test_an_unknown_name_or_option_is_refused():
 
 @pytest.mark.parametrize("name", ["ppo", "impala"])
 @pytest.mark.parametrize("kind", ["discrete", "multi_discrete", "box"])
-def test_these_fit_every_space(name, kind):
+def test_these_algorithms_accept_every_action_space(name, kind):
     check_space(CONFIGS.validate_python({"name": name}), kind)
 
 
 @pytest.mark.parametrize(
     "outputs", [["logits", "value"], ["logits/0", "logits/1", "value"], ["mean", "log_std", "value"]]
 )
-def test_outputs_that_fit(outputs):
+def test_matching_outputs_pass(outputs):
     check_outputs(CONFIGS.validate_python({"name": "impala"}), outputs)
 
 
-def test_outputs_that_do_not_fit_are_told_what_would():
+def test_wrong_outputs_are_refused_with_a_remedy():
     impala = CONFIGS.validate_python({"name": "impala"})
     with pytest.raises(ConfigError, match="name no policy: expected logits, or mean and log_std"):
         check_outputs(impala, ["value"])
@@ -68,7 +68,7 @@ def test_outputs_that_do_not_fit_are_told_what_would():
     check_outputs(sac, ["tanh_mean", "tanh_log_std"])
 
 
-def test_a_space_that_does_not_fit_is_told_what_would():
+def test_a_wrong_action_space_is_refused_with_a_remedy():
     sac = CONFIGS.validate_python({"name": "sac"})
     check_space(sac, "box")
     with pytest.raises(ConfigError, match="actions that are multi_discrete; these do: ppo, impala, bc"):
@@ -91,7 +91,7 @@ def test_a_space_that_does_not_fit_is_told_what_would():
         ({"reward_heads": [{}]}, {"gives": {"obs"}}, r"expected the extra reward_heads \[T, K\]"),
     ],
 )
-def test_what_there_is_to_learn_from_must_do(options, known, message):
+def test_unsuitable_data_is_refused(options, known, message):
     config = CONFIGS.validate_python(options)
     with pytest.raises(ConfigError, match=message):
         check_fits(config, **known)
@@ -100,10 +100,10 @@ def test_what_there_is_to_learn_from_must_do(options, known, message):
 
 
 @pytest.mark.parametrize("name", ["impala", "sac", "bc"])
-def test_priorities_are_for_those_that_weigh_columns(name):
+def test_algorithms_that_weigh_columns_accept_priorities(name):
     check_fits(CONFIGS.validate_python({"name": name}), sampler="prioritised")
 
 
-def test_a_mixed_one_learns_from_priorities_as_its_reinforcement_does():
+def test_mixed_accepts_priorities_if_its_reinforcement_does():
     mixed = {"name": "mixed", "reinforcement": {"name": "impala"}}
     check_fits(CONFIGS.validate_python(mixed), sampler="prioritised")

@@ -11,7 +11,7 @@ from brayx.algorithms.forward import Forward
 from tests.unit.algorithms.tables import Recurrent, Table, random_batch
 
 
-def test_outputs_are_those_of_each_step():
+def test_a_column_gives_the_outputs_of_each_step():
     batch, module = random_batch(), Table(7, 3)
     outputs = columns.forward(Forward(module), batch)
     for b, t in np.ndindex(5, 10):
@@ -34,15 +34,15 @@ def test_several_heads_and_several_arguments():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_recurrent_module_computes_again_what_it_acted_with(seed):
-    """Columns cut out of play that goes on, with the states before each step that the acting engine had."""
+def test_a_recurrent_module_recomputes_the_outputs_it_acted_with(seed):
+    """Columns are cut out of ongoing play; each step has the state that the acting engine had before it."""
     torch.manual_seed(seed)
     module = Recurrent()
     batch = random_batch(columns=4, steps=12, seed=seed)
     obs = torch.randn(4, 13, 2)
     stored, expected = torch.zeros(4, 13, 4), torch.zeros(4, 13, 3)
     for b in range(4):
-        state = {"sum": torch.randn(1, 4)}  # a column begins amid an episode
+        state = {"sum": torch.randn(1, 4)}  # a column begins in the middle of an episode
         for t in range(13):
             begins = t > 0 and (batch["terminated"][b, t - 1] or batch["mask"][b, t - 1] == 0)
             if begins:
@@ -55,17 +55,17 @@ def test_a_recurrent_module_computes_again_what_it_acted_with(seed):
     found = columns.forward(Forward(module), {**batch, "obs": obs, "state": {"sum": stored}})
     assert "state" not in found
     learned = batch["mask"] > 0
-    learned[:, 1:] |= learned[:, :-1] & ~batch["terminated"][:, :-1]  # and what is bootstrapped from
+    learned[:, 1:] |= learned[:, :-1] & ~batch["terminated"][:, :-1]  # and the step to bootstrap from
     assert learned.sum() > batch["mask"].sum()
     torch.testing.assert_close(found["logits"].transpose(0, 1)[learned], expected[learned], rtol=0, atol=1e-6)
 
 
-def test_a_memory_without_a_stored_state_is_refused():
+def test_a_recurrent_model_without_a_stored_state_is_refused():
     with pytest.raises(ValueError, match="no stored state"):
         columns.forward(Forward(Recurrent()), random_batch())
 
 
-def test_parts_are_whole_columns_and_all_of_them():
+def test_parts_are_whole_columns_and_cover_the_batch():
     batch = random_batch(columns=5)
     batch["obs"] = {"a": batch["obs"], "b": batch["obs"]}
     pieces = columns.parts(batch, 3)
@@ -74,7 +74,7 @@ def test_parts_are_whole_columns_and_all_of_them():
     assert len(columns.parts(batch, 50)) == 5
 
 
-def test_explained_variance_adds_up_over_parts():
+def test_explained_variance_sums_over_parts():
     rng = np.random.default_rng(0)
     target, noise, weight = rng.normal(size=40), rng.normal(size=40), rng.integers(0, 2, 40).astype(float)
     value = 0.8 * target + 0.1 * noise
@@ -85,7 +85,7 @@ def test_explained_variance_adds_up_over_parts():
     assert columns.explained_variance(sums).item() == pytest.approx(expected, abs=1e-9)
 
 
-def test_what_is_no_batch_is_refused():
+def test_an_invalid_batch_is_refused():
     batch = random_batch(steps=2)
     columns.check(batch, steps=2)
     with pytest.raises(ValueError, match="T >= 3"):

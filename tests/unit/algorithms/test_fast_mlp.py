@@ -30,7 +30,7 @@ BATCHES = {
 
 
 class Derived(torch.nn.Module):
-    """The same network, of which nothing is known."""
+    """The same network as a subclass, which the fast path does not recognise."""
 
     def __init__(self, inner):
         super().__init__()
@@ -75,10 +75,20 @@ def same(a, b, atol=1e-9):
         torch.testing.assert_close(x, y, rtol=0, atol=atol, msg=lambda text, at=name: f"{at}: {text}")
 
 
-@pytest.mark.parametrize("options", [{}, {"minibatch_size": 1000}, {"entropy_coef": 0.0}, {"max_grad_norm": None}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"minibatch_size": 1000},
+        {"entropy_coef": 0.0},
+        {"max_grad_norm": None},
+        {"magnet_coef": 0.3, "magnet_decay": 0.5},
+        {"magnet_coef": 0.3, "magnet": "fixed", "max_grad_norm": None},
+    ],
+)
 @pytest.mark.parametrize("optimizer", [Adam, torch.optim.SGD])
 @pytest.mark.parametrize("kind", BATCHES)
-def test_updates_are_those_of_autograd(kind, optimizer, options):
+def test_updates_equal_autograds(kind, optimizer, options):
     fast, fast_net = make(kind, True, optimizer=optimizer, **options)
     slow, slow_net = make(kind, False, optimizer=optimizer, **options)
     for seed in range(4):
@@ -95,8 +105,8 @@ def test_updates_are_those_of_autograd(kind, optimizer, options):
 
 
 @pytest.mark.parametrize("optimizer", [Adam, torch.optim.Adam])
-def test_a_checkpoint_goes_on_either_way(optimizer):
-    """The optimiser's state is torch's own: saved from one way and restored into the other, the run is the same."""
+def test_a_checkpoint_continues_either_way(optimizer):
+    """The optimiser's state has torch's format: saved on one path and restored on the other, the run is the same."""
     fast, fast_net = make("discrete", True, optimizer=optimizer)
     for seed in range(2):
         torch.manual_seed(seed)
@@ -104,7 +114,7 @@ def test_a_checkpoint_goes_on_either_way(optimizer):
     weights, moments = copy.deepcopy((fast_net.state_dict(), fast.optimise.optimizer.state_dict()))
     for closed in (True, False):
         other, net = make("discrete", closed, optimizer=optimizer)
-        other.update(make_batch("categorical", seed=9), 0.0)  # what was adopted must be let go
+        other.update(make_batch("categorical", seed=9), 0.0)  # parameters that the fast path adopted must be released
         net.load_state_dict(weights)
         other.optimise.optimizer.load_state_dict(copy.deepcopy(moments))
         again, again_net = make("discrete", True, optimizer=optimizer)
@@ -119,7 +129,7 @@ def test_a_checkpoint_goes_on_either_way(optimizer):
 @pytest.mark.parametrize(
     "options", [{"clip_value": 0.2}, {"accumulate": 2}, {"precision": "bf16"}], ids=lambda options: next(iter(options))
 )
-def test_what_it_cannot_is_left_to_autograd(options):
+def test_unsupported_options_use_autograd(options):
     ppo, _ = make("discrete", True, **options)
     batch = make_batch("categorical")
     if "precision" in options:
@@ -129,7 +139,7 @@ def test_what_it_cannot_is_left_to_autograd(options):
     assert ppo.closed_form is None
 
 
-def test_only_plain_towers_say_so():
+def test_only_plain_networks_report_towers():
     class Twisted(ActorCritic):
         pass
 
@@ -145,8 +155,8 @@ def test_only_plain_towers_say_so():
     assert build(PPOConfig(), frozen, torch.optim.Adam(frozen.value.parameters())).closed_form is None
 
 
-def test_a_class_derived_from_ppo_keeps_autograd():
-    """It may have another loss."""
+def test_a_subclass_of_ppo_keeps_autograd():
+    """It may have a different loss."""
 
     class Other(PPO):
         pass
@@ -157,8 +167,8 @@ def test_a_class_derived_from_ppo_keeps_autograd():
     assert other.closed_form is None
 
 
-def test_what_others_add_to_losses_is_not_lost():
-    """By imitation, say, or by the user's own loss, which wraps the module."""
+def test_added_loss_terms_are_not_lost():
+    """Imitation adds a loss term, and so does the user's own loss, which wraps the module."""
     moved = []
     for added in (False, True):
         net = network("discrete")

@@ -22,7 +22,7 @@ OPTIONS = {
 
 
 def paper_gradient(table, batch, config):
-    """Section 4.2's gradients, each step on its own, for a softmax and a value that are looked up."""
+    """Section 4.2's gradients, computed step by step, for a tabular softmax policy and value."""
     policy, worth = table.policy.detach().numpy(), table.worth.detach().numpy()
     arrays = {key: tensor.numpy() for key, tensor in batch.items()}
     columns, steps = arrays["mask"].shape[0], arrays["mask"].shape[1] - 1
@@ -67,7 +67,7 @@ def paper_gradient(table, batch, config):
 
 @pytest.mark.parametrize("extra", ["nothing", "turn", "weight"])
 @pytest.mark.parametrize("accumulate", [1, 2, 5])
-def test_an_update_is_the_papers_gradient(extra, accumulate):
+def test_an_update_follows_the_papers_gradient(extra, accumulate):
     rng = np.random.default_rng(3)
     batch, table = random_batch(seed=3), Table(7, 3)
     if extra == "turn":
@@ -84,8 +84,8 @@ def test_an_update_is_the_papers_gradient(extra, accumulate):
     np.testing.assert_allclose(gradient["worth"], d_worth, rtol=0, atol=1e-9)
 
 
-def test_loss_and_gradients_are_the_papers():
-    """Section 4.2 one step at a time, with every gradient worked out by hand, whatever a hidden step holds."""
+def test_loss_and_gradients_match_the_paper():
+    """Section 4.2 step by step, with every gradient derived by hand; masked steps may hold anything."""
     rng = np.random.default_rng(4)
     log_prob, entropy, value, advantage, target = rng.normal(size=(5, 40))
     acted, seen = rng.random((2, 40)) < 0.7
@@ -115,8 +115,8 @@ def test_loss_and_gradients_are_the_papers():
 
 
 @pytest.mark.parametrize("case", ["categorical", "gaussian", "memory"])
-def test_episodes_together_are_episodes_apart(case):
-    """One column of two episodes, the first of which is cut, and two columns of one each."""
+def test_packed_episodes_equal_separate_episodes(case):
+    """One column of two episodes, the first truncated, equals two columns of one episode each."""
     config = ImpalaConfig(**OPTIONS)
     together, apart = two_episodes(make_batch(case, columns=1, steps=8))
     a, b = make(case).module, make(case).module
@@ -127,7 +127,7 @@ def test_episodes_together_are_episodes_apart(case):
         np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=1e-9)
 
 
-def test_a_head_that_may_do_nothing_gives_numbers_and_no_gradient():
+def test_a_fully_masked_head_stays_finite_and_has_no_gradient():
     batch, module = make_batch("masked"), make("masked").module
     batch["obs"]["action_mask"][:] = 0
     batch["log_prob"][:] = -np.log(6)
@@ -139,14 +139,14 @@ def test_a_head_that_may_do_nothing_gives_numbers_and_no_gradient():
     assert not any(change.any() for change in gradient.values())
 
 
-def test_two_ranks_are_one_with_both_batches():
+def test_two_ranks_equal_one_rank_with_both_batches():
     batch, config = random_batch(columns=6), ImpalaConfig(**OPTIONS)
     batch["mask"][:2, 3:] = 0  # one rank has fewer steps
     whole = Table(7, 3)
     together = moved(whole, lambda: Impala(whole, sgd(whole), config).update(batch, 0.0))
 
-    class Both:
-        """Says of every sum what the other rank would have added: here the counts of its steps."""
+    class TwoRanks:
+        """Stands in for the all-reduce: adds the other rank's step counts to each sum."""
 
         size = 2
 
@@ -157,13 +157,13 @@ def test_two_ranks_are_one_with_both_batches():
     for part in (slice(0, 3), slice(3, 6)):
         table = Table(7, 3)
         mine = {key: tensor[part] for key, tensor in batch.items()}
-        ranks.append(moved(table, lambda t=table, m=mine: Impala(t, sgd(t), config, Both()).update(m, 0.0)))
+        ranks.append(moved(table, lambda t=table, m=mine: Impala(t, sgd(t), config, TwoRanks()).update(m, 0.0)))
     for name, gradient in together.items():
         mean = (ranks[0][name] + ranks[1][name]) / 2  # which is what DistributedDataParallel does
         np.testing.assert_allclose(mean, gradient, rtol=0, atol=1e-12)
 
 
-def test_hidden_steps_teach_nothing():
+def test_masked_steps_change_nothing():
     batch = random_batch(seed=1)
     nonsense = {key: tensor.clone() for key, tensor in batch.items()}
     hidden = batch["mask"] == 0
@@ -177,7 +177,7 @@ def test_hidden_steps_teach_nothing():
         np.testing.assert_array_equal(ours[name], theirs[name])
 
 
-def test_nothing_to_learn_from_changes_nothing():
+def test_a_fully_masked_batch_changes_nothing():
     batch, table = random_batch(), Table(7, 3)
     batch["mask"].zero_()
     measured = {}
@@ -213,7 +213,7 @@ def test_priorities_are_mean_absolute_errors():
     np.testing.assert_allclose(impala.priorities.numpy(), error.sum(1) / mask.sum(1), rtol=0, atol=1e-9)
 
 
-def test_a_recurrent_policy_on_its_own_data_has_ratios_of_one():
+def test_on_policy_data_of_a_recurrent_policy_has_ratios_of_one():
     torch.manual_seed(0)
     module, batch = Recurrent(), random_batch(columns=3, steps=6)
     batch = {key: tensor.float() if tensor.dtype == torch.float64 else tensor for key, tensor in batch.items()}
@@ -234,7 +234,7 @@ def test_a_recurrent_policy_on_its_own_data_has_ratios_of_one():
     assert set(measured) == {*METRICS, "learning_rate"}
 
 
-def test_half_precision_learns_nearly_the_same():
+def test_half_precision_learns_almost_the_same():
     torch.manual_seed(0)
     batch = random_batch(columns=8, steps=16)
     batch = {key: tensor.float() if tensor.dtype == torch.float64 else tensor for key, tensor in batch.items()}

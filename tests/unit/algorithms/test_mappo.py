@@ -20,7 +20,7 @@ from tests.unit.algorithms.ppo_cases import CASES, make_batch, slow_update
 from tests.unit.algorithms.tables import moved, random_batch, sgd
 
 
-class Worth(nn.Module):
+class StateValue(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.from_numpy(np.random.default_rng(1).normal(size=5)))
@@ -33,14 +33,14 @@ class Shared(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.policy = nn.Parameter(torch.from_numpy(np.random.default_rng(0).normal(size=(7, 3))))
-        self.critic = Worth()
+        self.critic = StateValue()
 
     def forward(self, obs):
         return {"logits": self.policy[obs]}
 
 
-class Both(Shared):
-    """The same tables for PPO, which is shown everything."""
+class SharedForPPO(Shared):
+    """The same tables for PPO, which sees both the observation and the state."""
 
     def forward(self, own, world):
         return {"logits": self.policy[own], "value": self.critic(world)}
@@ -49,8 +49,8 @@ class Both(Shared):
 OPTIONS = {"epochs": 2, "minibatch_size": 20, "max_grad_norm": None}
 
 
-class Everything(nn.Module):
-    """A policy and its critic, for the slow PPO that shows a module one observation of all."""
+class PolicyAndCritic(nn.Module):
+    """A policy and its critic as one module, for the slow PPO, which passes everything as one observation."""
 
     def __init__(self, module):
         super().__init__()
@@ -65,8 +65,8 @@ class Everything(nn.Module):
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("options", [{}, {"normalise_value": True}, {"clip_value": 0.05}, {"accumulate": 3}])
 @pytest.mark.parametrize("case", ["entropy", "masked", "gaussian", "squashed"])
-def test_an_update_is_the_papers_with_a_value_of_states(case, options, seed):
-    """Against one step at a time, with the ready-made networks, in which the value of a step sees its state alone."""
+def test_an_update_matches_the_paper_with_a_value_of_states(case, options, seed):
+    """Compared with the slow step-by-step PPO, on the ready-made networks, whose value sees only the step's state."""
     own, actions, network, more = CASES[case]
     batch = make_batch(case, seed=seed)
     state = torch.from_numpy(np.random.default_rng(seed + 1).normal(size=(*batch["mask"].shape, 4)))
@@ -87,7 +87,7 @@ def test_an_update_is_the_papers_with_a_value_of_states(case, options, seed):
     config = MAPPOConfig(**{**plain, **more, **options})
     mappo = MAPPO(module, sgd(module), config)
     leaves = batch["obs"] if isinstance(batch["obs"], dict) else {"x": batch["obs"]}
-    slow = SimpleNamespace(module=Everything(module), config=config, optimise=mappo.optimise)
+    slow = SimpleNamespace(module=PolicyAndCritic(module), config=config, optimise=mappo.optimise)
     want, measured_want = slow_update(slow, {**batch, "obs": {**leaves, "state": state}})
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     measured = mappo.update({**batch, "obs": {"obs": batch["obs"]}, "obs/state": state}, 0.0)
@@ -99,10 +99,10 @@ def test_an_update_is_the_papers_with_a_value_of_states(case, options, seed):
     assert {name: measured[name] for name in measured_want} == pytest.approx(measured_want, abs=1e-9)
 
 
-def test_an_update_is_ppos_with_the_critics_value():
+def test_an_update_equals_ppos_with_the_critics_value():
     batch = random_batch()
     state = torch.randint(0, 5, (5, 10))
-    one, other = Shared(), Both()
+    one, other = Shared(), SharedForPPO()
     torch.manual_seed(0)
     ours = moved(one, lambda: MAPPO(one, sgd(one), MAPPOConfig(**OPTIONS)).update({**batch, "obs/state": state}, 0.0))
     torch.manual_seed(0)
@@ -114,8 +114,8 @@ def test_an_update_is_ppos_with_the_critics_value():
         np.testing.assert_array_equal(ours[name], theirs[name])
 
 
-def test_a_critic_that_gives_a_column_is_refused():
-    """Values ``[N, 1]`` are as many as there are rewards, and were each pulled to the targets of all steps."""
+def test_a_critic_with_a_column_output_is_refused():
+    """Values ``[N, 1]`` have as many elements as there are rewards, but would be broadcast against all targets."""
     module = Shared()
     module.critic.table = nn.Parameter(module.critic.table.detach()[:, None])
     batch = {**random_batch(), "obs/state": torch.randint(0, 5, (5, 10))}
@@ -123,7 +123,7 @@ def test_a_critic_that_gives_a_column_is_refused():
         MAPPO(module, sgd(module), MAPPOConfig(**OPTIONS)).update(batch, 0.0)
 
 
-def test_what_it_cannot_learn_from_is_refused():
+def test_unsuitable_models_and_batches_are_refused():
     module = Shared()
     with pytest.raises(ConfigError, match="obs/state: missing"):
         MAPPO(module, sgd(module), MAPPOConfig()).update(random_batch(), 0.0)

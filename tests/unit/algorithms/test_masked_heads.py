@@ -1,4 +1,4 @@
-"""One of two heads that may do nothing for a while: whichever algorithm learns, it gives numbers and no gradient."""
+"""One of two heads is fully masked at times: with every algorithm it stays finite and has no gradient."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.algorithms.tables import moved, sgd
     ids=lambda config: config.name,
 )
 @pytest.mark.parametrize(("idle", "busy"), [(slice(0, 3), slice(3, 5)), (slice(3, 5), slice(0, 3))])
-def test_a_head_that_may_do_nothing_beside_one_that_may(config, idle, busy):
+def test_a_fully_masked_head_beside_an_unmasked_one(config, idle, busy):
     batch, module = make_batch("masked"), make("masked").module
     batch["obs"]["action_mask"][:] = 1
     batch["obs"]["action_mask"][..., idle] = 0

@@ -1,4 +1,4 @@
-"""`brayx.algorithms.mixed`: each gradient is the reinforcement's and the imitation's, by the weight of the moment."""
+"""`brayx.algorithms.mixed`: each gradient is the reinforcement's plus the imitation's times its current weight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def demonstrations(seed=1, columns=4):
 
 
 def slow_returns(batch, worth, gamma):
-    """``[B, T]``, one step at a time: what followed in its column, and the value where that was cut but not over."""
+    """Returns ``[B, T]``, step by step: the rewards that follow in the column, bootstrapped where it was truncated."""
     arrays = {key: tensor.numpy() for key, tensor in batch.items()}
     columns, steps = arrays["action"].shape
     found = np.zeros((columns, steps - 1))
@@ -63,7 +63,7 @@ def gradient_of(algorithm, batch, progress=0.0):
         *[(PPO_ONCE.model_copy(update={"accumulate": parts}), PPO) for parts in (1, 64)],  # of 45 steps
     ],
 )
-def test_a_gradient_is_the_sum_of_both(reinforcement, alone):
+def test_the_gradient_is_the_sum_of_both(reinforcement, alone):
     config = MixedConfig(
         reinforcement=reinforcement, imitation_coef=0.5, imitation_final=0.2, imitation_until=0.5, imitation_columns=4
     )
@@ -82,8 +82,8 @@ def test_a_gradient_is_the_sum_of_both(reinforcement, alone):
 
 
 @pytest.mark.parametrize("fit_value", [0.0, 0.3])
-def test_of_a_game_by_turns_only_the_agents_own_moves_are_imitated(fit_value):
-    """The value is fitted everywhere, as reinforcement learns it."""
+def test_only_the_agents_own_moves_are_imitated(fit_value):
+    """The value is fitted at every step, as in reinforcement learning."""
     turn = torch.rand(4, 10, generator=torch.Generator().manual_seed(0)) < 0.5
     options = {"imitation_coef": 0.5, "imitation_columns": 4, "imitation_until": 1.0, "fit_value": fit_value}
     found = {}
@@ -102,7 +102,7 @@ def test_of_a_game_by_turns_only_the_agents_own_moves_are_imitated(fit_value):
     assert np.abs(found["turns"]["policy"] - found["all"]["policy"]).max() > 1e-3
 
 
-def test_before_any_play_demonstrations_are_learned_from_alone_and_only_kept_after_it():
+def test_demonstrations_are_learned_before_any_play_and_only_kept_after_it():
     table, demo = Table(7, 3), Table(7, 3)
     mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA))
     clone = BCConfig(max_grad_norm=None, learning_rate_schedule="constant")
@@ -119,7 +119,7 @@ def test_before_any_play_demonstrations_are_learned_from_alone_and_only_kept_aft
 @pytest.mark.parametrize(
     "reinforcement", [IMPALA, PPO_ONCE, *(IMPALA.model_copy(update={"accumulate": parts}) for parts in (2, 8))]
 )
-def test_a_fitted_value_adds_the_gradient_of_its_error_to_that_of_the_imitation(reinforcement):
+def test_fitting_the_value_adds_the_gradient_of_its_error(reinforcement):
     options = {"reinforcement": reinforcement, "imitation_coef": 0.5, "imitation_until": 1.0, "imitation_columns": 4}
     found, measured = {}, {}
     for fit_value in (0.0, 0.3):
@@ -137,7 +137,7 @@ def test_a_fitted_value_adds_the_gradient_of_its_error_to_that_of_the_imitation(
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_before_any_play_the_value_is_fitted_beside_the_clone(accumulate):
+def test_the_value_is_fitted_before_any_play(accumulate):
     reinforcement = IMPALA.model_copy(update={"accumulate": accumulate})
     table, demo = Table(7, 3), Table(7, 3)
     mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=reinforcement, fit_value=0.3))
@@ -152,13 +152,13 @@ def test_before_any_play_the_value_is_fitted_beside_the_clone(accumulate):
 
 
 @pytest.mark.parametrize("option", [{"normalise_value": True}, {"reward_heads": [{}, {}]}])
-def test_a_value_that_is_not_plain_is_not_fitted(option):
+def test_fit_value_is_refused_with_options_that_change_the_value(option):
     MixedConfig(reinforcement={"name": "ppo", **option})
     with pytest.raises(ValidationError, match=f"goes with reinforcement without {next(iter(option))}"):
         MixedConfig(reinforcement={"name": "ppo", **option}, fit_value=0.5)
 
 
-def test_a_weight_of_nothing_is_reinforcement():
+def test_a_weight_of_zero_is_pure_reinforcement():
     table, own = Table(7, 3), Table(7, 3)
     mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA, imitation_coef=0.0))
     mixed._played = True
@@ -169,7 +169,7 @@ def test_a_weight_of_nothing_is_reinforcement():
         np.testing.assert_array_equal(both[name], alone[name])
 
 
-def test_what_is_kept_is_bounded_and_drawn_from():
+def test_kept_demonstrations_are_bounded_and_sampled():
     table = Table(7, 3)
     mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA, demonstrations_kept=2, imitation_columns=3))
     for seed in range(4):
@@ -180,7 +180,7 @@ def test_what_is_kept_is_bounded_and_drawn_from():
     assert {tuple(row.tolist()) for obs in drawn for row in obs} == known
 
 
-def test_it_goes_on_from_a_saved_state():
+def test_it_continues_from_a_saved_state():
     table = Table(7, 3)
     mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA))
     mixed.update(random_batch(), 0.0)
@@ -189,9 +189,9 @@ def test_it_goes_on_from_a_saved_state():
     assert set(other.update(demonstrations(), 0.0)) == {"imitation_coef"}
 
 
-def test_imitation_comes_first_however_early_the_play_is():
-    """Play before so many updates sets off the rest of them, from what is kept; itself it is neither learned from nor
-    counted."""
+def test_imitation_is_completed_before_play_is_learned():
+    """Play that arrives early triggers the remaining imitation updates, from kept demonstrations. The play itself is
+    neither learned nor counted."""
     table, cloned = Table(7, 3), Table(7, 3)
     mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA, imitation_updates=5, imitation_coef=0.0))
     clone = BC(cloned, sgd(cloned), BCConfig(max_grad_norm=None, learning_rate_schedule="constant"))
@@ -207,7 +207,7 @@ def test_imitation_comes_first_however_early_the_play_is():
     assert mixed.counts
 
 
-def test_demonstrations_set_off_imitation_beside_the_play_so_that_less_of_that_is_lost():
+def test_demonstrations_after_play_start_all_imitation_updates_at_once():
     table, cloned = Table(7, 3), Table(7, 3)
     mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA, imitation_updates=4, imitation_coef=0.0))
     clone = BC(cloned, sgd(cloned), BCConfig(max_grad_norm=None, learning_rate_schedule="constant"))
@@ -223,8 +223,8 @@ def test_demonstrations_set_off_imitation_beside_the_play_so_that_less_of_that_i
     assert "policy_loss" in mixed.update(random_batch(seed=4), 0.0)
 
 
-def test_play_waits_for_the_first_demonstrations_but_not_for_ever(monkeypatch):
-    """After a restart they are read again, and games may arrive first."""
+def test_play_waits_for_the_first_demonstrations_up_to_a_limit(monkeypatch):
+    """After a restart demonstrations are read again, and games may arrive first."""
     table = Table(7, 3)
     mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA, imitation_updates=105))
     assert set(mixed.update(random_batch(), 0.0)) == {"imitation_coef"}
@@ -242,7 +242,7 @@ def test_play_waits_for_the_first_demonstrations_but_not_for_ever(monkeypatch):
         alone.update(random_batch(), 0.0)
 
 
-def test_imitation_that_is_not_done_goes_on_after_a_restart():
+def test_unfinished_imitation_continues_after_a_restart():
     table = Table(7, 3)
     config = MixedConfig(reinforcement=IMPALA, imitation_updates=400)
     mixed = Mixed(table, sgd(table), config)

@@ -36,7 +36,7 @@ def test_cosine_is_slow_at_both_ends():
     assert share(0.25, schedule="cosine") == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
 
 
-def test_rates_fall_from_those_at_construction_in_every_group():
+def test_every_group_decays_from_its_initial_rate():
     net = nn.Linear(2, 2)
     optimizer = torch.optim.SGD([{"params": [net.weight], "lr": 1.0}, {"params": [net.bias], "lr": 0.1}])
     optimise = Optimise(optimizer, OptimiseConfig(learning_rate_final=0.5))
@@ -57,7 +57,7 @@ def test_gradients_are_clipped_to_the_norm(limit):
     assert moved == pytest.approx(limit or norm, rel=1e-4)
 
 
-def test_backwards_add_up_until_the_step():
+def test_gradients_accumulate_until_the_step():
     whole, optimise_whole = make()
     parts, optimise_parts = make()
     x = torch.randn(8, 4)
@@ -97,7 +97,7 @@ def test_an_overflow_in_fp16_changes_only_the_scale():
     assert optimise.state_dict()["scaler"]["scale"] < scale
 
 
-def test_state_goes_on():
+def test_state_is_restored():
     _, optimise = make(precision="fp16")
     optimise.scale = 0.25
     optimise.backward(torch.ones(1, requires_grad=True).sum() + optimise.parameters[0].sum() * float("inf"))

@@ -56,7 +56,7 @@ def options(folder, **options):
     return CONFIGS.validate_python({"module": module_of(folder), **options}, context={"folder": str(folder)})
 
 
-def test_it_is_shown_in_a_hundred_lines():
+def test_the_guides_algorithm_has_at_most_a_hundred_lines():
     assert len(AWR.splitlines()) <= 100
 
 
@@ -85,7 +85,7 @@ def test_a_job_names_its_module_and_gives_its_options(folder):
         ("module=broken", "module 'broken' raised when imported: ZeroDivisionError"),
     ],
 )
-def test_what_is_wrong_with_it_is_refused_by_name(folder, override, message):
+def test_mistakes_are_refused_by_name(folder, override, message):
     one = "from brayx.algorithms.optimise import OptimiseConfig\nclass One(OptimiseConfig):\n    pass\n"
     (folder / "unbuilt.py").write_text(one)
     (folder / "several.py").write_text(f"{one}class Two(One):\n    pass\n")
@@ -98,12 +98,12 @@ def test_what_is_wrong_with_it_is_refused_by_name(folder, override, message):
             sys.modules.pop(name, None)
 
 
-def test_one_without_a_name_has_its_modules(folder):
+def test_without_a_name_it_takes_its_modules_name(folder):
     (folder / f"{module_of(folder)}.py").write_text(AWR.replace('    name: Literal["awr"] = "awr"\n', ""))
     assert options(folder).name == module_of(folder)
 
 
-def test_what_its_class_needs_is_asked_of_a_job(folder):
+def test_its_class_requirements_are_checked_against_the_job(folder):
     config = options(folder)
     check_fits(config, kind="discrete", unroll_length=32, sampler="uniform", gives={"obs"})
     with pytest.raises(ConfigError, match=r"sampler is 'fifo', .* 'awr' learns from each many times"):
@@ -126,13 +126,13 @@ class Policy(torch.nn.Linear):
         return {"logits": super().forward(obs)}
 
 
-def test_one_that_cannot_be_made_is_refused_before_anything_starts(folder):
+def test_one_whose_constructor_fails_is_refused_before_anything_starts(folder):
     (folder / f"{module_of(folder)}.py").write_text(AWR.replace("AWR(module, optimizer", "AWR(optimizer"))
     with pytest.raises(ModelError, match=r"algorithm 'awr' raised AttributeError: .*awr_\w+\.py:\d+\)"):
         check_model(options(folder), ActorCritic(3, 2), (np.zeros((1, 3), np.float32),))
 
 
-def test_its_options_are_searched(folder, monkeypatch):
+def test_a_search_may_vary_its_options(folder, monkeypatch):
     monkeypatch.chdir(folder)
     config, training = search.arguments(module_of(folder), {"beta": 0.3, "num_envs": 4})
     assert (config.name, config.beta, training.num_envs) == ("awr", 0.3, 4)
@@ -140,12 +140,12 @@ def test_its_options_are_searched(folder, monkeypatch):
         search.arguments(module_of(folder), {"betta": 0.3})
 
 
-def test_it_is_not_put_inside_another():
+def test_it_cannot_be_part_of_another_algorithm():
     with pytest.raises(ValidationError, match="one of brayx's algorithms, without a module"):
         CONFIGS.validate_python({"name": "mixed", "reinforcement": {"module": "awr"}})
 
 
-def test_another_process_finds_it_without_its_folder_on_the_path(folder):
+def test_another_process_finds_it_without_its_folder_on_sys_path(folder):
     config = TrainerConfig(model="model", buffers=["buffer"], algorithm=options(folder, beta=0.25))
     code = "import pickle, sys; print(pickle.load(sys.stdin.buffer).algorithm.beta)"
     words = [sys.executable, "-c", code]
@@ -153,8 +153,8 @@ def test_another_process_finds_it_without_its_folder_on_the_path(folder):
     assert done.stdout.decode().strip() == "0.25"
 
 
-def test_its_update_is_the_papers(folder):
-    """Equation 7 one step at a time, for a policy and a value that are tables."""
+def test_its_update_matches_the_paper(folder):
+    """Equation 7 step by step, for a tabular policy and value."""
     table, batch = Table(7, 3), random_batch()
     config = options(folder, max_grad_norm=None, learning_rate_schedule="constant", td_lambda=0.0, value_coef=0.0)
     policy, worth = table.policy.detach().clone().numpy(), table.worth.detach().numpy()
@@ -178,9 +178,7 @@ def test_its_update_is_the_papers(folder):
 
 def test_it_learns(folder):
     """CartPole's random policy has a mean return of 22."""
-    training = Training(
-        total_steps=60_000, learning_rate=3e-3, min_columns=50, capacity=2_000, target_return=60, seed=1
-    )
+    training = Training(num_steps=60_000, learning_rate=3e-3, min_columns=50, capacity=2_000, target_return=60, seed=1)
     result = train_local("CartPole-v1", options(folder, beta=0.3), training)
     assert result.reason == "target_return"
     assert result.return_mean >= 60
@@ -203,7 +201,7 @@ def run(folder, keeper, count, algorithm):
     return summary, numbers
 
 
-def test_a_training_goes_on_from_its_checkpoint(folder, tmp_path):
+def test_a_training_continues_from_its_checkpoint(folder, tmp_path):
     keeper = Folders(tmp_path / "checkpoints")
     first, numbers = run(folder, keeper, 4, options(folder))
     assert {"loss", "policy_loss", "value_loss", "learner/largest_weight"} <= set(numbers.samples)
@@ -212,7 +210,7 @@ def test_a_training_goes_on_from_its_checkpoint(folder, tmp_path):
     assert (second.updates, second.env_steps) == (2 * first.updates, 2 * first.env_steps)
 
 
-def test_an_error_in_it_names_its_file_and_line_and_is_not_tried_again(folder, tmp_path):
+def test_an_error_names_its_file_and_line_and_is_not_retried(folder, tmp_path):
     known = "        target = values"
     broken = AWR.replace(known, f'        missing = batch["missing"]\n{known}')
     file = folder / f"{module_of(folder)}.py"

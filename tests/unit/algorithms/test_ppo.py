@@ -49,7 +49,7 @@ def weights(ppo):
     return {name: p.detach().clone() for name, p in ppo.module.named_parameters()}
 
 
-def test_masked_steps_teach_nothing():
+def test_masked_steps_change_nothing():
     batch = make_batch()
     nonsense = {key: value.clone() for key, value in batch.items()}
     hidden = batch["mask"] == 0
@@ -68,7 +68,7 @@ def test_masked_steps_teach_nothing():
         torch.testing.assert_close(x, y, rtol=0, atol=1e-7)
 
 
-def test_a_batch_without_any_step_to_learn_from_gives_numbers():
+def test_a_fully_masked_batch_gives_finite_metrics():
     batch = make_batch()
     batch["mask"].zero_()
     ppo = make_ppo()
@@ -78,7 +78,7 @@ def test_a_batch_without_any_step_to_learn_from_gives_numbers():
     assert all(torch.equal(x, y) for x, y in zip(before.values(), weights(ppo).values(), strict=True))
 
 
-def test_update_reports_every_metric_and_leaves_the_batch_alone():
+def test_update_reports_every_metric_and_does_not_change_the_batch():
     batch = make_batch()
     copies = {key: value.clone() for key, value in batch.items()}
     metrics = make_ppo(PPOConfig(epochs=2, minibatch_size=10)).update(batch, 0.0)
@@ -132,7 +132,7 @@ def test_an_observation_of_several_leaves():
     assert a.update(batch, 0.0)["loss"] == pytest.approx(b.update(whole, 0.0)["loss"], rel=1e-6)
 
 
-def test_wrong_batch_is_refused():
+def test_a_wrong_batch_is_refused():
     batch = make_batch()
     batch["mask"] = batch["mask"][:, 0]
     with pytest.raises(ValueError, match="mask"):
@@ -141,8 +141,8 @@ def test_wrong_batch_is_refused():
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("minibatch_size", [8, 1000])
-def test_an_update_on_a_device_is_the_one_on_the_cpu(device, minibatch_size):
-    """The same minibatches, and results to the tolerance of float32 added in another order."""
+def test_an_update_on_a_device_equals_the_one_on_the_cpu(device, minibatch_size):
+    """The minibatches are the same; results agree up to the float32 order of summation."""
     config = PPOConfig(epochs=3, minibatch_size=minibatch_size)
     here, there = make_ppo(config), make_ppo(config)
     there.module.to(device)
@@ -162,12 +162,12 @@ class Ended(Exception):
 
 
 @pytest.mark.parametrize("minibatch_size", [8, 1000])
-def test_an_update_meets_no_tensor_of_another_device(minibatch_size, monkeypatch):
-    """torch's meta device, which needs no GPU: tensors that have no values, and so no numbers to tell at the end."""
-    told = []
+def test_an_update_creates_all_tensors_on_the_modules_device(minibatch_size, monkeypatch):
+    """Torch's meta device needs no GPU. Its tensors hold no values, so the test ends where metrics are read."""
+    read = []
 
     def tolist(tensor):
-        told.append(tensor)
+        read.append(tensor)
         raise Ended
 
     monkeypatch.setattr(torch.Tensor, "tolist", tolist)
@@ -176,11 +176,11 @@ def test_an_update_meets_no_tensor_of_another_device(minibatch_size, monkeypatch
     ppo = PPO(ppo.module, torch.optim.Adam(ppo.module.parameters()), ppo.config)
     with pytest.raises(Ended):
         ppo.update({key: tensor.to("meta") for key, tensor in make_batch().items()}, 0.0)
-    assert told[0].device.type == "meta"
-    assert told[0].shape == (len(METRICS),)
+    assert read[0].device.type == "meta"
+    assert read[0].shape == (len(METRICS),)
 
 
-def test_values_of_images_are_worked_out_in_pieces_that_are_the_whole(monkeypatch):
+def test_image_values_computed_in_pieces_equal_the_whole(monkeypatch):
     batch = make_batch(columns=8, steps=15)
     shape = (8, 16, 3, 20, 20)
     batch["obs"] = torch.from_numpy(np.random.default_rng(1).integers(0, 256, shape, np.uint8))

@@ -28,8 +28,8 @@ def same(got, want, atol=1e-9):
 
 @pytest.mark.parametrize("heads", [0, 3])
 @pytest.mark.parametrize("clip_value", [None, 0.1])
-def test_loss_and_gradients_are_the_papers(heads, clip_value):
-    """Equations 7 and 9, one step at a time, with every gradient worked out by hand, in float64."""
+def test_loss_and_gradients_match_the_paper(heads, clip_value):
+    """Equations 7 and 9 step by step, with every gradient derived by hand, in float64."""
     rng = np.random.default_rng(1)
     n, clip, c1, c2 = 64, 0.2, 0.5, 0.01
     new, old, entropy, advantage = rng.normal(scale=0.3, size=(4, n))
@@ -52,7 +52,7 @@ def test_loss_and_gradients_are_the_papers(heads, clip_value):
                 near = before[at] + np.sign(moved) * clip_value - target[at]
                 free = error**2 > near**2
             value_loss += 0.5 * weight[i] * max(error**2, near**2)
-            # Where the clipped error is the larger, nothing that the value does changes it.
+            # Where the clipped error is the larger, it has no gradient by the value.
             by_value[at] = c1 * weight[i] * error if free else 0.0
     tensors = [torch.tensor(x) for x in (new, old, entropy, value, weight * advantage, target, weight)]
     for at in (0, 2, 3):
@@ -74,7 +74,7 @@ def test_loss_and_gradients_are_the_papers(heads, clip_value):
 
 @pytest.mark.parametrize(("value", "target"), [((4, 1), (4,)), ((4,), (4, 1)), ((4, 1), (4, 2))])
 def test_values_of_another_shape_than_their_targets_are_refused(value, target):
-    """Else each value would be pulled to every target."""
+    """Broadcasting would otherwise pull each value to every target."""
     steps = [torch.zeros(4) for _ in range(3)]
     with pytest.raises(ValueError, match="value: expected the shape of its targets"):
         ppo_loss(
@@ -91,8 +91,8 @@ def test_values_of_another_shape_than_their_targets_are_refused(value, target):
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("case", CASES)
-def test_an_update_is_the_papers(case, seed):
-    """Values, advantages, normalisation, loss, gradient and step, against one step at a time with torch's own
+def test_an_update_matches_the_paper(case, seed):
+    """Values, advantages, normalisation, loss, gradient and step, against a step-by-step computation with torch's
     distributions."""
     ppo, batch = make(case, seed), make_batch(case, seed=seed)
     want, measured_want = slow_update(ppo, batch)
@@ -104,8 +104,8 @@ def test_an_update_is_the_papers(case, seed):
 
 
 @pytest.mark.parametrize("accumulate", [2, 3, 1000])
-@pytest.mark.parametrize("case", ["categorical", "masked", "gaussian", "reward heads", "memory"])
-def test_micro_batches_are_the_minibatch(case, accumulate):
+@pytest.mark.parametrize("case", ["categorical", "masked", "gaussian", "reward heads", "magnet", "memory"])
+def test_micro_batches_equal_the_minibatch(case, accumulate):
     """To 1e-5 after 10 updates, as issue 5 asks; in float64 to far more."""
     whole, parts = make(case), make(case, accumulate=accumulate)
     for seed in range(10):
@@ -115,7 +115,7 @@ def test_micro_batches_are_the_minibatch(case, accumulate):
     same(parameters(parts), parameters(whole))
 
 
-class Together:
+class RankOfTwo:
     """One of two ranks in threads of this process; `tests/unit/trainer/test_ranks.py` has real ones, for one case."""
 
     size = 2
@@ -132,13 +132,15 @@ class Together:
 
 
 @pytest.mark.parametrize("more", [{}, {"accumulate": 2}])
-@pytest.mark.parametrize("case", ["masked", "gaussian", "reward heads", "normalised value", "clipped value", "memory"])
-def test_two_ranks_are_one_with_twice_the_batch(case, more):
+@pytest.mark.parametrize(
+    "case", ["masked", "gaussian", "reward heads", "normalised value", "clipped value", "magnet", "memory"]
+)
+def test_two_ranks_equal_one_rank_with_twice_the_batch(case, more):
     """To 1e-5 after 10 updates, as issue 5 asks; in float64 to far more."""
     table, barrier = [None, None], threading.Barrier(2)
     alone = make(case)
     # Made here: threads share torch's random numbers.
-    learners = [make(case, across=Together(index, table, barrier), **more) for index in range(2)]
+    learners = [make(case, across=RankOfTwo(index, table, barrier), **more) for index in range(2)]
     batches = [[make_batch(case, seed=10 * k + index) for k in range(10)] for index in range(2)]
 
     def rank(index):
@@ -170,8 +172,8 @@ def test_the_order_of_columns_makes_no_difference(case):
 
 
 @pytest.mark.parametrize("case", ["categorical", "gaussian", "memory"])
-def test_episodes_together_are_episodes_apart(case):
-    """One column of two episodes, and two columns of one each: the same steps are learned from in the same way."""
+def test_packed_episodes_equal_separate_episodes(case):
+    """One column of two episodes, and two columns of one each, give the same update."""
     batch, apart = two_episodes(make_batch(case, columns=1, steps=8))
     a, b = make(case), make(case)
     a.update(batch, 0.0)
@@ -180,7 +182,7 @@ def test_episodes_together_are_episodes_apart(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_stands_in_a_masked_step_makes_no_difference(case):
+def test_the_content_of_masked_steps_makes_no_difference(case):
     batch = make_batch(case)
     nonsense = optree.tree_map(torch.clone, batch)
     hidden = batch["mask"] == 0
@@ -193,7 +195,7 @@ def test_what_stands_in_a_masked_step_makes_no_difference(case):
     same(parameters(a), parameters(b))
 
 
-def test_a_head_that_may_do_nothing_gives_numbers_and_no_gradient():
+def test_a_fully_masked_head_stays_finite_and_has_no_gradient():
     batch = make_batch("masked")
     ppo = make("masked", value_coef=0.0, entropy_coef=0.3)
     batch["obs"]["action_mask"][:] = 0
@@ -206,9 +208,9 @@ def test_a_head_that_may_do_nothing_gives_numbers_and_no_gradient():
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_memory_replayed_is_the_memory_that_acted(wrapped):
-    """Acts through episodes with the engine's one-step call, and asks for ratios of exactly 1: with a module that takes
-    sequences, and with one that is called step by step."""
+def test_replayed_memory_equals_the_memory_that_acted(wrapped):
+    """Acts through episodes with the engine's one-step call, and expects ratios of exactly 1: for a module that takes
+    sequences, and for one that is called step by step."""
 
     class Plain(torch.nn.Module):
         is_recurrent = True
@@ -232,7 +234,7 @@ def test_memory_replayed_is_the_memory_that_acted(wrapped):
             for value in state.values():
                 value[began] = 0
         for key in state:
-            # What a fragment does not carry is zeros: the step behind its end.
+            # The step after a fragment's end is not in the fragment; packing fills it with zeros.
             batch["state"][key][:, t] = torch.where(batch["mask"][:, t, None] > 0, state[key], torch.zeros(()))
         outputs = module(batch["obs"][:, t], state)
         after_end = (batch["terminated"] | batch["truncated"])[:, t]
@@ -250,12 +252,12 @@ def test_memory_replayed_is_the_memory_that_acted(wrapped):
     data, _ = ppo._prepare(batch)
     measured = ppo.update(batch, 0.0)
     assert measured["approx_kl"] == pytest.approx(0, abs=1e-12)
-    # The step that only bootstraps goes on from the one before, though nothing was stored for it.
+    # The bootstrap step has no stored state; it continues from the step before it.
     assert data.carry[-1].any()
     assert value.shape == (columns,)
 
 
-def test_value_moments_are_those_of_everything_seen():
+def test_value_moments_cover_all_targets_so_far():
     ppo = make("normalised value")
     seen = []
     for seed in range(3):
@@ -272,7 +274,7 @@ def test_value_moments_are_those_of_everything_seen():
     assert torch.equal(other.state_dict()["moments"]["sums"], sums)
 
 
-def test_moments_of_parts_are_those_of_the_whole():
+def test_moments_of_parts_merge_to_those_of_the_whole():
     from brayx.algorithms.base import ALONE
     from brayx.algorithms.moments import Moments
 
@@ -287,7 +289,7 @@ def test_moments_of_parts_are_those_of_the_whole():
     torch.testing.assert_close(parts.state_dict()["sums"], whole.state_dict()["sums"])
 
 
-def test_epochs_end_when_the_policy_has_gone_far_enough():
+def test_epochs_end_at_the_kl_limit():
     batch = make_batch("categorical")
     free = make("categorical", epochs=30, lr=1.0)
     held = make("categorical", epochs=30, lr=1.0, kl_target=0.05)
@@ -297,7 +299,7 @@ def test_epochs_end_when_the_policy_has_gone_far_enough():
 
 
 @pytest.mark.parametrize(("target", "factor"), [(1e-6, 1 / 1.5), (1e6, 1.5)])
-def test_the_learning_rate_is_steered_by_the_kl(target, factor):
+def test_the_kl_adapts_the_learning_rate(target, factor):
     ppo = make("categorical", kl_target=target, kl_reaction="learning_rate", learning_rate_schedule="constant")
     batch = make_batch("categorical")
     assert ppo.update(batch, 0.0)["learning_rate"] == pytest.approx(0.1)
@@ -308,7 +310,7 @@ def test_the_learning_rate_is_steered_by_the_kl(target, factor):
 
 
 @pytest.mark.parametrize(
-    ("case", "change", "said"),
+    ("case", "change", "message"),
     [
         ("reward heads", lambda b: b.update(reward_heads=b["reward_heads"][..., :1]), "reward_heads: expected"),
         ("reward heads", lambda b: b.update(reward_heads=b["reward"]), "reward_heads: expected"),
@@ -316,15 +318,15 @@ def test_the_learning_rate_is_steered_by_the_kl(target, factor):
         ("memory", lambda b: b.pop("state"), "no stored state"),
     ],
 )
-def test_a_batch_that_does_not_fit_is_refused(case, change, said):
+def test_a_malformed_batch_is_refused(case, change, message):
     batch = make_batch(case)
     change(batch)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         make(case).update(batch, 0.0)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "mappo", "sac"])
-def test_a_game_by_turns_is_refused_by_who_would_take_others_moves_for_its_own(algorithm):
+def test_other_players_moves_are_refused_by_algorithms_that_cannot_tell_them_apart(algorithm):
     config = algorithm_options(algorithm)()
     batch = {**make_batch("categorical"), "obs/state": torch.zeros(4, 10, 2)}
     check_batch(config, batch)

@@ -41,7 +41,7 @@ COMPUTES = {
 
 
 def made_batch(seed, soft):
-    """Of a game in which the second action, or one near 0.5, is good; to clone, it is taken more often than not."""
+    """A batch of a game in which the second action, or one near 0.5, is good; demonstrations mostly take it."""
     rng = np.random.default_rng(seed)
     shape = (COLUMNS, STEPS + 1)
     action = rng.uniform(-0.99, 0.99, (*shape, 1)) if soft else (rng.random(shape) < 0.75).astype(np.int64)
@@ -60,7 +60,7 @@ def made_batch(seed, soft):
 
 
 def learned(name, precision):
-    """How good the policy is before and after, its module, and the dtypes of what its layers gave."""
+    """The policy's quality before and after, its module, and the dtypes of its layers' outputs."""
     torch.manual_seed(0)
     soft = name == "sac"
     module = SoftActorCritic(np.zeros(3, np.float32), 1, NetworkConfig(hidden=[32])) if soft else ActorCritic(3, 2)
@@ -93,7 +93,7 @@ def learned(name, precision):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_in_bf16_returns_advantages_and_losses_are_float32_and_as_much_is_learned(name, monkeypatch):
+def test_bf16_keeps_returns_advantages_and_losses_in_float32_and_learns_as_well(name, monkeypatch):
     seen = {}
 
     def watched(function):

@@ -14,7 +14,7 @@ GAMMA, LAM = 0.97, 0.9
 
 
 def paper_gae(r, terminated, truncated, values, gamma=GAMMA, lam=LAM):
-    """Equation 16 as the sum it stands for: every advantage on its own, until its trajectory ends."""
+    """Equation 16 as an explicit sum: each advantage on its own, to the end of its trajectory."""
     steps, columns = r.shape
     advantages = np.zeros_like(r)
     for b in range(columns):
@@ -69,7 +69,7 @@ def paper_n_steps(r, terminated, truncated, values, n, gamma=GAMMA):
 
 
 def paper_vtrace(r, terminated, truncated, values, log_rho, own_turn_t, lam=LAM, clips=(1.0, 1.0, 1.0), gamma=GAMMA):
-    """Equation 1 as the sum it stands for, and section 4.2's advantage."""
+    """Equation 1 as an explicit sum, and section 4.2's advantage."""
     clip_rho, clip_c, clip_pg = clips
     steps, columns = r.shape
     ratio = np.exp(log_rho)
@@ -112,13 +112,13 @@ def torch_vtrace(r, terminated, truncated, values, log_rho, own_turn_t=None, lam
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_gae_is_the_papers_sum(seed):
+def test_gae_equals_the_papers_sum(seed):
     batch = random_batch(seed)
     np.testing.assert_allclose(torch_gae(*batch), paper_gae(*batch), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_lambda_return_is_the_books_recursion(seed):
+def test_lambda_return_equals_the_books_recursion(seed):
     r, terminated, truncated, values = random_batch(seed)
     expected = np.zeros_like(r)
     for b in range(r.shape[1]):
@@ -138,7 +138,7 @@ def n_step_returns(r_t, discount_t, lambda_t, values, n):
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 22, 23, 100])
-def test_n_step_return_is_the_books_sum(n):
+def test_n_step_return_equals_the_books_sum(n):
     batch = random_batch(n)
     discount_t, lambda_t = torch_discounts(*batch[1:3], lam=1.0)
     r, values = torch.from_numpy(batch[0]), torch.from_numpy(batch[3])
@@ -155,8 +155,8 @@ def test_n_step_returns_lie_between_one_step_and_the_lambda_return():
     torch.testing.assert_close(n_step_returns(*arguments, 23), returns.lambda_returns(*arguments), rtol=0, atol=1e-12)
 
 
-def test_n_steps_tell_where_to_bootstrap():
-    """Three columns of four: one goes on, one is cut after its second transition, one terminates there."""
+def test_n_steps_returns_the_bootstrap_positions():
+    """Three columns of four: one has no end, one is truncated after its second transition, one terminates there."""
     r = torch.tensor([[1.0], [2.0], [4.0], [8.0]]).expand(4, 3)
     end = torch.tensor([[False, False, False], [False, True, True], [False, False, False], [False, False, False]])
     terminated = end & torch.tensor([False, False, True])
@@ -171,7 +171,7 @@ def test_n_steps_tell_where_to_bootstrap():
 
 @pytest.mark.parametrize("clips", [(1.0, 1.0, 1.0), (2.0, 0.5, 1.5), (1e9, 1e9, 1e9)])
 @pytest.mark.parametrize("seed", range(3))
-def test_vtrace_is_the_papers_sum(seed, clips):
+def test_vtrace_equals_the_papers_sum(seed, clips):
     batch = random_batch(seed)
     rng = np.random.default_rng(100 + seed)
     log_rho, own_turn_t = rng.normal(scale=0.5, size=batch[0].shape), rng.random(batch[0].shape) < 0.6
@@ -180,7 +180,7 @@ def test_vtrace_is_the_papers_sum(seed, clips):
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-9)
 
 
-def test_vtrace_without_clipping_is_told_so():
+def test_vtrace_without_clips_equals_huge_clips():
     batch = random_batch(0)
     log_rho = np.random.default_rng(0).normal(size=batch[0].shape)
     for got, want in zip(
@@ -192,7 +192,7 @@ def test_vtrace_without_clipping_is_told_so():
 
 
 @pytest.mark.parametrize("lam", [0.0, LAM, 1.0])
-def test_on_policy_vtrace_is_the_lambda_return_and_its_advantage_gae(lam):
+def test_on_policy_vtrace_equals_the_lambda_return_and_gae(lam):
     r, terminated, truncated, values = random_batch(3)
     target, advantage = torch_vtrace(r, terminated, truncated, values, np.zeros_like(r), lam=lam)
     discount_t, lambda_t = torch_discounts(terminated, truncated, lam)
@@ -201,7 +201,7 @@ def test_on_policy_vtrace_is_the_lambda_return_and_its_advantage_gae(lam):
     np.testing.assert_allclose(advantage, returns.gae(*arguments).numpy(), rtol=0, atol=1e-12)
 
 
-def test_a_truncation_bootstraps_from_its_own_last_value_and_sees_nothing_after_it():
+def test_a_truncation_bootstraps_from_its_last_value_and_ignores_later_steps():
     r, terminated, truncated, values = random_batch(5, steps=6, columns=1)
     terminated[:], truncated[:] = False, False
     truncated[2] = True
@@ -218,7 +218,7 @@ def test_a_truncation_bootstraps_from_its_own_last_value_and_sees_nothing_after_
     assert advantage[2, 0] == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_target_does_not_rest_on_values_of_states_where_others_move():
+def test_targets_ignore_values_where_other_players_move():
     r, terminated, truncated, values = random_batch(6, steps=8, columns=2)
     terminated[:], truncated[:] = False, False
     own_turn_t = np.ones_like(terminated)
@@ -238,8 +238,8 @@ def test_a_target_does_not_rest_on_values_of_states_where_others_move():
 
 
 @pytest.mark.parametrize("which", ["gae", "lambda", "n_step", "vtrace"])
-def test_episodes_one_after_the_other_equal_episodes_apart(which):
-    """One that was truncated has its last state behind it, as packing lays it out: a row that only bootstraps."""
+def test_packed_episodes_equal_separate_episodes(which):
+    """A truncated episode is followed by its last state, as packing lays it out: a row that only bootstraps."""
     rng = np.random.default_rng(9)
     lengths, kinds = (
         [5, 1, 7, 1, 4, 3],
@@ -276,7 +276,7 @@ def test_episodes_one_after_the_other_equal_episodes_apart(which):
     np.testing.assert_allclose(together, apart, rtol=0, atol=1e-12)
 
 
-def test_float64_is_kept_and_float32_is_the_least():
+def test_results_are_float64_or_at_least_float32():
     for dtype, expected in [
         (torch.float64, torch.float64),
         (torch.bfloat16, torch.float32),
@@ -351,7 +351,7 @@ def test_log_rho_of_another_shape_is_named():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_gae_of_packed_episodes_equals_gae_of_each_episode(seed):
-    """The property that packing, masks and end flags have to give together, columns long enough for every episode."""
+    """The property that packing, masks and end flags must give together, if each episode fits in a column."""
     rng = np.random.default_rng(seed)
     value_of = rng.normal(size=(1000,)).astype(np.float32)
     packer, expected, batches, at = Packer(batch_size=3, unroll_length=80), {}, [], 0
@@ -383,7 +383,7 @@ def test_gae_of_packed_episodes_equals_gae_of_each_episode(seed):
         for t, b in zip(*np.nonzero(batch["mask"][:, :-1].T), strict=True):
             step = int(batch["action"][b, t])
             learned.add(step)
-            ends_here = (terminated | truncated)[t:, b].any()  # not the episode that the column's end cuts
+            ends_here = (terminated | truncated)[t:, b].any()  # not the episode that the column's end truncates
             if ends_here:
                 assert got[t, b] == pytest.approx(expected[step], abs=1e-6)
                 exact += 1

@@ -59,9 +59,9 @@ def numpy_sample(p, obs, noise):
 
 
 def papers_losses(p, slow, batch, config, noises, alpha):
-    """Equations 5 and 9, a step at a time; each as a function of all parameters (critics fixed in the second).
+    """Equations 5 and 9, step by step; each as a function of all parameters (critics fixed in the second).
 
-    Targets are of the ``slow`` critics, and of the policy ``p`` as it is; neither is learned through them.
+    Targets use the ``slow`` critics and the current policy ``p``; no gradient flows through them.
     """
     live = {name: p[name] for name in slow}
     arrays = {key: tensor.numpy() for key, tensor in batch.items()}
@@ -102,7 +102,7 @@ def papers_losses(p, slow, batch, config, noises, alpha):
 
 
 def gradient_of(function, p, name, step=1e-30):
-    """By complex steps, which differences of nearby numbers do not blur (Squire and Trapp 1998)."""
+    """The gradient by complex steps, which avoid cancellation (Squire and Trapp 1998)."""
     gradient = np.zeros_like(p[name])
     for at in np.ndindex(gradient.shape):
         moved_by = {key: array.astype(complex) for key, array in p.items()}
@@ -112,7 +112,7 @@ def gradient_of(function, p, name, step=1e-30):
 
 
 @pytest.mark.parametrize(("n_step", "steps", "accumulate"), [(1, 1, 1), (1, 4, 1), (3, 3, 1), (2, 5, 1), (2, 5, 4)])
-def test_an_update_is_the_papers_gradient(n_step, steps, accumulate):
+def test_an_update_follows_the_papers_gradient(n_step, steps, accumulate):
     module = Soft()
     batch = soft_batch(steps=steps, seed=7, weight=torch.tensor([0.2, 1.0, 0.7, 0.5], dtype=torch.float64))
     config = SACConfig(n_step=n_step, alpha=0.3, gamma=0.9, accumulate=accumulate)
@@ -137,7 +137,7 @@ def test_an_update_is_the_papers_gradient(n_step, steps, accumulate):
         np.testing.assert_allclose(gradient[name], expected, rtol=0, atol=1e-9)
 
 
-def test_the_slow_critics_follow_by_tau():
+def test_target_critics_follow_at_rate_tau():
     module = Soft()
     before = module.critic.inner.detach().clone()
     sac = SAC(module, torch.optim.SGD(module.parameters(), lr=0.01), SACConfig(tau=0.25))
@@ -160,9 +160,9 @@ def test_the_temperature_holds_the_entropy_at_its_target(target):
 
 @pytest.mark.parametrize("accumulate", [1, 4])
 @pytest.mark.parametrize("target", [None, 0.7])
-def test_the_temperature_takes_the_papers_gradient(target, accumulate):
-    """Section 5's J(alpha), of the logarithm as its authors' code has it, over the steps that are learned from; then
-    Adam's steps written down. Weights of columns are the critics' alone."""
+def test_the_temperature_follows_the_papers_gradient(target, accumulate):
+    """Section 5's J(alpha) over the unmasked steps, with the logarithm of alpha as in the authors' code, then Adam's
+    steps written out. Weights of columns apply to the critics only."""
     module = Soft()
     batch = soft_batch(seed=3, weight=torch.tensor([0.2, 1.0, 0.7, 0.5], dtype=torch.float64))
     sac = SAC(
@@ -176,7 +176,7 @@ def test_the_temperature_takes_the_papers_gradient(target, accumulate):
     for step in (1, 2, 3):
         p = {name: tensor.detach().numpy().copy() for name, tensor in module.named_parameters()}
         torch.manual_seed(step)
-        noise = torch.randn(4, 5, 2, ACT, dtype=torch.float64)[:, :, 1].numpy()  # the other is of what targets rest on
+        noise = torch.randn(4, 5, 2, ACT, dtype=torch.float64)[:, :, 1].numpy()  # the other half is for the targets
 
         def objective(at, p=p, noise=noise):
             loss = 0.0
@@ -195,14 +195,14 @@ def test_the_temperature_takes_the_papers_gradient(target, accumulate):
         assert sac.state_dict()["log_alpha"].item() == pytest.approx(log_alpha, abs=1e-9)
 
 
-def test_a_temperature_that_is_given_stays():
+def test_a_fixed_temperature_stays():
     module = Soft()
     sac = SAC(module, torch.optim.SGD(module.parameters(), lr=0.01), SACConfig(alpha=0.0))
     assert [sac.update(soft_batch(), 0.0)["alpha"] for _ in range(2)] == [0.0, 0.0]
 
 
 def test_done_means_terminated_only():
-    """A truncated transition has the same value as without the cut; a terminated one only its reward."""
+    """A truncated transition has the same target as one without an end; a terminated one has only its reward."""
     losses = {}
     for end in ("neither", "truncated", "terminated"):
         module, batch = Soft(), soft_batch(steps=1)
@@ -222,7 +222,7 @@ def test_done_means_terminated_only():
 
 @pytest.mark.parametrize("steps", [3, 5])
 def test_the_last_transitions_of_an_episode_are_learned_from(steps):
-    """Also of one that ends within the first return of its column."""
+    """Also the last transition of an episode that ends within the first return of its column."""
     module, batch = Soft(), soft_batch(columns=1, steps=steps)
     for key in ("terminated", "truncated", "mask", "reward"):
         batch[key].zero_()
@@ -248,7 +248,7 @@ def packed(episodes, steps):
 
 
 @pytest.mark.parametrize("n_step", [1, 2, 3, 7])
-def test_episodes_together_are_episodes_apart(n_step):
+def test_packed_episodes_equal_separate_episodes(n_step):
     """No return takes a reward of another episode, nor bootstraps from one's observation: neither across a termination,
     behind which the next episode begins at once, nor across a truncation, whose last observation stands between."""
     rng = np.random.default_rng(n_step)
@@ -310,7 +310,7 @@ def test_priorities_are_mean_absolute_errors_of_the_columns():
     np.testing.assert_allclose(sac.priorities.numpy(), expected, rtol=0, atol=1e-9)
 
 
-def test_going_on_from_a_saved_state_is_going_on():
+def test_a_restored_state_continues_exactly():
     batches = [soft_batch(seed=seed) for seed in range(4)]
 
     def make():
@@ -339,8 +339,8 @@ def test_going_on_from_a_saved_state_is_going_on():
         (SACConfig(alpha=0.0), SACConfig(alpha_initial=0.7), 0.7),
     ],
 )
-def test_a_temperature_that_is_given_holds_where_training_goes_on(before, config, expected):
-    """One that is found goes on from where it was, but not from 0, which it could not leave."""
+def test_a_fixed_temperature_overrides_a_restored_one(before, config, expected):
+    """A learned temperature continues from its saved value, except from 0, which it could not leave."""
     module = Soft()
     state = SAC(module, sgd(module), before).state_dict()
     resumed = SAC(module, sgd(module), config)
@@ -348,7 +348,7 @@ def test_a_temperature_that_is_given_holds_where_training_goes_on(before, config
     assert resumed.update(soft_batch(), 0.0)["alpha"] == pytest.approx(expected)
 
 
-def test_nothing_to_learn_from_changes_nothing():
+def test_a_fully_masked_batch_changes_nothing():
     batch, module = soft_batch(), Soft()
     batch["mask"].zero_()
     sac = SAC(module, sgd(module), SACConfig())
@@ -360,7 +360,7 @@ def test_nothing_to_learn_from_changes_nothing():
     assert sac.update(batch, 0.0)["alpha"] == 1.0
 
 
-def test_a_critic_without_an_axis_of_critics_is_refused():
+def test_a_critic_without_a_critic_axis_is_refused():
     module = Soft()
     forward = module.critic.forward
     module.critic.forward = lambda obs, action: forward(obs, action)[..., 0]
@@ -368,7 +368,7 @@ def test_a_critic_without_an_axis_of_critics_is_refused():
         SAC(module, sgd(module), SACConfig()).update(soft_batch(), 0.0)
 
 
-def test_what_it_cannot_learn_is_refused():
+def test_unsuitable_models_and_batches_are_refused():
     with pytest.raises(ValueError, match="critic"):
         SAC(nn.Linear(2, 2), torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0), SACConfig())
     module = Soft()

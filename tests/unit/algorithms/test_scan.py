@@ -28,7 +28,7 @@ def test_the_recurrence(shape):
 
 
 @pytest.mark.parametrize("steps", range(1, 40))
-def test_chunks_of_any_size_are_the_rows(steps):
+def test_chunks_of_any_size_equal_rows(steps):
     rng = np.random.default_rng(steps)
     decay, x = torch.from_numpy(rng.random((steps, 2))), torch.from_numpy(rng.normal(size=(steps, 2)))
     expected = scan.rows(decay, x)
@@ -36,7 +36,7 @@ def test_chunks_of_any_size_are_the_rows(steps):
         torch.testing.assert_close(scan.chunks(decay, x, size), expected, rtol=0, atol=1e-12)
 
 
-def test_a_decay_of_one_sums_up_and_a_decay_of_zero_keeps():
+def test_a_decay_of_one_sums_and_a_decay_of_zero_copies():
     x = torch.arange(50, dtype=torch.float64).view(50, 1)
     assert scan.backward_recurrence(torch.ones_like(x), x)[0].item() == 49 * 50 / 2
     assert torch.equal(scan.backward_recurrence(torch.zeros_like(x), x), x)

@@ -32,7 +32,7 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert ratio(3.0, 2.0) == 1.5
     assert ratio(1.0, 0.0) is None
     assert ratio(None, 2.0) is None
-    # The second round was disturbed for both alike; the ratio of medians would be 10 / 6.
+    # The second round was slow for both; the ratio of medians would be 10 / 6.
     assert median_ratio([10.0, 1.0, 12.0], [20.0, 2.0, 6.0]) == 0.5
 
 
@@ -66,23 +66,23 @@ def test_ticks_cases_cover_every_combination_once() -> None:
     assert all(case.yardstick in found for case in found)
 
 
-def test_outcome_reads_a_course() -> None:
+def test_outcome_summarises_a_course() -> None:
     points = [Point(110.0, 1000, 40, 20.0), Point(120.0, 2000, 90, 480.0), Point(130.0, 3000, 120, 480.0)]
     ran = Ran("", started_s=100.0, ended_s=135.0, cpu_at=lambda time_s: (time_s - 90.0) / 10.0)
     read = outcome(points, ran)
     assert (read.steps_per_s, read.startup_s, read.total_s) == (100.0, 0.0, 35.0)
-    assert read.target_s == 30.0  # 480 at 120 s came of fewer than 100 games
+    assert read.target_s == 30.0  # the 480 at 120 s is a mean of fewer than 100 games
     assert read.target_steps == 3000
     assert read.target_from_start_s == 30.0
     with pytest.raises(ValueError, match="no course"):
         outcome(points[:1], ran)
     assert read.cpu_us == 1e6 * 3.0 / 3000  # of the 30 s from the first game on
     known = outcome([*points, Point(140.0, 3000, 130, 490.0)], ran, began_s=105.0)
-    assert (known.startup_s, known.steps_per_s) == (5.0, 120.0)  # nothing was learned after 130 s
+    assert (known.startup_s, known.steps_per_s) == (5.0, 120.0)  # no update came after 130 s
     assert known.final_return == 490.0
 
 
-def test_the_cpu_clock_interpolates_between_samples_and_holds_outside_them() -> None:
+def test_the_cpu_clock_interpolates_between_samples_and_is_constant_outside() -> None:
     clock = CpuClock(os.getpid())
     clock._samples = [(10.0, 1.0), (11.0, 2.0)]
     assert [clock.at(time_s) for time_s in (0.0, 10.0, 10.5, 11.0, 100.0)] == [1.0, 1.0, 1.5, 2.0, 2.0]
@@ -97,7 +97,7 @@ def test_the_cpu_clock_samples_what_a_process_uses() -> None:
     assert 0.0 < used <= clock.at(time.time())
 
 
-def test_a_sample_of_a_training_counts_for_its_part() -> None:
+def test_a_sample_of_a_training_is_attributed_to_its_part() -> None:
     loop = "_run (brayx/local/host.py:1);ActorService.submit (brayx/actor/serving.py:1)"
     agent = f"{loop};AgentActor.tick (brayx/actor/agent_actor.py:1);GymAgent.on_tick (gym_agent.py:1)"
     assert training_parts.shares(
@@ -110,12 +110,12 @@ def test_a_sample_of_a_training_counts_for_its_part() -> None:
     ) == {"door and session": 0.25, "agent": 0.125, "forward": 0.5, "fragments": 0.125}
 
 
-def test_train_tells_how_many_seeds_reached_the_target() -> None:
+def test_train_reports_how_many_seeds_reached_the_target() -> None:
     good, bad = Outcome(200.0, 5.0, 10.0, 2000, 20.0, 490.0), Outcome(100.0, 1.0, None, None, 20.0, 300.0)
     rows = train.table({"once": [good, good], "sb3": [good, bad]}).rows
     assert list(rows[0])[:3] == ["brayx, local host", 200.0, 1.5]
     assert (rows[0][-1], rows[1][-1]) == ("2 of 2", "1 of 2")
-    assert rows[1][5] is None  # a seed that did not reach it has no time, so neither has the median
+    assert rows[1][5] is None  # a seed that missed the target has no time, so the median has none either
 
 
 def test_options() -> None:
@@ -127,13 +127,13 @@ def test_options() -> None:
         ticks.parse(["--rounds", "0"])
 
 
-def test_load_bodies_are_what_the_services_take() -> None:
+def test_the_services_accept_the_load_bodies() -> None:
     assert set(load.BODIES) == {"echo", "cartpole"}
     assert servers.TEMPLATE.exists()
     assert layers.SESSION
 
 
-def test_a_thread_of_a_training_counts_for_its_part() -> None:
+def test_a_thread_of_a_training_is_attributed_to_its_part() -> None:
     used = {(1, False, 10): 4.0, (1, False, 11): 2.0, (1, False, 12): 1.0, (1, False, 13): 0.5, (2, True, 20): 3.0}
     used |= {(3, False, 30): 0.25}
     threads = {10: training_parts.DOOR, 11: training_parts.LEARNER, 12: training_parts.FORWARD}
@@ -154,7 +154,7 @@ def test_a_thread_of_a_training_counts_for_its_part() -> None:
     }
 
 
-def test_a_sample_counts_for_its_innermost_known_frame() -> None:
+def test_a_sample_is_attributed_to_its_innermost_known_frame() -> None:
     loop = "thread (0x7): AsyncIO Thread;run (threading.py:982)"
     stacks = [
         f"{loop} 2",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.chaos.ledger import Event
-from tests.chaos.verdict import SETTLE_S, Records, Told, check_ends, check_tidings
+from tests.chaos.verdict import SETTLE_S, Interruption, Records, check_ends, check_interruptions
 
 
 def begin(at: float, run: str, *, before: str = "") -> Event:
@@ -16,16 +16,16 @@ def end(at: float, run: str, reason: str) -> Event:
     return Event(at, "end", "s", run, 0, reason, "")
 
 
-def told(at: float, code: str, run: str, reason: str = "") -> Told:
-    return Told("s", at, code, reason, run)
+def interruption(at: float, code: str, run: str, reason: str = "") -> Interruption:
+    return Interruption("s", at, code, reason, run)
 
 
-LOST = told(20.0, "session_lost", "1.1", "owner_died")
-RESUMED = told(20.0, "session_resumed", "1.1")
+LOST = interruption(20.0, "session_lost", "1.1", "owner_died")
+RESUMED = interruption(20.0, "session_resumed", "1.1")
 
 
 @pytest.mark.parametrize(
-    ("seen", "tidings", "killed", "right"),
+    ("seen", "interruptions", "killed", "right"),
     [
         ([begin(10.0, "1.1")], [LOST], {1: 15.0}, True),
         ([begin(10.0, "1.1")], [LOST], {2: 15.0}, False),  # another replica was hit
@@ -38,16 +38,16 @@ RESUMED = told(20.0, "session_resumed", "1.1")
     ],
 )
 def test_a_kill_explains_what_it_hit(
-    seen: list[Event], tidings: list[Told], killed: dict[int, float], right: bool
+    seen: list[Event], interruptions: list[Interruption], killed: dict[int, float], right: bool
 ) -> None:
-    assert (not check_tidings(Records(told=tidings), seen, killed, killed)) == right
+    assert (not check_interruptions(Records(interruptions=interruptions), seen, killed, killed)) == right
 
 
 @pytest.mark.parametrize(("since", "ended", "right"), [(15.0, True, True), (25.0, True, False), (15.0, False, False)])
-def test_a_drained_session_was_told_so_by_a_replica_that_was_ending(since: float, ended: bool, right: bool) -> None:
+def test_a_drained_session_needs_a_replica_that_was_ending(since: float, ended: bool, right: bool) -> None:
     seen = [begin(10.0, "1.1"), *([end(19.0, "1.1", "drained")] if ended else [])]
-    records = Records(told=[told(20.0, "session_lost", "1.1", "drained")])
-    assert (not check_tidings(records, seen, {}, {1: since})) == right
+    records = Records(interruptions=[interruption(20.0, "session_lost", "1.1", "drained")])
+    assert (not check_interruptions(records, seen, {}, {1: since})) == right
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_every_session_has_one_reason(
     assert (not wrong) == right
 
 
-def test_a_session_told_lost_has_no_other_end() -> None:
+def test_a_session_reported_lost_has_no_other_end() -> None:
     seen = [begin(10.0, "1.1"), end(12.0, "1.1", "idle")]
-    assert check_ends(Records(told=[LOST]), seen, {1: 15.0})[0]
-    assert not check_ends(Records(told=[LOST]), [begin(10.0, "1.1")], {1: 15.0})[0]
+    assert check_ends(Records(interruptions=[LOST]), seen, {1: 15.0})[0]
+    assert not check_ends(Records(interruptions=[LOST]), [begin(10.0, "1.1")], {1: 15.0})[0]

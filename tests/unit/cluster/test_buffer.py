@@ -31,7 +31,7 @@ async def test_a_reader_waits_for_a_batch_and_a_credit():
     assert (await waiting).batch["reward"][0, 0] == 1
 
 
-async def test_end_tells_a_waiting_reader_and_refuses_pushes():
+async def test_end_wakes_a_waiting_reader_and_refuses_pushes():
     actor = BufferActor(CONFIG)
     reader = await actor.attach()
     waiting = asyncio.create_task(actor.next_batch(reader, 5.0))
@@ -48,7 +48,7 @@ async def test_end_may_drain_first():
     await actor.push([fragment(WHOLE + 1)])
     await actor.end(drain=True)
     whole = await actor.next_batch(reader, 0.1)
-    assert await actor.next_batch(reader, 0.01) == Next(None), "no credit: the rest is not lost"
+    assert await actor.next_batch(reader, 0.01) == Next(None), "without a credit the rest stays"
     await actor.ack()
     rest = await actor.next_batch(reader, 0.1)
     await actor.ack()
@@ -56,7 +56,7 @@ async def test_end_may_drain_first():
     assert (await actor.next_batch(reader, 0.1)).ended
 
 
-async def test_end_without_draining_drops_what_waits():
+async def test_end_without_draining_drops_waiting_batches():
     actor = BufferActor(CONFIG)
     reader = await actor.attach()
     await actor.push([fragment(WHOLE)])
@@ -64,7 +64,7 @@ async def test_end_without_draining_drops_what_waits():
     assert (await actor.next_batch(reader, 0.1)).ended
 
 
-async def test_a_new_reader_takes_over_and_the_credits_of_the_old_one_are_free():
+async def test_a_new_reader_takes_over_and_frees_the_credits_of_the_old_one():
     actor = BufferActor(CONFIG)
     old = await actor.attach()
     await actor.push([fragment(WHOLE, number) for number in range(2)])
@@ -75,7 +75,7 @@ async def test_a_new_reader_takes_over_and_the_credits_of_the_old_one_are_free()
 
 
 @pytest.mark.parametrize(("sampler", "lost"), [("fifo", 2 * WHOLE), ("uniform", 0)])
-async def test_what_a_predecessor_had_in_flight_is_counted_as_lost_where_it_does_not_come_again(sampler, lost):
+async def test_a_predecessors_batches_in_flight_count_as_lost_unless_given_again(sampler, lost):
     actor = BufferActor(changed(max_in_flight=3, sampler=sampler))
     reader = await actor.attach()
     await actor.push([columns(2, number) for number in range(3)])
@@ -84,10 +84,10 @@ async def test_what_a_predecessor_had_in_flight_is_counted_as_lost_where_it_does
     await actor.ack()
     await actor.attach()
     assert (await actor.stats()).get("dropped.reader_lost", 0) == lost
-    assert actor._hub.summary().get("replay_dropped.reader_lost", 0) == lost, "there may be no further push to tell it"
+    assert actor._hub.summary().get("replay_dropped.reader_lost", 0) == lost, "no further push may come to report it"
 
 
-async def test_what_has_become_too_old_is_told_without_a_further_push():
+async def test_expired_data_is_reported_without_another_push():
     actor = BufferActor(changed(max_policy_lag=0))
     reader = await actor.attach()
     await actor.push([columns(2)])
@@ -98,7 +98,7 @@ async def test_what_has_become_too_old_is_told_without_a_further_push():
     assert actor._hub.summary()["replay_dropped.policy_lag"] == dropped
 
 
-async def test_an_acknowledgement_that_overtakes_what_was_published_lets_nothing_older_leave():
+async def test_an_acknowledgement_before_its_publish_call_lets_nothing_older_leave():
     """Ray does not keep the order of an asyncio actor's calls."""
     actor = BufferActor(changed(max_policy_lag=0))
     reader = await actor.attach()
@@ -113,18 +113,18 @@ async def test_an_acknowledgement_that_overtakes_what_was_published_lets_nothing
     assert (await actor.stats())["dropped.policy_lag"] == WHOLE
 
 
-async def test_of_what_is_not_learned_from_only_drops_are_told_under_a_name_of_their_own():
+async def test_evaluation_buffers_report_only_drops_under_another_name():
     for learned in (True, False):
         actor = BufferActor(changed(size=1), learned=learned)
         assert (await actor.push([columns(2), columns(2), columns(1, float("nan"))])).refused == 1
-        told = actor._hub.summary()
+        summary = actor._hub.summary()
         dropped = "replay_dropped" if learned else "eval_dropped"
-        assert (told[f"{dropped}.full"], told[f"{dropped}.bad_fragment"]) == (WHOLE, WHOLE // 2)
-        assert ("env_steps" in told) is learned, "the trial's steps are those that are learned from"
-        assert len(told) == (6 if learned else 2)
+        assert (summary[f"{dropped}.full"], summary[f"{dropped}.bad_fragment"]) == (WHOLE, WHOLE // 2)
+        assert ("env_steps" in summary) is learned, "only learned steps count as the trial's"
+        assert len(summary) == (6 if learned else 2)
 
 
-async def test_a_batch_that_was_given_again_is_not_lost_with_its_reader():
+async def test_a_repeated_batch_is_not_lost_with_its_reader():
     actor = BufferActor(changed(max_reuse=1))
     reader = await actor.attach()
     await actor.push([columns(2)])
@@ -136,7 +136,7 @@ async def test_a_batch_that_was_given_again_is_not_lost_with_its_reader():
     assert "dropped.reader_lost" not in await actor.stats()
 
 
-async def test_what_a_predecessor_acknowledges_late_gives_the_new_reader_no_credit():
+async def test_a_late_acknowledgement_of_a_predecessor_gives_no_credit():
     actor = BufferActor(CONFIG)
     old = await actor.attach()
     await actor.push([fragment(WHOLE, number) for number in range(3)])
@@ -149,7 +149,7 @@ async def test_what_a_predecessor_acknowledges_late_gives_the_new_reader_no_cred
     assert (await actor.next_batch(new, 0.1)).batch is not None
 
 
-async def test_a_bad_fragment_does_not_take_its_neighbours_along():
+async def test_a_bad_fragment_does_not_affect_its_neighbours():
     actor = BufferActor(CONFIG)
     reader = await actor.attach()
     assert (await actor.push([fragment(WHOLE, 1), fragment(WHOLE, float("nan")), fragment(WHOLE, 2)])).refused == 1
@@ -164,7 +164,7 @@ async def test_a_bad_fragment_does_not_take_its_neighbours_along():
     assert note.endswith("(agent.py:2)")
 
 
-async def test_a_reader_of_a_process_that_died_is_told_to_attach_again():
+async def test_a_reader_of_a_restarted_buffer_must_attach_again():
     before, after = BufferActor(CONFIG), BufferActor(CONFIG)
     assert (await after.next_batch(await before.attach(), 0.1)).unknown
 
@@ -178,12 +178,12 @@ async def test_a_push_that_may_not_drop_waits_until_a_batch_is_taken():
     await asyncio.sleep(0.01)
     assert (await actor.next_batch(reader, 0.1)).batch["reward"][0, 0] == 1
     taken = await asyncio.wait_for(waiting, 6.0)
-    assert (taken.whole, taken.part, taken.refused) == (1, 2, 0), "one more would fill a second batch"
+    assert (taken.whole, taken.part, taken.refused) == (1, 2, 0), "another one would complete a second batch"
     assert "dropped.full" not in await actor.stats()
 
 
 @pytest.mark.parametrize("replay", [columns(6), fragment(3 * WHOLE)])
-async def test_a_reader_that_waits_makes_room_for_the_push_that_waits_for_it(replay):
+async def test_a_waiting_reader_makes_room_for_a_waiting_push(replay):
     actor = BufferActor(changed(size=1))
     reader = await actor.attach()
 
@@ -200,7 +200,7 @@ async def test_a_reader_that_waits_makes_room_for_the_push_that_waits_for_it(rep
     assert await reading == [WHOLE] * 3
 
 
-async def test_end_tells_a_push_that_waits():
+async def test_end_wakes_a_waiting_push():
     actor = BufferActor(changed(size=1))
     await actor.push([columns(2)])
     waiting = asyncio.create_task(actor.push([columns(2)], False, 5.0))
@@ -211,14 +211,14 @@ async def test_end_tells_a_push_that_waits():
     assert (await actor.stats())["dropped.ended"] == WHOLE
 
 
-async def test_a_bad_one_among_those_that_wait_is_refused():
+async def test_a_bad_fragment_in_a_waiting_push_is_refused():
     actor = BufferActor(CONFIG)
     taken = await actor.push([columns(1), columns(1, float("nan")), fragment(3)], False, 0.1)
     assert (taken.whole, taken.refused) == (3, 1)
     assert "NaN" in taken.why
 
 
-async def test_a_batch_is_given_again_only_when_the_learner_has_none():
+async def test_a_batch_is_repeated_only_if_the_learner_has_none():
     actor = BufferActor(changed(max_reuse=3, max_in_flight=2))
     reader = await actor.attach()
     await actor.push([columns(2, 1)])
@@ -231,7 +231,7 @@ async def test_a_batch_is_given_again_only_when_the_learner_has_none():
     assert (await actor.next_batch(reader, 0.01)).ended
 
 
-async def test_a_sampled_buffer_that_gets_no_more_gives_on_until_it_is_stopped():
+async def test_a_sampled_buffer_without_new_data_gives_batches_until_it_is_stopped():
     actor = BufferActor(changed(sampler="prioritised", max_in_flight=8))
     reader = await actor.attach()
     await actor.push([columns(3)])
@@ -247,20 +247,20 @@ class Store:
     """A weight store as the buffer sees it."""
 
     def __init__(self, version):
-        self.version, self.asked = version, 0
+        self.version, self.lookups = version, 0
         self.newest = SimpleNamespace(remote=self.ask)
 
     async def ask(self):
-        self.asked += 1
+        self.lookups += 1
         return None if self.version is None else (self.version, 0, [])
 
 
-async def test_an_unknown_policy_version_is_asked_for_and_refused():
+async def test_an_unknown_policy_version_is_looked_up_and_refused():
     actor = BufferActor(CONFIG, weights="store")
     actor._store = store = Store(4)
     assert (await actor.push([columns(2, version=3)])).refused == 0
     assert (await actor.push([columns(2, version=4)])).refused == 0
-    assert store.asked == 1
+    assert store.lookups == 1
     taken = await actor.push([columns(2, version=5)])
     assert taken.refused == 1
     assert "policy_version: 5 is unknown, the newest published is 4" in taken.why
@@ -268,13 +268,13 @@ async def test_an_unknown_policy_version_is_asked_for_and_refused():
     assert (await actor.push([columns(2, version=5)])).refused == 0
 
 
-async def test_a_store_that_knows_nothing_refuses_nothing():
+async def test_an_empty_store_refuses_no_version():
     actor = BufferActor(CONFIG, weights="store")
     actor._store = Store(None)
     assert (await actor.push([columns(2, version=3)])).refused == 0
 
 
-async def test_what_is_no_replay_at_all_is_refused_too():
+async def test_objects_of_other_types_are_refused_too():
     actor = BufferActor(CONFIG, weights="store")
     actor._store = Store(4)
     assert (await actor.push([{"reward": 1}, columns(2)])).refused == 1
@@ -283,7 +283,7 @@ async def test_what_is_no_replay_at_all_is_refused_too():
     assert (await actor.stats())["dropped.ended"] == 1 + WHOLE
 
 
-async def test_a_stream_says_since_when_there_was_something_to_give() -> None:
+async def test_a_stream_reports_since_when_a_batch_was_ready() -> None:
     actor = BufferActor(changed(size=4, batch_size=1, max_reuse=1))
     reader = await actor.attach()
 
@@ -298,13 +298,13 @@ async def test_a_stream_says_since_when_there_was_something_to_give() -> None:
     after = time.time()
     first = await since()
     assert before <= first <= after
-    assert await since() == first, "there was one all the time"
-    assert math.isnan(await since()), "one given again is none that was there"
+    assert await since() == first, "a batch was ready all the time"
+    assert math.isnan(await since()), "a repeated batch does not count as ready"
     await actor.push([fragment(4)])
     assert await since() >= after
 
 
-async def test_pushes_that_wait_at_once_are_counted_once_each():
+async def test_concurrent_waiting_pushes_are_counted_once_each():
     actor = BufferActor(changed(size=1))
     reader = await actor.attach()
     assert (await actor.push([columns(2, 1)], False)).refused == 0
@@ -320,7 +320,7 @@ ODD = [
     np.array(["a"]), np.array([object()]), np.zeros((2, 5), complex), np.zeros((2, 5), "M8[s]"),
     np.full((2, 5), np.nan), np.full((2, 5), np.inf),
 ]  # fmt: skip
-"""What somebody may push where an array belongs."""
+"""Values that a caller may push in place of an array."""
 
 
 def bad_pushes() -> list[object]:
@@ -335,7 +335,7 @@ def bad_pushes() -> list[object]:
 
 @pytest.mark.parametrize("drop", [True, False])
 @pytest.mark.parametrize("options", [{}, {"max_policy_lag": 0}, {"sampler": "uniform"}, {"sampler": "prioritised"}])
-async def test_whatever_is_pushed_its_neighbours_are_taken_and_what_is_refused_shapes_nothing(options, drop):
+async def test_a_refused_push_neither_affects_its_neighbours_nor_sets_the_layout(options, drop):
     refusals = 0
     for bad in bad_pushes():
         actor = BufferActor(changed(**options), weights="store")
@@ -351,7 +351,7 @@ async def test_whatever_is_pushed_its_neighbours_are_taken_and_what_is_refused_s
     assert refusals > 300
 
 
-async def test_a_push_that_is_cut_for_want_of_room_is_refused_as_a_whole_one_is():
+async def test_a_bad_push_that_does_not_fit_is_refused_like_one_that_fits():
     for bad in (Columns({**columns(9).arrays, "action": 5}), Columns({**columns(9).arrays, "mask": [[1], [1, 1]]})):
         actor = BufferActor(CONFIG)
         taken = await actor.push([columns(2), bad, columns(2)], drop=False)
@@ -359,7 +359,7 @@ async def test_a_push_that_is_cut_for_want_of_room_is_refused_as_a_whole_one_is(
 
 
 @pytest.mark.parametrize("shape", [(1, 5, 2), (1, 5, 1), (1,)])
-async def test_a_priority_that_is_refused_is_not_asked_of_those_after_it(shape):
+async def test_a_refused_priority_does_not_require_priorities_later(shape):
     actor = BufferActor(changed(sampler="prioritised"))
     bad = Columns({**columns(1).arrays, "priority": np.ones(shape, np.float32)})
     assert "priority: expected a number for each step" in (await actor.push([bad])).why

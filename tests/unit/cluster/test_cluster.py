@@ -22,7 +22,7 @@ def door(port: int) -> dict[str, tuple[str, int]]:
     return {"actor.port": ("127.0.0.1", port)}
 
 
-def test_a_taken_port_names_its_holder_and_the_way_out() -> None:
+def test_a_taken_port_is_reported_with_its_holder_and_a_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(StartupError, match=rf"port {port} of 127.0.0.1 is taken.*pid {os.getpid()}.*--set"):
@@ -32,7 +32,7 @@ def test_a_taken_port_names_its_holder_and_the_way_out() -> None:
     check_ports(door(port))
 
 
-def test_all_taken_ports_of_a_job_are_told_at_once_with_what_frees_them(tmp_path: Path) -> None:
+def test_all_taken_ports_of_a_job_are_reported_at_once_with_remedies(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     with contextlib.ExitStack() as stack:
         taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
@@ -64,12 +64,12 @@ def test_free_ports_are_free() -> None:
     check_ports(door(free_port()))
 
 
-def test_a_serve_that_runs_already_is_taken_only_where_the_job_wants_its_door() -> None:
+def test_a_running_serve_is_used_only_at_the_jobs_address() -> None:
     check_ingress("127.0.0.1", 8000, "127.0.0.1", 8000)
     check_ingress("127.0.0.1", 0, "127.0.0.1", 9000)
     for host, port in (("127.0.0.1", 9000), ("0.0.0.0", 8000)):
-        told = rf"127\.0\.0\.1:8000, .* listens at {host}:{port} .*--set actor.host={host} --set actor.port={port}"
-        with pytest.raises(StartupError, match=told):
+        message = rf"127\.0\.0\.1:8000, .* listens at {host}:{port} .*--set actor.host={host} --set actor.port={port}"
+        with pytest.raises(StartupError, match=message):
             check_ingress("127.0.0.1", 8000, host, port)
     with pytest.raises(StartupError, match="without an HTTP ingress"):
         check_ingress("127.0.0.1", 8000, None, 8000)
@@ -89,7 +89,7 @@ def test_the_image_and_the_guide_serve_with_the_settings_of_jobs() -> None:
 
 
 def test_jobs_and_the_environment_file_have_the_same_settings() -> None:
-    """Of HAProxy's balance the file has the first line."""
+    """The environment file has only the first line of HAProxy's balance setting."""
     shipped = dict(
         line.split("=", 1)
         for line in (Path(__file__).parents[3] / "docker" / "serve.env").read_text().splitlines()

@@ -48,7 +48,7 @@ def test_a_session_has_one_owner(directory: Directory) -> None:
     directory.claim("s", "b")
 
 
-def test_a_dead_owner_is_told_once_then_the_id_is_free(directory: Directory, clock: Clock) -> None:
+def test_a_dead_owner_is_reported_once_and_then_the_id_is_free(directory: Directory, clock: Clock) -> None:
     directory.claim("s", "a")
     clock.now = 4.0
     directory.renew("b", "http://b")
@@ -60,15 +60,15 @@ def test_a_dead_owner_is_told_once_then_the_id_is_free(directory: Directory, clo
     assert owners(directory) == {"b": 1}
 
 
-def test_a_loss_that_is_told_is_counted_once(directory: Directory) -> None:
-    for session in ("told", "resumed"):
+def test_a_reported_loss_is_counted_once(directory: Directory) -> None:
+    for session in ("reported", "resumed"):
         directory.claim(session, "a")
     directory.keep("resumed", "a", snapshot())
     directory.bury("a")
     with pytest.raises(SessionLost):
-        directory.locate("told", "b", True)
+        directory.locate("reported", "b", True)
     with pytest.raises(SessionLost):
-        directory.locate("told", "b")
+        directory.locate("reported", "b")
     assert directory.locate("resumed", "b") == snapshot()
     assert [directory.renew("b", "http://b", []) for _ in range(2)] == [Renewal([], 1), Renewal([], 0)]
 
@@ -82,8 +82,8 @@ def test_a_start_over_a_dead_owners_session_takes_the_id(directory: Directory) -
     assert location.owner == "b"
 
 
-@pytest.mark.parametrize("way", ["claimed", "told", "resumed", "swept"])
-def test_an_owner_that_wakes_up_hears_what_it_lost_even_if_nobody_has_it_any_more(clock: Clock, way: str) -> None:
+@pytest.mark.parametrize("way", ["claimed", "reported", "resumed", "swept"])
+def test_an_owner_that_wakes_up_learns_of_lost_sessions_even_without_a_new_owner(clock: Clock, way: str) -> None:
     directory = Directory(lease_s=5.0, grace_s=100.0, clock=clock)
     directory.renew("a", "http://a", [])
     for session in ("s", "t"):
@@ -93,7 +93,7 @@ def test_an_owner_that_wakes_up_hears_what_it_lost_even_if_nobody_has_it_any_mor
     if way == "claimed":
         directory.claim("s", "b")
         directory.release("s", "b")
-    elif way == "told":
+    elif way == "reported":
         with pytest.raises(SessionLost):
             directory.locate("s", "b")
     elif way == "resumed":
@@ -107,7 +107,7 @@ def test_an_owner_that_wakes_up_hears_what_it_lost_even_if_nobody_has_it_any_mor
     assert renewal.lost == lost
     assert directory.locate("s") is None
     directory.claim("s", "a")
-    assert directory.renew("a", "http://a", ["s"]) == Renewal([], 0), "a later session of the same id is its own"
+    assert directory.renew("a", "http://a", ["s"]) == Renewal([], 0), "a later session of the same id is separate"
 
 
 def test_a_start_over_a_lost_session_counts_its_loss(directory: Directory) -> None:
@@ -122,7 +122,7 @@ def test_a_start_over_a_lost_session_counts_its_loss(directory: Directory) -> No
 
 
 class Kept(dict[str, list[str]]):
-    """What a directory writes."""
+    """The records that a directory writes."""
 
     def write(self, owner: str, sessions: list[str]) -> None:
         self.pop(owner, None)
@@ -137,7 +137,7 @@ class TestRenewals:
 
     @pytest.fixture
     def directory(self, clock: Clock, kept: Kept) -> Directory:
-        """Restarted: "a" had two sessions when it last renewed, "b" another two."""
+        """A restarted directory; at the last renewal "a" had two sessions and "b" another two."""
         first = Directory(lease_s=5.0, clock=clock, renewed=kept, write=kept.write)
         for session, owner in {"a1": "a", "a2": "a", "b1": "b", "b2": "b"}.items():
             first.claim(session, owner)
@@ -147,12 +147,12 @@ class TestRenewals:
         assert kept == {"a": ["a1", "a2"], "b": ["b1", "b2"]}
         return Directory(lease_s=5.0, recovery_s=3.0, clock=clock, renewed=kept, write=kept.write)
 
-    def test_what_died_with_its_owner_while_the_directory_was_away_is_told_and_counted_once(
+    def test_sessions_that_died_during_a_restart_are_reported_and_counted_once(
         self, directory: Directory, clock: Clock, kept: Kept
     ) -> None:
-        for asked in (lambda: directory.locate("a1"), lambda: directory.claim("a1", "b")):
+        for request in (lambda: directory.locate("a1"), lambda: directory.claim("a1", "b")):
             with pytest.raises(DirectoryRecovering):
-                asked()
+                request()
         assert directory.renew("b", "http://b") is None
         assert directory.renew("b", "http://b", ["b1", "b2", "b3"]) == Renewal([], 0)
         assert directory.locate("b1") == directory.locate("b3") == Location("b", "http://b")
@@ -164,21 +164,21 @@ class TestRenewals:
         assert directory.renew("b", "http://b") == Renewal([], 2)
         assert kept == {"b": ["a2", "b1", "b2", "b3"]}
 
-    def test_an_owner_that_lives_says_what_it_has(self, directory: Directory, clock: Clock) -> None:
+    def test_a_living_owner_reports_its_sessions(self, directory: Directory, clock: Clock) -> None:
         assert directory.renew("a", "http://a", ["a2", "a3"]) == Renewal([], 0)
         clock.now = 3.0
-        assert directory.locate("a1") is None, "it has ended since"
+        assert directory.locate("a1") is None, "the session has ended since"
         assert directory.locate("a2") == directory.locate("a3") == Location("a", "http://a")
         assert directory.renew("a", "http://a") == Renewal([], 0)
 
-    def test_what_another_has_taken_over_meanwhile_is_that_ones(self, clock: Clock) -> None:
+    def test_a_session_taken_over_meanwhile_belongs_to_the_new_owner(self, clock: Clock) -> None:
         kept = Kept(a=["s"], b=["s"])
         directory = Directory(lease_s=5.0, recovery_s=3.0, clock=clock, renewed=kept, write=kept.write)
         assert directory.renew("b", "http://b", ["s"]) == Renewal([], 0)
         assert directory.renew("a", "http://a", ["s"]) == Renewal(["s"], 0)
         assert directory.locate("s") == Location("b", "http://b")
 
-    def test_what_was_between_two_replicas_is_lost_with_its_snapshot(self, clock: Clock, kept: Kept) -> None:
+    def test_a_parked_session_is_lost_with_its_snapshot(self, clock: Clock, kept: Kept) -> None:
         first = Directory(lease_s=5.0, clock=clock, renewed=kept, write=kept.write)
         first.renew("a", "http://a", [])
         first.claim("s", "a")
@@ -189,7 +189,7 @@ class TestRenewals:
         with pytest.raises(SessionLost):
             second.locate("s", "b")
 
-    def test_who_leaves_in_order_leaves_nothing(self, directory: Directory, kept: Kept) -> None:
+    def test_an_owner_that_leaves_properly_leaves_no_record(self, directory: Directory, kept: Kept) -> None:
         for owner in "ab":
             directory.renew(owner, f"http://{owner}", [f"{owner}1"])
             directory.leave(owner)
@@ -211,11 +211,11 @@ def test_a_restarted_directory_asks_the_owners_for_their_sessions() -> None:
     assert owners(directory) == {"a": 2}
 
 
-def test_a_restarted_directory_waits_for_the_owners_before_it_says_that_a_session_is_unknown(clock: Clock) -> None:
+def test_a_restarted_directory_waits_for_the_owners_before_it_reports_an_unknown_session(clock: Clock) -> None:
     directory = Directory(lease_s=5.0, recovery_s=3.0, clock=clock)
-    for asked in (lambda: directory.locate("s"), lambda: directory.claim("s", "b")):
+    for request in (lambda: directory.locate("s"), lambda: directory.claim("s", "b")):
         with pytest.raises(DirectoryRecovering):
-            asked()
+            request()
     assert directory.renew("a", "http://a") is None
     assert directory.renew("a", "http://a", ["s"]) == Renewal([], 0)
     assert directory.renew("b", "http://b", []) == Renewal([], 0)
@@ -230,7 +230,7 @@ def test_a_restarted_directory_waits_for_the_owners_before_it_says_that_a_sessio
 
 
 @pytest.mark.parametrize("buried", [True, False])
-def test_an_owner_that_comes_back_is_told_what_another_has_taken(
+def test_an_owner_that_comes_back_learns_which_sessions_were_taken(
     directory: Directory, clock: Clock, buried: bool
 ) -> None:
     directory.claim("kept", "a")
@@ -266,18 +266,18 @@ def test_owners_dead_for_long_are_forgotten_with_their_sessions(clock: Clock) ->
     assert set(directory._owner_of) == {"of alive"}
 
 
-@pytest.mark.parametrize("told", [None, INTERFACE - 1, INTERFACE + 1])
-async def test_a_directory_of_another_version_is_told_from_ones_own(told: int | None) -> None:
+@pytest.mark.parametrize("version", [None, INTERFACE - 1, INTERFACE + 1])
+async def test_a_directory_of_another_version_is_refused(version: int | None) -> None:
     async def interface() -> int | None:
-        return told
+        return version
 
-    # As the handle of a Ray actor, which lacks what its class did not have.
-    other = SimpleNamespace(**({} if told is None else {"interface": SimpleNamespace(remote=interface)}))
+    # Like the handle of a Ray actor, which lacks methods that its class did not have.
+    other = SimpleNamespace(**({} if version is None else {"interface": SimpleNamespace(remote=interface)}))
     with pytest.raises(
         StartupError, match=r"'it/sessions' was started by another version .*stop_directory\('it/sessions'\)"
     ):
         await check_directory("it/sessions", other)
-    told = INTERFACE
+    version = INTERFACE
     await check_directory("it/sessions", SimpleNamespace(interface=SimpleNamespace(remote=interface)))
 
 
@@ -285,7 +285,7 @@ def snapshot(data: bytes = b"x", *, exact: bool = False) -> Snapshot:
     return Snapshot(4, 4, b"kept", data, exact)
 
 
-def test_why_a_session_ended_is_told_once_to_whoever_asks_and_a_stop_is_no_news(directory: Directory) -> None:
+def test_the_reason_of_an_end_is_reported_once_except_for_a_stop(directory: Directory) -> None:
     for session, reason in (("s", "idle"), ("t", "stop")):
         directory.claim(session, "a")
         directory.release(session, "a", reason)
@@ -297,11 +297,11 @@ def test_why_a_session_ended_is_told_once_to_whoever_asks_and_a_stop_is_no_news(
     directory.claim("s", "a")
     directory.release("s", "a", "idle")
     directory.claim("s", "b")
-    assert directory.locate("s") is not None, "a session started anew is not an ended one"
+    assert directory.locate("s") is not None, "a restarted session is not an ended one"
 
 
 class TestSnapshots:
-    def test_a_dead_owners_session_goes_to_who_asks_with_its_last_snapshot(self, directory: Directory) -> None:
+    def test_a_dead_owners_session_goes_to_the_next_caller_with_its_last_snapshot(self, directory: Directory) -> None:
         directory.claim("s", "a")
         assert directory.keep("s", "a", snapshot(b"old"))
         assert directory.keep("s", "a", snapshot(b"new"))
@@ -311,15 +311,15 @@ class TestSnapshots:
         assert isinstance(location, Location)
         assert location.owner == "b"
 
-    def test_a_taker_that_asks_again_gets_it_again_and_is_told_that_it_may_be_old(self, directory: Directory) -> None:
+    def test_a_repeated_takeover_gets_the_snapshot_again_marked_as_possibly_old(self, directory: Directory) -> None:
         directory.claim("s", "a")
         directory.park("s", "a", snapshot(b"moved", exact=True))
         assert directory.locate("s", "b") == snapshot(b"moved", exact=True)
-        assert directory.locate("s", "b") == snapshot(b"moved"), "its first answer was lost, or it has gone on since"
+        assert directory.locate("s", "b") == snapshot(b"moved"), "its first answer may have been lost"
         directory.bury("b")
         assert directory.locate("s", "c") == snapshot(b"moved")
 
-    def test_a_loss_is_told_once_and_each_time_to_what_may_be_a_repeat(self, directory: Directory) -> None:
+    def test_a_loss_is_reported_once_and_again_to_repeated_requests(self, directory: Directory) -> None:
         directory.claim("ended", "a")
         directory.claim("died", "b")
         directory.release("ended", "a", "idle")
@@ -334,7 +334,7 @@ class TestSnapshots:
             directory.release(session, "a")
             assert directory.locate(session, "a", True) is None
 
-    def test_nobody_keeps_a_snapshot_of_a_session_that_is_not_its_own(self, directory: Directory) -> None:
+    def test_only_the_owner_can_keep_a_snapshot(self, directory: Directory) -> None:
         directory.claim("s", "a")
         assert not directory.keep("s", "b", snapshot())
         assert not directory.keep("unknown", "b", snapshot())
@@ -342,7 +342,7 @@ class TestSnapshots:
         with pytest.raises(SessionLost):
             directory.locate("s", "b")
 
-    def test_who_takes_none_is_told_to_try_again_and_the_session_stays(self, directory: Directory) -> None:
+    def test_a_caller_that_cannot_take_over_must_retry_and_the_session_stays(self, directory: Directory) -> None:
         directory.claim("s", "a")
         directory.park("s", "a", snapshot(exact=True))
         with pytest.raises(Overloaded, match="is moving to another replica"):
@@ -369,7 +369,7 @@ class TestSnapshots:
         with pytest.raises(SessionLost):
             directory.locate("s", "c")
 
-    def test_what_is_kept_is_bounded_and_given_back(
+    def test_snapshots_are_bounded_and_their_space_is_released(
         self, directory: Directory, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("brayx.cluster.directory.MAX_SNAPSHOT_BYTES", 20)
@@ -380,24 +380,24 @@ class TestSnapshots:
         with pytest.raises(Overloaded, match="too large"):
             directory.park("s", "a", snapshot(bytes(17)))
         assert directory.keep("s", "a", snapshot(bytes(16)))
-        assert directory.keep("s", "a", snapshot(bytes(15))), "the one before is replaced"
+        assert directory.keep("s", "a", snapshot(bytes(15))), "it replaces the previous snapshot"
         assert not directory.keep("t", "a", snapshot(bytes(15)))
         directory.release("s", "a")
         assert directory.keep("t", "a", snapshot(bytes(15)))
 
-    def test_parked_sessions_that_nobody_asks_for_are_forgotten_in_the_end(
+    def test_parked_sessions_without_requests_are_eventually_forgotten(
         self, directory: Directory, clock: Clock
     ) -> None:
         directory.claim("s", "a")
         directory.park("s", "a", snapshot(exact=True))
         clock.now = 700.0
         renewals = [directory.renew("b", "http://b", []) for _ in range(2)]
-        assert renewals == [Renewal([], 1), Renewal([], 0)], "their end is counted, once"
+        assert renewals == [Renewal([], 1), Renewal([], 0)], "their end is counted once"
         assert directory.locate("s", "b") is None
 
 
 class TestGames:
-    """Sessions claimed ``together`` are one owner's for each game."""
+    """All sessions of a game that are claimed ``together`` have one owner."""
 
     @pytest.fixture
     def directory(self, clock: Clock) -> Directory:
@@ -406,7 +406,7 @@ class TestGames:
             directory.renew(owner, f"http://{owner}", [])
         return directory
 
-    def test_the_first_to_claim_has_the_game_and_others_are_told_who(self, directory: Directory) -> None:
+    def test_the_first_claim_owns_the_game_and_others_learn_the_owner(self, directory: Directory) -> None:
         assert directory.claim("g-agent-x", "a", True) is None
         for _ in range(2):
             assert directory.claim("g-agent-y", "b", True) == Location("a", "http://a")
@@ -415,13 +415,13 @@ class TestGames:
         assert directory.claim("h-agent-y", "b", True) is None
         assert owners(directory) == {"a": 2, "b": 1, "c": 0}
 
-    def test_without_a_game_or_without_asking_for_it_sessions_are_anybodys(self, directory: Directory) -> None:
+    def test_sessions_without_a_game_or_claimed_apart_may_have_any_owner(self, directory: Directory) -> None:
         assert directory.claim("g-agent-x", "a") is None
         assert directory.claim("g-agent-y", "b") is None
         for session, owner in (("g", "a"), ("h", "b"), ("-agent-x", "a"), ("-agent-y", "b")):
             assert directory.claim(session, owner, True) is None
 
-    def test_a_running_session_is_refused_whoever_has_its_game(self, directory: Directory) -> None:
+    def test_a_running_session_is_refused_to_every_owner(self, directory: Directory) -> None:
         directory.claim("g-agent-x", "a", True)
         with pytest.raises(SessionExists):
             directory.claim("g-agent-x", "b", True)
@@ -442,14 +442,14 @@ class TestGames:
         else:
             clock.now = 700.0
             directory.renew("b", "http://b", [])
-        assert ("g" in directory._games) == (how == "park"), "a parked session is still one of the game"
+        assert ("g" in directory._games) == (how == "park"), "a parked session still belongs to the game"
         assert directory.claim("g-agent-x", "b", True) is None
         assert directory.claim("g-agent-z", "b", True) is None
         for session in ("g-agent-x", "g-agent-z"):
             directory.release(session, "b")
         assert set(directory._games) == ({"g"} if how == "park" else set())
 
-    def test_who_starts_a_session_of_a_dead_owners_game_becomes_its_owner(self, directory: Directory) -> None:
+    def test_starting_a_session_of_a_dead_owners_game_takes_the_game(self, directory: Directory) -> None:
         directory.claim("g-agent-x", "a", True)
         directory.bury("a")
         assert directory.claim("g-agent-y", "b", True) is None
@@ -484,7 +484,7 @@ class TestGames:
             directory.claim("g-agent-x", "b", True)
 
 
-def test_the_first_secret_offered_is_everybodys_and_survives_a_restart() -> None:
+def test_the_first_secret_is_shared_by_all_and_survives_a_restart() -> None:
     first = Directory()
     assert first.secret("one", True) == "one"
     assert first.secret("other", True) == "one"

@@ -1,4 +1,4 @@
-"""The line for HAProxy that docs/guide-serve.md gives keeps the sessions of a game together; tried on Ray's HAProxy."""
+"""The line for HAProxy that docs/guide-serve.md gives keeps the sessions of a game together, with Ray's HAProxy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GUIDE = Path(__file__).parents[3] / "docs" / "guide-serve.md"
 REPLICAS = 3
 
 
-def told_algorithm() -> str:
+def documented_algorithm() -> str:
     found = re.search(r"^RAY_SERVE_HAPROXY_BALANCE_ALGORITHM=\$'(.+?)' serve run", GUIDE.read_text(), re.M)
     assert found
     return found[1].replace("\\n", "\n")
@@ -63,7 +63,7 @@ def proxy(tmp_path: Path) -> Iterator[int]:
         servers = "\n".join(f"    server s{index} 127.0.0.1:{port}" for index, port in enumerate(ports))
         (tmp_path / "haproxy.cfg").write_text(
             "defaults\n    mode http\n    timeout connect 5s\n    timeout client 5s\n    timeout server 5s\n"
-            f"    balance {told_algorithm()}\n"
+            f"    balance {documented_algorithm()}\n"
             f"frontend f\n    bind 127.0.0.1:{port}\n    default_backend b\n"
             f"backend b\n{servers}\n"
         )
@@ -93,7 +93,7 @@ def listens(port: int) -> bool:
     return True
 
 
-def test_the_sessions_of_a_game_come_to_one_replica_and_games_to_all(proxy: int) -> None:
+def test_sessions_of_a_game_reach_one_replica_and_games_spread_over_all(proxy: int) -> None:
     def place(session: str) -> bytes:
         connection = http.client.HTTPConnection("127.0.0.1", proxy, timeout=10)
         try:

@@ -12,7 +12,7 @@ from brayx.cluster.housekeeping import Housekeeping, keep_house
 
 
 class Executor:
-    """As much of Ray Data's as is looked at."""
+    """The parts of Ray Data's executor that the housekeeping uses."""
 
     def __init__(self):
         self.freed = []
@@ -51,18 +51,18 @@ def test_blocks_are_forgotten_and_their_statistics_dropped(forgotten, caplog):
 
 
 @pytest.mark.parametrize("lacks", [["_block_ref_counter"], ["_topology"], ["_block_ref_counter", "_topology"]])
-def test_an_executor_without_what_is_looked_at_is_told_once_and_runs_with_the_rest(lacks, forgotten, caplog):
+def test_an_executor_without_a_needed_attribute_is_reported_once_and_runs(lacks, forgotten, caplog):
     executor = Executor()
     for name in lacks:
         delattr(executor, name)
     run(executor)
     assert executor.statistics["blocks"] == ([1, 2] if "_topology" in lacks else [])
-    (said,) = caplog.records
-    assert said.levelno == logging.WARNING
-    assert f"no attribute '{lacks[0]}'" in said.getMessage()
+    (warning,) = caplog.records
+    assert warning.levelno == logging.WARNING
+    assert f"no attribute '{lacks[0]}'" in warning.getMessage()
 
 
-def test_a_counter_that_is_given_something_else_gets_it_as_it_is(forgotten, caplog):
+def test_unexpected_arguments_are_passed_on_unchanged(forgotten, caplog):
     executor = Executor()
     run(executor)
     executor.produce("block", "node", print)
@@ -71,7 +71,7 @@ def test_a_counter_that_is_given_something_else_gets_it_as_it_is(forgotten, capl
     assert len(caplog.records) == 1
 
 
-def test_a_name_that_is_none_does_not_keep_ray_from_its_own(monkeypatch, caplog):
+def test_an_invalid_reference_name_does_not_stop_rays_own_callback(monkeypatch, caplog):
     def refused(name):
         raise ValueError("no such reference")
 
@@ -85,6 +85,6 @@ def test_a_name_that_is_none_does_not_keep_ray_from_its_own(monkeypatch, caplog)
     assert len(caplog.records) == 1
 
 
-def test_a_context_that_takes_no_callbacks_is_told(caplog):
+def test_a_context_without_callbacks_is_reported(caplog):
     keep_house(SimpleNamespace())
     assert "it takes no callbacks" in caplog.text

@@ -33,7 +33,7 @@ def part(*samples: tuple[str, float], label: str = "") -> Drained:
 
 
 class TestBooks:
-    def test_sums_are_totals_and_means_are_of_the_interval(self) -> None:
+    def test_sums_are_totals_and_means_cover_the_interval(self) -> None:
         books = Books()
         books.merge(part(("env_steps", 100), ("loss", 1.0)))
         assert books.take_interval()["env_steps"] == 100
@@ -42,21 +42,21 @@ class TestBooks:
         numbers = books.take_interval()
         assert (numbers["env_steps"], numbers["loss"], books.step) == (150, 4.0, 150)
 
-    def test_nothing_new_gives_nothing_to_write(self) -> None:
+    def test_without_news_nothing_is_written(self) -> None:
         books = Books()
         books.merge(part(("loss", 1.0)))
         assert books.take_interval()
         assert books.take_interval() == {}
         assert books.snapshot()["loss"] == 1.0
 
-    def test_totals_go_on_from_an_interrupted_trial(self) -> None:
+    def test_totals_continue_from_an_interrupted_trial(self) -> None:
         books = Books({"env_steps": 1000, "sessions_ended.stop": 3, "games": 7})
         books.merge(part(("env_steps", 1), ("episode_return", 5.0)))
         books.merge(part(("sessions_ended", 1), label="stop"))
         assert (books.step, books.snapshot()["sessions_ended.stop"], books.snapshot()["games"]) == (1001, 4, 8)
 
     @pytest.mark.parametrize("each", [1, 7, 100, 1000], ids="{} a part".format)
-    def test_the_window_holds_the_last_hundred_games_in_whatever_parts_they_came(self, each: int) -> None:
+    def test_the_window_holds_the_last_hundred_games_for_any_parts(self, each: int) -> None:
         books = Books()
         for start in range(0, 1000, each):
             books.merge(part(*[("episode_return", value) for value in range(start, min(start + each, 1000))]))
@@ -64,7 +64,7 @@ class TestBooks:
         assert numbers["episode_return.last100"] == pytest.approx(sum(range(900, 1000)) / 100)
         assert (numbers["games_in_window"], numbers["games"]) == (100, 1000)
 
-    def test_a_part_merged_on_its_way_keeps_the_newest_games_of_all(self) -> None:
+    def test_a_part_merged_on_the_way_keeps_the_newest_games_of_all(self) -> None:
         books, way = Books(), Recorder()
         for start in (0, 80):
             way.add_all("episode_return", [float(value) for value in range(start, start + 80)])
@@ -78,13 +78,13 @@ class TestBooks:
         )
         assert books.snapshot()["games"] == 164
 
-    def test_window_before_it_is_full_is_of_what_there_is(self) -> None:
+    def test_a_window_that_is_not_full_covers_the_games_so_far(self) -> None:
         books = Books()
         assert "episode_return.last100" not in books.snapshot()
         books.merge(part(("episode_return", 2.0), ("episode_return", 4.0)))
         assert books.snapshot()["episode_return.last100"] == 3.0
 
-    def test_the_window_of_a_resumed_trial_begins_anew(self) -> None:
+    def test_the_window_of_a_resumed_trial_starts_empty(self) -> None:
         books = Books({"games": 500})
         assert (books.snapshot()["games"], books.snapshot()["games_in_window"]) == (500, 0)
         books.merge(part(("episode_return", 9.0)))
@@ -93,7 +93,7 @@ class TestBooks:
         books.merge(part(("episode_return", 1.0)))
         assert (books.snapshot()["games_in_window"], books.snapshot()["episode_return.last100"]) == (100, 1.0)
 
-    def test_games_that_fail_have_their_place_among_the_last_hundred(self) -> None:
+    def test_failed_games_count_among_the_last_hundred(self) -> None:
         books = Books()
         books.merge(part(*[("episode_return", 4.0)] * 90))
         books.merge(part(*[("games_failed", 1.0)] * 30, label="on_episode"))
@@ -106,7 +106,7 @@ class TestBooks:
         assert (numbers["games_in_window"], numbers["games_failed_in_window"]) == (0, 100)
         assert "episode_return.last100" not in numbers
 
-    def test_games_that_load_ended_have_failed_but_are_told_apart_from_errors(self) -> None:
+    def test_games_ended_by_overload_are_failures_but_not_errors(self) -> None:
         books = Books()
         books.merge(part(*[("episode_return", 4.0)] * 90))
         books.merge(part(("games_failed", 25.0), label="overloaded"))
@@ -116,7 +116,7 @@ class TestBooks:
         assert (numbers["games_in_window"], numbers["games_failed_in_window"]) == (70, 30)
         assert numbers["games_overloaded_in_window"] == 25
 
-    def test_a_game_process_that_ends_of_what_failed_in_its_session_is_no_second_game(self) -> None:
+    def test_a_game_process_that_ends_by_its_sessions_failure_is_not_counted_twice(self) -> None:
         books = Books()
         books.merge(part(("games_failed", 3.0), label="on_tick"))
         books.merge(part(("gamecores_failed", 2.0)))
@@ -124,7 +124,7 @@ class TestBooks:
         books.merge(part(("gamecores_failed", 4.0)))
         assert books.snapshot()["games_failed_in_window"] == 6
 
-    def test_fragments_that_errors_took_are_counted_over_the_newest(self) -> None:
+    def test_fragments_lost_to_errors_are_counted_over_the_newest(self) -> None:
         books = Books()
         for _ in range(50):
             books.merge(part(("fragments_pushed", 10.0)))
@@ -135,7 +135,7 @@ class TestBooks:
             books.merge(part(("fragments_pushed", 10.0)))
         assert (books.snapshot()["fragments_in_window"], books.snapshot()["fragments_lost_in_window"]) == (100, 50)
 
-    def test_rate_looks_back_its_window(self) -> None:
+    def test_a_rate_covers_its_window(self) -> None:
         clock = Clock()
         books = Books(clock=clock, rate_window_s=5.0)
         for _ in range(20):
@@ -153,7 +153,7 @@ class TestBooks:
             books.merge(recorder.drain())
         assert books.take_interval()["enemies"] == 4
 
-    def test_percentiles_of_the_run_and_of_the_last_interval(self) -> None:
+    def test_percentiles_cover_the_run_and_the_last_interval(self) -> None:
         books = Books({"ticks": 1000})
         for seconds in (0.001, 0.1):
             books.merge(part(*[("tick_seconds", seconds)] * 60, ("ticks", 60)))
@@ -167,7 +167,7 @@ class TestBooks:
         assert numbers["forward_seconds.model.run.p99"] == pytest.approx(0.1)
         assert (numbers["ticks"], numbers["ticks_this_run"]) == (1120, 120)
 
-    def test_names_are_bounded_and_what_is_dropped_is_counted(self) -> None:
+    def test_names_are_bounded_and_drops_are_counted(self) -> None:
         books = Books({"env_steps": 5}, max_names=3)
         for session in range(10):
             recorder = Recorder()
@@ -190,18 +190,18 @@ class TestBooks:
         assert numbers["labels_folded"] == 2
 
     @pytest.mark.parametrize(("x_axis", "step"), [("env_steps", 40), ("updates", 3), ("seconds", 107)])
-    def test_the_x_axis_goes_on_from_an_interrupted_trial(self, x_axis: XAxis, step: int) -> None:
+    def test_the_x_axis_continues_from_an_interrupted_trial(self, x_axis: XAxis, step: int) -> None:
         clock = Clock()
         books = Books({"env_steps": 10, "updates": 1, "seconds": 100.0}, x_axis=x_axis, clock=clock)
         clock.now += 7.5
         books.merge(part(("env_steps", 30), ("updates", 2)))
         assert (books.step, books.take_interval()["seconds"]) == (step, 107.5)
 
-    def test_an_x_axis_that_is_none(self) -> None:
+    def test_an_invalid_x_axis_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="x_axis is 'steps', expected one of env_steps, updates, seconds"):
             Books(x_axis="steps")  # type: ignore[arg-type]
 
-    def test_histograms_are_of_all_samples(self) -> None:
+    def test_histograms_cover_all_samples(self) -> None:
         books = Books()
         for value in (-1.0, 1.0):
             recorder = Recorder()
@@ -222,7 +222,7 @@ class TestHub:
         assert trial.history("return/mean") == [(128, 9.0), (256, 11.0)]
         assert trial.metrics()["return/last_100_games"] == last["episode_return.last100"] == 10.0
 
-    def test_next_hub_of_the_trial_goes_on(self, tracking_db: str) -> None:
+    def test_the_next_hub_of_the_trial_continues(self, tracking_db: str) -> None:
         trial = Trial.open("project", "trial", tracking_db)
         for expected in (10, 20):
             hub = Hub(trial)
@@ -230,7 +230,7 @@ class TestHub:
             assert hub.close()["env_steps"] == expected
         assert trial.history("replay/env_steps") == [(10, 10.0), (20, 20.0)]
 
-    def test_own_sums_and_seconds_go_on_and_histograms_are_an_artifact(self, tracking_db: str) -> None:
+    def test_own_sums_and_seconds_continue_and_histograms_are_an_artifact(self, tracking_db: str) -> None:
         trial = Trial.open("project", "trial", tracking_db)
         for round_ in (1, 2):
             hub = Hub(trial, interval_s=60, x_axis="updates")
@@ -245,9 +245,9 @@ class TestHub:
         assert trial.history("game/gold.hero:3.side:left") == [(1, 5.0), (2, 10.0)]
         client = MlflowClient(tracking_db)
         bars = json.loads(Path(client.download_artifacts(trial.run_id, "histograms.json")).read_text())
-        assert bars["hp"]["counts"] == [1.0], "of this hub's samples"
+        assert bars["hp"]["counts"] == [1.0], "only this hub's samples"
 
-    def test_failed_write_is_counted_and_survived(self, tracking_db: str, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_failed_write_is_counted_and_survived(self, tracking_db: str, caplog: pytest.LogCaptureFixture) -> None:
         trial = Trial.open("project", "trial", tracking_db)
         hub = Hub(trial, interval_s=60)
 
@@ -271,7 +271,7 @@ class TestHub:
 
 
 class TestClientWithoutHub:
-    def test_it_gathers(self) -> None:
+    def test_it_collects_metrics(self) -> None:
         client = HubClient(None)
         client.add("ticks", 2)
         recorder = Recorder()

@@ -77,14 +77,14 @@ def layout(spec):
 GOOD = '"logits": x, "value": x[:, 0]'
 
 
-def test_a_good_model_is_built_and_its_run_leaves_no_trace(spec):
+def test_a_good_model_is_built_without_side_effects(spec):
     torch.manual_seed(7)
     spec = spec(GOOD + ', "noise": torch.rand(len(obs))')
     module, (example,) = learned_model(spec)
     after = torch.rand(1)
     torch.manual_seed(7)
     torch.nn.Linear(2, 3)
-    assert torch.equal(after, torch.rand(1)), "random numbers go on as if it had not been tried"
+    assert torch.equal(after, torch.rand(1)), "the check does not advance the random numbers"
     assert (module.training, example.shape) == (True, (1, 2))
     assert {path: (shape, dtype.name) for path, (shape, dtype) in layout(spec).obs.items()} == {
         "obs": ((2,), "float32")
@@ -92,7 +92,7 @@ def test_a_good_model_is_built_and_its_run_leaves_no_trace(spec):
 
 
 STATE = "forward = Model.forward; Model.forward = lambda self, state: forward(self, state)"
-"""Names the argument."""
+"""Renames the argument."""
 
 
 def test_an_argument_named_state_is_a_normal_input(spec):
@@ -112,7 +112,7 @@ def test_an_argument_named_state_is_a_normal_input(spec):
         (GOOD, "Model.is_recurrent = torch.nn.Identity()", r"is_recurrent is Identity\(\), expected True or False"),
     ],
 )
-def test_a_memory_that_is_not_as_declared_is_refused(spec, returns, begin, message):
+def test_a_recurrent_state_other_than_declared_is_refused(spec, returns, begin, message):
     with pytest.raises(ModelError, match=message):
         learned_from(spec(returns, begin))
 
@@ -139,7 +139,7 @@ def test_a_memory_that_is_not_as_declared_is_refused(spec, returns, begin, messa
         ('"logits": x[:, 0], "value": x[:, 0]', "model 'model' gave logits [N], expected logits [N, A]"),
     ],
 )
-def test_outputs_that_cannot_be_learned_from_are_named(spec, returns, message):
+def test_unusable_outputs_are_named(spec, returns, message):
     with pytest.raises(ModelError) as caught:
         learned_model(spec(returns))
     assert caught.value.message == message
@@ -150,7 +150,7 @@ def test_outputs_that_cannot_be_learned_from_are_named(spec, returns, message):
     ['"logits": (x, x[:, :2]), "value": x[:, 0]', '"mean": x, "log_std": x, "value": x[:, 0]'],
     ids=["several heads", "Gaussian"],
 )
-def test_every_policy_that_the_algorithm_learns_is_taken(spec, returns):
+def test_every_policy_that_the_algorithm_learns_is_accepted(spec, returns):
     learned_model(spec(returns))
 
 
@@ -163,13 +163,13 @@ def test_every_policy_that_the_algorithm_learns_is_taken(spec, returns):
         ('"tanh_mean": x, "tanh_log_std": x, "value": x[:, 0]', ActionSpec("box", (), (3,))),
     ],
 )
-def test_the_actions_of_a_model_are_known_beforehand(spec, returns, acts):
+def test_the_actions_of_a_model_are_known_in_advance(spec, returns, acts):
     found = layout(spec(returns)).acts
     assert found == acts
     assert (found.low is None) == ("tanh" not in returns)
 
 
-def test_a_hook_that_handles_batches_may_make_the_models_actions_of_others(spec, tmp_path):
+def test_with_a_handle_hook_the_models_actions_are_unknown(spec, tmp_path):
     hooks = f"hooks_{uuid.uuid4().hex}"
     (tmp_path / f"{hooks}.py").write_text("def handle(batch):\n    return batch\n")
     assert layout(spec(GOOD, hooks=hooks)).acts is None
@@ -187,14 +187,14 @@ def test_a_hook_that_handles_batches_may_make_the_models_actions_of_others(spec,
         ("mappo", '"logits": x', r"states \[N, \.\.\.\] -> values \[N\]", '{"obs": torch.zeros(1, 2)}'),
     ],
 )
-def test_a_critic_that_is_not_there_is_told_before_anything_starts(spec, algorithm, returns, called, args):
+def test_a_missing_critic_is_refused_before_anything_starts(spec, algorithm, returns, called, args):
     with pytest.raises(ModelError, match=f"model 'model': algorithm '{algorithm}' needs a critic: .*{called}"):
         learned_model(spec(returns, algorithm=algorithm))
     with_one = f"made = Model(); made.critic = Critic(); return made, ({args},)"
     learned_model(spec(returns, begin=with_one, algorithm=algorithm))
 
 
-def test_a_critic_of_another_shape_is_told_before_anything_starts(spec):
+def test_a_critic_with_a_wrong_shape_is_refused_before_anything_starts(spec):
     for gives, message in [
         ("Flat()", r"needs a critic \(observation, action\) -> .*; for N = 2 it gave \[2\]"),
         ("torch.nn.Linear(2, 1)", "calls the critic .*, which raised TypeError"),
@@ -204,31 +204,31 @@ def test_a_critic_of_another_shape_is_told_before_anything_starts(spec):
             learned_model(spec('"tanh_mean": x, "tanh_log_std": x', begin=begin, algorithm="sac"))
 
 
-def test_a_value_for_each_reward_head_may_be_learned_beside_imitation(spec):
+def test_a_value_per_reward_head_may_be_learned_beside_imitation(spec):
     heads = {"reinforcement": {"name": "ppo", "reward_heads": [{}, {}]}}
     learned_model(spec('"logits": x, "value": x[:, :2]', algorithm="mixed", **heads))
     with pytest.raises(ModelError, match=r"gave value \[N\], expected value \[N, K\]"):
         learned_model(spec(GOOD, algorithm="mixed", **heads))
 
 
-def test_a_model_beside_whose_observation_no_state_can_be_is_told_before_anything_starts(spec):
+def test_an_observation_without_room_for_a_state_is_refused_before_anything_starts(spec):
     begin = "made = Model(); made.critic = torch.nn.Linear(2, 1); return made, (torch.zeros(1, 2),)"
     with pytest.raises(ModelError, match=r"model 'model': algorithm 'mappo' learns from obs/state as well, .* a dict"):
         learned_model(spec('"logits": x', begin=begin, algorithm="mappo"))
 
 
-def test_what_the_users_function_raises_is_told_in_one_line(spec):
+def test_an_error_of_the_users_function_is_one_line(spec):
     with pytest.raises(ModelError, match="model 'model': build_model raised KeyError: 'hidden'"):
         learned_model(spec(GOOD, begin='config["hidden"]'))
 
 
-def test_a_typed_error_is_found_inside_rays_and_the_message_is_one_line():
+def test_a_typed_error_inside_rays_is_found_and_its_message_is_one_line():
     task = RayTaskError("learn", "Traceback\n  many\n  lines", BadWeights("weights: 'w' holds 3 NaN", leaf="w"))
     group = WorkerGroupError("[Rank 0]\nTraceback\nmuch", {0: ConnectionError("peer closed"), 1: task})
-    told = failure(group)
-    assert isinstance(told, BadWeights)
-    assert told.message == "the learner failed: weights: 'w' holds 3 NaN"
-    assert told.details == {"leaf": "w"}
+    reported = failure(group)
+    assert isinstance(reported, BadWeights)
+    assert reported.message == "the learner failed: weights: 'w' holds 3 NaN"
+    assert reported.details == {"leaf": "w"}
 
 
 @pytest.mark.parametrize(
@@ -239,10 +239,10 @@ def test_a_typed_error_is_found_inside_rays_and_the_message_is_one_line():
         (ValueError(), "ValueError: without a message"),
     ],
 )
-def test_what_is_not_typed_is_told_by_its_innermost_error(error, message):
-    told = failure(error)
-    assert isinstance(told, StartupError)
-    assert told.message == f"the learner failed: {message}"
+def test_an_untyped_failure_is_reported_by_its_innermost_error(error, message):
+    reported = failure(error)
+    assert isinstance(reported, StartupError)
+    assert reported.message == f"the learner failed: {message}"
 
 
 def test_a_typed_error_keeps_its_class():

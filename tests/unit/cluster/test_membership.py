@@ -15,7 +15,7 @@ from brayx.errors import Overloaded, SessionExists
 
 
 def member_of(*answers: Any) -> Membership:
-    """A member whose directory gives these answers, one a call; the last one again and again."""
+    """A member whose directory gives these answers, one per call; the last one is repeated."""
     left = list(answers)
 
     async def locate(session: str) -> Any:
@@ -37,7 +37,7 @@ async def test_a_call_is_repeated_while_the_directory_restarts_and_recovers() ->
     assert await member_of(away, recovering, recovering, "b").ask("locate", "s") == "b"
 
 
-async def test_the_directorys_own_error_comes_as_itself() -> None:
+async def test_the_directorys_own_error_is_raised_unchanged() -> None:
     with pytest.raises(SessionExists, match="it runs"):
         await member_of(carried(SessionExists("it runs"))).ask("locate", "s")
     with pytest.raises(RayTaskError):

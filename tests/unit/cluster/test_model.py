@@ -1,4 +1,4 @@
-"""A model replica as the ordinary class it is: forwards of many rows, checkpoints, refusals."""
+"""A model replica as a plain class: forwards of many rows, checkpoints, refusals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_rows_of_one_call_come_back_in_order_with_their_versions():
 
 
 @pytest.mark.parametrize("origins", [[], ["https://play.example.com"]])
-async def test_scripts_of_the_origins_that_are_named_may_call_it_over_http(origins):
+async def test_scripts_of_allowed_origins_may_call_it_over_http(origins):
     replica = ModelReplica(build, CONFIG.model_copy(update={"cors_origins": origins}))
 
     async def call(method, **headers):
@@ -55,15 +55,15 @@ async def test_scripts_of_the_origins_that_are_named_may_call_it_over_http(origi
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         return await replica(Request({"type": "http", "method": method, "path": "/", "headers": raw}, receive))
 
-    asked = await call("OPTIONS", origin="https://play.example.com")
+    preflight = await call("OPTIONS", origin="https://play.example.com")
     done = await call("POST", origin="https://play.example.com")
     other = await call("POST", origin="https://other.example.com")
-    assert asked.status_code == (200 if origins else 400)
+    assert preflight.status_code == (200 if origins else 400)
     assert done.status_code == other.status_code == 200
     assert json.loads(done.body)["outputs"] == {"y": [4, 5]}
-    allowed = [reply.headers.get("access-control-allow-origin") for reply in (asked, done, other)]
+    allowed = [reply.headers.get("access-control-allow-origin") for reply in (preflight, done, other)]
     assert allowed == ([*origins * 2, None] if origins else [None] * 3)
-    assert ("access-control-allow-methods" in asked.headers) == bool(origins)
+    assert ("access-control-allow-methods" in preflight.headers) == bool(origins)
     shown = await call("GET", accept="text/html")
     assert shown.headers["content-type"] == "text/html; charset=utf-8"
     assert b"<code>y</code></td><td>float32 [2]</td>" in shown.body
@@ -71,7 +71,7 @@ async def test_scripts_of_the_origins_that_are_named_may_call_it_over_http(origi
 
 
 @pytest.mark.parametrize("count", [65, 1025])
-async def test_a_call_of_more_rows_than_a_batch_or_the_queue_has_is_few_calls_of_the_engine(count):
+async def test_a_call_larger_than_a_batch_or_the_queue_is_few_calls_of_the_engine(count):
     batches = []
     replica = ModelReplica(build, ModelConfig(module="unused", engine="torch"))
     replica.model._batcher._on_batch = lambda rows, *_: batches.append(rows)
@@ -94,14 +94,14 @@ async def test_a_call_of_more_rows_than_a_batch_or_the_queue_has_is_few_calls_of
         [np.float32(1), np.float32(1)],
     ],
 )
-async def test_columns_that_do_not_fit_are_refused(columns):
+async def test_mismatched_columns_are_refused(columns):
     replica = ModelReplica(build, CONFIG)
     with pytest.raises(ShapeMismatch, match=r"x: \[N, 2\] float32', 'bias: \[N\] float32"):
         await replica.forward(columns)
     await replica.close()
 
 
-async def test_a_checkpoint_gives_the_weights(tmp_path: Path):
+async def test_a_checkpoint_sets_the_weights(tmp_path: Path):
     save_weights(tmp_path / "weights.npz", {"factor": np.array(3, np.float32)})
     replica = ModelReplica(build, CONFIG, checkpoint=str(tmp_path))
     [y], _ = await replica.forward([np.ones((1, 2), np.float32), np.zeros(1, np.float32)])
@@ -109,7 +109,7 @@ async def test_a_checkpoint_gives_the_weights(tmp_path: Path):
     await replica.close()
 
 
-async def test_what_an_alias_names_by_now_is_begun_with_and_what_was_deployed_need_not_be_there(tmp_path: Path):
+async def test_a_replica_starts_with_the_aliass_current_version_even_if_the_deployed_one_is_gone(tmp_path: Path):
     deployed = str(tmp_path / "deleted")
     factor = {"factor": np.array(4, np.float32)}
     replica = ModelReplica(build, CONFIG, checkpoint=deployed, version=1, preferred=(2, factor))
@@ -118,7 +118,7 @@ async def test_what_an_alias_names_by_now_is_begun_with_and_what_was_deployed_ne
     await replica.close()
 
 
-async def test_of_an_alias_that_names_what_does_not_fit_the_deployed_version_is_begun_with(tmp_path: Path):
+async def test_a_replica_starts_with_the_deployed_version_if_the_aliass_does_not_fit(tmp_path: Path):
     save_weights(tmp_path / "weights.npz", {"factor": np.array(3, np.float32)})
     other = {"other": np.array(4, np.float32)}
     replica = ModelReplica(build, CONFIG, checkpoint=str(tmp_path), version=1, preferred=(2, other))
@@ -140,7 +140,7 @@ async def test_a_checkpoint_may_be_a_version_of_the_registry(tmp_path: Path, tra
         ModelReplica(build, CONFIG, checkpoint="models:/p/2", tracking=tracking_db)
 
 
-def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path):
+def test_a_mismatched_checkpoint_is_refused(tmp_path: Path):
     save_weights(tmp_path / "weights.npz", {"other": np.array(3, np.float32)})
     with pytest.raises(BadWeights, match="factor"):
         ModelReplica(build, CONFIG, checkpoint=str(tmp_path))
@@ -154,7 +154,7 @@ def checkpoint_of(folder: Path, meta: str) -> str:
     return str(folder)
 
 
-async def test_a_checkpoint_gives_the_policy_version(tmp_path: Path):
+async def test_a_checkpoint_sets_the_policy_version(tmp_path: Path):
     replica = ModelReplica(build, CONFIG, checkpoint=checkpoint_of(tmp_path, '{"counters": {"policy_version": 41}}'))
     assert await replica.get_version() == 41
     _, versions = await replica.forward([np.ones((1, 2), np.float32), np.zeros(1, np.float32)])
@@ -168,7 +168,7 @@ def test_a_checkpoint_whose_meta_cannot_be_read_is_refused(tmp_path: Path, meta)
         ModelReplica(build, CONFIG, checkpoint=checkpoint_of(tmp_path, meta))
 
 
-async def test_a_frozen_engine_acts_with_its_checkpoint_and_follows_no_store(tmp_path):
+async def test_a_frozen_engine_uses_its_checkpoint_and_follows_no_store(tmp_path):
     save_weights(tmp_path / "weights.npz", {"factor": np.array(3, np.float32)})
     config = CONFIG.model_copy(update={"engine": "onnx-frozen"})
     replica = ModelReplica(build, config, checkpoint=str(tmp_path))
@@ -180,7 +180,7 @@ async def test_a_frozen_engine_acts_with_its_checkpoint_and_follows_no_store(tmp
 
 
 class Product(torch.nn.Module):
-    """Two layers, so that there is something to quantise."""
+    """Two layers, so that quantisation applies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class Product(torch.nn.Module):
         return self.layers(obs)
 
 
-async def test_int8_is_calibrated_on_what_the_checkpoint_recorded(tmp_path):
+async def test_int8_is_calibrated_on_the_checkpoints_samples(tmp_path):
     torch.manual_seed(0)
     module = Product()
     weights = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
@@ -209,5 +209,5 @@ async def test_int8_is_calibrated_on_what_the_checkpoint_recorded(tmp_path):
         got = replica.model._versions.newest.run([seen])[0]
         return float(np.abs(got - want).max() / np.abs(want).max())
 
-    assert off() > 0.5, "noise about the example is far from what comes"
+    assert off() > 0.5, "noise around the example is far from the real observations"
     assert off(samples=seen) < 0.1

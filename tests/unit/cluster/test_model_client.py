@@ -25,7 +25,7 @@ def build():
 
 
 def handle_of(replica):
-    """Its methods as a Serve handle has them."""
+    """The replica's methods in the form of a Serve handle."""
     names = ("forward", "get_spec", "get_version", "ready")
     return SimpleNamespace(**{name: SimpleNamespace(remote=getattr(replica, name)) for name in names})
 
@@ -48,7 +48,7 @@ async def test_the_version_is_known_before_the_first_forward(replica):
     await remote.close()
 
 
-async def test_a_version_that_is_taken_back_is_no_longer_told_or_pinned(replica):
+async def test_a_withdrawn_version_is_no_longer_reported_or_pinned(replica):
     remote = await ModelClient.connect(handle_of(replica))
     weights = {key: value.numpy() for key, value in build()[0].state_dict().items()}
     obs = np.zeros(2, np.float32)
@@ -60,11 +60,11 @@ async def test_a_version_that_is_taken_back_is_no_longer_told_or_pinned(replica)
         await remote.forward(obs)
         assert remote.version == remote.pinned().version == version
     assert (await remote.forward(obs, version=3)).policy_version == 3
-    assert remote.version == 1, "what is asked for by number is not what acts"
+    assert remote.version == 1, "a forward of a pinned version does not change the newest one"
     await remote.close()
 
 
-async def test_who_connects_asks_again_where_a_replica_dies_and_gets_no_error_of_rays(replica):
+async def test_connecting_retries_if_a_replica_dies_and_raises_no_ray_error(replica):
     handle = handle_of(replica)
     answers = [RayActorError(), RayActorError(), replica.model.spec]
 
@@ -86,7 +86,7 @@ async def test_who_connects_asks_again_where_a_replica_dies_and_gets_no_error_of
             await ModelClient.connect(handle)
 
 
-async def test_asking_a_deployment_that_does_not_answer_ends(replica):
+async def test_a_request_to_a_silent_deployment_ends(replica):
     handle = handle_of(replica)
     remote = await ModelClient.connect(handle)
     handle.get_version = SimpleNamespace(remote=lambda: asyncio.sleep(60))
@@ -108,7 +108,7 @@ async def test_a_pinned_client_asks_for_its_version(replica):
     await remote.close()
 
 
-async def test_past_what_is_kept_a_pin_says_so_and_the_nearest_can_be_pinned(replica):
+async def test_a_pin_of_a_dropped_version_fails_and_the_nearest_can_be_pinned(replica):
     remote = await ModelClient.connect(handle_of(replica))
     weights = {key: value.numpy() for key, value in build()[0].state_dict().items()}
     replica.model.load(1, weights)
@@ -124,7 +124,7 @@ async def test_past_what_is_kept_a_pin_says_so_and_the_nearest_can_be_pinned(rep
     await remote.close()
 
 
-async def test_nobody_is_sent_to_a_version_that_the_deployment_cannot_have(replica):
+async def test_no_session_is_sent_to_a_version_that_the_deployment_lacks(replica):
     remote = await ModelClient.connect(handle_of(replica))
     pool = PoolClient("unused", "unused", "", "", {})
     following = AliasFollower(pool, {"model": Followed("policy", canary="candidate", share=0.5)}, {"model": remote})

@@ -24,7 +24,7 @@ def after(*errors: Exception) -> Callable[[], Awaitable[str]]:
     return call
 
 
-async def test_a_call_is_repeated_while_its_actor_is_away() -> None:
+async def test_a_call_is_repeated_while_its_actor_is_unavailable() -> None:
     assert await answer_with_retry(after(*[ActorDiedError()] * 5), 5.0, "the pool", finds_actor=True) == "answer"
 
 
@@ -35,7 +35,7 @@ async def test_without_an_answer_in_time_it_fails() -> None:
         await answer_with_retry(asyncio.Event().wait, 0.05, "the pool")
 
 
-async def test_an_actor_that_has_ended_for_good_is_not_called_again() -> None:
+async def test_an_actor_that_ended_for_good_is_not_called_again() -> None:
     with pytest.raises(ModelError, match=r"^the weight store has ended"):
         await answer_with_retry(after(*[ActorDiedError()] * 1000), 5.0, "the weight store")
 
@@ -49,6 +49,6 @@ async def test_an_actor_that_has_ended_for_good_is_not_called_again() -> None:
     ],
     ids=["its own", "a defect", "lost"],
 )
-async def test_any_other_error_is_a_typed_one_at_once(error: Exception, expected: type[BrayxError]) -> None:
+async def test_any_other_error_is_typed_and_raised_at_once(error: Exception, expected: type[BrayxError]) -> None:
     with pytest.raises(expected):
         await answer_with_retry(after(error), 5.0, "the pool")

@@ -1,4 +1,4 @@
-"""The parts of a named model: its module without weights; and its store, in this process, when one is lost or left."""
+"""Parts of a named model: its module without weights, and its in-process store after losses and failed starts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from brayx.model.config import ModelConfig
 from brayx.tracking import Trial
 
 
-class Asked:
-    """A weight store as its handle is, whose actor was restarted after version 5."""
+class RestartedStore:
+    """The handle of a weight store whose actor was restarted after version 5."""
 
     def __init__(self, last=(5, 50)):
         self.store = WeightStore(last=last)
@@ -63,30 +63,30 @@ def trial(tracking_db):
     return made
 
 
-def test_a_store_that_lost_its_weights_has_the_newest_checkpoint_s(trial):
-    store = Asked()
+def test_a_store_that_lost_its_weights_takes_those_of_the_newest_checkpoint(trial):
+    store = RestartedStore()
     version, found = named.first_weights("m", store, trial)
     assert (version, found["factor"]) == (4, 4)
     assert store.newest()[:2] == (4, 40)
-    assert store.publish(41, [weights(6)]) == 6, "it counts on from what it had"
+    assert store.publish(41, [weights(6)]) == 6, "versions continue from the last one"
 
 
-def test_what_is_there_is_taken_before_a_checkpoint(trial):
-    store = Asked()
+def test_weights_in_the_store_come_before_a_checkpoint(trial):
+    store = RestartedStore()
     store.store.publish(60, [weights(6)])
     version, found = named.first_weights("m", store, trial)
     assert (version, found["factor"]) == (6, 6)
 
 
 @pytest.mark.parametrize("last", [(0, 0), (5, 50)], ids=["never published", "no checkpoint"])
-def test_where_there_is_nothing_to_begin_with_the_way_out_is_told(trial, tracking_db, monkeypatch, last):
+def test_a_missing_start_is_reported_with_a_remedy(trial, tracking_db, monkeypatch, last):
     monkeypatch.setattr(named, "ANSWER_S", 0.1)
     of = trial if last == (0, 0) else Trial.open("brayx-models", "empty", tracking_db)
     with pytest.raises(StartupError, match=r"store of model 'm' holds nothing; .*`override_model=True`"):
-        named.first_weights("m", Asked(last), of)
+        named.first_weights("m", RestartedStore(last), of)
 
 
-def test_replicas_that_nobody_starts_are_told_of_with_the_way_out(monkeypatch):
+def test_missing_replicas_are_reported_with_a_remedy(monkeypatch):
     def nowhere(name):
         raise RayServeException("no application")
 
@@ -96,18 +96,18 @@ def test_replicas_that_nobody_starts_are_told_of_with_the_way_out(monkeypatch):
 
 
 @pytest.mark.parametrize(("token", "removed"), [("mine", ["m"]), ("another's", [])])
-def test_only_what_a_start_itself_made_is_withdrawn(monkeypatch, token, removed):
+def test_a_failed_start_withdraws_only_what_it_made(monkeypatch, token, removed):
     ended = []
-    monkeypatch.setattr(named, "find", lambda name: Asked())
+    monkeypatch.setattr(named, "find", lambda name: RestartedStore())
     monkeypatch.setattr(named, "recipe_of", lambda store, timeout_s: SimpleNamespace(token=token))
     monkeypatch.setattr(named, "remove", lambda name, of: ended.append(name))
     named.withdraw("m", "mine", None)
     assert ended == removed
 
 
-def test_a_model_ends_though_its_replicas_do_not(monkeypatch, caplog, trial):
-    """Else its name would be taken, and its trial at work, for ever."""
-    there = [Asked()]
+def test_a_model_ends_even_if_its_replicas_do_not(monkeypatch, caplog, trial):
+    """Otherwise its name would stay taken and its trial running for ever."""
+    there = [RestartedStore()]
     monkeypatch.setattr(named, "find", lambda name: there[0] if there else None)
     monkeypatch.setattr(named, "recipe_of", lambda store, timeout_s: SimpleNamespace(token="mine", trial=trial))
     monkeypatch.setattr(named, "delete_application", lambda name, timeout_s: False)
@@ -121,8 +121,8 @@ def test_a_model_ends_though_its_replicas_do_not(monkeypatch, caplog, trial):
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-class Tied(torch.nn.Module):
-    """Has what modules may have: shared weights, buffers that are saved and buffers that are not, frozen ones."""
+class SharedWeights(torch.nn.Module):
+    """A module with shared weights, persistent and non-persistent buffers, and frozen parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,33 +145,33 @@ def recipe_of(module, args=EXAMPLE, kwargs=None):
     return prepare(module, args, kwargs or {}, CONFIG)
 
 
-def test_a_module_comes_back_as_it_was():
-    module = Tied()
+def test_a_module_round_trips():
+    module = SharedWeights()
     recipe, weights = recipe_of(module)
     again = recipe.module(weights)
     inputs = [torch.as_tensor(array) for array in EXAMPLE]
     with torch.inference_mode():
         assert torch.equal(again(*inputs), module(*inputs))
-    assert again.second.weight is again.first.weight, "what was shared is shared"
+    assert again.second.weight is again.first.weight, "shared weights stay shared"
     assert not again.first.bias.requires_grad
     assert again.second.bias.requires_grad
-    assert all(tensor.device.type == "cpu" for tensor in module.state_dict().values()), "the original is left alone"
+    assert all(tensor.device.type == "cpu" for tensor in module.state_dict().values()), "the original is unchanged"
 
 
-def test_weights_do_not_travel_in_it():
-    recipe, weights = recipe_of(Tied())
+def test_a_pickled_module_holds_no_weights():
+    recipe, weights = recipe_of(SharedWeights())
     assert len(cloudpickle.dumps(recipe)) < sum(array.nbytes for array in weights.values()) / 10
 
 
-def test_a_module_is_the_callers_own():
-    recipe, weights = recipe_of(Tied())
+def test_each_caller_owns_its_module():
+    recipe, weights = recipe_of(SharedWeights())
     with torch.no_grad():
         recipe.module(weights).mean.fill_(7)
     assert (weights["mean"] == 3).all()
 
 
-def test_arguments_by_name_take_their_place():
-    recipe, _ = recipe_of(Tied(), EXAMPLE[:1], {"mask": EXAMPLE[1]})
+def test_named_arguments_take_their_position():
+    recipe, _ = recipe_of(SharedWeights(), EXAMPLE[:1], {"mask": EXAMPLE[1]})
     assert [leaf.path for leaf in recipe.spec.inputs] == ["obs", "mask"]
     assert recipe.positional((1,), {"mask": 2}) == (1, 2)
     assert recipe.positional((), {"mask": 2, "obs": 1}) == (1, 2)
@@ -181,17 +181,17 @@ def test_arguments_by_name_take_their_place():
         recipe.positional((1,), {"obs": 2})
 
 
-def test_a_model_that_does_not_fit_its_example_is_refused():
+def test_a_model_that_fails_on_its_example_is_refused():
     with pytest.raises(ModelError, match=r"forward_args and forward_kwargs: .* got msk"):
-        prepare(Tied(), EXAMPLE[:1], {"msk": EXAMPLE[1]}, CONFIG)
+        prepare(SharedWeights(), EXAMPLE[:1], {"msk": EXAMPLE[1]}, CONFIG)
     with pytest.raises(ModelError, match="fails on its own forward_args"):
-        prepare(Tied(), (np.ones((1, 3), np.float32), EXAMPLE[1]), {}, CONFIG)
+        prepare(SharedWeights(), (np.ones((1, 3), np.float32), EXAMPLE[1]), {}, CONFIG)
     with pytest.raises(ModelError, match=r"must be a torch\.nn\.Module, got int"):
         prepare(3, EXAMPLE, {}, CONFIG)
 
 
-def test_code_that_is_not_here_is_named(monkeypatch):
-    recipe, weights = recipe_of(Tied())
+def test_missing_code_is_named(monkeypatch):
+    recipe, weights = recipe_of(SharedWeights())
     lost = Recipe(**{**vars(recipe), "skeleton": b"cnowhere\nthing\n."})
     with pytest.raises(ModelError, match="code cannot be loaded here: No module named 'nowhere'"):
         lost.module(weights)

@@ -10,7 +10,8 @@ import pytest
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import ENDED_PREFIX, LEFT_PREFIX, ForPeers, HttpConnection, WebSockets
 from brayx.actor.doors.native import Limits, Listener
-from brayx.cluster.peers import Peers
+from brayx.cluster.peers import PeerDied, Peers
+from brayx.errors import Overloaded
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.http import AsyncHttpTransport
 from tests.unit.actor.doors.test_asgi import TableService
@@ -25,14 +26,14 @@ class _Closing:
         self.aclose = listener.close
 
 
-def for_peers(heard: list[tuple[str, StepRequest]], *, closed: bool = True) -> ForPeers:
-    """Keeps what peers tell."""
+def for_peers(received: list[tuple[str, StepRequest]], *, closed: bool = True) -> ForPeers:
+    """Collects the peers' messages."""
 
     async def left(request: StepRequest) -> None:
-        heard.append((LEFT_PREFIX, request))
+        received.append((LEFT_PREFIX, request))
 
     async def ended(request: StepRequest) -> None:
-        heard.append((ENDED_PREFIX, request))
+        received.append((ENDED_PREFIX, request))
 
     return ForPeers(left, ended, secret, closed)
 
@@ -62,11 +63,11 @@ async def test_no_more_connections_are_kept_than_allowed_and_dropped_ones_are_cl
         assert not is_open(transports[1])
 
 
-async def test_a_peer_is_told_of_sessions_and_connections_that_are_gone() -> None:
-    heard: list[tuple[str, StepRequest]] = []
+async def test_a_peer_is_notified_of_ended_sessions_and_connections() -> None:
+    received: list[tuple[str, StepRequest]] = []
     table = TableService()
     websockets = WebSockets(DoorApp(table), Limits())
-    listener = Listener(table, lambda door: HttpConnection(door, websockets, for_peers(heard)), Limits())
+    listener = Listener(table, lambda door: HttpConnection(door, websockets, for_peers(received)), Limits())
     await listener.open("127.0.0.1", 0)
     left = StepRequest(StepKind.STOP, "s", b"1", holder="http://127.0.0.1:1#name")
     ended = StepRequest(StepKind.CALL, "", b"taken", holder="http://127.0.0.1:1#name", attached=True)
@@ -74,7 +75,7 @@ async def test_a_peer_is_told_of_sessions_and_connections_that_are_gone() -> Non
     async with contextlib.aclosing(_Closing(listener)):
         for prefix, message in messages:
             await Peers(secret).tell("http://{}:{}".format(*listener.address), prefix, message)
-    assert heard == messages
+    assert received == messages
 
 
 @pytest.mark.parametrize("closed", [True, False])
@@ -82,29 +83,29 @@ async def test_a_peer_is_told_of_sessions_and_connections_that_are_gone() -> Non
     "shown", ["", "peer-secret: \r\n", "peer-secret: between others\r\n", "peer-secret: between us\r\n"]
 )
 @pytest.mark.parametrize(
-    "asked",
+    "target",
     ["GET /", "POST /step", "GET /session", "POST /-/peer/step", "POST /-/left/step", "POST /-/ended/step"],
 )
-async def test_a_port_for_peers_answers_nobody_without_their_secret(asked: str, shown: str, closed: bool) -> None:
-    heard: list[tuple[str, StepRequest]] = []
+async def test_a_port_for_peers_refuses_requests_without_the_secret(target: str, shown: str, closed: bool) -> None:
+    received: list[tuple[str, StepRequest]] = []
     table = TableService()
     websockets = WebSockets(DoorApp(table), Limits())
-    peers = for_peers(heard, closed=closed)
+    peers = for_peers(received, closed=closed)
     listener = Listener(table, lambda door: HttpConnection(door, websockets, peers), Limits())
     await listener.open("127.0.0.1", 0)
     async with contextlib.aclosing(_Closing(listener)):
         reader, writer = await asyncio.open_connection(*listener.address)
-        upgrade = "upgrade: websocket\r\nconnection: upgrade\r\n" if "session" in asked else ""
-        writer.write(f"{asked} HTTP/1.1\r\nhost: x\r\n{shown}{upgrade}content-length: 0\r\n\r\n".encode())
+        upgrade = "upgrade: websocket\r\nconnection: upgrade\r\n" if "session" in target else ""
+        writer.write(f"{target} HTTP/1.1\r\nhost: x\r\n{shown}{upgrade}content-length: 0\r\n\r\n".encode())
         async with asyncio.timeout(10):
             status = int((await reader.readline()).split()[1])
         writer.close()
-    let_in = "between us" in shown or (not closed and "/-/" not in asked)
+    let_in = "between us" in shown or (not closed and "/-/" not in target)
     assert (status != 401) == let_in
-    assert bool(heard) == (let_in and ("left" in asked or "ended" in asked))
+    assert bool(received) == (let_in and ("left" in target or "ended" in target))
 
 
-async def test_the_secret_is_asked_for_again_on_each_request_of_a_connection() -> None:
+async def test_the_secret_is_checked_on_each_request_of_a_connection() -> None:
     table = TableService()
     websockets = WebSockets(DoorApp(table), Limits())
     listener = Listener(table, lambda door: HttpConnection(door, websockets, for_peers([])), Limits())
@@ -118,3 +119,33 @@ async def test_the_secret_is_asked_for_again_on_each_request_of_a_connection() -
                 await reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
             assert int(head.split()[1]) == status
         writer.close()
+
+
+@pytest.mark.parametrize("ends", ["dead", "answers", "silent"])
+async def test_a_peer_is_dead_once_its_listener_is_gone_not_when_a_connection_breaks(
+    ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed process closes its connections before its listener, or after it."""
+    monkeypatch.setattr("brayx.cluster.peers._PROBE_TIMEOUT_S", 0.5)
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readline()
+        if connections == 1:
+            pass  # the request's own connection breaks while the listener is still open
+        elif ends == "dead":
+            server.close()
+        elif ends == "answers":
+            writer.write(b"HTTP/1.1 401 Unauthorized\r\n\r\n")
+        else:
+            await asyncio.sleep(1)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        address = "http://{}:{}".format(*server.sockets[0].getsockname())
+        with pytest.raises(PeerDied if ends == "dead" else Overloaded):
+            await Peers(secret).forward(address, StepRequest(StepKind.TICK, "s", b"x"), 5.0)
+    assert connections == 2

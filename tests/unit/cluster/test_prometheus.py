@@ -65,14 +65,14 @@ def test_sums_of_several_parts_add_up_by_label() -> None:
 
 
 @pytest.mark.parametrize("total", [0.0, -1.0, math.nan, math.inf])
-def test_a_counter_is_never_given_what_it_cannot_take(total: float) -> None:
+def test_a_counter_never_gets_an_invalid_value(total: float) -> None:
     recorder = Recorder()
     recorder.add("own", total, kind=Kind.SUM)
     recorder.add("ticks", 1.0)
     assert by_name(folded(Fold(), recorder)) == {("brayx_ticks", ""): 1.0}
 
 
-def test_a_level_that_is_no_number_is_not_shown() -> None:
+def test_a_non_finite_level_is_not_shown() -> None:
     recorder = Recorder()
     recorder.add("loss", math.nan)
     recorder.add("entropy", 1.0, weight=0.0)
@@ -91,7 +91,7 @@ def bucket(declared: Declared, value: float) -> int:
     return sum(bound < value for bound in declared.bounds)
 
 
-def test_few_samples_are_all_observed_each_in_its_bucket() -> None:
+def test_few_samples_are_all_observed_in_their_buckets() -> None:
     declared = EXPORTED["brayx_tick_seconds"]
     rng = random.Random(0)
     values = [*(10 ** rng.uniform(-6, 2) for _ in range(OBSERVATIONS - len(declared.bounds))), *declared.bounds]
@@ -117,7 +117,7 @@ def test_samples_past_all_buckets_are_finite_observations(value: float) -> None:
     assert bucket(declared, seen) == bucket(declared, value)
 
 
-def test_of_many_samples_a_part_is_observed_and_rare_ones_come_through_in_proportion() -> None:
+def test_many_samples_are_observed_in_part_with_rare_ones_in_proportion() -> None:
     fold, recorder, seen, counted = Fold(), Recorder(), Counter[str](), 0.0
     for _ in range(50):
         for _ in range(1980):
@@ -135,7 +135,7 @@ def test_of_many_samples_a_part_is_observed_and_rare_ones_come_through_in_propor
     assert seen == {"quick": 50 * 99, "slow": 50}
 
 
-def test_more_names_than_a_bound_are_dropped_and_counted() -> None:
+def test_names_beyond_the_bound_are_dropped_and_counted() -> None:
     fold, recorder = Fold(max_names=10), Recorder()
     for part in range(3):
         for number in range(8):
@@ -172,14 +172,14 @@ def dashboard() -> dict[str, Any]:
 
 def queries() -> list[str]:
     document = dashboard()
-    asked = [target["expr"] for panel in document["panels"] for target in panel.get("targets", ())]
-    return asked + [v["query"]["query"] for v in document["templating"]["list"] if v["type"] == "query"]
+    exprs = [target["expr"] for panel in document["panels"] for target in panel.get("targets", ())]
+    return exprs + [v["query"]["query"] for v in document["templating"]["list"] if v["type"] == "query"]
 
 
-def test_the_dashboard_asks_for_what_is_exported() -> None:
+def test_the_dashboard_queries_exported_metrics() -> None:
     series = {name for declared in EXPORTED.values() for name in declared.series}
-    asked = {name for query in queries() for name in re.findall(r"\bray_\w+", query)}
-    assert asked <= series, f"not exported: {asked - series}"
+    queried = {name for query in queries() for name in re.findall(r"\bray_\w+", query)}
+    assert queried <= series, f"not exported: {queried - series}"
     needed = {
         *(f"ray_brayx_{name}_total" for name in ("ticks", "sessions_started", "sessions_ended", "requests_refused")),
         *(f"ray_brayx_{name}_total" for name in ("ticks_forwarded", "ticks_fallen_back")),
@@ -187,10 +187,10 @@ def test_the_dashboard_asks_for_what_is_exported() -> None:
         *(f"ray_brayx_{name}_bucket" for name in ("forward_seconds", "forwarded_seconds")),
         *(f"ray_brayx_{name}" for name in ("sessions_active", "forward_batch_size", "acting_version")),
     }
-    assert needed <= asked, f"nowhere on the dashboard: {needed - asked}"
+    assert needed <= queried, f"nowhere on the dashboard: {needed - queried}"
 
 
-def test_the_dashboard_groups_by_tags_that_there_are() -> None:
+def test_the_dashboard_groups_by_existing_tags() -> None:
     for query in queries():
         named = {tag.strip() for tags in re.findall(r"by \(([^)]*)\)", query) for tag in tags.split(",")}
         named |= set(re.findall(r'[{,]\s*(\w+)\s*=~?"', query))
@@ -198,7 +198,7 @@ def test_the_dashboard_groups_by_tags_that_there_are() -> None:
         assert query.count("(") == query.count(")")
 
 
-def test_counters_are_asked_for_as_rates_and_levels_are_not() -> None:
+def test_counters_are_queried_as_rates_and_levels_are_not() -> None:
     for panel in dashboard()["panels"]:
         for target in panel.get("targets", ()):
             name = re.search(r"ray_\w+", target["expr"])
@@ -206,7 +206,7 @@ def test_counters_are_asked_for_as_rates_and_levels_are_not() -> None:
             assert ("rate(" in target["expr"]) == name[0].endswith(("_total", "_bucket")), target["expr"]
 
 
-def test_the_dashboard_s_panels_have_names_of_their_own_and_do_not_overlap() -> None:
+def test_the_dashboard_s_panels_have_unique_names_and_do_not_overlap() -> None:
     panels = dashboard()["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()

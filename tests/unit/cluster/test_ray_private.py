@@ -12,7 +12,9 @@ from brayx.cluster.ray_private import KeyValueStore
 from tests.waiting import until
 
 
-def test_a_store_that_hangs_or_fails_holds_up_nobody_and_gets_the_newest_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_hangs_or_fails_blocks_nothing_and_gets_the_newest_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     hangs, fails, kept = threading.Event(), [True], dict[str, list[str]]()
 
     class Flaky(KeyValueStore):
@@ -25,10 +27,10 @@ def test_a_store_that_hangs_or_fails_holds_up_nobody_and_gets_the_newest_later(m
     monkeypatch.setattr(ray_private, "_RETRY_S", 0.01)
     flaky: Any = Flaky("brayx", "it/sessions/")
     flaky.write("a", ["old"])
-    until(lambda: not flaky._waiting, "the writer having begun")
+    until(lambda: not flaky._waiting, "the start of the writer")
     flaky.write("a", ["new"])
     flaky.write("b", ["s"])
     assert not flaky.flush(0.01)
     hangs.set()
-    until(lambda: kept == {"a": ["new"], "b": ["s"]}, "what came last being written")
+    until(lambda: kept == {"a": ["new"], "b": ["s"]}, "the write of the last value")
     assert flaky.flush(30)

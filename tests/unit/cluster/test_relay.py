@@ -1,4 +1,4 @@
-"""The relay of weights between processes of one machine: newest wins, shared and read-only, after any end."""
+"""The relay of weights between processes of one machine: newest wins, shared and read-only, any side may end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not relay_module.available(), reason="a relay ne
 
 
 class Source:
-    """What a relay reads; counts how often."""
+    """The source that a relay reads; it counts the reads."""
 
     def __init__(self) -> None:
         self.found: tuple[int, int, Weights] | None = None
@@ -63,19 +63,19 @@ async def first(line: Line, than: int) -> tuple[int, int, float]:
     return version, step, float(weights_in(content)["w"][0])
 
 
-async def test_who_asks_gets_what_is_there_then_what_comes(relay: Relay, source: Source) -> None:
+async def test_a_reader_gets_the_current_version_and_then_newer_ones(relay: Relay, source: Source) -> None:
     relay.changed(source.put(1))
     line = Line(relay.address)
     assert await first(line, 0) == (1, 10, 1.0)
-    asking = asyncio.create_task(first(line, 1))
+    request = asyncio.create_task(first(line, 1))
     await asyncio.sleep(0.05)
-    assert not asking.done(), "there is nothing newer"
+    assert not request.done(), "no newer version exists"
     relay.changed(source.put(2))
-    assert await asking == (2, 20, 2.0)
+    assert await request == (2, 20, 2.0)
     line.close()
 
 
-async def test_all_share_one_reading_and_who_is_slow_misses_versions(relay: Relay, source: Source) -> None:
+async def test_readers_share_one_read_and_slow_ones_miss_versions(relay: Relay, source: Source) -> None:
     lines = [Line(relay.address) for _ in range(3)]
     assert [await line.newer(0, 0.0) for line in lines] == [None] * 3
     relay.changed(source.put(1))
@@ -83,46 +83,46 @@ async def test_all_share_one_reading_and_who_is_slow_misses_versions(relay: Rela
     assert source.reads == 1
     for version in range(2, 50):
         relay.changed(source.put(version))
-    assert source.reads == 1, "nobody asked, so nothing was packed"
+    assert source.reads == 1, "nothing is packed without a request"
     assert [await first(line, 1) for line in lines] == [(49, 490, 49.0)] * 3
     assert source.reads == 2
     for line in lines:
         line.close()
 
 
-async def test_what_was_packed_comes_though_there_be_a_newer_by_then_and_that_follows(
-    relay: Relay, source: Source
-) -> None:
+async def test_a_packed_version_is_delivered_before_a_newer_one(relay: Relay, source: Source) -> None:
     line = Line(relay.address)
     source.go_on.clear()
-    asking = asyncio.create_task(first(line, 0))
+    request = asyncio.create_task(first(line, 0))
     relay.changed(source.put(1))
     await until(lambda: source.reads == 1, timeout_s=10)
     relay.changed(source.put(2))
     source.go_on.set()
-    assert await asking == (1, 10, 1.0), "or who publishes faster than this packs would starve all"
+    assert await request == (1, 10, 1.0), "fast publishing must not starve the readers"
     assert await first(line, 1) == (2, 20, 2.0)
     line.close()
 
 
 @pytest.mark.parametrize("there", [0, 8])
-async def test_less_than_was_said_is_read_once_and_given(relay: Relay, source: Source, there: int) -> None:
-    """A store that was killed remembers the version of what it lost."""
+async def test_a_version_older_than_announced_is_read_and_delivered_once(
+    relay: Relay, source: Source, there: int
+) -> None:
+    """A killed store remembers the version of the weights it lost."""
     if there:
         source.put(there)
     line = Line(relay.address)
-    asking = asyncio.create_task(line.newer(5, 0.2))
+    request = asyncio.create_task(line.newer(5, 0.2))
     relay.changed(9)
-    found = await asking
+    found = await request
     assert (found is None) == (not there)
     assert await line.newer(8, 0.1) is None
-    assert source.reads <= 2, "not without end"
+    assert source.reads <= 2, "reads are bounded"
     relay.changed(source.put(10))
     assert await first(line, 8) == (10, 100, 10.0)
     line.close()
 
 
-async def test_no_descriptor_left_keeps_who_knocks_waiting_and_nothing_spins(
+async def test_without_free_descriptors_connections_wait_and_nothing_spins(
     relay: Relay, source: Source, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     relay.changed(source.put(1))
@@ -142,13 +142,13 @@ def refusing(_: socket.socket) -> None:
     raise OSError(errno.EMFILE, "too many open files")
 
 
-async def test_a_question_that_waited_too_long_is_still_answered(relay: Relay, source: Source) -> None:
+async def test_a_request_that_timed_out_is_still_answered(relay: Relay, source: Source) -> None:
     line = Line(relay.address)
     assert await line.newer(0, 0.01) is None
     assert await line.newer(0, 0.01) is None
     relay.changed(source.put(1))
     assert await first(line, 0) == (1, 10, 1.0)
-    assert await line.newer(1, 0.01) is None, "and once only"
+    assert await line.newer(1, 0.01) is None, "only once"
     line.close()
 
 
@@ -176,7 +176,7 @@ async def test_every_kind_of_array_arrives_whole_aligned_and_unchangeable(relay:
     line.close()
 
 
-async def test_weights_stay_when_the_relay_and_the_line_are_gone(source: Source) -> None:
+async def test_weights_stay_after_the_relay_and_the_line_are_gone(source: Source) -> None:
     relay = Relay(source)
     relay.changed(source.put(1, 300_000))
     line = Line(relay.address)
@@ -194,7 +194,7 @@ async def test_weights_stay_when_the_relay_and_the_line_are_gone(source: Source)
         Line(relay.address)
 
 
-async def test_weights_that_cannot_be_sent_end_the_lines_that_wait_and_the_next_come(
+async def test_weights_that_cannot_be_sent_end_the_waiting_lines_and_the_next_arrive(
     relay: Relay, source: Source, caplog: pytest.LogCaptureFixture
 ) -> None:
     line = Line(relay.address)
@@ -206,13 +206,13 @@ async def test_weights_that_cannot_be_sent_end_the_lines_that_wait_and_the_next_
     line.close()
     line = Line(relay.address)
     assert await line.newer(0, 0.1) is None
-    assert source.reads == 1, "not again and again"
+    assert source.reads == 1, "not repeatedly"
     relay.changed(source.put(2))
     assert await first(line, 0) == (2, 20, 2.0)
     line.close()
 
 
-async def test_nonsense_ends_that_line_alone(relay: Relay, source: Source) -> None:
+async def test_an_invalid_request_ends_only_its_line(relay: Relay, source: Source) -> None:
     good, bad = Line(relay.address), Line(relay.address)
     await until(lambda: relay.lines == 2, timeout_s=10)
     bad._socket.send(b"what")
@@ -226,7 +226,7 @@ async def test_nonsense_ends_that_line_alone(relay: Relay, source: Source) -> No
     await until(lambda: relay.lines == 0, timeout_s=10)
 
 
-async def test_another_users_process_is_turned_away(
+async def test_a_process_of_another_user_is_refused(
     relay: Relay, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user = os.getuid()
@@ -236,7 +236,7 @@ async def test_another_users_process_is_turned_away(
         with pytest.raises(PermissionError):
             Line(relay.address)
     line = Line(relay.address)
-    monkeypatch.setattr(relay_module.os, "getuid", lambda: user + 1)  # before it is let in
+    monkeypatch.setattr(relay_module.os, "getuid", lambda: user + 1)  # before it is accepted
     with pytest.raises(OSError):
         await line.newer(0, 10)
     line.close()
@@ -256,7 +256,7 @@ asyncio.run(follow())
 """
 
 
-async def test_another_process_reads_them_and_its_kill_harms_nobody(relay: Relay, source: Source) -> None:
+async def test_another_process_reads_them_and_its_kill_affects_no_other(relay: Relay, source: Source) -> None:
     relay.changed(source.put(1, 1_000_000))
     line = Line(relay.address)
     command = sys.executable, "-c", FOLLOWS, relay.address
@@ -272,7 +272,7 @@ async def test_another_process_reads_them_and_its_kill_harms_nobody(relay: Relay
     line.close()
 
 
-async def test_a_thousand_versions_leave_no_descriptor_behind(relay: Relay, source: Source) -> None:
+async def test_a_thousand_versions_leak_no_descriptor(relay: Relay, source: Source) -> None:
     line = Line(relay.address)
     relay.changed(source.put(1))
     assert (await first(line, 0))[0] == 1

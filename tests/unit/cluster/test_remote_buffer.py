@@ -22,7 +22,7 @@ from tests.waiting import until
 
 
 class Calls:
-    """An actor's handle whose calls end when and as the test says."""
+    """An actor's handle; the test decides when and how its calls end."""
 
     def __init__(self):
         self.push = self
@@ -31,7 +31,7 @@ class Calls:
     def remote(self, replays, drop=True, timeout_s=0.0, places=()):
         future = Future()
         self.made.append((len(replays), future))
-        self.asked, self.places = (drop, timeout_s), places
+        self.waits, self.places = (drop, timeout_s), places
         return SimpleNamespace(future=lambda: future, replays=replays)
 
 
@@ -40,7 +40,7 @@ def taken(whole=0, part=0, *, room=True, refused=0, why="", ended=False):
 
 
 def buffer(*lanes, config=CONFIG, **arguments):
-    """Over actors, each with its node: "" is this one, which has an id where a test before this one has started Ray."""
+    """A buffer over actors, each with its node; "" is this node (it has an id if an earlier test started Ray)."""
     here = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
     shards = Shards("buffer", config, [Shard(actor, node or here) for actor, node in lanes])
     return RemoteBuffer("buffer", shards=shards, **arguments)
@@ -51,7 +51,7 @@ def calls():
     return Calls()
 
 
-def test_what_closing_loses_is_counted(calls):
+def test_fragments_lost_by_closing_are_counted(calls):
     recorder = Recorder()
     remote = buffer((calls, ""), recorder=recorder)
     remote.push(fragment(1))
@@ -64,10 +64,10 @@ def test_what_closing_loses_is_counted(calls):
     assert len(calls.made) == 1
 
 
-def test_once_a_fragment_was_refused_pushes_name_their_place(calls):
+def test_after_a_refusal_pushes_name_their_place(calls):
     remote = buffer((calls, ""))
     remote.push(fragment(1))
-    assert calls.places == [""], "it costs good pushes nothing"
+    assert calls.places == [""], "good pushes do not look up their place"
     calls.made[0][1].set_result(taken(1, refused=1, why="obs"))
     remote.push(fragment(1))
     line = inspect.currentframe().f_lineno - 1
@@ -77,19 +77,19 @@ def test_once_a_fragment_was_refused_pushes_name_their_place(calls):
     remote.close(0)
 
 
-def test_what_waits_behind_a_failed_call_is_sent_without_another_push(calls):
+def test_fragments_behind_a_failed_call_are_sent_without_another_push(calls):
     remote = buffer((calls, ""))
     remote.push(fragment(1))
     remote.push(fragment(2))
     calls.made[0][1].set_exception(RuntimeError("the actor died"))
-    until(lambda: len(calls.made) == 2, "what waited being sent")
+    until(lambda: len(calls.made) == 2, "the sending of waiting fragments")
     calls.made[1][1].set_result(taken(1))
     assert remote.flush(5)
     assert remote.dropped == {"buffer_lost": 1}
     remote.close()
 
 
-def test_what_looks_wrong_is_counted_and_stops_nothing(calls):
+def test_a_malformed_fragment_is_counted_and_blocks_nothing(calls):
     """A reward that is one number has no length; the buffer reports that to the caller."""
     remote = buffer((calls, ""), max_pending=2)
     wrong = dataclasses.replace(fragment(3), reward=np.float32(1))
@@ -98,7 +98,7 @@ def test_what_looks_wrong_is_counted_and_stops_nothing(calls):
     assert remote.dropped == {"buffer_lost": 1}
     remote.push(wrong, fragment(1), fragment(1))
     assert remote.dropped == {"buffer_lost": 1, "full": 1}
-    until(lambda: len(calls.made) == 2, "the rest being sent")
+    until(lambda: len(calls.made) == 2, "the sending of the rest")
     remote.push(wrong)
     remote.close(0)
     assert remote.dropped == {"buffer_lost": 1, "full": 1, "closed": 1}
@@ -111,16 +111,16 @@ def test_a_call_without_an_answer_does_not_block_for_ever(calls):
     remote.push(fragment(3))
     time.sleep(0.06)
     remote.push(fragment(1))
-    until(lambda: [count for count, _ in calls.made] == [1, 1], "the next being sent")
+    until(lambda: [count for count, _ in calls.made] == [1, 1], "the sending of the next fragment")
     assert remote.dropped == {"buffer_lost": 3}
     calls.made[0][1].set_result(taken(1))
-    assert not remote.flush(0.01), "an answer that comes late settles its own call only"
+    assert not remote.flush(0.01), "a late answer settles only its own call"
     calls.made[1][1].set_result(taken(1))
     assert remote.flush(1)
     remote.close()
 
 
-def test_pushes_go_to_this_node_while_it_has_room_and_on_when_it_has_none():
+def test_pushes_go_to_this_node_while_it_has_room_and_then_to_others():
     far, near = Calls(), Calls()
     remote = buffer((far, "far"), (near, ""), config=changed(num_workers=2))
     for _ in range(3):
@@ -133,11 +133,11 @@ def test_pushes_go_to_this_node_while_it_has_room_and_on_when_it_has_none():
     far.made[-1][1].set_result(taken(1, room=False))
     assert (len(near.made), len(far.made)) == (4, 1)
     remote.push(fragment(1))
-    assert (len(near.made), len(far.made)) == (5, 1), "nobody has room: the nearest"
+    assert (len(near.made), len(far.made)) == (5, 1), "without room anywhere: the nearest"
     remote.close(0)
 
 
-def test_a_shard_that_died_is_passed_over_for_a_moment():
+def test_a_dead_shard_is_skipped_for_a_moment():
     far, near = Calls(), Calls()
     remote = buffer((far, "far"), (near, ""), config=changed(num_workers=2))
     remote.push(fragment(2))
@@ -162,7 +162,7 @@ def test_a_slow_shard_gets_help_before_something_is_dropped():
     remote.close(0)
 
 
-def test_density_bounds_the_shards_that_are_pushed_to():
+def test_density_bounds_the_number_of_shards():
     lanes = [(Calls(), "far") for _ in range(5)]
     remote = buffer((near := Calls(), ""), *lanes, config=changed(num_workers=6, density=2), max_pending=1)
     for _ in range(9):
@@ -173,39 +173,39 @@ def test_density_bounds_the_shards_that_are_pushed_to():
 
 
 def drive(steps, *answers):
-    """Runs a push that waits, and returns its calls and its rest."""
-    asked = []
+    """Runs a waiting push, and returns its calls and the rest."""
+    sent = []
     try:
         call = next(steps)
         for answer in answers:
-            asked.append(call and [len(replay) for replay in call.replays])
+            sent.append(call and [len(replay) for replay in call.replays])
             call = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
     except StopIteration as done:
-        return asked, done.value
+        return sent, done.value
     raise AssertionError(f"it asks for more: {call}")
 
 
-def test_a_push_that_waits_goes_on_where_the_buffer_stopped(calls):
+def test_a_waiting_push_continues_where_the_buffer_stopped(calls):
     remote = buffer((calls, ""))
     replays = [fragment(3), columns(6), fragment(5)]
-    asked, left = drive(
+    sent, left = drive(
         remote._offer(replays, 9.0), taken(1, 4, room=False), taken(room=False), taken(1, 2, room=False), taken(1)
     )
-    assert asked == [[3, 24, 5], [8, 5], [8, 5], [3]]
+    assert sent == [[3, 24, 5], [8, 5], [8, 5], [3]]
     assert left == []
-    assert calls.asked[0] is False
+    assert calls.waits[0] is False
 
 
-def test_all_shards_are_asked_before_one_is_waited_for():
+def test_all_shards_are_tried_before_waiting_for_one():
     far, near = Calls(), Calls()
     remote = buffer((far, "far"), (near, ""), config=changed(num_workers=2))
     full = taken(room=False)
     drive(remote._offer([fragment(3)], 9.0), full, full, full, taken(1))
     assert (len(near.made), len(far.made)) == (2, 2)
-    assert far.asked[1] > 0
+    assert far.waits[1] > 0
 
 
-def test_what_has_no_room_in_time_is_given_back(calls):
+def test_fragments_without_room_in_time_are_returned(calls):
     remote = buffer((calls, ""))
     _, left = drive(remote._offer([fragment(3), columns(4)], 0.0), taken(1, 1, room=False))
     assert [len(replay) for replay in left] == [12]
@@ -213,14 +213,14 @@ def test_what_has_no_room_in_time_is_given_back(calls):
         remote._all_taken(left, 0.0)
 
 
-def test_what_a_buffer_that_is_being_restarted_has_no_room_for_is_given_back(calls, monkeypatch):
+def test_fragments_for_a_restarting_buffer_are_returned(calls, monkeypatch):
     remote = buffer((calls, ""))
     monkeypatch.setattr(remote.shards, "gone", lambda: False)
     died = ray.exceptions.ActorDiedError()
     _, left = drive(remote._offer([fragment(3), columns(4)], 0.0), died)
     assert [len(replay) for replay in left] == [3, 16]
-    asked, left = drive(remote._offer([fragment(3)], 9.0), died, None, taken(1))
-    assert (asked, left) == ([[3], None, [3]], [])
+    sent, left = drive(remote._offer([fragment(3)], 9.0), died, None, taken(1))
+    assert (sent, left) == ([[3], None, [3]], [])
     assert not remote.dropped
     monkeypatch.setattr(remote.shards, "gone", lambda: True)
     with pytest.raises(ReplayError, match="was lost during a push"):
@@ -228,32 +228,32 @@ def test_what_a_buffer_that_is_being_restarted_has_no_room_for_is_given_back(cal
     assert remote.dropped == {"buffer_lost": 3}
 
 
-def test_a_push_that_waits_tells_of_refusals_at_its_end(calls):
+def test_a_waiting_push_reports_refusals_at_its_end(calls):
     steps = buffer((calls, ""))._offer([fragment(3), fragment(1)], 9.0)
     with pytest.raises(BadFragment, match="NaN"):
         drive(steps, taken(1, room=False, refused=1, why="obs: holds NaN"), taken(1))
 
 
-def test_a_buffer_that_has_ended_takes_no_more(calls):
+def test_a_buffer_that_has_ended_accepts_nothing(calls):
     with pytest.raises(ReplayError, match="its stream has ended"):
         drive(buffer((calls, ""))._offer([fragment(3)], 9.0), taken(1, ended=True))
 
 
-def test_options_that_a_running_buffer_does_not_have_are_refused(calls):
+def test_options_other_than_the_running_buffers_are_refused(calls):
     with pytest.raises(ConfigError, match="running with batch_size 2, not 3"):
         buffer((calls, ""), batch_size=3)
     assert buffer((calls, ""), batch_size=2).config == CONFIG
 
 
-def test_a_buffer_that_does_not_answer_is_pushed_to(calls, monkeypatch):
-    """It is being restarted, and empty then."""
+def test_pushes_to_a_silent_buffer_are_sent(calls, monkeypatch):
+    """The buffer is being restarted, and then it is empty."""
     remote = buffer((calls, ""))
     monkeypatch.setattr(remote.shards, "has_room", lambda timeout_s: timeout_s == 3.0)
     assert remote.has_room(3.0)
     assert not remote.has_room(2.0)
 
     def silent(timeout_s):
-        raise DeadlineExceeded("nobody said")
+        raise DeadlineExceeded("no answer")
 
     monkeypatch.setattr(remote.shards, "has_room", silent)
     assert remote.has_room(2.0)

@@ -37,7 +37,7 @@ def build():
 
 
 class Running:
-    """A model of the name ``m`` that runs, as far as handles ask for it: its replica counts the calls."""
+    """A running model ``m``, as far as handles use it; its replica counts the calls."""
 
     def __init__(self, monkeypatch, *, local, **options):
         placement = "local" if local else "remote"
@@ -69,7 +69,7 @@ class Running:
 
 
 class Subscriber:
-    """Follows nothing."""
+    """A subscriber that follows no store."""
 
     def __init__(self, store, on_weights):
         self.running = False
@@ -97,7 +97,7 @@ async def test_forwards_of_many_handles_are_one_call(running):
         await asyncio.to_thread(handle.close)
 
 
-async def test_a_handle_that_is_closed_leaves_the_others_theirs(running):
+async def test_closing_a_handle_does_not_affect_the_others(running):
     one, other = RemoteModel("m"), RemoteModel("m")
     client = one.client()
     assert other.client() is client
@@ -112,7 +112,7 @@ async def test_a_handle_that_is_closed_leaves_the_others_theirs(running):
 
 
 @pytest.mark.parametrize("local", [True, False])
-async def test_a_closed_handle_acts_no_more(monkeypatch, local):
+async def test_a_closed_handle_refuses_forwards(monkeypatch, local):
     running = Running(monkeypatch, local=local)
     one, last = RemoteModel("m"), RemoteModel("m")
     shared = last._shared
@@ -124,15 +124,15 @@ async def test_a_closed_handle_acts_no_more(monkeypatch, local):
     with pytest.raises(ModelError, match="closed"):
         await last.forward(X)
     with pytest.raises(ModelError, match="closed"):
-        await asyncio.to_thread(last, X)  # on a loop that none of them was used on
+        await asyncio.to_thread(last, X)  # on an event loop that none of the handles was used on
     with pytest.raises(ModelError, match="closed"):
         last.client()
     with pytest.raises(ModelError, match="closed"):
-        shared.on_this_loop()  # as of who asks while the last one is being closed
+        shared.on_this_loop()  # as from a caller while the last handle is being closed
     await running.replica.close()
 
 
-async def test_another_connection_to_ray_or_another_model_of_that_name_shares_nothing(running):
+async def test_another_ray_connection_or_model_of_that_name_shares_nothing(running):
     one = RemoteModel("m")
     running.connection = "2"
     other = RemoteModel("m")
@@ -158,7 +158,7 @@ def test_in_local_mode_a_process_builds_one_engine_at_the_newest_version(monkeyp
     assert not subscriber.running
 
 
-def test_handles_that_are_dropped_follow_nothing(monkeypatch):
+def test_dropped_handles_stop_following(monkeypatch):
     Running(monkeypatch, local=True)
     one, other = RemoteModel("m"), RemoteModel("m")
     subscriber = one._shared.subscriber
@@ -167,10 +167,10 @@ def test_handles_that_are_dropped_follow_nothing(monkeypatch):
     assert subscriber.running
     del other
     gc.collect()
-    until(lambda: not subscriber.running, "it is let go")
+    until(lambda: not subscriber.running, "the end of the subscriber")
 
 
-async def test_in_local_mode_others_have_their_turn_between_the_calls_of_a_batch(monkeypatch):
+async def test_in_local_mode_others_are_served_between_the_calls_of_a_batch(monkeypatch):
     running = Running(monkeypatch, local=True)
     model = RemoteModel("m")
     newest = model._shared._versions.newest
@@ -198,7 +198,7 @@ async def test_in_local_mode_others_have_their_turn_between_the_calls_of_a_batch
 
 
 @pytest.mark.parametrize("local", [True, False])
-async def test_forwards_are_batched_as_the_model_says(monkeypatch, local):
+async def test_forwards_are_batched_as_the_model_configures(monkeypatch, local):
     options = {"max_batch_size": 4, "max_wait_ms": 10_000, "max_queue": 4, "buckets": [8, 4]}
     running = Running(monkeypatch, local=local, **options)
     model = RemoteModel("m")
@@ -208,7 +208,7 @@ async def test_forwards_are_batched_as_the_model_says(monkeypatch, local):
         newest.run = lambda leaves: running.calls.append(len(leaves[0])) or run(leaves)
     first = asyncio.create_task(model.forward(X))
     await asyncio.sleep(0.05)
-    assert not running.calls, "it waits for company"
+    assert not running.calls, "it waits for other rows"
     results = await asyncio.gather(first, *[model.forward(X) for _ in range(4)], return_exceptions=True)
     assert [isinstance(result, QueueFull) for result in results] == [False] * 4 + [True]
     assert running.calls == [4]
@@ -232,21 +232,21 @@ async def test_a_large_batch_has_one_deadline_for_all_of_its_parts(running):
     outputs = await model.forward(np.ones((20 * 64, 2), np.float32), batch=True)
     assert outputs.shape == (20 * 64, 1)
     assert len(left_s) == 20
-    assert 5 >= max(left_s[:8]) > max(left_s[8:]), "those that wait for a slot have what is left"
+    assert 5 >= max(left_s[:8]) > max(left_s[8:]), "parts that wait for a slot have the remaining time"
     await asyncio.to_thread(model.close)
 
 
-async def test_of_a_large_batch_that_fails_no_part_goes_on(running):
-    begun, ended = [], []
+async def test_no_part_of_a_failed_large_batch_continues(running):
+    started, ended = [], []
     all_begun = asyncio.Event()
 
     async def forward(columns, version, deadline_s):
-        begun.append(columns)
-        if len(begun) == 8:
+        started.append(columns)
+        if len(started) == 8:
             all_begun.set()
         try:
             await all_begun.wait()
-            if columns is begun[0]:
+            if columns is started[0]:
                 raise QueueFull("no room")
             await asyncio.Event().wait()
         finally:
@@ -256,11 +256,11 @@ async def test_of_a_large_batch_that_fails_no_part_goes_on(running):
     model = RemoteModel("m")
     with pytest.raises(QueueFull, match="no room"):
         await model.forward(np.ones((20 * 64, 2), np.float32), batch=True)
-    assert len(begun) == len(ended) < 20
+    assert len(started) == len(ended) < 20
     await asyncio.to_thread(model.close)
 
 
-async def test_what_runs_is_not_ended_for_a_model_that_is_not_sound(running):
+async def test_a_faulty_model_does_not_end_the_running_one(running):
     with pytest.raises(ModelError, match="fails on its own forward_args"):
         RemoteModel("m", build()[0], (np.zeros((1, 3), np.float32),), override_model=True)
     assert running.removed == []
@@ -268,7 +268,7 @@ async def test_what_runs_is_not_ended_for_a_model_that_is_not_sound(running):
 
 @pytest.fixture
 def kept(monkeypatch):
-    """Recipes that starts keep, while no model of that name is there when they look, and one is when they are done."""
+    """The recipes stored by starts; no model of that name exists before a start, and one exists after it."""
     running, recipes = Running(monkeypatch, local=True), []
 
     def create(name, namespace, *, about, **options):
@@ -281,7 +281,7 @@ def kept(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DeadlineExceeded])
-def test_a_start_that_is_interrupted_as_soon_as_it_has_the_name_gives_it_back(kept, monkeypatch, error):
+def test_a_start_interrupted_after_it_took_the_name_releases_it(kept, monkeypatch, error):
     def interrupted(store, timeout_s):
         raise error("while the store starts")
 
@@ -297,8 +297,8 @@ def test_a_start_that_is_interrupted_as_soon_as_it_has_the_name_gives_it_back(ke
 @pytest.mark.parametrize(
     "where", ["InitialWeights", "initial_recipe", "create_weight_store", "recipe_of", "WeightPublisher"]
 )
-def test_wherever_a_start_fails_its_trial_is_not_left_at_work(kept, monkeypatch, tracking_db, where, error):
-    """Else no other process could start the model as long as this one lives."""
+def test_a_failed_start_never_leaves_its_trial_running(kept, monkeypatch, tracking_db, where, error):
+    """Otherwise no other process could start the model while this one lives."""
     opened, begin = [], Trial.open
 
     def open_trial(*args, **options):
@@ -312,20 +312,20 @@ def test_wherever_a_start_fails_its_trial_is_not_left_at_work(kept, monkeypatch,
     failing.of = failing
     monkeypatch.setattr(remote, "named_lock", lambda *args: contextlib.nullcontext())
     monkeypatch.setattr(remote.Trial, "open", open_trial)
-    monkeypatch.setattr(named, "find_actor", failing)  # what was started is not to be found either
+    monkeypatch.setattr(named, "find_actor", failing)  # the started model cannot be found either
     with pytest.raises(error):
         RemoteModel("m", *build(), checkpoint_interval=1, tracking=tracking_db)
     run = client_of(tracking_db).get_run(opened[0].run_id).info
     assert (run.lifecycle_stage, run.status) in {("deleted", "RUNNING"), ("active", "KILLED")}
 
 
-def test_options_of_batching_are_kept_for_every_process(kept):
+def test_batching_options_are_stored_for_every_process(kept):
     options = {"max_wait_ms": 5, "max_queue": 2, "threads": 2}
     RemoteModel("m", *build(), buckets=(4,), local_mode=True, **options).close()
     assert kept[0].config.model_dump(include={*options, "buckets"}) == {**options, "buckets": [4]}
 
 
-def test_options_are_those_of_a_model_component(kept):
+def test_options_match_those_of_a_model_component(kept):
     config = ModelConfig(module="unused", engine="torch", max_versions=3, threads=2)
     RemoteModel("m", *build(), config=config, threads=4, deadline_s=1).close()
     assert kept[0].config == config.model_copy(update={"threads": 4, "deadline_s": 1.0})
@@ -342,7 +342,7 @@ def test_options_are_those_of_a_model_component(kept):
 @pytest.mark.parametrize(
     "interval", ["5m", 0, -1, True, 2.5, float("nan"), timedelta(0), timedelta(seconds=-1), np.float32(3)]
 )
-def test_an_interval_that_no_checkpoint_can_have_is_refused_before_anything_starts(kept, interval):
+def test_an_invalid_checkpoint_interval_is_refused_before_anything_starts(kept, interval):
     with pytest.raises(ConfigError, match=r"expected steps, an integer from 1; or time .*minutes=5") as refused:
         RemoteModel("m", *build(), checkpoint_interval=interval)
     assert refused.value.details == {"key": "checkpoint_interval"}
@@ -350,7 +350,7 @@ def test_an_interval_that_no_checkpoint_can_have_is_refused_before_anything_star
     assert kept == []
 
 
-def test_a_gpu_that_onnx_runtime_would_not_use_is_refused_in_the_words_of_the_constructor(kept):
+def test_a_gpu_that_onnx_runtime_would_not_use_is_refused_by_constructor_argument(kept):
     with pytest.raises(ConfigError, match=r"^gpus_per_worker is 1, expected 0 .* use_onnx=False torch acts") as refused:
         RemoteModel("m", *build(), gpus_per_worker=1)
     assert refused.value.details == {"key": "gpus_per_worker"}
@@ -360,7 +360,7 @@ def test_a_gpu_that_onnx_runtime_would_not_use_is_refused_in_the_words_of_the_co
 
 
 @pytest.mark.parametrize("step", [1.0, True, -2, "7", None, np.float32(1), np.bool_(True), np.int64(-5)])
-async def test_a_step_that_is_no_count_is_refused_alike_whoever_publishes(running, step):
+async def test_every_publisher_refuses_an_invalid_step(running, step):
     model = RemoteModel("m")
     for publish in (model.publish_weights, WeightPublisher(running).publish):
         with pytest.raises(ConfigError) as refused:

@@ -27,5 +27,5 @@ def test_a_snapshot_too_large_for_the_directory_is_counted() -> None:
     for actor, reply in ((MAX_SNAPSHOT_BYTES + 1, None), (MAX_SNAPSHOT_BYTES, b"x")):
         routing.keep("s", Snapshot(2, 0, reply, bytes(actor)))
         assert directory.keep("s", "me", Snapshot(2, 0, reply, bytes(actor))) is False
-    assert kept == [True, True], "what would be refused is not sent"
+    assert kept == [True, True], "a snapshot that would be refused is not sent"
     assert recorder.summary()["snapshots_failed"] == 2

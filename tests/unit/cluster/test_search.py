@@ -28,8 +28,8 @@ def test_the_clusters_cpus_decide_how_many_trials_run(
     assert shares(competition, trials, cpus) == expected
 
 
-def test_asha_compares_trials_at_the_same_env_steps_however_often_they_were_looked_at() -> None:
-    """Games that last are first looked at at 3000 steps, with a return that is high for 1000 and low for 3000."""
+def test_asha_compares_trials_at_the_same_env_steps_for_any_reporting() -> None:
+    """A trial with long games first reports at 3000 steps; its return is high for 1000 steps and low for 3000."""
     asha = scheduler(ASHA)
     asha.set_search_properties("score", "max")
     quick, slow, late = (Trial("a_trial", trial_id=name, stub=True) for name in ("quick", "slow", "late"))
@@ -47,4 +47,4 @@ def test_asha_compares_trials_at_the_same_env_steps_however_often_they_were_look
     assert verdict(late, 4010, 2, 90.0) == "CONTINUE"
     other = Trial("a_trial", trial_id="other", stub=True)
     asha.on_trial_add(None, other)
-    assert verdict(other, 1000, 1, 12.0) == "CONTINUE", "a score at 4010 steps is not among those at 1000"
+    assert verdict(other, 1000, 1, 12.0) == "CONTINUE", "a score at 4010 steps is not compared with those at 1000"

@@ -19,7 +19,7 @@ LATE = "The current node timed out during startup"
 
 
 class Starts:
-    """Stands in for `ray.init`: the first ``failures`` calls leave a process of Ray's and one of another, and fail."""
+    """Stands in for `ray.init`: the first ``failures`` calls fail and leave a process of Ray's and another one."""
 
     def __init__(self, failures: int, log: str | None) -> None:
         self.failures, self.log = failures, log
@@ -31,14 +31,14 @@ class Starts:
         self.given.append(options)
         if len(self.given) > self.failures:
             return
-        assert all(process.poll() is not None for process in self.of_ray), "the last try's are ended before the next"
+        assert all(process.poll() is not None for process in self.of_ray), "the last try's are ended first"
         self.of_ray.append(sleeping("/site-packages/ray/core/raylet"))
         self.of_others.append(sleeping("game.py"))
         if self.log is not None:
             logs = Path(os.environ["RAY_TMPDIR"], "ray", f"session_{len(self.given)}_{os.getpid()}", "logs")
             logs.mkdir(parents=True)
             (logs / "raylet.out").write_text(self.log)
-        raise Exception(f"{LATE}\nand more")  # Ray's own is of the bare class, too
+        raise Exception(f"{LATE}\nand more")  # Ray raises the bare class, too
 
 
 def sleeping(word: str) -> subprocess.Popen[bytes]:
@@ -67,21 +67,21 @@ def starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.Fixt
     indirect=["starts"],
     ids=["the node's reason", "the node's log", "no node"],
 )
-def test_after_five_failed_tries_the_last_ones_reason_is_the_error(starts: Starts, reason: str) -> None:
-    said: list[str] = []
+def test_after_five_failed_tries_the_error_is_the_last_reason(starts: Starts, reason: str) -> None:
+    lines: list[str] = []
     with pytest.raises(StartupError, match=f"^Ray did not start in 5 tries: {LATE}{reason}"):
-        start_ray(said.append, num_cpus=2)
+        start_ray(lines.append, num_cpus=2)
     assert starts.given == [{"address": "local", "num_cpus": 2}] * 5
-    assert [line.partition(": ")[0] for line in said] == [
+    assert [line.partition(": ")[0] for line in lines] == [
         f"Ray did not start, trying again ({tries} of 5 tries failed)" for tries in range(1, 5)
     ]
-    assert all(LATE in line for line in said)
-    assert all(process.poll() is not None for process in starts.of_ray), "what a failed try left is ended"
-    assert all(process.poll() is None for process in starts.of_others), "what another thread started is not"
+    assert all(LATE in line for line in lines)
+    assert all(process.poll() is not None for process in starts.of_ray), "processes that a failed try left are ended"
+    assert all(process.poll() is None for process in starts.of_others), "processes of another thread are not"
 
 
 @pytest.mark.parametrize("starts", [(2, None)], indirect=True)
-def test_a_ray_that_is_late_is_started_again(starts: Starts) -> None:
-    said: list[str] = []
-    start_ray(said.append)
-    assert (len(starts.given), len(said)) == (3, 2)
+def test_a_ray_that_starts_too_late_is_started_again(starts: Starts) -> None:
+    lines: list[str] = []
+    start_ray(lines.append)
+    assert (len(starts.given), len(lines)) == (3, 2)

@@ -15,16 +15,16 @@ async def test_versions_start_at_one_and_grow():
     assert store.newest() == (2, 20, "w20")
 
 
-async def test_a_store_that_lost_its_memory_goes_on_above_what_the_publisher_saw():
+async def test_an_emptied_store_continues_above_the_publishers_version():
     store: WeightStore[str] = WeightStore()
     assert store.publish(1, "w", at_least=41) == 41
     assert store.publish(2, "w", at_least=2) == 42
 
 
-async def test_a_store_that_was_restarted_counts_on_from_what_it_remembers():
+async def test_a_restarted_store_counts_on_from_the_version_it_remembers():
     store: WeightStore[str] = WeightStore(last=(41, 700))
     assert (store.newest(), store.standing()) == (None, (41, 700))
-    assert store.restore(40, 650, "given back"), "the newest that anybody has"
+    assert store.restore(40, 650, "given back"), "the newest version of any subscriber"
     assert store.standing() == (40, 650)
     assert store.publish(-1, "w") == 42
     assert store.newest() == (42, 701, "w")
@@ -48,7 +48,7 @@ async def test_every_waiter_gets_the_newest():
     assert await asyncio.gather(*waiting) == [(3, 3, "third")] * 3
 
 
-async def test_wait_newer_ends_without_news():
+async def test_wait_newer_ends_without_a_newer_version():
     store: WeightStore[str] = WeightStore()
     assert await store.wait_newer(0, timeout_s=0.01) is None
 
@@ -63,7 +63,7 @@ async def test_the_last_few_are_kept():
     assert store.newest() == (5, 50, "w50")
 
 
-async def test_a_store_that_lost_its_memory_asks_one_at_a_time_to_give_it_back():
+async def test_an_emptied_store_asks_one_subscriber_at_a_time_for_the_weights():
     store: WeightStore[str] = WeightStore()
     assert await store.wait_newer(7, timeout_s=1) == 0
     others = [asyncio.create_task(store.wait_newer(than, timeout_s=5)) for than in (7, 6)]
@@ -78,7 +78,7 @@ async def test_a_store_that_lost_its_memory_asks_one_at_a_time_to_give_it_back()
     assert await others[0] == (8, 80, "w80")
 
 
-async def test_another_is_asked_when_the_first_does_not_give_it_back(monkeypatch):
+async def test_an_emptied_store_asks_another_subscriber_if_the_first_fails(monkeypatch):
     monkeypatch.setattr(weight_store, "MARGIN_S", 0.0)
     store: WeightStore[str] = WeightStore()
     assert await store.wait_newer(7, timeout_s=1) == 0

@@ -20,14 +20,14 @@ from brayx.errors import DeadlineExceeded, StartupError
 from brayx.model.local import LocalModel
 
 
-async def test_a_subscriber_outlives_an_error_nobody_expected(caplog):
-    asked, going_on = [], asyncio.Event()
+async def test_a_subscriber_survives_an_unexpected_error(caplog):
+    requested, going_on = [], asyncio.Event()
 
     async def wait_newer(than, timeout_s):
-        asked.append(than)
-        if len(asked) == 2:
+        requested.append(than)
+        if len(requested) == 2:
             raise KeyError("not one of Ray's")
-        if len(asked) == 5:
+        if len(requested) == 5:
             going_on.set()
         await asyncio.sleep(0.01)
 
@@ -42,8 +42,8 @@ async def test_a_subscriber_outlives_an_error_nobody_expected(caplog):
     assert not subscriber.running
 
 
-class Restarted:
-    """A weight store as its handle is, which is away for the first questions and then has lost version 5."""
+class RestartedStore:
+    """The handle of a weight store that is unavailable for the first calls and has lost version 5 afterwards."""
 
     def __init__(self, away=2, last=(5, 50)):
         self.store = WeightStore(last=last)
@@ -66,33 +66,33 @@ def at_once(monkeypatch):
     monkeypatch.setattr(weights_module, "_AGAIN_AFTER_S", 0.01)
 
 
-async def test_who_answers_others_begins_with_what_was_published(at_once):
-    store, came = Restarted(), []
-    subscriber = WeightSubscriber(store, lambda version, weights: came.append((version, weights)), relayed=False)
+async def test_a_replica_starts_with_the_published_weights(at_once):
+    store, received = RestartedStore(), []
+    subscriber = WeightSubscriber(store, lambda version, weights: received.append((version, weights)), relayed=False)
     starting = asyncio.create_task(subscriber.start_abreast(timeout_s=10))
     await asyncio.sleep(0.2)
-    assert not starting.done(), "it would act as built"
+    assert not starting.done(), "it would act with the weights it was built with"
     store.store.restore(5, 50, ["w50"])
     assert await starting == 5
-    assert came == [(5, "w50")]
+    assert received == [(5, "w50")]
     assert subscriber.running
     await subscriber.stop()
 
 
 @pytest.mark.parametrize(
     ("store", "why"),
-    [(Restarted(), "has lost version 5, the newest"), (Restarted(away=10**9), "does not answer: ")],
+    [(RestartedStore(), "has lost version 5, the newest"), (RestartedStore(away=10**9), "does not answer: ")],
     ids=["lost", "away"],
 )
-async def test_without_it_who_answers_others_does_not_begin(at_once, store, why):
+async def test_a_replica_does_not_start_without_the_published_weights(at_once, store, why):
     subscriber = WeightSubscriber(store, lambda version, weights: None, relayed=False)
     with pytest.raises(StartupError, match=f"weight store {why}"):
         await subscriber.start_abreast(timeout_s=0.1)
     assert not subscriber.running
 
 
-async def test_nor_with_weights_that_are_not_taken(at_once):
-    store = Restarted(away=0)
+async def test_a_replica_does_not_start_with_refused_weights(at_once):
+    store = RestartedStore(away=0)
     store.store.restore(5, 50, ["w50"])
 
     def take(version, weights):
@@ -104,30 +104,30 @@ async def test_nor_with_weights_that_are_not_taken(at_once):
     assert not subscriber.running
 
 
-async def test_where_nothing_was_ever_published_it_begins_as_built(at_once):
-    subscriber = WeightSubscriber(Restarted(last=(0, 0)), lambda version, weights: None, relayed=False)
+async def test_a_replica_starts_as_built_if_nothing_was_published(at_once):
+    subscriber = WeightSubscriber(RestartedStore(last=(0, 0)), lambda version, weights: None, relayed=False)
     assert await subscriber.start_abreast(timeout_s=10) == 0
     assert subscriber.running
     await subscriber.stop()
 
 
 class SlowEngine(TorchEngine):
-    """Makes weights after the first ones ready only when the test allows it."""
+    """An engine that prepares later weights only when the test allows it."""
 
     def __init__(self):
         super().__init__(torch.nn.Linear(2, 1), (np.zeros((1, 2), np.float32),))
-        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.started, self.go_on = threading.Event(), threading.Event()
         self.bound = 0
 
     def bind(self, weights):
         self.bound += 1
         if self.bound > 1:
-            self.begun.set()
+            self.started.set()
             self.go_on.wait(5)
         return super().bind(weights)
 
 
-async def test_forwards_go_on_while_new_weights_are_made_ready(monkeypatch):
+async def test_forwards_continue_while_new_weights_are_prepared(monkeypatch):
     engine = SlowEngine()
     model = LocalModel(engine)
     monkeypatch.setattr(weights_module.ray, "get", lambda kept, timeout: kept)
@@ -141,10 +141,10 @@ async def test_forwards_go_on_while_new_weights_are_made_ready(monkeypatch):
     subscriber = WeightSubscriber(store, model.load, relayed=False)
     starting = asyncio.create_task(subscriber.start())
     async with asyncio.timeout(20):
-        assert await asyncio.to_thread(engine.begun.wait, 10)
+        assert await asyncio.to_thread(engine.started.wait, 10)
         for _ in range(10):
             assert (await model.forward(np.ones(2, np.float32))).policy_version == 0
-        assert not starting.done(), "the weights were ready before a forward could be asked"
+        assert not starting.done(), "the weights were ready before a forward could start"
         engine.go_on.set()
         assert await starting == 1
     assert (await model.forward(np.ones(2, np.float32))).policy_version == 1
@@ -152,7 +152,7 @@ async def test_forwards_go_on_while_new_weights_are_made_ready(monkeypatch):
     await model.close()
 
 
-async def test_a_fetch_that_ray_leaves_hanging_is_made_again_with_a_reference_of_its_own(monkeypatch):
+async def test_a_fetch_that_hangs_in_ray_is_repeated_with_a_new_reference(monkeypatch):
     given = iter(["hangs", "comes"])
 
     async def get(version):

@@ -35,15 +35,15 @@ from deployments.weights import WeightSource, pooled, registered
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_replica_is_told_a_folder_that_stays_or_the_version_to_download(tracking_db: str, tmp_path: Path) -> None:
+def test_a_replica_gets_a_permanent_folder_or_the_version_to_download(tracking_db: str, tmp_path: Path) -> None:
     job = JobConfig.load(ROOT / "pipelines" / "templates" / "cartpole.yaml")
     trial = Trial.open(job.project, "t", tracking_db)
     (tmp_path / "made").mkdir()
-    (tmp_path / "made" / "weights.npz").write_bytes(b"nobody reads them here")
+    (tmp_path / "made" / "weights.npz").write_bytes(b"not read here")
     register(trial, trial.save_checkpoint(tmp_path / "made", 1), job.project)
     source = pooled(job, "model", tracking_db)
     assert Path(source.checkpoint, "weights.npz").is_file()
-    assert Path(source.checkpoint).is_relative_to(tmp_path / "mlartifacts"), "the run's own"
+    assert Path(source.checkpoint).is_relative_to(tmp_path / "mlartifacts"), "the run's own folder"
     client = MlflowClient(tracking_db)
     client.create_model_version(job.project, source="http://127.0.0.1:1/elsewhere")
     client.set_registered_model_alias(job.project, "champion", "2")
@@ -52,7 +52,7 @@ def test_a_replica_is_told_a_folder_that_stays_or_the_version_to_download(tracki
 
 
 @pytest.mark.parametrize("at", ["folder", "registry"])
-async def test_a_model_beside_its_agents_begins_with_its_version(tracking_db: str, tmp_path: Path, at: str) -> None:
+async def test_a_model_in_its_agents_process_starts_with_its_version(tracking_db: str, tmp_path: Path, at: str) -> None:
     job = JobConfig.load(ROOT / "pipelines" / "templates" / "cartpole.yaml")
     module, _ = build_model(job.folder, job.models["model"].module, "model", job.as_dict())
     (tmp_path / "made").mkdir()
@@ -69,17 +69,17 @@ async def test_a_model_beside_its_agents_begins_with_its_version(tracking_db: st
 
 
 class Built(Exception):
-    """Ends a replica's start where the rest needs Ray."""
+    """Stops a replica's start before the part that needs Ray."""
 
 
 class Starting(ActorReplica):
-    def __del__(self) -> None:  # type: ignore[override]  # it has nothing to end
+    def __del__(self) -> None:  # type: ignore[override]  # nothing to close
         pass
 
 
 @pytest.mark.parametrize("mode", ["train", "serve"])
 @pytest.mark.parametrize("where", ["file", "environment"])
-async def test_keys_are_asked_for_when_a_job_is_served_not_while_it_trains(
+async def test_keys_are_required_for_serving_and_not_for_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Literal["train", "serve"], where: str
 ) -> None:
     file = tmp_path / "keys.txt"
@@ -88,7 +88,7 @@ async def test_keys_are_asked_for_when_a_job_is_served_not_while_it_trains(
     overrides = [f"actor.keys_file={file}"] if where == "file" else []
     if where == "environment":
         monkeypatch.setenv("BRAYX_KEYS_FILE", str(file))
-    # Whatever the YAML says of the mode, a training trains, and what is served is served.
+    # The command decides between training and serving, whatever mode the YAML has.
     other = {"train": "serve", "serve": "train"}[mode]
     job = JobConfig.load(ROOT / "pipelines" / "templates" / "cartpole.yaml", [*overrides, f"mode={other}"])
     spec = actor_spec(job, "actor", mode=mode, weights={"model": WeightSource()})
@@ -113,16 +113,16 @@ async def test_the_status_page_names_the_registered_version(tmp_path: Path, trac
     (tmp_path / "weights.npz").rename(tmp_path / "checkpoint" / "weights.npz")
     trial = Trial.open("cartpole", "t", tracking_db)
     register(trial, trial.save_checkpoint(tmp_path / "checkpoint", 1), "cartpole")
-    for weights, told in (
+    for weights, versions in (
         (pooled(job, "model", tracking_db, "models:/cartpole/1"), ["models:/cartpole/1"]),
         (WeightSource(), []),
     ):
         runtime = await build_runtime(actor_spec(job, "actor", mode="serve", weights={"model": weights}), {})
-        assert runtime.describe()["registered"] == {"model": told}
+        assert runtime.describe()["registered"] == {"model": versions}
         for close in runtime.close:
             await close()
 
-    # Followed, it is what sessions get that begin now, and the canary's.
+    # With a followed alias it is the version for new sessions, and the canary's.
     engine = TorchEngine(module, example)
 
     async def fetch(version: int) -> Weights:
@@ -143,8 +143,8 @@ async def test_the_status_page_names_the_registered_version(tmp_path: Path, trac
     await model.close()
 
 
-def test_games_do_not_fill_a_buffer_of_normalised_observations() -> None:
-    """Nor one of their own, which the same model would learn from."""
+def test_games_cannot_fill_a_buffer_of_normalised_observations() -> None:
+    """Nor a buffer of their own that the same model learns from."""
     config: dict[str, Any] = {"a": {"kind": "rollout", "buffer": "b", "normalise_obs": True}, "c": {"buffer": "d"}}
     assert _normalising({**config, "e": 1}) == "a"
     config["a"]["normalise_obs"] = False

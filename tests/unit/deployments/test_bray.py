@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def load(folder: Path, component: str, **options: Any) -> JobConfig:
-    """The project's job with options of a component written, null included, in its file."""
+    """The project's job with a component's options, also null, written into its file."""
     job = yaml.safe_load((folder / "pong.yaml").read_text())
     part = job.setdefault(component, {}) if component else job
     for name, value in options.items():
@@ -42,23 +42,23 @@ def load(folder: Path, component: str, **options: Any) -> JobConfig:
 @pytest.mark.parametrize(
     ("bray", "engine"), [("train", "onnx"), (None, "torch"), ("infer", "onnx-frozen"), ("quantize", "int8")]
 )
-def test_use_onnx_is_an_engine(folder: Path, bray: str | None, engine: str) -> None:
+def test_use_onnx_selects_an_engine(folder: Path, bray: str | None, engine: str) -> None:
     assert load(folder, "model", use_onnx=bray, no_engine=0).models["model"].engine == engine
 
 
-def test_what_counts_something_else_here_is_told_where_a_file_is_brays(
+def test_options_with_other_units_are_reported_if_the_file_is_brays(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     load(folder, "trainer", num_steps=1000)
-    assert not caplog.records, "nothing says that it is Bray's"
+    assert not caplog.records, "nothing marks the file as Bray's"
     load(folder, "trainer", num_steps=1000, enable="train")
-    told = {re.sub(r"^.*?yaml:\d+: ", "", record.getMessage()).split(":")[0]: record for record in caplog.records}
-    assert set(told) == {"trainer.num_steps", "games.batch_size"}
-    assert "counts transitions here, and updates in Bray" in told["trainer.num_steps"].getMessage()
-    assert "counts columns of `unroll_length` transitions here, and items" in told["games.batch_size"].getMessage()
+    warnings = {re.sub(r"^.*?yaml:\d+: ", "", record.getMessage()).split(":")[0]: record for record in caplog.records}
+    assert set(warnings) == {"trainer.num_steps", "games.batch_size"}
+    assert "counts transitions here, and updates in Bray" in warnings["trainer.num_steps"].getMessage()
+    assert "counts columns of `unroll_length` transitions here, and items" in warnings["games.batch_size"].getMessage()
 
 
-def test_what_counts_something_else_is_in_a_refusal_too(folder: Path) -> None:
+def test_a_refusal_mentions_options_with_other_units(folder: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         load(folder, "trainer", num_steps=1000, max_reuse=2)
     first, *others = refused.value.details["errors"]
@@ -67,14 +67,14 @@ def test_what_counts_something_else_is_in_a_refusal_too(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("serialize", ["json", None])
-def test_messages_beside_another_format_are_taken_as_unused(folder: Path, serialize: str | None) -> None:
+def test_messages_beside_another_format_are_accepted_as_unused(folder: Path, serialize: str | None) -> None:
     message = {"module": "not_there", "message": "Seen"}
     messages = {"tick_input_proto": message, "tick_output_proto": message}
     job = load(folder, "actor", serialize=serialize, **messages)
     assert job.actors["actor"].tick_input_proto is job.actors["actor"].tick_output_proto is None
 
 
-def test_options_of_the_same_meaning_are_taken(folder: Path) -> None:
+def test_options_with_the_same_meaning_are_accepted(folder: Path) -> None:
     assert load(folder, "model", local_mode=False, no_placement=0).models["model"].placement == "remote"
     assert load(folder, "model", num_workers=0).models["model"].num_workers == 1
     trainer = load(folder, "trainer", learning_rate=None, use_gpu=None, num_workers=None, enable="train").trainers
@@ -83,20 +83,20 @@ def test_options_of_the_same_meaning_are_taken(folder: Path) -> None:
     assert not trainer["trainer"].use_gpu
 
 
-def test_a_nested_one_is_put_where_it_is_here(folder: Path) -> None:
+def test_an_option_that_is_nested_here_is_moved(folder: Path) -> None:
     job = yaml.safe_load((folder / "pong.yaml").read_text())["trainer"]["algorithm"]
     del job["max_grad_norm"]
     trainer = load(folder, "trainer", algorithm=job, clip_grad_max_norm=2.5).trainers["trainer"]
     assert trainer.algorithm.max_grad_norm == 2.5
 
 
-def test_of_a_mixed_one_it_is_the_reinforcements(folder: Path) -> None:
+def test_for_mixed_the_option_moves_to_its_reinforcement(folder: Path) -> None:
     trainer = load(folder, "trainer", algorithm={"name": "mixed"}, clip_grad_max_norm=2.5).trainers["trainer"]
     assert trainer.algorithm.reinforcement.max_grad_norm == 2.5
 
 
 @pytest.mark.parametrize("enable", [True, None, "train"])
-def test_what_trains_may_be_enabled_as_bray_does(folder: Path, enable: bool | str | None) -> None:
+def test_trainers_may_have_brays_enable(folder: Path, enable: bool | str | None) -> None:
     assert load(folder, "trainer", enable=enable).trainers["trainer"] == load(folder, "trainer").trainers["trainer"]
 
 
@@ -121,25 +121,25 @@ def test_a_sources_workers_may_be_null(folder: Path) -> None:
         ("actor", {"use_tcp": True}, r"bray.yaml:\d+: actor.use_tcp: is an option of Bray; here every actor answers"),
     ],
 )
-def test_what_is_otherwise_here_is_refused_with_what_to_write(
+def test_options_that_differ_here_are_refused_with_a_replacement(
     folder: Path, component: str, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         load(folder, component, **options)
 
 
-def test_every_name_leads_somewhere() -> None:
-    """Bray's names go to options that are here; what an error tells people to write is there too."""
+def test_every_name_of_bray_maps_to_an_existing_option() -> None:
+    """Bray's names map to existing options, and every option that an error suggests exists."""
     fields = {"": set(TOP_OPTIONS), **{kind: set(model.model_fields) for kind, model in KINDS.items()}}
     for kind, options in OPTIONS.items():
         for name, option in options.items():
             if isinstance(option, Same):
                 assert option.path.split(".")[0] in fields[kind], name
             else:
-                for told in option.split("`")[1::2]:
-                    place, _, key = told.partition(".")
+                for named in option.split("`")[1::2]:
+                    place, _, key = named.partition(".")
                     if place in KINDS and key:
-                        assert key in fields[place], (name, told)
+                        assert key in fields[place], (name, named)
 
 
 BRAY_OPTIONS = set(
@@ -153,7 +153,7 @@ BRAY_OPTIONS = set(
         "weights_publish_interval num_steps optimizer_step_interval",
     )
 )
-"""Of Bray's template configurations and of its trainer's loop."""
+"""The options in Bray's template configurations and its trainer's loop."""
 BRAY_NAMES = set(
     re.findall(
         r"\w+",
@@ -182,14 +182,14 @@ def test_the_page_has_every_option_and_every_name() -> None:
     assert not {*BRAY_OPTIONS, *BRAY_NAMES, *(name for options in OPTIONS.values() for name in options)} - words
 
 
-def test_what_the_page_sends_to_is_there() -> None:
+def test_every_reference_of_the_page_exists() -> None:
     """Names of brayx and its modules, arguments of its classes, options of its components and of its algorithms."""
-    told = re.findall(r"`([^`]+)`", (ROOT / "docs" / "from-bray.md").read_text())
+    codes = re.findall(r"`([^`]+)`", (ROOT / "docs" / "from-bray.md").read_text())
     fields = {kind: set(model.model_fields) for kind, model in KINDS.items()}
     algorithms = [algorithm_options(name) for name in ("ppo", "impala", "sac", "bc", "mixed", "mappo")]
     fields["algorithm"] = {name for options in algorithms for name in options.model_fields}
     missing = []
-    for code in told:
+    for code in codes:
         named = re.match(r"((?:brayx|deployments)(?:\.\w+)+)(?::(\w+))?(?:\((\w+)=)?", code)
         if named and not _is_there(*named.groups()):
             missing.append(code)

@@ -52,23 +52,23 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("override", "key", "said"), WRONG)
-def test_what_is_not_there_is_told_with_file_and_key(file: Path, override: str, key: str, said: str) -> None:
+@pytest.mark.parametrize(("override", "key", "message"), WRONG)
+def test_missing_code_is_reported_with_file_and_key(file: Path, override: str, key: str, message: str) -> None:
     check_code(JobConfig.load(file), ["actor"], mode="train")
     with pytest.raises(ConfigError) as raised:
         check_code(JobConfig.load(file, [override]), ["actor"], mode="train")
     assert raised.value.message.startswith(f"{file}: {key}: ")
-    assert raised.value.message.endswith(said)
+    assert raised.value.message.endswith(message)
 
 
-def test_a_module_that_raises_is_told_with_its_own_key(file: Path) -> None:
+def test_a_module_that_raises_is_reported_with_its_key(file: Path) -> None:
     name = f"raises_{file.parent.name}"
     (file.parent / f"{name}.py").write_text("raise RuntimeError('no display')")
     with pytest.raises(ConfigError, match=r": picture\.module: module 'raises_.*RuntimeError: no display"):
         check_code(JobConfig.load(file, [f"picture.module={name}"]), ["actor"], mode="train")
 
 
-def test_hooks_that_cannot_be_called_are_told_before_anything_starts(file: Path) -> None:
+def test_hooks_that_cannot_be_called_are_refused_before_anything_starts(file: Path) -> None:
     name = f"hooks_{file.parent.name}"
     (file.parent / f"{name}.py").write_text("def handle(): ...")
     job = JobConfig.load(file, [f"trainer.hooks={name}"])
@@ -81,7 +81,7 @@ def test_serving_needs_neither_sources_nor_renders(file: Path) -> None:
     check_code(JobConfig.load(file, [override for override, *_ in WRONG[1:]]), ["actor"], mode="serve")
 
 
-def test_the_command_check_tells_it(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_check_command_reports_it(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def check(*words: str) -> int:
         arguments = _parser().parse_args(["check", str(file), *words])
         code: int = arguments.run(arguments)

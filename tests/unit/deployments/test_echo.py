@@ -11,7 +11,7 @@ from brayx.actor.config import ActorConfig
 from deployments import echo
 
 
-def test_a_keys_file_is_looked_for_from_where_the_application_is_built(
+def test_a_keys_file_is_relative_to_the_folder_where_the_application_is_built(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     configs: list[ActorConfig] = []

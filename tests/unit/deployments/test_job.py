@@ -97,7 +97,7 @@ class TestRight:
         assert job.mode == "train"
 
     @pytest.mark.parametrize("keys_file", ["keys.txt", "../secret/keys.txt", "/etc/keys.txt"])
-    def test_a_keys_file_is_looked_for_from_the_jobs_folder(
+    def test_a_keys_file_is_relative_to_the_jobs_folder(
         self, write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys_file: str
     ) -> None:
         path = write(JOB.replace("agents: [agent]", f"agents: [agent]\n  keys_file: {keys_file}"))
@@ -180,10 +180,10 @@ class TestOverrides:
             ("sed=3", "sed: unknown key; nearest is 'seed'"),
         ],
     )
-    def test_wrong_ones_are_told(self, write: Any, override: str, message: str) -> None:
-        told = refused(write(JOB), override)
-        assert message in told
-        assert f"--set {override}" in told
+    def test_wrong_ones_are_refused(self, write: Any, override: str, message: str) -> None:
+        error = refused(write(JOB), override)
+        assert message in error
+        assert f"--set {override}" in error
 
 
 class TestWrong:
@@ -233,7 +233,7 @@ class TestWrong:
             ("size: 3", "size: 2026-01-31", ""),
         ],
     )
-    def test_is_told_with_its_place(self, write: Any, old: str, new: str, message: str) -> None:
+    def test_an_error_names_its_place(self, write: Any, old: str, new: str, message: str) -> None:
         assert old in JOB
         path = write(JOB.replace(old, new, 1))
         if message:
@@ -261,14 +261,14 @@ class TestWrong:
             ),
         ],
     )
-    def test_messages_that_do_not_go_with_the_format(self, write: Any, lines: str, messages: list[str]) -> None:
+    def test_messages_that_do_not_fit_the_format(self, write: Any, lines: str, messages: list[str]) -> None:
         text = JOB.replace("agents: [agent]", f"agents: [agent]\n  {lines}")
         with pytest.raises(ConfigError) as caught:
             JobConfig.load(write(text))
         for message in messages:
             assert any(message in error for error in caught.value.details["errors"]), caught.value.details["errors"]
 
-    def test_messages_that_go_with_the_format(self, write: Any) -> None:
+    def test_messages_that_fit_the_format(self, write: Any) -> None:
         messages = "".join(f"\n  tick_{way}_proto: {{module: my_model, message: M}}" for way in ("input", "output"))
         text = JOB.replace("agents: [agent]", f"agents: [agent]\n  serialize: proto{messages}")
         actor = JobConfig.load(write(text)).actors["actor"]
@@ -284,23 +284,23 @@ class TestWrong:
             JobConfig.load(write(text))
         assert len(caught.value.details["errors"]) == 3
 
-    def test_a_broken_component_is_told_once(self, write: Any) -> None:
+    def test_a_broken_component_is_reported_once(self, write: Any) -> None:
         assert "more)" not in refused(write(JOB.replace("kind: buffer", "kind: buffer\n  size: none")))
 
     @pytest.mark.parametrize("text", ["", "3", "[1, 2]", "just words", "3: x"])
-    def test_a_file_that_is_no_job(self, write: Any, text: str) -> None:
+    def test_a_file_without_a_job(self, write: Any, text: str) -> None:
         assert refused(write(text)).startswith("job.yaml: ")
 
-    def test_a_file_that_is_not_there(self, write: Any, tmp_path: Path) -> None:
+    def test_a_missing_file(self, write: Any, tmp_path: Path) -> None:
         write(JOB)
         assert "nearest is 'job.yaml'" in refused(str(tmp_path / "jobb.yaml"))
         assert "cannot be read" in refused(str(tmp_path / "no" / "folder.yaml"))
 
-    def test_a_file_that_is_no_text(self, write: Any, tmp_path: Path) -> None:
+    def test_a_binary_file(self, write: Any, tmp_path: Path) -> None:
         (tmp_path / "job.yaml").write_bytes(b"\xff\xfe\x00")
         assert "cannot be read" in refused(str(tmp_path / "job.yaml"))
 
-    def test_python_tags_are_not_obeyed(self, write: Any) -> None:
+    def test_python_tags_are_refused(self, write: Any) -> None:
         assert "not YAML" in refused(write("project: !!python/object/apply:os.system ['true']\n"))
 
 
@@ -320,7 +320,7 @@ class TestTemplates:
 
         assert keys(shown) == keys(full)
 
-    def test_kinds_are_named_as_their_models_say(self) -> None:
+    def test_kinds_are_named_like_their_models(self) -> None:
         for kind, model in KINDS.items():
             assert model.model_fields["kind"].default == kind
 
@@ -335,7 +335,7 @@ def test_missing_options_of_a_buffer_are_the_algorithms_defaults(write: Any) -> 
     printed = documented(job)
     assert re.search(r"^  sampler: uniform$", printed, re.MULTILINE)
     assert "  samples_per_insert: 256.0\n" in printed
-    assert JobConfig.load(write(printed)).buffers == job.buffers, "what is printed is what counts"
+    assert JobConfig.load(write(printed)).buffers == job.buffers, "the printed value is the default"
 
     given = JobConfig.load(
         write(text),
@@ -353,10 +353,10 @@ def test_python_and_yaml_have_the_same_defaults(write: Any) -> None:
     assert trainer.algorithm == PPOConfig()
     assert trainer.learning_rate == training.learning_rate
     assert (buffer.sampler, buffer.unroll_length) == (training.sampler, training.unroll_length)
-    assert buffer.batch_size == training.num_envs, "columns of a run of all environments"
+    assert buffer.batch_size == training.num_envs, "columns of one rollout of all environments"
 
 
-def test_an_invalid_buffer_is_refused_for_its_own_fault(write: Any) -> None:
+def test_an_invalid_buffer_is_refused_with_its_own_error(write: Any) -> None:
     for override, message in (
         ("buffer.unroll_length=0", "buffer.unroll_length: is 0"),
         ("buffer.batch_size=many", 'buffer.batch_size: is "many"'),

@@ -20,7 +20,7 @@ def frame(value: int) -> np.ndarray:
     return np.full((4, 6, 3), value, np.uint8)
 
 
-def test_an_image_is_a_png_and_a_list_an_animation(tmp_path: Path) -> None:
+def test_an_image_becomes_a_png_and_a_list_an_animation(tmp_path: Path) -> None:
     png = save_picture(frame(7), f"{tmp_path}/a.b")
     assert png == tmp_path / "a.b.png"
     assert np.asarray(Image.open(png)).tolist() == frame(7).tolist()
@@ -29,17 +29,17 @@ def test_an_image_is_a_png_and_a_list_an_animation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("picture", [np.zeros((4, 6), np.uint8), np.zeros((4, 6, 3)), [], [frame(1), "x"]])
-def test_anything_else_is_refused(tmp_path: Path, picture: object) -> None:
+def test_other_results_are_refused(tmp_path: Path, picture: object) -> None:
     with pytest.raises(ConfigError, match="uint8"):
         save_picture(picture, f"{tmp_path}/a")  # type: ignore[arg-type]
 
 
-def test_every_so_many_sessions_are_chosen() -> None:
+def test_sessions_are_chosen_at_the_given_interval() -> None:
     renderer = EpisodeRenderer(lambda episode: Future(), every=3)
-    assert [renderer() is not None for _ in range(7)] == [True, False, False, True, False, False, True]
+    assert [renderer.open("s", b"", "") is not None for _ in range(7)] == [True, False, False, True, False, False, True]
 
 
-def test_a_drawn_game_lands_in_the_trial_and_a_broken_function_costs_only_its_picture(
+def test_a_drawn_game_is_saved_in_the_trial_and_a_broken_function_loses_only_its_picture(
     tmp_path: Path, tracking_db: str
 ) -> None:
     (tmp_path / "drawing.py").write_text(
@@ -56,7 +56,7 @@ def test_a_drawn_game_lands_in_the_trial_and_a_broken_function_costs_only_its_pi
     assert Image.open(found).size == (5, 2)
 
 
-def test_a_drawing_that_fails_as_a_whole_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_drawing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     good: Future[list[str]] = Future()
     good.set_result([])
     bad: Future[list[str]] = Future()

@@ -25,7 +25,7 @@ SERVE_RUN = ["/usr/bin/serve", "run", "deployments.echo:app"]
 
 
 def build(argv: list[str], port: int) -> None:
-    """Builds an application that is nothing, by the command line ``argv``."""
+    """Builds an empty application with the command line ``argv``."""
     with serve_run(argv, "127.0.0.1", port):
         pass
 
@@ -40,13 +40,13 @@ def last_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """The port of a program that is no HTTP server."""
+    """The port of a program other than an HTTP server."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0.1)
         yield listener.getsockname()[1]
 
 
-def test_a_port_that_another_program_has_is_named_in_one_line(taken: int) -> None:
+def test_a_port_of_another_program_is_reported_in_one_line(taken: int) -> None:
     with pytest.raises(SystemExit, match=rf"^brayx: port {taken} of 127.0.0.1, .* is taken: [^\n]*$"):
         build(SERVE_RUN, taken)
 
@@ -56,7 +56,7 @@ def test_only_serve_run_opens_that_port(taken: int) -> None:
     build(["/usr/bin/serve", "build", "deployments.echo:app"], taken)
 
 
-def test_a_ray_that_is_gone_is_reported_at_once_with_the_file_that_names_it(last_started: Path) -> None:
+def test_a_ray_that_has_ended_is_reported_at_once_with_the_file_that_names_it(last_started: Path) -> None:
     gone = free_port()
     last_started.write_text(f"127.0.0.1:{gone}")
     with pytest.raises(
@@ -65,7 +65,7 @@ def test_a_ray_that_is_gone_is_reported_at_once_with_the_file_that_names_it(last
     ):
         build(SERVE_RUN, free_port())
     build([*SERVE_RUN, "--address", "local"], free_port())
-    node = resolve_ip_for_localhost("127.0.0.1")  # where Ray looks for one that was started on this machine
+    node = resolve_ip_for_localhost("127.0.0.1")  # where Ray looks for a Ray started on this machine
     with socket.create_server((node, 0)) as listener:
         last_started.write_text(f"127.0.0.1:{listener.getsockname()[1]}")
         build(SERVE_RUN, free_port())
@@ -81,7 +81,7 @@ def test_a_wrong_job_is_one_line_before_ray_starts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("traceback", [False, True])
-def test_each_application_of_a_job_ends_that_way(traceback: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_application_of_a_job_reports_it_that_way(traceback: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", SERVE_RUN)
     if traceback:
         monkeypatch.setenv("BRAYX_TRACEBACK", "1")
@@ -92,7 +92,7 @@ def test_each_application_of_a_job_ends_that_way(traceback: bool, monkeypatch: p
         model.app(model.ModelArgs(config="no.yaml"))
 
 
-def test_a_missing_file_of_keys_is_one_line_before_ray_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_keys_file_is_one_line_before_ray_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "argv", SERVE_RUN)
     expected = rf"^(brayx: )?the keys in {tmp_path}/no.txt cannot be read: No such file or directory$"
     with pytest.raises(SystemExit, match=expected):
@@ -102,12 +102,12 @@ def test_a_missing_file_of_keys_is_one_line_before_ray_starts(monkeypatch: pytes
         actor.serving_application(job, f"sqlite:///{tmp_path}/mlflow.db")
 
 
-def test_a_free_port_is_fine() -> None:
+def test_a_free_port_is_accepted() -> None:
     check_port("127.0.0.1", free_port())
 
 
 @pytest.mark.parametrize("healthy", [True, False])
-def test_a_serve_that_runs_is_joined(healthy: bool) -> None:
+def test_a_running_serve_is_joined(healthy: bool) -> None:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200 if healthy and self.path == "/-/healthz" else 404)

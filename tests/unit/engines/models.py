@@ -1,4 +1,4 @@
-"""Models that the engines are tried on."""
+"""Models for the engine tests."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from brayx.nets.mlp import ActorCritic
 
 
 class Awkward(torch.nn.Module):
-    """What exporters get wrong: expressions of weights alone, batch norm, tied weights, passed-through and double
-    outputs, a state that goes in and out, an unused input, outputs that are not floats."""
+    """Everything exporters get wrong: expressions of weights alone, batch norm, tied weights, passed-through and
+    duplicate outputs, a recurrent state, an unused input, outputs that are not floats."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,8 +44,8 @@ def cartpole(hidden=(64, 64)):
     return ActorCritic(4, 2, hidden), (np.zeros((1, 4), np.float32),)
 
 
-class Deciding(torch.nn.Module):
-    """An action beside its logits, which are ``gap`` apart: where that is little, no quantised model can tell."""
+class WithAction(torch.nn.Module):
+    """An action and its logits, which are ``gap`` apart: a quantised model cannot resolve a small gap."""
 
     def __init__(self, gap: float) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Deciding(torch.nn.Module):
 
 
 class Recurrent(torch.nn.Module):
-    """A GRU beside a counter of ticks; the state is a nest of floats and integers, in the middle of the arguments."""
+    """A GRU and a counter of ticks; the state is a nest of floats and integers, in the middle of the arguments."""
 
     is_recurrent = True
 

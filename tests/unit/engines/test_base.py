@@ -54,7 +54,7 @@ def test_spec_round_trip():
     "vector",
     [[1, 2, 3, 4], [1.5, 2, 3, 4], np.ones(4), np.ones(4, np.int32), np.ones(8, np.float32)[::2], np.ones(4, bool)],
 )
-def test_inputs_are_converted_where_values_keep_their_meaning(vector):
+def test_inputs_are_converted_if_no_value_is_lost(vector):
     leaf = SPEC.flatten_inputs((observation(vector=vector), [0, 0, 0]))[1]
     assert leaf.dtype == np.float32
     assert leaf.shape == (4,)
@@ -79,7 +79,7 @@ def test_inputs_are_converted_where_values_keep_their_meaning(vector):
         ((), "got []"),
     ],
 )
-def test_misfits_show_expected_and_got(args, shown):
+def test_mismatches_show_expected_and_got(args, shown):
     with pytest.raises(ShapeMismatch) as caught:
         SPEC.check(args)
     assert "expected [obs/id: [] int64; obs/vector: [4] float32; mask: [3] float32]" in caught.value.message
@@ -100,7 +100,7 @@ class Halved(torch.nn.Linear):
         return super().forward(obs.bfloat16())
 
 
-def test_weights_of_a_dtype_that_numpy_lacks_are_named():
+def test_weights_with_a_dtype_unknown_to_numpy_are_named():
     with pytest.raises(ModelError, match="weight 'weight' is torch"):
         module_weights(Halved())
 
@@ -116,7 +116,7 @@ def test_weights_of_a_dtype_that_numpy_lacks_are_named():
         (Halved(), (np.zeros((1, 4), np.float32),), "'output' is torch"),
     ],
 )
-def test_a_model_that_does_not_fit_its_example_says_so(module, example, message):
+def test_a_model_that_fails_on_its_example_is_refused(module, example, message):
     with pytest.raises(ModelError, match=message):
         describe(module, example)
 
@@ -134,7 +134,7 @@ WEIGHTS = {"w": np.ones((2, 3), np.float32), "count": np.array(3, np.int64)}
         ({**WEIGHTS, "w": np.array([[1, np.nan, 3], [1, np.inf, 3]], np.float32)}, "'w' holds 2 values"),
     ],
 )
-def test_weights_that_do_not_fit_name_the_leaf(weights, message):
+def test_mismatched_weights_name_the_leaf(weights, message):
     with pytest.raises(BadWeights, match=message):
         check_weights(layout_of(WEIGHTS), weights)
 

@@ -14,12 +14,12 @@ from brayx.engines.export import with_states
 from brayx.engines.frozen import Session
 from brayx.engines.torch import TorchEngine
 from brayx.errors import ConfigError, ModelError
-from tests.unit.engines.models import Deciding, cartpole, observations, recurrent
+from tests.unit.engines.models import WithAction, cartpole, observations, recurrent
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    """The folder of CartPole's, with its report."""
+    """The folder of CartPole's bundle, and its report."""
     folder = tmp_path_factory.mktemp("bundle")
     samples = Samples(observations(100), "a test")
     report = write_bundle(folder, *cartpole(), ["onnx", "int8"], samples, about={"model": "m"}, batch_sizes=(1, 7))
@@ -48,7 +48,7 @@ def read(folder, leaf, rows):
     return array.reshape(rows, *leaf["shape"])
 
 
-def test_its_samples_are_torchs_and_its_file_runs_by_itself(bundle):
+def test_samples_equal_torchs_and_the_file_runs_on_its_own(bundle):
     folder, _ = bundle
     about = json.loads((folder / "bundle.json").read_text())
     (obs,) = (read(folder, leaf, 16) for leaf in about["inputs"])
@@ -89,21 +89,21 @@ def test_a_missed_tolerance_is_in_the_report(tmp_path):
 def test_for_actions_the_share_of_differing_rows_is_reported(tmp_path, gap, within):
     example = (np.zeros((1, 4), np.float32),)
     samples = Samples(observations(200), "")
-    report = write_bundle(tmp_path, Deciding(gap), example, ["onnx", "int8"], samples, batch_sizes=(1, 8))
+    report = write_bundle(tmp_path, WithAction(gap), example, ["onnx", "int8"], samples, batch_sizes=(1, 8))
     assert {name: of["within"] for name, of in report["runtimes"].items()} == {"onnx": True, "int8": within}
     assert report["runtimes"]["onnx"]["errors"]["action"] == {"1": {"differing": 0.0}, "8": {"differing": 0.0}}
     int8 = report["runtimes"]["int8"]
     assert int8["tolerance"]["differing"] == 0.1
-    assert int8["errors"]["logits"]["1"]["relative"] < 0.1, "by which alone it would be within"
+    assert int8["errors"]["logits"]["1"]["relative"] < 0.1, "this error alone would be within tolerance"
     obs = observations(200)[0][1::2]
     (got,) = ort.InferenceSession(tmp_path / "model.int8.onnx").run(["action"], {"obs": obs})
-    engine = TorchEngine(Deciding(gap), example)
+    engine = TorchEngine(WithAction(gap), example)
     want, _ = engine.run(engine.bind(engine.initial), [obs])
     assert int8["errors"]["action"]["1"]["differing"] == np.mean(got != want) > 0
 
 
-def test_a_runtime_that_fails_is_in_the_report_and_the_others_are_whole(tmp_path):
-    """Ranges of what is no number cannot be had, so int8 fails where ONNX does as torch does."""
+def test_a_failing_runtime_is_reported_and_the_others_are_complete(tmp_path):
+    """Calibration has no ranges for NaN, so int8 fails where ONNX computes as torch does."""
     nowhere = Samples([np.full((8, 4), np.nan, np.float32)], "")
     write_bundle(tmp_path, *cartpole(), ["onnx", "int8"], Samples(observations(8), ""), batch_sizes=(1,))
     report = write_bundle(tmp_path, *cartpole(), ["int8", "onnx"], nowhere, batch_sizes=(1,))
@@ -116,7 +116,7 @@ def test_a_runtime_that_fails_is_in_the_report_and_the_others_are_whole(tmp_path
     assert [leaf["name"] for leaf in about["inputs"]] == ["obs"]
     with pytest.raises(ModelError, match="scale issue"):
         write_bundle(tmp_path, *cartpole(), ["int8"], nowhere, batch_sizes=(1,))
-    assert strictly(tmp_path / "report.json") == report, "when nothing was made, the former bundle stays"
+    assert strict_json(tmp_path / "report.json") == report, "a failed export keeps the former bundle"
 
 
 def test_a_recurrent_bundle_names_the_inputs_and_outputs_of_the_state(tmp_path):
@@ -130,7 +130,7 @@ def test_a_recurrent_bundle_names_the_inputs_and_outputs_of_the_state(tmp_path):
     assert about["samples"]["source"] == "the model's example arguments with noise"
 
 
-def test_a_recurrent_model_is_compared_over_steps_with_each_side_carrying_its_state(tmp_path):
+def test_a_recurrent_model_is_compared_over_several_steps(tmp_path):
     module, example = recurrent()
     seen = np.random.default_rng(2).standard_normal((64, 3)).astype(np.float32)
     samples = Samples(with_states(module, example, [seen, np.ones(64, np.float32)]), "")
@@ -148,12 +148,12 @@ def test_a_recurrent_model_is_compared_over_steps_with_each_side_carrying_its_st
         off.append(np.abs(logits - got).max())
     errors = report["runtimes"]["int8"]["errors"]
     assert errors["logits"]["32"]["absolute"] == pytest.approx(max(off), rel=1e-3)
-    assert max(off) > off[0], "otherwise one step would be enough"
+    assert max(off) > off[0], "otherwise one step would suffice"
     assert errors["state/ticks"]["1"] == {"differing": 0.0}
 
 
-def strictly(path):
-    """What a parser gives that knows JSON only."""
+def strict_json(path):
+    """The document as a strict JSON parser reads it."""
 
     def refuse(constant):
         raise AssertionError(f"{constant} is no JSON")
@@ -161,7 +161,7 @@ def strictly(path):
     return json.loads(path.read_text(), parse_constant=refuse)
 
 
-def test_an_infinite_error_leaves_the_report_json(tmp_path, monkeypatch):
+def test_an_infinite_error_keeps_the_report_valid_json(tmp_path, monkeypatch):
     def run_infinite(self, inputs):
         return [np.full(leaf.shape, np.inf, np.float32) for leaf in run(self, inputs)]
 
@@ -169,19 +169,19 @@ def test_an_infinite_error_leaves_the_report_json(tmp_path, monkeypatch):
     monkeypatch.setattr(Session, "run", run_infinite)
     report = write_bundle(tmp_path, *cartpole(), ["onnx"], Samples(observations(8), ""), batch_sizes=(1,))
     assert not report["within"]
-    assert strictly(tmp_path / "report.json") == report
+    assert strict_json(tmp_path / "report.json") == report
     assert report["runtimes"]["onnx"]["errors"]["logits"]["1"] == {"absolute": "Infinity", "relative": "Infinity"}
 
 
-def test_an_infinite_initial_state_can_be_read(tmp_path):
+def test_an_infinite_initial_state_is_readable(tmp_path):
     module, (obs, state, scale) = recurrent()
     example = (obs, {**state, "h": np.array([[-np.inf, 0, np.inf, 1]], np.float32)}, scale)
     write_bundle(tmp_path, module, example, ["onnx"], Samples.of_example(example), batch_sizes=(1,))
-    [h, _] = strictly(tmp_path / "bundle.json")["state"]
+    [h, _] = strict_json(tmp_path / "bundle.json")["state"]
     assert np.array(h["initial"], np.float32).tolist() == [-np.inf, 0, np.inf, 1]
 
 
-def test_an_old_bundle_is_replaced_as_a_whole_and_other_files_stay(tmp_path):
+def test_an_old_bundle_is_replaced_completely_and_other_files_stay(tmp_path):
     samples = Samples(observations(8), "")
     (tmp_path / "model.plan").write_text("the user's")
     (tmp_path / "samples").mkdir()
@@ -207,7 +207,7 @@ def test_a_failed_export_leaves_the_old_bundle_untouched(tmp_path):
     before = files()
     module, example = recurrent()
     samples = Samples.of_example(example)
-    with pytest.raises(TypeError):  # the last that can fail: documents that JSON cannot carry
+    with pytest.raises(TypeError):  # the last step that can fail: a document that JSON cannot hold
         write_bundle(tmp_path, module, example, ["onnx"], samples, about={"model": object()}, batch_sizes=(1,))
     assert files() == before
 
@@ -221,7 +221,7 @@ def test_a_failed_export_leaves_the_old_bundle_untouched(tmp_path):
         '{"files": {"onnx": "../mine.txt"}, "inputs": [{"samples": "samples/../../mine.txt"}], "outputs": []}',
     ],
 )
-def test_another_programs_bundle_json_deletes_no_files(tmp_path, document):
+def test_a_bundle_json_of_another_program_deletes_no_files(tmp_path, document):
     mine, out = tmp_path / "mine.txt", tmp_path / "out"
     out.mkdir()
     for path in (mine, out / "app.js"):

@@ -1,4 +1,4 @@
-"""Both engines on the same models: equal outputs, any number of weight sets, threads, and a verification that bites."""
+"""Both engines on the same models: equal outputs, any number of weight sets, threads, and a strict verification."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_engines_agree_at_every_batch_size_and_weight_set(onnx, reference):
             assert_same(onnx.run(ours, inputs), reference.run(theirs, inputs))
 
 
-def test_outputs_are_the_callers_own(onnx):
+def test_each_caller_owns_its_outputs(onnx):
     bound = onnx.bind(onnx.initial)
     first = onnx.run(bound, observations(3))
     kept = [leaf.copy() for leaf in first]
@@ -95,7 +95,7 @@ def test_bind_refuses_weights_of_another_model(kind, onnx, reference):
 
 
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
-def test_run_from_many_threads(kind, onnx, reference):
+def test_run_works_from_many_threads(kind, onnx, reference):
     engine = onnx if kind == "onnx" else reference
     shared, other = engine.bind(engine.initial), engine.bind(changed(engine, 1))
 
@@ -116,7 +116,7 @@ def test_run_from_many_threads(kind, onnx, reference):
 
 
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
-def test_a_seat_computes_what_a_run_does_each_time(kind, onnx, reference):
+def test_a_seat_always_computes_what_run_computes(kind, onnx, reference):
     engine = onnx if kind == "onnx" else reference
     versions = [changed(engine, seed) for seed in range(2)]
     seats = [engine.seat(engine.bind(weights), 6) for weights in versions]  # only the seats keep the bound weights
@@ -137,11 +137,11 @@ def mlp(*layers):
 
 
 def is_chained(engine, batch_size):
-    """Whether a seat is NumPy's: it owns no ONNX Runtime binding that would read its inputs."""
+    """Whether a seat computes with NumPy: it then owns no ONNX Runtime binding for its inputs."""
     return engine.seat(engine.bind(engine.initial), batch_size).run.__module__ == "brayx.engines.chain"
 
 
-def test_a_small_mlp_is_computed_by_numpy_at_a_seat():
+def test_a_seat_computes_a_small_mlp_with_numpy():
     linear = torch.nn.Linear
     engine = OnnxEngine(*mlp(linear(3, 64), torch.nn.Tanh(), linear(64, 64), torch.nn.ReLU(), linear(64, 2)))
     reference = TorchEngine(*mlp(linear(3, 64), torch.nn.Tanh(), linear(64, 64), torch.nn.ReLU(), linear(64, 2)))
@@ -156,15 +156,15 @@ def test_a_small_mlp_is_computed_by_numpy_at_a_seat():
             assert_same(seat.outputs, reference.run(reference.bind(weights), [inputs]))
 
 
-def test_a_seat_that_computes_something_else_is_refused_when_the_engine_is_built(monkeypatch):
+def test_building_the_engine_refuses_a_seat_with_other_results(monkeypatch):
     monkeypatch.setitem(chain._ACTIVATIONS, "Tanh", lambda array: np.maximum(array, 0.0, out=array))
     layers = mlp(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
     with pytest.raises(EngineMismatch, match=r"a seat differs from ONNX Runtime: leaf .* at batch size 1"):
         OnnxEngine(*layers)
 
 
-class Aside(torch.nn.Module):
-    """What comes of a layer goes round the next one, too."""
+class Residual(torch.nn.Module):
+    """A residual layer: its output also bypasses the next layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,18 +189,18 @@ class Doubled(torch.nn.Linear):
         [torch.nn.Linear(3, 2), torch.nn.Sigmoid()],
         [torch.nn.Tanh(), torch.nn.Linear(3, 2)],
         [torch.nn.Linear(3, 2, bias=False)],
-        [Aside()],
+        [Residual()],
         [Doubled()],
     ],
     ids=["activation", "order", "bias", "branch", "constant"],
 )
-def test_any_other_model_stays_with_onnx_runtime(layers):
+def test_other_models_use_onnx_runtime(layers):
     engine = OnnxEngine(*mlp(*layers))
     assert not is_chained(engine, 2)
 
 
-class Chooses(torch.nn.Module):
-    """Takes one of five by its number."""
+class RowByIndex(torch.nn.Module):
+    """Selects one of five rows by an index."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,19 +216,19 @@ HERE = [kind for kind in ENGINES if kind != "tensorrt"]
 
 @pytest.mark.parametrize("kind", HERE)
 @pytest.mark.parametrize(("width", "choice"), [(3, 0), (2, 5)], ids=["shape", "index"])
-def test_a_batch_the_graph_cannot_take_is_a_model_error_and_the_next_one_runs(kind, width, choice, capfd):
-    engine = build_engine(kind, Chooses(), (np.zeros((1, 2), np.float32), np.zeros(1, np.int64)))
+def test_a_batch_that_the_graph_refuses_is_a_model_error_and_the_next_runs(kind, width, choice, capfd):
+    engine = build_engine(kind, RowByIndex(), (np.zeros((1, 2), np.float32), np.zeros(1, np.int64)))
     bound = engine.bind(engine.initial)
     capfd.readouterr()
     with pytest.raises(ModelError, match="batch of 2"):
         engine.run(bound, [np.zeros((2, width), np.float32), np.array([0, choice])])
-    assert capfd.readouterr() == ("", ""), "a client who causes it could fill the log"
+    assert capfd.readouterr() == ("", ""), "a client that causes it could fill the log"
     assert len(engine.run(bound, [np.zeros((2, 2), np.float32), np.array([0, 4])])[0]) == 2
 
 
 @pytest.mark.parametrize("kind", HERE)
-def test_a_seat_whose_batch_the_graph_cannot_take_is_a_model_error_and_the_next_one_runs(kind):
-    engine = build_engine(kind, Chooses(), (np.zeros((1, 2), np.float32), np.zeros(1, np.int64)))
+def test_a_seats_batch_that_the_graph_refuses_is_a_model_error_and_the_next_runs(kind):
+    engine = build_engine(kind, RowByIndex(), (np.zeros((1, 2), np.float32), np.zeros(1, np.int64)))
     seat = engine.seat(engine.bind(engine.initial), 2)
     seat.inputs[1][:] = [0, 5]
     with pytest.raises(ModelError, match="batch of 2"):
@@ -238,7 +238,7 @@ def test_a_seat_whose_batch_the_graph_cannot_take_is_a_model_error_and_the_next_
     assert np.isfinite(seat.outputs[0]).all()
 
 
-class Particular(torch.nn.Module):
+class FailsOnSomeSizes(torch.nn.Module):
     """Fails on some batch sizes, with errors of different types."""
 
     def forward(self, obs):
@@ -255,7 +255,7 @@ class Particular(torch.nn.Module):
     ("rows", "cause"), [(3, "AssertionError: three"), (4, "KeyError: 'four'"), (5, "AttributeError: .*'five'")]
 )
 def test_any_exception_of_a_module_is_a_model_error(rows, cause):
-    engine = TorchEngine(Particular(), (np.zeros((1, 2), np.float32),))
+    engine = TorchEngine(FailsOnSomeSizes(), (np.zeros((1, 2), np.float32),))
     with pytest.raises(ModelError, match=f"batch of {rows}: {cause}"):
         engine.run(engine.bind(engine.initial), [np.zeros((rows, 2), np.float32)])
 
@@ -277,12 +277,12 @@ def test_a_standalone_file_computes_what_torch_does(make):
     session = ort.InferenceSession(standalone(module, example), providers=["CPUExecutionProvider"])
     fed = {value.name for value in session.get_inputs()}
     inputs = {leaf.path: array for leaf, array in zip(engine.spec.inputs, leaves, strict=True) if leaf.path in fed}
-    assert fed == set(inputs), "no weights among them"
+    assert fed == set(inputs), "no weights among the inputs"
     for got, wanted in zip(session.run(None, inputs), want, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_awkward_model_is_exported_right_and_in_silence(capfd):
+def test_the_awkward_model_is_exported_correctly_and_silently(capfd):
     module, example = awkward()
     module.train()
     engine = OnnxEngine(module, example)  # compares with torch itself, with other weights too
@@ -292,15 +292,15 @@ def test_awkward_model_is_exported_right_and_in_silence(capfd):
 
 
 @pytest.mark.parametrize("traced", [True, False])
-def test_an_export_leaves_standard_output_to_other_threads(traced):
+def test_an_export_does_not_capture_other_threads_output(traced):
     seen = set()
 
-    class Looks(torch.nn.Module):
+    class RecordsStdout(torch.nn.Module):
         def forward(self, obs):
             seen.add(id(sys.stdout))
             return obs * 2
 
-    to_onnx(Looks(), (np.zeros((1, 2), np.float32),), traced=traced)
+    to_onnx(RecordsStdout(), (np.zeros((1, 2), np.float32),), traced=traced)
     assert seen == {id(sys.stdout)}
 
 
@@ -311,14 +311,14 @@ def test_verify_reports_the_worst_error_of_each_output(onnx):
 
 
 class _Stale(TorchEngine):
-    """Answers with the weights of its build, whatever is bound: an export with folded weights does this."""
+    """Ignores the bound weights, like an export with folded weights."""
 
     def run(self, bound, inputs):
         return super().run(super().bind(self.initial), inputs)
 
 
 class _FrozenBatch(TorchEngine):
-    """Right at batch 2 only: an export whose batch axis was frozen does this."""
+    """Correct at batch size 2 only, like an export with a frozen batch axis."""
 
     def run(self, bound, inputs):
         outputs = super().run(bound, inputs)
@@ -340,7 +340,7 @@ class _WrongShape(TorchEngine):
 @pytest.mark.parametrize(
     ("engine", "leaf"), [(_Stale, None), (_FrozenBatch, "value"), (_Nan, "value"), (_WrongShape, "value")]
 )
-def test_verify_catches_engines_that_differ(engine, leaf):
+def test_verify_catches_wrong_engines(engine, leaf):
     with pytest.raises(EngineMismatch, match="worst leaf") as caught:
         verify(engine(*cartpole()), *cartpole())
     assert leaf is None or caught.value.details["leaf"] == leaf
@@ -358,7 +358,7 @@ def test_a_model_with_a_frozen_batch_axis_is_refused():
 
 
 class ChannelsLast(torch.nn.Module):
-    """Tracing writes its transposition with negative axes, which ONNX Runtime refuses."""
+    """Tracing exports its transpose with negative axes, which ONNX Runtime refuses."""
 
     def __init__(self):
         super().__init__()
@@ -368,7 +368,7 @@ class ChannelsLast(torch.nn.Module):
         return self.convolution(image.movedim(-1, -3)).flatten(1)
 
 
-def test_a_graph_that_tracing_exports_wrong_is_exported_without_tracing():
+def test_a_graph_that_tracing_breaks_is_exported_without_tracing():
     module, example = ChannelsLast(), (np.ones((1, 4, 4, 2), np.float32),)
     assert to_onnx(module, example, traced=True).traced
     verify(OnnxEngine(module, example, traced=True), module, example)
@@ -396,7 +396,7 @@ ELSEWHERE = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 @pytest.mark.parametrize("device", ELSEWHERE)
 @pytest.mark.parametrize("model", [cartpole, awkward, nature_cnn])
-def test_the_torch_engine_computes_on_a_device_what_it_computes_on_the_cpu(device, model):
+def test_the_torch_engine_agrees_between_a_device_and_the_cpu(device, model):
     engine = TorchEngine(*model(), device=device)
     verify(engine, *model(), batch_sizes=(1, 64))
     outputs = engine.run(engine.bind(engine.initial), example_leaves(model()[1], 3))

@@ -1,4 +1,4 @@
-"""Engines that are frozen: right, refusing other weights, and in int8 as near as they promise."""
+"""Frozen engines: correct, bound to their weights, and in int8 within the promised tolerance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from brayx.engines.frozen import FrozenOnnxEngine
 from brayx.engines.int8 import Int8Engine
 from brayx.engines.torch import TorchEngine, example_leaves, module_weights
 from brayx.errors import BadWeights, ConfigError, EngineMismatch, WeightsFrozen
-from tests.unit.engines.models import Deciding, awkward, cartpole, observations
+from tests.unit.engines.models import WithAction, awkward, cartpole, observations
 
 CLASSES = {"onnx-frozen": FrozenOnnxEngine, "int8": Int8Engine}
 
@@ -38,7 +38,7 @@ def test_it_agrees_with_torch_at_every_batch_size(engine):
     assert set(agreement.worst_abs) == {"logits", "value"}
 
 
-def test_it_takes_its_own_weights_and_names_the_leaf_of_others(engine):
+def test_it_accepts_its_own_weights_and_names_the_leaf_that_differs(engine):
     module, _ = cartpole()
     assert engine.bind(module_weights(module)) is None
     weights = module_weights(module)
@@ -50,7 +50,7 @@ def test_it_takes_its_own_weights_and_names_the_leaf_of_others(engine):
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_a_frozen_engine_is_refused_where_it_must_follow_weights(kind):
+def test_a_frozen_engine_is_refused_for_a_model_that_follows_weights(kind):
     if kind in FROZEN:
         with pytest.raises(ConfigError, match="takes no new weights"):
             refuse_frozen(kind)
@@ -59,7 +59,7 @@ def test_a_frozen_engine_is_refused_where_it_must_follow_weights(kind):
 
 
 @pytest.mark.parametrize("kind", ["onnx", *FROZEN])
-def test_it_acts_with_the_weights_it_is_built_with(kind):
+def test_it_computes_with_the_weights_of_its_build(kind):
     module, example = cartpole()
     weights = {name: array + np.float32(0.1) for name, array in module_weights(module).items()}
     built = build_engine(kind, module, example, weights=weights)
@@ -72,14 +72,14 @@ def test_it_acts_with_the_weights_it_is_built_with(kind):
         build_engine(kind, module, example, weights={})
 
 
-def test_int8_of_a_convolution_is_a_quarter_of_the_file():
+def test_int8_shrinks_a_convolution_to_a_quarter():
     module, example = nature_cnn()
     small, large = Int8Engine(module, example), FrozenOnnxEngine(module, example)
     assert len(small.proto) < 0.3 * len(large.proto)
 
 
 class Unsteady(torch.nn.Module):
-    """What eight bits cannot hold: a large value beside one that is wanted exactly."""
+    """A model that eight bits cannot represent: a large value beside a small one that must be exact."""
 
     def __init__(self):
         super().__init__()
@@ -91,20 +91,20 @@ class Unsteady(torch.nn.Module):
         return {"small": self.first(x)[:, 1]}
 
 
-def test_building_int8_leaves_the_logging_of_its_process_unchanged(capfd):
-    """Lines of other threads are written, the quantiser's advice is not, and no handler is left behind."""
+def test_building_int8_does_not_change_the_process_logging(capfd):
+    """Other threads' lines are logged, the quantiser's advice is not, and no handler remains."""
     written: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: written.append(record.getMessage())
     other, root, over = logging.getLogger("tests.other"), logging.getLogger(), threading.Event()
     before = root.handlers[:]
     root.handlers[:] = []  # pytest's own; a Serve replica has none
-    said: list[str] = []
+    lines: list[str] = []
 
     def log() -> None:
         while not over.wait(0.001):
-            said.append(f"line {len(said)}")
-            other.warning(said[-1])
+            lines.append(f"line {len(lines)}")
+            other.warning(lines[-1])
 
     other.addHandler(handler)
     thread = threading.Thread(target=log)
@@ -117,7 +117,7 @@ def test_building_int8_leaves_the_logging_of_its_process_unchanged(capfd):
         thread.join()
         other.removeHandler(handler)
         root.handlers[:] = before
-    assert written == said
+    assert written == lines
     assert after == []
     assert "pre-process" not in capfd.readouterr().err.lower()
 
@@ -129,17 +129,17 @@ def test_int8_beyond_the_tolerance_is_refused_naming_the_leaf():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_int8_may_choose_another_action_where_two_are_almost_equal(seed):
-    """Which single rows those are that the small batches draw does not matter."""
-    assert Int8Engine(Deciding(1.0), (np.zeros((1, 4), np.float32),), samples=observations(300, seed)).frozen
+    """The result must not depend on which rows the small batches draw."""
+    assert Int8Engine(WithAction(1.0), (np.zeros((1, 4), np.float32),), samples=observations(300, seed)).frozen
 
 
 def test_int8_that_differs_in_too_many_rows_is_refused_naming_the_leaf():
     with pytest.raises(EngineMismatch, match=r"worst leaf 'action'.* differing error 0\.") as caught:
-        Int8Engine(Deciding(1e-4), (np.zeros((1, 4), np.float32),))
+        Int8Engine(WithAction(1e-4), (np.zeros((1, 4), np.float32),))
     assert caught.value.details["differing"] > 0.1
 
 
-def test_the_awkward_model_is_frozen_right():
+def test_the_awkward_model_is_frozen_correctly():
     engine = FrozenOnnxEngine(*awkward())
     module, example = awkward()
     assert engine.spec == TorchEngine(module, example).spec

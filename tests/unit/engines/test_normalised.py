@@ -1,4 +1,4 @@
-"""A module that normalises its observation itself: on every engine as NumPy does it before the module, by version."""
+"""Modules that normalise their observation: every engine agrees with NumPy normalisation, for each version."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def normaliser_of(model, seed=0):
 
 
 def seen(normaliser, model, inputs):
-    """Input leaves as the bare module takes them, by the rollouts' own code."""
+    """Input leaves for the bare module, normalised by the rollouts' own code."""
     module, example = model()
     spec = describe(module, example)
     named = dict(zip((leaf.path for leaf in spec.inputs), inputs, strict=True))
@@ -54,7 +54,7 @@ def raw_inputs(model, rows):
 
 @pytest.mark.parametrize("model", [cartpole, awkward, recurrent])
 @pytest.mark.parametrize("kind", ["torch", "onnx", "onnx-frozen"])
-def test_an_engine_normalises_as_the_normaliser_does(kind, model):
+def test_an_engine_normalises_like_the_normaliser(kind, model):
     module, example = model()
     module = module.eval()
     normaliser = normaliser_of(model)
@@ -66,12 +66,12 @@ def test_an_engine_normalises_as_the_normaliser_does(kind, model):
         want = bare.run(bare.bind(bare.initial), seen(normaliser, model, inputs))
         got = engine.run(engine.bind(engine.initial), inputs)
         for leaf, mine, torchs in zip(engine.spec.outputs, got, want, strict=True):
-            if leaf.path != "obs":  # of `awkward`, which gives back what it was shown
+            if leaf.path != "obs":  # `awkward` returns its input
                 np.testing.assert_allclose(mine, torchs, rtol=1e-4, atol=1e-5)
     assert bare.spec == engine.spec
 
 
-def test_torch_normalises_to_the_bit():
+def test_torch_normalises_bit_for_bit():
     module, example = cartpole()
     normaliser = normaliser_of(cartpole)
     wrapped = normalised(module, normaliser.scalings())
@@ -92,7 +92,7 @@ def test_int8_calibrates_the_same_ranges_as_for_normalised_observations():
     for mine, theirs in zip(whole.run(whole.bind(whole.initial), raw), want, strict=True):
         np.testing.assert_allclose(
             mine, theirs, atol=0.15 * np.abs(theirs).max()
-        )  # their ranges differ by what is clipped
+        )  # their ranges differ only by clipping
 
 
 def test_the_traced_export_binds_the_moments_too():
@@ -108,8 +108,8 @@ def test_the_traced_export_binds_the_moments_too():
         np.testing.assert_allclose(mine, torchs, rtol=1e-4, atol=1e-5)
 
 
-async def test_versions_with_different_moments_live_side_by_side():
-    """Also one that has none, of a model that was trained without before."""
+async def test_versions_with_different_moments_coexist():
+    """Also a version without moments, of a model that was trained without them before."""
     module, example = cartpole()
     own = module_weights(module)
     moments = {1: normaliser_of(cartpole, 1), 2: normaliser_of(cartpole, 2)}
@@ -129,7 +129,7 @@ async def test_versions_with_different_moments_live_side_by_side():
     await model.close()
 
 
-async def test_a_model_that_does_not_normalise_refuses_a_version_that_does():
+async def test_a_model_without_normalisation_refuses_a_normalised_version():
     module, example = cartpole()
     model = LocalModel(build_engine("onnx", module, example))
     with pytest.raises(BadWeights, match="normalise") as raised:
@@ -139,7 +139,7 @@ async def test_a_model_that_does_not_normalise_refuses_a_version_that_does():
     await model.close()
 
 
-def test_scalings_among_weights():
+def test_scalings_travel_among_the_weights():
     path = "obs/a.b%/c"
     scaling = Scaling(np.ones(2, np.float32), np.full(2, 4, np.float32), 5.0)
     weights = {"x": np.zeros(1, np.float32)} | to_weights({path: scaling, "obs/other": scaling}, [path, "obs/none"])
@@ -155,7 +155,7 @@ def test_scalings_among_weights():
     assert from_weights(filled)[path].mean.tolist() == [0, 0]
 
 
-def test_an_attribute_of_the_normalisers_name_is_refused():
+def test_a_module_attribute_named_like_the_normaliser_is_refused():
     module, _ = cartpole()
     module.obs_normaliser = None
     with pytest.raises(ModelError, match="obs_normaliser"):

@@ -20,7 +20,7 @@ from brayx.model.local import LocalModel
 from tests.unit.engines.models import awkward, cartpole, recurrent
 
 
-def test_a_state_that_goes_in_and_out_is_found():
+def test_a_recurrent_state_is_detected():
     spec = TorchEngine(*recurrent()).spec
     assert spec.state is not None
     assert spec.state.argument == 1
@@ -45,8 +45,8 @@ def test_an_output_state_of_another_layout_is_refused():
         TorchEngine(Shrinking(), (np.zeros((1, 2), np.float32),))
 
 
-class Foreseeing(torch.nn.Module):
-    """Says what a game's state will be."""
+class PredictsState(torch.nn.Module):
+    """Takes and predicts a game's state, which is no recurrent state."""
 
     is_recurrent = False
 
@@ -56,7 +56,7 @@ class Foreseeing(torch.nn.Module):
 
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
 def test_an_undeclared_state_is_a_normal_input_and_output(kind):
-    engine = build_engine(kind, Foreseeing(), (np.ones((1, 2), np.float32),))
+    engine = build_engine(kind, PredictsState(), (np.ones((1, 2), np.float32),))
     assert engine.spec.state is None
     (after,) = engine.run(engine.bind(engine.initial), [np.ones((3, 2), np.float32)])
     assert after.tolist() == [[2, 2]] * 3
@@ -64,7 +64,7 @@ def test_an_undeclared_state_is_a_normal_input_and_output(kind):
 
 @pytest.mark.parametrize("kind", ["onnx", "onnx-frozen", "int8", "torch"])
 def test_every_engine_carries_the_state(kind):
-    """Step by step as torch does by itself; the engine was verified so too when it was built."""
+    """Step by step as torch alone; the build already verified the engine the same way."""
     module, example = recurrent()
     engine = build_engine(kind, module, example)
     bound = engine.bind(engine.initial)
@@ -81,15 +81,15 @@ def test_every_engine_carries_the_state(kind):
     assert carried[1].tolist() == [6, 6, 6]
 
 
-def test_recorded_observations_come_with_the_states_that_the_model_reaches(tmp_path):
-    """Observations are kept one by one: a model with a state was calibrated on noise instead."""
+def test_recorded_observations_come_with_the_states_the_model_reaches(tmp_path):
+    """Observations are recorded without states, and a recurrent model must not be calibrated on random states."""
     module, example = recurrent()
     rng = np.random.default_rng(0)
     obs, scale = rng.standard_normal((64, 3)).astype(np.float32), np.ones(64, np.float32)
     save_weights(tmp_path / "weights.npz", module_weights(module))
     save_weights(tmp_path / "samples.npz", {"obs/0": obs, "obs/1": scale})
     untrained, _ = recurrent()
-    torch.nn.init.zeros_(untrained.cell.weight_hh)  # whose states would be others
+    torch.nn.init.zeros_(untrained.cell.weight_hh)  # after which the states would differ
     leaves = recorded_samples(tmp_path, untrained, example)
     assert leaves is not None
     seen, h, ticks, scales = leaves
@@ -100,13 +100,13 @@ def test_recorded_observations_come_with_the_states_that_the_model_reaches(tmp_p
     engine = TorchEngine(module, example)
     ones = np.full((64, 4), 0.5, np.float32), np.zeros(64, np.int64)
     _, first, _ = engine.run(engine.bind(engine.initial), [obs, *ones, scale])
-    assert all(np.isclose(first, row).all(axis=1).any() for row in h[1::16]), "after one observation of these"
+    assert all(np.isclose(first, row).all(axis=1).any() for row in h[1::16]), "after one of these observations"
     save_weights(tmp_path / "samples.npz", {"obs/0": obs[:, :2], "obs/1": scale})
     assert recorded_samples(tmp_path, module, example) is None
 
 
 class _Forgetful(OnnxEngine):
-    """Takes the state at the first run only."""
+    """Reads the state on its first run only."""
 
     runs = 0
 
@@ -116,7 +116,7 @@ class _Forgetful(OnnxEngine):
         return super().run(bound, [inputs[0], state, *inputs[2:]])
 
 
-def test_verify_carries_the_state_and_sees_an_engine_that_forgets_it():
+def test_verify_carries_the_state_and_catches_an_engine_that_forgets_it():
     engine = _Forgetful(*recurrent(), verify_outputs=False)
     with pytest.raises(EngineMismatch, match="step"):
         verify(engine, *recurrent(), batch_sizes=(1,))

@@ -1,4 +1,4 @@
-"""TensorRT, as far as it can be tested without it: the message if it is missing, the name of a plan, its ONNX models.
+"""TensorRT where it is not installed: the error message, the names of plans, the ONNX models.
 
 The other tests need a GPU and the extra, and are skipped with a reason.
 """
@@ -29,7 +29,7 @@ NEEDS = pytest.mark.skipif(not INSTALLED, reason="the extra tensorrt is not inst
 
 
 @pytest.mark.skipif(INSTALLED, reason="the extra tensorrt is installed")
-def test_without_tensorrt_the_error_says_what_to_install():
+def test_a_missing_tensorrt_is_an_error_that_says_what_to_install():
     with pytest.raises(ConfigError, match=r"pip install 'brayx\[tensorrt\]'"):
         build_engine("tensorrt", *cartpole())
 
@@ -52,8 +52,8 @@ def test_the_name_of_a_plan_does_not_depend_on_the_weights():
 
 
 @pytest.mark.parametrize("model", [cartpole, awkward])
-def test_weights_put_into_the_graph_are_those_it_computes_with(model):
-    """What a plan is built of and refitted from."""
+def test_a_graph_computes_with_the_weights_inserted_into_it(model):
+    """Plans are built and refitted from such graphs."""
     module, example = model()
     graph, reference = to_onnx(module, example), TorchEngine(module, example)
     for shift in (0.0, 0.1):
@@ -75,7 +75,7 @@ def test_weights_put_into_the_graph_are_those_it_computes_with(model):
     ("option", "sizes"),
     [(1, (1, 1, 5)), (64, (1, 64, 64)), (4096, (1, 64, 4096)), (-256, (1, 256, 256)), (-2, (1, 2, 5))],
 )
-def test_a_plan_takes_the_batches_of_the_model_s_options(monkeypatch, option, sizes):
+def test_a_plan_accepts_the_batch_sizes_of_the_model_s_options(monkeypatch, option, sizes):
     assert plan_sizes(option) == sizes
     made = []
     monkeypatch.setattr(
@@ -87,13 +87,13 @@ def test_a_plan_takes_the_batches_of_the_model_s_options(monkeypatch, option, si
 
 @NEEDS
 @pytest.mark.gpu
-def test_a_plan_is_built_verified_kept_and_refitted(tmp_path):
+def test_a_plan_is_built_verified_cached_and_refitted(tmp_path):
     module, example = cartpole()
     engine = TensorRTEngine(module, example, max_batch_size=64, cache=tmp_path)
     (plan,) = (tmp_path / "tensorrt").iterdir()
     written = plan.stat().st_mtime_ns
     again = TensorRTEngine(module, example, max_batch_size=64, cache=tmp_path)
-    assert plan.stat().st_mtime_ns == written, "found, not built"
+    assert plan.stat().st_mtime_ns == written, "cached, not built"
     verify(again, module, example, batch_sizes=(1, 64))
     plan.write_bytes(b"half")
     TensorRTEngine(module, example, max_batch_size=64, cache=tmp_path)
@@ -104,7 +104,7 @@ def test_a_plan_is_built_verified_kept_and_refitted(tmp_path):
 
 @NEEDS
 @pytest.mark.gpu
-def test_a_plan_beyond_the_tolerance_is_exported_with_a_report_that_says_so(tmp_path, monkeypatch):
+def test_a_plan_beyond_the_tolerance_is_exported_and_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("BRAYX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(TensorRTEngine, "tolerance", Tolerance(rtol=0.0, atol=-1.0))
     out = tmp_path / "out"
@@ -124,7 +124,7 @@ def other_weights():
 
 
 class Plans(TorchEngine):
-    """TensorRT's plans, imitated with torch: the plan kept for a graph has the weights of its first user."""
+    """TensorRT's plans, imitated with torch: the cached plan of a graph has its first user's weights."""
 
     plan = pickle.dumps(module_weights(cartpole()[0]))
     inputs, outputs = ["obs"], ["logits", "value"]
@@ -150,7 +150,7 @@ def test_a_bundle_s_plan_has_the_weights_of_the_model_that_is_exported(tmp_path,
 
 @NEEDS
 @pytest.mark.gpu
-def test_a_bundle_s_plan_has_those_weights_where_the_cache_s_has_others(tmp_path, monkeypatch):
+def test_a_bundle_s_plan_has_the_exported_weights_even_if_the_cache_has_others(tmp_path, monkeypatch):
     monkeypatch.setenv("BRAYX_CACHE", str(tmp_path / "cache"))
     TensorRTEngine(*cartpole())
     module, example = other_weights()

@@ -110,8 +110,8 @@ class EchoApp:
         if request.seq is not None and request.seq != last + 1:
             if request.seq == last:
                 return reply
-            told = f"tick {request.seq} is out of sequence, expected {last + 1}"
-            raise OutOfSequence(told, expected=last + 1, got=request.seq)
+            message = f"tick {request.seq} is out of sequence, expected {last + 1}"
+            raise OutOfSequence(message, expected=last + 1, got=request.seq)
         reply = self.answer(request.body)
         if request.seq is not None:
             self.kept[session] = (request.seq, reply)
@@ -120,7 +120,7 @@ class EchoApp:
         return reply
 
     def hold(self, session: str, holder: str) -> None:
-        """Makes that connection the session's holder; an empty name: it has none."""
+        """Makes that connection the session's holder; with an empty name, the session has none."""
         before = self.holders.get(session, "")
         self.holders[session] = holder
         if before and before != holder:
@@ -306,7 +306,7 @@ async def _frame(step: Step, session: bytes, time: int, request: StepRequest | P
 
 @contextlib.contextmanager
 def loop_in_thread() -> Iterator[asyncio.AbstractEventLoop]:
-    """A running event loop in a separate thread; what is left on it in the end is cancelled."""
+    """A running event loop in a separate thread; its remaining tasks are cancelled at the end."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

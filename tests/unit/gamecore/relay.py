@@ -41,11 +41,11 @@ class Relay:
         self._start(self._accept, self._listener)
 
     def down(self) -> None:
-        """Break every connection, and take no more."""
+        """Break every connection, and accept no new ones."""
         listener, self._listener = self._listener, None
         if listener is not None:
             with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept; close does not
+                listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept; close would not
             listener.close()
         for sock in list(self._open):
             with contextlib.suppress(OSError):

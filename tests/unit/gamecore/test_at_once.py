@@ -40,7 +40,7 @@ def seeds(app: EchoApp) -> list[int]:
     return sorted(json.loads(request.body)["seed"] for request in app.requests if request.kind is StepKind.START)
 
 
-def test_a_seed_makes_the_games_repeatable_and_each_its_own(app: EchoApp, url: str) -> None:
+def test_a_seed_makes_the_games_repeatable_and_different(app: EchoApp, url: str) -> None:
     gym.run_games("CartPole-v1", url, games=1, seed=5)
     (alone,) = seeds(app)
     app.requests.clear()
@@ -54,7 +54,7 @@ def test_a_seed_makes_the_games_repeatable_and_each_its_own(app: EchoApp, url: s
     assert seeds(app) == begun
     app.requests.clear()
     gym.run_games("CartPole-v1", url, games=3, seed=6, at_once=3)
-    assert not {*begun} & {*seeds(app)}, "what another gamecore plays"
+    assert not {*begun} & {*seeds(app)}, "another seed gives other games"
     assert not app.running
 
 
@@ -76,7 +76,7 @@ def test_all_sessions_share_one_connection_and_run_side_by_side(app: EchoApp, ur
     assert (kinds.count(StepKind.START), kinds.count(StepKind.TICK), kinds.count(StepKind.STOP)) == (8, 40, 8)
 
 
-def test_an_error_ends_its_own_game(app: EchoApp, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_ends_only_its_own_game(app: EchoApp, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     ticks = 0
 
     def answer(body: bytes) -> bytes:
@@ -117,7 +117,7 @@ def test_a_resumed_session_gets_its_tick_again(app: EchoApp, url: str) -> None:
     assert [request.kind for request in app.requests].count(StepKind.TICK) == MOST_RESUMED + 1
 
 
-def test_what_another_game_would_get_too_ends_the_run(app: EchoApp, url: str) -> None:
+def test_an_error_that_every_game_would_get_ends_the_run(app: EchoApp, url: str) -> None:
     app.answer = lambda body: b"[]"
     with pytest.raises(BadBody, match="list indices"):
         gym.run_games("CartPole-v1", url, games=4, at_once=2)
@@ -139,7 +139,7 @@ def test_no_reply_in_time_gives_the_connection_up(app: EchoApp) -> None:
         gym.run_games("CartPole-v1", f"tcp://{address}", games=1, at_once=2, timeout_s=0.2, give_up_after_s=0.0)
 
 
-def test_a_refused_connection_is_its_error(app: EchoApp) -> None:
+def test_a_refused_connection_raises_its_error(app: EchoApp) -> None:
     with serving_tcp(app.answered, max_body_bytes=1) as address, pytest.raises(BodyTooLarge):
         gym.run_games("CartPole-v1", f"tcp://{address}", games=1, at_once=2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -149,7 +149,7 @@ def test_a_refused_connection_is_its_error(app: EchoApp) -> None:
 
 
 @pytest.mark.parametrize("options", [{"door": "ws"}, {"reconnect_s": 1.0}])
-def test_what_several_games_at_once_cannot_do(options: dict[str, object]) -> None:
+def test_options_that_concurrent_games_refuse(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="several games at once"):
         gym.run_games("CartPole-v1", "http://127.0.0.1:1", games=1, at_once=2, **options)  # type: ignore[arg-type]
 

@@ -58,27 +58,27 @@ def test_a_time_outside_the_window_is_refused_with_the_difference(keys: Keys, of
 
 
 @pytest.mark.parametrize("time", ["now", "1.7e9", "-5", "+1700000000", " 1700000000", "१७०००००००००", "1" * 20, "NaN"])
-def test_a_time_that_is_no_decimal_number_is_refused(keys: Keys, time: str) -> None:
+def test_a_time_that_is_not_a_decimal_number_is_refused(keys: Keys, time: str) -> None:
     with pytest.raises(Unauthorized, match=r"'time' is .* expected Unix seconds"):
         keys.check(request(time=time), NOW)
 
 
 @pytest.mark.parametrize("name", ["key", "time", "token"])
-def test_what_is_missing_is_named(keys: Keys, name: str) -> None:
+def test_a_missing_field_is_named(keys: Keys, name: str) -> None:
     with pytest.raises(Unauthorized, match=f"requires keys: '{name}' missing"):
         keys.check(request()._replace(**{name: ""}), NOW)
 
 
 def test_an_unknown_key_and_a_wrong_token_get_the_same_error(keys: Keys) -> None:
-    told = set()
-    for wrong in (request("nobody"), request(token="0" * 64), request(secret=OTHER), request(token="x")):
+    messages = set()
+    for wrong in (request("stranger"), request(token="0" * 64), request(secret=OTHER), request(token="x")):
         with pytest.raises(Unauthorized) as refused:
             keys.check(wrong, NOW)
-        told.add((str(refused.value), str(refused.value.details)))
-    assert len(told) == 1
-    said = told.pop()[0]
+        messages.add((str(refused.value), str(refused.value.details)))
+    assert len(messages) == 1
+    said = messages.pop()[0]
     assert SECRET.decode() not in said
-    assert "nobody" not in said
+    assert "stranger" not in said
 
 
 @given(
@@ -100,7 +100,7 @@ def test_any_changed_character_is_refused(field: str, at: int, char: str, how: s
 
 
 @given(st.text(), st.text(), st.text(), st.text())
-def test_no_text_whatever_breaks_the_check(key: str, session: str, time: str, token: str) -> None:
+def test_no_text_breaks_the_check(key: str, session: str, time: str, token: str) -> None:
     with pytest.raises(Unauthorized):
         Keys({"game": SECRET}, window_s=1e18).check(StepRequest(StepKind.CALL, session, b"", key, time, token), NOW)
 
@@ -114,7 +114,7 @@ def test_a_renewed_request_passes_long_after(keys: Keys) -> None:
     keys.check(renewed, later)
     assert renewed._replace(time=old.time, token=old.token) == old
     with pytest.raises(Unauthorized):
-        keys.renewed(request("nobody"), later)
+        keys.renewed(request("stranger"), later)
 
 
 # The file
@@ -154,7 +154,7 @@ def test_a_bad_file_names_the_line_and_no_secret(tmp_path: Path, text: str, said
     assert not any(secret in str(refused.value) for secret in ("short-hush", "x" * 16, "y" * 16))
 
 
-def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_or_not_text(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         Keys.load(tmp_path / "none.txt")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
@@ -211,7 +211,7 @@ def test_new_keys_are_appended_and_private(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    path.write_text(path.read_text().rstrip("\n"))  # as editors leave it
+    path.write_text(path.read_text().rstrip("\n"))  # as some editors save it
     assert new_key(path, "second") == "second"
     keys = Keys.load(path)
     assert len(keys) == 2

@@ -103,7 +103,7 @@ async def test_requests_are_signed_as_a_service_checks_them(url: str, app: EchoA
         keys.check(request, time.time())
 
 
-def test_a_token_is_made_anew_when_its_second_has_passed(
+def test_a_new_token_is_made_when_its_second_has_passed(
     tcp_address: str, app: EchoApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signed: list[tuple[object, ...]] = []
@@ -129,7 +129,7 @@ def test_a_token_is_made_anew_when_its_second_has_passed(
     "credentials",
     [{"secret": b"s"}, {"key": "k", "secret": b"s", "token": "t"}, {"key": "k", "secret": b"s", "time": "1"}],
 )
-def test_credentials_that_do_not_go_together(credentials: dict[str, str]) -> None:
+def test_incomplete_credentials_are_refused(credentials: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="secret needs key"):
         Client("http://h", **credentials)  # type: ignore[arg-type]
 
@@ -141,7 +141,7 @@ def test_a_time_that_a_tcp_frame_cannot_hold(tcp_address: str) -> None:
         assert client.session is None
 
 
-def test_misuse_is_told_here(url: str) -> None:
+def test_misuse_is_refused_by_the_client(url: str) -> None:
     with Client(url) as client:
         for request in (client.tick, client.stop):
             with pytest.raises(SessionUnknown, match="call start first"):
@@ -154,7 +154,7 @@ def test_misuse_is_told_here(url: str) -> None:
         client.start(session="a b")
 
 
-async def test_misuse_awaited_is_told_here(url: str) -> None:
+async def test_misuse_awaited_is_refused_by_the_client(url: str) -> None:
     async with AsyncClient(url) as client:
         with pytest.raises(SessionUnknown, match="call start first"):
             await client.tick(b"")
@@ -163,7 +163,7 @@ async def test_misuse_awaited_is_told_here(url: str) -> None:
             await client.start()
 
 
-def test_an_agent_error_ends_the_session_here_too(url: str) -> None:
+def test_an_agent_error_ends_the_session_in_the_client_too(url: str) -> None:
     with Client(url) as client:
         client.start()
         with pytest.raises(AgentError, match="KeyError") as caught:
@@ -220,7 +220,7 @@ def closed_port() -> int:
 
 
 @pytest.mark.parametrize("scheme", ["http", "ws", "tcp"])
-async def test_nobody_listens(scheme: str, closed_port: int) -> None:
+async def test_a_closed_port_is_a_failed_connection(scheme: str, closed_port: int) -> None:
     url = f"{scheme}://127.0.0.1:{closed_port}"
     with Client(url) as client, pytest.raises(ConnectFailed, match=rf"{url}.*is the service running") as caught:
         client.start()
@@ -242,7 +242,7 @@ def test_bad_url() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["http", "ws"])
-async def test_a_wrong_path_is_told(scheme: str, address: str) -> None:
+async def test_a_wrong_path_is_an_error(scheme: str, address: str) -> None:
     with Client(f"{scheme}://{address}/wrong") as client, pytest.raises(ProtocolError, match="no such path"):
         client.start()
     async with AsyncClient(f"{scheme}://{address}/wrong") as awaited:

@@ -166,7 +166,7 @@ class _GoesOnCounting(EchoApp):
         (_GoesOnCounting, "test_numbers_count_within_one_session", "tcp"),
     ],
 )
-def test_the_suite_finds_what_is_wrong(app: type[EchoApp], test: str, door: Door) -> None:
+def test_the_suite_finds_each_fault(app: type[EchoApp], test: str, door: Door) -> None:
     suite = DoorCompliance()
     suite.timeout_s = 2.0
     broken = app()

@@ -109,7 +109,7 @@ def door(kind: str, clinic: Clinic) -> Iterator[str]:
 
 
 def broken_layer(findings: list[Finding]) -> Finding:
-    """The finding that failed: the only one, with all after it skipped but the stop of a session that still runs."""
+    """The one finding that failed. All later ones are skipped, except the stop of a session that still runs."""
     assert tuple(finding.layer for finding in findings) == LAYERS
     at = next(number for number, finding in enumerate(findings) if finding.outcome == "failed")
     assert all(finding.outcome == "ok" for finding in findings[:at])
@@ -120,7 +120,7 @@ def broken_layer(findings: list[Finding]) -> Finding:
 
 
 @pytest.mark.parametrize("kind", DOORS)
-def test_a_service_that_is_well(kind: str) -> None:
+def test_a_healthy_service(kind: str) -> None:
     clinic = Clinic(models={"model": 401})
     with door(kind, clinic) as url:
         findings = list(examine(url, body=b'{"obs": []}'))
@@ -151,14 +151,14 @@ def test_nothing_listens(kind: str) -> None:
     assert "is the service running" in failed.advice
 
 
-def test_a_name_that_is_not() -> None:
+def test_an_unknown_host_name() -> None:
     failed = broken_layer(list(examine("http://no-such-host.invalid")))
     assert failed.layer == "dns"
     assert "no-such-host.invalid" in failed.said
 
 
 @pytest.fixture
-def somebody_else() -> Iterator[str]:
+def other_server() -> Iterator[str]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
     server.RequestHandlerClass.log_message = lambda *_: None  # type: ignore[method-assign,assignment]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -172,8 +172,8 @@ def somebody_else() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", DOORS)
-def test_another_server_answers(kind: str, somebody_else: str) -> None:
-    failed = broken_layer(list(examine(f"{kind}://{somebody_else}", timeout_s=2.0)))
+def test_another_server_answers(kind: str, other_server: str) -> None:
+    failed = broken_layer(list(examine(f"{kind}://{other_server}", timeout_s=2.0)))
     assert failed.layer == "protocol"
     assert "TCP at 8101" in failed.advice
 
@@ -232,14 +232,14 @@ def test_a_service_that_requires_keys(kind: str) -> None:
         wrong = auth(key="game", secret=b"another secret!!")
         assert (wrong.layer, "'token' is not the HMAC" in wrong.said) == ("auth", True)
         assert "keys file" in wrong.advice or "service's file" in wrong.advice
-        assert auth(key="nobody", secret=SECRET.encode()).said == wrong.said
+        assert auth(key="stranger", secret=SECRET.encode()).said == wrong.said
         findings = list(examine(url, body=b'{"obs": []}', key="game", secret=SECRET.encode()))
     assert {finding.outcome for finding in findings} <= {"ok", "skipped"}
     assert findings[LAYERS.index("auth")].said == "key 'game' is accepted"
     assert findings[LAYERS.index("stop")].outcome == "ok"
 
 
-def test_a_clock_that_is_off() -> None:
+def test_a_wrong_clock() -> None:
     with door("http", Clinic(keys=Keys({"game": SECRET.encode()}, window_s=0.0))) as url:
         failed = broken_layer(list(examine(url, key="game", secret=SECRET.encode())))
     assert failed.layer == "auth"
@@ -247,7 +247,7 @@ def test_a_clock_that_is_off() -> None:
     assert "clock" in failed.advice
 
 
-def test_a_key_where_none_is_required() -> None:
+def test_a_key_that_is_not_required() -> None:
     with door("http", Clinic()) as url:
         findings = list(examine(url, body=b'{"obs": []}', key="game", secret=SECRET.encode()))
     assert findings[LAYERS.index("auth")].said == "no key is required; the given key is ignored"
@@ -266,7 +266,7 @@ def test_an_agent_that_raises(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", DOORS)
-def test_an_agent_that_wants_another_body(kind: str) -> None:
+def test_an_agent_that_expects_another_body(kind: str) -> None:
     with door(kind, Clinic()) as url:
         findings = {finding.layer: finding for finding in examine(url, body=b"\x00")}
     assert findings["tick"].outcome == "ok"
@@ -284,7 +284,7 @@ def test_an_agent_that_is_slow(kind: str) -> None:
     assert "tick_timeout_s" in failed.advice
 
 
-def test_a_session_that_runs_on_after_a_failed_tick_is_stopped() -> None:
+def test_a_session_that_survives_a_failed_tick_is_stopped() -> None:
     """The client gave up before the actor did."""
     clinic = Clinic(tick_timeout_s=1.0)
     with door("http", clinic) as url:
@@ -301,7 +301,7 @@ def test_untrained_models_are_reported() -> None:
 
 
 @pytest.mark.parametrize("url", ["localhost", "ftp://x", "http://x?y=1"])
-def test_a_url_that_cannot_be_used(url: str) -> None:
+def test_an_invalid_url(url: str) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
         list(examine(url))
 
@@ -335,15 +335,15 @@ def test_the_command(tmp_path: Path) -> None:
         ill = run("doctor", url)
         assert ill.returncode == 1
         assert ill.stdout.splitlines()[-1].startswith(f"{url}: auth failed. What to do: give --keys-file")
-        told = run("doctor", url, "--json", "--body", '{"obs": 1}', BRAYX_KEYS_FILE=str(keys))
-        assert told.returncode == 0, told.stdout
-        document = json.loads(told.stdout)
+        report = run("doctor", url, "--json", "--body", '{"obs": 1}', BRAYX_KEYS_FILE=str(keys))
+        assert report.returncode == 0, report.stdout
+        document = json.loads(report.stdout)
         assert document["ok"] is True
         assert [layer["layer"] for layer in document["layers"]] == list(LAYERS)
         assert set(document["layers"][0]) == {"layer", "outcome", "ms", "said", "advice"}
 
 
-def test_the_command_with_what_cannot_be_used(tmp_path: Path) -> None:
+def test_the_command_with_invalid_arguments(tmp_path: Path) -> None:
     for words, said in [
         (["doctor", "localhost"], "cannot be used"),
         (["doctor", "http://127.0.0.1:1", "--body", f"@{tmp_path}/none"], "--body: .*none cannot be read"),

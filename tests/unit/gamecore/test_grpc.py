@@ -69,7 +69,7 @@ class ScriptedDoor(GrpcDoor):
 
 
 async def nothing() -> None:
-    """What closes a door that holds nothing."""
+    """The close of a door with nothing to close."""
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_typed_errors_come_out_as_themselves(address: str, call: Do) -> None:
     assert error.details == {"expected": 3, "got": 7}
 
 
-def test_an_error_leaves_the_client_fit_for_more(address: str) -> None:
+def test_a_client_works_after_an_error(address: str) -> None:
     with Client(f"grpc://{address}", timeout_s=TIMEOUT_S) as client:
         assert isinstance(outcome(lambda: client.call(b"number")), OutOfSequence)
         assert client.call(b"on") == b"on"
@@ -157,7 +157,7 @@ def test_the_path_names_the_application(address: str, door: ScriptedDoor, call: 
 @pytest.mark.parametrize(
     "request_", [StepRequest(StepKind.TICK, "\ud800", b""), StepRequest(StepKind.TICK, "s", b"", seq=-1)]
 )
-def test_what_cannot_be_written_is_refused_here(address: str, door: ScriptedDoor, request_: StepRequest) -> None:
+def test_an_invalid_request_is_refused_by_the_client(address: str, door: ScriptedDoor, request_: StepRequest) -> None:
     transport = connect(f"grpc://{address}")
     with pytest.raises(ProtocolError, match="cannot be sent"):
         transport.step(request_, TIMEOUT_S)
@@ -180,7 +180,7 @@ def test_no_such_host(call: Do) -> None:
     assert "does not resolve" in error.message
 
 
-def test_a_peer_that_speaks_something_else(call: Do) -> None:
+def test_a_peer_with_another_protocol(call: Do) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -202,7 +202,7 @@ def test_a_reply_that_comes_too_late(address: str, call: Do) -> None:
     assert "stateless call" in error.message
 
 
-def test_a_service_that_ends_with_a_request_under_way(door: ScriptedDoor, call: Do) -> None:
+def test_a_service_that_ends_during_a_request(door: ScriptedDoor, call: Do) -> None:
     answers: list[bytes | BrayxError] = []
     with serving(door, nothing) as address:
         asking = threading.Thread(target=lambda: answers.append(call(f"grpc://{address}", b"slow")))
@@ -214,7 +214,7 @@ def test_a_service_that_ends_with_a_request_under_way(door: ScriptedDoor, call: 
     assert "may have been applied" in error.message
 
 
-def test_a_service_that_comes_back_is_found_again(door: ScriptedDoor) -> None:
+def test_a_client_reconnects_to_a_service_that_comes_back(door: ScriptedDoor) -> None:
     with contextlib.ExitStack() as stack:
         with serving(door, nothing) as address:
             client = stack.enter_context(Client(f"grpc://{address}", timeout_s=TIMEOUT_S, reconnect_s=TIMEOUT_S))
@@ -236,7 +236,7 @@ def test_a_service_that_comes_back_is_found_again(door: ScriptedDoor) -> None:
         (b"huge", TransportError, "larger than max"),
     ],
 )
-def test_answers_that_are_not_brayxs(
+def test_answers_of_another_server(
     door: ScriptedDoor, call: Do, body: bytes, kind: type[BrayxError], says: str
 ) -> None:
     with serving(door, nothing, max_message_bytes=4 * 2**20) as address:
@@ -268,7 +268,7 @@ def test_concurrent_requests_of_one_client_wait_for_each_other(address: str) -> 
     assert asyncio.run(play()) == [b"%d" % number for number in range(20)]
 
 
-def test_a_cancelled_request_leaves_the_client_fit_for_more(address: str, door: ScriptedDoor) -> None:
+def test_a_client_works_after_a_cancelled_request(address: str, door: ScriptedDoor) -> None:
     async def play() -> None:
         async with AsyncClient(f"grpc://{address}", timeout_s=TIMEOUT_S) as client:
             asking = asyncio.create_task(client.call(b"slow"))
@@ -286,7 +286,7 @@ def test_a_cancelled_request_leaves_the_client_fit_for_more(address: str, door: 
 # The generated code
 
 
-def test_the_generated_code_is_what_the_proto_gives(tmp_path: Path) -> None:
+def test_the_generated_code_matches_the_proto(tmp_path: Path) -> None:
     command = "-I. --python_out={0} --pyi_out={0} --grpc_python_out={0} brayx/gamecore/v1/gamecore.proto"
     proto = (ROOT / "brayx/gamecore/v1/gamecore.proto").read_text()
     assert command.format(".") in proto, "the command that the .proto file tells is the one run here"

@@ -28,7 +28,7 @@ NO_OP = b'{"action":0}'
 
 
 class CountingEnv(gymnasium.Env[Any, Any]):
-    """Observations that tell the step; rewards 1, 2, 3; terminates after three steps."""
+    """Observations that contain the step; rewards 1, 2, 3; terminates after three steps."""
 
     def __init__(self, observation: Any = None, action_space: gymnasium.Space[Any] | None = None) -> None:
         self.observation_space = gymnasium.spaces.Box(-1, 10, (1,))
@@ -61,9 +61,9 @@ def address(app: EchoApp) -> Iterator[str]:
 
 @pytest.mark.parametrize("door", ["http", "ws"])
 def test_cartpole_games(app: EchoApp, address: str, door: Literal["http", "ws"]) -> None:
-    told: list[gym.GameResult] = []
-    results = gym.run_games("CartPole-v1", f"http://{address}", games=3, door=door, seed=5, on_game=told.append)
-    assert results == told
+    reported: list[gym.GameResult] = []
+    results = gym.run_games("CartPole-v1", f"http://{address}", games=3, door=door, seed=5, on_game=reported.append)
+    assert results == reported
     assert len(results) == 3
     for result in results:
         assert 8 <= result.length <= 11  # pushing left only, the pole falls so soon
@@ -99,7 +99,7 @@ def test_bodies_of_the_gym_profile(app: EchoApp, address: str) -> None:
         b'{"obs":[2.0],"reward":2.0,"terminated":false,"truncated":true}',
         b'{"env_id":"","seed":null,"num_actions":2}',
         b'{"obs":[0.0],"reward":0.0}',
-        b'{"obs":[1.0],"reward":1.0,"terminated":false,"truncated":false}',  # broken off: neither
+        b'{"obs":[1.0],"reward":1.0,"terminated":false,"truncated":false}',  # interrupted: neither
     ]
 
 
@@ -224,7 +224,7 @@ def test_each_kind_of_error_is_printed_once_until_a_game_is_complete(
     assert "ended by agent_error: a;" in first
     assert "ended by session_lost: b;" in other
     assert "(failed games: 3)" in went_on
-    assert "ended by agent_error: d;" in second, "which nothing followed, so nothing is left to tell"
+    assert "ended by agent_error: d;" in second, "nothing followed it, so there is nothing left to report"
 
 
 @pytest.mark.parametrize("scheme", ["http", "ws", "tcp"])
@@ -255,14 +255,14 @@ def test_a_game_outlives_its_connection(
 
 
 @pytest.mark.parametrize("seconds", ["-1", "nan", "inf", "soon"])
-def test_no_time_to_reconnect_in(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_time_to_reconnect(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         gym.main(["CartPole-v1", "--url", "http://127.0.0.1:1", "--reconnect", seconds])
     assert "--reconnect" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["told", "notice lost"])
-def test_a_game_goes_on_from_a_snapshot(app: EchoApp, address: str, told: bool) -> None:
+@pytest.mark.parametrize("notified", [True, False], ids=["notified", "notice lost"])
+def test_a_game_goes_on_from_a_snapshot(app: EchoApp, address: str, notified: bool) -> None:
     env = CountingEnv(action_space=gymnasium.spaces.Discrete(2))
     resumed = False
 
@@ -272,7 +272,7 @@ def test_a_game_goes_on_from_a_snapshot(app: EchoApp, address: str, told: bool) 
             resumed = True
             (session,) = app.running
             app.kept[session] = (0, b"")
-            if told:
+            if notified:
                 raise SessionResumed("it goes on from a snapshot", tick=1)
             raise OutOfSequence("tick 2 is out of sequence, expected 1", expected=1, got=2)
         return NO_OP
@@ -344,7 +344,7 @@ def test_the_command_with_a_bad_environment_and_no_service(capsys: pytest.Captur
     assert gym.main(["CartPole-v1", "--url", "http://127.0.0.1:1", "--give-up-after-s", "0"]) == 1
     assert "is the service running" in capsys.readouterr().err
     assert gym.main(["CartPole-v1", "--url", "localhost"]) == 2
-    assert capsys.readouterr().out == "", "of no game there is no mean"
+    assert capsys.readouterr().out == "", "without a game there is no mean"
 
 
 @pytest.mark.parametrize("door", ["http", "ws"])
@@ -361,7 +361,7 @@ def test_a_signal_finishes_cleanly(app: EchoApp, address: str, number: signal.Si
         process.kill()
     assert process.returncode == 0
     assert "mean return" in output.splitlines()[-1]
-    assert not app.running  # the game on was stopped
+    assert not app.running  # the running game was stopped
 
 
 def test_a_signal_ends_a_gamecore_whose_service_is_away() -> None:
@@ -418,7 +418,7 @@ def test_a_gamecore_outlives_the_thread_that_started_it(app: EchoApp, address: s
     try:
         assert parent.stdin is not None
         assert parent.stdout is not None
-        until(lambda: len(app.requests) > 20)  # it plays, so it has asked the kernel for that signal
+        until(lambda: len(app.requests) > 20)  # it plays, so it has already asked the kernel for that signal
         parent.stdin.write("end the thread\n")
         parent.stdin.flush()
         assert parent.stdout.readline() == "thread ended\n"

@@ -55,7 +55,7 @@ def test_connection_close_header_is_respected() -> None:
     def closing(sock: socket.socket) -> None:
         read_request(sock)
         sock.sendall(reply(b"bye", extra="connection: close\r\n"))
-        sock.recv(1)  # until the client closes: it must not wait for us
+        sock.recv(1)  # until the client closes; it must not wait for the server
 
     with scripted(closing, _answer_all) as (address, _), Client(f"http://{address}") as client:
         assert [client.call(b""), client.call(b"")] == [b"bye", b"again"]
@@ -117,7 +117,7 @@ def _trickle(sock: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("script", [_stall, _trickle])
-async def test_deadline_is_of_the_whole_request(script: object) -> None:
+async def test_the_deadline_covers_the_whole_request(script: object) -> None:
     for _ in range(2):
         with scripted(script, _answer_all) as (address, _), Client(f"http://{address}", timeout_s=0.3) as client:  # type: ignore[arg-type]
             began = time.monotonic()

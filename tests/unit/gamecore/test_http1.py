@@ -70,7 +70,7 @@ def test_more_than_the_reply_makes_the_connection_unusable() -> None:
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nabcd\r\n",
     ],
 )
-def test_what_is_no_http_reply_is_refused(junk: bytes) -> None:
+def test_a_malformed_reply_is_refused(junk: bytes) -> None:
     with pytest.raises(TransportError):
         Reply().feed(junk)
 

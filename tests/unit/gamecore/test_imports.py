@@ -1,4 +1,4 @@
-"""A game client must not load an engine, nor anything it could do without."""
+"""A game client loads no engine, and nothing else that it does not need."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ async def test_deadlines() -> None:
             await awaited.call(b"stall")
 
 
-async def test_a_timeout_of_the_services_own_is_not_taken_for_the_clients() -> None:
+async def test_the_services_own_timeout_is_not_taken_for_the_clients() -> None:
     class Late:
         async def step(self, request: StepRequest) -> bytes:
             raise TimeoutError("mine")
@@ -118,15 +118,15 @@ async def test_a_timeout_of_the_services_own_is_not_taken_for_the_clients() -> N
             await awaited.call(b"")
 
 
-async def test_a_service_that_is_left_while_it_answers() -> None:
+async def test_a_service_that_ends_while_it_answers() -> None:
     echo = Echo()
     running = ServiceThread(echo)
     with running, Client(running) as client:
         calls = [asyncio.create_task(asyncio.to_thread(client.call, b"stall"))]
         calls.append(asyncio.create_task(AsyncClient(running).call(b"stall")))
         await asyncio.to_thread(echo.both.wait, 10)
-    for told in await asyncio.gather(*calls, return_exceptions=True):
-        assert type(told) is ConnectionLost
+    for error in await asyncio.gather(*calls, return_exceptions=True):
+        assert type(error) is ConnectionLost
     with Client(running) as client, pytest.raises(ConnectFailed, match="enter it"):
         client.call(b"")
 
@@ -137,7 +137,7 @@ def test_work_on_the_services_loop() -> None:
         assert running.run(echo.step(StepRequest(StepKind.CALL, "", b"x"))) == b"x"
 
 
-def test_what_is_no_service() -> None:
+def test_an_invalid_service() -> None:
     with pytest.raises(ConfigError, match=r"a URL or a ServiceThread.*got Echo"):
         Client(Echo())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"a URL or a service.*got int"):

@@ -29,7 +29,7 @@ from brayx.errors import AgentError, BadBody, BrayxError, ConfigError, SessionRe
 from brayx.gamecore import AsyncClient, StepKind, pettingzoo
 from brayx.gamecore.protocol import StepRequest
 from brayx.types import Forward, Fragment
-from pipelines.cli import TEMPLATES
+from pipelines.shipped import TEMPLATES
 from tests.unit.gamecore.echo_server import EchoApp, serving
 from tests.unit.gamecore.relay import relaying
 from tests.unit.gamecore.zoo import Race, Secrets, Turns, Whispers
@@ -60,8 +60,8 @@ def play(env: Any, url: str, **options: Any) -> pettingzoo.GameResult:
     return asyncio.run(once())
 
 
-def told(requests: list[StepRequest], agent: str) -> list[Any]:
-    """What was said in an agent's sessions: the kind's first letters and the body."""
+def sent_by(requests: list[StepRequest], agent: str) -> list[Any]:
+    """The requests of an agent's sessions, each as its kind and its body."""
     return [
         (request.kind.value, json.loads(request.body) if request.body else None)
         for request in requests
@@ -69,7 +69,7 @@ def told(requests: list[StepRequest], agent: str) -> list[Any]:
     ]
 
 
-def test_the_environments_of_these_tests_keep_pettingzoos_rules() -> None:
+def test_the_environments_of_these_tests_follow_pettingzoos_rules() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for turns in (Turns(), Whispers()):
@@ -92,21 +92,21 @@ def test_an_aec_game(app: EchoApp, address: str, door: Literal["http", "ws"]) ->
     start = {"env_id": TURNS, "num_actions": 2, "agents": ["red", "blue", "grey"]}
     seed = json.loads(app.requests[0].body)["seed"]
     assert isinstance(seed, int)
-    assert told(app.requests, "red") == [
+    assert sent_by(app.requests, "red") == [
         ("start", {**start, "agent": "red", "seed": seed}),
         ("tick", {"obs": obs(0), "reward": 0.0}),
         ("tick", {"obs": obs(1), "reward": 2.0}),
         ("tick", {"obs": obs(2), "reward": 1.0}),
         ("stop", {"obs": obs(3), "reward": 1.0, "terminated": False, "truncated": True}),
     ]
-    assert told(app.requests, "blue") == [
+    assert sent_by(app.requests, "blue") == [
         ("start", {**start, "agent": "blue", "seed": seed}),
         ("tick", {"obs": obs(0), "reward": 1.0}),
         ("tick", {"obs": obs(1), "reward": 2.0}),
         ("tick", {"obs": obs(2), "reward": 1.0}),
         ("stop", {"obs": obs(3), "reward": 0.0, "terminated": False, "truncated": True}),
     ]
-    assert told(app.requests, "grey") == [
+    assert sent_by(app.requests, "grey") == [
         ("start", {**start, "agent": "grey", "seed": seed}),
         ("tick", {"obs": obs(0), "reward": 2.0}),
         ("stop", {"obs": obs(1), "reward": 0.0, "terminated": True, "truncated": False}),
@@ -121,13 +121,13 @@ def test_a_parallel_game(app: EchoApp, address: str, door: Literal["http", "ws"]
     (result,) = pettingzoo.run_games(RACE, f"http://{address}", games=1, door=door)
     assert result == pettingzoo.GameResult({"x": 4.0, "y": 8.0, "z": 4.0}, 8, "truncated")
     assert not app.running
-    assert told(app.requests, "x") == [
+    assert sent_by(app.requests, "x") == [
         ("start", {"env_id": RACE, "seed": None, "num_actions": 3, "agent": "x", "agents": ["x", "y"]}),
         ("tick", {"obs": [0.0, 0.0], "reward": 0.0}),
         ("tick", {"obs": [1.0, 0.0], "reward": 2.0}),
         ("stop", {"obs": [2.0, 0.0], "reward": 2.0, "terminated": True, "truncated": False}),
     ]
-    assert told(app.requests, "z") == [
+    assert sent_by(app.requests, "z") == [
         ("start", {"env_id": RACE, "seed": None, "num_actions": 3, "agent": "z", "agents": ["y", "z"]}),
         ("tick", {"obs": [2.0, 2.0], "reward": 0.0, "action_mask": [1, 0, 1]}),
         ("tick", {"obs": [3.0, 2.0], "reward": 2.0, "action_mask": [1, 0, 1]}),
@@ -136,14 +136,14 @@ def test_a_parallel_game(app: EchoApp, address: str, door: Literal["http", "ws"]
 
 
 class Watched(Race):
-    """Whose state is how many steps were taken."""
+    """Its state is the number of steps taken."""
 
     def state(self) -> np.ndarray:
         return np.array([self.steps])
 
 
 class Counted(Turns):
-    """Whose state is how many turns each has had."""
+    """Its state is the number of turns of each agent."""
 
     def state(self) -> np.ndarray:
         return np.array(list(self.turns.values()))
@@ -151,15 +151,15 @@ class Counted(Turns):
 
 def test_every_agent_of_a_parallel_game_gets_the_state_that_it_acts_in(app: EchoApp, address: str) -> None:
     play(Watched(), f"http://{address}", state=True)
-    assert [body.get("state") for _, body in told(app.requests, "x")] == [None, [0], [1], [2]]
-    assert [body.get("state") for _, body in told(app.requests, "y")] == [None, [0], [1], [2], [3], [4]]
-    assert [body.get("state") for _, body in told(app.requests, "z")] == [None, [2], [3], [4]]
+    assert [body.get("state") for _, body in sent_by(app.requests, "x")] == [None, [0], [1], [2]]
+    assert [body.get("state") for _, body in sent_by(app.requests, "y")] == [None, [0], [1], [2], [3], [4]]
+    assert [body.get("state") for _, body in sent_by(app.requests, "z")] == [None, [2], [3], [4]]
 
 
 def test_agents_that_take_turns_get_the_state_at_their_turn(app: EchoApp, address: str) -> None:
     play(Counted(), f"http://{address}", state=True)
-    assert [body.get("state") for _, body in told(app.requests, "red")][1:4] == [[0, 0, 0], [1, 1, 1], [2, 2, 1]]
-    assert [body.get("state") for _, body in told(app.requests, "blue")][1:4] == [[1, 0, 0], [2, 1, 1], [3, 2, 1]]
+    assert [body.get("state") for _, body in sent_by(app.requests, "red")][1:4] == [[0, 0, 0], [1, 1, 1], [2, 2, 1]]
+    assert [body.get("state") for _, body in sent_by(app.requests, "blue")][1:4] == [[1, 0, 0], [2, 1, 1], [3, 2, 1]]
 
 
 def test_an_environment_without_a_state_is_refused(address: str) -> None:
@@ -262,14 +262,14 @@ class TwoActions:
 
 
 class Ignored:
-    """A buffer that keeps nothing."""
+    """A buffer that drops everything."""
 
     def push(self, *fragments: Fragment) -> None:
         pass
 
 
 class Uneven(Race):
-    """Of whose agents one may have more actions than the others."""
+    """One of its agents may have more actions than the others."""
 
     def __init__(self, actions_of_y: int) -> None:
         self.actions_of_y = actions_of_y
@@ -309,7 +309,7 @@ class Refusing(Actor):
         return b""
 
 
-def test_a_start_that_is_refused_leaves_no_session_behind() -> None:
+def test_a_refused_start_leaves_no_session() -> None:
     table = SessionTable(Refusing)
     with serving(DoorApp(table)) as address:
         with pytest.raises(AgentError, match="no y here"):
@@ -331,7 +331,7 @@ def test_giving_up_has_a_bound() -> None:
 
 
 @given(st.text(max_size=30) | st.integers() | st.tuples(st.integers(), st.text(max_size=5)))
-def test_every_name_of_an_agent_makes_an_id_that_can_be_split(agent: Any) -> None:
+def test_every_agent_name_makes_an_id_that_can_be_split(agent: Any) -> None:
     state = State(pettingzoo.session_id("0123abcd", agent))
     assert state.game == "0123abcd"
     assert state.session.isascii()
@@ -347,7 +347,7 @@ def test_usual_names_stay_as_they_are() -> None:
 # Which environment
 
 
-def test_an_example_of_pettingzoos_own_with_agents_that_come_and_go(app: EchoApp, address: str) -> None:
+def test_a_pettingzoo_example_whose_agents_come_and_go(app: EchoApp, address: str) -> None:
     app.answer = lambda body: b'{"action":0}'
     module = "pettingzoo.test.example_envs.generated_agents_parallel_v0"
     for api in ("parallel", "aec"):

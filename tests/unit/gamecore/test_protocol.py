@@ -107,7 +107,7 @@ def test_error_document() -> None:
 @pytest.mark.parametrize(
     "page", [b"<html>502 Bad Gateway</html>", b"", b"[1]", b'{"error": "unheard_of"}', b"\xff\xfe"]
 )
-def test_what_is_no_error_document_is_quoted(page: bytes) -> None:
+def test_an_invalid_error_document_is_quoted(page: bytes) -> None:
     error = from_wire(page, http_status=502)
     assert type(error) is TransportError
     assert "502" in error.message
@@ -116,7 +116,7 @@ def test_what_is_no_error_document_is_quoted(page: bytes) -> None:
 @pytest.mark.parametrize(
     "url", ["ftp://h", "localhost:8000", "http://", "http://h:99999", "http://h/?x=1", "http://h/a b", "http://h/\r\n"]
 )
-def test_a_url_that_cannot_be_used(url: str) -> None:
+def test_an_invalid_url(url: str) -> None:
     with pytest.raises(ConfigError, match="URL"):
         Endpoint.parse(url)
 

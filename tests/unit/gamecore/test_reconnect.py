@@ -50,7 +50,7 @@ class Service(EchoApp):
 
 
 class Play:
-    """One client, blocking or not, behind one set of awaited calls."""
+    """One client, blocking or asynchronous, behind the same awaited calls."""
 
     def __init__(self, client: Client | AsyncClient) -> None:
         self.client = client
@@ -138,7 +138,7 @@ async def test_a_start_is_never_sent_twice(make: Callable[..., Play], service: S
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_stop_that_was_lost(make: Callable[..., Play], service: Service, relay: Relay, when: When) -> None:
+async def test_a_lost_stop_is_repeated(make: Callable[..., Play], service: Service, relay: Relay, when: When) -> None:
     play = make()
     await play.start()
     assert await play.tick(b"x") == b"x"
@@ -182,13 +182,13 @@ async def test_the_service_does_not_come_back(make: Callable[..., Play], service
             await play.tick(b"1")
     assert play.client.session is not None
     relay.up()
-    # The same number again: the game does not know, and need not know, whether tick 1 was applied.
+    # The same number again: the game need not know whether tick 1 was applied.
     assert await play.tick(b"1") == b"1"
     assert [(seq, body) for _, seq, body in service.applied] == [(0, b"0"), (1, b"1")]
     await play.stop()
 
 
-async def test_zero_numbers_and_leaves_the_rest_to_the_game(
+async def test_zero_numbers_ticks_and_leaves_reconnecting_to_the_game(
     make: Callable[..., Play], service: Service, relay: Relay
 ) -> None:
     play = make(reconnect_s=0)
@@ -215,7 +215,7 @@ async def test_without_the_keyword_nothing_is_numbered_or_sent_twice(
     assert relay.connections == 1
 
 
-async def test_overload_passes(make: Callable[..., Play], service: Service) -> None:
+async def test_a_short_overload_is_waited_out(make: Callable[..., Play], service: Service) -> None:
     play = make()
     await play.start()
     service.errors[StepKind.TICK] = [Overloaded("the directory did not answer") for _ in range(3)]
@@ -238,7 +238,7 @@ async def test_a_stop_that_a_peer_may_have_applied_is_done_when_its_session_is_g
     assert not service.errors[StepKind.STOP]
 
 
-async def test_overload_does_not_pass(make: Callable[..., Play], service: Service) -> None:
+async def test_a_long_overload_is_an_error(make: Callable[..., Play], service: Service) -> None:
     play = make(reconnect_s=0.2)
     await play.start()
     service.errors[StepKind.TICK] = [Overloaded("the directory did not answer") for _ in range(1000)]
@@ -249,7 +249,7 @@ async def test_overload_does_not_pass(make: Callable[..., Play], service: Servic
     await play.stop()
 
 
-async def test_a_session_that_resumed_goes_on_from_where_it_is(make: Callable[..., Play], service: Service) -> None:
+async def test_a_resumed_session_continues_from_its_tick(make: Callable[..., Play], service: Service) -> None:
     play = make()
     await play.start()
     for number in range(5):
@@ -270,7 +270,7 @@ async def test_a_number_out_of_sequence_is_raised_and_corrected(make: Callable[.
     await play.start()
     await play.tick(b"0")
     session = str(play.client.session)
-    service.kept[session] = (6, b"somebody else's")
+    service.kept[session] = (6, b"another client's")
     with pytest.raises(OutOfSequence, match="expected 7"):
         await play.tick(b"1")
     assert play.client.session == session
@@ -279,7 +279,9 @@ async def test_a_number_out_of_sequence_is_raised_and_corrected(make: Callable[.
 
 
 @pytest.mark.parametrize("error", [SessionLost("owner died", reason="owner_died"), AgentError("it raised")], ids=repr)
-async def test_what_ends_a_session_ends_it_here(make: Callable[..., Play], service: Service, error: BrayxError) -> None:
+async def test_an_error_that_ends_a_session_ends_it_in_the_client(
+    make: Callable[..., Play], service: Service, error: BrayxError
+) -> None:
     play = make()
     await play.start()
     await play.tick(b"0")

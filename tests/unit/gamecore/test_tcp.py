@@ -103,7 +103,7 @@ def test_a_body_above_the_limit_is_skipped(at_a_time: int) -> None:
     assert read(data, at_a_time, max_body_bytes=100) == [(b"abc", 1, BodyTooLarge), (b"abc", 2, TICK)]
 
 
-def test_what_is_refused_leaves_the_stream_readable() -> None:
+def test_a_refused_frame_leaves_the_stream_readable() -> None:
     bad = [
         (b"abc", b"jump"),
         (b"", b"tick"),
@@ -182,7 +182,7 @@ def test_any_bytes_give_requests_or_a_malformed_frame(pieces: list[bytes]) -> No
     ),
     st.integers(1, 300),
 )
-def test_what_was_written_is_read(ticks: list[tuple[str, bytes, int | None, int]], at_a_time: int) -> None:
+def test_written_frames_are_read_back(ticks: list[tuple[str, bytes, int | None, int]], at_a_time: int) -> None:
     requests = [(StepRequest(StepKind.TICK, session, body, seq=seq), time_) for session, body, seq, time_ in ticks]
     data = b"".join(encode_request(request, time_) for request, time_ in requests)
     came = [(got._replace(time=""), time_) for _, time_, got in read(data, at_a_time)]  # type: ignore[misc]
@@ -343,8 +343,8 @@ async def test_a_late_reply_is_not_taken_for_the_next() -> None:
                 assert await awaited.call(b"") == b"again"
 
 
-async def _told(script: object, scripts: int = 2) -> list[BrayxError]:
-    """The errors that a stateless call ends in, with either client."""
+async def _errors_of(script: object, scripts: int = 2) -> list[BrayxError]:
+    """The errors that a stateless call raises, with each client."""
     with scripted(*[script] * scripts) as (address, _):  # type: ignore[list-item]
         with Client(f"tcp://{address}") as client, pytest.raises(BrayxError) as first:
             client.call(b"")
@@ -359,17 +359,17 @@ async def test_a_reply_of_another_time_is_an_error() -> None:
         session, time_ = take(sock)
         sock.sendall(encode_reply(session, b"", time_ + 1))
 
-    for error in await _told(stray):
+    for error in await _errors_of(stray):
         assert type(error) is TransportError
         assert "none was sent but" in error.message
 
 
-async def test_what_is_no_tcp_door() -> None:
+async def test_a_server_that_is_not_a_tcp_door() -> None:
     def babble(sock: socket.socket) -> None:
         sock.sendall(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
         sock.recv(1000)
 
-    for error in await _told(babble):
+    for error in await _errors_of(babble):
         assert type(error) is TransportError
         assert "is this a brayx TCP door?" in error.message
 
@@ -379,6 +379,6 @@ async def test_an_error_of_the_connection_is_raised() -> None:
         sock.sendall(encode_error(b"", TooManyConnections("4096 are open"), ~NO_REQUEST))
         sock.recv(1000)
 
-    for error in await _told(full):
+    for error in await _errors_of(full):
         assert type(error) is TooManyConnections
         assert error.message == "4096 are open"

@@ -32,7 +32,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 def _app(*steps: Message | float) -> App:
-    """Accept, then before each step but a pause take one message; a step is an ASGI message or a pause in s."""
+    """Accepts, then does each step: a pause in seconds, or an ASGI message, before which it takes one message."""
 
     async def app(scope: Message, receive: Receive, send: Send) -> None:
         await receive()
@@ -57,8 +57,8 @@ def _close(code: int, reason: str) -> Message:
     return {"type": "websocket.close", "code": code, "reason": reason}
 
 
-async def _both(app: Callable[[], App], use: Callable[[Any], Any], **options: Any) -> list[BrayxError]:
-    """The errors that ``use`` (which gives awaitables for the asyncio client) ends in, with either client."""
+async def _errors_of(app: Callable[[], App], use: Callable[[Any], Any], **options: Any) -> list[BrayxError]:
+    """The errors that ``use`` raises with each client; it gives awaitables for the asyncio client."""
 
     def play(client: Client) -> None:
         for request in use(client):
@@ -85,16 +85,16 @@ async def test_an_error_message_before_the_close_is_raised_in_full() -> None:
     error = SessionExists("x" * 300, session="s")
     cut = error.to_wire()[:123].decode()
     app = lambda: _app(_message(b"E" + error.to_wire()), {**_close(4409, cut), "after_a_message": False})  # noqa: E731
-    for told in await _both(app, lambda client: [client.start]):
-        assert type(told) is SessionExists
-        assert told.message == "x" * 300
+    for raised in await _errors_of(app, lambda client: [client.start]):
+        assert type(raised) is SessionExists
+        assert raised.message == "x" * 300
 
 
 async def test_a_close_with_an_error_document() -> None:
     app = lambda: _app(_close(4410, SessionLost("owner died", reason="lost").to_wire().decode()))  # noqa: E731
-    for told in await _both(app, lambda client: [client.start]):
-        assert type(told) is SessionLost
-        assert told.details == {"reason": "lost"}
+    for raised in await _errors_of(app, lambda client: [client.start]):
+        assert type(raised) is SessionLost
+        assert raised.details == {"reason": "lost"}
 
 
 def test_close_codes() -> None:
@@ -140,10 +140,10 @@ async def test_a_session_ended_between_two_ticks_is_raised_at_the_next() -> None
 
 async def test_timeout_gives_the_connection_up() -> None:
     app = lambda: _app(_message(b"R"), 0.5, _message(b"Rlate"))  # noqa: E731
-    for told in await _both(app, lambda client: [client.start, lambda: client.tick(b"")], timeout_s=0.2):
-        assert type(told) is DeadlineExceeded
-        assert "no reply to the tick of session" in told.message
-        assert told.details["layer"] == "websocket"
+    for raised in await _errors_of(app, lambda client: [client.start, lambda: client.tick(b"")], timeout_s=0.2):
+        assert type(raised) is DeadlineExceeded
+        assert "no reply to the tick of session" in raised.message
+        assert raised.details["layer"] == "websocket"
 
 
 async def test_handshake_has_a_deadline() -> None:
@@ -189,16 +189,16 @@ async def test_a_service_without_the_subprotocol() -> None:
         await send({"type": "websocket.accept"})
         await receive()
 
-    for told in await _both(lambda: app, lambda client: [client.start]):
-        assert type(told) is ProtocolError
-        assert "brayx.v1" in told.message
+    for raised in await _errors_of(lambda: app, lambda client: [client.start]):
+        assert type(raised) is ProtocolError
+        assert "brayx.v1" in raised.message
 
 
-async def test_a_message_of_no_known_kind() -> None:
+async def test_a_message_of_an_unknown_kind() -> None:
     app = lambda: _app(_message(b"R"), _message(b"?what"))  # noqa: E731
-    for told in await _both(app, lambda client: [client.start, lambda: client.tick(b"")]):
-        assert type(told) is ProtocolError
-        assert "not R or E" in told.message
+    for raised in await _errors_of(app, lambda client: [client.start, lambda: client.tick(b"")]):
+        assert type(raised) is ProtocolError
+        assert "not R or E" in raised.message
 
 
 async def test_a_service_that_dies_is_connection_lost() -> None:
@@ -210,9 +210,9 @@ async def test_a_service_that_dies_is_connection_lost() -> None:
         await receive()
         # returning drops the TCP connection without a close frame
 
-    for told in await _both(lambda: app, lambda client: [client.start, lambda: client.tick(b"")]):
-        assert type(told) is ConnectionLost
-        assert "may have been applied" in told.message
+    for raised in await _errors_of(lambda: app, lambda client: [client.start, lambda: client.tick(b"")]):
+        assert type(raised) is ConnectionLost
+        assert "may have been applied" in raised.message
 
 
 async def test_pings_are_answered_while_the_game_thinks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from pettingzoo import AECEnv, ParallelEnv
 
 
 class Turns(AECEnv):
-    """Red, blue, grey, in turn. A turn earns each of the others 1. Grey dies of its first; then two more each."""
+    """Red, blue and grey take turns; each turn earns the others 1. Grey dies in its first; the others play two more."""
 
     metadata = {"name": "turns_v0"}
     possible_agents = ["red", "blue", "grey"]
@@ -65,7 +65,7 @@ class Turns(AECEnv):
 
 
 class Race(ParallelEnv):
-    """x and y set out; x is beaten at step 2; z enters at step 2; at step 4 time is up. An action is what it earns."""
+    """x and y start; at step 2 x drops out and z enters; step 4 truncates the game. An action is its reward."""
 
     metadata = {"name": "race_v0"}
     possible_agents = ["x", "y", "z"]
@@ -142,7 +142,7 @@ class Secrets(ParallelEnv):
 
 
 class Whispers(AECEnv):
-    """First and second, in turn, five each: the first sees a number, and the second earns 1 for naming it."""
+    """``first`` and ``second`` take five turns each: the first sees a number, the second earns 1 for naming it."""
 
     metadata = {"name": "whispers_v0"}
     possible_agents = ["first", "second"]

@@ -118,6 +118,30 @@ def test_a_push_does_not_wait_for_a_thread_that_is_in_the_buffer_which_takes_it_
     assert values(buffer.pop()) == [1.0, 2.0]
 
 
+def test_a_refused_fragment_that_another_thread_took_in_has_the_line_of_its_push():
+    buffer, sink = made()
+
+    def push_a_bad_one():
+        buffer.push(fragment(float("nan")))
+
+    def note():
+        return sink.notes()["fragments_dropped.refused"]
+
+    def pop_while(push):
+        """A call of another thread that holds the buffer meanwhile, and takes in what is pushed."""
+        with buffer._turn():
+            thread = threading.Thread(target=push)
+            thread.start()
+            thread.join(WAIT_S)
+
+    place = f" ({__file__}:{push_a_bad_one.__code__.co_firstlineno + 1})"
+    pop_while(push_a_bad_one)
+    assert __file__ not in note(), "a location other than the push's misleads"
+    pop_while(push_a_bad_one)
+    assert note().endswith(place)
+    assert sink.summary()["fragments_dropped.refused"] == 2
+
+
 def test_what_is_pushed_while_the_buffer_is_held_is_bounded():
     buffer, sink = made(max_pending=3)
     with buffer._lock:
@@ -199,6 +223,16 @@ def test_pushes_of_many_threads_all_arrive_while_another_reads():
     buffer.end(drain=True)
     reader.join(WAIT_S)
     assert seen == Counter(float(value) for value in range(200))
+
+
+def test_what_was_pushed_while_another_thread_held_the_buffer_is_drained_too():
+    buffer, _ = made(batch_size=2)
+    end = threading.Thread(target=lambda: buffer.end(drain=True))
+    with buffer._lock:
+        buffer.push(fragment(1.0), fragment(2.0))
+        end.start()
+    end.join(WAIT_S)
+    assert values(buffer.pop()) == [1.0, 2.0]
 
 
 def test_buffers_share_the_learner_by_their_weights():

@@ -76,7 +76,7 @@ def status(url: str) -> dict[str, object]:
     return found
 
 
-def test_the_status_page_tells_of_the_native_doors_as_a_replica_does(host: LocalHost) -> None:
+def test_the_status_page_lists_the_native_doors_as_a_replica_does(host: LocalHost) -> None:
     facts = status(host.url)
     assert (facts["service"], facts["application"], facts["mode"]) == ("brayx", "actor", "train")
     doors = facts["doors"]
@@ -160,7 +160,7 @@ def test_a_client_with_a_key_plays_at_every_door(guarded: tuple[LocalHost, str],
     ],
     ids=["none", "wrong secret", "unknown"],
 )
-def test_a_client_without_one_is_refused_at_every_door(
+def test_a_client_without_a_key_is_refused_at_every_door(
     guarded: tuple[LocalHost, str], door: str, key: dict[str, str], says: str
 ) -> None:
     with Client(guarded[0].urls[door], **key) as client, pytest.raises(Unauthorized, match=says):  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ def test_a_client_without_one_is_refused_at_every_door(
 
 
 @pytest.mark.parametrize("option", ["tcp_port", "grpc_port"])
-def test_a_port_that_is_taken_is_told_and_those_opened_before_are_closed(option: str) -> None:
+def test_a_port_that_is_taken_is_reported_and_earlier_doors_are_closed(option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         host = LocalHost(config(**{option: port}), Runtime(functools.partial(Echo, [])))

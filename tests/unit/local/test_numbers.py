@@ -35,7 +35,7 @@ def test_the_newest_numbers_are_a_moment_old_at_most():
     until(lambda: numbers.newest().get("episode_return.last100") == 3.0, "it is there")
 
 
-def test_what_agents_raised_is_told_with_its_note():
+def test_errors_of_agents_are_counted_with_their_note():
     numbers = LocalNumbers({}, "env_steps")
     numbers.add("agent_errors", 1.0, label="on_tick", note="KeyError: 'obs' (game.py:3)")
     assert numbers.snapshot()["agent_errors.on_tick"] == 1.0

@@ -217,7 +217,7 @@ def test_rollouts_normalise_by_the_moments_of_all_and_by_those_of_a_checkpoint(t
             made.publish()
             obs = made.take()["obs"]
             assert (obs == -10.0).all(), "CartPole's observations are far below 100"
-        until(lambda: moments.state_dict()["obs:count"] == 100_000 + 2 * ENVS * T, "both have told what they saw")
+        until(lambda: moments.state_dict()["obs:count"] == 100_000 + 2 * ENVS * T, "the moments of both rollouts")
     assert set(moments.scalings()) == {"obs"}
 
 

@@ -49,7 +49,7 @@ def test_of_nine_trials_at_a_rung_about_a_third_goes_on() -> None:
     assert all(better.judge(number, look(1000, float(number))) is True for number in range(9))
 
 
-def test_the_worst_quarter_copies_one_of_the_best_and_nobody_copies_who_is_done() -> None:
+def test_the_worst_quarter_copies_one_of_the_best_but_no_finished_trial() -> None:
     exploiting = Exploiting(Population(dict))
     for number in range(1, 8):
         assert exploiting.judge(number, look(100, float(number))) is True or number < 2
@@ -62,7 +62,7 @@ def test_the_worst_quarter_copies_one_of_the_best_and_nobody_copies_who_is_done(
 
 
 class Heard:
-    """A listener that keeps what it hears."""
+    """A listener that keeps every report."""
 
     def __init__(self) -> None:
         self.looks: dict[int, list[TrialReport]] = {}

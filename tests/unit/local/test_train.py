@@ -32,9 +32,9 @@ from brayx.nets.policy import NetworkConfig
 from brayx.replay.importance import Importance
 from brayx.rollout.policy import ActingEngine
 from tests.unit.replay.made import columns
-from tests.unit.rollout.worlds import Counting, Looking, Pulling
+from tests.unit.rollout.worlds import BoxCounting, Counting, MaskedCounting
 
-QUICK = {"num_envs": 4, "unroll_length": 8, "total_steps": 200, "engine": "torch"}
+QUICK = {"num_envs": 4, "unroll_length": 8, "num_steps": 200, "engine": "torch"}
 
 
 class Right(gymnasium.Env):
@@ -59,7 +59,7 @@ def test_it_learns_and_stops_at_the_target(blocking):
         Right,
         config,
         Training(
-            total_steps=20_000, num_envs=16, unroll_length=32, learning_rate=1e-2, target_return=4.8,
+            num_steps=20_000, num_envs=16, unroll_length=32, learning_rate=1e-2, target_return=4.8,
             blocking=blocking, evaluation_episodes=10,
         ),
     )  # fmt: skip
@@ -74,7 +74,7 @@ def test_it_learns_and_stops_at_the_target(blocking):
     assert result.curve[-1].return_mean == result.return_mean
 
 
-def test_who_evaluates_has_the_environments_to_itself():
+def test_an_evaluation_has_the_environments_to_itself():
     """What collects beside the learner is in the middle of a run when the target is reached."""
     steppers = []
 
@@ -85,7 +85,7 @@ def test_who_evaluates_has_the_environments_to_itself():
             return super().step(action)
 
     training = Training(
-        total_steps=20_000, num_envs=4, unroll_length=64, target_return=0.0, target_games=5, blocking=False,
+        num_steps=20_000, num_envs=4, unroll_length=64, target_return=0.0, target_games=5, blocking=False,
         evaluation_episodes=20,
     )  # fmt: skip
     assert train_local(Slow, PPOConfig(epochs=1), training).reason == "target_return"
@@ -101,7 +101,7 @@ def test_the_same_seed_is_the_same_training():
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
-@pytest.mark.parametrize("env", [Pulling, Looking, Right, "MountainCarContinuous-v0", "Acrobot-v1"])
+@pytest.mark.parametrize("env", [BoxCounting, MaskedCounting, Right, "MountainCarContinuous-v0", "Acrobot-v1"])
 def test_any_space_is_learned_from(env):
     result = train_local(env, PPOConfig(epochs=1), Training(**QUICK, normalise_reward=True))
     assert result.reason == "num_steps"
@@ -130,7 +130,7 @@ class Picture(Right):
 )
 def test_images_are_learned_from_by_every_convolution_that_fits_and_every_engine(convolutions, size, channels, engine):
     training = Training(
-        **{**QUICK, "total_steps": 32, "engine": engine},
+        **{**QUICK, "num_steps": 32, "engine": engine},
         network=NetworkConfig(convolutions=convolutions, hidden=[]),
         evaluation_episodes=2,
     )
@@ -146,7 +146,7 @@ def test_an_image_that_is_too_small_is_refused_with_the_networks_that_fit():
 
 @pytest.mark.parametrize("blocking", [True, False])
 @pytest.mark.parametrize("sampler", ["uniform", "prioritised"])
-def test_a_table_is_sampled_as_often_as_it_is_told(sampler, blocking):
+def test_a_table_is_sampled_as_often_as_configured(sampler, blocking):
     result = train_local(
         Counting,
         ImpalaConfig(),
@@ -172,7 +172,7 @@ def test_importance_weights_grow_by_the_batches_and_go_on_in_a_resumed_training(
     keeper = Kept(tmp_path)
     first = train_local(Counting, ImpalaConfig(), Training(**options), clerk=keeper)
     assert 0 < first.updates == len(exponents) < 30
-    train_local(Counting, ImpalaConfig(), Training(**options | {"total_steps": 2000}), clerk=keeper)
+    train_local(Counting, ImpalaConfig(), Training(**options | {"num_steps": 2000}), clerk=keeper)
     assert exponents == [0.5 + 0.5 * min(1.0, n / 30) for n in range(len(exponents))]
     assert exponents[-1] == 1
 
@@ -191,7 +191,7 @@ def test_columns_are_drawn_by_the_exponent_of_their_priorities():
 @pytest.mark.parametrize("blocking", [True, False])
 def test_the_columns_of_all_environments_are_sampled_however_many_there_are(blocking):
     training = Training(
-        num_envs=64, unroll_length=1, total_steps=640, sampler="uniform", min_columns=100, blocking=blocking,
+        num_envs=64, unroll_length=1, num_steps=640, sampler="uniform", min_columns=100, blocking=blocking,
         batch_size=256, samples_per_insert=32.0, engine="torch",
     )  # fmt: skip
     result = train_local("Pendulum-v1", ImpalaConfig(), training)
@@ -199,7 +199,7 @@ def test_the_columns_of_all_environments_are_sampled_however_many_there_are(bloc
 
 
 class Flawed(Right):
-    """One in sixteen of its episodes sees or gives something that is no number."""
+    """One in sixteen of its episodes has an observation or a reward that is not finite."""
 
     observation_space = gymnasium.spaces.Box(-10.0, 10.0, (1,), np.float32)
     made = 0
@@ -222,13 +222,13 @@ class Flawed(Right):
 
 @pytest.mark.parametrize("options", [{}, {"sampler": "uniform", "batch_size": 8, "min_columns": 8}])
 @pytest.mark.parametrize("blocking", [True, False])
-def test_what_is_no_number_is_dropped_and_counted_and_the_rest_is_learned_from(options, blocking, caplog):
+def test_data_that_are_not_finite_are_dropped_and_counted_and_the_rest_is_learned_from(options, blocking, caplog):
     numbers = {}
     result = train_local(
         Flawed,
         PPOConfig(epochs=1) if not options else ImpalaConfig(),
         Training(
-            total_steps=2_000, num_envs=4, unroll_length=8, normalise_obs=True, normalise_reward=True, engine="torch",
+            num_steps=2_000, num_envs=4, unroll_length=8, normalise_obs=True, normalise_reward=True, engine="torch",
             samples_per_insert=2.0, blocking=blocking, **options,
         ),
         on_update=lambda runs, steps, newest: numbers.update(newest),
@@ -243,7 +243,7 @@ def test_what_is_no_number_is_dropped_and_counted_and_the_rest_is_learned_from(o
     assert "holds NaN or infinity" in caplog.text
 
 
-def test_what_happens_in_the_collectors_thread_is_told():
+def test_an_error_in_the_collectors_thread_is_raised():
     class Breaking(Counting):
         def step(self, action):
             if self._episode > 3:
@@ -263,7 +263,7 @@ def test_a_table_that_could_never_be_sampled_is_refused():
 
 
 def test_a_table_that_is_never_full_enough_to_be_sampled_is_refused():
-    with pytest.raises(ConfigError, match=r"min_columns is 1000, and 100000 total_steps are 781 columns of unroll_"):
+    with pytest.raises(ConfigError, match=r"min_columns is 1000, and 100000 num_steps are 781 columns of unroll_"):
         train_local(Counting, ImpalaConfig(), Training(sampler="uniform", unroll_length=128, vectorization="sync"))
 
 
@@ -278,13 +278,13 @@ def test_an_algorithm_has_its_own_default_batches():
     assert settled(BCConfig())[:3] == ("fifo", 32, 32)
     assert settled(SACConfig()) == ("uniform", 1, 256, 256)
     assert settled(SACConfig(n_step=4)) == ("uniform", 4, 64, 256)
-    assert settled(SACConfig(), batch_size=64) == ("uniform", 1, 64, 64), "a gradient a transition still"
+    assert settled(SACConfig(), batch_size=64) == ("uniform", 1, 64, 64), "still one gradient per transition"
     given = {"sampler": "prioritised", "unroll_length": 8, "batch_size": 16, "samples_per_insert": 2.0}
     assert settled(SACConfig(), **given) == tuple(given.values()), "what is given wins"
 
 
 def test_sac_takes_a_gradient_for_each_transition_by_default():
-    training = Training(total_steps=1_300, num_envs=4, network=NetworkConfig(hidden=[4]))
+    training = Training(num_steps=1_300, num_envs=4, network=NetworkConfig(hidden=[4]))
     result = train_local("Pendulum-v1", SACConfig(), training)
     assert result.updates == pytest.approx(1_300 - training.min_columns, abs=8)
 
@@ -300,32 +300,32 @@ def test_sac_takes_a_gradient_for_each_transition_by_default():
         ),
         (
             ImpalaConfig(),
-            {"unroll_length": 128, "total_steps": 100_000},
+            {"unroll_length": 128, "num_steps": 100_000},
             "100,000 transitions come to 25 gradients of algorithm 'impala', of 4,096 .*num_envs or unroll_length",
         ),
         (PPOConfig(epochs=1, minibatch_size=10_000), {"num_envs": 128}, "20,000 transitions come to 3 gradients"),
         (
             SACConfig(),
-            {"total_steps": 1_000},
-            "1,000 transitions come to 0 .*; expected more total_steps, or a smaller ",
+            {"num_steps": 1_000},
+            "1,000 transitions come to 0 .*; expected more num_steps, or a smaller ",
         ),
     ],
 )
 def test_a_training_that_would_learn_next_to_nothing_is_refused(algorithm, options, message):
     with pytest.raises(ConfigError, match=message):
-        train_local("Pendulum-v1", algorithm, Training(**{"total_steps": 20_000, **options}))
+        train_local("Pendulum-v1", algorithm, Training(**{"num_steps": 20_000, **options}))
 
 
 def test_cloning_with_few_gradients_is_refused_by_the_size_of_its_data(tmp_path: Path):
     data = written(tmp_path / "expert.npz", 4000)  # 625 columns of 32
-    training = Training(total_steps=100_000, batch_size=256)
+    training = Training(num_steps=100_000, batch_size=256)
     with pytest.raises(ConfigError, match="100,000 transitions come to 13 gradients of algorithm 'bc', of 8,192 "):
         train_local(Odd, BCConfig(), training, demonstrations=data)
     data = written(tmp_path / "few.npz")  # 7 columns: no batch has more
     assert train_local(Odd, BCConfig(), training, demonstrations=data).updates > 400
 
 
-def test_priorities_that_nobody_would_give_are_refused():
+def test_priorities_that_the_algorithm_does_not_compute_are_refused():
     with pytest.raises(ConfigError, match=r"'ppo' neither gives priorities .* these do: impala$"):
         train_local(Counting, training=Training(**QUICK, sampler="prioritised", min_columns=8, capacity=64))
 
@@ -333,7 +333,7 @@ def test_priorities_that_nobody_would_give_are_refused():
 @pytest.mark.parametrize(
     "option",
     [
-        {"total_steps": 0},
+        {"num_steps": 0},
         {"num_envs": 0},
         {"learning_rate": -1.0},
         {"sampler": "lifo"},
@@ -343,12 +343,12 @@ def test_priorities_that_nobody_would_give_are_refused():
         {"num_env": 4},
     ],
 )
-def test_an_option_that_cannot_be_is_refused_by_its_name(option):
+def test_an_invalid_option_is_refused_by_name(option):
     with pytest.raises(ValidationError, match=next(iter(option))):
         Training(**option)
 
 
-def test_a_model_of_ones_own_is_taken():
+def test_a_custom_model_is_used():
     class Small(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -410,7 +410,7 @@ class Whole(gymnasium.Env):
         return self.observation_space.sample(), 1.0, False, False, {}
 
 
-def test_a_model_of_ones_own_that_gives_another_shape_is_refused_at_the_start() -> None:
+def test_a_custom_model_of_another_output_shape_is_refused_at_the_start() -> None:
     with pytest.raises(ModelError, match=r"gave value \[N, 1\], expected value \[N\]"):
         train_local(
             "CartPole-v1",
@@ -434,7 +434,7 @@ def test_a_model_of_ones_own_that_gives_another_shape_is_refused_at_the_start() 
 
 def test_sac_learns_networks_of_its_own_and_refuses_what_it_cannot_act_in() -> None:
     training = Training(
-        total_steps=64, num_envs=4, unroll_length=1, sampler="uniform", batch_size=8, samples_per_insert=8.0,
+        num_steps=64, num_envs=4, unroll_length=1, sampler="uniform", batch_size=8, samples_per_insert=8.0,
         min_columns=16, network=NetworkConfig(hidden=[8]),
     )  # fmt: skip
     result = train_local("Pendulum-v1", SACConfig(), training)
@@ -460,7 +460,7 @@ class Turning(Numbered):
 def test_the_networks_of_sac_and_mappo_see_whole_numbers_one_hot_too() -> None:
     module = train_local(Numbered, MAPPOConfig(epochs=1), Training(**QUICK)).module
     assert (module.encoder.features, module.critic.encoder.features) == (5, 7)
-    quick = Training(**{**QUICK, "total_steps": 40, "min_columns": 2, "batch_size": 2})
+    quick = Training(**{**QUICK, "num_steps": 40, "min_columns": 2, "batch_size": 2})
     module = train_local(Turning, SACConfig(), quick).module
     assert (module.encoder.features, module.critic.encoder.features) == (6, 6)
 
@@ -480,7 +480,7 @@ def test_an_option_of_the_network_that_an_algorithm_has_no_use_for_is_refused(en
         ({"sde_steps": 4}, "sde_steps is 4, .*whose distribution is sde"),
     ],
 )
-def test_an_option_that_nothing_goes_by_is_refused(algorithm, options, message) -> None:
+def test_an_option_without_effect_is_refused(algorithm, options, message) -> None:
     with pytest.raises(ConfigError, match=message):
         train_local("CartPole-v1", algorithm, Training(**QUICK, **options))
 
@@ -524,7 +524,7 @@ def test_recorded_episodes_are_cloned_and_no_environment_is_stepped_for_it(tmp_p
     result = train_local(
         Odd,
         BCConfig(),
-        Training(total_steps=20_000, unroll_length=8, batch_size=16, learning_rate=1e-2, evaluation_episodes=10),
+        Training(num_steps=20_000, unroll_length=8, batch_size=16, learning_rate=1e-2, evaluation_episodes=10),
         demonstrations=written(tmp_path / "expert.npz"),
         on_update=lambda updates, steps, numbers: seen.append((updates, steps, Odd.stepped, dict(numbers))),
     )
@@ -541,7 +541,7 @@ def test_the_learning_rate_of_a_clone_falls_to_the_end_of_its_training(tmp_path:
     train_local(
         Odd,
         BCConfig(),
-        Training(total_steps=1_000, unroll_length=10, batch_size=10, learning_rate=1e-2, num_envs=64),
+        Training(num_steps=1_000, unroll_length=10, batch_size=10, learning_rate=1e-2, num_envs=64),
         demonstrations=written(tmp_path / "expert.npz"),
         on_update=lambda updates, steps, numbers: rates.append(numbers["learning_rate"]),
     )
@@ -574,7 +574,7 @@ def test_the_learning_rate_falls_to_its_end_over_the_env_steps(env, algorithm, o
     result = train_local(
         env,
         algorithm,
-        Training(total_steps=640, num_envs=2, unroll_length=8, learning_rate=1e-2, blocking=blocking, **options),
+        Training(num_steps=640, num_envs=2, unroll_length=8, learning_rate=1e-2, blocking=blocking, **options),
         demonstrations=written(tmp_path / "expert.npz") if algorithm.name == "mixed" else None,
         on_update=lambda runs, steps, numbers: rates.setdefault(steps, numbers.get("learning_rate")),
     )
@@ -594,7 +594,7 @@ def test_imitation_comes_before_the_first_run_and_is_not_counted(tmp_path: Path,
         Odd,
         config,
         Training(
-            total_steps=2_000, num_envs=4, unroll_length=40, batch_size=8, learning_rate=1e-2, blocking=blocking,
+            num_steps=2_000, num_envs=4, unroll_length=40, batch_size=8, learning_rate=1e-2, blocking=blocking,
         ),
         demonstrations=written(tmp_path / "expert.npz"),
         on_update=lambda runs, steps, numbers: seen.setdefault(runs, (steps, dict(numbers))),
@@ -619,7 +619,7 @@ def test_without_a_number_of_updates_demonstrations_are_gone_through_once_first(
     assert result.env_steps >= 200
 
 
-def test_what_was_imitated_is_not_imitated_again_when_it_goes_on(tmp_path: Path) -> None:
+def test_a_resumed_training_does_not_imitate_again(tmp_path: Path) -> None:
     clerk, runs = Kept(tmp_path), []
     data = written(tmp_path / "expert.npz")
     for _ in range(2):
@@ -693,7 +693,7 @@ def test_a_memory_is_cloned_from_recordings_that_know_nothing_of_it(tmp_path: Pa
     names = ("obs", "action", "reward", "terminated")
     np.savez(data, **{name: np.array(rows) for name, rows in zip(names, zip(*steps, strict=True), strict=True)})
     training = Training(
-        total_steps=15_000, unroll_length=8, batch_size=16, learning_rate=1e-2, evaluation_episodes=40,
+        num_steps=15_000, unroll_length=8, batch_size=16, learning_rate=1e-2, evaluation_episodes=40,
         network=NetworkConfig(hidden=[16], lstm=16),
     )  # fmt: skip
     result = train_local(Recalled, BCConfig(), training, demonstrations=data)
@@ -733,10 +733,10 @@ class Kept:
         self.folder = folder / "checkpoint"
 
     def push(self, part: object) -> None:
-        """Of no interest."""
+        """Ignored."""
 
     def check(self) -> None:
-        """All is well."""
+        """Reports no error."""
 
     def latest(self) -> Path | None:
         return self.folder if self.folder.exists() else None
@@ -746,13 +746,13 @@ class Kept:
         shutil.copytree(folder, self.folder)
 
 
-def test_what_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_stopped_training_goes_on_where_it_was(tmp_path: Path) -> None:
     """Env steps count on, with the schedules; the end comes when all of them are there."""
     clerk, seen = Kept(tmp_path), []
     for _ in range(5):  # twice after it is done
         stop = threading.Event()
         result = train_local(
-            "CartPole-v1", training=Training(total_steps=1_200, num_envs=4, unroll_length=32), clerk=clerk, stop=stop,
+            "CartPole-v1", training=Training(num_steps=1_200, num_envs=4, unroll_length=32), clerk=clerk, stop=stop,
             on_update=lambda runs, steps, numbers, stop=stop: stop.set() if runs == 4 else None,
         )  # fmt: skip
         seen.append((result.reason, round(result.env_steps, -2)))
@@ -772,13 +772,13 @@ class Starts(CartPoleEnv):
         return obs, info
 
 
-def test_what_goes_on_plays_no_episode_a_second_time(tmp_path: Path) -> None:
+def test_a_resumed_training_plays_no_episode_a_second_time(tmp_path: Path) -> None:
     clerk, starts = Kept(tmp_path), []
     for _ in range(2):
         Starts.seen.clear()
         stop = threading.Event()
         train_local(
-            Starts, training=Training(total_steps=10_000, num_envs=4, unroll_length=32), clerk=clerk, stop=stop,
+            Starts, training=Training(num_steps=10_000, num_envs=4, unroll_length=32), clerk=clerk, stop=stop,
             on_update=lambda runs, steps, numbers, stop=stop: stop.set() if runs == 4 else None,
         )  # fmt: skip
         starts.append(Starts.seen[5:] if starts else list(Starts.seen))  # it resets before it has the checkpoint
@@ -805,23 +805,23 @@ class Summed(Kept):
 @pytest.mark.parametrize("blocking", [True, False])
 @pytest.mark.parametrize(("algorithm", "options"), [(PPOConfig(epochs=1), {}), (ImpalaConfig(), TABLE)])
 def test_reported_numbers_are_those_of_the_newest_run(algorithm, options, blocking, tmp_path: Path) -> None:
-    clerk, told, asked = Summed(tmp_path), [], []
+    clerk, reported, checked = Summed(tmp_path), [], []
 
     def look(runs: int, steps: int, numbers: Mapping[str, float]) -> None:
         assert {name: numbers[name] for name in clerk.means()} == clerk.means()
-        told.append(numbers.get("entropy"))
+        reported.append(numbers.get("entropy"))
         clerk.interval = Recorder()
 
     def due(steps: int, numbers: Mapping[str, float]) -> bool:
         assert {name: numbers[name] for name in clerk.means()} == clerk.means()
-        asked.append(numbers["entropy"])
+        checked.append(numbers["entropy"])
         return False
 
-    training = Training(total_steps=800, num_envs=2, unroll_length=8, learning_rate=1e-2, blocking=blocking, **options)
+    training = Training(num_steps=800, num_envs=2, unroll_length=8, learning_rate=1e-2, blocking=blocking, **options)
     train_local("CartPole-v1", algorithm, training, clerk=clerk, on_update=look, due=due)
-    assert len(told) >= 50
-    assert len(set(told)) > 20
-    assert len(set(asked)) > 20
+    assert len(reported) >= 50
+    assert len(set(reported)) > 20
+    assert len(set(checked)) > 20
 
 
 class Shown(gymnasium.Env):
@@ -858,7 +858,7 @@ def test_observations_without_a_ready_made_network_are_refused(space: Any, messa
         train_local(lambda: Shown(space), training=Training(**QUICK))
 
 
-def test_a_model_of_ones_own_gets_the_parts_of_a_tuple() -> None:
+def test_a_custom_model_gets_the_parts_of_a_tuple() -> None:
     class Both(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -892,12 +892,12 @@ def test_rewards_too_large_to_learn_from_are_named(algorithm: Any) -> None:
 
 @pytest.mark.parametrize("reward", [np.inf, np.nan, 1e39, None])
 @pytest.mark.parametrize(("algorithm", "options"), [(PPOConfig(epochs=1), {"blocking": False}), (SACConfig(), TABLE)])
-def test_a_training_of_whose_rewards_none_is_finite_ends_with_their_name(algorithm, options, reward) -> None:
+def test_a_training_without_a_finite_reward_ends_and_names_them(algorithm, options, reward) -> None:
     with pytest.raises(
         Diverged, match=r"nothing was learned: all 2\d\d transitions .*; reward: holds NaN or inf"
-    ) as told:
+    ) as diverged:
         train_local(lambda: Shown(reward=reward), algorithm, Training(**QUICK, **options, evaluation_episodes=4))
-    assert told.value.details == {"fields": ["reward"]}
+    assert diverged.value.details == {"fields": ["reward"]}
 
 
 class Evaluated(Counting):

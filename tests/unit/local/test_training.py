@@ -18,8 +18,8 @@ BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 def bounds(config: type[BaseModel]) -> dict[str, dict[str, float]]:
     """Of each field, whether it may be null or not."""
     found = {}
-    for name, told in config.model_json_schema()["properties"].items():
-        number = next((kind for kind in told.get("anyOf", [told]) if kind.get("type") != "null"), {})
+    for name, schema in config.model_json_schema()["properties"].items():
+        number = next((kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"), {})
         found[name] = {bound: number[bound] for bound in BOUNDS if bound in number}
     return found
 

@@ -21,7 +21,7 @@ from brayx.tracking import Trial, promote, register
 SESSIONS = [f"game-{i}" for i in range(10_000)]
 
 
-def test_a_session_s_arm_is_by_its_id_and_the_shares_are_what_was_asked_for():
+def test_a_session_s_id_decides_its_arm_and_shares_are_as_configured():
     of = Followed("policy", canary="candidate", share=0.1)
     at = {"champion": 1, "candidate": 2}
     chosen = [of.choose(session, at) for session in SESSIONS]
@@ -32,7 +32,7 @@ def test_a_session_s_arm_is_by_its_id_and_the_shares_are_what_was_asked_for():
         "a larger share only adds sessions"
     )
     other = [Followed("rival", canary="candidate", share=0.1).choose(session, at) for session in SESSIONS]
-    assert other != chosen, "of two models not the same sessions"
+    assert other != chosen, "two models do not choose the same sessions"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_session_s_arm_is_by_its_id_and_the_shares_are_what_was_asked_for():
         (Followed("p", alias="staging"), {}, "staging"),
     ],
 )
-def test_at_the_edges(of, at, alias):
+def test_shares_of_zero_and_one(of, at, alias):
     assert {of.choose(session, at) for session in SESSIONS[:100]} == {alias}
 
 
@@ -79,7 +79,7 @@ def versions(tracking_db, tmp_path):
     return tracking_db
 
 
-def test_a_pool_made_of_something_else_is_another_actor():
+def test_a_different_configuration_of_a_pool_is_a_different_actor():
     followed = {"model": Followed("policy"), "other": Followed("rival")}
 
     def actor(uri="sqlite:///a.db", project="", followed=followed):
@@ -91,7 +91,7 @@ def test_a_pool_made_of_something_else_is_another_actor():
         actor(followed=followed | {"model": Followed("policy", share=0.5)}),
         pickle.loads(pickle.dumps(PoolClient("service/pool", "brayx", "sqlite:///a.db", "", followed))).actor,
     ]
-    assert {actor()} == set(same), "nor is a canary's share the pool's"
+    assert {actor()} == set(same), "and a canary's share does not change the pool"
     others = [
         actor(uri="sqlite:///b.db"),
         actor(project="p"),
@@ -109,20 +109,20 @@ def test_a_pool_made_of_something_else_is_another_actor():
     assert len({actor(), *others}) == 1 + len(others)
 
 
-async def test_the_pool_tells_when_an_alias_moves(versions):
+async def test_the_pool_reports_when_an_alias_moves(versions):
     pool = Pool(versions, "", {"model": Followed("policy", canary="candidate"), "other": Followed("none")})
     assert await pool.newer(None, 0.01) is None
     await pool.look()
     at = await pool.newer(None, 1)
     assert at == {"model": {"champion": 1, "candidate": 2}, "other": {}}
     await pool.look()
-    assert await pool.newer(at, 0.01) is None, "nothing has moved"
+    assert await pool.newer(at, 0.01) is None, "no alias has moved"
     waiting = asyncio.create_task(pool.newer(at, 30))
     await asyncio.sleep(0)
     promote("models:/policy@candidate", versions)
     await pool.look()
     assert (await waiting)["model"] == {"champion": 2, "candidate": 2}
-    assert (await pool.weights("model", 1))["factor"] == 1, "any version can be had"
+    assert (await pool.weights("model", 1))["factor"] == 1, "every version is available"
     with pytest.raises(VersionUnknown, match="no policy version 7, nearest is 2; there are 1, 2") as raised:
         await pool.weights("model", 7)
     assert raised.value.details == {"version": 7, "nearest": 2, "known": [1, 2]}
@@ -130,7 +130,7 @@ async def test_the_pool_tells_when_an_alias_moves(versions):
         await pool.weights("other", 1)
 
 
-async def test_a_version_that_holds_nan_is_refused_and_read_once(versions, tmp_path):
+async def test_a_version_with_nan_is_refused_and_read_once(versions, tmp_path):
     pool = Pool(versions, "", {"model": Followed("policy")})
     save_weights(tmp_path / "checkpoint" / "weights.npz", {"factor": np.array([np.nan], np.float32)})
     trial = Trial.open("p", "t", versions)
@@ -143,7 +143,7 @@ async def test_a_version_that_holds_nan_is_refused_and_read_once(versions, tmp_p
         await pool.weights("model", 3)
 
 
-async def test_a_registry_that_cannot_be_read_leaves_the_aliases(versions, tmp_path, caplog):
+async def test_an_unreadable_registry_leaves_the_aliases_unchanged(versions, tmp_path, caplog):
     pool = Pool(versions, "", {"model": Followed("policy")})
     await pool.look()
     pool._uri = f"sqlite:///{tmp_path / 'text.db'}"
@@ -154,7 +154,7 @@ async def test_a_registry_that_cannot_be_read_leaves_the_aliases(versions, tmp_p
     assert caplog.text.count("stay as they are") == 1
 
 
-def test_results_are_in_a_run_of_each_arm_and_on_the_version(versions):
+def test_results_are_written_to_a_run_per_arm_and_to_the_version(versions):
     client = MlflowClient(versions)
 
     def serve(sessions):
@@ -179,7 +179,7 @@ def test_results_are_in_a_run_of_each_arm_and_on_the_version(versions):
     candidate = runs()["serving policy 2 as candidate"]
     assert {"session/sessions": 5, "tick/refused": 2, "return/mean": 30}.items() <= candidate.metrics.items()
     assert candidate.params["serving.alias"] == "candidate"
-    # Killed and started again: the same runs go on.
+    # After a kill and a restart the same runs continue.
     pool = serve(3)
     assert len(runs()) == 2
     assert runs()["serving policy 1 as champion"].metrics["session/sessions"] == 8
@@ -192,7 +192,7 @@ def test_results_are_in_a_run_of_each_arm_and_on_the_version(versions):
 
 
 def counted(arms, sessions=1.0):
-    """What a replica counted of some arms."""
+    """A replica's metrics of some arms."""
     recorder = Recorder()
     for label in arms:
         recorder.add("arm_sessions", sessions, label=label)
@@ -204,7 +204,7 @@ def serving_runs(client, project):
     return client.search_runs([experiment.experiment_id], "attributes.run_name LIKE 'serving%'")
 
 
-def test_results_of_a_model_whose_name_no_run_may_have_are_booked(tracking_db, tmp_path):
+def test_results_are_written_for_model_names_that_are_invalid_as_run_names(tracking_db, tmp_path):
     trial = Trial.open("p", "t", tracking_db)
     folder = tmp_path / "checkpoint"
     folder.mkdir()
@@ -224,8 +224,8 @@ def test_results_of_a_model_whose_name_no_run_may_have_are_booked(tracking_db, t
     assert client.get_model_version("policy (v2)", "1").tags["serving.sessions"] == "2"
 
 
-def test_results_that_cannot_be_written_are_logged_and_counted_and_stop_no_others(versions, caplog, monkeypatch):
-    """Whatever it is: the task that writes goes on, and what was there before is added once."""
+def test_unwritable_results_are_logged_counted_and_do_not_block_others(versions, caplog, monkeypatch):
+    """After any error the writing task continues, and adds the earlier results exactly once."""
     followed = {"model": Followed("policy", canary="candidate")}
     first = Pool(versions, "p", followed)
     first.add(counted(["model/champion/1"], 5))
@@ -236,14 +236,14 @@ def test_results_that_cannot_be_written_are_logged_and_counted_and_stop_no_other
 
     def fails(trial, params):
         if params["serving"]["alias"] == "champion":
-            raise RuntimeError("nobody thought of this")
+            raise RuntimeError("an unforeseen error")
         whole(trial, params)
 
     monkeypatch.setattr(Trial, "log_params", fails)
     pool.write()
     pool.write()
     assert pool.failures == 2
-    assert "model/champion/1 are not written for now: RuntimeError: nobody thought of this" in caplog.text
+    assert "model/champion/1 are not written for now: RuntimeError: an unforeseen error" in caplog.text
     monkeypatch.undo()
     pool.write()
     found = {run.data.params["serving.alias"]: run.data.metrics["session/sessions"]
@@ -251,8 +251,8 @@ def test_results_that_cannot_be_written_are_logged_and_counted_and_stop_no_other
     assert found == {"champion": 6, "candidate": 1}
 
 
-def test_results_come_in_while_others_are_written(versions):
-    """Two that write and one that adds, as the actor's tasks and a replica that flushes do."""
+def test_results_may_be_added_while_others_are_written(versions):
+    """Two writers and one adder, like the actor's tasks and a replica that flushes."""
     pool = Pool(versions, "p", {"model": Followed("policy", canary="candidate")})
     labels = ["model/champion/1", "model/candidate/2"]
     pool.add(counted(labels))

@@ -14,7 +14,7 @@ from brayx.model.batcher import Batcher
 
 
 class Engine:
-    """Doubles rows; records batches and where they ran; blocks while `gate` is shut."""
+    """Doubles rows; records batches and where they ran; blocks while `gate` is closed."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -68,10 +68,10 @@ class Clock:
         return self.now
 
     async def move(self, seconds):
-        """Later by so much, with everything done that is due then and before."""
-        await turns()
+        """Advances the clock by so many seconds and runs everything due until then."""
+        await let_loop_run()
         self.now += seconds
-        await turns()
+        await let_loop_run()
 
 
 @pytest.fixture
@@ -82,14 +82,14 @@ async def clock(monkeypatch):
     return clock
 
 
-async def turns():
-    """Some turns of the event loop: whatever is due is done."""
+async def let_loop_run():
+    """Lets the event loop run whatever is ready."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
-async def shut(engine, batcher, row=0):
-    """Gets the engine stuck in a call with one row; returns the caller."""
+async def block_engine(engine, batcher, row=0):
+    """Blocks the engine in a call with one row; returns the caller's task."""
     engine.gate.clear()
     engine.entered.clear()
     caller = asyncio.create_task(batcher.submit(row))
@@ -111,18 +111,18 @@ async def test_batches_are_cut_at_max_size_in_order_of_arrival(make, engine):
 
 async def test_rows_gather_while_a_call_runs(make, engine):
     batcher = make()
-    first = await shut(engine, batcher)
+    first = await block_engine(engine, batcher)
     others = []
     for i in range(1, 4):
         others.append(asyncio.create_task(batcher.submit(i)))
-        await turns()
+        await let_loop_run()
     assert engine.batches == [[0]], "one call at a time"
     engine.gate.set()
     assert await asyncio.gather(first, *others) == [0, 2, 4, 6]
     assert engine.batches == [[0], [1, 2, 3]]
 
 
-async def test_max_wait_holds_an_incomplete_batch_for_company(make, engine, clock):
+async def test_max_wait_delays_an_incomplete_batch_for_more_rows(make, engine, clock):
     batcher = make(max_batch_size=8, max_wait_s=5)
     first = asyncio.create_task(batcher.submit(1))
     await clock.move(4.5)
@@ -141,7 +141,7 @@ async def test_max_wait_ends_when_the_batch_is_full(make, engine):
     assert engine.batches == [[1, 2]]
 
 
-async def test_a_row_that_is_a_call_by_itself_waits_for_no_company(make, engine):
+async def test_a_row_that_is_a_whole_call_does_not_wait_for_others(make, engine):
     batches = []
 
     def run(rows, key=None):
@@ -152,13 +152,13 @@ async def test_a_row_that_is_a_call_by_itself_waits_for_no_company(make, engine)
     async with asyncio.timeout(5):
         assert await batcher.submit("alone", key=1, whole=True) == "alone"
         waiting = asyncio.create_task(batcher.submit("first"))
-        await turns()
+        await let_loop_run()
         assert await asyncio.gather(*[batcher.submit(i, key=i, whole=True) for i in range(2, 4)]) == [2, 3]
     assert batches == [["alone"], ["first"], [2], [3]]
     await waiting
 
 
-async def test_max_wait_counts_from_arrival_not_from_the_end_of_the_call_before(make, engine, clock):
+async def test_max_wait_counts_from_arrival_not_from_the_end_of_the_previous_call(make, engine, clock):
     batcher = make(max_wait_s=5, deadline_s=100)
     engine.gate.clear()
     first = asyncio.create_task(batcher.submit(0))
@@ -168,13 +168,13 @@ async def test_max_wait_counts_from_arrival_not_from_the_end_of_the_call_before(
     await clock.move(5)
     engine.gate.set()
     assert await first == 0
-    await engine.wait_entered()  # at once: the clock has not moved since
+    await engine.wait_entered()  # at once: the clock has not moved
     assert await second == 2
 
 
-async def test_queue_is_bounded_and_frees_up(make, engine):
+async def test_the_queue_is_bounded_and_frees_up(make, engine):
     batcher = make(max_queue=2)
-    first = await shut(engine, batcher)
+    first = await block_engine(engine, batcher)
     waiting = [asyncio.create_task(batcher.submit(i)) for i in (1, 2)]
     await asyncio.sleep(0)
     with pytest.raises(QueueFull, match="2 forwards wait"):
@@ -188,9 +188,9 @@ async def test_queue_is_bounded_and_frees_up(make, engine):
     assert engine.batches == [[0], [2, 4]]
 
 
-async def test_deadline_while_waiting_keeps_the_row_out_of_the_batch(make, engine):
+async def test_a_row_whose_deadline_passes_in_the_queue_joins_no_batch(make, engine):
     batcher = make()
-    first = await shut(engine, batcher)
+    first = await block_engine(engine, batcher)
     other = asyncio.create_task(batcher.submit(2))
     with pytest.raises(DeadlineExceeded, match="for its batch"):
         await batcher.submit(1, deadline_s=0.02)
@@ -199,7 +199,7 @@ async def test_deadline_while_waiting_keeps_the_row_out_of_the_batch(make, engin
     assert engine.batches == [[0], [2]]
 
 
-async def test_deadline_holds_against_an_engine_that_hangs(make, engine):
+async def test_a_deadline_ends_a_wait_for_a_hanging_engine(make, engine):
     batcher = make(deadline_s=0.03)
     engine.gate.clear()
     with pytest.raises(DeadlineExceeded, match="in its call"):
@@ -211,9 +211,9 @@ async def test_deadline_holds_against_an_engine_that_hangs(make, engine):
     assert await batcher.submit(3, deadline_s=10) == 6
 
 
-async def test_deadlines_of_rows_are_their_own(make, engine, clock):
+async def test_each_row_has_its_own_deadline(make, engine, clock):
     batcher = make(deadline_s=100)
-    first = await shut(engine, batcher)
+    first = await block_engine(engine, batcher)
     order = []
 
     async def wait(name, deadline_s):
@@ -230,13 +230,13 @@ async def test_deadlines_of_rows_are_their_own(make, engine, clock):
     await first
 
 
-async def test_a_cancelled_caller_leaves_the_others_alone(make, engine):
+async def test_a_cancelled_caller_does_not_affect_the_others(make, engine):
     batcher = make()
-    first = await shut(engine, batcher)
+    first = await block_engine(engine, batcher)
     tasks = [asyncio.create_task(batcher.submit(i)) for i in (1, 2, 3)]
     await asyncio.sleep(0)
     tasks[1].cancel()
-    first.cancel()  # this one's call is running
+    first.cancel()  # the call with this row is running
     await asyncio.sleep(0)
     engine.gate.set()
     assert await asyncio.gather(tasks[0], tasks[2]) == [2, 6]
@@ -251,7 +251,7 @@ async def test_an_engine_error_reaches_every_caller_of_that_batch_and_no_other(m
     assert await batcher.submit(5) == 10
 
 
-async def test_an_engine_error_on_the_loop_is_no_different(make, engine):
+async def test_an_engine_error_on_the_loop_is_handled_the_same(make, engine):
     batcher = make(inline_below_s=10)
     assert await batcher.submit(1) == 2
     with pytest.raises(RuntimeError, match="engine broke"):
@@ -265,7 +265,7 @@ async def test_an_engine_that_loses_rows_is_an_error(make):
         await asyncio.gather(batcher.submit(1), batcher.submit(2))
 
 
-async def test_fast_calls_move_to_the_loop_and_slow_ones_stay_in_the_thread(make, engine):
+async def test_fast_calls_run_on_the_loop_and_slow_ones_in_the_thread(make, engine):
     loop_thread = threading.current_thread().name
     fast = make(inline_below_s=10)
     for i in range(3):
@@ -279,8 +279,8 @@ async def test_fast_calls_move_to_the_loop_and_slow_ones_stay_in_the_thread(make
     assert all(name.startswith("brayx-batcher") for name in engine.threads)
 
 
-async def test_a_few_calls_that_had_to_wait_do_not_move_short_ones_to_the_thread(make, monkeypatch):
-    """One call in five takes 50 times as long as the rest, as one does that waits for the interpreter's lock."""
+async def test_a_few_delayed_calls_do_not_move_short_ones_to_the_thread(make, monkeypatch):
+    """One call in five takes 50 times as long as the rest, as if it waited for the interpreter's lock."""
     now, threads = 0.0, []
 
     def run(rows):
@@ -297,7 +297,7 @@ async def test_a_few_calls_that_had_to_wait_do_not_move_short_ones_to_the_thread
     assert set(threads[300:]) == {threading.current_thread().name}
 
 
-async def test_batch_sizes_are_judged_apart(make, engine):
+async def test_each_batch_size_is_timed_separately(make, engine):
     batcher = make(inline_below_s=10)
     await batcher.submit(1)
     await batcher.submit(1)
@@ -308,7 +308,7 @@ async def test_batch_sizes_are_judged_apart(make, engine):
 
 async def test_the_loop_goes_on_while_a_slow_call_runs(make, engine):
     batcher = make()
-    first = await shut(engine, batcher)
+    first = await block_engine(engine, batcher)
     turns = 0
     for _ in range(50):
         await asyncio.sleep(0)
@@ -335,7 +335,7 @@ async def test_coroutine_functions_are_awaited_one_at_a_time(make):
     assert most == 1
 
 
-async def test_several_calls_are_under_way_where_asked_for(make):
+async def test_several_calls_run_at_once_if_configured(make):
     running, most, go_on = 0, [], asyncio.Event()
 
     async def run(rows):
@@ -348,22 +348,22 @@ async def test_several_calls_are_under_way_where_asked_for(make):
 
     batcher = make(run, max_batch_size=2, max_calls=3)
     submitted = [asyncio.create_task(batcher.submit(i)) for i in range(9)]
-    await turns()
+    await let_loop_run()
     assert most == [(1, 2), (2, 2), (3, 2)]
     assert len(batcher) == 3
     go_on.set()
     assert await asyncio.gather(*submitted) == [2 * i for i in range(9)]
     assert max(most) == (3, 2)
-    await turns()
+    await let_loop_run()
     assert not batcher._calls
     with pytest.raises(ValueError, match="max_calls"):
         Batcher(list, max_calls=2)
 
 
-async def test_closing_ends_every_call_that_hangs(make):
+async def test_closing_ends_every_hanging_call(make):
     batcher = make(hangs, max_batch_size=1, max_calls=2, deadline_s=0.05)
     hanging = [asyncio.create_task(batcher.submit(i, deadline_s=60)) for i in range(2)]
-    await turns()
+    await let_loop_run()
     async with asyncio.timeout(2):
         await batcher.close()
     for caller in hanging:
@@ -391,23 +391,23 @@ async def test_submit_many_is_one_batch_and_all_or_nothing_at_the_bound(make, en
     assert len(batcher) == 0
 
 
-async def test_rows_of_a_cancelled_submit_many_take_no_room(make, engine):
+async def test_rows_of_a_cancelled_submit_many_free_their_slots(make, engine):
     batcher = make(max_queue=4)
-    first = await shut(engine, batcher)
+    first = await block_engine(engine, batcher)
     many = asyncio.create_task(batcher.submit_many([1, 2, 3]))
-    await turns()
+    await let_loop_run()
     many.cancel()
-    await turns()
+    await let_loop_run()
     rest = asyncio.create_task(batcher.submit_many([4, 5, 6, 7]))
-    await turns()
+    await let_loop_run()
     engine.gate.set()
     assert await rest == [8, 10, 12, 14]
     assert await first == 0
 
 
-async def test_close_fails_what_waits_and_lets_the_running_call_end(make, engine):
+async def test_close_fails_waiting_rows_and_lets_the_running_call_end(make, engine):
     batcher = make()
-    first = await shut(engine, batcher)
+    first = await block_engine(engine, batcher)
     waiting = asyncio.create_task(batcher.submit(1))
     await asyncio.sleep(0)
     closing = asyncio.create_task(batcher.close())
@@ -423,7 +423,7 @@ async def test_close_fails_what_waits_and_lets_the_running_call_end(make, engine
 
 async def test_close_does_not_wait_for_ever(make, engine):
     batcher = make(deadline_s=0.05)
-    first = await shut(engine, batcher)
+    first = await block_engine(engine, batcher)
     async with asyncio.timeout(2):
         await batcher.close()
     with pytest.raises(DeadlineExceeded):
@@ -439,16 +439,16 @@ async def test_nothing_is_left_on_the_loop_when_idle(make, clock):
     assert not batcher._calls
 
 
-async def test_on_batch_is_told_of_rows_time_and_wait(make, engine, clock):
-    told = []
-    batcher = make(max_wait_s=1000, deadline_s=5000, buckets=(4,), on_batch=lambda *args: told.append(args))
+async def test_on_batch_receives_rows_time_and_wait(make, engine, clock):
+    calls = []
+    batcher = make(max_wait_s=1000, deadline_s=5000, buckets=(4,), on_batch=lambda *args: calls.append(args))
     submitted = asyncio.gather(batcher.submit(1), batcher.submit(2))
     await clock.move(1000)
     await submitted
-    [(rows, seconds, waited_s)] = told
+    [(rows, seconds, waited_s)] = calls
     assert rows == 2
     assert seconds > 0
-    assert 900 < waited_s <= 1000, "the wait alone, without the call"
+    assert 900 < waited_s <= 1000, "the wait without the call"
 
 
 async def test_many_callers_under_random_cancellation_never_get_anothers_result(make):
@@ -467,47 +467,47 @@ async def test_many_callers_under_random_cancellation_never_get_anothers_result(
 
 
 @pytest.mark.parametrize("options", [{"max_batch_size": 0}, {"max_queue": 0}, {"max_wait_s": -1}, {"deadline_s": 0}])
-def test_options_that_make_no_batcher(options):
+def test_invalid_options_are_refused(options):
     with pytest.raises(ValueError, match="max_batch_size"):
         Batcher(list, **options)
 
 
-async def test_a_caller_with_many_rows_does_not_hold_up_anothers_one(make, engine):
+async def test_a_caller_with_many_rows_does_not_delay_another_callers_row(make, engine):
     batcher = make(max_batch_size=4)
-    first = await shut(engine, batcher)
+    first = await block_engine(engine, batcher)
     many = asyncio.create_task(batcher.submit_many(list(range(100, 112))))
-    await turns()
+    await let_loop_run()
     others = [asyncio.create_task(batcher.submit(row)) for row in (1, 2)]
-    await turns()
+    await let_loop_run()
     engine.gate.set()
     await asyncio.gather(first, many, *others)
-    assert engine.batches[1] == [100, 1, 2, 101], "a row each before anyone's second"
+    assert engine.batches[1] == [100, 1, 2, 101], "one row of each caller before any caller's second"
     assert [row for batch in engine.batches[1:] for row in batch if row >= 100] == list(range(100, 112))
 
 
 async def test_named_callers_take_turns_in_every_batch(make, engine):
     batcher = make(max_batch_size=2)
-    first = await shut(engine, batcher)
+    first = await block_engine(engine, batcher)
     greedy = [asyncio.create_task(batcher.submit(f"g{i}", caller="greedy")) for i in range(4)]
-    await turns()
+    await let_loop_run()
     modest = [asyncio.create_task(batcher.submit(f"m{i}", caller="modest")) for i in range(2)]
-    await turns()
+    await let_loop_run()
     engine.gate.set()
     await asyncio.gather(first, *greedy, *modest)
     assert engine.batches[1:] == [["g0", "m0"], ["g1", "m1"], ["g2", "g3"]]
 
 
-async def test_who_comes_late_has_its_turn_before_a_long_queue_is_through(make, engine):
+async def test_a_late_caller_is_served_before_a_long_queue_is_empty(make, engine):
     batcher = make(max_batch_size=2)
-    first = await shut(engine, batcher)
+    first = await block_engine(engine, batcher)
     many = asyncio.create_task(batcher.submit_many(list(range(100, 120))))
-    await turns()
+    await let_loop_run()
     engine.entered.clear()
     engine.gate.set()
     assert await first == 0
     engine.gate.clear()
     late = asyncio.create_task(batcher.submit(1))
-    await turns()
+    await let_loop_run()
     engine.gate.set()
     assert await late == 2
     assert not many.done()
@@ -536,14 +536,14 @@ async def test_a_batch_has_rows_of_one_key(make):
         assert {row % 3 or None for row in batch} == {key}
 
 
-async def test_no_key_starves_another(make):
+async def test_keys_do_not_starve_each_other(make):
     engine = KeyedEngine()
     batcher = make(engine, max_batch_size=2)
-    first = await shut(engine, batcher)
+    first = await block_engine(engine, batcher)
     many = [asyncio.create_task(batcher.submit(i, key="often")) for i in range(6)]
-    await turns()
+    await let_loop_run()
     few = asyncio.create_task(batcher.submit(100, key="seldom"))
-    await turns()
+    await let_loop_run()
     engine.gate.set()
     await asyncio.gather(first, few, *many)
     assert engine.keys == [None, "often", "seldom", "often", "often"]
@@ -555,7 +555,7 @@ async def test_negative_size_is_fixed_and_padded(make, engine):
     assert engine.batches == [[0, 1, 2, 3], [4, 5, 5, 5]]
 
 
-async def test_rows_that_wait_their_turn_keep_deadlines_bounds_and_the_end(make, clock):
+async def test_sorted_rows_keep_their_deadlines_the_bound_and_their_order(make, clock):
     batches, gates = [], {row: asyncio.Event() for row in range(8)}
 
     async def run(rows):
@@ -565,21 +565,21 @@ async def test_rows_that_wait_their_turn_keep_deadlines_bounds_and_the_end(make,
 
     batcher = make(run, max_batch_size=1, max_queue=4, deadline_s=100)
     first = asyncio.create_task(batcher.submit(0))
-    await turns()
+    await let_loop_run()
     rows = [asyncio.create_task(batcher.submit(row, deadline_s=s)) for row, s in ((1, 50), (2, 5), (3, 50), (4, 50))]
-    await turns()
+    await let_loop_run()
     gates[0].set()
     assert await first == 0
-    await turns()
-    assert len(batcher) == 3, "one row runs, the others were sorted and wait"
+    await let_loop_run()
+    assert len(batcher) == 3, "one row runs, the others are sorted and wait"
     rows.append(asyncio.create_task(batcher.submit(5)))
-    await turns()
+    await let_loop_run()
     with pytest.raises(QueueFull):
         await batcher.submit(6)
     await clock.move(6)
     assert isinstance(rows[1].exception(), DeadlineExceeded)
-    rows.append(asyncio.create_task(batcher.submit(7)))  # the room of the one that is late
-    await turns()
+    rows.append(asyncio.create_task(batcher.submit(7)))  # takes the slot of the expired row
+    await let_loop_run()
     assert not rows[-1].done()
     rows[2].cancel()
     for gate in gates.values():
@@ -590,7 +590,7 @@ async def test_rows_that_wait_their_turn_keep_deadlines_bounds_and_the_end(make,
 
 
 async def full(make, callers):
-    """A batcher whose one call hangs, with a full queue: a row of each caller; and the rows' tasks."""
+    """A batcher with a hanging call and a full queue, one row for each caller; and the rows' tasks."""
     gate = asyncio.Event()
 
     async def run(rows):
@@ -599,20 +599,20 @@ async def full(make, callers):
 
     batcher = make(run, max_batch_size=2, max_queue=len(callers))
     running = asyncio.create_task(batcher.submit("running"))
-    await turns()
+    await let_loop_run()
     rows = [asyncio.create_task(batcher.submit(i, caller=caller)) for i, caller in enumerate(callers)]
-    await turns()
+    await let_loop_run()
     assert len(batcher) == len(callers)
     return batcher, gate, [running, *rows]
 
 
-async def test_in_a_full_queue_who_has_most_gives_way_to_who_has_less(make):
+async def test_a_full_queue_drops_rows_of_the_caller_with_the_most(make):
     batcher, gate, rows = await full(make, ["hog"] * 6)
     quiet = [asyncio.create_task(batcher.submit(f"q{i}", caller=caller)) for i, caller in enumerate("ab")]
     alone = asyncio.create_task(batcher.submit("alone"))
-    await turns()
+    await let_loop_run()
     refused = [i for i, row in enumerate(rows) if row.done()]
-    assert refused == [4, 5, 6], "the newest of its rows"
+    assert refused == [4, 5, 6], "the caller's newest rows"
     assert all(isinstance(rows[i].exception(), QueueFull) for i in refused)
     with pytest.raises(QueueFull):
         await batcher.submit("more", caller="hog")
@@ -623,7 +623,7 @@ async def test_in_a_full_queue_who_has_most_gives_way_to_who_has_less(make):
     await batcher.submit("again", caller="hog")
 
 
-async def test_in_a_full_queue_of_equals_who_comes_last_is_refused(make):
+async def test_a_full_queue_of_equal_callers_refuses_the_last(make):
     batcher, gate, rows = await full(make, ["a", "b", "c", None])
     for caller in ("a", "d", None):
         with pytest.raises(QueueFull):
@@ -632,24 +632,24 @@ async def test_in_a_full_queue_of_equals_who_comes_last_is_refused(make):
     assert await asyncio.gather(*rows) == ["running", 0, 1, 2, 3]
 
 
-async def test_rows_that_gave_way_or_were_abandoned_take_no_room_of_their_caller(make):
+async def test_dropped_and_cancelled_rows_no_longer_count_for_their_caller(make):
     batcher, gate, rows = await full(make, ["hog"] * 3 + ["other"])
     for row in rows[1:4]:
         row.cancel()
-    await turns()
-    # Six rows come and go by one name; nothing of them is left in the count.
+    await let_loop_run()
+    # Cancelled rows must not remain in their caller's count.
     more = [asyncio.create_task(batcher.submit(f"m{i}", caller="other")) for i in range(3)]
-    await turns()
+    await let_loop_run()
     assert batcher._held == {"other": 4}
     late = asyncio.create_task(batcher.submit("late", caller="hog"))
-    await turns()
+    await let_loop_run()
     assert isinstance(more[-1].exception(), QueueFull)
     gate.set()
     assert await asyncio.gather(rows[4], more[0], more[1], late) == [3, "m0", "m1", "late"]
 
 
-async def in_lanes(make, callers, keys):
-    """A batcher with calls of one row, the first of which hangs; the others are sorted, and one more has room."""
+async def sorted_queue(make, callers, keys):
+    """A batcher with calls of one row, the first of which hangs; the others are sorted, and one slot is free."""
     gate = asyncio.Event()
 
     async def run(rows, key):
@@ -659,16 +659,16 @@ async def in_lanes(make, callers, keys):
     batcher = make(run, max_batch_size=1, max_queue=len(callers))
     pairs = zip(callers, keys, strict=True)
     rows = [asyncio.create_task(batcher.submit(i, key=key, caller=caller)) for i, (caller, key) in enumerate(pairs)]
-    await turns()
+    await let_loop_run()
     assert batcher._in_lanes == len(batcher) == len(callers) - 1
     return batcher, gate, rows
 
 
-async def test_refused_rows_leave_what_waits_as_it_is_sorted(make):
-    """Else each of them would cost as much as all that wait."""
-    batcher, gate, rows = await in_lanes(make, "abcabca", [0] * 7)
+async def test_refused_rows_do_not_re_sort_the_queue(make):
+    """Re-sorting would cost time for all waiting rows at each refusal."""
+    batcher, gate, rows = await sorted_queue(make, "abcabca", [0] * 7)
     rows.append(asyncio.create_task(batcher.submit(7, key=0, caller="a")))
-    await turns()
+    await let_loop_run()
     for caller in "abc":
         with pytest.raises(QueueFull):
             await batcher.submit("late", key=0, caller=caller)
@@ -676,25 +676,25 @@ async def test_refused_rows_leave_what_waits_as_it_is_sorted(make):
         await batcher.submit_many(["late"] * 2, key=0)
     assert (batcher._in_lanes, len(batcher)) == (6, 7)
     rows[4].cancel()
-    await turns()
+    await let_loop_run()
     rows.append(asyncio.create_task(batcher.submit(8, key=0, caller="b")))
-    await turns()
+    await let_loop_run()
     gate.set()
     results = await asyncio.gather(*rows, return_exceptions=True)
     assert isinstance(results.pop(4), asyncio.CancelledError)
     assert results == [0, 1, 2, 3, 5, 6, 7, 8]
 
 
-async def test_of_sorted_rows_too_the_newest_gives_way(make):
-    batcher, gate, rows = await in_lanes(make, ["hog"] * 7, [0, 1] * 3 + [0])
+async def test_the_newest_of_the_sorted_rows_is_dropped(make):
+    batcher, gate, rows = await sorted_queue(make, ["hog"] * 7, [0, 1] * 3 + [0])
     others = [batcher.enqueue("v", key=0, caller="v")]
     rows[6].cancel()
     others.append(batcher.enqueue("w", key=0, caller="w"))
-    await turns()
-    assert not any(row.done() for row in rows[:6]), "the one that was cancelled made room"
+    await let_loop_run()
+    assert not any(row.done() for row in rows[:6]), "the cancelled row freed its slot"
     for name, refused in (("x", 5), ("y", 4), ("z", 3), ("u", 2)):
         others.append(batcher.enqueue(name, key=0, caller=name))
-        await turns()
+        await let_loop_run()
         assert [row.done() for row in rows[:6]] == [i >= refused for i in range(6)]
         assert isinstance(rows[refused].exception(), QueueFull)
     with pytest.raises(QueueFull):
@@ -705,19 +705,19 @@ async def test_of_sorted_rows_too_the_newest_gives_way(make):
     assert not batcher._held
 
 
-async def test_a_refused_row_of_many_lets_the_others_go(make):
+async def test_a_refused_row_of_submit_many_releases_the_others(make):
     batcher, gate, rows = await full(make, ["a"])
     batcher._max_queue = 5
     many = asyncio.create_task(batcher.submit_many([1, 2, 3, 4]))
-    await turns()
+    await let_loop_run()
     one = asyncio.create_task(batcher.submit("one", caller="b"))
-    await turns()
+    await let_loop_run()
     assert isinstance(many.exception(), QueueFull)
     gate.set()
     assert await asyncio.gather(*rows, one) == ["running", 0, "one"]
 
 
-async def test_close_fails_rows_that_wait_their_turn(make, engine):
+async def test_close_fails_sorted_rows(make, engine):
     batcher = make(max_batch_size=1, inline_below_s=0)
     many = asyncio.create_task(batcher.submit_many([1, 2, 3]))
     engine.gate.clear()

@@ -24,13 +24,13 @@ def written(folder: Path, body: str) -> str:
 
 
 @pytest.mark.parametrize("example", ["(torch.zeros(1, 2),)", "[torch.zeros(1, 2)]"])
-def test_it_gets_the_name_and_the_job_and_gives_module_and_examples(tmp_path: Path, example: str) -> None:
+def test_it_receives_the_name_and_the_job_and_returns_module_and_examples(tmp_path: Path, example: str) -> None:
     name = written(tmp_path, f"return torch.nn.Linear(config[name]['in'], 3), {example}")
     module, (given,) = build_model(str(tmp_path), name, "net", {"net": {"in": 2}})
     assert module(given).shape == (1, 3)
 
 
-def test_it_travels_as_names(tmp_path: Path) -> None:
+def test_it_pickles_by_name(tmp_path: Path) -> None:
     name = written(tmp_path, "return torch.nn.Identity(), (torch.ones(1),)")
     build = pickle.loads(pickle.dumps(partial(build_model, str(tmp_path), name, "net", {})))
     assert isinstance(build()[0], torch.nn.Identity)
@@ -39,12 +39,12 @@ def test_it_travels_as_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "given", ["1", "torch.nn.Linear(2, 3)", "(1, ())", "(torch.nn.Linear(2, 3), torch.zeros(1, 2))"]
 )
-def test_anything_else_is_refused(tmp_path: Path, given: str) -> None:
+def test_other_results_are_refused(tmp_path: Path, given: str) -> None:
     with pytest.raises(ConfigError, match=r"build_model must return \(module, tuple of example arguments\), got"):
         build_model(str(tmp_path), written(tmp_path, f"return {given}"), "net", {})
 
 
-def test_what_it_raises_is_told_in_one_line_with_its_cause(tmp_path: Path) -> None:
+def test_its_exception_becomes_one_line_with_a_cause(tmp_path: Path) -> None:
     name = written(tmp_path, "raise ValueError('first\\nsecond')")
     with pytest.raises(ModelError) as caught:
         build_model(str(tmp_path), name, "net", {})
@@ -52,13 +52,13 @@ def test_what_it_raises_is_told_in_one_line_with_its_cause(tmp_path: Path) -> No
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-def test_a_typed_error_comes_out_as_itself(tmp_path: Path) -> None:
+def test_a_typed_error_passes_through(tmp_path: Path) -> None:
     name = written(tmp_path, "from brayx.errors import BadWeights; raise BadWeights('mine')")
     with pytest.raises(BadWeights, match=r"^mine$"):
         build_model(str(tmp_path), name, "net", {})
 
 
-def test_threads_that_build_engines_at_once_get_them():
+def test_several_threads_can_build_engines_at_once():
     config = ModelConfig(module="unused", engine="onnx")
     together, built = threading.Barrier(2), []
 

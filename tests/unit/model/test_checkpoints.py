@@ -34,11 +34,11 @@ def written(checkpoints):
 
 def test_by_steps(trial):
     checkpoints = Checkpoints(trial, 10)
-    begun = []
+    accepted = []
     for version, step in enumerate((0, 5, 9, 10, 19, 25), start=1):
-        begun.append(checkpoints.offer(weights(step), version, step))
+        accepted.append(checkpoints.offer(weights(step), version, step))
         written(checkpoints)
-    assert begun == [True, False, False, True, False, True]
+    assert accepted == [True, False, False, True, False, True]
     checkpoints.close()
     assert [checkpoint.step for checkpoint in trial.checkpoints()] == [10, 25], "the newest two"
     assert read_checkpoint(trial.latest_checkpoint())[0] == 6
@@ -58,7 +58,7 @@ def test_by_time(trial):
 
 
 @pytest.mark.parametrize("given", [None, 1, np.int64(7), timedelta.resolution])
-def test_an_interval_is_kept_as_it_was_given_in_plain_numbers(given):
+def test_an_interval_is_stored_in_plain_numbers(given):
     kept = checked_interval(given)
     assert kept == given
     assert kept is None or type(kept) in (int, timedelta)
@@ -70,12 +70,12 @@ def test_without_a_trial_nothing_is_due():
     checkpoints.close()
 
 
-def test_what_comes_while_one_is_written_is_let_go_and_what_is_written_is_a_copy(trial, monkeypatch):
-    begun, go_on = threading.Event(), threading.Event()
+def test_weights_that_arrive_during_a_write_are_skipped_and_the_write_uses_a_copy(trial, monkeypatch):
+    started, go_on = threading.Event(), threading.Event()
     save = Trial.save_checkpoint
 
     def slow(self, folder, step):
-        begun.set()
+        started.set()
         assert go_on.wait(10)
         return save(self, folder, step)
 
@@ -84,14 +84,14 @@ def test_what_comes_while_one_is_written_is_let_go_and_what_is_written_is_a_copy
     mine = weights(1)
     assert checkpoints.offer(mine, 1, 1)
     mine["w"][:] = 9
-    assert begun.wait(10)
+    assert started.wait(10)
     assert not checkpoints.offer(weights(2), 2, 2)
     go_on.set()
     checkpoints.close()
     assert starting_weights(OWN, trial, None, "")[2]["w"].tolist() == [1, 1]
 
 
-def test_a_write_that_fails_is_told_and_the_next_is_tried(trial, monkeypatch, caplog):
+def test_a_failed_write_is_logged_and_the_next_is_tried(trial, monkeypatch, caplog):
     checkpoints = Checkpoints(trial, 1)
     with monkeypatch.context() as broken:
         broken.setattr(Trial, "save_checkpoint", lambda *_: 1 / 0)
@@ -103,7 +103,7 @@ def test_a_write_that_fails_is_told_and_the_next_is_tried(trial, monkeypatch, ca
     assert [checkpoint.step for checkpoint in trial.checkpoints()] == [2]
 
 
-def test_what_a_model_starts_with(tmp_path: Path, trial):
+def test_initial_weights_of_a_model(tmp_path: Path, trial):
     assert starting_weights(OWN, None, None, "") == (0, 0, OWN)
     assert starting_weights(OWN, trial, None, "") == (0, 0, OWN), "no checkpoint yet"
     save_weights(tmp_path / "weights.npz", weights(4))

@@ -1,4 +1,4 @@
-"""Many observations as columns: conversions that lose nothing, and refusals that show expected and got."""
+"""Many observations as columns: lossless conversions, and refusals that show expected and got."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def test_leaves_are_converted_and_in_order():
         (({"x": [[1, 2, 3], [1]]}, [1, 2]), "another nesting"),
     ],
 )
-def test_what_does_not_fit_is_shown(args, got):
+def test_mismatches_show_expected_and_got(args, got):
     with pytest.raises(ShapeMismatch, match=rf"obs/x: \[N, 3\] float32', 'scale: \[N\] float32'\], got .*{got}"):
         to_columns(SPEC, args)

@@ -49,7 +49,7 @@ def test_values_out_of_range_and_unknown_keys_name_the_field(bad):
         ModelConfig(module="model", **bad)
 
 
-def test_every_field_has_its_line():
+def test_every_field_has_a_line_of_documentation():
     for body in [node.body for node in ast.parse(inspect.getsource(config)).body if isinstance(node, ast.ClassDef)]:
         for field, line in zip(body, [*body[1:], None], strict=True):
             if isinstance(field, ast.AnnAssign) and field.target.id != "kind":

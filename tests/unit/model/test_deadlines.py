@@ -30,7 +30,7 @@ OBS = np.ones(2, np.float32)
 
 
 class Gated(torch.nn.Module):
-    """Runs while the gate is open, and waits before it otherwise."""
+    """A module that blocks while its gate is closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ async def serving(replica):
 
 
 def handle_of(replica):
-    """The three methods as a Serve handle has them."""
+    """The three methods in the form of a Serve handle."""
     return SimpleNamespace(
         **{name: SimpleNamespace(remote=getattr(replica, name)) for name in ("forward", "get_spec", "get_version")}
     )
@@ -81,7 +81,7 @@ def handle_of(replica):
 
 @contextlib.asynccontextmanager
 async def handle(replica, which):
-    """What forwards one observation within a deadline, over one kind of handle."""
+    """A function that forwards one observation with a deadline, over one kind of handle."""
     async with contextlib.AsyncExitStack() as stack:
         model = replica.model
         if which.startswith("remote"):
@@ -121,7 +121,7 @@ KINDS += ["remote", "remote caller", "remote pinned", "remote batch", "dialled",
 
 
 @pytest.mark.parametrize("which", KINDS)
-async def test_a_handle_s_forward_has_a_deadline_of_its_own(replica, which):
+async def test_a_forward_over_each_handle_has_its_own_deadline(replica, which):
     async with handle(replica, which) as forward:
         with pytest.raises(DeadlineExceeded):
             await forward(SOON_S)
@@ -147,7 +147,7 @@ async def test_over_http(replica, batch):
 
 
 @pytest.mark.parametrize("wrong", [0, -1, "soon", True, float("nan"), float("inf"), [1]])
-async def test_one_that_is_none_is_refused(replica, wrong):
+async def test_an_invalid_deadline_is_refused(replica, wrong):
     status, _, body = await ask(replica, JSON, {"args": [[1, 1]], "deadline_s": wrong})
     assert (status, type(from_wire(body))) == (BadBody.http_status, BadBody)
     assert "deadline_s" in from_wire(body).message or "NaN" in from_wire(body).message
@@ -165,7 +165,7 @@ async def test_over_grpc(replica):
         await stub.Forward(pb.ForwardRequest(arrays=pack({"obs": OBS[None]}), deadline_s=20.0))
 
 
-async def test_it_is_no_longer_than_the_model_s_own():
+async def test_a_deadline_is_at_most_the_model_s():
     OPEN.set()
     replica = ModelReplica(build, ModelConfig(module="unused", engine="torch", deadline_s=0.1))
     OPEN.clear()

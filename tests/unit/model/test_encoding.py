@@ -1,4 +1,4 @@
-"""Arrays on the wire: the literal bytes of the format, round trips, and bodies that lie."""
+"""Arrays on the wire: the literal bytes of the format, round trips, and malformed bodies."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from brayx.model.encoding import dump, pack, parse, unpack
 
 
 def body_of(header, data=b"", length=None):
-    told = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(told) if length is None else length) + told + data
+    header = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(header) if length is None else length) + header + data
 
 
 def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
     return {"x": {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}}
 
 
-def test_the_bytes_are_those_of_the_format():
+def test_the_bytes_follow_the_format():
     packed = pack({"x": np.array([1, 2], np.int16)}, {"version": "7"})
     header = b'{"__metadata__":{"version":"7"},"x":{"dtype":"I16","shape":[2],"data_offsets":[0,4]}}'
     header += b" " * (-len(header) % 8)
@@ -42,7 +42,7 @@ DTYPES = [np.bool_, np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32,
         max_size=4,
     )
 )
-def test_what_is_packed_comes_back(nested):
+def test_packing_round_trips(nested):
     unpacked, metadata = unpack(pack(nested))
     assert metadata == {}
     assert list(unpacked) == list(nested)
@@ -51,13 +51,13 @@ def test_what_is_packed_comes_back(nested):
         np.testing.assert_array_equal(unpacked[name], array)
 
 
-def test_byte_order_is_the_formats():
+def test_big_endian_arrays_are_converted():
     unpacked, _ = unpack(pack({"x": np.array([1, 2], ">f4")}))
     assert unpacked["x"].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         (b"short", "at least 8"),
         (body_of(b"{}", length=2**60), "header of"),
@@ -78,13 +78,13 @@ def test_byte_order_is_the_formats():
         (body_of(b"[" * 100_000), "RecursionError|header"),
     ],
 )
-def test_bodies_that_lie_are_refused(body, told):
-    with pytest.raises(BadBody, match=told):
+def test_malformed_bodies_are_refused(body, message):
+    with pytest.raises(BadBody, match=message):
         unpack(body)
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_arrays_or_a_typed_error(body):
+def test_any_bytes_unpack_or_raise_a_typed_error(body):
     for sent in (body, struct.pack("<Q", max(0, len(body) - 8)) + body):
         try:
             unpack(sent)
@@ -92,7 +92,7 @@ def test_any_bytes_are_arrays_or_a_typed_error(body):
             pass
 
 
-def test_what_the_forms_cannot_carry_is_told():
+def test_values_that_the_formats_cannot_hold_are_refused():
     with pytest.raises(ModelError, match="complex"):
         pack({"x": np.zeros(1, np.complex64)})
     with pytest.raises(ModelError, match="NaN"):

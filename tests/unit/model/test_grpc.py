@@ -103,20 +103,20 @@ async def test_one_observation(dialled, model):
     assert (await dialled.pinned(0).forward(*ONE)).policy_version == 0
 
 
-async def test_a_version_that_is_taken_back_is_no_longer_told_or_pinned(dialled, model):
+async def test_a_withdrawn_version_is_no_longer_reported_or_pinned(dialled, model):
     for version in (5, 1):
         model.load(version, {"factor": np.array([2], np.float32)})
         await dialled.forward(*ONE)
         assert dialled.version == dialled.pinned().version == version
     assert (await dialled.forward(*ONE, version=5)).policy_version == 5
-    assert dialled.version == 1, "what is asked for by number is not what acts"
+    assert dialled.version == 1, "a forward of a pinned version does not change the newest one"
 
 
-async def test_forwards_that_come_together_are_one_call_and_none_gets_another_s_answer(dialled, model):
+async def test_concurrent_forwards_share_one_call_and_each_gets_its_own_answer(dialled, model):
     batches = []
     model._batcher._on_batch = lambda rows, *_: batches.append(rows)
-    asked = [dialled.forward({"x": np.full(3, i)}, (i, 1), version=3 * (i % 2)) for i in range(32)]
-    for i, (outputs, version) in enumerate(await asyncio.gather(*asked)):
+    forwards = [dialled.forward({"x": np.full(3, i)}, (i, 1), version=3 * (i % 2)) for i in range(32)]
+    for i, (outputs, version) in enumerate(await asyncio.gather(*forwards)):
         assert version == 3 * (i % 2)
         assert outputs["scaled"].tolist() == [i * (1 + i % 2)] * 3
         assert outputs["sums"] == (i + 1, i - 1)
@@ -131,14 +131,14 @@ async def test_a_batch(dialled):
 
 
 class Unsorted(torch.nn.Module):
-    """Its arguments and results are in another order than the texts of their keys."""
+    """Arguments and results in another order than their keys sort as text."""
 
     def forward(self, by_size, named):
         sums = {2: by_size[2] + 20, 10: by_size[10] + 100}
         return OrderedDict(value=named["value"] + 1, logits=named["logits"] + 2, sums=sums)
 
 
-async def test_keys_keep_their_values_in_whatever_order_the_model_has_them():
+async def test_keys_keep_their_values_in_any_order():
     zeros = np.zeros((1, 3), np.float32)
     example = ({2: zeros, 10: zeros}, OrderedDict(value=zeros, logits=zeros))
     model = LocalModel(TorchEngine(Unsorted(), example))
@@ -165,7 +165,7 @@ async def test_a_large_batch_is_few_calls_of_the_engine(dialled, model, count):
     assert batches == [64] * (count // 64) + [1]
 
 
-async def test_a_full_queue_is_told(dialled, model):
+async def test_a_full_queue_is_reported(dialled, model):
     model._batcher._max_queue = 1
     model._batcher._busy = True  # as during a call
     waits = asyncio.create_task(model.forward(*ONE))
@@ -175,11 +175,11 @@ async def test_a_full_queue_is_told(dialled, model):
     waits.cancel()
 
 
-async def test_the_wire_as_another_language_sees_it(url, model):
+async def test_the_wire_as_another_language_uses_it(url, model):
     async with grpc.aio.insecure_channel(url.removeprefix("grpc://")) as channel:
         stub = ModelStub(channel)
-        told = await stub.Describe(pb.DescribeRequest())
-        assert [(leaf.path, list(leaf.shape), leaf.dtype) for leaf in told.inputs] == [
+        description = await stub.Describe(pb.DescribeRequest())
+        assert [(leaf.path, list(leaf.shape), leaf.dtype) for leaf in description.inputs] == [
             ("obs/x", [3], "float32"), ("pair/0", [], "int64"), ("pair/1", [], "int64"),
         ]  # fmt: skip
         arrays = {"obs/x": np.ones((2, 3), np.float32), "pair/0": np.ones(2, np.int64), "pair/1": np.ones(2, np.int64)}
@@ -214,12 +214,12 @@ async def test_a_body_too_large_is_refused(model):
         await dialled.close()
 
 
-async def test_what_does_not_fit_is_refused_before_it_is_sent(dialled):
+async def test_a_mismatch_is_refused_before_it_is_sent(dialled):
     with pytest.raises(ShapeMismatch, match=r"expected \[obs/x: \[3\] float32; pair/0: \[\] int64"):
         await dialled.forward({"x": np.zeros(4)}, (0, 0))
 
 
-async def test_a_connection_that_breaks_is_made_again_within_the_deadline(model):
+async def test_a_broken_connection_is_restored_within_the_deadline(model):
     port = free_port()
     async with serving(Door(model), port):
         dialled = await DialledModel.connect(f"grpc://127.0.0.1:{port}", deadline_s=10)
@@ -232,22 +232,22 @@ async def test_a_connection_that_breaks_is_made_again_within_the_deadline(model)
             await asyncio.sleep(30)
 
     async with serving(Breaks(model), port):
-        asked = asyncio.create_task(_until_answered(dialled))
+        forward = asyncio.create_task(_until_answered(dialled))
         await asyncio.wait_for(slow.wait(), 10)
     async with serving(Door(model), port):
-        assert (await asyncio.wait_for(asked, 10)).policy_version == 3
+        assert (await asyncio.wait_for(forward, 10)).policy_version == 3
     await dialled.close()
 
 
 async def _until_answered(dialled):
-    """A forward; before its server listens again there is nothing to connect to."""
+    """Forwards as soon as the server listens again; until then connecting fails."""
     while True:
         with contextlib.suppress(ConnectFailed):
             return await dialled.forward(*ONE)
         await asyncio.sleep(0.05)
 
 
-async def test_what_answers_not_or_is_no_model_is_told(model):
+async def test_a_missing_server_or_model_is_reported(model):
     with pytest.raises(ConfigError, match="expected grpc://"):
         await DialledModel.connect("http://127.0.0.1:1")
     with pytest.raises(ConnectFailed, match="nothing listens there"):
@@ -265,10 +265,10 @@ async def test_what_answers_not_or_is_no_model_is_told(model):
             await DialledModel.connect(f"grpc://{address}", deadline_s=0.2)
 
 
-def test_the_generated_code_is_what_the_proto_gives(tmp_path):
+def test_the_generated_code_matches_the_proto(tmp_path):
     command = "-I. --python_out={0} --pyi_out={0} --grpc_python_out={0} brayx/model/v1/model.proto"
     proto = (ROOT / "brayx/model/v1/model.proto").read_text()
-    assert command.format(".") in proto, "the command that the .proto file tells is the one run here"
+    assert command.format(".") in proto, "the command in the .proto file is the one run here"
     protoc = [sys.executable, "-m", "grpc_tools.protoc", *command.format(tmp_path).split()]
     subprocess.run(protoc, cwd=ROOT, check=True, timeout=60)
     for name in GENERATED:
@@ -276,7 +276,7 @@ def test_the_generated_code_is_what_the_proto_gives(tmp_path):
         assert (ROOT / "brayx/model/v1" / name).read_text() == fresh, f"{name}: run the command of model.proto"
 
 
-def test_the_wire_is_literally_this():
+def test_the_wire_has_exactly_these_bytes():
     assert pb.ForwardRequest(arrays=b"a", version=0).SerializeToString() == b"\n\x01a\x10\x00"
     assert pb.ForwardReply(arrays=b"a").SerializeToString() == b"\n\x01a"
     leaf = pb.Leaf(path="x", shape=[3], dtype="bool")

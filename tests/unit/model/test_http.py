@@ -80,10 +80,10 @@ async def test_a_batch_as_safetensors(model, metadata, version):
 async def test_the_signature(model):
     status, _, body = await answer(model, "GET", "", b"")
     assert status == 200
-    told = json.loads(body)
-    assert told["inputs"][0] == {"path": "obs/x", "shape": [3], "dtype": "float32"}
-    assert [leaf["path"] for leaf in told["outputs"]] == ["scaled", "sum"]
-    assert told["policy_version"] == 3
+    signature = json.loads(body)
+    assert signature["inputs"][0] == {"path": "obs/x", "shape": [3], "dtype": "float32"}
+    assert [leaf["path"] for leaf in signature["outputs"]] == ["scaled", "sum"]
+    assert signature["policy_version"] == 3
 
 
 GOOD = [{"x": [1, 2, 3]}, [4, 5]]
@@ -91,7 +91,7 @@ GOOD_ARGS = ({"x": [1, 2, 3]}, (4, 5))
 
 
 @pytest.mark.parametrize(
-    ("document", "kind", "error", "told"),
+    ("document", "kind", "error", "message"),
     [
         (b"{", JSON, BadBody, "not JSON"),
         (b"[]", JSON, BadBody, "JSON list"),
@@ -128,12 +128,12 @@ GOOD_ARGS = ({"x": [1, 2, 3]}, (4, 5))
         (b"x" * 2000, JSON, BodyTooLarge, "1000 bytes"),
     ],
 )
-async def test_what_is_refused_is_typed(model, document, kind, error, told):
+async def test_refusals_are_typed(model, document, kind, error, message):
     status, content_type, body = await post(model, document, kind, max_body_bytes=1000)
     refused = from_wire(body)
     assert type(refused) is error
     assert (status, content_type) == (error.http_status, JSON)
-    assert told in refused.message
+    assert message in refused.message
 
 
 async def test_a_full_queue_a_batch_too_large_and_another_method_are_typed(model):
@@ -170,7 +170,7 @@ async def test_a_large_batch_is_few_calls_of_the_engine(count, kind):
 
 
 @pytest.mark.parametrize("error", [KeyError("secret"), ModelError("the model failed: KeyError: secret")])
-async def test_an_error_nobody_expected_is_one_line(model, monkeypatch, caplog, error):
+async def test_an_unexpected_error_is_one_line(model, monkeypatch, caplog, error):
     async def broken(*_, **__):
         raise error
 

@@ -26,7 +26,7 @@ from tests.waiting import WAIT_S, until_awaited
 
 
 class Scale(torch.nn.Module):
-    """Answers with its one weight, so that a result tells which weights made it."""
+    """Returns its one weight, so that a result shows which weights computed it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ async def test_results_never_mix_versions_under_swaps(make, engine):
     assert model.version > 5
 
 
-async def test_a_misfit_is_refused_before_it_meets_others(make, engine):
+async def test_a_mismatch_is_refused_before_it_is_batched(make, engine):
     batches = []
     model = make(engine, on_batch=lambda rows, *_: batches.append(rows))
     results = await asyncio.gather(
@@ -167,11 +167,11 @@ def numbered(make, engine, newest, **options):
 async def test_each_forward_gets_the_version_it_asked_for(make, engine):
     batches = []
     model = numbered(make, engine, 64, max_versions=64, on_batch=lambda rows, *_: batches.append(rows))
-    asked = [1 + i % 64 for i in range(256)]
-    forwards = await asyncio.gather(*[model.forward(OBS, version=version) for version in asked])
-    for version, forward in zip(asked, forwards, strict=True):
+    versions = [1 + i % 64 for i in range(256)]
+    forwards = await asyncio.gather(*[model.forward(OBS, version=version) for version in versions])
+    for version, forward in zip(versions, forwards, strict=True):
         assert forward.policy_version == forward.outputs["factor"] == version
-    assert batches == [4] * 64, "a batch of each version, and of that one only"
+    assert batches == [4] * 64, "one batch for each version"
     assert (await model.forward(OBS)).policy_version == 64
 
 
@@ -183,11 +183,11 @@ async def test_an_unknown_version_names_the_nearest(make, engine):
         model.pinned(1)
 
 
-async def test_what_is_not_ready_is_fetched_once_and_kept(make, engine):
-    asked = []
+async def test_a_missing_version_is_fetched_once_and_kept(make, engine):
+    fetched = []
 
     async def fetch(version):
-        asked.append(version)
+        fetched.append(version)
         await asyncio.sleep(0)
         if version > 100:
             raise VersionUnknown("no", known=[50, 90])
@@ -197,13 +197,13 @@ async def test_what_is_not_ready_is_fetched_once_and_kept(make, engine):
     forwards = await asyncio.gather(*[model.forward(OBS, version=50) for _ in range(8)])
     assert {(f.policy_version, float(f.outputs["factor"])) for f in forwards} == {(50, 50.0)}
     await model.forward(OBS, version=50)
-    assert asked == [50]
-    assert model.version == 3, "the newest is what was loaded"
+    assert fetched == [50]
+    assert model.version == 3, "the newest is the last one loaded"
     with pytest.raises(VersionUnknown, match="nearest is 90; there are 3, 50, 90"):
         await model.forward(OBS, version=101)
 
 
-async def test_a_fetch_that_hangs_has_the_forwards_deadline_and_ends_with_the_model(make, engine):
+async def test_a_hanging_fetch_has_the_forwards_deadline_and_ends_with_the_model(make, engine):
     async def fetch(version):
         await asyncio.sleep(60)
 
@@ -225,7 +225,7 @@ async def test_a_pinned_handle_keeps_its_version(make, engine):
     mine, theirs = await asyncio.gather(pinned.forward(OBS), model.forward(OBS))
     assert pinned.version == mine.policy_version == mine.outputs["factor"] == 1
     assert theirs.policy_version == 5
-    assert (await model.pinned(1).forward(OBS)).policy_version == 1, "somebody else may join it"
+    assert (await model.pinned(1).forward(OBS)).policy_version == 1, "another handle may pin the same version"
 
 
 async def test_pinned_sessions_of_one_version_share_batches(make, engine):
@@ -236,7 +236,7 @@ async def test_pinned_sessions_of_one_version_share_batches(make, engine):
     assert batches == [5]
 
 
-async def test_swaps_never_reach_into_batches_of_pinned_and_unpinned(make, engine):
+async def test_swaps_never_affect_running_batches_pinned_or_not(make, engine):
     model = make(engine, max_batch_size=4, weights=factor(0))
     done = False
 
@@ -272,8 +272,8 @@ async def test_a_fixed_batch_size_is_what_the_engine_sees(make, engine, monkeypa
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 8, 9, 20])
-async def test_columns_come_to_what_rows_come_to(make, engine, count):
-    """However many there are: half a batch and more is a call as it is, what is less meets others, more is several."""
+async def test_columns_give_the_same_results_as_rows(make, engine, count):
+    """Half a batch or more is a call of its own, fewer rows join others, and more than a batch is several calls."""
     batches = []
     model = make(engine, max_batch_size=8, max_versions=3, on_batch=lambda rows, *_: batches.append(rows))
     model.load(1, factor(3))
@@ -296,8 +296,8 @@ async def test_columns_come_to_what_rows_come_to(make, engine, count):
 
 
 @pytest.mark.parametrize(("count", "calls"), [(64, [64]), (65, [64, 1]), (1025, [64] * 16 + [1])])
-async def test_a_batch_is_few_calls_of_the_engine_however_large(make, engine, count, calls):
-    """With the options of a model that sets none: the queue is of 1024, and nothing else waits."""
+async def test_a_batch_of_any_size_is_few_calls_of_the_engine(make, engine, count, calls):
+    """With default options: the queue holds 1024 rows, and it is empty."""
     batches = []
     model = make(engine, on_batch=lambda rows, *_: batches.append(rows))
     x = np.arange(3 * count, dtype=np.float32).reshape(count, 3)
@@ -306,14 +306,14 @@ async def test_a_batch_is_few_calls_of_the_engine_however_large(make, engine, co
     assert (batches, versions.tolist()) == (calls, [0] * count)
 
 
-async def test_a_batch_waits_for_no_company_between_its_calls(make, engine):
+async def test_a_batch_does_not_wait_for_others_between_its_calls(make, engine):
     model = make(engine, max_wait_s=30)
     async with asyncio.timeout(10):
         outputs, _ = await model.forward_columns([np.ones((200, 3), np.float32)])
     assert len(outputs[0]) == 200
 
 
-async def test_a_batch_that_can_never_be_held_is_not_told_to_come_again(make, engine):
+async def test_a_batch_that_never_fits_is_not_reported_as_overload(make, engine):
     model = make(engine, max_batch_size=4, max_queue=3)
     outputs, _ = await model.forward_columns([np.ones((12, 3), np.float32)])
     assert len(outputs[0]) == 12
@@ -321,14 +321,14 @@ async def test_a_batch_that_can_never_be_held_is_not_told_to_come_again(make, en
         await model.forward_columns([np.ones((13, 3), np.float32)])
 
 
-async def test_a_batch_larger_than_the_queue_is_no_more_than_it_may_be(make, engine):
-    """Fewer than half a batch, and still more than may wait one by one."""
+async def test_a_batch_may_be_larger_than_the_queue(make, engine):
+    """Fewer rows than half a batch, but more than the queue holds."""
     outputs, _ = await make(engine, max_queue=1).forward_columns([np.ones((3, 3), np.float32)])
     assert len(outputs[0]) == 3
 
 
 class Gated:
-    """Lets the newest weights of a model run as often as it is let."""
+    """Runs the newest weights only as often as the test releases it."""
 
     def __init__(self, model, slow_s=0.0) -> None:
         self._run, self._slow_s = model._versions.newest.run, slow_s
@@ -351,7 +351,7 @@ async def gated(make, onnx_scale):
     gate.turns.release(1000)
 
 
-async def test_others_have_their_turn_between_the_calls_of_a_batch(gated):
+async def test_others_are_served_between_the_calls_of_a_batch(gated):
     model, gate = gated
     large = asyncio.create_task(model.forward_columns([np.ones((12, 3), np.float32)]))
     await asyncio.sleep(0)
@@ -362,7 +362,7 @@ async def test_others_have_their_turn_between_the_calls_of_a_batch(gated):
     assert not large.done()
     gate.turns.release(2)
     assert len((await large)[0][0]) == 12
-    assert gate.sizes == [4, 2, 4, 4] or gate.sizes == [4, 4, 2, 4], "not at the end of them all"
+    assert gate.sizes == [4, 2, 4, 4] or gate.sizes == [4, 4, 2, 4], "others run before the batch's last call"
 
 
 async def test_a_batch_has_one_deadline(gated):
@@ -372,7 +372,7 @@ async def test_a_batch_has_one_deadline(gated):
         await model.forward_columns([np.ones((12, 3), np.float32)], deadline_s=0.2)
 
 
-async def test_a_batch_has_one_deadline_where_its_calls_hold_the_event_loop(make, onnx_scale):
+async def test_a_batch_has_one_deadline_even_if_its_calls_block_the_event_loop(make, onnx_scale):
     model = make(onnx_scale, max_batch_size=4, inline_below_s=1e9)
     gate = Gated(model, slow_s=0.03)
     gate.turns.release(10)
@@ -402,7 +402,7 @@ async def test_a_full_queue_refuses_a_batch(gated):
         (11, {"max_batch_size": 8, "buckets": (4, 8)}, [8, 4]),
     ],
 )
-async def test_columns_are_padded_where_batches_are(make, engine, count, options, seen):
+async def test_columns_are_padded_like_batches(make, engine, count, options, seen):
     sizes, batches = [], []
     model = make(engine, on_batch=lambda rows, *_: batches.append(rows), **options)
     whole = model._versions.newest.run
@@ -411,11 +411,11 @@ async def test_columns_are_padded_where_batches_are(make, engine, count, options
     outputs, _ = await model.forward_columns([x])
     assert sizes == seen
     np.testing.assert_array_equal(outputs[1], x)
-    assert sum(batches) == count, "metrics count what was asked for"
+    assert sum(batches) == count, "metrics count requested rows"
 
 
-async def test_columns_of_a_slow_model_do_not_hold_up_the_event_loop(make):
-    """Calls of one row were quick enough for the loop; a call of many is judged by its own kind."""
+async def test_columns_of_a_slow_model_do_not_block_the_event_loop(make):
+    """Calls of one row are fast enough for the loop; calls with many rows are timed separately."""
     threads = []
 
     class Who(Scale):
@@ -431,7 +431,7 @@ async def test_columns_of_a_slow_model_do_not_hold_up_the_event_loop(make):
     assert threads[-1] is not threading.current_thread()
 
 
-async def test_another_engine_takes_over_at_the_next_batch_for_every_version(make, onnx_scale):
+async def test_a_swapped_engine_serves_every_version_from_the_next_batch_on(make, onnx_scale):
     first, second = Counting(TorchEngine(Scale(), EXAMPLE)), Counting(onnx_scale)
     model = make(first, max_versions=2)
     model.load(1, factor(3.0))
@@ -450,8 +450,8 @@ async def test_another_engine_takes_over_at_the_next_batch_for_every_version(mak
     assert (first.runs, second.runs) == (1, 4)
 
 
-async def test_what_is_fetched_while_an_engine_is_swapped_is_on_the_new_one(make, onnx_scale):
-    """Binding holds no forward up, so a fetch and a swap may want to bind at once."""
+async def test_a_version_fetched_during_a_swap_is_bound_to_the_new_engine(make, onnx_scale):
+    """Binding does not block forwards, so a fetch and a swap may bind at the same time."""
     first, second = Counting(TorchEngine(Scale(), EXAMPLE)), Counting(onnx_scale)
 
     async def fetch(version):
@@ -475,7 +475,7 @@ async def test_what_is_fetched_while_an_engine_is_swapped_is_on_the_new_one(make
     assert (first.runs, second.runs) == (1, 1)
 
 
-async def test_an_engine_of_another_model_or_weights_that_do_not_fit_change_nothing(make, engine):
+async def test_a_swap_to_another_model_or_mismatched_weights_changes_nothing(make, engine):
     model = make(engine)
     other = TorchEngine(torch.nn.Linear(2, 2), (np.zeros((1, 2), np.float32),))
     with pytest.raises(ModelError, match="cannot replace the engine"):

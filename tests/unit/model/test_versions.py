@@ -32,7 +32,7 @@ def filled(engine, newest, **options):
     return versions
 
 
-def test_the_newest_is_in_front_and_few_are_kept(engine):
+def test_the_newest_is_first_and_few_are_kept(engine):
     versions = filled(engine, 5, keep=3)
     assert versions.newest.version == 5
     assert versions.known() == [3, 4, 5]
@@ -40,7 +40,7 @@ def test_the_newest_is_in_front_and_few_are_kept(engine):
         versions.get(2)
 
 
-def test_who_was_not_asked_for_longest_goes_first_and_the_newest_never(engine):
+def test_the_least_recently_used_is_dropped_and_never_the_newest(engine):
     versions = filled(engine, 3, keep=3)
     versions.get(1)
     versions.get(2)
@@ -55,7 +55,7 @@ def test_who_was_not_asked_for_longest_goes_first_and_the_newest_never(engine):
     assert 4 in versions.known()
 
 
-def test_what_is_dropped_is_freed(engine):
+def test_a_dropped_version_is_freed(engine):
     versions = filled(engine, 1, keep=1)
     first = weakref.ref(versions.newest)
     versions.load(2, weights(2))
@@ -63,7 +63,7 @@ def test_what_is_dropped_is_freed(engine):
     assert first() is None
 
 
-def test_a_pin_outlives_the_pool_and_ends_with_its_holder(engine):
+def test_a_pinned_version_survives_until_its_holder_is_gone(engine):
     versions = filled(engine, 1, keep=2)
     held = versions.pin()
     for version in range(2, 9):
@@ -91,14 +91,14 @@ def test_pins_are_bounded(engine):
     assert versions.known() == [1, 3, 4]
 
 
-def test_adding_what_is_there_changes_nothing(engine):
+def test_adding_a_known_version_changes_nothing(engine):
     versions = filled(engine, 2, keep=2)
     assert versions.add(2, weights(9)) is versions.newest
     first = versions.get(1)
     assert versions.add(1, weights(9)) is first
 
 
-def test_a_misfit_changes_nothing(engine):
+def test_mismatched_weights_change_nothing(engine):
     versions = filled(engine, 1)
     with pytest.raises(BadWeights, match="weight"):
         versions.load(2, {"weight": np.zeros(3, np.float32), "bias": np.zeros(1, np.float32)})
@@ -106,14 +106,14 @@ def test_a_misfit_changes_nothing(engine):
 
 
 def test_the_nearest_is_named():
-    assert version_unknown(7, [1, 5, 9]).details["nearest"] == 9, "the newer of two as near"
+    assert version_unknown(7, [1, 5, 9]).details["nearest"] == 9, "the newer of two equally near ones"
     assert version_unknown(6, [1, 5, 9]).details["nearest"] == 5
     assert "and no other" in version_unknown(6, []).message
     many = version_unknown(500, range(400))
     assert many.details["nearest"] == 399
     assert len(many.message) < 200
     known = version_unknown(3, {0, 1, *range(5, 400)}).details["known"]
-    assert known[:4] == [0, 1, 5, 6], "those that are near, of many"
+    assert known[:4] == [0, 1, 5, 6], "only the nearest of many"
     assert len(known) == 256
 
 

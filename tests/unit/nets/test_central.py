@@ -1,4 +1,4 @@
-"""`brayx.nets.central`: a policy of an agent's own observation, and a critic that acting does not run."""
+"""`brayx.nets.central`: the policy sees the agent's own observation, and acting does not run the critic."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ def test_masked_actions_of_an_agent():
     assert (logits.softmax(-1)[0, [1, 3]] == 0).all()
 
 
-def test_a_memory_is_refused():
+def test_recurrent_options_are_refused():
     obs = {"obs": np.zeros(3, np.float32), "state": np.zeros(5, np.float32)}
     with pytest.raises(ValueError, match=r"network\.lstm is 16: .* has no memory"):
         central_policy_for(obs, num_actions=4, network=NetworkConfig(hidden=[8], lstm=16))
 
 
-def test_an_observation_of_one_kind_is_refused():
+def test_an_observation_without_a_state_is_refused():
     with pytest.raises(ValueError, match="'obs' and 'state', got ndarray"):
         central_policy_for(np.zeros(3, np.float32), num_actions=2)
     with pytest.raises(ValueError, match="num_actions or action_size"):
         central_policy_for({"obs": np.zeros(3), "state": np.zeros(3)})
 
 
-def test_whole_numbers_are_seen_one_hot_and_sets_by_a_transformer():
+def test_integers_are_one_hot_and_sets_use_a_transformer():
     obs = {"obs": {"kind": np.int64(0), "others": np.zeros((4, 3), np.float32)}, "state": np.int64(0)}
     network = NetworkConfig(hidden=[8], entities=["others"])
     module, _ = central_policy_for(obs, num_actions=2, categories={"obs": {"kind": 5}, "state": 7}, network=network)
@@ -81,7 +81,7 @@ def test_whole_numbers_are_seen_one_hot_and_sets_by_a_transformer():
     ("distribution", "names"),
     [("gaussian", {"mean", "log_std"}), ("squashed", {"tanh_mean", "tanh_log_std"}), ("sde", {"mean", "sde_std"})],
 )
-def test_continuous_actions_have_the_distribution_that_the_options_say(distribution, names):
+def test_options_select_the_distribution_of_continuous_actions(distribution, names):
     obs = {"obs": np.zeros(3, np.float32), "state": np.zeros(5, np.float32)}
     network = NetworkConfig(hidden=[8], distribution=distribution)
     module, example = central_policy_for(obs, action_size=2, network=network)
@@ -95,7 +95,7 @@ def test_policy_and_value_start_uniform_with_uniform_init():
 
 
 @pytest.mark.parametrize(("option", "value"), [("lstm", 4), ("shared", True), ("value_heads", 2)])
-def test_options_that_do_not_apply_are_refused_by_name(option, value):
+def test_inapplicable_options_are_refused_by_name(option, value):
     obs = {"obs": np.zeros(3, np.float32), "state": np.zeros(5, np.float32)}
     with pytest.raises(ValueError, match=f"network.{option} is {value}: a policy with a central value"):
         central_policy_for(obs, num_actions=2, network=NetworkConfig(**{option: value}))

@@ -1,4 +1,4 @@
-"""`brayx.nets.distributions` against `torch.distributions` and against what densities must do."""
+"""`brayx.nets.distributions` against `torch.distributions` and the properties of densities."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import distributions as reference
 
 from brayx import actions
-from brayx.nets.distributions import log_prob_entropy, mode, sample
-from brayx.nets.heads import StateDependent
+from brayx.nets.distributions import distribution_outputs, kl_divergence, log_prob_entropy, mode, sample
+from brayx.nets.heads import StateDependent, masked
 
 N, D = 7, 3
 
@@ -56,8 +56,8 @@ def test_gaussian():
     assert mode({"mean": mean, "log_std": log_std}) is mean
 
 
-def test_state_dependent_exploration_is_its_marginal():
-    """The density of mean + latent @ noise, whose noise is drawn with ``sde_std``, seen from one state."""
+def test_state_dependent_exploration_matches_its_marginal():
+    """The density of mean + latent @ noise at one state; ``sde_std`` is the deviation of the noise."""
     mean, latent, sde_std = torch.randn(N, D), torch.randn(N, 4), torch.rand(N, 4, D) + 0.1
     log_std = 0.5 * torch.einsum("nl,nld->nd", latent.square(), sde_std.square()).log()
     action = torch.randn(N, D)
@@ -83,14 +83,14 @@ def test_squashed_gaussian():
     close(mode(outputs), mean.tanh())
 
 
-def test_a_squashed_density_is_a_density():
+def test_a_squashed_density_integrates_to_one():
     grid = torch.linspace(-1 + 1e-5, 1 - 1e-5, 200_001)
     ones = torch.ones(len(grid), 1)
     log_prob, _ = log_prob_entropy({"tanh_mean": 0.3 * ones, "tanh_log_std": -0.5 * ones}, grid.unsqueeze(-1))
     assert torch.trapezoid(log_prob.exp(), grid).item() == pytest.approx(1, abs=1e-3)
 
 
-def test_squashing_keeps_its_digits_far_out():
+def test_squashing_is_accurate_far_from_zero():
     outputs = {"tanh_mean": torch.full((1, 1), 30.0), "tanh_log_std": torch.zeros(1, 1)}
     outputs["tanh_mean"].requires_grad_()
     action, log_prob = sample(outputs)
@@ -98,6 +98,97 @@ def test_squashing_keeps_its_digits_far_out():
     assert action.abs().item() <= 1
     assert math.isfinite(log_prob.item())
     assert outputs["tanh_mean"].grad.item() == pytest.approx(2, abs=1e-6)  # d/du of -log(1 - tanh(u)^2)
+
+
+def slow_categorical_kl(logits, reference, allowed):
+    """sum p log(p / q) over the allowed actions of each row."""
+    found = np.zeros(len(logits))
+    for n, row in enumerate(allowed):
+        at = np.flatnonzero(row)
+        p, q = (np.exp(x[n, at]) / np.exp(x[n, at]).sum() for x in (logits, reference))
+        found[n] = sum(a * np.log(a / b) for a, b in zip(p, q, strict=True))
+    return found
+
+
+@pytest.mark.parametrize("hidden", [-1e9, -math.inf], ids=["by brayx's mask", "by infinity"])
+def test_kl_of_masked_categoricals(hidden):
+    rng = np.random.default_rng(0)
+    logits, reference = rng.normal(scale=2, size=(2, N, 5))
+    allowed = rng.random((N, 5)) < 0.6
+    allowed[:, 2] = True
+    allowed[0] = [False, False, True, False, False]  # a single action: no divergence
+
+    def outputs(x, requires_grad=False):
+        x = torch.from_numpy(x).requires_grad_(requires_grad)
+        mask = torch.from_numpy(allowed)
+        return x, {"logits": masked(x, mask) if hidden == -1e9 else x.masked_fill(~mask, hidden)}
+
+    x, learning = outputs(logits, requires_grad=True)
+    found = kl_divergence(learning, outputs(reference)[1])
+    np.testing.assert_allclose(found.detach(), slow_categorical_kl(logits, reference, allowed), rtol=0, atol=1e-9)
+    assert found[0].item() == 0
+    found.sum().backward()
+    assert not x.grad[~torch.from_numpy(allowed)].any(), "a masked action has no gradient"
+    for n, a in zip(*np.nonzero(allowed), strict=True):
+        step = np.zeros_like(logits)
+        step[n, a] = 1e-5
+        above, below = (slow_categorical_kl(logits + s, reference, allowed)[n] for s in (step, -step))
+        assert x.grad[n, a].item() == pytest.approx((above - below) / 2e-5, abs=1e-7)
+
+
+def test_kl_where_no_action_is_allowed_is_zero():
+    none = torch.zeros(N, 5)
+    logits = torch.randn(N, 5).requires_grad_()
+    found = kl_divergence({"logits": masked(logits, none)}, {"logits": masked(torch.randn(N, 5), none)})
+    found.sum().backward()
+    close(found.detach(), torch.zeros(N))
+    assert not logits.grad.any()
+
+
+def test_kl_of_heads_is_the_sum_of_the_heads():
+    heads, others = ((torch.randn(N, 5), torch.randn(N, 2), torch.randn(N, 3)) for _ in range(2))
+    found = kl_divergence({"logits": heads}, {"logits": others})
+    close(found, sum(kl_divergence({"logits": a}, {"logits": b}) for a, b in zip(heads, others, strict=True)))
+    joint, other = (
+        (a[:, :, None, None] + b[:, None, :, None] + c[:, None, None, :]).flatten(1) for a, b, c in (heads, others)
+    )
+    close(found, kl_divergence({"logits": joint}, {"logits": other}))
+
+
+@pytest.mark.parametrize("prefix", ["", "tanh_"])
+def test_kl_of_gaussians_by_the_integral_of_its_definition(prefix):
+    """Squashing changes both densities by the same factor, so the integral may be taken before it."""
+    mean, log_std, other_mean, other_log_std = 0.5 * np.random.default_rng(0).normal(size=(4, N, D))
+    want = np.zeros(N)
+    grid = np.linspace(-60, 60, 60_001)
+    for n in range(N):
+        for d in range(D):
+            log_p, log_q = (
+                -0.5 * ((grid - m[n, d]) / np.exp(s[n, d])) ** 2 - s[n, d] - 0.5 * np.log(2 * np.pi)
+                for m, s in ((mean, log_std), (other_mean, other_log_std))
+            )
+            want[n] += np.trapezoid(np.exp(log_p) * (log_p - log_q), grid)
+    learning, reference = (
+        {f"{prefix}mean": torch.from_numpy(m), f"{prefix}log_std": torch.from_numpy(s)}
+        for m, s in ((mean, log_std), (other_mean, other_log_std))
+    )
+    close(kl_divergence(learning, reference), torch.from_numpy(want))
+    close(kl_divergence(learning, learning), torch.zeros(N))
+    names = list(learning)
+    assert torch.autograd.gradcheck(
+        lambda *leaves: kl_divergence(dict(zip(names, leaves, strict=True)), reference),
+        [leaf.clone().requires_grad_() for leaf in learning.values()],
+    )
+
+
+def test_kl_of_different_distributions_is_refused():
+    with pytest.raises(ValueError, match="expected a categorical distribution like the model's, got a gaussian one"):
+        kl_divergence({"logits": torch.zeros(N, 2)}, {"mean": torch.zeros(N, D), "log_std": torch.zeros(N, D)})
+
+
+def test_distribution_outputs_drop_everything_else():
+    outputs = StateDependent(4, D)(torch.randn(N, 4)) | {"value": torch.zeros(N)}
+    assert set(distribution_outputs(outputs)) == {"mean", "log_std"}
 
 
 @pytest.mark.parametrize("kind", ["categorical", "heads", "gaussian"])
@@ -121,8 +212,8 @@ def test_samples_follow_their_probabilities(kind):
 
 
 @pytest.mark.parametrize("kind", ["categorical", "heads", "gaussian", "sde", "squashed"])
-def test_acting_has_the_same_distributions(kind):
-    """`brayx.actions` is NumPy, and draws what is learned from here."""
+def test_acting_uses_the_same_distributions(kind):
+    """`brayx.actions` is the NumPy counterpart and draws the actions while acting."""
     rng = np.random.default_rng(0)
     outputs = {
         "categorical": {"logits": torch.randn(N, 5)},
@@ -144,7 +235,7 @@ def test_half_precision_is_computed_in_float32():
 
 
 @pytest.mark.parametrize(
-    ("outputs", "action", "said"),
+    ("outputs", "action", "message"),
     [
         ({"value": 0}, torch.zeros(N), r"got \['value'\]"),
         ({"logits": torch.zeros(N, 2)}, torch.zeros(N, 1), r"\(7,\)"),
@@ -152,6 +243,6 @@ def test_half_precision_is_computed_in_float32():
         ({"mean": torch.zeros(N, D), "log_std": torch.zeros(N, D)}, torch.zeros(N), r"\(7, 3\)"),
     ],
 )
-def test_outputs_and_actions_that_do_not_fit_are_refused(outputs, action, said):
-    with pytest.raises(ValueError, match=said):
+def test_mismatched_outputs_and_actions_are_refused(outputs, action, message):
+    with pytest.raises(ValueError, match=message):
         log_prob_entropy(outputs, action)

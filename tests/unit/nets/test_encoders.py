@@ -24,13 +24,13 @@ def test_binary():
     assert Binary(2, (2,))(torch.tensor([[1, 2]])).tolist() == [[1, 0, 0, 1]]
 
 
-def test_numbers_are_flattened_behind_any_axes():
+def test_numbers_are_flattened_after_any_leading_axes():
     assert Numbers((2, 3))(torch.zeros(5, 7, 2, 3)).shape == (5, 7, 6)
     assert Numbers(())(torch.zeros(5)).shape == (5, 1)
     assert Numbers((3,))(torch.zeros(5, 3, dtype=torch.uint8)).dtype == torch.float32
 
 
-def test_images_of_bytes_are_scaled_and_the_channels_are_found():
+def test_byte_images_are_scaled_and_their_channel_axis_is_found():
     torch.manual_seed(0)
     encode = Spatial((3, 24, 24), "impala", 8)
     image = torch.randint(0, 256, (2, 3, 24, 24), dtype=torch.uint8)
@@ -43,7 +43,7 @@ def test_images_of_bytes_are_scaled_and_the_channels_are_found():
         Spatial((3, 24, 24), "vgg")
 
 
-def test_convolutions_have_the_papers_sizes():
+def test_convolutions_have_the_sizes_of_the_papers():
     nature = NatureCNN((4, 84, 84))
     assert nature.last.in_features == 64 * 7 * 7
     assert sum(p.numel() for p in nature.parameters()) == 1_684_128  # Mnih et al. 2015, without the last layer

@@ -82,7 +82,7 @@ def cases():
 
 
 def in_one_graph():
-    """Every policy, each network that is part of none, and images with their channels last."""
+    """Every policy, every network that no policy uses, and channels-last images."""
     policies = [module for name, (module, _) in CASES.items() if name.startswith("policy")]
     parts = {type(part) for policy in policies for part in policy.modules() if part is not policy}
     own = {name: case for name, case in CASES.items() if type(case[0]) not in parts}
@@ -93,8 +93,8 @@ CASES = cases()
 SERVED = in_one_graph()
 
 
-class Served(nn.Module):
-    """All that is served in one graph."""
+class ServedNetworks(nn.Module):
+    """All served networks in one graph."""
 
     def __init__(self):
         super().__init__()
@@ -104,7 +104,7 @@ class Served(nn.Module):
         return {name: part(*args[name]) for name, part in zip(SERVED, self.parts, strict=True)}
 
 
-def test_no_network_is_left_out():
+def test_every_network_has_a_case():
     shipped = set()
     for info in pkgutil.iter_modules(brayx.nets.__path__, "brayx.nets."):
         for name, kind in vars(importlib.import_module(info.name)).items():
@@ -120,10 +120,10 @@ def test_the_engine_for_acting_computes_what_torch_computes(name):
     verify(OnnxEngine(module, args, traced=True, verify_outputs=False), module, args, batch_sizes=(1, 3))
     graph = to_onnx(module, args, traced=True)
     assert graph.traced or name == "LSTM", "the slower exporter was taken"  # an LSTM's outputs have no names
-    open_session(graph.proto, 1)  # raises what the engine would make good by the slower exporter
+    open_session(graph.proto, 1)  # raises where the engine would fall back to the slower exporter
 
 
 @pytest.mark.slow  # an export of many networks
 def test_the_engine_for_serving_computes_what_torch_computes():
-    module, args = Served(), ({name: args for name, (_, args) in SERVED.items()},)
+    module, args = ServedNetworks(), ({name: args for name, (_, args) in SERVED.items()},)
     verify(OnnxEngine(module, args, verify_outputs=False), module, args, batch_sizes=(1, 3))

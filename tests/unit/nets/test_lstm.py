@@ -24,11 +24,11 @@ def test_a_step_matches_torch():
     torch.testing.assert_close(after["c"], c)
 
 
-def test_forgets_little_at_first():
+def test_initially_forgets_little():
     assert LSTM(3, 5).inputs.bias[5:10].tolist() == [1.0] * 5
 
 
-def test_a_sequence_is_its_steps_with_the_stored_state_where_it_does_not_carry():
+def test_a_sequence_equals_its_steps_and_starts_from_stored_states():
     torch.manual_seed(0)
     steps, columns = 7, 3
     lstm = LSTM(3, 5)
@@ -48,7 +48,7 @@ def test_a_sequence_is_its_steps_with_the_stored_state_where_it_does_not_carry()
         torch.testing.assert_close(last["c"][b], state["c"][0])
 
 
-def test_gradients_do_not_flow_past_where_it_does_not_carry():
+def test_gradients_stop_where_the_state_is_not_carried():
     lstm = LSTM(2, 4)
     x = torch.randn(4, 1, 2, requires_grad=True)
     stored = {key: torch.zeros(4, 1, 4) for key in ("h", "c")}
@@ -59,7 +59,7 @@ def test_gradients_do_not_flow_past_where_it_does_not_carry():
 
 
 def by_steps(lstm, x, stored, carry):
-    """The same by autograd, a step at a time."""
+    """The same by autograd, step by step."""
     outputs, state = [], None
     for t in range(len(x)):
         before = {key: leaf[t] for key, leaf in stored.items()}
@@ -70,7 +70,7 @@ def by_steps(lstm, x, stored, carry):
     return torch.stack(outputs)
 
 
-def test_gradients_of_a_sequence_are_those_of_autograd():
+def test_gradients_of_a_sequence_equal_autograds():
     torch.manual_seed(1)
     lstm = LSTM(3, 5).double()
     x = torch.randn(9, 4, 3, dtype=torch.float64, requires_grad=True)
@@ -96,7 +96,7 @@ def test_a_second_derivative_is_refused():
         slope.square().sum().backward()
 
 
-def test_a_sequence_is_in_full_precision_under_mixed():
+def test_a_sequence_keeps_full_precision_under_autocast():
     torch.manual_seed(0)
     lstm = LSTM(3, 5)
     x, stored = torch.randn(7, 2, 3), {key: torch.zeros(7, 2, 5) for key in ("h", "c")}

@@ -8,7 +8,7 @@ import torch
 from brayx.nets.mlp import MLP, ActorCritic
 
 
-def test_actor_critic_shapes_at_any_leading_axes():
+def test_actor_critic_shapes_with_any_leading_axes():
     net = ActorCritic(4, 3, hidden=(16, 8))
     for leading in ((), (5,), (7, 5)):
         out = net(torch.zeros(*leading, 4))

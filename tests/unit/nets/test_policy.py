@@ -29,8 +29,8 @@ def test_outputs_are_a_distribution_and_a_value(kind):
 
 
 @pytest.mark.parametrize("kind", ["discrete", "multi-discrete", "gaussian"])
-def test_a_fresh_policy_is_nearly_the_same_everywhere(kind):
-    """The last layer's small gain: neither action nor deviation depends on what is seen yet."""
+def test_a_new_policy_is_nearly_constant(kind):
+    """The last layer's small gain makes action and deviation almost independent of the observation."""
     module, _ = make(kind)
     outputs = module(torch.randn(100, 5))
     for head in (
@@ -44,7 +44,7 @@ def _tuple(logits):
     return logits if isinstance(logits, tuple) else (logits,)
 
 
-def test_towers_share_layers_only_with_the_option():
+def test_towers_share_layers_only_if_asked():
     for kind, shares in (("discrete", False), ("shared", True)):
         module, _ = make(kind)
         module(torch.randn(2, 5))["value"].sum().backward()
@@ -65,7 +65,7 @@ def test_a_mask_forbids_actions_and_an_empty_mask_has_no_gradient():
     assert torch.isfinite(log_prob_entropy(outputs, torch.ones(2, 2).long())[1]).all()
 
 
-def test_arguments_that_fit_no_network_are_refused():
+def test_unsupported_arguments_are_refused():
     with pytest.raises(ValueError, match="num_actions or action_size"):
         policy_for(FLAT)
     with pytest.raises(ValueError, match="expected shape"):
@@ -105,7 +105,7 @@ def test_an_option_without_effect_is_refused_naming_what_it_needs(obs, action, n
 
 
 def spread(layer):
-    """Of the largest weight: a share of 1 / sqrt(inputs)."""
+    """The largest weight of a layer as a share of 1 / sqrt(inputs)."""
     return layer.weight.abs().max() * layer.weight[0].numel() ** 0.5
 
 
@@ -131,12 +131,12 @@ def test_layers_start_uniform_with_uniform_init(obs, network, uniform):
 
 @pytest.mark.parametrize("action", [{"num_actions": 3}, {"action_size": 2}])
 def test_options_at_their_defaults_are_never_refused(action):
-    """As a template has them, which writes down every one."""
+    """A template writes down every option."""
     policy_for(FLAT, **action, network=NetworkConfig(**NetworkConfig().model_dump()))
 
 
-def test_whole_numbers_are_no_set():
-    """They are seen one-hot, whatever else is said of them."""
+def test_integers_are_not_a_set():
+    """They are encoded one-hot, so they cannot be entities."""
     obs = {"kind": np.zeros((4, 3), np.int64)}
     with pytest.raises(ValueError, match=r"network\.entities has 'kind'"):
         policy_for(obs, num_actions=2, categories={"kind": 5}, network=NetworkConfig(entities=["kind"]))

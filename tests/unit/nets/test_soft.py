@@ -13,7 +13,7 @@ from brayx.nets.soft import Critics, soft_policy_for
 from brayx.nets.transformer import Entities
 
 
-def test_critics_are_networks_of_their_own():
+def test_critics_are_separate_networks():
     torch.manual_seed(0)
     critics = Critics(Numbers((3,)), 2, [8, 8], count=3)
     obs, action = torch.randn(5, 3), torch.randn(5, 2)
@@ -34,7 +34,7 @@ def test_critics_are_networks_of_their_own():
     ("chosen", "function"),
     [({"activation": "tanh"}, torch.tanh), ({"activation": "silu"}, torch.nn.functional.silu), ({}, torch.relu)],
 )
-def test_policy_and_critics_have_the_activation_that_was_chosen_or_else_the_papers(chosen, function):
+def test_policy_and_critics_have_the_chosen_activation_or_the_papers(chosen, function):
     torch.manual_seed(0)
     module, _ = soft_policy_for(np.zeros(3, np.float32), action_size=2, network=NetworkConfig(hidden=[8], **chosen))
     obs, action = torch.randn(5, 3), torch.randn(5, 2)
@@ -60,7 +60,7 @@ def test_acting_computes_no_critic():
     assert [leaf.shape for leaf in found] == [(4, 2), (4, 2)]
 
 
-def test_policy_and_critics_see_whole_numbers_one_hot_and_sets_by_a_transformer():
+def test_policy_and_critics_see_integers_one_hot_and_sets_by_a_transformer():
     obs = {"kind": np.int64(0), "others": np.zeros((4, 3), np.float32)}
     network = NetworkConfig(hidden=[8], entities=["others"])
     module, _ = soft_policy_for(obs, action_size=2, network=network, categories={"kind": 5})
@@ -76,7 +76,7 @@ def test_policy_and_critics_see_whole_numbers_one_hot_and_sets_by_a_transformer(
 @pytest.mark.parametrize(
     ("option", "value"), [("lstm", 4), ("shared", True), ("value_heads", 2), ("uniform_init", True)]
 )
-def test_options_that_do_not_apply_are_refused_by_name(option, value):
+def test_inapplicable_options_are_refused_by_name(option, value):
     with pytest.raises(ValueError, match=f"network.{option} is {value}: soft actor-critic"):
         soft_policy_for(np.zeros(3, np.float32), action_size=2, network=NetworkConfig(**{option: value}))
 

@@ -34,8 +34,8 @@ def checkpoint(tmp_path, number):
 
 
 @pytest.mark.slow  # starts MLflow in a separate process
-def test_what_is_over_before_mlflow_has_come_up_has_a_curve_all_the_same(tracking_db, monkeypatch):
-    monkeypatch.setattr("pipelines.clerk._SEND_EVERY_S", 0.0)
+def test_a_trial_that_ends_before_mlflow_starts_still_has_a_curve(tracking_db, monkeypatch):
+    monkeypatch.setattr("pipelines.clerk.SEND_EVERY_S", 0.0)
     clerk = Clerk("project", "short", tracking_db, {})
     try:
         for value in (1.0, 2.0, 3.0):
@@ -48,7 +48,7 @@ def test_what_is_over_before_mlflow_has_come_up_has_a_curve_all_the_same(trackin
 
 
 @pytest.mark.slow  # starts MLflow in processes of their own
-def test_a_trial_is_kept_interrupted_and_gone_on_with(tmp_path, tracking_db):
+def test_a_trial_is_saved_interrupted_and_resumed(tmp_path, tracking_db):
     uri = tracking_db
     assert not may_resume(tracking_uri(tmp_path / "none.db"), "project", "name")
     assert not may_resume(uri, "project", "name")
@@ -81,17 +81,17 @@ def test_a_trial_is_kept_interrupted_and_gone_on_with(tmp_path, tracking_db):
 
 
 @pytest.mark.slow  # starts MLflow in a separate process
-def test_nobody_waits_for_mlflow_to_come_up(tmp_path, tracking_db):
+def test_nothing_waits_for_mlflow_to_start(tmp_path, tracking_db):
     clerk = Clerk("project", "name", tracking_db, {})
     try:
-        clerk._process.send_signal(signal.SIGSTOP)
+        clerk._process.popen.send_signal(signal.SIGSTOP)
         for number in range(12):
             clerk.save(checkpoint(tmp_path, number), number, {"episode_return": -abs(number - 4.0)})
             clerk.push(part(env_steps=10))
         assert not clerk.opened()
-        assert len(list(Path(clerk._folder.name).iterdir())) == 3, "what is neither new nor best makes room"
+        assert len(list(Path(clerk._folder.name).iterdir())) == 3, "checkpoints that are neither new nor best go"
         clerk.save(checkpoint(tmp_path, 12), 11, {})  # an interrupt's, after the same update
-        clerk._process.send_signal(signal.SIGCONT)
+        clerk._process.popen.send_signal(signal.SIGCONT)
         clerk.settle()
         assert clerk.opened()
         trial = clerk.trial()
@@ -102,18 +102,18 @@ def test_nobody_waits_for_mlflow_to_come_up(tmp_path, tracking_db):
         clerk.close("FINISHED")
         assert "learner/checkpoints_failed" not in trial.metrics()
     finally:
-        clerk._process.send_signal(signal.SIGCONT)
+        clerk._process.popen.send_signal(signal.SIGCONT)
         clerk.end()
 
 
 @pytest.mark.slow  # starts MLflow in a separate process
-def test_the_clerks_process_does_what_takes_mlflow(tmp_path, tracking_db):
+def test_the_clerks_process_does_the_work_that_needs_mlflow(tmp_path, tracking_db):
     clerk = Clerk("project", "name", tracking_db, {})
     try:
         clerk.call(Trial.set_tag, "called", "yes")
         with pytest.raises(TrackingError, match=r"MLflow's process cannot call: .*Trial"):
             clerk.call(len)
-        assert clerk.aside(lambda trial: None).exception() is not None, "what does not pickle is told"
+        assert clerk.aside(lambda trial: None).exception() is not None, "a call that does not pickle is reported"
         clerk.aside(Trial.set_tag, "beside", "yes").result(60)
         tags = clerk.close("FINISHED").tags()
         assert (tags["called"], tags["beside"]) == ("yes", "yes")
@@ -161,22 +161,22 @@ def test_a_store_that_cannot_be_opened_is_an_error(tmp_path):
         clerk.end()
 
 
-def test_a_clerk_that_was_asked_nothing_leaves_nothing(tmp_path):
+def test_an_unused_clerk_leaves_nothing(tmp_path):
     clerk = Clerk("project", "name", tracking_uri(tmp_path / "mlflow.db"), {})
     with pytest.raises(TrackingError, match="no trial was opened"):
         clerk.close("FAILED")
-    assert clerk._process.poll() is not None
+    assert clerk._process.popen.poll() is not None
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow  # starts MLflow in a separate process
-def test_a_clerk_that_is_killed_is_missed(tracking_db):
+def test_a_killed_clerk_is_detected(tracking_db):
     clerk = Clerk("project", "name", tracking_db, {})
     try:
         clerk.trial()
-        os.kill(clerk._process.pid, signal.SIGKILL)
+        os.kill(clerk._process.popen.pid, signal.SIGKILL)
         deadline = time.monotonic() + 30
-        while clerk._failure is None and time.monotonic() < deadline:
+        while clerk._process.failure is None and time.monotonic() < deadline:
             clerk.push(part(env_steps=1))
             time.sleep(0.05)
         with pytest.raises(TrackingError, match="has ended"):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pipelines import cli
+from pipelines.ppo import _Switch, options
 
 ROOT = Path(__file__).parents[3]
 
@@ -33,7 +37,7 @@ sys.exit(cli.main(["check", "job.yaml"]))
 """
 
 
-def test_an_interrupt_that_python_drops_comes_again() -> None:
+def test_an_interrupt_that_python_drops_is_repeated() -> None:
     command = [sys.executable, "-c", DROPPED]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
     assert done.stdout == "went on\n"
@@ -41,19 +45,19 @@ def test_an_interrupt_that_python_drops_comes_again() -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.slow  # the command, until it has said its first line
+@pytest.mark.slow  # starts the command and waits for its first line
 @pytest.mark.parametrize(
     ("words", "when"),
     [(["train", "none.yaml"], "before training began"), (["demo", "--set", "none=1"], "before the demo was over")],
 )
-def test_a_training_says_at_once_what_it_is_at_and_when_it_was_interrupted(words: list[str], when: str) -> None:
+def test_a_training_reports_its_first_step_at_once_and_when_it_was_interrupted(words: list[str], when: str) -> None:
     command = [sys.executable, "-m", "pipelines.cli", *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stderr is not None
         assert process.stderr.readline().endswith(".yaml: checking the job ...\n")
         process.send_signal(signal.SIGINT)  # long before anything is imported
-        told, said = process.communicate(timeout=60)
-    assert (told, said, process.returncode) == ("", f"brayx: interrupted {when}\n", 130)
+        out, err = process.communicate(timeout=60)
+    assert (out, err, process.returncode) == ("", f"brayx: interrupted {when}\n", 130)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +88,7 @@ def test_a_pipeline_as_a_module_reports_an_error_in_one_line_as_its_command_does
         ("visualize", "brayx visualize"),
     ],
 )
-def test_wrong_words_are_reported_like_any_error_after_the_commands_usage(
+def test_wrong_arguments_are_reported_like_any_error_after_the_usage(
     words: str, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -101,3 +105,36 @@ def test_a_gamecores_error_begins_like_any_other(kind: str, capsys: pytest.Captu
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("brayx: ")
     assert "no_such_game" in line
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The parser and those of its commands."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from parsers(command)
+
+
+def test_every_switch_can_be_negated(capsys: pytest.CaptureFixture[str]) -> None:
+    modules = [f"pipelines.{name}" for name in cli.PIPELINES] + [f"brayx.gamecore.{kind}" for kind in cli.GAMECORES]
+    own = [importlib.import_module(module).parser() for module in modules]
+    every = [*parsers(cli._parser()), *own]
+    switches = {
+        option
+        for parser in every
+        for action in parser._actions
+        if isinstance(action, argparse.BooleanOptionalAction | argparse._StoreConstAction | _Switch)
+        for option in action.option_strings
+    }
+    plain = {option for option in switches if not option.startswith("--no-")}
+    assert {"--new", "--rate", "--json", "--quiet", "--state", "--die-with-parent"} <= plain
+    assert {f"--no-{option.removeprefix('--')}" for option in plain} == switches - plain
+    assert cli.main(["completion", "bash"]) == 0
+    assert "--new --no-new --tracking" in capsys.readouterr().out
+
+
+def test_the_last_of_a_switch_and_its_negation_counts() -> None:
+    assert not cli._parser().parse_args(["train", "cartpole.yaml", "--new", "--no-new"]).new
+    assert cli._parser().parse_args(["doctor", "ws://x", "--no-json", "--json"]).json
+    assert options(["--env", "CartPole-v1"])["new"] is options(["--env", "CartPole-v1", "--new", "--no-new"])["new"]

@@ -16,9 +16,9 @@ from brayx.tracking import tracking_uri
 from deployments.actor import ServeArgs
 from deployments.job import JobConfig
 from pipelines import demo as demo_module
-from pipelines.cli import TEMPLATES
 from pipelines.evaluate import Evaluation
 from pipelines.gamecores import filled
+from pipelines.shipped import TEMPLATES
 
 JOB = """
 project: p
@@ -31,7 +31,7 @@ trainer: {kind: trainer, model: model, buffers: [buffer]}
 """
 
 
-def test_code_that_is_not_there_is_named_before_ray_starts(tmp_path, tracking_db, monkeypatch):
+def test_missing_code_is_named_before_ray_starts(tmp_path, tracking_db, monkeypatch):
     def start(*_):
         raise AssertionError("Ray was started")
 
@@ -84,7 +84,7 @@ def played(tmp_path, monkeypatch):
     return run
 
 
-def test_the_demo_says_what_its_seconds_are_of(played, tracking_db, capsys):
+def test_the_demo_says_what_its_seconds_include(played, tracking_db, capsys):
     played(tracking_db)
     assert re.search(r"^  \d+ s in all, from the start to the last game$", capsys.readouterr().out, re.M)
 

@@ -33,7 +33,7 @@ def job(*overrides: str) -> JobConfig:
     return JobConfig.load(TEMPLATE, overrides)
 
 
-def told(*overrides: str) -> BrayxError:
+def refusal(*overrides: str) -> BrayxError:
     with pytest.raises(BrayxError) as refused:
         check_job(job(*overrides))
     return refused.value
@@ -61,8 +61,8 @@ def test_the_template_is_a_job_without_an_actor_and_needs_no_door() -> None:
     assert cluster_for(job(), "haproxy", "").ingress is None
 
 
-def test_an_environment_that_is_not_there_is_told_with_file_component_and_name() -> None:
-    error = told("rollout.env=CartPoll-v1")
+def test_an_unknown_environment_is_reported_with_file_component_and_name() -> None:
+    error = refusal("rollout.env=CartPoll-v1")
     assert isinstance(error, ConfigError)
     assert error.message.startswith(f"{TEMPLATE}: rollout 'rollout' (CartPoll-v1): ")
 
@@ -75,8 +75,8 @@ def test_an_environment_that_is_not_there_is_told_with_file_component_and_name()
         ("rollout.sde_steps=4", "sde_steps is 4, but the model's noise does not depend on the state"),
     ],
 )
-def test_an_option_that_nothing_goes_by_is_refused(override: str, message: str) -> None:
-    assert message in told(override).message
+def test_an_option_without_effect_is_refused(override: str, message: str) -> None:
+    assert message in refusal(override).message
 
 
 def test_a_mask_in_info_reaches_workers_and_their_model() -> None:
@@ -88,14 +88,14 @@ def test_a_mask_in_info_reaches_workers_and_their_model() -> None:
 
 
 def test_blocking_workers_that_would_wait_for_each_other_are_refused() -> None:
-    assert "2 workers x 7 environments give 14 columns" in told("rollout.num_envs=7").message
-    assert "that must be a multiple" in told("rollout.num_workers=3").message
+    assert "2 workers x 7 environments give 14 columns" in refusal("rollout.num_envs=7").message
+    assert "that must be a multiple" in refusal("rollout.num_workers=3").message
     check_job(job("rollout.num_envs=7", "rollout.mode=non_blocking"))
     check_job(job("rollout.num_envs=4"))  # two rounds with each version
 
 
 def test_blocking_workers_that_would_share_out_a_batch_over_shards_are_refused() -> None:
-    said = told("buffer.num_workers=2").message
+    said = refusal("buffer.num_workers=2").message
     assert "the 2 shards of the buffer" in said
     assert "or num_envs 16, a batch" in said
     check_job(job("buffer.num_workers=2", "rollout.num_envs=16", "trainer.weights_publish_interval=2"))
@@ -103,7 +103,7 @@ def test_blocking_workers_that_would_share_out_a_batch_over_shards_are_refused()
 
 
 def test_blocking_workers_before_a_buffer_that_samples_are_refused() -> None:
-    said = told("buffer.sampler=uniform").message
+    said = refusal("buffer.sampler=uniform").message
     assert "sampler is 'uniform'" in said
     assert "needs mode non_blocking, or sampler fifo" in said
     check_job(job("buffer.sampler=uniform", "rollout.mode=non_blocking"))
@@ -127,19 +127,19 @@ HEADS = "reward_heads: [{gamma: 0.9}, {gamma: 0.99}]"
 def test_an_algorithm_that_does_not_fit_is_refused_before_anything_starts(
     env: str, algorithm: str, message: str
 ) -> None:
-    error = told(f"rollout.env={env}", f"trainer.algorithm={algorithm}", "rollout.mode=non_blocking")
+    error = refusal(f"rollout.env={env}", f"trainer.algorithm={algorithm}", "rollout.mode=non_blocking")
     assert isinstance(error, ConfigError)
     assert error.message.startswith(str(TEMPLATE))
     assert re.search(message, error.message), error.message
 
 
-def test_priorities_that_nobody_would_give_are_refused() -> None:
-    error = told("buffer.sampler=prioritised", "rollout.mode=non_blocking")
+def test_priorities_that_the_algorithm_does_not_compute_are_refused() -> None:
+    error = refusal("buffer.sampler=prioritised", "rollout.mode=non_blocking")
     assert isinstance(error, ConfigError)
     assert "'ppo' neither gives priorities" in error.message
 
 
-def test_the_command_check_tells_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_check_command_reports_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(TEMPLATE), "--set", "trainer.algorithm={name: mappo}"]) == 2
     said = capsys.readouterr()
     assert "a central value holds 'obs' and 'state'" in said.err
@@ -215,12 +215,12 @@ def test_data_as_they_are_are_not_measured_either_where_observations_are_normali
 
 def test_all_rollouts_of_a_job_normalise_what_they_observe_or_none_does() -> None:
     more = "more={kind: rollout, env: CartPole-v1, model: model, buffer: buffer}"
-    error = told("rollout.normalise_obs=true", "rollout.mode=non_blocking", more)
+    error = refusal("rollout.normalise_obs=true", "rollout.mode=non_blocking", more)
     assert "from those of 'more' as they are" in error.message
     check_job(job("rollout.normalise_obs=true", "rollout.mode=non_blocking", f"{more[:-1]}, normalise_obs: true}}"))
 
 
-def test_workers_are_told_what_an_update_takes() -> None:
+def test_a_workers_spec_has_the_size_of_an_update() -> None:
     spec = spec_of(job("trainer.weights_publish_interval=3", "trainer.algorithm.gamma=0.9"), "rollout")
     assert (spec.update_columns, spec.gamma) == (48, 0.9)
     assert worker_spec(job(), "rollout", NAMES, "n").moments == ""
@@ -278,7 +278,7 @@ def own(tmp_path: Path, func: str, module: str = "") -> JobConfig:
     return JobConfig.load(file)
 
 
-def test_a_function_of_the_users_makes_the_environment(tmp_path: Path) -> None:
+def test_a_user_function_makes_the_environment(tmp_path: Path) -> None:
     check_rollouts(own(tmp_path, "make"))
 
 
@@ -302,7 +302,7 @@ def test_a_value_of_the_state_that_is_a_column_is_refused_before_anything_starts
         check_job(JobConfig.load(made, ["model.module=own_model"]))
 
 
-def test_an_environment_that_raises_is_told_by_its_name(tmp_path: Path) -> None:
+def test_an_environment_that_raises_is_reported_by_name(tmp_path: Path) -> None:
     with pytest.raises(
         EnvironmentFailed, match=r"\(own_broken.broken\): the environment raised ZeroDivisionError in reset"
     ):

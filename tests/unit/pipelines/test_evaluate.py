@@ -54,7 +54,7 @@ def test_games_of_several_processes_meet() -> None:
 
 
 @pytest.mark.parametrize("program", ["import time; time.sleep(60)", "import os, time; os.close(1); time.sleep(60)"])
-def test_a_game_that_does_not_end_is_told_and_ended(program: str) -> None:
+def test_a_game_that_does_not_end_is_reported_and_stopped(program: str) -> None:
     with pytest.raises(StartupError, match=r"^no game of the evaluation has ended for 0\.3 s$"):
         play([python(program)], timeout_s=0.3)
 
@@ -68,14 +68,14 @@ def test_games_that_ended_count_even_if_the_others_never_end() -> None:
         rate("pool", 1, "CartPole-v1", cut, "sqlite:///no.db")
 
 
-def test_a_gamecore_that_fails_is_told_while_others_play() -> None:
+def test_a_gamecore_that_fails_is_reported_while_others_play() -> None:
     fails = "import sys; print('first', file=sys.stderr); print('the door is shut', file=sys.stderr); sys.exit(3)"
     with pytest.raises(StartupError, match="a gamecore ended with status 3 and said: the door is shut"):
         play([python("import time; time.sleep(60)"), python(fails)], timeout_s=60.0)
 
 
 @pytest.mark.parametrize("games", [1, 3], ids=["a game a process", "endless"])
-def test_a_gamecore_of_ones_own_plays_its_share_however_many_games_a_process_plays(games: int, tmp_path: Path) -> None:
+def test_a_custom_gamecore_plays_its_share_however_many_games_a_process_plays(games: int, tmp_path: Path) -> None:
     program = tmp_path / "game.py"
     endless = "import itertools; each = itertools.count()" if games > 1 else "each = range(1)"
     program.write_text(
@@ -102,8 +102,9 @@ def test_a_gamecore_that_writes_no_return_is_named() -> None:
         evaluate(f"http://{address}")
 
 
-def test_the_words_for_an_evaluation() -> None:
-    assert str(Evaluation([500.0, 400.0])) == "450.0 ± 50.0 over 2 games (lowest 400, highest 500)"
+def test_the_summary_of_an_evaluation() -> None:
+    assert str(Evaluation([500.0, 400.0])) == "450 ± 50 over 2 games (lowest 400, highest 500)"
+    assert str(Evaluation([0.04])) == "0.04 ± 0 over 1 game (lowest 0.04, highest 0.04)"
 
 
 def test_the_curve_is_a_picture_with_its_points() -> None:
@@ -122,7 +123,7 @@ def test_no_points_no_picture() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["http", "ws"])
-def test_a_url_where_nothing_listens_is_told_before_any_gamecore_is_started(scheme: str) -> None:
+def test_a_url_without_a_service_is_reported_before_any_gamecore_starts(scheme: str) -> None:
     with pytest.raises(StartupError, match=r"nothing listens at \w+://127\.0\.0\.1"):
         evaluate(f"{scheme}://127.0.0.1:{free_port()}", "no such environment", games=1)
     with pytest.raises(ConfigError, match="cannot be used"):
@@ -145,10 +146,10 @@ def test_a_service_behind_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str
         url = f"http://{address}"
         result = evaluate(url, "CartPole-v1", games=2, at_once=2, keys_file=str(file), key="arena")
         assert len(result.returns) == 2
-        told: list[tuple[int, float]] = []
+        reported: list[tuple[int, float]] = []
         words = {"keys_file": str(file), "key": "arena"}
-        again = evaluate(url, "CartPole-v1", games=2, on_game=lambda *game: told.append(game), **words)
-        assert told == list(enumerate(again.returns, 1))
+        again = evaluate(url, "CartPole-v1", games=2, on_game=lambda *game: reported.append(game), **words)
+        assert reported == list(enumerate(again.returns, 1))
         gamecore = "brayx gamecore gym CartPole-v1 --url {url} --games 1 --json"
         assert len(evaluate(url, gamecore=gamecore, games=1, **words).returns) == 1, "it has the key in its environment"
         with pytest.raises(StartupError, match="key"):
@@ -162,6 +163,6 @@ def test_a_service_behind_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str
             command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env=environment
         )
         assert done.returncode == 0, done.stderr
-        assert "over 1 games" in done.stdout
+        assert "over 1 game " in done.stdout
         imported = tmp_path / "imported.txt"
         assert not imported.exists(), imported.read_text()

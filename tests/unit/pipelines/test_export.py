@@ -27,7 +27,7 @@ SEEN = np.random.default_rng(0).standard_normal((256, 4)).astype(np.float32)
 
 def make_checkpoint(folder, *, job=True, samples=None):
     config = JobConfig.load(JOB)
-    torch.manual_seed(0)  # of some first weights int8 is beyond its tolerance
+    torch.manual_seed(0)  # int8 exceeds its tolerance for some initial weights
     module, _ = build_model(config.folder, config.models["model"].module, "model", config.as_dict())
     about = {"job": config.as_dict(), "folder": config.folder} if job else {}
     folder.mkdir()
@@ -67,7 +67,7 @@ def test_the_champion_is_exported_and_the_bundle_is_in_its_trial(tmp_path, track
     assert (kept / "report.json").read_bytes() == (out / "report.json").read_bytes()
 
 
-def test_exported_again_the_trial_has_the_last_bundle_alone(tmp_path, tracking_db):
+def test_a_second_export_replaces_the_trials_bundle(tmp_path, tracking_db):
     trial = Trial.open("cartpole", "made", tracking_db)
     register(trial, trial.save_checkpoint(make_checkpoint(tmp_path / "saved"), 1000, {}), "cartpole")
     trial.log_dict({"other": 1}, "export/other.json")
@@ -104,7 +104,7 @@ def test_a_missed_tolerance_is_an_exit_code(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("tolerance", "measures", "told"),
+    ("tolerance", "measures", "message"),
     [
         (Tolerance(), ["absolute", "relative"], "|got - want| <= 1e-05 + 0.0001 * max(1, |want|)"),
         (Int8Engine.tolerance, ["absolute"], "|got - want| <= 1e-05 + 0.1 * the output's peak"),
@@ -116,9 +116,9 @@ def test_a_missed_tolerance_is_an_exit_code(tmp_path, monkeypatch, capsys):
         ),
     ],
 )
-def test_the_tolerance_is_told_of_the_outputs_that_are_there(tolerance, measures, told):
+def test_the_tolerance_is_shown_for_the_errors_in_the_report(tolerance, measures, message):
     errors = {f"output {measure}": {"1": {measure: 0.5}} for measure in measures}
-    assert module_under_test.allowed({"tolerance": asdict(tolerance), "errors": errors}) == told
+    assert module_under_test.allowed({"tolerance": asdict(tolerance), "errors": errors}) == message
 
 
 def test_a_runtime_that_fails_is_an_exit_code_beside_the_others(tmp_path, capsys):
@@ -134,7 +134,7 @@ def test_a_runtime_that_fails_is_an_exit_code_beside_the_others(tmp_path, capsys
 
 
 @pytest.mark.parametrize("out", ["file", "file/below", "/dev/null/below", "/proc/below", "dangling"])
-def test_a_folder_that_cannot_be_written_is_told_before_the_work(tmp_path, monkeypatch, capsys, out):
+def test_a_folder_that_cannot_be_written_is_reported_before_the_work(tmp_path, monkeypatch, capsys, out):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
@@ -144,12 +144,12 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_work(tmp_path, monke
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_folder_is_not_made_for_what_cannot_be_found(tmp_path):
+def test_no_folder_is_made_if_the_model_is_not_found(tmp_path):
     assert run("nowhere", "--to", "onnx", "--out", tmp_path / "new" / "out") == 2
     assert not (tmp_path / "new").exists()
 
 
-def test_what_is_in_the_way_inside_the_folder_is_told(tmp_path, capsys):
+def test_an_obstacle_inside_the_folder_is_reported(tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
     (out / "samples").write_text("mine")
@@ -167,7 +167,7 @@ def test_an_infinite_error_is_shown(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["nowhere", "--to", "onnx"], "neither models:/NAME@ALIAS nor a folder"),
         (["saved", "--to", "onnx", "--model", "other"], "--model: the job has model"),
@@ -175,12 +175,12 @@ def test_an_infinite_error_is_shown(tmp_path, monkeypatch, capsys):
         (["saved", "--to", "tensorrt"], "brayx[tensorrt]"),
     ],
 )
-def test_what_cannot_be_exported_is_told(tmp_path, monkeypatch, capsys, words, told):
+def test_an_impossible_export_is_reported(tmp_path, monkeypatch, capsys, words, message):
     make_checkpoint(tmp_path / "saved")
     make_checkpoint(tmp_path / "bare", job=False)
     monkeypatch.chdir(tmp_path)
     assert run(*words, "--out", tmp_path / "out") == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_job_can_be_named(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import brayx
+import pipelines.front
 from brayx.errors import ConfigError, ConnectFailed
 from brayx.gamecore.client import Client
 from pipelines import hosts
@@ -16,10 +19,23 @@ from pipelines.evaluate import Evaluation
 from tests.unit.gamecore.echo_server import EchoApp, serving
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     for name in brayx.__all__:
         assert getattr(brayx, name) is not None
     assert {"train", "serve", "evaluate", "tune"} <= set(dir(brayx))
+
+
+def test_editors_see_every_name_from_where_it_comes() -> None:
+    """An editor reads the imports for types; a missing name has the type `Any`."""
+    (types,) = [node for node in ast.parse(inspect.getsource(brayx)).body if isinstance(node, ast.If)]
+    seen = {name.name: each.module for each in types.body if isinstance(each, ast.ImportFrom) for name in each.names}
+    # The classes of `brayx.remote` return the cluster's, or on the local host one with the same members.
+    assert {name: home for name, home in brayx._HOME.items() if home != "brayx.remote"} == {
+        name: home for name, home in seen.items() if name not in ("RemoteBuffer", "RemoteModel")
+    }
+    assert set(brayx.__all__) == set(seen)
+    for package in (brayx, pipelines.front):
+        assert Path(package.__file__ or "").with_name("py.typed").exists(), "otherwise everything from it is Any"
 
 
 def test_its_names_load_neither_ray_nor_torch() -> None:
@@ -38,7 +54,7 @@ def test_train_takes_a_shipped_job_and_overrides(monkeypatch: pytest.MonkeyPatch
     assert asked == {"cluster": None, "trial_name": "second", "resume": True, "tracking": str(tmp_path)}
 
 
-def test_a_job_that_is_not_there_is_named() -> None:
+def test_a_missing_job_is_named() -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read"):
         brayx.train("none.yaml")
 

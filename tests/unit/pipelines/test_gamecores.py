@@ -124,7 +124,7 @@ def test_a_game_that_ends_by_itself_takes_its_children_along(tmp_path: Path) -> 
         until(lambda: not alive(first))
 
 
-def test_a_flood_of_words_is_bounded(tmp_path: Path) -> None:
+def test_a_flood_of_output_is_bounded(tmp_path: Path) -> None:
     program = """
 import sys, time
 for _ in range(2000): print("x" * 3000, file=sys.stderr)
@@ -145,7 +145,7 @@ def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_each_door_has_a_placeholder_and_what_each_gamecore_was_given_is_told(tmp_path: Path) -> None:
+def test_each_door_has_a_placeholder_and_the_summary_has_each_gamecores_url(tmp_path: Path) -> None:
     assert filled("game {http_url}/step {ws_url} {index}", URLS, door="ws", index=3) == [
         "game",
         "http://127.0.0.1:1/step",

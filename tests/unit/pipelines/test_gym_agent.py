@@ -131,6 +131,40 @@ async def test_a_cut_ends_nothing_and_the_pieces_fit_together() -> None:
     assert recorder.summary()["episode_return"] == 15.0
 
 
+async def test_a_game_that_goes_on_elsewhere_keeps_what_it_earned_before() -> None:
+    first, box, _ = make()
+    await first.start("s", b"")
+    for number in range(4):
+        await first.tick(tick(number))
+    data = await first.snapshot()
+    assert data is not None
+    second, rest, recorder = make()
+    await second.restore("s", data)
+    for number in range(4, 6):
+        await second.tick(tick(number))
+    await second.stop(stop(6, terminated=True))
+    await second.on_end("stop")
+    rewards = [fragment.reward.tolist() for fragment in (*box.fragments, *rest.fragments)]
+    assert rewards == [[1, 2, 3], [5, 6]], "the move cuts the fragment: no state goes along"
+    assert recorder.summary()["episode_return"] == 17.0
+
+
+async def test_a_game_whose_piece_was_lost_has_failed_and_its_return_does_not_count() -> None:
+    actor, box, recorder = make(episode_length=2)
+    await actor.start("s", b"")
+    for number in range(2):
+        await actor.tick(tick(number))
+    del actor._episode[0].step  # as if on_episode had a bug
+    for number in range(2, 5):
+        await actor.tick(tick(number))
+    await actor.stop(stop(5, terminated=True, truncated=False))
+    await actor.on_end("stop")
+    assert [fragment.reward.tolist() for fragment in box.fragments] == [[3, 4], [5]]
+    numbers = recorder.summary()
+    assert (numbers["agent_errors.on_episode"], numbers["games_failed.on_episode"]) == (1, 1)
+    assert not {"episode_return", "episode_length"} & set(numbers)
+
+
 async def test_a_cut_game_that_is_lost_is_truncated_where_it_was_seen_last() -> None:
     actor, box, _ = make(episode_length=2)
     await actor.start("s", b"")

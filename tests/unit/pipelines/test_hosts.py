@@ -8,14 +8,19 @@ import torch
 from brayx.errors import ConfigError
 from deployments.job import JobConfig
 from pipelines import cli
-from pipelines.cli import TEMPLATES
 from pipelines.hosts import cluster_of
+from pipelines.shipped import TEMPLATES
 
 
 @pytest.mark.parametrize("cluster", [None, "", "auto"])
 def test_a_job_that_fits_runs_where_the_command_says(cluster: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     assert cluster_of(JobConfig.load(TEMPLATES / "cartpole.yaml"), cluster) == cluster
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("cluster", [None, "", "auto"])
+def test_so_does_a_league(cluster: str | None) -> None:
+    assert cluster_of(JobConfig.load(TEMPLATES / "league" / "four.yaml"), cluster) == cluster
 
 
 def test_a_job_that_needs_more_goes_to_ray_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:

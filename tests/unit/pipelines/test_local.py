@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from deployments.job import JobConfig
-from pipelines.cli import TEMPLATES
 from pipelines.local import beyond_local, in_one_process
+from pipelines.shipped import TEMPLATES
 
 
 def cartpole(*overrides: str) -> JobConfig:
@@ -28,11 +28,11 @@ def test_the_template_is_for_this_host_too(overrides: tuple[str, ...]) -> None:
         ("trainer.num_workers=2", "trainer.num_workers is 2"),
     ],
 )
-def test_what_takes_more_than_a_process_is_named(override: str, named: str) -> None:
+def test_what_needs_more_than_one_process_is_named(override: str, named: str) -> None:
     assert beyond_local(cartpole(override)) == [named]
 
 
-def test_all_that_is_in_the_way_is_named_at_once(tmp_path: Path) -> None:
+def test_all_obstacles_are_named_at_once(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("")
     (tmp_path / "job.yaml").write_text(
         "project: p\ntrial: t\nbuffer: {kind: buffer}\n"

@@ -6,24 +6,32 @@ import itertools
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
-from brayx.errors import ConfigError
+from brayx.actor.agent import Services
+from brayx.actor.agent_actor import AgentActorFactory
+from brayx.components import load
+from brayx.errors import AgentError, ConfigError
+from brayx.metrics import Recorder
+from brayx.types import Forward
 from deployments.code import check_code
 from deployments.job import JobConfig
 from deployments.options import documented
 from pipelines import cli
-from pipelines.new import KINDS, TEMPLATES, new_project
+from pipelines.new import KINDS, new_project
+from pipelines.shipped import TEMPLATES
 
 CATCH = TEMPLATES / "catch"
+JOBS = sorted(TEMPLATES.glob("*/*.yaml"))
 
 
-@pytest.mark.parametrize("template", KINDS)
-def test_the_template_documents_every_option_as_its_code_does(template: str) -> None:
+@pytest.mark.parametrize("file", JOBS, ids=lambda file: file.stem)
+def test_the_template_documents_every_option_as_its_code_does(file: Path) -> None:
     """Mended by ``brayx check FILE > COPY && mv COPY FILE``."""
-    file = CATCH / f"{template}.yaml"
     assert file.read_text() == documented(JobConfig.load(file))
 
 
@@ -38,7 +46,8 @@ def test_a_project_is_whole_and_has_its_own_name(tmp_path: Path, template: str) 
     check_code(job, job.actors, mode="train")
     for file in made:
         assert "catch_" not in file.read_text(), file
-        assert len(file.read_text().splitlines()) <= 10 or file.name != "README.md"
+        assert "four_" not in file.read_text(), file
+        assert len(file.read_text().splitlines()) <= 11 or file.name != "README.md"
 
 
 @pytest.mark.parametrize("name", ["a", "a_game_with_a_long_name"])
@@ -55,14 +64,28 @@ def test_it_says_to_train_in_its_folder(
     assert len({line.index("  # ") for line in shown}) == 1, "the comments are in one column"
 
 
-def test_what_a_template_does_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_describes_each_template_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["new", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    told = "; ".join(f"{template}: {what}" for template, what in KINDS.items())
-    assert told in said
-    assert told.count(":") == len(KINDS)
-    assert told.count(";") == len(KINDS) - 1
+    described = "; ".join(f"{template}: {what}" for template, what in KINDS.items())
+    assert described in said
+    assert described.count(":") == len(KINDS)
+    assert described.count(";") == len(KINDS) - 1
+
+
+async def test_a_model_with_other_actions_than_the_game_is_refused_at_the_first_tick() -> None:
+    class Policy:
+        async def forward(self, *args: Any) -> Forward:
+            return Forward({"logits": np.zeros(5, np.float32)}, 1)
+
+    config = {"mode": "train", "seed": 0, "agent": {"options": {}}}
+    agents = {"agent": load("catch_agent", "CatchAgent", str(CATCH))}
+    actor = AgentActorFactory(agents, config, Services(models={"model": Policy()}, recorder=Recorder()))()
+    await actor.start("s", b"")
+    with pytest.raises(AgentError) as refused:
+        await actor.tick(b'{"row": 0, "column": 0, "paddle": 2, "reward": 0.0}')
+    assert str(refused.value.__cause__) == "the model has 5 actions, the game 3"
 
 
 @pytest.mark.slow  # runs a separate pytest
@@ -83,13 +106,13 @@ def test_its_own_quick_tests_pass_without_a_warning(tmp_path: Path) -> None:
         ("pong", "dqn", "template is 'dqn', expected one of rl, imitation, mixed"),
     ],
 )
-def test_what_cannot_be_is_refused_and_makes_nothing(tmp_path: Path, name: str, template: str, message: str) -> None:
+def test_an_invalid_project_is_refused_and_not_made(tmp_path: Path, name: str, template: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         new_project(name, template, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "pong").mkdir()
     with pytest.raises(ConfigError, match="already exists"):
         new_project("pong", "rl", tmp_path)

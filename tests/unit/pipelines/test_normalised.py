@@ -77,7 +77,7 @@ def trained(request, tmp_path_factory):
     job = JobConfig.load(str(job_file))
     result = train_local(
         env,
-        training=Training(total_steps=4096, num_envs=8, unroll_length=64, normalise_obs=True),
+        training=Training(num_steps=4096, num_envs=8, unroll_length=64, normalise_obs=True),
         model=lambda obs, spec: build_model("model", job.as_dict()),
         clerk=Keeper(folder / "checkpoint"),
     )
@@ -115,9 +115,9 @@ def test_an_exported_checkpoint_acts_as_the_trainer_did(trained, tmp_path):
     names = [output.name for output in session.get_outputs()]
     outputs = dict(zip(names, session.run(names, {"obs": raw}), strict=True))
     np.testing.assert_allclose(actions.greedy(outputs), actions.greedy(wanted), rtol=1e-4, atol=1e-4)
-    # Its samples are what a game gives, not what was learned from.
-    told = json.loads((out / "bundle.json").read_text())
-    shown = np.fromfile(out / told["inputs"][0]["samples"], "<f4").reshape(-1, raw.shape[1])
+    # Its samples are raw observations of the game, not the normalised ones.
+    description = json.loads((out / "bundle.json").read_text())
+    shown = np.fromfile(out / description["inputs"][0]["samples"], "<f4").reshape(-1, raw.shape[1])
     scaling = from_weights(load_weights(folder / "weights.npz"))["obs"]
     recorded = load_weights(folder / "samples.npz")["obs"][1::2][: len(shown)]
     np.testing.assert_allclose((shown - scaling.mean) * scaling.scale, recorded, atol=1e-4)

@@ -47,18 +47,18 @@ def test_a_negated_switch_takes_no_value(capsys):
     assert options(["--env", "CartPole-v1", "--no-distributed"])["distributed"] is False
 
 
-def test_presets_set_only_options_that_there_are():
+def test_presets_set_only_options_that_exist():
     for preset in PRESETS.values():
         assert set(preset) <= set(options(["--env", "CartPole-v1"]))
 
 
-def test_an_environment_without_a_preset_is_told_so():
+def test_an_environment_without_a_preset_is_reported():
     with pytest.raises(ConfigError, match="no preset for 'Acrobot-v1'"):
         options(["--env", "Acrobot-v1", "--preset", "tuned"])
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "changed"),
     [
         ("--engine torch", {"engine": "torch"}),
         ("--vectorization async", {"vectorization": "async"}),
@@ -71,18 +71,18 @@ def test_an_environment_without_a_preset_is_told_so():
         ("--normalise-obs --no-blocking --normalise-reward false", {"normalise_obs": True, "blocking": False}),
         (
             "--timesteps 7 --lr 0.5 --eval-episodes 3",
-            {"total_steps": 7, "learning_rate": 0.5, "evaluation_episodes": 3},
+            {"num_steps": 7, "learning_rate": 0.5, "evaluation_episodes": 3},
         ),
     ],
 )
-def test_an_option_reaches_its_config(words, told):
+def test_an_option_reaches_its_config(words, changed):
     def configured(argv):
         chosen = options(["--env", "CartPole-v1", *argv])
         training = training_of(chosen)
         return {**dict(algorithm_of(chosen)), **dict(training), **dict(training.network)}
 
     plain, got = configured([]), configured(words.split())
-    assert {name: value for name, value in got.items() if name != "network" and value != plain[name]} == told
+    assert {name: value for name, value in got.items() if name != "network" and value != plain[name]} == changed
 
 
 @pytest.mark.parametrize("text", ["continuous", "=1", "continuous=[", "a b=1"])
@@ -104,9 +104,9 @@ def test_python_and_the_command_line_have_the_same_defaults():
     algorithm, training = _configs(options(["--env", "CartPole-v1"]))
     assert algorithm == PPOConfig()
     plain = Training().of(algorithm)
-    told = {name: value for name, value in dict(training.of(algorithm)).items() if value != getattr(plain, name)}
+    changed = {name: value for name, value in dict(training.of(algorithm)).items() if value != getattr(plain, name)}
     # A command trains for longer, and says which checkpoints and network there are.
-    assert told == {"total_steps": 1_000_000, "checkpoint_interval": 50, "network": NetworkConfig()}
+    assert changed == {"num_steps": 1_000_000, "checkpoint_interval": 50, "network": NetworkConfig()}
 
 
 def test_a_training_of_few_updates_has_a_line_of_progress_too(capsys):
@@ -115,7 +115,13 @@ def test_a_training_of_few_updates_has_a_line_of_progress_too(capsys):
     show(2, 4_096, {"entropy": 1.4})
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("update 2: 4,096 of 4,000 env steps, ")
-    assert line.endswith("return -, kl nan, entropy 1.400"), "no episode has ended"
+    assert line.endswith("return - (0 games), kl nan, entropy 1.400"), "no episode has ended"
+
+
+def test_progress_has_the_number_of_games_of_a_return_and_digits_of_a_small_one(capsys):
+    numbers = {"episode_return.last100": 0.0412, "games_in_window": 7, "games_failed_in_window": 2, "entropy": 1.4}
+    _progress(1, 4_000)(1, 2_048, numbers)
+    assert "return 0.0412 (7 games, 2 failed), kl" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -124,7 +130,7 @@ def run(command):
     return lambda *words: command("ppo", "--env", "CartPole-v1", "--distributed", "false", *words)
 
 
-@pytest.mark.slow  # the command, whole
+@pytest.mark.slow  # runs the whole command
 def test_the_last_line_is_the_result_and_the_trial_is_in_mlflow(tracking_db):
     """Of a memory that learns with the torch engine in the given environment."""
     small = ["--timesteps", "4000", "--epochs", "1", "--log-interval", "1", "--tracking", tracking_db]
@@ -136,7 +142,7 @@ def test_the_last_line_is_the_result_and_the_trial_is_in_mlflow(tracking_db):
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert list(result) == ["env_steps", "seconds", "steps_per_s", "return_mean", "seconds_to_target", "trial"]
-    assert result["return_mean"] == -1, "only the end of a game earns anything, and each has one"
+    assert result["return_mean"] == -1, "only the end of a game gives a reward, and every game ends"
     assert 0 < result["seconds_to_target"] <= result["seconds"]
     assert 0 < result["env_steps"] <= result["steps_per_s"] * result["seconds"]
     assert done.stderr.startswith("update 1: ")
@@ -147,7 +153,7 @@ def test_the_last_line_is_the_result_and_the_trial_is_in_mlflow(tracking_db):
 
 
 @pytest.mark.parametrize("distributed", ["true", "false"])
-def test_what_cannot_be_had_is_one_line_and_nothing_starts(run, distributed, tmp_path):
+def test_an_unknown_environment_is_one_line_and_nothing_starts(run, distributed, tmp_path):
     store = str(tmp_path / "mlflow.db")
     done = run("--env", "CartPoll-v1", "--distributed", distributed, "--tracking", store)
     assert done.returncode == 2
@@ -170,13 +176,13 @@ def test_what_cannot_be_had_is_one_line_and_nothing_starts(run, distributed, tmp
         ("--course nowhere/course.json", "--course nowhere/course.json: there is no such folder"),
     ],
 )
-def test_an_option_that_cannot_be_is_one_line_and_nothing_starts(run, words, message, tmp_path):
+def test_an_invalid_option_is_one_line_and_nothing_starts(run, words, message, tmp_path):
     done = run(*words.split(), "--tracking", str(tmp_path / "mlflow.db"))
     assert (done.returncode, done.stderr) == (2, f"brayx: {message}\n")
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow  # the command, whole
+@pytest.mark.slow  # runs the whole command
 def test_a_network_that_does_not_fit_is_one_line_and_leaves_no_trial(run, tmp_path):
     done = run("--distribution", "sde", "--tracking", str(tmp_path / "mlflow.db"))
     assert done.returncode == 2
@@ -218,7 +224,7 @@ def test_a_trial_that_fails_is_failed_in_mlflow_with_what_it_had(run, tmp_path, 
     assert trial.data.metrics["replay/env_steps"] >= 2_048
 
 
-def test_a_preset_that_there_is_none_of_is_one_line(run):
+def test_an_unknown_preset_is_one_line(run):
     done = run("--env", "Acrobot-v1", "--preset", "tuned")
     assert done.returncode == 2
     assert done.stderr.startswith("brayx: no preset for 'Acrobot-v1'")
@@ -245,7 +251,7 @@ gymnasium.register("Hanging-v0", Hanging)
 """
 
 
-@pytest.mark.slow  # the command, whole, and the seconds that it has to end
+@pytest.mark.slow  # runs the whole command, and the seconds that it has to end
 def test_ctrl_c_ends_a_command_whose_environment_hangs(tmp_path, tracking_db):
     (tmp_path / "hanging.py").write_text(HANGING)
     words = ["--env", "hanging:Hanging-v0", "--distributed", "false", "--epochs", "1", "--tracking", tracking_db]
@@ -266,7 +272,7 @@ def test_ctrl_c_ends_a_command_whose_environment_hangs(tmp_path, tracking_db):
     assert not list(temporary.glob("brayx-*")), "nor are its files left"
 
 
-@pytest.mark.slow  # the command, whole
+@pytest.mark.slow  # runs the whole command
 def test_ctrl_c_gives_up_a_long_evaluation_and_what_was_learned_is_kept(tracking_db):
     words = ["--env", "CartPole-v1", "--distributed", "false", "--epochs", "1", "--tracking", tracking_db]
     words += ["--timesteps", "1", "--log-interval", "1", "--eval-episodes", str(10**9)]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 from collections.abc import Sequence
 
 import pytest
 from rich.console import Console
 
-from brayx.books import Books
+from brayx.books import Books, mean_return
+from brayx.errors import AgentError
+from brayx.faults import AGENTS_LOGGER, report
+from brayx.logs import limited
 from brayx.metrics import Recorder
-from pipelines.progress import Progress, error_lines, mean_return
+from pipelines.progress import Progress, error_lines, tracebacks
 
 NUMBERS = {
     "env_steps": 12_345.0,
@@ -32,7 +36,7 @@ def test_a_line_where_there_is_no_terminal() -> None:
         progress.update(NUMBERS)
     lines = out.getvalue().splitlines()
     assert lines[0] == "p / t (resumed)"
-    assert len(lines) == 2, "one line every few seconds, not one an update"
+    assert len(lines) == 2, "one line every few seconds, not one per update"
     for part in ("12,345 env steps", "return 123.4 (0 games)", "2,222 ticks/s", "version 17", "lag 1.5"):
         assert part in lines[1]
 
@@ -86,7 +90,7 @@ def drawn(numbers: dict[str, float], note: str = "", errors: Sequence[str] = ())
     return out.getvalue()
 
 
-def test_what_the_buffer_dropped_counts_whatever_the_reason() -> None:
+def test_everything_the_buffer_dropped_counts_whatever_the_reason() -> None:
     recorder, books = Recorder(), Books()
     recorder.add("replay_dropped", 30.0, label="full")
     recorder.add("replay_dropped", 4.0, label="stale")
@@ -132,7 +136,7 @@ def test_the_first_error_of_an_agent_is_shown_at_once() -> None:
     assert "2 errors in" not in out.getvalue(), "the next error comes with the next line"
 
 
-def test_what_could_not_be_written_is_told_before_the_games_note() -> None:
+def test_failed_writes_are_shown_before_the_games_note() -> None:
     recorder, books = Recorder(), Books()
     recorder.add("checkpoints_failed", 1.0)
     books.merge(recorder.drain())
@@ -141,7 +145,7 @@ def test_what_could_not_be_written_is_told_before_the_games_note() -> None:
     assert "MLflow" not in drawn({**NUMBERS, "hub_write_failures": 0.0})
 
 
-def test_what_errors_took_is_shown_with_its_cause_and_its_share() -> None:
+def test_losses_by_errors_are_shown_with_their_cause_and_share() -> None:
     books = Books()
     recorder = Recorder()
     for value in (1.0, 3.0):
@@ -165,7 +169,7 @@ def test_what_errors_took_is_shown_with_its_cause_and_its_share() -> None:
 
 
 @pytest.mark.parametrize("label", ["deadline", "cancelled"])
-def test_fragments_that_a_deadline_took_have_a_line_and_a_share(label: str) -> None:
+def test_fragments_lost_to_a_deadline_have_a_line_and_a_share(label: str) -> None:
     recorder, books = Recorder(), Books()
     why = "on_episode was cut off by actor.tick_timeout_s, or by the end of the service"
     recorder.add("fragments_pushed", 2.0)
@@ -188,3 +192,69 @@ def test_games_that_load_ended_have_a_line_but_no_share() -> None:
     lines = ["2 games failed (overloaded); the newest: agent 'a': QueueFull: full (agent.py:3)"]
     assert error_lines(books.snapshot(), books.notes) == lines
     assert mean_return(books.snapshot()) == "3 (1 game, 2 failed)"
+
+
+def raised(message: str) -> AgentError:
+    try:
+        try:
+            raise RuntimeError(message)
+        except RuntimeError as error:
+            raise AgentError("agent 'a' raised in on_tick at tick 3") from error
+    except AgentError as error:
+        return error
+
+
+def test_the_traceback_of_each_fault_of_an_agent_is_shown_once_above_the_panel(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=120, force_terminal=True, color_system=None)
+    with Progress("p / t", num_steps=1, console=console) as progress, tracebacks(progress.say):
+        limited(AGENTS_LOGGER)  # as a module does that is imported meanwhile
+        progress.update(NUMBERS)
+        for message in ("speed\x1b[2J", "lives"):  # one place
+            report(raised(message), "", "session s1", show_text=True)
+        try:
+            raise ValueError("no reward")
+        except ValueError:
+            logging.getLogger(AGENTS_LOGGER).exception("session s1: a.on_episode raised")
+        progress.update(NUMBERS)
+    shown = out.getvalue()
+    assert shown.count("Traceback (most recent call last)") == 2
+    assert re.search(r"fault \w{8}: session s1: agent 'a' raised in on_tick at tick 3", shown)
+    assert f'  File "{__file__}", line ' in shown
+    assert "\n    raise RuntimeError(message)" in shown
+    assert r"RuntimeError: speed\x1b[2J" in shown, "no client controls this terminal"
+    assert "session s1: a.on_episode raised\n" in shown
+    assert "ValueError: no reward\n" in shown
+    assert shown.rindex("version") > shown.rindex("ValueError"), "the panel is below"
+    assert not caplog.records
+
+    report(raised("speed"), "", "session s1", show_text=True)
+    assert len(caplog.records) == 1, "the log has them again, one line each"
+    assert "\n" not in caplog.records[0].getMessage()
+
+
+def test_a_long_message_does_not_fill_the_terminal() -> None:
+    said: list[str] = []
+    with tracebacks(said.append):
+        report(raised("speed"), "", "s", show_text=True)
+        try:
+            raise ValueError("line\n" * 10**4 + "x" * 10**6)
+        except ValueError:
+            logging.getLogger(AGENTS_LOGGER).exception("session s: raised")
+    assert len(said[1].splitlines()) == 101
+    assert len(said[1]) < 10**4
+
+
+def test_a_league_shows_its_leader_instead_of_a_return() -> None:
+    league = {"league_points.main": 1312.4, "league_points.random": 890.0, "league_pool": 12.0,
+              "league_games.counted": 3000.0, "league_games.broken_off": 400.0}  # fmt: skip
+    text = "leader main 1312 points, no champion, pool 12, 3,400 games"
+    out = io.StringIO()
+    with Progress("t", num_steps=100, console=Console(file=out, width=200)) as progress:
+        progress.update({**NUMBERS, **league})
+    assert text in out.getvalue()
+    assert "return" not in out.getvalue()
+    crowned = text.replace("no champion", "champion version 7")
+    assert crowned in drawn({**NUMBERS, **league, "league_champion": 7.0})

@@ -43,13 +43,13 @@ class Serving(SessionTable):
         self.registered = registered
         self.then: Any = None
         self.others: dict[int, Any] = {}
-        """What another replica tells, which is the one that is asked that question, from 0."""
+        """What other replicas report, by the number of the status request, from 0."""
         self.asked = itertools.count()
 
     def status(self) -> dict[str, Any]:
         registered = self.others.get(next(self.asked), self.registered)
-        told = {} if registered is None else {"registered": registered}
-        return {"service": "brayx", **super().status(), **told}
+        extra = {} if registered is None else {"registered": registered}
+        return {"service": "brayx", **super().status(), **extra}
 
 
 @pytest.fixture

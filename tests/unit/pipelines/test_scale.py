@@ -18,7 +18,7 @@ from pipelines.scale import _RAY_TAG, _running, scale
 
 @pytest.fixture
 def listening() -> Iterator[str]:
-    """``host:port`` at which somebody answers."""
+    """``host:port`` of a socket that accepts connections."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
@@ -29,41 +29,41 @@ def running(uri: str, project: str, address: str) -> Trial:
     return trial
 
 
-def told(uri: str, trial: str, kind: type[BrayxError]) -> str:
+def refusal(uri: str, trial: str, kind: type[BrayxError]) -> str:
     with pytest.raises(kind) as refused:
         scale(trial, 2, tracking=uri)
     assert type(refused.value) is kind
     return refused.value.message
 
 
-def test_a_trial_that_is_not_there_or_has_ended_is_told(tracking_db: str, listening: str) -> None:
-    assert "no trial has the id or the name 'main'" in told(tracking_db, "main", ConfigError)
+def test_a_missing_or_ended_trial_is_reported(tracking_db: str, listening: str) -> None:
+    assert "no trial has the id or the name 'main'" in refusal(tracking_db, "main", ConfigError)
     trial = running(tracking_db, "games", listening)
     trial.finish("KILLED")
     said = "trial 'main' of project 'games' does not run here: MLflow says KILLED"
-    assert told(tracking_db, "main", JobNotRunning) == said
-    assert told(tracking_db, trial.run_id, JobNotRunning) == said
+    assert refusal(tracking_db, "main", JobNotRunning) == said
+    assert refusal(tracking_db, trial.run_id, JobNotRunning) == said
 
 
 def test_a_trial_without_a_cluster_has_no_workers_to_ask_for(tracking_db: str) -> None:
     Trial.open("games", "main", tracking_db)
-    assert "it trains in one process, or is only starting" in told(tracking_db, "main", ConfigError)
+    assert "it trains in one process, or is only starting" in refusal(tracking_db, "main", ConfigError)
 
 
 def test_a_trial_that_was_killed_or_runs_elsewhere_says_where_it_was(tracking_db: str) -> None:
     address = f"127.0.0.1:{free_port()}"
     running(tracking_db, "games", address)
-    said = told(tracking_db, "main", JobNotRunning)
+    said = refusal(tracking_db, "main", JobNotRunning)
     assert said.endswith(f"nothing answers at {address}, where its Ray was: run this on the cluster of elsewhere")
 
 
-def test_of_several_of_one_name_the_one_that_answers_is_meant(tracking_db: str, listening: str) -> None:
+def test_among_trials_of_one_name_the_one_that_answers_is_chosen(tracking_db: str, listening: str) -> None:
     killed = running(tracking_db, "games", f"127.0.0.1:{free_port()}")
     alive = running(tracking_db, "more games", listening)
     found, where = _running("main", tracking_db)
     assert (found.run_id, where["address"]) == (alive.run_id, listening)
     killed.set_tag(_RAY_TAG, urlencode({**where, "host": "here"}))
-    said = told(tracking_db, "main", ConfigError)
+    said = refusal(tracking_db, "main", ConfigError)
     assert said.startswith("2 trials named 'main' run: name one by its id, ")
     assert f"{killed.run_id} of project 'games'" in said
     assert _running(killed.run_id, tracking_db)[0].run_id == killed.run_id

@@ -33,14 +33,14 @@ def test_options_go_where_they_belong() -> None:
     assert training.network.lstm == 32
 
 
-def test_what_is_not_given_is_what_suits_the_algorithm() -> None:
+def test_options_that_are_not_given_suit_the_algorithm() -> None:
     _, training = arguments("ppo", {"gamma": 0.9})
     assert training == Training()
     algorithm, training = arguments("sac", {"gamma": 0.9})
-    assert training.network is None, "the one that SAC has of its own"
+    assert training.network is None, "SAC's own default"
     settled = training.of(algorithm)
     assert (settled.sampler, settled.unroll_length, settled.batch_size) == ("uniform", 1, 256)
-    assert settled.samples_per_insert == 256, "a gradient a transition"
+    assert settled.samples_per_insert == 256, "one gradient per transition"
     algorithm, training = arguments("sac", {"n_step": 5, "batch_size": 64, "sampler": "prioritised"})
     settled = training.of(algorithm)
     assert (settled.sampler, settled.unroll_length, settled.batch_size) == ("prioritised", 5, 64)
@@ -67,7 +67,7 @@ def test_options_of_the_network_change_the_one_that_the_algorithm_has() -> None:
         (["learning_rate=__import__('os')"], "'__import__' is not a domain"),
     ],
 )
-def test_what_is_no_line_is_quoted(lines: list[str], message: str) -> None:
+def test_an_invalid_line_is_quoted(lines: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(lines)
 
@@ -86,10 +86,10 @@ def test_what_is_no_line_is_quoted(lines: list[str], message: str) -> None:
         (["epochs=uniform(2, 10)"], "epochs is 4.54.*: Input should be a valid integer"),
         (["normalise_obs=uniform(0, 1)"], "normalise_obs is 0.31.*: Input should be a valid boolean"),
         (["num_envs=loguniform(1, 64)"], "num_envs is 3.75.*: Input should be a valid integer"),
-        (["total_steps=choice(10, 20)"], "there is no option 'total_steps'"),
+        (["num_steps=choice(10, 20)"], "there is no option 'num_steps'"),
     ],
 )
-def test_what_cannot_be_trained_with_is_refused(lines: list[str], message: str) -> None:
+def test_an_invalid_search_space_is_refused(lines: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check("ppo", parse(lines))
 
@@ -157,7 +157,7 @@ def test_clones_that_play_nothing_cannot_be_compared(tmp_path: Path) -> None:
             "CartPole-v1",
             "impala",
             "sampler='uniform';unroll_length=128",
-            "min_columns is 1000, and 60000 total_steps are 468 columns",
+            "min_columns is 1000, and 60000 num_steps are 468 columns",
         ),
         ("Pendulum-v1", "sac", "capacity=choice(500, 100000)", "min_size is 1000, and there is room for 500"),
         (
@@ -168,7 +168,7 @@ def test_clones_that_play_nothing_cannot_be_compared(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_search_that_no_trial_could_begin_starts_nothing(
+def test_a_search_whose_trials_cannot_start_starts_nothing(
     tmp_path: Path, env: str, algorithm: str, more: str, message: str
 ) -> None:
     space = parse(["learning_rate=loguniform(1e-4, 1e-2)", *filter(None, more.split(";"))])
@@ -193,7 +193,7 @@ def recorded(path: Path, **fields: np.ndarray) -> str:
         ("mixed", ["normalise_obs=choice(False, True)"], {}, "the observations of demonstrations stay as they are"),
     ],
 )
-def test_demonstrations_that_no_trial_could_imitate_start_nothing(
+def test_demonstrations_that_no_trial_can_imitate_start_nothing(
     tmp_path: Path, algorithm: str, more: list[str], fields: dict[str, np.ndarray], message: str
 ) -> None:
     data = recorded(tmp_path / "games.npz", **fields)
@@ -212,7 +212,7 @@ def test_demonstrations_that_no_trial_could_imitate_start_nothing(
         *(f"{name}=choice(False, True)" for name in ("normalise_obs", "normalise_reward", "normalise_value")),
     ],
 )
-def test_what_a_copy_could_not_go_on_with_is_refused(tmp_path: Path, option: str) -> None:
+def test_options_that_a_copy_cannot_change_are_refused(tmp_path: Path, option: str) -> None:
     name = option.partition("=")[0]
     with pytest.raises(ConfigError, match=f"pbt copies what was learned.*: {name} has a domain"):
         tune("CartPole-v1", parse([option, "gamma=uniform(0.9, 0.99)"]), method="pbt", tracking=str(tmp_path))
@@ -222,20 +222,20 @@ def test_what_a_copy_could_not_go_on_with_is_refused(tmp_path: Path, option: str
 @pytest.mark.parametrize(
     ("counts", "message"),
     [
-        ({"total_steps": 0}, "total_steps is 0, expected 1 at least"),
-        ({"total_steps": -5}, "total_steps is -5"),
+        ({"num_steps": 0}, "num_steps is 0, expected 1 at least"),
+        ({"num_steps": -5}, "num_steps is -5"),
         ({"interval_steps": 0}, "interval_steps is 0"),
         ({"interval_steps": -1}, "interval_steps is -1"),
         ({"num_trials": 0}, "num_trials is 0"),
     ],
 )
-def test_a_count_that_is_none_starts_nothing(tmp_path: Path, counts: dict[str, int], message: str) -> None:
+def test_an_invalid_count_starts_nothing(tmp_path: Path, counts: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         tune("CartPole-v1", {"gamma": Domain("uniform", (0.9, 0.99))}, **counts, tracking=str(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_algorithm_is_refused_with_those_there_are() -> None:
+def test_an_unknown_algorithm_is_refused_with_the_known_names() -> None:
     with pytest.raises(ConfigError, match="algorithm is 'dqn', expected one of ppo, impala"):
         check("dqn", {"gamma": Domain("uniform", (0.9, 0.99))})
 
@@ -271,5 +271,5 @@ def test_the_table_has_a_line_for_each_trial() -> None:
     bad = Outcome(0, {"gamma": 0.5}, error="BadWeights: NaN")
     head, first, second = table([good, bad]).splitlines()
     assert head.split() == ["trial", "return", "env", "steps", "gamma"]
-    assert first.split() == ["1", "33.2", "2,000", "0.95", "copy", "of", "0"]
+    assert first.split() == ["1", "33.25", "2,000", "0.95", "copy", "of", "0"]
     assert second.split() == ["0", "nan", "-", "0.5", "BadWeights:", "NaN"]

@@ -52,7 +52,7 @@ AGENT = """
 import numpy as np
 from brayx import Agent, forward, record
 
-class Told(Agent):
+class VersionAgent(Agent):
     async def on_tick(self, state):
         outputs, version = await forward("model", np.ones(1, np.float32))
         state.output = [float(outputs[0]), version]
@@ -123,7 +123,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
             "kind": "model", "module": "served_model", "follow_s": 0.2,
             "canary": {"alias": "candidate", "share": SHARE},
         },
-        "agent": {"kind": "agent", "module": "served_agent", "class": "Told"},
+        "agent": {"kind": "agent", "module": "served_agent", "class": "VersionAgent"},
         "actor": {"kind": "actor", "agents": ["agent"], "port": 0, "native_port": 0, "tcp_port": 0},
     }  # fmt: skip
     (folder / "job.yaml").write_text(yaml.safe_dump(parts))
@@ -139,7 +139,7 @@ def serving(job: JobConfig, registry: Registry) -> Iterator[Serving]:
 
 def test_a_canary_and_its_promotion(serving: Serving, registry: Registry) -> None:
     players = Players(serving.url)
-    assert {players.new() for _ in range(5)} == {1}, "no session gets a candidate that is not there"
+    assert {players.new() for _ in range(5)} == {1}, "without a candidate, every session gets the champion"
     assert serving.registered == {"model": [f"models:/{PROJECT}/1"]}
     old = players.begin("old")
     assert version_of(old) == 1
@@ -248,7 +248,7 @@ def test_without_a_champion_the_model_acts_as_built_and_follows_the_first(job: J
         until(lambda: players.new() == 1, "the champion is followed", WAIT_S)
 
 
-def test_keys_are_asked_for(job: JobConfig, registry: Registry, tmp_path: Path) -> None:
+def test_keys_are_required(job: JobConfig, registry: Registry, tmp_path: Path) -> None:
     path = tmp_path / "keys.txt"
     key = new_key(path)
     loaded = JobConfig.load(job.file, [f"actor.keys_file={path}"])
@@ -266,7 +266,7 @@ def test_doors_that_other_machines_reach_without_keys_are_open(job: JobConfig, r
         assert serving.is_open
 
 
-def test_what_does_not_start_leaves_no_door_open(job: JobConfig, registry: Registry) -> None:
+def test_a_failed_start_leaves_no_door_open(job: JobConfig, registry: Registry) -> None:
     with Serving(job, registry.uri) as serving:
         port = serving.url.rpartition(":")[2]
         with pytest.raises(BrayxError, match=f"port {port}"):

@@ -65,7 +65,7 @@ def test_what_has_a_deadline_of_its_own_does_not_count_and_an_interrupt_leaves_l
     assert end.left() == 3.0
 
 
-def test_parts_end_side_by_side_and_what_one_raises_is_told_when_all_have() -> None:
+def test_parts_end_side_by_side_and_an_error_is_raised_when_all_have_ended() -> None:
     met, ended = threading.Barrier(8), []
 
     def stop(timeout_s: float) -> None:
@@ -95,14 +95,14 @@ def test_marked_processes_are_found_by_mark_and_words() -> None:
         assert {process.pid for process in marked(MARK, other)} == {third.pid}
 
 
-def test_a_process_that_is_over_is_not_found_though_nobody_has_asked_for_its_exit_code() -> None:
+def test_an_ended_process_is_not_found_even_before_its_exit_code_is_read() -> None:
     mark = secrets.token_hex(8)
     with started("pass", mark) as process:
         until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)
         assert marked(MARK, mark) == []
 
 
-def test_this_process_is_left_out_and_no_mark_is_nobodys() -> None:
+def test_this_process_is_left_out_and_an_empty_mark_finds_nothing() -> None:
     name, value = next((name, value) for name, value in psutil.Process().environ().items() if value)
     assert os.getpid() not in {process.pid for process in marked(name, value)}
     assert marked(MARK, "") == []

@@ -212,7 +212,7 @@ def test_a_source_is_a_module_or_files(tmp_path: Path, monkeypatch: pytest.Monke
         job(tmp_path, source, monkeypatch)
 
 
-def test_a_function_that_raises_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_raises_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="source 'data' raised OSError: no such place"):
         Sources(job(tmp_path, "module: given_data, func: raises", monkeypatch), {"buffer": Buffer()})  # type: ignore[dict-item]
 
@@ -237,7 +237,7 @@ BESIDE = "fields: {obs: observations}"
         ("sac", "", ""),
     ],
 )
-def test_records_are_no_play_of_the_agents_own(
+def test_records_do_not_count_as_the_agents_own_play(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, source: str, message: str
 ) -> None:
     """The probabilities of their actions are unknown, unless they record them."""
@@ -250,8 +250,8 @@ def test_records_are_no_play_of_the_agents_own(
     else:
         check_sources(made)
     with np.load(tmp_path / "set.npz") as rows:
-        np.savez(tmp_path / "told.npz", chance=np.full(2, -0.5), **rows)
-    check_sources(job(tmp_path, "path: told.npz, fields: {obs: observations, log_prob: chance}", monkeypatch))
+        np.savez(tmp_path / "probabilities.npz", chance=np.full(2, -0.5), **rows)
+    check_sources(job(tmp_path, "path: probabilities.npz, fields: {obs: observations, log_prob: chance}", monkeypatch))
 
 
 def test_only_what_is_learned_from_must_fit_the_algorithm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from deployments.job import JobConfig
 from pipelines import cli
 from pipelines import train as train_module
 from pipelines.clerk import Clerk
+from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress
 from pipelines.result import TrainResult, end_reason, promote
 from pipelines.train import _undeploy, _wait_for_weights, check_store_reachable
@@ -39,6 +40,7 @@ from pipelines.watching import (
     Pace,
     Patience,
     Silence,
+    Watch,
     last_of,
 )
 from tests.unit.trainer.parts import Numbers, Weights, batches
@@ -86,22 +88,49 @@ def test_gamecores_that_never_come_to_the_door_are_named_once_and_then_given_up(
     assert silence.is_over({})
 
 
-@pytest.mark.parametrize("gamecores", [0, 4])
-def test_games_that_came_once_or_come_by_themselves_may_be_silent(gamecores):
+URLS = ["http://127.0.0.1:8000", "tcp://127.0.0.1:8001"]
+
+
+@pytest.mark.parametrize(("gamecores", "urls"), [(0, []), (0, URLS), (4, URLS)], ids=["no door", "none", "some"])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({}, {"requests_refused.bad_body": 1.0}),
+        ({"ticks": 900.0, "ticks_this_run": 1.0}, {}),
+        ({"sessions_started": 900.0, "sessions_active": 1.0}, {}),
+    ],
+    ids=["later", "a tick before the first look", "a session before the first look"],
+)
+def test_games_that_came_once_may_be_silent(gamecores, urls, first, second):
     clock = Clock()
-    silence = Silence(gamecores, clock)
-    numbers = {}
+    silence = Silence(gamecores, clock, urls)
+    assert not silence.hint(first)
+    numbers = {**first, **second}
     assert not silence.hint(numbers)
-    if gamecores:
-        numbers = {"requests_refused.bad_body": 1.0}
-        assert not silence.hint(numbers)
     clock.now = 1e6
     assert not silence.hint(numbers)
     assert not silence.is_over(numbers)
 
 
+def test_a_job_that_starts_no_games_says_once_where_they_must_connect_and_goes_on():
+    clock, out, nothing = Clock(), io.StringIO(), {"policy_version": 1.0, "ticks": 900.0, "ticks_this_run": 0.0}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("brayx.clock.now", clock)
+        games = Gamecores([], {"http": URLS[0], "tcp": URLS[1]}, ".")
+        progress = Progress("t", num_steps=1, log_interval=1, console=Console(file=out))
+        watch, without_door = (Watch(progress, Starting(), games, [], 8, None, urls) for urls in (URLS, []))
+        for clock.now in (0.0, FIRST_STEP_TIMEOUT_S - 1, FIRST_STEP_TIMEOUT_S + 1, NEXT_STEP_TIMEOUT_S + 1, 1e6):
+            watch.look(nothing, {})
+            without_door.look(nothing, {})
+    (line,) = out.getvalue().splitlines()
+    assert line.endswith(
+        f"no request has come to the door for 21 s: this job starts no games, so yours must connect to one of "
+        f"{URLS[0]}, {URLS[1]}; `brayx doctor URL` tries the door"
+    )
+
+
 @pytest.mark.parametrize("cluster", [False, True], ids=["local", "cluster"])
-def test_what_came_before_a_resumption_or_without_a_door_is_no_request(cluster, tracking_db):
+def test_counts_from_before_a_resume_or_without_a_door_are_not_requests(cluster, tracking_db):
     trial = Trial.open("p", "t", tracking_db)
     trial.log_metrics(dict.fromkeys(("tick/count", "session/started", "tick/refused", "replay/env_steps"), 900.0), 900)
     hub, recorder, clock = Hub(trial), Recorder(), Clock()
@@ -219,7 +248,7 @@ def test_a_learner_that_hangs_while_games_play_is_given_up():
     pace = Pace(100, clock)
     assert not pace.is_over({"env_steps": 1000.0, "updates": 7.0, "policy_version": 8.0})
     for clock.now in (1e3, 1e4, 1e5):
-        assert not pace.is_over({"env_steps": 1199.0, "updates": 7.0, "policy_version": 8.0}), "too little has come"
+        assert not pace.is_over({"env_steps": 1199.0, "updates": 7.0, "policy_version": 8.0}), "too few steps"
     assert not pace.is_over({"env_steps": 1200.0, "updates": 7.0, "policy_version": 8.0})
     clock.now += STALLED_TIMEOUT_S
     assert not pace.is_over({"env_steps": 9000.0, "updates": 7.0, "policy_version": 8.0})
@@ -244,7 +273,7 @@ def test_a_learner_that_is_slow_is_not(moved):
         assert not pace.is_over(numbers)
 
 
-def test_a_learner_that_hangs_is_told_of_long_before_it_is_given_up():
+def test_a_hanging_learner_is_reported_long_before_it_is_given_up():
     clock = Clock()
     pace = Pace(100, clock)
 
@@ -258,17 +287,17 @@ def test_a_learner_that_hangs_is_told_of_long_before_it_is_given_up():
     assert hint(61.1, 900.0, 0.0) == (
         "no update for 60 s, though 900 env steps have come since update 0; after 600 s of this the job gives up"
     )
-    assert hint(300.0, 5000.0, 0.0) == "", "it is told once"
+    assert hint(300.0, 5000.0, 0.0) == "", "it is reported once"
     assert [hint(301.0, 5000.0, 3.0), hint(302.0, 6000.0, 3.0)] == ["", ""]
     assert hint(363.0, 6000.0, 3.0).startswith("no update for 61 s, though 1000 env steps have come since update 3;")
 
 
-def test_who_waits_for_a_first_update_is_told_how_much_it_takes():
+def test_a_long_wait_for_the_first_update_is_reported_with_the_steps_it_needs():
     clock = Clock()
     pace = Pace(4096, clock)
     for clock.now, steps, said in (
         (0.0, 0.0, ""),
-        (500.0, 0.0, ""),  # no step at all: that is `Patience`'s
+        (500.0, 0.0, ""),  # no step at all: `Patience` handles that
         (510.0, 3.0, ""),
         (571.0, 40.0, "no update yet: 40 env steps have come, and the first takes 4096 or more"),
         (700.0, 80.0, ""),
@@ -278,7 +307,7 @@ def test_who_waits_for_a_first_update_is_told_how_much_it_takes():
 
 
 class Starting:
-    """A learner that takes longer than anybody waits."""
+    """A learner that takes longer to start than any wait."""
 
     running = True
 
@@ -312,7 +341,7 @@ UNEXPORTABLE = """
 """
 
 
-def test_an_application_that_does_not_end_in_time_is_told(monkeypatch):
+def test_an_application_that_does_not_end_in_time_is_reported(monkeypatch):
     said = []
     for ended in (True, False):
         monkeypatch.setattr(train_module, "delete_application", lambda name, timeout_s, ended=ended: ended)
@@ -333,7 +362,7 @@ def job(tmp_path):
 
 @pytest.fixture
 def trained(job, tmp_path, tracking_db, monkeypatch):
-    """Trains with a given return, which may be none, and promotes what came of it: version and outcome."""
+    """Trains with a given return, or none, and promotes the result: version and outcome."""
     monkeypatch.delitem(sys.modules, "unexportable", raising=False)  # each test has a folder of its own
     folder = tmp_path / "checkpoint"
     folder.mkdir()
@@ -391,7 +420,7 @@ def test_without_enough_games_the_summary_says_why_there_is_no_champion(trained,
 @pytest.mark.parametrize(
     ("finished", "state"), [(True, "finished"), (False, "interrupted (the same command resumes it)")]
 )
-def test_the_summary_says_what_its_seconds_are_of(tracking_db, finished, state):
+def test_the_summary_says_what_its_seconds_include(tracking_db, finished, state):
     first, *_ = (
         TrainResult(Trial.open("p", "t", tracking_db), {}, finished, "p", None, 64.2, [], "").summary().splitlines()
     )
@@ -467,7 +496,7 @@ def test_the_champions_tag_is_the_last_lines_return_when_the_target_is_reached(l
     [({"num_steps": 96}, "num_steps 96 reached"), ({}, "no more transitions to learn from")],
     ids=["steps", "stream"],
 )
-def test_a_champion_that_is_better_than_the_last_checkpoint_is_told_apart(learned, options, why):
+def test_the_outcome_compares_a_better_champion_with_the_last_checkpoint(learned, options, why):
     last, outcome, tags = learned([3.0, 81.239, 17.04], **options)
     assert last == f"{why}: mean return 17.04 over the last 30 games"
     assert (tags["return"], tags["return_games"], tags["env_steps"]) == ("81.24", "30", "64")
@@ -477,7 +506,7 @@ def test_a_champion_that_is_better_than_the_last_checkpoint_is_told_apart(learne
     )
 
 
-def test_a_last_checkpoint_with_too_few_games_is_told_too(trained, tmp_path, tracking_db, job):
+def test_the_outcome_mentions_a_last_checkpoint_with_too_few_games(trained, tmp_path, tracking_db, job):
     trial = Trial.open("p", "t", tracking_db, resume=False)
     for step, metrics in ((100, {"episode_return": 5.0, "games": 30}), (2000, {})):
         trial.save_checkpoint(tmp_path / "checkpoint", step, metrics)
@@ -492,23 +521,23 @@ def test_a_champion_is_replaced_by_what_is_not_worse(trained, tracking_db):
         assert champion(tracking_db) == version
 
 
-def test_a_better_champion_stays_until_somebody_moves_it(trained, tracking_db):
+def test_a_better_champion_stays_until_the_alias_is_moved(trained, tracking_db):
     trained(50.0)
     version, outcome = trained(49.9)
     assert version == 2
     assert champion(tracking_db) == 1
-    told, how = outcome.splitlines()
-    assert told == (
+    summary, instruction = outcome.splitlines()
+    assert summary == (
         "registered as p version 2, mean return 49.9 over 30 games after 100 env steps; "
         "version 1 with 50 stays champion"
     )
-    command, *words = shlex.split(how.removeprefix("to make version 2 champion: "))
+    command, *words = shlex.split(instruction.removeprefix("to make version 2 champion: "))
     assert (command, cli.main(words)) == ("brayx", 0)
     assert champion(tracking_db) == 2
 
 
 @pytest.mark.parametrize("tag", [None, "good", "nan"])
-def test_a_champion_whose_return_nobody_can_read_is_replaced(trained, tracking_db, tag):
+def test_a_champion_with_an_unreadable_return_is_replaced(trained, tracking_db, tag):
     trained(50.0)
     client = MlflowClient(tracking_db)
     client.delete_model_version_tag("p", "1", "return")

@@ -17,7 +17,7 @@ import torch
 
 from brayx.replay.files import Dataset
 from brayx.trainer.competition import TrialReport
-from pipelines.tune import _by_whole_path, parser, tune
+from pipelines.tune import Outcome, _by_whole_path, parser, table, tune
 from pipelines.tune_trial import Spec, train_trial
 from tests.leaning import leaning
 
@@ -70,7 +70,7 @@ def test_games_go_on_from_one_look_to_the_next(tmp_path: Path) -> None:
     looks = looks_at(tmp_path, "Pendulum-v1", PPO, total=2200, interval=400)
     steps = [look.numbers.env_steps for look in looks]
     means = [look.numbers.return_mean for look in looks]
-    assert steps[0] >= 800, "there is something to look at once a game of each environment has ended"
+    assert steps[0] >= 800, "the first look comes once each environment has ended a game"
     assert len(looks) == 4
     assert all(math.isfinite(mean) for mean in means)
     assert means[1] == means[0], "of the same games"
@@ -153,7 +153,7 @@ def test_a_copy_that_imitates_goes_on_where_the_other_was(tmp_path: Path, algori
 def test_a_trial_imitates_demonstrations_that_were_named_from_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who imitates plays longer than who has learned nothing from 20 steps."""
+    """A trial that imitated plays longer than one that learned nothing from 20 steps."""
     leaning(tmp_path / "games.npz")
     (elsewhere := tmp_path / "trial").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -165,14 +165,14 @@ def test_a_trial_imitates_demonstrations_that_were_named_from_another_folder(
     assert looks[0].numbers.return_mean > 60, "a policy that learned nothing plays for 22 steps"
 
 
-def test_a_trial_that_reaches_its_target_is_told_of_once_more_and_is_over(tmp_path: Path) -> None:
+def test_a_trial_that_reaches_its_target_reports_once_more_and_ends(tmp_path: Path) -> None:
     looks = looks_at(tmp_path, "CartPole-v1", PPO, total=40_000, interval=4000, target=5.0)
     assert [look.numbers.over for look in looks] == [True]
     assert looks[-1].numbers.return_mean >= 5.0
 
 
 def test_a_copy_begins_with_the_weights_the_optimiser_and_the_counters_of_the_other(tmp_path: Path) -> None:
-    """One that has nothing left to do ends as it began."""
+    """A copy with no steps left ends as it began."""
     first, *_ = looks_at(tmp_path, "CartPole-v1", {**PPO, "learning_rate": 1e-2}, total=4000, interval=1600)
     total = first.numbers.env_steps
     other = {**PPO, "learning_rate": 1e-3}
@@ -218,7 +218,18 @@ def test_an_option_has_the_same_name_on_the_command_line_and_in_python() -> None
 
 
 @pytest.mark.parametrize(
-    ("old", "name"), [("--trials", "num_trials"), ("--timesteps", "total_steps"), ("--interval", "interval_steps")]
+    ("old", "name"),
+    [
+        ("--trials", "num_trials"),
+        ("--timesteps", "num_steps"),
+        ("--total-steps", "num_steps"),
+        ("--interval", "interval_steps"),
+    ],
 )
 def test_flags_of_earlier_versions_still_work(old: str, name: str) -> None:
     assert vars(parser().parse_args(["--env", "CartPole-v1", old, "3"]))[name] == 3
+
+
+def test_the_table_has_the_digits_of_a_return() -> None:
+    best, worst = Outcome(1, {"gamma": 0.99}, [(4000, 1234.5)]), Outcome(0, {"gamma": 0.9}, [(4000, 0.041239)])
+    assert [line.split()[1] for line in table([best, worst]).splitlines()] == ["return", "1234", "0.04124"]

@@ -23,10 +23,13 @@ def trials(tracking_db):
     return made
 
 
-def test_a_trial_is_found_by_id_and_by_name_the_newest(trials):
+def test_a_trial_is_found_by_id_and_by_name_the_newest(trials, caplog):
     uri = trials[0].uri
     assert find_trial(trials[1].run_id, uri).run_id == trials[1].run_id
+    assert find_trial("first", uri).run_id == trials[0].run_id
+    assert not caplog.messages
     assert find_trial("second", uri).run_id == trials[2].run_id
+    assert f"several trials are called 'second': the newest is used, {trials[2].run_id}" in caplog.text
     with pytest.raises(ConfigError, match="no trial has the id or the name 'third'"):
         find_trial("third", uri)
     with pytest.raises(ConfigError, match="no MLflow database"):

@@ -9,7 +9,7 @@ from brayx.types import Columns, Fragment
 
 CONFIG = BufferConfig(size=3, batch_size=2, unroll_length=4, max_in_flight=1)
 WHOLE = 8
-"""Transitions of one batch."""
+"""Number of transitions in one batch."""
 
 
 def fragment(length: int, number: float = 0.0) -> Fragment:

@@ -15,7 +15,7 @@ from brayx.types import Columns
 from tests.unit.replay.made import CONFIG, WHOLE, changed, columns, fragment
 
 
-def test_first_in_first_out_each_once():
+def test_batches_are_first_in_first_out_and_given_once():
     buffer = ReplayBuffer(CONFIG)
     for number in range(3):
         buffer.push(fragment(WHOLE, number))
@@ -32,7 +32,7 @@ def test_the_oldest_is_dropped_and_counted():
     assert buffer.stats() == {"pushed": 40, "waiting": 0, "batches": 2, "reused": 0, "dropped.full": 16}
 
 
-def test_a_bad_fragment_is_counted_and_the_next_is_taken():
+def test_a_bad_fragment_is_counted_and_the_next_is_accepted():
     buffer = ReplayBuffer(CONFIG)
     with pytest.raises(BadFragment, match="NaN"):
         buffer.push(fragment(WHOLE, float("nan")))
@@ -51,7 +51,7 @@ def test_flush_completes_the_unfinished_batch():
     assert buffer.pop() is None
 
 
-def test_a_fifo_drops_old_batches_when_one_is_taken():
+def test_a_fifo_drops_batches_that_are_too_old_on_pop():
     buffer = ReplayBuffer(changed(max_policy_lag=1))
     buffer.push(columns(2, 1, version=1))
     buffer.push(columns(1, 2, version=1))
@@ -87,7 +87,7 @@ def test_a_policy_version_that_was_never_published_is_refused(sampler):
     buffer.push(unlearned)
 
 
-def test_the_last_batch_is_reused_while_there_is_no_other():
+def test_the_last_batch_is_reused_while_no_other_is_ready():
     buffer = ReplayBuffer(changed(max_reuse=2))
     assert buffer.pop() is None
     buffer.push(columns(2, 1))
@@ -110,7 +110,7 @@ def test_a_batch_that_is_too_old_is_not_reused():
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), min_size=1, max_size=12))
-def test_push_what_fits_drops_nothing(pushes):
+def test_push_what_fits_never_drops(pushes):
     buffer, taken = ReplayBuffer(CONFIG), 0
     for is_columns, size in pushes:
         replay = columns(size) if is_columns else fragment(size)
@@ -123,7 +123,7 @@ def test_push_what_fits_drops_nothing(pushes):
         assert buffer.push_what_fits(columns(1)) is None
 
 
-def test_waiting_for_the_rate_is_waiting_for_room():
+def test_waiting_for_the_rate_counts_as_waiting_for_room():
     buffer = ReplayBuffer(changed(sampler="uniform", samples_per_insert=1.0, min_columns=2, error_buffer=4.0))
     rest = buffer.push_what_fits(columns(10))
     assert len(rest) == 4 * 4
@@ -134,7 +134,7 @@ def test_waiting_for_the_rate_is_waiting_for_room():
 
 
 @pytest.mark.parametrize("options", [{"sampler": "uniform", "samples_per_insert": 2.0}, {}])
-def test_a_fragment_longer_than_the_buffer_gets_in_piece_by_piece(options):
+def test_a_fragment_longer_than_the_buffer_is_pushed_in_pieces(options):
     buffer, numbers = ReplayBuffer(changed(**options), seed=0), np.arange(101, dtype=np.float32)
     rest = dataclasses.replace(fragment(100), obs=np.stack([numbers, numbers], 1), reward=numbers[:-1])
     seen, batch = set(), None
@@ -150,7 +150,7 @@ def test_a_fragment_longer_than_the_buffer_gets_in_piece_by_piece(options):
         assert seen == set(range(100 - 100 % WHOLE))
 
 
-def test_a_bad_fragment_is_refused_before_any_of_it_is_taken():
+def test_a_bad_fragment_is_refused_before_any_of_it_is_stored():
     buffer, numbers = ReplayBuffer(changed(sampler="uniform", samples_per_insert=2.0)), np.zeros(100, np.float32)
     numbers[-1] = np.inf
     with pytest.raises(BadFragment, match="reward: holds NaN or infinity"):
@@ -159,7 +159,7 @@ def test_a_bad_fragment_is_refused_before_any_of_it_is_taken():
     assert (buffer.pushed, buffer.stats()["columns"]) == (0, 0)
 
 
-def test_a_sampled_buffer_gives_fragments_and_columns_alike():
+def test_a_sampled_buffer_treats_fragments_and_columns_alike():
     buffer = ReplayBuffer(changed(sampler="uniform", batch_size=64), seed=0)
     buffer.push(fragment(6, 1))
     buffer.flush()
@@ -172,19 +172,19 @@ def test_a_sampled_buffer_gives_fragments_and_columns_alike():
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("weight", 1.0, "a name reserved by the buffer"),
         ("index", 1.0, "a name reserved by the buffer"),
         ("priority", -1.0, "negative"),
     ],
 )
-def test_reserved_names_of_a_sampled_buffer_are_refused(name, value, said):
+def test_reserved_names_of_a_sampled_buffer_are_refused(name, value, message):
     buffer = ReplayBuffer(changed(sampler="prioritised"))
     arrays = columns(2).arrays
-    with pytest.raises(BadFragment, match=said):
+    with pytest.raises(BadFragment, match=message):
         buffer.push(Columns({**arrays, name: np.full(arrays["reward"].shape, value, np.float32)}))
-    with pytest.raises(BadFragment, match=said):
+    with pytest.raises(BadFragment, match=message):
         buffer.push(dataclasses.replace(fragment(3), extras={name: np.full(3, value, np.float32)}))
 
 
@@ -216,8 +216,8 @@ def test_memory_does_not_grow_with_time(sampler, reads):
     assert stats["pushed"] == sum(4 * (1 + n % 5) + 1 + n % 7 for n in range(2000)) + 20 * WHOLE
 
 
-def test_an_unfinished_batch_that_is_too_old_does_not_mix_with_new_columns():
-    """Else every batch after it would be half of one version and half of the next."""
+def test_an_expired_unfinished_batch_does_not_mix_with_new_columns():
+    """Otherwise every later batch would be half of one version and half of the next."""
     buffer = ReplayBuffer(changed(max_policy_lag=0, batch_size=4))
     buffer.push(columns(2, 1, version=1))
     for version in (2, 3):
@@ -228,8 +228,8 @@ def test_an_unfinished_batch_that_is_too_old_does_not_mix_with_new_columns():
     assert buffer.stats()["waiting"] == 0
 
 
-def test_late_columns_do_not_hold_up_new_ones():
-    """A worker that is slower than an update would else leave half of every batch old, for good."""
+def test_late_columns_do_not_delay_new_ones():
+    """Otherwise a worker slower than an update would make half of every later batch old."""
     buffer = ReplayBuffer(changed(max_policy_lag=0, batch_size=4))
     buffer.expire(2)
     buffer.push(columns(2, 1, version=1))
@@ -239,7 +239,7 @@ def test_late_columns_do_not_hold_up_new_ones():
     assert buffer.stats()["waiting"] == 0
 
 
-def test_batches_that_are_too_old_make_room_at_once():
+def test_expired_batches_free_their_room_at_once():
     buffer = ReplayBuffer(changed(max_policy_lag=0, size=2))
     buffer.push(columns(2, 1, version=1))
     buffer.push(columns(2, 1, version=1))
@@ -249,7 +249,7 @@ def test_batches_that_are_too_old_make_room_at_once():
     assert buffer.dropped == {"policy_lag": 16}
 
 
-def test_columns_that_are_new_enough_move_up_with_the_unfinished_one():
+def test_current_columns_move_up_together_with_the_unfinished_one():
     buffer = ReplayBuffer(changed(max_policy_lag=1, batch_size=4))
     buffer.push(columns(1, 1, version=1))
     buffer.push(columns(1, 2, version=2))

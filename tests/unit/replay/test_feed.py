@@ -1,4 +1,4 @@
-"""`brayx.replay.feed`: threads that do not end in time do not add up."""
+"""`brayx.replay.feed`: hung threads share one deadline and do nothing later."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.replay.made import columns
 
 
 class Hung:
-    """A thread that does not end, on a clock that only waiting for it moves."""
+    """A thread that does not end; joining it advances the clock."""
 
     now = 100.0
 
@@ -27,15 +27,15 @@ class Full:
         return list(replays)
 
 
-def test_all_threads_share_one_deadline(monkeypatch):
+def test_closing_threads_share_one_deadline(monkeypatch):
     monkeypatch.setattr(feed_module, "time", SimpleNamespace(monotonic=lambda: Hung.now))
     feed = Feed(Full(), [list] * 5)
     feed._threads = [Hung() for _ in range(5)]
-    began = Hung.now
+    start = Hung.now
     feed.stop(2.0)
-    assert Hung.now == began + 2.0
+    assert Hung.now == start + 2.0
     assert not feed.join(3.0)
-    assert Hung.now == began + 5.0
+    assert Hung.now == start + 5.0
 
 
 def test_an_abandoned_thread_pushes_nothing_more():

@@ -17,7 +17,7 @@ from tests.unit.replay.made import changed, columns, fragment
 
 
 def steps(ends: str, **more) -> dict[str, np.ndarray]:
-    """Rows numbered from 0; of each, ``ends`` says how it ended: T(erminated), C(ut) or -."""
+    """Rows numbered from 0; ``ends`` has a letter for each: T(erminated), C(ut, that is truncated) or -."""
     number = np.arange(len(ends))
     return {
         "obs": np.stack([number, -number], axis=1).astype(np.float32),
@@ -56,7 +56,7 @@ def test_rows_become_episodes(tmp_path, kind):
         check(episode, None)
 
 
-def test_next_obs_is_used_where_the_data_has_it(tmp_path):
+def test_next_obs_is_used_if_the_data_has_it(tmp_path):
     rows = steps("-C")
     save_npz(tmp_path / "data.npz", {**rows, "next_obs": rows["obs"] + 1, "bonus": np.ones(2, np.float32)})
     (only,) = Dataset(tmp_path / "data.npz")
@@ -64,7 +64,7 @@ def test_next_obs_is_used_where_the_data_has_it(tmp_path):
     assert only.extras["bonus"].tolist() == [1, 1]
 
 
-def test_leaves_by_path_and_names_of_the_datas_own(tmp_path):
+def test_leaves_are_found_by_path_and_by_mapped_names(tmp_path):
     rows = steps("-T")
     rows = {"image": rows.pop("obs"), "a": rows.pop("action"), **rows, "obs/speed": np.zeros(2, np.float32)}
     save_npz(tmp_path / "data.npz", rows)
@@ -79,7 +79,7 @@ def test_minari(tmp_path, as_groups):
     folder = tmp_path / "set" / "data"
     folder.mkdir(parents=True)
     with h5py.File(folder / "main_data.hdf5", "w") as file:
-        for number in range(11):  # so that an order by name would be wrong
+        for number in range(11):  # so that the order by name is wrong
             group = file.create_group(f"episode_{number}")
             observed = np.full((4, 2), number, np.float32)
             if as_groups:
@@ -106,7 +106,7 @@ def test_minari(tmp_path, as_groups):
         dataset.check(Layout.of_example(np.zeros(3, np.float32), np.zeros(1, np.float32)))
 
 
-def test_a_dataset_that_does_not_fit_is_refused_naming_both(tmp_path):
+def test_a_mismatched_dataset_is_refused_with_both_layouts(tmp_path):
     save_npz(tmp_path / "data.npz", steps("-T"))
     model = Layout.of_model((np.zeros((2, 3), np.float32),))
     with pytest.raises(ConfigError, match=r"obs: expected shape \(3,\) .*it has obs \(2,\) .*fits: obs \(3,\)"):
@@ -115,7 +115,7 @@ def test_a_dataset_that_does_not_fit_is_refused_naming_both(tmp_path):
 
 
 @pytest.mark.parametrize("missing", ["obs", "action", "reward", "terminated"])
-def test_a_missing_field_is_named_with_what_is_there(tmp_path, missing):
+def test_a_missing_field_is_named_with_the_existing_ones(tmp_path, missing):
     rows = steps("-T")
     save_npz(tmp_path / "data.npz", {name: array for name, array in rows.items() if name != missing})
     with pytest.raises(ConfigError, match=f"has no {missing}; it has .*Needed: obs"):
@@ -124,7 +124,7 @@ def test_a_missing_field_is_named_with_what_is_there(tmp_path, missing):
 
 @pytest.mark.parametrize("kind", SAVE)
 def test_every_file_is_checked_before_any_is_read(tmp_path, kind):
-    """What is wrong in a later file was found in the middle of a job, or all of it left out."""
+    """Without it a defect in a later file showed in the middle of a job, or the file was left out."""
     whole, file = steps("-T"), tmp_path / f"2.{kind}"
     SAVE[kind](tmp_path / f"1.{kind}", {**whole, "log_prob": np.zeros(2)})
     assert "log_prob" in Dataset(tmp_path / f"*.{kind}").check()
@@ -140,10 +140,10 @@ def test_every_file_is_checked_before_any_is_read(tmp_path, kind):
     ):
         Dataset(tmp_path / f"*.{kind}").check()
     SAVE[kind](file, whole)
-    assert "log_prob" not in Dataset(tmp_path / f"*.{kind}").check(), "not all of it has what an algorithm asks for"
+    assert "log_prob" not in Dataset(tmp_path / f"*.{kind}").check(), "one file lacks it"
 
 
-def test_checking_a_file_reads_no_episode_but_the_first(tmp_path):
+def test_checking_a_file_reads_only_the_first_episode(tmp_path):
     save_npz(tmp_path / "1.npz", steps("-T"))
     save_npz(tmp_path / "2.npz", {**steps("-T"), "reward": np.full(2, np.nan)})
     Dataset(tmp_path / "*.npz").check()
@@ -163,7 +163,7 @@ def test_every_minari_file_is_checked(tmp_path):
         Dataset(tmp_path / "*.hdf5").check()
 
 
-def test_other_things_that_are_wrong_with_a_file(tmp_path):
+def test_other_defects_of_a_file_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="no such file"):
         Dataset(tmp_path / "none.npz")
     (tmp_path / "broken.npz").write_bytes(b"not an archive")
@@ -187,7 +187,7 @@ def test_other_things_that_are_wrong_with_a_file(tmp_path):
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_an_archive_cut_anywhere_is_refused_as_unreadable(tmp_path, save):
+def test_a_truncated_archive_is_refused_as_unreadable(tmp_path, save):
     save(tmp_path / "whole.npz", **steps("--T" * 20))
     whole = (tmp_path / "whole.npz").read_bytes()
     for length in range(0, len(whole), 11):
@@ -203,7 +203,7 @@ def test_a_corrupt_byte_is_refused_as_unreadable(tmp_path):
     for place in range(0, len(whole), 5):
         (tmp_path / "bad.npz").write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
         try:
-            Dataset(tmp_path / "bad.npz").check()  # a date may be broken, for one
+            Dataset(tmp_path / "bad.npz").check()  # a date may be corrupt, for example
         except ConfigError:
             refused += 1
     assert refused > len(whole) / 10
@@ -212,14 +212,14 @@ def test_a_corrupt_byte_is_refused_as_unreadable(tmp_path):
 @pytest.mark.parametrize("kind", SAVE)
 @pytest.mark.parametrize("name", ["reward", "terminated", "truncated", "log_prob", "policy_version"])
 @pytest.mark.parametrize("value", [np.zeros((3, 2)), np.array(["a"] * 3)])
-def test_a_field_of_one_number_a_step_takes_nothing_else(tmp_path, kind, name, value):
+def test_a_scalar_field_accepts_only_one_number_per_step(tmp_path, kind, name, value):
     SAVE[kind](tmp_path / f"data.{kind}", {**steps("--T"), name: value})
     with pytest.raises(ConfigError, match=rf"{name} has .*, expected a number for each step"):
         Dataset(tmp_path / f"data.{kind}").check()
 
 
 @pytest.mark.parametrize("name", ["obs", "action", "reward", "terminated"])
-def test_one_value_for_all_steps_is_refused(tmp_path, name):
+def test_a_single_value_for_all_steps_is_refused(tmp_path, name):
     np.savez(tmp_path / "data.npz", **{**steps("--T"), name: np.float32(1)})
     with pytest.raises(ConfigError, match=f"{name} is one value, expected one for each step"):
         Dataset(tmp_path / "data.npz").check()
@@ -238,8 +238,8 @@ def test_one_value_for_all_steps_is_refused(tmp_path, name):
         ([1, None], "row 1 .*holds null"),
     ],
 )
-def test_lists_in_a_column_are_of_one_length_and_whole(tmp_path, column, message):
-    """Else their values would be shared out among other rows."""
+def test_lists_in_a_column_have_equal_lengths_and_no_nulls(tmp_path, column, message):
+    """Otherwise their values would be assigned to other rows."""
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -249,7 +249,7 @@ def test_lists_in_a_column_are_of_one_length_and_whole(tmp_path, column, message
         Dataset(tmp_path / "data.parquet").check()
 
 
-def test_lists_in_lists_are_axes_however_the_file_is_cut_into_groups(tmp_path):
+def test_nested_lists_are_axes_for_any_row_groups(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -265,7 +265,7 @@ def test_lists_in_lists_are_axes_however_the_file_is_cut_into_groups(tmp_path):
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 100])
 @pytest.mark.parametrize("following", [False, True])
-def test_episodes_of_a_file_that_is_read_some_rows_at_a_time_are_whole(tmp_path, monkeypatch, rows, following):
+def test_episodes_read_in_blocks_are_whole(tmp_path, monkeypatch, rows, following):
     made = steps("--T-C-----TTC---")
     if following:
         made["next_obs"] = made["obs"] + 1
@@ -283,7 +283,7 @@ def test_episodes_of_a_file_that_is_read_some_rows_at_a_time_are_whole(tmp_path,
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_a_long_archive_takes_no_more_memory_than_the_rows_at_hand(tmp_path, save):
+def test_a_long_archive_needs_memory_only_for_the_current_rows(tmp_path, save):
     save(tmp_path / "long.npz", **{**steps(("-" * 99 + "T") * 1_000), "obs": np.ones((100_000, 64), np.float32)})
     tracemalloc.start()
     try:
@@ -293,7 +293,7 @@ def test_a_long_archive_takes_no_more_memory_than_the_rows_at_hand(tmp_path, sav
         tracemalloc.stop()
 
 
-def test_a_checked_dataset_keeps_nothing_in_memory(tmp_path):
+def test_a_checked_dataset_holds_nothing_in_memory(tmp_path):
     episode = {**steps("-" * 24_999 + "T"), "obs": np.ones((25_000, 64), np.float32)}
     np.savez(tmp_path / "long.npz", **episode)
     dataset = Dataset(tmp_path / "long.npz")
@@ -325,7 +325,7 @@ def test_a_long_file_is_read_in_blocks(tmp_path, wrong, message):
         list(episodes)
 
 
-def test_parts_are_all_files_once(tmp_path):
+def test_parts_cover_every_file_once(tmp_path):
     for number in range(5):
         save_npz(tmp_path / f"{number}.npz", {**steps("-T"), "reward": np.full(2, number)})
     dataset = Dataset(tmp_path / "*.npz")
@@ -336,7 +336,7 @@ def test_parts_are_all_files_once(tmp_path):
 
 
 def grouped(path, arrays, rows):
-    """A Parquet file with so many rows a group."""
+    """A Parquet file with ``rows`` in each row group."""
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -351,7 +351,7 @@ def values(episode):
 @pytest.mark.parametrize("group", [1, 2, 3, 5, 14])
 @pytest.mark.parametrize("rows", [1, 3, 100])
 @pytest.mark.parametrize("ends", ["--T-C-----TTC---", "-" * 15, "T" * 15, "--------------T", "T--------------"])
-def test_parts_of_one_parquet_file_have_every_episode_once_and_whole(tmp_path, monkeypatch, group, rows, ends):
+def test_parts_of_one_parquet_file_cover_every_episode_once(tmp_path, monkeypatch, group, rows, ends):
     monkeypatch.setattr("brayx.replay.steps.BLOCK_ROWS", rows)
     grouped(tmp_path / "data.parquet", steps(ends), group)
     dataset = Dataset(tmp_path / "data.parquet")
@@ -363,7 +363,7 @@ def test_parts_of_one_parquet_file_have_every_episode_once_and_whole(tmp_path, m
             assert [values(episode) for part in parts for episode in part()] == whole, count
 
 
-def test_parts_of_more_files_than_there_are_readers_are_files_and_of_fewer_groups_of_each(tmp_path):
+def test_parts_are_files_if_there_are_enough_and_otherwise_row_groups(tmp_path):
     for number in range(3):
         grouped(tmp_path / f"{number}.parquet", {**steps("T" * 8), "reward": np.arange(8) + 8 * number}, 2)
     dataset = Dataset(tmp_path / "*.parquet")
@@ -396,8 +396,8 @@ def test_an_unreadable_file_cannot_be_divided(tmp_path):
         Dataset(tmp_path / "broken.parquet").parts(2)
 
 
-class Taker:
-    """A buffer that has room when the test says."""
+class GatedBuffer:
+    """A buffer that has room only when the test allows it."""
 
     def __init__(self):
         self.room = threading.Event()
@@ -417,27 +417,27 @@ class Taker:
 
 
 def test_a_feed_waits_for_room_and_reads_each_part_once_per_epoch():
-    taker = Taker()
+    gated = GatedBuffer()
     parts = [lambda first=first: (fragment(2, first + number) for number in range(3)) for first in (0, 10)]
-    with Feed(taker, parts, epochs=2) as feed:
-        assert taker.waits.wait(5)
+    with Feed(gated, parts, epochs=2) as feed:
+        assert gated.waits.wait(5)
         assert not feed.join(0.05)
-        taker.room.set()
+        gated.room.set()
         assert feed.join(5)
-    assert sorted(taker.taken) == sorted(2 * [0, 1, 2, 10, 11, 12])
+    assert sorted(gated.taken) == sorted(2 * [0, 1, 2, 10, 11, 12])
     assert (feed.fed, feed.refused, feed.error) == (12, 0, None)
 
 
 def test_a_feed_skips_refused_fragments_and_ends_at_an_error():
-    taker = Taker()
-    taker.room.set()
+    gated = GatedBuffer()
+    gated.room.set()
 
     def breaks():
         yield fragment(2, float("nan"))
         yield fragment(2, 1)
         raise OSError("disk gone")
 
-    with Feed(taker, [breaks], name="data") as feed:
+    with Feed(gated, [breaks], name="data") as feed:
         assert feed.join(5)
     assert (feed.fed, feed.refused) == (1, 1)
     assert feed.error.message == "source 'data' raised OSError: disk gone"
@@ -450,53 +450,53 @@ def test_fed_fragments_are_accepted_with_any_version_of_another_trial(tmp_path, 
     if published is not None:
         buffer.published(published)
 
-    class There:
+    class AcceptingBuffer:
         def offer(self, *replays, timeout_s):
             for replay in replays:
                 buffer.push(replay)
             return []
 
     made = columns(2, version=800)
-    with Feed(There(), [*Dataset(tmp_path / "data.npz").parts(1), lambda: [made]]) as feed:
+    with Feed(AcceptingBuffer(), [*Dataset(tmp_path / "data.npz").parts(1), lambda: [made]]) as feed:
         assert feed.join(5)
     assert (feed.fed, feed.refused, feed.error) == (2, 0, None)
-    buffer.push(columns(2, version=1))  # the agent's own, which is not too old beside them
+    buffer.push(columns(2, version=1))  # the agent's own fragment, which they must not make too old
     buffer.flush()
     batches = list(iter(buffer.pop, None))
     assert sum(int(batch["mask"].sum()) for batch in batches) == 6 + 8 + 8
     assert {int(version) for batch in batches for version in np.unique(batch["policy_version"])} == {0, 1}
 
 
-@pytest.mark.parametrize(("part", "said"), [(lambda: 3, "expected an iterator"), (lambda: [1], "yielded int")])
-def test_a_feed_of_something_else_is_an_error(part, said):
-    taker = Taker()
-    taker.room.set()
-    with Feed(taker, [part]) as feed:
+@pytest.mark.parametrize(("part", "message"), [(lambda: 3, "expected an iterator"), (lambda: [1], "yielded int")])
+def test_a_feed_of_an_invalid_part_is_an_error(part, message):
+    gated = GatedBuffer()
+    gated.room.set()
+    with Feed(gated, [part]) as feed:
         assert feed.join(5)
-    assert said in feed.error.message
+    assert message in feed.error.message
 
 
-def test_a_feed_ends_with_its_context_and_a_lost_buffer_is_its_error():
-    taker = Taker()
-    with Feed(taker, [lambda: iter(lambda: fragment(2), None)]) as feed:
-        assert taker.waits.wait(5)
+def test_a_feed_ends_with_its_context_and_reports_a_lost_buffer():
+    gated = GatedBuffer()
+    with Feed(gated, [lambda: iter(lambda: fragment(2), None)]) as feed:
+        assert gated.waits.wait(5)
     assert feed.done
     assert feed.error is None
 
-    class Lost:
+    class LostBuffer:
         def offer(self, *replays, timeout_s):
             raise ReplayError("buffer 'b' was lost")
 
-    with Feed(Lost(), [lambda: [fragment(2)]], name="data") as feed:
+    with Feed(LostBuffer(), [lambda: [fragment(2)]], name="data") as feed:
         assert feed.join(5)
     assert feed.error.message == "source 'data': buffer 'b' was lost"
 
 
 def test_a_feed_ends_without_error_once_its_buffer_has_ended():
-    class Over:
+    class EndedBuffer:
         def offer(self, *replays, timeout_s):
             raise ReplayError("buffer 'b' takes no more: its stream has ended", ended=True)
 
-    with Feed(Over(), [lambda: iter(lambda: fragment(2), None)], name="data") as feed:
+    with Feed(EndedBuffer(), [lambda: iter(lambda: fragment(2), None)], name="data") as feed:
         assert feed.join(5)
     assert (feed.fed, feed.error) == (0, None)

@@ -13,7 +13,7 @@ from brayx.replay.samplers import Prioritised
     (0.4, None, 0, 0.4), (0.4, None, 10**9, 0.4), (0.4, 10, 0, 0.4), (0.4, 10, 5, 0.7), (0.4, 10, 10, 1.0),
     (0.4, 10, 99, 1.0), (0.0, 4, 1, 0.25), (1.0, 10, 3, 1.0),
 ])  # fmt: skip
-def test_weights_are_those_of_the_paper(start, batches, before, beta):
+def test_weights_match_the_paper(start, batches, before, beta):
     priorities, alpha = np.array([1.0, 4.0, 9.0, 0.25, 16.0]), 0.6
     sampler = Prioritised(8, alpha)
     sampler.insert(np.arange(5), priorities)
@@ -25,7 +25,7 @@ def test_weights_are_those_of_the_paper(start, batches, before, beta):
     np.testing.assert_allclose(batch["weight"], paper / paper.max(), rtol=1e-5)
     assert batch["weight"].dtype == np.float32
     assert batch["reward"] is given["reward"]
-    assert given["weight"] is full, "which a buffer may give again"
+    assert given["weight"] is full, "a buffer may return the same batch again"
 
 
 def test_a_batch_without_weights_is_unchanged():

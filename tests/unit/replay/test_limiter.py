@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from brayx.replay.limiter import RateLimiter
 
 
-def test_without_a_rate_only_the_size_counts():
+def test_without_a_rate_only_the_size_limits():
     limiter = RateLimiter(min_size=3)
     assert limiter.room(10) is None
     assert not limiter.may_sample(2, 1)
     assert limiter.may_sample(3, 10**6)
 
 
-def test_the_window_exactly():
+def test_the_window_is_exact():
     limiter = RateLimiter(2.0, min_size=10, error_buffer=4, samples=3)
-    assert limiter.room(0) == 12, "10 to begin with, and 4 / 2 more"
+    assert limiter.room(0) == 12, "the initial 10, and 4 / 2 more"
     limiter.inserted(12)
     assert limiter.room(12) == 0
     assert limiter.may_sample(12, 8)
@@ -30,7 +30,7 @@ def test_the_window_exactly():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"samples_per_insert": 4.0, "error_buffer": 5, "samples": 8}, "wait for each other"),
         ({"min_size": 11, "capacity": 10}, "nothing would ever be sampled"),
@@ -40,8 +40,8 @@ def test_the_window_exactly():
         ({"min_size": 0}, "min_size"),
     ],
 )
-def test_settings_that_would_deadlock_are_refused_saying_why(arguments, said):
-    with pytest.raises(ValueError, match=said):
+def test_settings_that_would_deadlock_are_refused_with_a_reason(arguments, message):
+    with pytest.raises(ValueError, match=message):
         RateLimiter(**arguments)
 
 
@@ -61,7 +61,7 @@ def test_valid_settings_never_deadlock_and_keep_the_rate(ratio, min_size, error_
     size = 0
     for _ in range(300):
         insert, sample = limiter.room(size) > 0, limiter.may_sample(size, samples)
-        assert insert or sample, "neither can go on"
+        assert insert or sample, "neither inserts nor samples are allowed"
         if sample and (prefers_samples or not insert):
             limiter.sampled(samples)
         else:

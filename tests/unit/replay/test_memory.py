@@ -30,7 +30,7 @@ def used() -> int:
     ],
     ids=["fifo", "uniform", "prioritised", "reservoir"],
 )
-def test_memory_is_freed_once_data_has_passed_through(options):
+def test_memory_is_freed_after_data_has_passed_through(options):
     buffer = ReplayBuffer(changed(size=64, **options), seed=0)
     many, one, bad = columns(ROWS), fragment(5), columns(1, float("nan"))
 
@@ -45,7 +45,7 @@ def test_memory_is_freed_once_data_has_passed_through(options):
             if batch is not None and "index" in batch:
                 buffer.update_priorities(batch["index"], batch["index"] % 7 + 1.0)
 
-    work(PUSHES // 4)  # until it is full, and the allocator has what it wants
+    work(PUSHES // 4)  # until the buffer is full and the allocator has settled
     grown = []
     for _ in range(ROUNDS):
         before = used()
@@ -54,4 +54,4 @@ def test_memory_is_freed_once_data_has_passed_through(options):
     stats = buffer.stats()
     gone = sum(value for name, value in stats.items() if name.startswith("dropped.")) / 4 + stats.get("replaced", 0)
     assert gone > 200_000
-    assert min(grown) < MIB / 4, "it grew each time; once may be what other tests left to be tidied up"
+    assert min(grown) < MIB / 4, "memory grew each time; a single growth may come from earlier tests"

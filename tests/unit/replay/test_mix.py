@@ -16,7 +16,7 @@ WEIGHTS = st.dictionaries(st.sampled_from("abcde"), st.floats(0.1, 10), min_size
 
 @settings(max_examples=200, deadline=None)
 @given(weights=WEIGHTS, turns=st.integers(1, 200))
-def test_shares_are_those_of_the_weights_to_one_turn(weights, turns):
+def test_shares_follow_the_weights_within_one_turn(weights, turns):
     mix, counts, total = Mix(weights), dict.fromkeys(weights, 0), sum(weights.values())
     for _ in range(turns):
         counts[mix.choose(weights)] += 1
@@ -24,7 +24,7 @@ def test_shares_are_those_of_the_weights_to_one_turn(weights, turns):
         assert abs(counts[name] - turns * weight / total) <= len(weights)
 
 
-def test_two_to_one():
+def test_the_order_of_a_two_to_one_mix():
     mix = Mix({"a": 2, "b": 1})
     assert [mix.choose("ab") for _ in range(6)].count("a") == 4
 
@@ -38,7 +38,7 @@ def test_a_stream_with_data_never_waits_for_an_empty_one(weights, data):
         assert mix.choose(there) in there
 
 
-def test_a_stream_that_was_empty_for_long_does_not_take_all_turns_afterwards():
+def test_a_stream_that_was_empty_for_long_does_not_catch_up_afterwards():
     mix = Mix({"a": 1, "b": 1})
     for _ in range(1000):
         mix.choose({"a"})
@@ -65,13 +65,13 @@ def test_a_mix_continues_from_its_state():
         {"passes": {"a": 1, "b": "x"}},
     ],
 )
-def test_another_state_is_refused(state):
+def test_a_state_of_another_mix_is_refused(state):
     mix = Mix({"a": 1, "b": 1})
     with pytest.raises(ValueError, match="state"):
         mix.load_state_dict(state)
 
 
 @pytest.mark.parametrize("weights", [{}, {"a": 0.0}, {"a": -1.0}, {"a": float("inf")}])
-def test_weights_that_make_no_sense_are_refused(weights):
+def test_invalid_weights_are_refused(weights):
     with pytest.raises(ValueError, match="weights"):
         Mix(weights)

@@ -22,7 +22,7 @@ SQUASHED = ActionSpec("box", (), (2,), -np.ones(2, np.float32), np.ones(2, np.fl
 
 
 def fragment(start: int, length: int, end: str = "neither", **changes) -> Fragment:
-    """Transitions ``start .. start + length - 1`` whose observation, action and reward are their number."""
+    """Transitions ``start .. start + length - 1``; observation, action and reward equal the number."""
     numbers = np.arange(start, start + length + 1)
     made = Fragment(
         obs={"x": numbers.astype(np.float32)[:, None], "y": numbers.astype(np.int32)},
@@ -47,7 +47,7 @@ def steps(batches, key):
     return [batch[key][b, t] for batch in batches for b, t in zip(*np.nonzero(batch["mask"]), strict=True)]
 
 
-def test_a_column_exactly():
+def test_a_column_has_exactly_this_content():
     (batch,) = pack([fragment(1, 2, "terminated"), fragment(10, 3, "neither")], batch_size=2, unroll_length=4)
     assert batch["reward"].tolist() == [[1, 2, 10, 11, 0], [12, 0, 0, 0, 0]]
     assert batch["obs/y"].tolist() == [[1, 2, 10, 11, 12], [12, 13, 0, 0, 0]]
@@ -56,7 +56,7 @@ def test_a_column_exactly():
     assert batch["truncated"].tolist() == [[False] * 5, [True, False, False, False, False]]
 
 
-def test_terminated_holds_when_both_flags_are_set():
+def test_terminated_wins_if_both_flags_are_set():
     (batch,) = pack([fragment(1, 2, terminated=True, truncated=True)])
     assert batch["terminated"][0, 1]
     assert not batch["truncated"].any()
@@ -87,9 +87,7 @@ ENDS = st.sampled_from(["terminated", "truncated", "neither"])
     unroll_length=st.integers(1, 9),
     rooms=st.lists(st.integers(0, 4), min_size=1).filter(any),
 )
-def test_a_fragment_packed_in_parts_is_the_same_as_whole_and_fills_at_most_the_given_columns(
-    lengths, unroll_length, rooms
-):
+def test_a_fragment_packed_in_parts_equals_one_packed_whole(lengths, unroll_length, rooms):
     fragments = [fragment(100 * number, length, end) for number, (length, end) in enumerate(lengths)]
     packer, batches, turns = Packer(1, unroll_length), [], itertools.cycle(rooms)
     for rest in fragments:
@@ -114,7 +112,7 @@ def test_a_fragment_packed_in_parts_is_the_same_as_whole_and_fills_at_most_the_g
     unroll_length=st.integers(1, 9),
     batch_size=st.integers(1, 4),
 )
-def test_every_transition_once_in_order_with_the_observation_after_it(lengths, unroll_length, batch_size):
+def test_every_transition_is_packed_once_in_order_with_its_next_observation(lengths, unroll_length, batch_size):
     fragments, start = [], 1
     for length, end in lengths:
         fragments.append(fragment(start, length, end))
@@ -164,7 +162,7 @@ def test_a_bad_fragment_is_refused_by_name_and_packs_nothing(field, changes):
     assert packer.waiting == 3
 
 
-def test_the_message_says_what_came_and_what_was_expected():
+def test_the_message_shows_expected_and_got():
     with pytest.raises(BadFragment, match=r"obs/x: expected shape \(2,\) of float32 a step, got \(1,\) of float32"):
         check(fragment(0, 3), Layout.of_example({"x": np.zeros(2, np.float32), "y": np.int32(0)}, np.int64(0)))
 
@@ -172,7 +170,7 @@ def test_the_message_says_what_came_and_what_was_expected():
 MODEL = Layout.of_model(({"x": np.zeros((2, 1), np.float32), "y": np.zeros(2, np.int64)},))
 
 
-def test_an_observation_is_converted_to_what_the_model_takes_as_forward_does():
+def test_an_observation_is_converted_for_the_model_as_in_forward():
     numbers = {"x": np.array([[1], [2], [3]]), "y": np.array([1, 2, 3], np.uint8), "seen": np.zeros(3)}
     packer = Packer(1, 8, MODEL)
     list(packer.add(fragment(0, 2, obs={**numbers, "x": numbers["x"] * 1.5})))  # a list of JSON numbers is float64
@@ -180,7 +178,7 @@ def test_an_observation_is_converted_to_what_the_model_takes_as_forward_does():
     batch = packer.flush()
     assert (batch["obs/x"].dtype, batch["obs/y"].dtype) == (np.float32, np.int64)
     assert batch["obs/x"][0, :2, 0].tolist() == [1.5, 3.0]
-    assert (batch["action"].dtype, batch["obs/seen"].dtype) == (np.int64, np.float64), "as the first fragment has it"
+    assert (batch["action"].dtype, batch["obs/seen"].dtype) == (np.int64, np.float64), "set by the first fragment"
     with pytest.raises(BadFragment, match="action"):
         packer.add(fragment(0, 2, obs=numbers, action=np.zeros(2, np.float32)))
 
@@ -199,25 +197,25 @@ def test_an_observation_is_converted_to_what_the_model_takes_as_forward_does():
         ("obs/x: missing", np.zeros((4, 1), np.float32)),
     ],
 )
-def test_an_observation_that_is_not_the_models_is_refused_by_name_from_the_first_one_on(message, obs):
+def test_a_mismatched_observation_is_refused_by_name_even_the_first(message, obs):
     packer = Packer(2, 4, MODEL)
     with pytest.raises(BadFragment, match=message):
         packer.add(fragment(0, 3, obs=obs))
     assert packer.layout == MODEL
 
 
-def test_a_declared_layout_is_the_one_that_fragments_have():
+def test_fragments_must_have_a_declared_layout():
     declared = Layout.of_example({"x": np.zeros(1, np.float32), "y": np.int32(0)}, np.int64(0))
     assert declared == Layout.of(fragment(0, 3))
 
 
-def test_something_else_is_refused():
+def test_other_types_are_refused():
     with pytest.raises(BadFragment, match="dict"):
         check({"reward": 1}, None)
 
 
 def columns(start: int, rows: int, unroll_length: int = 4, **changes) -> Columns:
-    """Columns whose observations, actions and rewards are numbers from ``start`` on; each ends truncated."""
+    """Columns that count observations, actions and rewards from ``start``; each column ends truncated."""
     numbers = start + np.arange(rows * (unroll_length + 1)).reshape(rows, -1)
     mask = np.ones(numbers.shape, np.float32)
     mask[:, -1] = 0
@@ -241,7 +239,7 @@ def test_columns_count_their_transitions():
     assert len(columns(0, 3)) == 12
 
 
-def test_columns_of_a_batchs_size_are_the_batch():
+def test_columns_of_a_batchs_size_become_the_batch_without_a_copy():
     packer = Packer(2, 4)
     list(packer.add(fragment(0, 3)))
     pushed = columns(10, 2)
@@ -255,7 +253,7 @@ def test_columns_of_a_batchs_size_are_the_batch():
     pushes=st.lists(st.tuples(st.booleans(), st.integers(1, 11), ENDS), min_size=1, max_size=12),
     batch_size=st.integers(1, 4),
 )
-def test_every_transition_of_columns_and_fragments_once_with_the_observation_after_it(pushes, batch_size):
+def test_columns_and_fragments_together_are_packed_once_with_next_observations(pushes, batch_size):
     packer, batches, expected, start = Packer(batch_size, 4), [], [], 1
     for is_columns, size, end in pushes:
         pushed = columns(start, size) if is_columns else fragment(start, size, end)
@@ -307,17 +305,17 @@ def test_bad_columns_are_refused_by_name_and_pack_nothing(message, changes):
     assert packer.waiting == 8
 
 
-def test_bad_columns_are_refused_when_they_are_the_first():
+def test_bad_columns_are_refused_even_if_they_are_the_first():
     for changes in ({"mask": None}, {"obs/x": None, "obs/y": None}, {"action": None}, {"mask": np.zeros((0, 5))}):
         with pytest.raises(BadFragment):
             Packer(3, 4).add(columns(0, 2, **changes))
 
 
-def test_numbers_whose_sum_overflows_are_finite():
+def test_finite_numbers_whose_sum_overflows_pass_as_finite():
     list(Packer(3, 4).add(columns(0, 2, reward=np.full((2, 5), 3e38, np.float32))))
 
 
-def test_columns_observations_are_converted_to_what_the_model_takes():
+def test_observations_of_columns_are_converted_for_the_model():
     packer = Packer(2, 4, MODEL)
     (batch,) = packer.add(columns(0, 2, **{"obs/x": np.ones((2, 5, 1))}))
     assert (batch["obs/x"].dtype, batch["obs/y"].dtype) == (np.float32, np.int64)
@@ -344,7 +342,7 @@ def test_a_masked_action_may_be_anything():
         (GAUSSIAN, [[7.0, -9.0]] * 3, [[7.0]] * 3, r"expected the model's shape \(2,\) a step"),
     ],
 )
-def test_actions_that_the_model_does_not_have_are_refused_in_fragments_and_columns(acts, good, bad, message):
+def test_actions_outside_the_models_range_are_refused(acts, good, bad, message):
     def pushed(action):
         action = np.array(action)
         plain = fragment(0, 3, "terminated", obs=np.zeros((4, 2), np.float32))

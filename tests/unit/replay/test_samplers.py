@@ -16,11 +16,11 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
 
 
 def bound(degrees: int) -> float:
-    """What chi-square exceeds once in a million draws (Wilson and Hilferty's approximation, z = 4.75)."""
+    """The chi-square value exceeded once in a million draws (Wilson and Hilferty's approximation, z = 4.75)."""
     return degrees * (1 - 2 / (9 * degrees) + 4.75 * (2 / (9 * degrees)) ** 0.5) ** 3
 
 
-def test_uniform_draws_each_equally_often_after_removals():
+def test_uniform_draws_all_equally_often_after_removals():
     sampler = Uniform(32)
     sampler.insert(np.arange(32), None)
     sampler.remove(np.array([0, 5, 30, 31]))
@@ -45,7 +45,7 @@ def test_uniform_draws_stored_columns_only(changes):
         assert set(sampler._slots[: sampler._count].tolist()) == there
 
 
-def test_prioritised_draws_by_the_powers_of_priorities_with_importance_weights():
+def test_prioritised_draws_by_powers_of_priorities_with_importance_weights():
     sampler = Prioritised(10, exponent=0.5)
     priorities = np.array([1.0, 4.0, 9.0, 0.0, 16.0])
     sampler.insert(np.arange(5), priorities)
@@ -65,7 +65,7 @@ def test_an_exponent_of_0_is_uniform():
     sampler = Prioritised(4, exponent=0.0)
     sampler.insert(np.arange(4), np.array([1.0, 100.0, 0.0, 5.0]))
     slots, weights = sampler.draw(4000, np.random.default_rng(0))
-    assert (np.bincount(slots) == 1000).all(), "draws are spread over equal parts"
+    assert (np.bincount(slots) == 1000).all(), "draws are stratified"
     assert (weights == 1).all()
 
 
@@ -109,7 +109,7 @@ def test_the_lowest_priority_is_replaced(pushes, capacity):
 
 @settings(max_examples=100, deadline=None)
 @given(pushes=st.lists(st.integers(1, 12), min_size=1, max_size=8), capacity=st.integers(1, 8))
-def test_a_reservoir_keeps_the_highest_keys_in_any_order_of_arrival(pushes, capacity):
+def test_a_reservoir_keeps_the_highest_keys_for_any_order_of_arrival(pushes, capacity):
     remover, there, keys = Reservoir(capacity), {}, []
     for number, count in enumerate(pushes):
         slots = remover.place(count, None, np.random.default_rng(number))
@@ -122,7 +122,7 @@ def test_a_reservoir_keeps_the_highest_keys_in_any_order_of_arrival(pushes, capa
 
 
 def test_a_reservoir_is_a_weighted_sample_of_the_stream():
-    """One slot: column ``i`` of the stream stays with probability ``w_i / sum w``."""
+    """With one slot, column ``i`` of the stream remains with probability ``w_i / sum w``."""
     weights, counts, rng = np.array([1.0, 2.0, 3.0, 4.0, 0.0]), np.zeros(5), np.random.default_rng(3)
     for _ in range(4000):
         remover, kept = Reservoir(1), -1

@@ -18,7 +18,7 @@ WEIGHTS = st.one_of(st.just(0.0), st.floats(1e-3, 1e3))
     writes=st.lists(st.lists(st.tuples(st.integers(0, 39), WEIGHTS), max_size=20), max_size=6),
     places=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=20),
 )
-def test_it_is_a_running_sum(capacity, writes, places):
+def test_it_equals_a_running_sum(capacity, writes, places):
     tree, naive = SumTree(capacity), np.zeros(capacity)
     for write in writes:
         indices = np.array([index % capacity for index, _ in write], np.int64)
@@ -39,7 +39,7 @@ def test_it_is_a_running_sum(capacity, writes, places):
         assert ends[found] - naive[found] - 1e-6 <= place <= ends[found] + 1e-6
 
 
-def test_a_place_on_a_border_belongs_to_the_next_index_and_one_past_the_end_to_the_last():
+def test_a_position_on_a_border_maps_to_the_next_index_and_past_the_end_to_the_last():
     tree = SumTree(5)
     tree[np.array([1, 3])] = np.array([2.0, 1.0])
     assert tree.find(np.array([0.0, 1.999, 2.0, 2.999, 3.0, 4.0])).tolist() == [1, 1, 3, 3, 3, 3]

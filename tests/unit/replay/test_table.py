@@ -13,7 +13,7 @@ from brayx.replay.table import Table
 
 
 def columns(numbers, version=0, **more):
-    """One transition a column, whose reward is the number."""
+    """Columns of one transition each, whose rewards are ``numbers``."""
     numbers = np.asarray(numbers, np.float32)
     pairs = np.stack([numbers, numbers + 0.5], axis=1)
     mask = np.zeros(pairs.shape, np.float32)
@@ -27,13 +27,13 @@ def columns(numbers, version=0, **more):
     }
 
 
-def there(table):
+def stored(table):
     return sorted(table._arrays["reward"][table._alive, 0].tolist())
 
 
 @settings(max_examples=100, deadline=None)
 @given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=10), capacity=st.integers(1, 6))
-def test_samples_are_columns_of_the_newest(counts, capacity):
+def test_samples_are_among_the_newest_columns(counts, capacity):
     table, number = Table.uniform(capacity, 5, seed=0), 0
     for count in counts:
         table.insert(columns(range(number, number + count)))
@@ -43,7 +43,7 @@ def test_samples_are_columns_of_the_newest(counts, capacity):
         assert (batch["obs"] == batch["reward"][..., None]).all()
         assert (batch["reward"][:, 1] == batch["reward"][:, 0] + 0.5).all()
         assert batch["reward"][:, 0].min() >= number - capacity
-        assert there(table) == list(range(max(0, number - capacity), number))
+        assert stored(table) == list(range(max(0, number - capacity), number))
     assert table.replaced + len(table) + sum(max(0, count - capacity) for count in counts) == number
 
 
@@ -65,10 +65,10 @@ def test_priorities_are_set_by_index_and_stale_ones_are_ignored():
     table.insert(columns([10, 11, 12]))  # in place of 0, 1 and 2
     assert table.update_priorities(again["index"], np.full(400, 1e9)) == 0
     assert table.stale == 400
-    assert table.sample()["reward"][:, 0].max() == 12, "those in the same slots were not touched"
+    assert table.sample()["reward"][:, 0].max() == 12, "columns that took the same slots are unchanged"
 
 
-def test_ids_of_another_table_are_ignored(monkeypatch):
+def test_indices_of_another_table_are_ignored(monkeypatch):
     chance = iter([7, 7, 8])
     monkeypatch.setattr("brayx.replay.table.secrets.randbits", lambda bits: next(chance))
     one, *others = (Table.prioritised(4, 4, seed=0, shard=shard) for shard in (126, 127, 126))
@@ -99,23 +99,23 @@ def test_a_pushed_priority_is_kept():
 
 @pytest.mark.parametrize("remover", ["oldest", "lowest_priority", "reservoir"])
 @pytest.mark.parametrize("sampler", ["uniform", "prioritised"])
-def test_old_columns_are_dropped_and_counted_with_every_composition(sampler, remover):
+def test_old_columns_are_dropped_and_counted_for_every_sampler_and_remover(sampler, remover):
     config = BufferConfig(size=2, batch_size=4, sampler=sampler, remover=remover)
     table = Table.of(config, seed=0)
     for version in range(8):
         table.insert(columns([version], version))
     assert set(table.sample(least_version=5)["reward"][:, 0].tolist()) <= {5, 6, 7}
     assert table.dropped == {"policy_lag": 5}
-    assert there(table) == [5, 6, 7]
+    assert stored(table) == [5, 6, 7]
     table.insert(columns([2], 2))
-    assert 2 not in table.sample(least_version=5)["reward"][:, 0], "one that came late"
+    assert 2 not in table.sample(least_version=5)["reward"][:, 0], "a late column"
     assert table.sample(least_version=9) is None
     table.insert(columns(range(20, 28), 9))
-    assert len(table) == 8, "their places are free again"
+    assert len(table) == 8, "their slots are free again"
     assert set(table.sample(least_version=9)["reward"][:, 0].tolist()) <= set(range(20, 28))
 
 
-def test_steps_without_a_mask_have_no_age():
+def test_masked_steps_do_not_count_for_the_age():
     table = Table.uniform(4, 4, seed=0)
     made = columns([1], 5)
     made["policy_version"][:, 1] = 0
@@ -123,7 +123,7 @@ def test_steps_without_a_mask_have_no_age():
     assert table.sample(least_version=5) is not None
 
 
-def test_the_rate_is_kept_and_drops_are_counted():
+def test_the_rate_is_enforced_and_drops_are_counted():
     table = Table.uniform(100, 4, RateLimiter(2.0, min_size=4, error_buffer=8, samples=4))
     assert table.sample() is None
     assert table.insert(columns(range(20))) == 8
@@ -136,7 +136,7 @@ def test_the_rate_is_kept_and_drops_are_counted():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (
             {"sampler": "fifo", "samples_per_insert": 2.0},
@@ -147,6 +147,6 @@ def test_the_rate_is_kept_and_drops_are_counted():
         ({"min_columns": 10_000}, "nothing would ever be sampled"),
     ],
 )
-def test_options_that_cannot_work_are_refused(changes, said):
-    with pytest.raises(ValueError, match=said):
+def test_unusable_options_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
         BufferConfig(**{"sampler": "uniform", **changes})

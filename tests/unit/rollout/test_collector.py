@@ -1,4 +1,4 @@
-"""Columns: every transition as it happened, whatever the environment's autoreset mode, in the layout of replay."""
+"""Columns hold every transition in replay's layout, for every autoreset mode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from brayx.replay.packing import check_columns
 from brayx.rollout.collector import Collector, Episode, seed_after
 from brayx.rollout.envs import make_envs
 from brayx.rollout.policy import Policy
-from tests.unit.rollout.worlds import Counter, Counting, Gaussian, Linear, Looking, Masked, Pulling
+from tests.unit.rollout.worlds import BoxCounting, Counter, Counting, Gaussian, Linear, Masked, MaskedCounting
 from tests.waiting import WAIT_S
 
 OBS = (np.zeros((2, 2), np.float32),)
@@ -34,7 +34,7 @@ def collector(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_transition_is_followed_by_what_came_of_it(mode):
+def test_every_transition_is_followed_by_its_outcome(mode):
     made = collector(mode=mode, length=5)
     seen = []
     for _ in range(8):
@@ -46,11 +46,11 @@ def test_every_transition_is_followed_by_what_came_of_it(mode):
                 ended = arrays["terminated"][row, t]
                 assert arrays["reward"][row, t] == at + 1
                 assert ended == (at == 2 and episode % 2 == 0)
-                if not ended:  # what it bootstraps from is the state that it led to
+                if not ended:  # it bootstraps from the state it led to
                     assert after.tolist() == [episode, at + 1]
                 if row == 0:
                     seen.append((int(episode), int(at)))
-    # Nothing twice, nothing out of order, nothing missing but what an autoreset without room for it leaves out.
+    # No duplicates, in order, and complete except for steps that an autoreset leaves no room for.
     left_out = mode is not AutoresetMode.NEXT_STEP
     expected = [(e, s) for e in range(100) for s in range(3) if not (left_out and e % 2 == 1 and s == 2)]
     assert seen == expected[: len(seen)]
@@ -59,7 +59,7 @@ def test_every_transition_is_followed_by_what_came_of_it(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_trace_is_cut_where_an_episode_ends_and_nowhere_else(mode):
+def test_a_trace_is_cut_only_at_the_end_of_an_episode(mode):
     made = collector(mode=mode, length=7)
     for _ in range(6):
         arrays = made.collect().arrays
@@ -76,13 +76,13 @@ def test_a_trace_is_cut_where_an_episode_ends_and_nowhere_else(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_after_a_step_that_raised_every_environment_begins_anew(mode):
-    """The first environment had taken the step in which the second raised, so it is ahead of the record."""
+def test_after_an_error_every_environment_restarts(mode):
+    """When the second environment raised, the first had already taken the step, so it is ahead of the record."""
     steps = iter(range(10**6))
 
     class Tripping(Counting):
         def step(self, action):
-            if next(steps) == 10:  # the second one's, in its second episode
+            if next(steps) == 10:  # the second environment, in its second episode
                 raise ValueError("tripped")
             return super().step(action)
 
@@ -94,18 +94,18 @@ def test_after_a_step_that_raised_every_environment_begins_anew(mode):
     assert made.env_steps == 0
     runs = [made.collect().arrays for _ in range(4)]
     np.testing.assert_array_equal(runs[0]["obs"][:, 0, 1], 0)
-    assert runs[0]["mask"][:, 0].all(), "a step that begins an episode resets nothing"
+    assert runs[0]["mask"][:, 0].all(), "the first step of an episode is no reset step"
     for arrays in runs:
         for row, t in np.argwhere(arrays["mask"] > 0):
             (episode, at), after = arrays["obs"][row, t], arrays["obs"][row, t + 1]
             assert arrays["terminated"][row, t] == (at == 2 and episode % 2 == 0)
             assert arrays["terminated"][row, t] or after.tolist() == [episode, at + 1]
-    assert {episode.ret for episode in made.episodes()} == {6.0}, "no half of one, no two in one"
+    assert {episode.ret for episode in made.episodes()} == {6.0}, "episodes are neither split nor joined"
     assert made.env_steps == sum(int(run["mask"].sum()) for run in runs)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_episodes_are_counted_with_all_their_rewards(mode):
+def test_episodes_have_all_their_rewards(mode):
     made = collector(mode=mode, length=5, reward_clip=0.5)
     columns = [made.collect() for _ in range(4)]
     episodes = made.episodes()
@@ -116,7 +116,7 @@ def test_episodes_are_counted_with_all_their_rewards(mode):
 
 
 @pytest.mark.parametrize("engine", ["onnx", "torch"])
-def test_log_probs_are_those_of_the_weights_that_acted(engine):
+def test_log_probs_belong_to_the_weights_that_acted(engine):
     module = Linear()
     made = collector(module=module, engine=engine)
     for version in (0, 7):
@@ -131,34 +131,34 @@ def test_log_probs_are_those_of_the_weights_that_acted(engine):
         assert (arrays["policy_version"] == version).all()
 
 
-def test_a_box_is_acted_in_by_its_bounds_and_recorded_in_the_policys_unit():
-    made = collector(Pulling, Gaussian(), num=2, length=64)
+def test_box_actions_are_scaled_to_bounds_and_recorded_in_the_policys_unit():
+    made = collector(BoxCounting, Gaussian(), num=2, length=64)
     arrays = made.collect().arrays
     real = [index for index in range(64) if arrays["mask"][0, index]]
     done = np.stack(made.envs.envs[0].actions)
     assert arrays["action"].dtype == np.float32
     expected = np.clip(arrays["action"][0, real] * [2, 5] + [0, 5], [-2, 0], [2, 10])
     np.testing.assert_allclose(done, expected, rtol=1e-5)
-    assert np.abs(arrays["action"]).max() > 1.5  # not clipped: its density is of what was drawn
+    assert np.abs(arrays["action"]).max() > 1.5  # not clipped: the density is that of the drawn value
 
 
-def test_noise_is_anew_at_each_step_unless_it_is_to_last():
+def test_noise_is_drawn_at_each_step_unless_sde_steps_holds_it():
     class Still(Gaussian):
         def forward(self, obs):
             mean = obs[..., :2] * 0
             return {"mean": mean, "log_std": mean, "latent": mean[..., :1] + 1, "sde_std": mean[..., None, :] + 1}
 
-    held = collector(Pulling, Still(), num=2, length=8, sde_steps=4).collect().arrays["action"]
+    held = collector(BoxCounting, Still(), num=2, length=8, sde_steps=4).collect().arrays["action"]
     assert (held[:, :4] == held[:, :1]).all()
     assert (held[:, 4:8] == held[:, 4:5]).all()
     assert (held[:, 0] != held[:, 4]).all()
-    fresh = collector(Pulling, Still(), num=2, length=8).collect().arrays["action"]
+    fresh = collector(BoxCounting, Still(), num=2, length=8).collect().arrays["action"]
     assert (fresh[:, 0] != fresh[:, 1]).all()
 
 
 def test_a_masked_action_is_never_taken():
     args = ({"where": OBS[0], "action_mask": np.ones((2, 2), np.float32)},)
-    made = collector(Looking, Masked(), args, engine="onnx")
+    made = collector(MaskedCounting, Masked(), args, engine="onnx")
     for _ in range(5):
         arrays = made.collect().arrays
         assert (arrays["action"][:, :-1] == 1).all()
@@ -167,7 +167,7 @@ def test_a_masked_action_is_never_taken():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_state_is_recorded_as_it_was_before_each_step_and_begins_with_the_episode(mode):
+def test_the_state_before_each_step_is_recorded_and_resets_with_the_episode(mode):
     args = (OBS[0], np.zeros((2, 1), np.float32))
     made = collector(Counting, Counter(), args, mode=mode, engine="onnx")
     for _ in range(6):
@@ -179,7 +179,7 @@ def test_a_state_is_recorded_as_it_was_before_each_step_and_begins_with_the_epis
                     assert arrays["state"][row, t, 0] == arrays["obs"][row, t, 1]
 
 
-def test_observations_are_normalised_by_all_that_was_seen():
+def test_observations_are_normalised_by_all_samples_so_far():
     made = collector(normalise_obs=True, num=4, length=50)
     for _ in range(12):
         arrays = made.collect().arrays
@@ -196,8 +196,8 @@ def test_observations_are_normalised_by_all_that_was_seen():
         collector().load_state_dict(state)
 
 
-def test_moments_are_not_asked_for_between_two_of_their_parts():
-    """A checkpoint of what collects in another thread has a count and a mean of the same observations."""
+def test_moments_are_read_as_a_consistent_whole():
+    """A checkpoint taken while another thread collects has a count and a mean of the same observations."""
     made = collector(normalise_obs=True)
     add, adding, go_on = made.obs_normaliser.add, threading.Event(), threading.Event()
 
@@ -210,16 +210,16 @@ def test_moments_are_not_asked_for_between_two_of_their_parts():
     with ThreadPoolExecutor(2) as pool:
         run = pool.submit(made.collect)
         assert adding.wait(WAIT_S)
-        asked = pool.submit(made.state_dict)
+        state = pool.submit(made.state_dict)
         with pytest.raises(TimeoutError):
-            asked.result(0.2)
+            state.result(0.2)
         made.obs_normaliser.add = add
         go_on.set()
-        assert int(asked.result(WAIT_S)["obs:count"]) > 0
+        assert int(state.result(WAIT_S)["obs:count"]) > 0
         run.result(WAIT_S)
 
 
-def test_what_goes_on_plays_other_episodes():
+def test_a_resumed_run_plays_other_episodes():
     def first_run(seed):
         torch.manual_seed(0)
         policy = Policy(CartPole(), (np.zeros((2, 4), np.float32),))
@@ -233,7 +233,7 @@ def test_what_goes_on_plays_other_episodes():
     assert not np.isin(other["obs"][:, 0], same["obs"][:, 0]).any()
 
 
-def test_rewards_are_normalised_by_the_deviation_of_their_discounted_sums():
+def test_rewards_are_normalised_by_the_deviation_of_discounted_sums():
     made = collector(normalise_reward=True, gamma=0.5, num=2, length=80)
     arrays = made.collect().arrays
     sums = [1.0, 0.5 * 1 + 2, 0.25 + 1 + 3]  # of an episode's rewards 1, 2, 3
@@ -266,14 +266,14 @@ class CartPole(torch.nn.Module):
         return {"logits": self.layer(obs)}
 
 
-def test_a_model_of_other_observations_is_refused_by_what_differs():
+def test_a_model_with_other_observations_is_refused_with_the_difference():
     envs = gymnasium.make_vec("CartPole-v1", num_envs=2)
     with pytest.raises(ConfigError, match=r"obs: the environments give \[4\] float32, the model takes \[2\] float32"):
         Collector(envs, Policy(Linear(), OBS, engine="torch"), 4)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_reward_that_is_no_number_spoils_the_return_of_its_episode_alone(bad):
+def test_a_non_finite_reward_affects_only_its_own_episode(bad):
     class Once(Counting):
         def step(self, action):
             obs, reward, *rest = super().step(action)

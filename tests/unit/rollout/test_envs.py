@@ -25,7 +25,7 @@ from tests.unit.rollout.worlds import Counting
         (lambda: SyncVectorEnv([Counting] * 3), "auto", "SyncVectorEnv"),
     ],
 )
-def test_what_steps_them(env, vectorization, kind):
+def test_vectorization_selects_the_class(env, vectorization, kind):
     envs = make_envs(env, 3, vectorization=vectorization)
     try:
         assert type(envs).__name__ == kind
@@ -47,31 +47,31 @@ def test_options_reach_the_environment():
         ("CartPoll-v1", {}, "no environment 'CartPoll-v1': the nearest known id is 'CartPole-v1'"),
         ("CartPole-v11", {}, "the nearest known id is 'CartPole-v1'$"),
         ("Nope-v1", {}, "no environment 'Nope-v1': the nearest known id is '[^']*'$"),
-        ("nobody:Nope-v1", {}, "no environment 'nobody:Nope-v1': .*nobody"),
+        ("missing:Nope-v1", {}, "no environment 'missing:Nope-v1': .*missing"),
         ("Pendulum-v1", {"vectorization": "native"}, "no vector environment of its own"),
         ("Pendulum-v1", {"options": {"gravity": 1}}, "unexpected keyword argument 'gravity'"),
         (Counting, {"options": {"g": 1}}, "a factory sets its own"),
         (lambda: SyncVectorEnv([Counting] * 2), {}, "has 2 environments, expected 3"),
     ],
 )
-def test_what_cannot_be_had_is_refused(env, options, why):
+def test_unavailable_environments_are_refused(env, options, why):
     with pytest.raises(ConfigError, match=why):
         make_envs(env, 3, **options)
 
 
 @pytest.mark.parametrize("count", [0, -1])
-def test_there_is_at_least_one(count):
+def test_the_number_of_environments_is_at_least_one(count):
     with pytest.raises(ConfigError, match="expected 1 or more"):
         make_envs("CartPole-v1", count)
 
 
-def test_an_id_is_looked_up_without_making_what_it_names():
+def test_an_id_is_checked_without_making_the_environment():
     check_env("Pendulum-v1")
     with pytest.raises(ConfigError, match=r"no environment 'pendulum-v1': the nearest known id is 'Pendulum-v1'$"):
         check_env("pendulum-v1")
 
 
-def test_only_who_asks_for_an_atari_game_is_told_where_those_come_from(monkeypatch):
+def test_only_atari_ids_are_refused_with_the_atari_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ale_py", None)
     for env in ("ALE/Pung-v5", "PungNoFrameskip-v4"):
         with pytest.raises(ConfigError, match=r"Atari games come with `pip install 'brayx\[atari\]'`"):
@@ -81,7 +81,7 @@ def test_only_who_asks_for_an_atari_game_is_told_where_those_come_from(monkeypat
             check_env(env)
 
 
-def test_atari_comes_from_its_own_vector_environment():
+def test_atari_uses_its_own_vector_environment():
     pytest.importorskip("ale_py", reason="Atari games come with the extra `atari`")
     for env in ("ALE/Pong-v5", "PongNoFrameskip-v4"):
         assert is_atari(env)

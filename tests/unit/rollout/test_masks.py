@@ -21,13 +21,13 @@ from brayx.rollout.multi import AgentsAsRows
 from brayx.rollout.networks import observation_of, ready_made
 from brayx.rollout.policy import Policy
 from tests.unit.rollout.test_multi import Count
-from tests.unit.rollout.worlds import Counting, Linear, Looking
+from tests.unit.rollout.worlds import Counting, Linear, MaskedCounting
 
 ACTIONS = 4
 
 
-class Telling(Counting):
-    """`Counting` where only the action of the step's number is allowed; a step without a mask allows the last one."""
+class MasksInInfo(Counting):
+    """`Counting` where only the action equal to the step's number is allowed; a step without a mask allows the last."""
 
     action_space: spaces.Space = spaces.Discrete(ACTIONS)
 
@@ -39,15 +39,15 @@ class Telling(Counting):
         return obs, self._mask_info()
 
     def step(self, action):
-        assert self._at == 2 or action == self._at or self._lenient, "an action that is not allowed"
+        assert self._at == 2 or action == self._at or self._lenient, "a masked action was taken"
         obs, *rest, _ = super().step(action)
         return obs, *rest, self._mask_info()
 
     _lenient = False
 
 
-class Several(Telling):
-    """The same with two heads, in a dict; masks are a tuple, as Gymnasium's spaces have them."""
+class Several(MasksInInfo):
+    """The same with two heads and a dict observation; masks are a tuple, as Gymnasium's spaces have them."""
 
     observation_space = spaces.Dict({"where": Counting.observation_space})  # type: ignore[assignment]
     action_space = spaces.MultiDiscrete([2, 2])
@@ -75,8 +75,8 @@ def collector(env, mode, **options):
 @pytest.mark.parametrize("greedy", [True, False])
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_each_observation_is_recorded_with_its_own_mask(mode, greedy):
-    """Also after the reset of one environment among several, whatever resets it."""
-    made = collector(Telling, mode, greedy=greedy)
+    """Also after the reset of one environment among several, in each autoreset mode."""
+    made = collector(MasksInInfo, mode, greedy=greedy)
     for _ in range(8):
         arrays = made.collect().arrays
         for row, t in np.argwhere(arrays["mask"] > 0):
@@ -113,9 +113,9 @@ def test_taxi_takes_no_masked_action(vectorization):
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_training_and_evaluation_keep_to_the_masks(blocking):
+def test_training_and_evaluation_obey_the_masks(blocking):
     class Strict(gymnasium.Wrapper):
-        """Raises at an action that is not allowed."""
+        """Raises on a masked action."""
 
         def __init__(self):
             super().__init__(gymnasium.make("Taxi-v4", max_episode_steps=20))
@@ -131,7 +131,7 @@ def test_training_and_evaluation_keep_to_the_masks(blocking):
             return *result, self.info
 
     training = Training(
-        total_steps=600, num_envs=4, unroll_length=16, engine="torch", blocking=blocking, evaluation_episodes=8
+        num_steps=600, num_envs=4, unroll_length=16, engine="torch", blocking=blocking, evaluation_episodes=8
     )
     result = train_local(Strict, PPOConfig(epochs=2, minibatch_size=32), training)
     assert len(result.evaluation.episodes) == 8
@@ -139,7 +139,7 @@ def test_training_and_evaluation_keep_to_the_masks(blocking):
 
 
 def test_a_model_without_a_mask_input_acts_as_before(caplog):
-    class TwoOf(Telling):
+    class TwoOf(MasksInInfo):
         action_space = spaces.Discrete(2)
         _lenient = True
 
@@ -153,14 +153,14 @@ def test_a_model_without_a_mask_input_acts_as_before(caplog):
     assert "the model takes no action_mask" in warning
 
 
-def test_masks_that_only_steps_give_are_ignored_with_one_warning(caplog):
-    class Late(Telling):
+def test_masks_that_resets_lack_are_ignored_with_one_warning(caplog):
+    class MasksInStepsOnly(MasksInInfo):
         _lenient = True
 
         def reset(self, *, seed=None, options=None):
             return super().reset()[0], {}
 
-    made = collector(Late, AutoresetMode.NEXT_STEP)
+    made = collector(MasksInStepsOnly, AutoresetMode.NEXT_STEP)
     for _ in range(2):
         assert "obs/action_mask" not in made.collect().arrays
     (warning,) = caplog.messages
@@ -168,8 +168,8 @@ def test_masks_that_only_steps_give_are_ignored_with_one_warning(caplog):
 
 
 @pytest.mark.parametrize("method", ["reset", "step"])
-def test_a_mask_that_is_observed_already_may_be_in_info_too(method, caplog):
-    class Both(Looking):
+def test_a_mask_in_the_observation_may_be_in_info_too(method, caplog):
+    class Both(MaskedCounting):
         def reset(self, *, seed=None, options=None):
             return super().reset()[0], {"action_mask": np.ones(2, np.int8)} if method == "reset" else {}
 
@@ -185,13 +185,13 @@ def test_a_mask_that_is_observed_already_may_be_in_info_too(method, caplog):
     ("mask", "got"),
     [([1, 0], "2"), (np.ones(2), "2"), (1, "1"), (None, "None"), ("0110", "'0110'"), ([], r"\[\]"), ({"a": 1}, r"\{")],
 )
-def test_a_mask_that_is_not_one_number_for_each_action_is_refused(mask, got):
-    class Odd(Telling):
+def test_a_mask_of_another_size_is_refused(mask, got):
+    class BadMask(MasksInInfo):
         def _mask_info(self):
             return {"action_mask": mask}
 
     with pytest.raises(ConfigError, match=rf"^info's action_mask: expected 4 numbers, one for each action, got {got}"):
-        collector(Odd, AutoresetMode.NEXT_STEP)
+        collector(BadMask, AutoresetMode.NEXT_STEP)
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,8 @@ def test_a_mask_that_is_not_one_number_for_each_action_is_refused(mask, got):
         (spaces.MultiDiscrete([2, 3]), r"5 .* \(2 \+ 3\)"),
     ],
 )
-def test_a_mask_that_has_not_a_number_for_each_value_of_each_part_is_refused_with_the_layout(space, layout):
-    class Bits(Telling):
+def test_a_mask_of_another_size_is_refused_with_the_layout_of_the_parts(space, layout):
+    class Bits(MasksInInfo):
         action_space = space
 
         def _mask_info(self):
@@ -212,7 +212,7 @@ def test_a_mask_that_has_not_a_number_for_each_value_of_each_part_is_refused_wit
         collector(Bits, AutoresetMode.NEXT_STEP)
 
 
-def test_a_constructor_or_reset_that_raises_is_named():
+def test_an_error_in_a_constructor_or_reset_is_named():
     class Broken(Counting):
         def reset(self, *, seed=None, options=None):
             raise OSError("no licence")
@@ -227,8 +227,8 @@ def test_a_constructor_or_reset_that_raises_is_named():
         make_envs(lambda: (_ for _ in ()).throw(OSError("no display")), 2)
 
 
-class Takes(Count):
-    """An agent may only take the action that the time says."""
+class TimeMasks(Count):
+    """An agent may only take the action equal to the time."""
 
     def mask_info(self):
         return {agent: {"action_mask": np.arange(3) == self.time} for agent in "ab"}
@@ -244,10 +244,10 @@ class Takes(Count):
 
 
 @pytest.mark.parametrize("state", [True, False])
-def test_agents_that_are_rows_have_a_mask_each(state):
-    """Beside a game's state, the mask is part of the agent's own observation."""
-    training = Training(total_steps=100, num_envs=4, unroll_length=5, engine="torch", evaluation_episodes=4)
+def test_each_agent_row_has_its_own_mask(state):
+    """In a game with a state, the mask is part of the agent's own observation."""
+    training = Training(num_steps=100, num_envs=4, unroll_length=5, engine="torch", evaluation_episodes=4)
     algorithm = (MAPPOConfig if state else PPOConfig)(epochs=1)
-    result = train_local(lambda: AgentsAsRows(Takes, 2, state=state), algorithm, training)
+    result = train_local(lambda: AgentsAsRows(TimeMasks, 2, state=state), algorithm, training)
     assert result.evaluation.mean == 0 + 1 + 2
     assert result.updates > 3

@@ -1,4 +1,4 @@
-"""Running moments: those of all samples together, however they were cut up."""
+"""Running moments equal those of all samples together, for any partition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from brayx.rollout.moments import Moments, ObsNormaliser, RewardNormaliser, Shar
 
 
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=8), st.integers(0, 2**32 - 1))
-def test_parts_in_any_order_come_to_the_whole(sizes, seed):
+def test_parts_merge_to_the_whole_in_any_order(sizes, seed):
     rng = np.random.default_rng(seed)
     parts = [1e4 + rng.standard_normal((size, 3)) * [1, 10, 100] for size in sizes]
     whole, merged = Moments((3,)), Moments((3,))
@@ -30,7 +30,7 @@ def test_parts_in_any_order_come_to_the_whole(sizes, seed):
             np.testing.assert_allclose(moments.m2 / moments.count, samples.var(0), rtol=1e-6, atol=1e-9)
 
 
-def test_a_state_goes_on_where_it_was_saved():
+def test_a_saved_state_continues():
     moments = Moments((2,))
     moments.add(np.asarray([[1.0, 2.0], [3.0, 6.0]]))
     again = Moments.from_state(moments.state_dict())
@@ -40,7 +40,7 @@ def test_a_state_goes_on_where_it_was_saved():
     assert moments.mean.tolist() == [2, 4]  # copies
 
 
-def test_processes_that_share_moments_count_every_sample_once():
+def test_processes_with_shared_moments_count_every_sample_once():
     rng, samples, merged = np.random.default_rng(0), [], Moments()
     processes = [Shared(), Shared()]
     for turn in range(6):
@@ -66,7 +66,7 @@ def test_moments_of_other_shapes_do_not_merge():
         Moments((2,)).merge(Moments((3,)))
 
 
-def test_only_floats_are_normalised_and_nothing_far_out_gets_through():
+def test_only_floats_are_normalised_and_outliers_are_clipped():
     normaliser = ObsNormaliser(
         {"obs/x": (1,), "obs/image": (2,)}, {"obs/x": np.dtype(np.float32), "obs/image": np.dtype(np.uint8)}
     )
@@ -84,12 +84,12 @@ def test_a_discounted_sum_ends_with_its_episode():
     done = np.asarray([[0, 1, 0, 0], [0, 0, 0, 0]], bool)
     mask = np.asarray([[1, 1, 0, 1], [1, 1, 1, 1]], np.float32)
     scaled = normaliser(reward * mask, done, mask)
-    sums = [1, 1.5, 1, 2, 3, 3.5, 3.75]  # of the steps with a mask
+    sums = [1, 1.5, 1, 2, 3, 3.5, 3.75]  # of the unmasked steps
     np.testing.assert_allclose(scaled, reward * mask / np.std(sums), rtol=1e-6)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_sample_that_is_no_number_is_left_out_and_counted(bad):
+def test_a_non_finite_sample_is_left_out_and_counted(bad):
     samples = np.random.default_rng(0).normal(3, 2, (50, 2)).astype(np.float32)
     whole, shared = Moments((2,)), Shared((2,))
     whole.add(np.delete(samples, [3, 20], axis=0))
@@ -104,7 +104,7 @@ def test_a_sample_that_is_no_number_is_left_out_and_counted(bad):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_reward_that_is_no_number_stays_what_it_is_and_spoils_no_other(bad):
+def test_a_non_finite_reward_is_unchanged_and_affects_no_other(bad):
     clean, spoilt = RewardNormaliser(2, gamma=0.5), RewardNormaliser(2, gamma=0.5)
     reward, done, mask = np.ones((2, 6), np.float32), np.zeros((2, 6), bool), np.ones((2, 6), np.float32)
     worse = reward.copy()

@@ -1,4 +1,4 @@
-"""Moments of several workers: put together whole, given to all, and not lost with the store's process."""
+"""Moments of several workers are merged exactly, shared with all, and survive the store's process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from brayx.rollout.moments import Moments, MomentsStore, Shared
 
 
 class Worker:
-    """What a worker does with the store: hands over what is fresh, takes in what all have."""
+    """A worker's exchange with the store: it gives its new samples and adopts the moments of all."""
 
     def __init__(self, store: MomentsStore) -> None:
         self.store = store
@@ -29,7 +29,7 @@ def close(moments: Moments, samples: np.ndarray) -> None:
     np.testing.assert_allclose(moments.m2 / moments.count, samples.var(0))
 
 
-def test_all_workers_normalise_by_what_all_have_seen() -> None:
+def test_all_workers_normalise_by_the_samples_of_all() -> None:
     rng, store = np.random.default_rng(0), MomentsStore()
     samples = rng.normal([3.0, -1.0], [2.0, 0.1], (900, 2))
     workers = [Worker(store) for _ in range(3)]
@@ -42,14 +42,14 @@ def test_all_workers_normalise_by_what_all_have_seen() -> None:
         close(worker.shared.total, samples)
 
 
-def test_a_store_that_was_restarted_asks_for_what_a_worker_has_and_takes_the_most() -> None:
+def test_a_restarted_store_restores_the_moments_with_the_most_samples() -> None:
     few, many = Moments((1,)), Moments((1,))
     few.add(np.array([[1.0], [2.0]]))
     many.add(np.array([[1.0], [2.0], [6.0]]))
     store = MomentsStore()
     assert store.exchange({"obs": Moments((1,))}, known=3) is None
     store.restore({"obs": few})
-    assert store.exchange({"obs": Moments((1,))}, known=3) is None, "less than this worker knows of"
+    assert store.exchange({"obs": Moments((1,))}, known=3) is None, "fewer samples than this worker knows of"
     store.restore({"obs": many})
     store.restore({"obs": few})
     found = store.exchange({"obs": Moments((1,))}, known=3)

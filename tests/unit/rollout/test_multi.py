@@ -17,7 +17,7 @@ from brayx.rollout.policy import Policy
 
 
 class Count(ParallelEnv):
-    """Ends after three steps; an agent sees its number and the time, and earns its action."""
+    """Ends after three steps; an agent observes its number and the time, and its reward is its action."""
 
     metadata = {"name": "count_v0"}
     possible_agents = ["a", "b"]
@@ -54,7 +54,7 @@ class Leaves(Count):
         return seen, rewards, {"a": True, "b": False}, cuts, infos
 
 
-def test_rows_are_agents_and_games_begin_anew():
+def test_rows_are_agents_and_games_restart():
     envs = AgentsAsRows(Count, games=2)
     assert envs.num_envs == 4
     obs, _ = envs.reset(seed=0)
@@ -71,7 +71,7 @@ def test_rows_are_agents_and_games_begin_anew():
     assert not terminated.any()
 
 
-def test_columns_have_the_state_that_only_the_value_sees():
+def test_columns_have_the_state_for_the_value():
     envs = AgentsAsRows(Count, games=2, state=True)
     first = {"obs": np.zeros(2, np.float32), "state": np.zeros(1, np.float32)}
     module, example = central_policy_for(first, num_actions=3, network=NetworkConfig(hidden=[8]))
@@ -83,7 +83,7 @@ def test_columns_have_the_state_that_only_the_value_sees():
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_state_that_says_whose_row_it_is():
+def test_ids_mark_the_agent_in_the_state():
     class Single(Count):
         state_space = Box(0, 99, (1,), np.float32)
 
@@ -100,7 +100,7 @@ def test_a_state_that_says_whose_row_it_is():
     assert envs.single_observation_space["state"] == Box(np.zeros(3, np.float32), np.array([99, 1, 1], np.float32))
 
 
-def test_ids_without_a_state_to_be_put_behind_are_refused():
+def test_ids_without_a_flat_state_are_refused():
     class Picture(Count):
         state_space = Box(0, 255, (8, 8, 3), np.uint8)
 
@@ -110,7 +110,7 @@ def test_ids_without_a_state_to_be_put_behind_are_refused():
         AgentsAsRows(Picture, state=True, ids=True)
 
 
-def test_what_cannot_be_rows_is_refused():
+def test_games_with_unequal_agents_or_no_state_are_refused():
     class Unlike(Count):
         def action_space(self, agent):
             return Discrete(3 if agent == "a" else 4)

@@ -1,4 +1,4 @@
-"""A rollout worker between newest weights and a buffer, and how often its environment may fail."""
+"""How often the environment of a rollout worker may fail."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from brayx.rollout.worker import Failures
 HOUR_S = 3600.0
 
 
-def test_errors_of_an_environment_that_are_far_apart_do_not_add_up():
+def test_errors_far_apart_do_not_add_up():
     failures = Failures(HOUR_S)
     assert [failures.add(day * 24 * HOUR_S) for day in range(30)] == [1] * 30
-    assert len(failures.at) == 1, "nothing grows"
+    assert len(failures.at) == 1, "old errors are forgotten"
 
 
-def test_errors_of_an_environment_add_up_within_the_window():
+def test_errors_within_the_window_add_up():
     failures = Failures(HOUR_S)
     assert [failures.add(at) for at in (0.0, 10.0, 3000.0, 3605.0, 9000.0)] == [1, 2, 3, 3, 1]

@@ -34,13 +34,13 @@ class Counting(gymnasium.Env[np.ndarray, Any]):
         return np.asarray([self._episode, self._at], float), float(self._at), over and not truncated, truncated, {}
 
 
-class Pulling(Counting):
+class BoxCounting(Counting):
     """`Counting` with a bounded continuous action."""
 
     action_space = spaces.Box(np.asarray([-2.0, 0.0]), np.asarray([2.0, 10.0]), dtype=np.float64)
 
 
-class Looking(Counting):
+class MaskedCounting(Counting):
     """`Counting` seen as a dict, with a mask that forbids the first action."""
 
     observation_space = spaces.Dict(  # type: ignore[assignment]
@@ -57,7 +57,7 @@ class Looking(Counting):
 
 
 class Linear(nn.Module):
-    """Logits and a value of the observation alone."""
+    """Logits and a value, linear in the observation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Linear(nn.Module):
 
 
 class Masked(nn.Module):
-    """`Linear`, which masks its logits as its observation says."""
+    """`Linear` with its logits masked by the observation's mask."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ BATCH_STEPS = 32
 
 
 class Weights:
-    """Keeps what was published."""
+    """A weight store that keeps everything published."""
 
     def __init__(self, newest: int = 0) -> None:
         self.version = newest
@@ -30,7 +30,7 @@ class Weights:
 
 
 class Numbers:
-    """Keeps what was recorded; the games' return is whatever the test says."""
+    """A recorder that keeps all metrics; the test sets the games' return."""
 
     def __init__(self, newest=None):
         self.samples, self.weights, self.kinds = {}, {}, {}
@@ -47,7 +47,7 @@ class Numbers:
 
 
 class Folders:
-    """Keeps every checkpoint."""
+    """A keeper that keeps every checkpoint."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -1,4 +1,4 @@
-"""Options of a learner that follow from others."""
+"""Options of a learner that are derived from others."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ from brayx.trainer.config import TrainerConfig
         ({"where": "train"}, False),
     ],
 )
-def test_one_rank_without_a_gpu_learns_in_the_job(options: dict[str, Any], in_process: bool) -> None:
+def test_a_single_rank_without_a_gpu_learns_in_the_jobs_process(options: dict[str, Any], in_process: bool) -> None:
     assert TrainerConfig(kind="trainer", model="model", buffers=["buffer"], **options).in_process is in_process

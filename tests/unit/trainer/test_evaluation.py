@@ -26,14 +26,14 @@ class Held:
     @staticmethod
     def _signalled(batches, there):
         yield from batches
-        there.set()  # the next one was requested: earlier ones are ready
+        there.set()  # the stream asks for the next batch, so earlier ones are ready
 
     def then(self, stream):
         assert all(there.wait(30) for there in self._there)
         yield from stream
 
 
-def test_losses_of_the_batch_that_is_learned_from_are_those_the_next_update_begins_with(tmp_path):
+def test_losses_on_the_training_batch_equal_those_of_the_next_update(tmp_path):
     (batch,) = batches(1)
     held = Held(same=[batch])
     _, _, numbers, *_ = run(
@@ -52,18 +52,18 @@ def test_losses_of_the_batch_that_is_learned_from_are_those_the_next_update_begi
     assert not {"eval/learning_rate", "eval/grad_norm"} & numbers.samples.keys()
 
 
-def test_learning_is_the_same_with_and_without(tmp_path):
+def test_evaluation_does_not_change_learning(tmp_path):
     _, plain, *_ = run(tmp_path / "plain", count=5)
     held = Held(a=batches(3), b=batches(3, seed=7))
     _, weights, numbers, *_ = run(
         tmp_path / "evaluated", stream=held.then(batches(5)), eval_interval=2, evaluate=held.streams
     )
-    assert len(numbers.samples["eval/loss.a"]) == len(numbers.samples["eval/loss.b"]) == 2, "several are told apart"
+    assert len(numbers.samples["eval/loss.a"]) == len(numbers.samples["eval/loss.b"]) == 2, "one metric each"
     for key, array in plain.published[-1][2].items():
         np.testing.assert_array_equal(weights.published[-1][2][key], array)
 
 
-def test_a_buffer_without_batches_holds_nothing_up(tmp_path):
+def test_a_buffer_without_batches_does_not_delay_learning(tmp_path):
     summary, _, numbers, *_ = run(tmp_path, count=3, eval_interval=1, evaluate={"dry": iter([])})
     assert summary.updates == 3
     assert not [name for name in numbers.samples if name.startswith("eval/")]
@@ -77,7 +77,7 @@ def test_the_newest_batches_are_kept_until_others_come(tmp_path):
     assert len(numbers.samples["eval/loss"]) == 3
 
 
-def test_demonstrations_are_measured_as_cloning_them_would_be_whether_the_agent_has_played_or_not(tmp_path):
+def test_demonstrations_are_measured_with_the_loss_of_cloning_before_and_after_play(tmp_path):
     (shown,) = demonstrated(batches(1, seed=5))
     measured = {}
     for name, learned in {"cloned": demonstrated(batches(4)), "played": batches(4)}.items():

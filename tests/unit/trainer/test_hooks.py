@@ -23,7 +23,7 @@ from brayx.types import DEMONSTRATION
 from tests.unit.algorithms.tables import moved, sgd
 from tests.unit.trainer.parts import batches
 from tests.unit.trainer.test_loop import run
-from tests.unit.trainer.test_ranks import ALGORITHMS, COLUMNS, fitted, model
+from tests.unit.trainer.test_ranks import ALGORITHMS, COLUMNS, model, with_extra_keys
 from tests.unit.trainer.test_ranks import batch as columns_of
 
 
@@ -37,7 +37,7 @@ def written(tmp_path):
     return write
 
 
-def test_a_module_with_some_of_them(written):
+def test_a_module_may_define_some_of_the_hooks(written):
     hooks = load_hooks(*written("def evaluate(model, step):\n    return {}\n"))
     assert (hooks.handle, hooks.loss) == (None, None)
     assert hooks.evaluate(None, 1) == {}
@@ -54,28 +54,28 @@ def test_a_module_with_some_of_them(written):
         ("handle = 3", r"\.handle is no plain function"),
     ],
 )
-def test_what_cannot_be_called_is_refused(written, text, message):
+def test_hooks_that_cannot_be_called_are_refused(written, text, message):
     with pytest.raises(ConfigError, match=message):
         load_hooks(*written(text))
 
 
-def test_arguments_with_defaults_are_fine(written):
+def test_hooks_may_have_more_arguments_with_defaults(written):
     load_hooks(*written("def handle(batch, scale=2.0):\n    return batch\ndef loss(*args):\n    return 0\n"))
 
 
-def test_handle_gives_the_batch_that_is_learned_from(tmp_path):
-    def nothing_to_gain(batch):
+def test_handle_returns_the_batch_to_learn_from(tmp_path):
+    def zero_rewards(batch):
         record("seen", 1, kind="sum", side="left")
         return {**batch, "reward": np.zeros_like(batch["reward"])}
 
     stream = list(batches(10))
     _, plain, *_ = run(tmp_path / "plain", stream=iter(stream), learning_rate=1e-2)
     for prefetch in (0, 2):
-        hooks = Hooks(handle=nothing_to_gain)
+        hooks = Hooks(handle=zero_rewards)
         _, handled, numbers, *_ = run(
             tmp_path / str(prefetch), stream=iter(stream), learning_rate=1e-2, hooks=hooks, prefetch=prefetch
         )
-        assert numbers.samples["seen.side:left"] == [1] * 10, "the thread that prefetches records, too"
+        assert numbers.samples["seen.side:left"] == [1] * 10, "the prefetching thread also records"
         assert numbers.kinds["seen.side:left"] is Kind.SUM
         assert any(
             not np.array_equal(array, plain.published[-1][2][key]) for key, array in handled.published[-1][2].items()
@@ -84,8 +84,8 @@ def test_handle_gives_the_batch_that_is_learned_from(tmp_path):
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_term_of_the_loss_is_learned(tmp_path, accumulate):
-    """Half the squared distance of each logit from 3, which its gradient closes whatever the rewards say."""
+def test_a_loss_term_is_minimised(tmp_path, accumulate):
+    """Half the squared distance of each logit from 3; its gradient pulls the logits to 3 for any rewards."""
 
     def loss(outputs, obs):
         assert obs.shape[1:] == (3,)
@@ -103,17 +103,17 @@ POLICY = ("logits", "tanh_mean")
 
 
 def term(outputs, obs):
-    """Of any policy: how far from 1 it is."""
+    """A term for any policy: the distance of its outputs from 1."""
     return 0.3 * (next(outputs[name] for name in POLICY if name in outputs) - 1).square().mean()
 
 
 def gradient(config, loss, *stream):
-    """What the last of these batches moves each parameter by, under gradient descent with rate 1."""
+    """The change of each parameter by the last of these batches, under gradient descent with rate 1."""
     torch.manual_seed(0)
     module, forward_args = model(config)
     hooked = module if loss is None else WithLoss(module, Hooks(loss=loss))
     algorithm, prepare = build(config, hooked, sgd(module)), Prepare(forward_args, torch.device("cpu"))
-    ready = [prepare(fitted(batch, config)).tensors for batch in stream]
+    ready = [prepare(with_extra_keys(batch, config)).tensors for batch in stream]
     for tensors in ready[:-1]:
         algorithm.update(tensors, 0.0)
     torch.manual_seed(1)
@@ -122,7 +122,7 @@ def gradient(config, loss, *stream):
 
 @pytest.mark.parametrize("accumulate", [1, 3, 64])  # of 4 columns, of PPO's 32 steps
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_term_of_the_loss_adds_its_gradient_to_that_of_every_algorithm(name, accumulate):
+def test_a_loss_term_adds_its_gradient_for_every_algorithm(name, accumulate):
     config = ALGORITHMS[name].model_copy(update={"max_grad_norm": None, "accumulate": accumulate})
     made = columns_of(5, COLUMNS)
     _, plain = gradient(config, None, made)
@@ -140,8 +140,8 @@ def test_a_term_of_the_loss_adds_its_gradient_to_that_of_every_algorithm(name, a
 
 @pytest.mark.parametrize("fit_value", [0.0, 0.4])
 @pytest.mark.parametrize("reinforcement", ["ppo", "impala"])
-def test_demonstrations_beside_play_are_no_part_of_the_term(reinforcement, fit_value):
-    """Neither of the gradient that they are drawn for, nor of the next one."""
+def test_a_loss_term_leaves_out_demonstrations_beside_play(reinforcement, fit_value):
+    """Neither in the gradient that they are drawn for, nor in the next one."""
     twice = {"epochs": 2} if reinforcement == "ppo" else {}
     inner = ALGORITHMS[reinforcement].model_copy(update={"max_grad_norm": None, **twice})
     config = MixedConfig(reinforcement=inner, fit_value=fit_value)
@@ -171,7 +171,7 @@ def logits(weights):
         return module(torch.ones(1, 3))["logits"][0].numpy()
 
 
-def test_evaluate_measures_and_leaves_no_trace(tmp_path):
+def test_evaluate_measures_without_side_effects(tmp_path):
     seen = []
 
     def evaluate(model, step):
@@ -214,18 +214,18 @@ def raising(*_):
         ),
     ],
 )
-def test_a_hook_that_fails_is_named(tmp_path, hooks, message):
+def test_a_failing_hook_is_named(tmp_path, hooks, message):
     with pytest.raises(ModelError, match=message):
         run(tmp_path, count=2, eval_interval=1, hooks=hooks)
 
 
-def test_a_term_that_is_nan_is_divergence(tmp_path):
+def test_a_nan_loss_term_is_divergence(tmp_path):
     with pytest.raises(Diverged, match="not finite either: 8 weights"):
         run(tmp_path, count=3, hooks=Hooks(loss=lambda outputs, obs: outputs["logits"].sum() * float("nan")))
 
 
 class Stepwise(torch.nn.Module):
-    """A memory that is called once a step."""
+    """A recurrent module that is called once per step."""
 
     is_recurrent = True
 
@@ -238,8 +238,8 @@ class Stepwise(torch.nn.Module):
 
 
 @pytest.mark.parametrize("stepwise", [False, True])
-def test_a_term_of_the_loss_does_not_hide_a_memory(stepwise):
-    """Outputs of sequences, and their gradients, are those of the module without the hook."""
+def test_a_loss_term_keeps_a_recurrent_model_recurrent(stepwise):
+    """Outputs of sequences, and their gradients, equal those of the module without the hook."""
     torch.manual_seed(0)
     module, (_, state) = policy_for(np.zeros(3, np.float32), num_actions=2, network=NetworkConfig(hidden=[8], lstm=4))
     module = Stepwise(module) if stepwise else module
@@ -262,6 +262,6 @@ def test_a_term_of_the_loss_does_not_hide_a_memory(stepwise):
         grads.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
     torch.testing.assert_close(*grads, rtol=0, atol=0)
     term = hooked.extra_loss()
-    assert len(seen) == (steps if stepwise else 1), "one term a call: a step's, or the whole sequence's"
+    assert len(seen) == (steps if stepwise else 1), "one term per call: for a step, or for the whole sequence"
     assert term.requires_grad
     assert hooked.extra_loss() is None

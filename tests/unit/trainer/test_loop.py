@@ -102,8 +102,8 @@ def test_it_learns_publishes_records_and_saves(tmp_path):
 
 
 @pytest.mark.parametrize("own", ["none", "some", "all"])
-def test_a_fragments_turns_reach_the_algorithm_through_packing_and_loop(tmp_path, own):
-    """Of a game by turns the policy learns where the agent moves, and the value everywhere."""
+def test_turns_of_a_fragment_reach_the_algorithm(tmp_path, own):
+    """In a turn-based game the policy learns where the agent moves, and the value everywhere."""
     turn = {"none": np.zeros(16, bool), "some": np.arange(16) % 2 == 0, "all": np.ones(16, bool)}[own]
     seen = []
 
@@ -128,7 +128,7 @@ def test_it_stops_at_num_steps_and_leaves_the_rest_of_the_stream(tmp_path):
     assert len(list(stream)) == 3
 
 
-def test_it_stops_at_the_target_return_once_enough_games_count(tmp_path):
+def test_it_stops_at_the_target_return_after_enough_games(tmp_path):
     good = {"episode_return.last100": 480.0, "games": 19, "games_in_window": 19}
     summary, *_ = run(tmp_path, newest=good, target_return=475.0)
     assert summary.reason == "stream_ended"
@@ -140,19 +140,19 @@ def test_it_stops_at_the_target_return_once_enough_games_count(tmp_path):
     assert keeper.saved[-1][1] == {"episode_return": 480.0, "games": 20}
 
 
-def test_returns_that_come_in_after_a_short_training_still_count(tmp_path):
-    asked = []
+def test_returns_that_arrive_after_a_short_training_still_count(tmp_path):
+    calls = []
 
     def newest():
-        asked.append(1)
-        return {"episode_return.last100": 21.0, "games": 20, "games_in_window": 20} if len(asked) > 4 else {}
+        calls.append(1)
+        return {"episode_return.last100": 21.0, "games": 20, "games_in_window": 20} if len(calls) > 4 else {}
 
     summary, _, _, keeper, _ = run(tmp_path, newest=newest, num_steps=2 * BATCH_STEPS)
     assert (summary.reason, summary.return_mean) == ("num_steps", 21.0)
     assert keeper.saved[-1][1] == {"episode_return": 21.0, "games": 20}
 
 
-def test_one_lucky_game_after_a_resume_is_neither_the_end_nor_the_best(tmp_path):
+def test_one_lucky_game_after_a_resume_neither_stops_training_nor_is_best(tmp_path):
     lucky = {"episode_return.last100": 480.0, "games": 5000, "games_in_window": 1}
     summary, _, _, keeper, _ = run(tmp_path / "few", newest=lucky, target_return=475.0, target_games=300)
     assert (summary.reason, keeper.saved[-1][1]) == ("stream_ended", {})
@@ -179,8 +179,8 @@ def one_played_among_nine_demonstrated(rounds):
         yield from (next(shown) for _ in range(9))
 
 
-def test_demonstrations_that_are_only_kept_cost_nothing_of_the_budget(tmp_path):
-    """And are no update: what is published, saved or evaluated after them would be what was there before."""
+def test_demonstrations_that_are_only_kept_do_not_use_the_budget(tmp_path):
+    """They are no update either: nothing is published, saved or evaluated after them, as nothing changed."""
     summary, weights, numbers, keeper, taken = run(
         tmp_path,
         stream=one_played_among_nine_demonstrated(8),
@@ -189,7 +189,7 @@ def test_demonstrations_that_are_only_kept_cost_nothing_of_the_budget(tmp_path):
         checkpoint_interval=1,
     )
     assert (summary.reason, summary.updates, summary.env_steps) == ("num_steps", 6, 6 * BATCH_STEPS)
-    assert len(taken) == 5 * 10 + 1, "they are taken from the stream all the same"
+    assert len(taken) == 5 * 10 + 1, "they are still taken from the stream"
     assert [step // BATCH_STEPS for _, step, _ in weights.published] == list(range(7))
     assert [step // BATCH_STEPS for step, _, _ in keeper.saved] == [1, 2, 3, 4, 5, 6]
     assert len(numbers.samples["policy_loss"]) == len(numbers.samples["update_seconds"]) == 6
@@ -200,8 +200,8 @@ def test_demonstrations_that_are_only_kept_cost_nothing_of_the_budget(tmp_path):
     )
 
 
-def test_demonstrations_before_any_play_are_learned_from_and_spend_nothing_of_the_schedule(tmp_path):
-    """Not the weight of imitation, nor the learning rate, nor the budget, however many come."""
+def test_demonstrations_before_any_play_do_not_advance_the_schedule(tmp_path):
+    """However many there are, the weight of imitation, the learning rate and the budget stay."""
     reinforcement = PPOConfig(epochs=1, minibatch_size=16, learning_rate_schedule="linear")
     algorithm = MixedConfig(reinforcement=reinforcement, imitation_until=1.0)
     summary, weights, numbers, *_ = run(
@@ -217,8 +217,8 @@ def test_demonstrations_before_any_play_are_learned_from_and_spend_nothing_of_th
     assert numbers.samples["learning_rate"] == [pytest.approx(1e-3), pytest.approx(0.5e-3)]
 
 
-def test_what_is_played_while_imitation_comes_first_is_no_part_of_the_training(tmp_path):
-    """So schedules begin with what is learned from; demonstrations count nothing either."""
+def test_play_during_initial_imitation_does_not_advance_the_schedule(tmp_path):
+    """Schedules begin with the first play that is learned; demonstrations do not count either."""
     summary, weights, numbers, *_ = run(
         tmp_path,
         stream=one_played_among_nine_demonstrated(8),
@@ -239,8 +239,8 @@ def test_publish_interval(tmp_path):
     assert [step for _, step, _ in weights.published] == [0, 3 * BATCH_STEPS, 5 * BATCH_STEPS]
 
 
-def test_a_rank_makes_room_for_the_others_batch_before_it_waits_for_them(tmp_path):
-    """With a single batch on its way at a time, the second rank's would not come else."""
+def test_a_rank_frees_its_batch_before_it_waits_for_the_others(tmp_path):
+    """If only one batch may be in flight, the second rank's would otherwise never arrive."""
     order = []
 
     class Two(Alone):
@@ -255,12 +255,12 @@ def test_a_rank_makes_room_for_the_others_batch_before_it_waits_for_them(tmp_pat
     assert order.count("took") == 3
 
 
-def test_checkpoints_come_on_their_interval(tmp_path):
+def test_checkpoints_follow_their_interval(tmp_path):
     *_, keeper, _ = run(tmp_path, count=5, checkpoint_interval_s=1e-6)
     assert [step for step, _, _ in keeper.saved] == [BATCH_STEPS * n for n in (1, 2, 3, 4, 5, 5)]
 
 
-def test_a_resumed_trial_is_the_one_that_was_not_interrupted(tmp_path):
+def test_a_resumed_trial_equals_an_uninterrupted_one(tmp_path):
     """Weights, optimiser, random state and schedule: to the last bit."""
     whole, whole_weights, *_ = run(tmp_path / "whole", count=6, num_steps=10 * BATCH_STEPS)
     stream, keeper = list(batches(6)), Folders(tmp_path / "parts")
@@ -268,29 +268,29 @@ def test_a_resumed_trial_is_the_one_that_was_not_interrupted(tmp_path):
     summary, weights, numbers, *_ = run(keeper, stream=iter(stream[3:]), num_steps=10 * BATCH_STEPS, seed=99)
     assert summary.resumed
     assert (summary.env_steps, summary.updates) == (whole.env_steps, whole.updates)
-    assert weights.published[0][0] == 5, "versions go on: 1 + 3 were published before"
+    assert weights.published[0][0] == 5, "versions continue: 1 + 3 were published before"
     for key, array in whole_weights.published[-1][2].items():
         np.testing.assert_array_equal(weights.published[-1][2][key], array)
     assert numbers.samples["learning_rate"][0] == pytest.approx(0.7e-3)
 
 
-def test_who_resumes_is_told_of_the_batches_before_while_none_is_asked_for(tmp_path):
-    told, keeper = [], Folders(tmp_path)
-    run(keeper, count=3, parts={"resumed": told.append})
-    assert not told
+def test_a_resume_reports_the_earlier_batches_before_it_asks_for_one(tmp_path):
+    resumed, keeper = [], Folders(tmp_path)
+    run(keeper, count=3, parts={"resumed": resumed.append})
+    assert not resumed
 
     def stream():
-        assert told == [3]
+        assert resumed == [3]
         yield from batches(2)
 
-    assert run(keeper, stream=stream(), parts={"resumed": told.append})[0].updates == 5
+    assert run(keeper, stream=stream(), parts={"resumed": resumed.append})[0].updates == 5
 
 
 SMALL = NetworkConfig(hidden=[8], activation="relu", distribution="squashed")
 
 
 class Moments:
-    """A normaliser of one number, in a nest."""
+    """A normaliser of one number, in a nested state."""
 
     def __init__(self):
         self.mean = np.zeros(2)
@@ -307,7 +307,7 @@ class Moments:
 
 
 def soft_batches(count):
-    """Of a task in which actions near 0.5 are good."""
+    """Batches of a task in which actions near 0.5 are good."""
     rng = np.random.default_rng(0)
     for _ in range(count):
         shape = (16, 2)
@@ -325,8 +325,8 @@ def soft_batches(count):
         }
 
 
-def soft(keeper, stream, seed, normaliser, told):
-    """SAC has its own targets and temperature, and draws actions as it learns."""
+def soft(keeper, stream, seed, normaliser, feedback):
+    """Trains SAC, which has its own targets and temperature and draws actions while it learns."""
     torch.manual_seed(seed)
     weights, numbers = Weights(), Numbers()
     learn(
@@ -339,14 +339,14 @@ def soft(keeper, stream, seed, normaliser, told):
         numbers=numbers,
         keeper=keeper,
         normaliser=normaliser,
-        feedback=lambda index, priorities: told.append((index, priorities)),
+        feedback=lambda index, priorities: feedback.append((index, priorities)),
     )
     return weights.published[-1][2], numbers.samples
 
 
-def test_targets_temperature_and_moments_go_on_in_a_resumed_trial(tmp_path):
-    stream, told = list(soft_batches(8)), []
-    whole, numbers = soft(Folders(tmp_path / "whole"), stream, 0, Moments(), told)
+def test_targets_temperature_and_moments_continue_in_a_resumed_trial(tmp_path):
+    stream, feedback = list(soft_batches(8)), []
+    whole, numbers = soft(Folders(tmp_path / "whole"), stream, 0, Moments(), feedback)
     keeper, moments, again = Folders(tmp_path / "parts"), Moments(), Moments()
     moments.mean = np.array([1.5, -2.0])
     soft(keeper, stream[:4], 0, moments, [])
@@ -357,19 +357,19 @@ def test_targets_temperature_and_moments_go_on_in_a_resumed_trial(tmp_path):
     assert numbers_again["learner/critic_loss"] == numbers["learner/critic_loss"][4:]
     np.testing.assert_array_equal(again.mean, moments.mean)
     # Publishes and checkpoints carry the normalisation of the model's observations.
-    for told_of in (parts, load_weights(keeper.latest() / "weights.npz")):
-        (path, scaling) = next(iter(from_weights(told_of).items()))
+    for weights in (parts, load_weights(keeper.latest() / "weights.npz")):
+        (path, scaling) = next(iter(from_weights(weights).items()))
         assert (path, scaling.mean.tolist(), scaling.limit) == ("obs", [1.5], 10.0)
-        assert len(from_weights(told_of)) == 1
-    # Priorities go back by the index that the batch had.
-    assert len(told) == 8
-    for (index, priorities), batch in zip(told, stream, strict=True):
+        assert len(from_weights(weights)) == 1
+    # Priorities are returned with the batch's index.
+    assert len(feedback) == 8
+    for (index, priorities), batch in zip(feedback, stream, strict=True):
         np.testing.assert_array_equal(index, batch["index"])
         assert (priorities.shape, priorities.dtype) == ((16,), np.float32)
         assert (priorities > 0).all()
 
 
-def test_a_checkpoint_of_before_there_was_an_algorithms_state_is_taken(tmp_path):
+def test_a_checkpoint_without_an_algorithm_state_is_accepted(tmp_path):
     keeper = Folders(tmp_path)
     run(keeper, count=1)
     file = keeper.latest() / "trainer.pt"
@@ -384,12 +384,12 @@ def test_a_checkpoint_of_before_there_was_an_algorithms_state_is_taken(tmp_path)
     ("ready_at", "idle", "not_empty_s"),
     [
         (100.0, 4 / 10, 10.0),  # ready before it was requested: all the waiting is idle
-        (1002.0, 2 / 8, 8.0),  # there half-way: what was waited before does not count
-        (1004.0, 0.0, 6.0),  # there when it came
-        (1009.0, 0.0, 6.0),  # another node's clock
+        (1002.0, 2 / 8, 8.0),  # ready half-way: the wait before that does not count
+        (1004.0, 0.0, 6.0),  # ready just when it arrived
+        (1009.0, 0.0, 6.0),  # by the clock of another node
     ],
 )
-def test_idle_is_waiting_for_a_batch_that_was_there(ready_at, idle, not_empty_s):
+def test_idle_is_waiting_for_a_batch_that_was_ready(ready_at, idle, not_empty_s):
     numbers = Numbers()
     ready = Ready({}, {}, ready_at_s=ready_at)
     record_waiting(numbers, ready, requested=1000.0, came=1004.0, waited_s=4.0, total_s=10.0)
@@ -398,7 +398,7 @@ def test_idle_is_waiting_for_a_batch_that_was_there(ready_at, idle, not_empty_s)
     assert numbers.weights["learner_idle_fraction"] == [pytest.approx(not_empty_s)]
 
 
-def test_waiting_is_measured_and_idle_where_the_buffer_says_since_when(tmp_path):
+def test_waiting_is_measured_and_idle_if_batches_say_when_they_were_ready(tmp_path):
     *_, silent, _, _ = run(tmp_path / "silent", count=3)
     assert len(silent.samples["learner_wait_fraction"]) == 3
     assert "learner_idle_fraction" not in silent.samples
@@ -409,7 +409,7 @@ def test_waiting_is_measured_and_idle_where_the_buffer_says_since_when(tmp_path)
         assert 0 < idle <= waited + 1e-9
 
 
-def test_what_is_nan_is_named(tmp_path):
+def test_a_nan_in_a_batch_is_named(tmp_path):
     def poisoned():
         for batch in batches(1):
             batch["obs"][0, 0, 1] = np.nan
@@ -428,7 +428,7 @@ def test_a_resumed_trial_takes_a_new_learning_rate(tmp_path):
     assert numbers.samples["learning_rate"][0] == pytest.approx(5e-4, rel=1e-3)
 
 
-def test_a_broken_checkpoint_says_which(tmp_path):
+def test_a_broken_checkpoint_is_named(tmp_path):
     keeper = Folders(tmp_path)
     run(keeper, count=1)
     (keeper.latest() / "trainer.pt").write_bytes(b"half")
@@ -454,11 +454,11 @@ def test_weights_of_another_model_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "told"),
+    ("algorithm", "message"),
     [({}, "loss is inf"), ({"clip_value": 10.0}, "loss is nan; .*; not finite either: 8 weights")],
     ids=["closed form", "autograd"],
 )
-def test_divergence_is_an_error_and_the_checkpoint_before_stays(tmp_path, algorithm, told):
+def test_divergence_is_an_error_and_the_previous_checkpoint_stays(tmp_path, algorithm, message):
     def poisoned():
         yield from batches(2)
         for batch in batches(1):
@@ -466,14 +466,14 @@ def test_divergence_is_an_error_and_the_checkpoint_before_stays(tmp_path, algori
             yield batch
 
     keeper = Folders(tmp_path)
-    with pytest.raises(Diverged, match=f"training diverged at update 3: {told}") as caught:
+    with pytest.raises(Diverged, match=f"training diverged at update 3: {message}") as caught:
         run(keeper, stream=poisoned(), checkpoint_interval_s=1e-6, algorithm=algorithm)
     assert "the batch's rewards reach 3e+38, which losses square" in caught.value.message
     assert [step for step, _, _ in keeper.saved] == [BATCH_STEPS, 2 * BATCH_STEPS]
 
 
-def test_weights_that_are_no_numbers_are_in_no_checkpoint(tmp_path):
-    """A loss may be finite and its gradient not: with publishing far away, a checkpoint would be the first to know."""
+def test_weights_with_nan_are_never_saved(tmp_path):
+    """A finite loss may have a NaN gradient. Nothing is published here, so only the checkpoint can notice it."""
 
     def loss(outputs, obs):
         count.append(1)
@@ -488,7 +488,7 @@ def test_weights_that_are_no_numbers_are_in_no_checkpoint(tmp_path):
     assert [step for step, _, _ in keeper.saved] == [BATCH_STEPS, 2 * BATCH_STEPS]
 
 
-def test_an_observation_that_does_not_fit_the_model_is_named(tmp_path):
+def test_a_mismatched_observation_is_named(tmp_path):
     def renamed():
         for batch in batches(1):
             yield {**{key: array for key, array in batch.items() if key != "obs"}, "obs/image": batch["obs"]}
@@ -497,7 +497,7 @@ def test_an_observation_that_does_not_fit_the_model_is_named(tmp_path):
         run(tmp_path, stream=renamed())
 
 
-def test_read_only_batches_are_fine_and_stay_as_they_are(tmp_path):
+def test_read_only_batches_are_accepted_and_not_changed(tmp_path):
     def frozen():
         for batch in batches(2):
             for array in batch.values():
@@ -509,7 +509,7 @@ def test_read_only_batches_are_fine_and_stay_as_they_are(tmp_path):
 
 
 class FailingFolders(Folders):
-    """Saves none but those numbered in ``good``."""
+    """Fails to save all but the checkpoints numbered in ``good``."""
 
     def __init__(self, root, good):
         super().__init__(root)
@@ -523,7 +523,7 @@ class FailingFolders(Folders):
         super().save(folder, step, metrics)
 
 
-def test_a_checkpoint_that_fails_is_counted_and_training_goes_on(tmp_path, caplog):
+def test_a_failed_checkpoint_is_counted_and_training_continues(tmp_path, caplog):
     keeper = FailingFolders(tmp_path, good={3, 6})
     summary, _, numbers, *_ = run(keeper, count=5, checkpoint_interval_s=1e-6)
     assert summary.updates == 5
@@ -538,7 +538,7 @@ def test_the_last_checkpoint_must_be_saved(tmp_path):
 
 
 class Threads(Alone):
-    """Two ranks that are threads; one that waits for another that has gone fails."""
+    """Two ranks in threads; waiting for a rank that has ended fails."""
 
     size = 2
 
@@ -553,7 +553,7 @@ class Threads(Alone):
         return total
 
 
-def test_ranks_end_together_when_one_has_no_batch(tmp_path):
+def test_ranks_end_together_if_one_has_no_batch(tmp_path):
     barrier, given = threading.Barrier(2), {}
 
     def rank(number):
@@ -576,8 +576,8 @@ def test_ranks_end_together_when_one_has_no_batch(tmp_path):
     assert [summary.env_steps for summary in summaries] == [4 * BATCH_STEPS] * 2
 
 
-class On(Alone):
-    """One learner on the named device."""
+class OnDevice(Alone):
+    """A single rank on the named device."""
 
     def __init__(self, device):
         self.device = torch.device(device)
@@ -587,10 +587,10 @@ ELSEWHERE = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", ELSEWHERE)
-def test_it_learns_on_a_device_what_it_learns_on_the_cpu(tmp_path, device):
-    """Weights, minibatches and numbers; what is published is NumPy's wherever it was learned."""
+def test_learning_on_a_device_equals_learning_on_the_cpu(tmp_path, device):
+    """Weights, minibatches and metrics agree; published weights are always NumPy arrays."""
     _, here, numbers_here, *_ = run(tmp_path / "here")
-    summary, there, numbers_there, *_ = run(tmp_path / "there", ranks=On(device))
+    summary, there, numbers_there, *_ = run(tmp_path / "there", ranks=OnDevice(device))
     assert summary.updates == 6
     for key, array in there.published[-1][2].items():
         assert type(array) is np.ndarray
@@ -602,12 +602,14 @@ def test_it_learns_on_a_device_what_it_learns_on_the_cpu(tmp_path, device):
 @pytest.mark.parametrize(("first", "then"), [("cpu", "cpu"), *(
     pytest.param(*pair, marks=pytest.mark.gpu) for pair in (("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda"))
 )])  # fmt: skip
-def test_a_trial_goes_on_on_another_device(tmp_path, first, then):
-    """With the optimiser's state: without it Adam's next steps would be another's."""
+def test_a_trial_continues_on_another_device(tmp_path, first, then):
+    """With the optimiser's state, without which Adam's next steps would differ."""
     _, whole, *_ = run(tmp_path / "whole", count=6, num_steps=10 * BATCH_STEPS)
     stream, keeper = list(batches(6)), Folders(tmp_path / "parts")
-    run(keeper, stream=iter(stream[:3]), num_steps=10 * BATCH_STEPS, ranks=On(first))
-    summary, weights, *_ = run(keeper, stream=iter(stream[3:]), num_steps=10 * BATCH_STEPS, seed=99, ranks=On(then))
+    run(keeper, stream=iter(stream[:3]), num_steps=10 * BATCH_STEPS, ranks=OnDevice(first))
+    summary, weights, *_ = run(
+        keeper, stream=iter(stream[3:]), num_steps=10 * BATCH_STEPS, seed=99, ranks=OnDevice(then)
+    )
     assert (summary.resumed, summary.updates) == (True, 6)
     for key, array in whole.published[-1][2].items():
         np.testing.assert_allclose(weights.published[-1][2][key], array, rtol=1e-3, atol=1e-5)
@@ -615,7 +617,7 @@ def test_a_trial_goes_on_on_another_device(tmp_path, first, then):
 
 @pytest.mark.parametrize("device", ELSEWHERE)
 def test_random_state_of_the_device_is_restored(tmp_path, device):
-    """Which dropout draws from."""
+    """Dropout draws from it."""
     module = ActorCritic(3, 2, hidden=(16,)).to(device)
     optimizer = torch.optim.Adam(module.parameters(), fused=True)
     checkpoint.save(tmp_path, module, optimizer, checkpoint.Counters(), {})
@@ -624,8 +626,8 @@ def test_random_state_of_the_device_is_restored(tmp_path, device):
     assert torch.equal(torch.rand(8, device=device), drawn)
 
 
-def test_ranks_that_go_on_draw_each_its_own_and_the_same_when_they_go_on_once_more(tmp_path):
-    """One checkpoint, of rank 0, is restored by all."""
+def test_resumed_ranks_draw_different_numbers_and_the_same_after_each_resume(tmp_path):
+    """All ranks restore the one checkpoint, which rank 0 saved."""
     module = ActorCritic(3, 2, hidden=(16,))
     optimizer = torch.optim.Adam(module.parameters(), fused=True)
     checkpoint.save(tmp_path, module, optimizer, checkpoint.Counters(), {})
@@ -640,7 +642,7 @@ def test_ranks_that_go_on_draw_each_its_own_and_the_same_when_they_go_on_once_mo
 
 
 @pytest.mark.gpu
-def test_with_use_gpu_the_learner_of_the_job_itself_is_on_it():
+def test_with_use_gpu_a_learner_in_the_jobs_process_is_on_the_gpu():
     assert Alone(use_gpu=True).device.type == "cuda"
 
 
@@ -650,7 +652,7 @@ def test_without_a_gpu_use_gpu_is_refused():
         Alone(use_gpu=True)
 
 
-def test_what_the_algorithm_cannot_learn_from_is_typed_so_that_it_is_not_tried_again(tmp_path):
+def test_an_unsuitable_batch_is_a_typed_error_and_not_retried(tmp_path):
     stream = [{**batch, "mask": batch["mask"][:, :1]} for batch in batches(1)]
     with pytest.raises(ModelError, match="algorithm 'ppo' cannot learn from this: mask: expected"):
         run(tmp_path, stream=iter(stream))

@@ -1,4 +1,4 @@
-"""Batches made ready, by the learner itself or ahead of it: how far ahead, in which order, and how it ends."""
+"""Batches prepared by the learner or prefetched by a thread: how many, in which order, and how it ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ARGS = (np.zeros((1, 3), np.float32),)
 
 
 class Stream:
-    """A stream that counts what is taken from it, and gives no more than it is let."""
+    """A stream that counts the batches taken, and gives only as many as the test allows."""
 
     def __init__(self, count, gate=None):
         self.taken, self.closed = 0, False
@@ -46,13 +46,13 @@ def number(ready):
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
-def test_all_come_in_order_and_then_it_ends(depth):
+def test_all_batches_come_in_order_and_then_the_stream_ends(depth):
     with Prefetch(Stream(7), Prepare(ARGS, CPU), depth) as stream:
         assert [number(ready) for ready in stream] == [1, 2, 3, 4, 5, 6, 7]
-        assert next(stream, None) is None, "asked again it has ended again"
+        assert next(stream, None) is None, "the stream stays at its end"
 
 
-def test_without_depth_nothing_is_taken_ahead_and_there_is_no_thread():
+def test_without_depth_nothing_is_prefetched_and_there_is_no_thread():
     source = Stream(5)
     with Prefetch(source, Prepare(ARGS, CPU)) as stream:
         assert source.taken == 0
@@ -62,16 +62,16 @@ def test_without_depth_nothing_is_taken_ahead_and_there_is_no_thread():
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_no_more_than_the_depth_is_taken_ahead(depth):
+def test_at_most_the_depth_is_prefetched(depth):
     source = Stream(50)
     with Prefetch(source, Prepare(ARGS, CPU), depth) as stream:
         for learned in range(1, 6):
             assert number(next(stream)) == learned
             until(lambda: stream._ready.qsize() == depth)
-            assert source.taken == learned + depth, "it waits for room now"
+            assert source.taken == learned + depth, "the thread waits for room"
 
 
-def test_on_the_cpu_nothing_is_copied_that_can_be_written():
+def test_on_the_cpu_writable_arrays_are_not_copied():
     (batch,) = batches(1)
     ready = Prepare(ARGS, CPU)(batch)
     assert all(ready.tensors[key].data_ptr() == batch[key].ctypes.data for key in batch if key != "obs")
@@ -79,7 +79,7 @@ def test_on_the_cpu_nothing_is_copied_that_can_be_written():
     assert Prepare(ARGS, CPU)(batch).tensors["reward"].data_ptr() != batch["reward"].ctypes.data
 
 
-def test_the_time_since_when_it_was_there_is_taken_out():
+def test_the_ready_time_is_removed_from_the_batch():
     (batch,) = batches(1)
     ready = Prepare(ARGS, CPU)({**batch, READY_KEY: np.asarray(123.5)})
     assert ready.ready_at_s == 123.5
@@ -89,7 +89,7 @@ def test_the_time_since_when_it_was_there_is_taken_out():
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_what_the_stream_raises_is_raised_where_it_is_asked_for(depth):
+def test_an_error_of_the_stream_is_raised_to_the_consumer(depth):
     def broken():
         yield from batches(2)
         raise ReplayError("the stream broke")
@@ -102,25 +102,25 @@ def test_what_the_stream_raises_is_raised_where_it_is_asked_for(depth):
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_what_making_ready_raises_is_raised_where_it_is_asked_for(depth):
+def test_an_error_of_the_preparation_is_raised_to_the_consumer(depth):
     two = Prepare((np.zeros((1, 3), np.float32), np.zeros((1, 1), np.float32)), CPU)
     with Prefetch(batches(1), two, depth) as stream, pytest.raises(ConfigError, match="batches hold no 'obs/0'"):
         next(stream)
 
 
-def test_a_thread_that_waits_for_a_batch_does_not_hold_up_the_end():
+def test_a_thread_that_waits_for_a_batch_does_not_delay_the_end():
     gate = threading.Semaphore(1)
     source = Stream(9, gate)
     with Prefetch(source, Prepare(ARGS, CPU), 2) as stream:
         assert number(next(stream)) == 1
-        assert stream.poll() is None, "there is no other yet"
+        assert stream.poll() is None, "no other batch is ready yet"
     assert not source.closed
     gate.release()
-    until(lambda: source.closed, "it closes the stream when it comes out of it")
+    until(lambda: source.closed, "the thread's closing of the stream")
     until(lambda: "brayx-prefetch" not in {thread.name for thread in threading.enumerate()})
 
 
-def test_poll_gives_what_is_there():
+def test_poll_returns_only_ready_batches():
     source = Stream(2)
     with Prefetch(source, Prepare(ARGS, CPU), 2) as stream:
         until(lambda: stream._ready.qsize() >= 2)
@@ -129,7 +129,7 @@ def test_poll_gives_what_is_there():
         assert [stream.poll(), stream.poll()] == [None, None]
 
 
-def test_a_generator_that_somebody_is_in_is_closed_later():
+def test_a_generator_that_is_running_is_closed_later():
     inside, go_on = threading.Event(), threading.Event()
 
     def stream():
@@ -150,8 +150,8 @@ def test_a_generator_that_somebody_is_in_is_closed_later():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("depth", [0, 2])
-def test_on_a_gpu_copies_from_the_side_are_there_when_they_are_used(depth):
-    """With the copies held up by work on their stream: who does not wait for them reads something else."""
+def test_on_a_gpu_copies_on_the_side_stream_are_complete_when_used(depth):
+    """Work on the copy stream delays the copies, so a consumer that did not wait would read wrong values."""
     device = torch.device("cuda")
     prepare = Prepare(ARGS, device, aside=True)
     held = list(batches(20))
@@ -169,7 +169,7 @@ def test_on_a_gpu_copies_from_the_side_are_there_when_they_are_used(depth):
 
 
 @pytest.mark.parametrize("prefetch", [1, 4])
-def test_prefetching_changes_nothing_that_is_learned(tmp_path, prefetch):
+def test_prefetching_does_not_change_learning(tmp_path, prefetch):
     _, plain, *_ = run(tmp_path / "plain", count=6)
     summary, weights, _, _, taken = run(tmp_path / "ahead", count=6, prefetch=prefetch)
     assert (summary.updates, len(taken)) == (6, 6)

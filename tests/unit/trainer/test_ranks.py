@@ -1,4 +1,4 @@
-"""Several ranks, and several parts of a batch, learn what one learns from the whole: processes over gloo, no Ray."""
+"""Several ranks, or several parts of a batch, learn the same as one from the whole: gloo processes, no Ray."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ VARIANTS = ALGORITHMS | {
     "ppo of scaled values": PPOConfig(
         **PPO_ONCE | {"epochs": 3}, normalise_value=True, clip_value=0.2, kl_target=0.01, kl_reaction="learning_rate"
     ),
+    "ppo with a magnet": PPOConfig(**PPO_ONCE | {"epochs": 3}, magnet_coef=0.3, magnet_decay=0.5),
     "bc with some held out": BCConfig(holdout=0.3),
     "sac of several steps": SACConfig(tau=0.1, n_step=3),
 }
@@ -54,13 +55,13 @@ IN_ONE_RANK = {
     "mixed with impala": MixedConfig(reinforcement=ImpalaConfig(), imitation_columns=3),
     "ppo in minibatches": PPOConfig(epochs=2, minibatch_size=2 * STEPS),
 }
-"""Ranks shuffle each its own columns, so that minibatches of two are others than those of one."""
+"""Each rank shuffles its own columns, so two ranks have other minibatches than one."""
 SMALL = NetworkConfig(hidden=[16])
 WEIGHED = ("impala", "bc", "sac")
 
 
 def model(algorithm):
-    """What it learns, and example arguments."""
+    """The algorithm's model, and example arguments."""
     obs = np.zeros(3, np.float32)
     if algorithm.name == "mappo":
         return CentralisedPolicy(obs, obs, num_actions=2, network=SMALL), ({"obs": obs[None]},)
@@ -68,19 +69,19 @@ def model(algorithm):
     return module, (obs[None],)
 
 
-def fitted(batch, algorithm):
-    """With what the algorithm learns from beside the rest."""
+def with_extra_keys(batch, algorithm):
+    """The batch with the keys that the algorithm needs in addition."""
     if algorithm.name == "mappo":
         return {**batch, "obs/obs": batch["obs"], "obs/state": batch["obs"][..., ::-1].copy()}
     if algorithm.name == "sac":
         batch = {**batch, "action": (batch["action"][..., None] - 0.5).astype(np.float32)}
-    if algorithm.name in WEIGHED:  # as a buffer does that does not give all columns equally often
+    if algorithm.name in WEIGHED:  # importance weights, as from a prioritised buffer
         return {**batch, "weight": 1 / (1 + 10 * batch["mask"].mean(1))}
     return batch
 
 
 def batch(seed, columns):
-    """One with differently many steps to learn from in each column, so that means of means would be wrong."""
+    """A batch whose columns have different numbers of unmasked steps, so that means of means would be wrong."""
     rng = np.random.default_rng(seed)
     shape = (columns, STEPS + 1)
     mask = (np.arange(STEPS + 1) < rng.integers(1, STEPS, (columns, 1))).astype(np.float32)
@@ -101,13 +102,13 @@ def joined(seed):
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
-def thrown(stream, algorithm, rank):
-    """Batches for the algorithm. Random numbers are drawn again for each: a rank's are the part for its columns of a
-    single rank's."""
+def seeded_batches(stream, algorithm, rank):
+    """Batches for the algorithm. Random numbers are seeded for each batch: a rank draws its columns' part of what a
+    single rank draws."""
     for number, batch in enumerate(stream):
         torch.manual_seed(number)
         torch.randn(rank * COLUMNS * STEPS * 2)
-        batch = fitted(batch, algorithm)
+        batch = with_extra_keys(batch, algorithm)
         yield {**batch, DEMONSTRATION: batch["mask"]} if algorithm.name == "mixed" and number % 3 == 0 else batch
 
 
@@ -119,7 +120,7 @@ def learned(folder, algorithm, stream, ranks=None):
         TrainerConfig(model="model", buffers=["buffer"], algorithm=algorithm, learning_rate=1e-2, num_steps=10**4),
         module,
         forward_args,
-        batches=thrown(stream, algorithm, 0 if ranks is None else ranks.rank),
+        batches=seeded_batches(stream, algorithm, 0 if ranks is None else ranks.rank),
         took=lambda: None,
         publisher=lambda newest: Weights(),
         numbers=Numbers(),
@@ -130,7 +131,7 @@ def learned(folder, algorithm, stream, ranks=None):
 
 
 def rank_of_two(rank, folder):
-    """Learns with each algorithm in turn, as one process of two; leaves weights and counts in ``folder``."""
+    """Learns with each algorithm in turn, as one process of two; writes weights and counts to ``folder``."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=60)
@@ -146,7 +147,7 @@ def rank_of_two(rank, folder):
 
 
 @pytest.mark.slow
-def test_two_ranks_learn_what_one_learns_from_twice_the_batch(tmp_path):
+def test_two_ranks_learn_the_same_as_one_with_twice_the_batch(tmp_path):
     call = "from tests.unit.trainer.test_ranks import rank_of_two; rank_of_two({}, {!r})"
     ranks = [subprocess.Popen([sys.executable, "-c", call.format(rank, str(tmp_path))], cwd=ROOT) for rank in range(2)]
     try:
@@ -163,13 +164,13 @@ def test_two_ranks_learn_what_one_learns_from_twice_the_batch(tmp_path):
             assert (tmp_path / f"{name}{rank}").read_text() == f"{summary.env_steps} {UPDATES}"
         close(np.load(tmp_path / f"{name}1.npz"), np.load(tmp_path / f"{name}0.npz"))
         close(np.load(tmp_path / f"{name}0.npz"), whole)
-        begun, _ = learned(tmp_path / "begun" / name, algorithm, [])
-        assert max(np.abs(whole[key] - begun[key]).max() for key in whole) > 0.01, "there was something to learn"
+        initial, _ = learned(tmp_path / "initial" / name, algorithm, [])
+        assert max(np.abs(whole[key] - initial[key]).max() for key in whole) > 0.01, "training changed the weights"
 
 
 @pytest.mark.parametrize("parts", [2, 3, 8])
 @pytest.mark.parametrize("name", [*VARIANTS, *IN_ONE_RANK])
-def test_parts_of_a_batch_learn_what_the_whole_does(tmp_path, name, parts):
+def test_parts_of_a_batch_learn_the_same_as_the_whole(tmp_path, name, parts):
     stream, algorithm = [joined(seed) for seed in range(UPDATES)], (VARIANTS | IN_ONE_RANK)[name]
     whole, _ = learned(tmp_path / "whole", algorithm, stream)
     options = {"accumulate": parts}
@@ -177,8 +178,8 @@ def test_parts_of_a_batch_learn_what_the_whole_does(tmp_path, name, parts):
         options = {"reinforcement": algorithm.reinforcement.model_copy(update=options)}
     cut, _ = learned(tmp_path / "parts", algorithm.model_copy(update=options), stream)
     close(cut, whole)
-    begun, _ = learned(tmp_path / "begun", algorithm, [])
-    assert max(np.abs(whole[key] - begun[key]).max() for key in whole) > 0.01, "there was something to learn"
+    initial, _ = learned(tmp_path / "initial", algorithm, [])
+    assert max(np.abs(whole[key] - initial[key]).max() for key in whole) > 0.01, "training changed the weights"
 
 
 def close(got, expected):

@@ -21,18 +21,24 @@ from tests.unit.trainer.parts import Folders, Numbers, Weights
 ENVS, STEPS, RUNS = 4, 16, 10
 KILLED, SAVED_EVERY = 8, 3
 FROM = KILLED // SAVED_EVERY * SAVED_EVERY
-"""Updates that the newest checkpoint knows of: those since are lost, and made again."""
+"""Updates in the newest checkpoint; later ones are lost and repeated."""
 SCHEDULE = {"learning_rate_schedule": "cosine", "learning_rate_warmup": 0.3, "learning_rate_final": 0.1}
 NETWORK = NetworkConfig(hidden=[16])
 OBS = np.zeros(3, np.float32)
 
 
 def ppo():
-    """With all that it keeps from update to update, and minibatches that are shuffled."""
+    """PPO with everything it keeps between updates, and shuffled minibatches."""
     config = PPOConfig(
         **SCHEDULE, epochs=3, minibatch_size=16, normalise_value=True, kl_target=0.01, kl_reaction="learning_rate"
     )
     return config, policy_for(OBS, action_size=1, network=NETWORK)[0]
+
+
+def ppo_with_magnet():
+    return PPOConfig(**SCHEDULE, epochs=3, minibatch_size=16, magnet_coef=0.3, magnet_decay=0.7), policy_for(
+        OBS, action_size=1, network=NETWORK
+    )[0]
 
 
 def sac():
@@ -44,9 +50,9 @@ class Killed(BaseException):
 
 
 def train(keeper, make, runs, seed):
-    """Learns from its own play, run by run; returns the last weights, moments and numbers.
+    """Learns from its own play, in several runs; returns the last weights, moments and metrics.
 
-    Checkpoints do not save environments, so each run resets them with its own seed; None: it is killed.
+    Checkpoints do not save environments, so each run resets them with its own seed; None means that the run is killed.
     """
     torch.manual_seed(seed)
     algorithm, module = make()
@@ -87,8 +93,8 @@ def train(keeper, make, runs, seed):
     return summary, learned(weights.published[-1][2]), collector.state_dict(), numbers.samples
 
 
-@pytest.mark.parametrize("make", [ppo, sac])
-def test_a_killed_training_goes_on_to_the_last_bit(tmp_path, make):
+@pytest.mark.parametrize("make", [ppo, ppo_with_magnet, sac])
+def test_a_killed_training_resumes_bit_for_bit(tmp_path, make):
     runs = list(range(100, 100 + RUNS))
     whole, whole_weights, whole_moments, whole_numbers = train(Folders(tmp_path / "whole"), make, runs, seed=0)
     assert (whole.reason, whole.updates) == ("num_steps", RUNS)
@@ -109,4 +115,4 @@ def test_a_killed_training_goes_on_to_the_last_bit(tmp_path, make):
         np.testing.assert_array_equal(moments[name], array)
     for name in ("learning_rate", "loss", "grad_norm"):
         assert numbers[name] == whole_numbers[name][FROM:]
-    assert len(set(whole_numbers["learning_rate"])) == RUNS, "it rises and falls"
+    assert len(set(whole_numbers["learning_rate"])) == RUNS, "the schedule rises and falls"

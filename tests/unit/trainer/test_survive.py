@@ -38,7 +38,7 @@ HIDDEN = (1000, 1000)
 
 @contextlib.contextmanager
 def room_for_files_of(mib):
-    """The kernel refuses to write files beyond this size, with an error of the disk's, as if it were full."""
+    """Lets the kernel refuse files beyond this size, with the error of a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (mib * MIB, before[1]))
     try:
@@ -79,8 +79,8 @@ def files_below(folder):
 
 
 @pytest.mark.parametrize("mib", [4, 12])
-def test_on_a_full_disk_the_checkpoint_before_stays_and_training_goes_on(tracking_db, tmp_path, monkeypatch, mib):
-    """Weights have 8 MiB, the optimiser's state 16: the first file does not fit, or the second."""
+def test_on_a_full_disk_the_previous_checkpoint_stays_and_training_continues(tracking_db, tmp_path, monkeypatch, mib):
+    """Weights take 8 MiB and the optimiser's state 16, so the first or the second file does not fit."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     trial, numbers = Trial.open("project", "trial", tracking_db), Numbers()
 
@@ -90,7 +90,7 @@ def test_on_a_full_disk_the_checkpoint_before_stays_and_training_goes_on(trackin
         with room_for_files_of(mib):
             yield from batches(3, seed=1)
         before = trial.latest_checkpoint()
-        assert [each.step for each in trial.checkpoints()] == [BATCH_STEPS], "none of those since"
+        assert [each.step for each in trial.checkpoints()] == [BATCH_STEPS], "none since"
         optimizer = torch.optim.Adam((fresh := module(HIDDEN)).parameters())
         assert checkpoint.restore(before, fresh, optimizer).counters.updates == 1
         yield from batches(1, seed=2)
@@ -98,11 +98,11 @@ def test_on_a_full_disk_the_checkpoint_before_stays_and_training_goes_on(trackin
     summary = train(trial, stream(), numbers, HIDDEN)
     assert summary.updates == 5
     assert len(numbers.samples["checkpoints_failed"]) == 3
-    assert trial.checkpoints()[-1].step == 5 * BATCH_STEPS, "once there is room again"
+    assert trial.checkpoints()[-1].step == 5 * BATCH_STEPS, "after there is room again"
     assert not list(tmp_path.glob("brayx-checkpoint-*"))
 
 
-def test_half_a_checkpoint_leaves_nothing_and_the_one_before_is_whole(tracking_db, tmp_path):
+def test_an_incomplete_checkpoint_leaves_nothing_and_the_previous_one_stays(tracking_db, tmp_path):
     """The trial's disk is full, not the one where the checkpoint was written."""
     trial = Trial.open("project", "trial", tracking_db)
     folder = tmp_path / "checkpoint"
@@ -118,7 +118,7 @@ def test_half_a_checkpoint_leaves_nothing_and_the_one_before_is_whole(tracking_d
     assert trial.latest_checkpoint() == kept
     assert files_below(tmp_path / "mlartifacts") == there
     np.testing.assert_array_equal(load_weights(kept / "a.npz")["x"], [0, 1, 2])
-    # The same step again: the one before it stays, too.
+    # The same step again: the previous checkpoint stays, too.
     with room_for_files_of(2), pytest.raises(TrackingError):
         trial.save_checkpoint(folder, 1)
     assert trial.latest_checkpoint() == kept
@@ -126,7 +126,7 @@ def test_half_a_checkpoint_leaves_nothing_and_the_one_before_is_whole(tracking_d
 
 
 def drive(uri, num_steps):
-    """A training whose driver may be killed."""
+    """A training whose driver the test kills."""
     trial = Trial.open("project", "driven", uri)
     hub = Hub(trial, interval_s=0.1, x_axis="updates")
 
@@ -144,8 +144,8 @@ def drive(uri, num_steps):
 
 
 @pytest.mark.slow
-def test_after_its_driver_was_killed_a_trial_goes_on_in_the_same_run(tracking_db, tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # what a killed process was writing stays
+def test_after_its_driver_is_killed_a_trial_continues_in_the_same_run(tracking_db, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # a killed process leaves its unfinished files
     call = "from tests.unit.trainer.test_survive import drive; drive({!r}, {})"
     command = [sys.executable, "-c", call.format(tracking_db, 10**9)]
     driver = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
@@ -157,12 +157,12 @@ def test_after_its_driver_was_killed_a_trial_goes_on_in_the_same_run(tracking_db
         driver.wait()
     (run,) = runs_of(tracking_db)
     trial = Trial.attach(tracking_db, run.info.run_id)
-    assert trial.status == "RUNNING", "nobody could say otherwise"
+    assert trial.status == "RUNNING", "a killed process cannot change its status"
     saved, before = trial.checkpoints()[-1].step, trial.history("learner/updates")
     target = saved + 3 * BATCH_STEPS
     command = [sys.executable, "-c", call.format(tracking_db, target)]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
-    assert said.split() == [str(target), "True", trial.run_id]
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert output.split() == [str(target), "True", trial.run_id]
     assert len(runs_of(tracking_db)) == 1
     after = trial.history("learner/updates")
     assert after[: len(before)] == before

@@ -118,7 +118,7 @@ def test_a_websocket_closed_in_order_stops_its_session(service: tuple[TableServi
 
 
 @pytest.mark.parametrize("service", [{"idle_timeout_s": 0.2}], indirect=True)
-def test_an_idle_websocket_is_told_and_closed(service: tuple[TableService, str]) -> None:
+def test_an_idle_websocket_gets_an_error_and_is_closed(service: tuple[TableService, str]) -> None:
     table, address = service
     with connect(f"ws://{address}/session?session=s") as connection, pytest.raises(ConnectionClosed) as closed:
         connection.recv(timeout=5)
@@ -215,7 +215,7 @@ def test_an_enveloped_connection_that_stays_after_its_stop_is_closed(impatient: 
         for message in (b"S1", b"P2", b"S3"):
             connection.send(message)
             assert connection.recv(timeout=5) == b"R" + message[1:]
-        time.sleep(0.4)  # a running session is not the connection's idleness
+        time.sleep(0.4)  # a connection with a running session is not idle
         connection.send(b"P4")
         assert connection.recv(timeout=5) == b"R4"
         assert closing(connection) == (4408, "no session for 0.2 s")
@@ -228,7 +228,7 @@ def enveloped(address: str, session: str) -> Iterator[ClientConnection]:
         yield connection
 
 
-def test_a_tick_out_of_sequence_attaches_no_connection_and_the_corrected_one_does(
+def test_a_tick_out_of_sequence_does_not_attach_its_connection_but_the_corrected_one_does(
     service: tuple[TableService, str],
 ) -> None:
     table, address = service
@@ -275,7 +275,7 @@ def test_a_connection_whose_session_is_taken_over_while_its_stop_is_refused_is_c
         assert new.recv(timeout=5) == b"R0"
 
 
-def test_a_connection_whose_tick_took_a_session_over_and_failed_leaves_it_when_it_goes() -> None:
+def test_a_connection_that_took_a_session_over_by_a_failed_tick_ends_it_when_it_closes() -> None:
     may_refuse = threading.Event()
 
     class Slow(Echo):
@@ -293,7 +293,7 @@ def test_a_connection_whose_tick_took_a_session_over_and_failed_leaves_it_when_i
         held_by = session.holder
         old.send(encode_numbered(0, b"0"))
         until(lambda: session.began)
-        new.send(encode_numbered(1, b"1"))  # the next one, unless the one under way is refused
+        new.send(encode_numbered(1, b"1"))  # valid only if the running tick succeeds
         until(lambda: session.holder != held_by)
         may_refuse.set()
         assert json.loads(new.recv(timeout=5)[1:])["error"] == "out_of_sequence"
@@ -302,13 +302,13 @@ def test_a_connection_whose_tick_took_a_session_over_and_failed_leaves_it_when_i
 
 
 def refusals(table: SessionTable) -> dict[str, float]:
-    """How often a table's replica has answered with which error, as it has counted them."""
+    """The refusals that a table's recorder has counted, by error code."""
     assert isinstance(table.recorder, Recorder)
     numbers = table.recorder.summary().items()
     return {name.removeprefix("requests_refused."): count for name, count in numbers if "requests_refused" in name}
 
 
-def test_what_the_doors_refuse_is_counted_once_and_what_the_service_refuses_is_not_counted_again() -> None:
+def test_a_refusal_is_counted_once_whether_by_the_door_or_the_service() -> None:
     table = TableService()
     with serving(DoorApp(table, max_body_bytes=8)) as address:
         for path, body, headers, status in (
@@ -316,7 +316,7 @@ def test_what_the_doors_refuse_is_counted_once_and_what_the_service_refuses_is_n
             ("nothing", b"", {}, 404),
             ("step", b"", {"step_kind": "jump"}, 400),
             ("step", bytes(9), {}, 413),
-            ("step", b"", {"step_kind": "tick", "session": "nobody"}, 404),
+            ("step", b"", {"step_kind": "tick", "session": "unknown"}, 404),
         ):
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(urllib.request.Request(f"http://{address}/{path}", body, headers), timeout=5)
@@ -339,23 +339,23 @@ def test_what_the_doors_refuse_is_counted_once_and_what_the_service_refuses_is_n
 
 
 class Gated(TableService):
-    """Starts no session before it is let."""
+    """Holds every start until a test allows it."""
 
-    let = False
+    allowed = False
 
     async def step(self, request: StepRequest, **options: Any) -> bytes:
         if request.kind is StepKind.START:
-            await until_awaited(lambda: self.let)
+            await until_awaited(lambda: self.allowed)
         return await super().step(request, **options)
 
 
 def test_a_bare_websocket_is_open_once_its_session_runs() -> None:
-    """So a client whose opening was answered holds its session against who comes later, at any replica."""
+    """So a client with an open connection already holds its session when others try to attach, at any replica."""
     table = Gated()
     with serving(DoorApp(table)) as address:
         with pytest.raises(TimeoutError):
             connect(f"ws://{address}/session?session=early", open_timeout=0.5)
-        table.let = True
+        table.allowed = True
         until(lambda: table.ends == [("early", "disconnect")])
         with connect(f"ws://{address}/session?session=early") as connection:
             connection.send("x")
@@ -363,18 +363,18 @@ def test_a_bare_websocket_is_open_once_its_session_runs() -> None:
 
 
 class Broken(TableService):
-    """A service with a bug of its own."""
+    """A service with a bug."""
 
     async def step(self, request: StepRequest, **_: Any) -> bytes:
-        raise LookupError("what nobody thought of")
+        raise LookupError("an unforeseen bug")
 
 
-def test_what_nobody_thought_of_is_an_internal_error_without_its_details() -> None:
+def test_an_unexpected_exception_is_an_internal_error_without_its_details() -> None:
     with serving(DoorApp(Broken())) as address:
         with Client(f"http://{address}") as client, pytest.raises(BrayxError) as failed:
             client.call(b"x")
         assert type(failed.value) is BrayxError
-        assert "nobody thought of" not in failed.value.message
+        assert "unforeseen bug" not in failed.value.message
         with connect(f"ws://{address}/session", subprotocols=[Subprotocol(WS_SUBPROTOCOL)]) as connection:
             connection.send(b"S")
             assert json.loads(connection.recv()[1:])["error"] == "internal"

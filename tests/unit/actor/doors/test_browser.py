@@ -23,8 +23,8 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 FACTS = {"service": "brayx", "application": "<b>arena", "sessions": 3, "doors": {"tcp": "tcp://127.0.0.1:8101"}}
 
 
-class Told(TableService):
-    """A service with a status page of the test's own; scripts of every origin may call it."""
+class StatusService(TableService):
+    """A service with a fixed status; scripts of every origin may call it."""
 
     cors = Cors(["*"])
 
@@ -35,14 +35,14 @@ class Told(TableService):
 @pytest.fixture(params=["native", "asgi"])
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "asgi":
-        with serving(DoorApp(Told())) as address:
+        with serving(DoorApp(StatusService())) as address:
             yield address
     else:
-        with native(table=Told) as made:
+        with native(table=StatusService) as made:
             yield made.url.removeprefix("http://")
 
 
-def asked(address: str, method: str, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
+def call(address: str, method: str, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
     with closing(http.client.HTTPConnection(address, timeout=10)) as connection:
         connection.request(method, path, headers=headers)
         response = connection.getresponse()
@@ -51,21 +51,21 @@ def asked(address: str, method: str, path: str, **headers: str) -> tuple[int, di
 
 def test_a_program_gets_json_and_a_browser_a_page(address: str) -> None:
     for accept in ({}, {"accept": "*/*"}, {"accept": "application/json"}):
-        status, headers, body = asked(address, "GET", "/", **accept)
+        status, headers, body = call(address, "GET", "/", **accept)
         assert (status, headers["content-type"], json.loads(body)) == (200, "application/json", FACTS)
-    status, headers, body = asked(address, "GET", "/", accept=BROWSER)
+    status, headers, body = call(address, "GET", "/", accept=BROWSER)
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert body == page(FACTS)
 
 
-def test_every_origin_may_call_where_any_is_named(address: str) -> None:
+def test_a_star_allows_every_origin(address: str) -> None:
     for method, path in (("OPTIONS", "/step"), ("OPTIONS", "/"), ("GET", "/")):
-        status, headers, _ = asked(address, method, path, origin="http://localhost:3000")
+        status, headers, _ = call(address, method, path, origin="http://localhost:3000")
         assert (status, headers["access-control-allow-origin"]) == (200, "*"), (method, path)
         assert "vary" not in headers
-    status, headers, _ = asked(address, "OPTIONS", "/other", origin="http://localhost:3000")
+    status, headers, _ = call(address, "OPTIONS", "/other", origin="http://localhost:3000")
     assert (status, headers["access-control-allow-origin"]) == (404, "*")
-    assert "access-control-allow-origin" not in asked(address, "GET", "/")[1]
+    assert "access-control-allow-origin" not in call(address, "GET", "/")[1]
 
 
 def test_the_page_says_what_is_served_and_how_to_call_it() -> None:
@@ -81,7 +81,7 @@ def test_the_page_says_what_is_served_and_how_to_call_it() -> None:
 
 
 @pytest.mark.parametrize("origin", ["play.example.com", "https://play.example.com/", "https://*.example.com", ""])
-def test_what_is_no_origin_is_refused(origin: str) -> None:
+def test_a_bad_origin_is_refused(origin: str) -> None:
     with pytest.raises(ValidationError, match="scheme, host and port"):
         ActorConfig(agents=["a"], cors_origins=[origin])
     assert ActorConfig(agents=["a"], cors_origins=["*", "http://localhost:3000"]).cors_origins

@@ -23,7 +23,7 @@ few = settings(max_examples=25, deadline=None, suppress_health_check=list(Health
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
-    """The service; in the end nothing may be left of what was done to it."""
+    """The service; no session, connection or task of a test may be left at the end."""
     with Target() as made:
         tasks = made.report().tasks
         yield made
@@ -31,7 +31,7 @@ def target() -> Iterator[Target]:
         assert not faults(report, *NOISE_OF_UVICORN)
 
 
-async def test_damaged_frames_harm_nobody(target: Target) -> None:
+async def test_damaged_frames_harm_no_other_client(target: Target) -> None:
     tally = Tally()
     async with guarded(target) as ticks:
         await storm(target, FRAMES, 1, tally)
@@ -63,7 +63,7 @@ def test_any_conversation_over_http(
 def test_any_conversation_over_websocket(
     target: Target, door: Door, talk: list[Message], sizes: list[int], wait: bool
 ) -> None:
-    # uvicorn by itself answers a ping that came with the opening before the opening.
+    # uvicorn answers a ping that is sent along with the opening before the opening itself.
     talk_ws(target.address(door), talk, sizes, wait=wait or door == "asgi ws")
 
 
@@ -77,14 +77,16 @@ def impatient() -> Iterator[Target]:
     ("door", "where"),
     [("http", "opening"), ("http", "request"), ("ws", "opening"), ("tcp", "opening"), ("tcp", "request")],
 )
-async def test_who_stalls_in_mid_frame_is_closed_and_harms_nobody(impatient: Target, door: Door, where: Where) -> None:
+async def test_a_client_that_stalls_in_mid_frame_is_closed_and_harms_no_other(
+    impatient: Target, door: Door, where: Where
+) -> None:
     async with guarded(impatient, (door,)) as ticks:
         assert not await closed(await stalled(impatient, door, where, 50), 20 * STALL_S)
     assert ticks[door]
 
 
 @pytest.mark.parametrize("where", ["opening", "request"])
-async def test_who_stalls_over_grpc_harms_nobody(impatient: Target, where: Where) -> None:
+async def test_a_client_that_stalls_over_grpc_harms_no_other(impatient: Target, where: Where) -> None:
     async with guarded(impatient, ("grpc",)) as ticks:
         crowd = await stalled(impatient, "grpc", where, 50)
         await further(ticks, "grpc")
@@ -93,7 +95,7 @@ async def test_who_stalls_over_grpc_harms_nobody(impatient: Target, where: Where
 
 
 @pytest.mark.parametrize("door", ["http", "ws", "tcp"])
-async def test_who_sends_a_byte_at_a_time_is_closed_and_harms_nobody(impatient: Target, door: Door) -> None:
+async def test_a_client_that_sends_single_bytes_is_closed_and_harms_no_other(impatient: Target, door: Door) -> None:
     async with guarded(impatient, (door,)) as ticks:
         lasted = await asyncio.gather(*(dawdling(impatient, door, STALL_S / 20) for _ in range(10)))
         assert all(STALL_S <= seconds < 20 * STALL_S for seconds in lasted), lasted
@@ -107,7 +109,7 @@ def narrow() -> Iterator[Target]:
 
 
 @pytest.mark.parametrize("door", ["http", "ws", "tcp"])
-async def test_of_a_thousand_connections_no_more_than_the_limit_are_held(narrow: Target, door: Door) -> None:
+async def test_a_thousand_connections_do_not_exceed_the_limit(narrow: Target, door: Door) -> None:
     counted = "tcp" if door == "tcp" else "http"
     await until(lambda: not narrow.report().connections[counted], "the door being empty")
     async with guarded(narrow, (door,), turns=10**6) as ticks:

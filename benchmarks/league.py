@@ -1,0 +1,247 @@
+"""Cost of a league: draws a second over a pool, bytes of a game in the books, acting with many snapshots at once.
+
+    python -m benchmarks.league
+
+``draw`` is the matchmaker alone, ``draw, result`` with a new result between two draws, which changes a win rate.
+``game`` is a whole game of two seats in the league, with its transaction in the books.
+
+Sessions of agents that act with a 64x64 MLP are ticked in closed loops, without a network: all with one snapshot, then
+each with another. A *miss* is a forward with a snapshot of 1 MB that is not in memory, while eight are; another session
+acts all the while, and the ratio is that of its slowest hundredth to without misses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import itertools
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from benchmarks.forward import large, loops, mlp
+from benchmarks.tables import Table, machine, median, median_ratio, percentile, show
+from brayx.actor.agent import Agent, Services, State, forward
+from brayx.actor.agent_actor import AgentActorFactory
+from brayx.actor.config import SessionConfig
+from brayx.actor.players import SeatedPlayer
+from brayx.actor.service import into
+from brayx.actor.table import SessionTable
+from brayx.engines import build_engine
+from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.league.config import LeagueConfig
+from brayx.league.in_progress import GamesInProgress
+from brayx.league.league import League
+from brayx.league.ledger import Ledger
+from brayx.league.matchmaking import Matchmaker
+from brayx.league.member import Member
+from brayx.league.payoff import Payoff
+from brayx.metrics import Recorder
+from brayx.model.handles import PinnedVersion
+from brayx.model.local import LocalModel
+from brayx.model.snapshots import SnapshotFiles
+
+MAIN = Member("main")
+
+
+def config(pool: int) -> LeagueConfig:
+    """A main player that draws nearly all its opponents from the pool."""
+    main = {"role": "main", "against": {"pfsp": 0.85, "past": 0.15}}
+    return LeagueConfig.model_validate({"model": "policy", "pool_size": pool, "players": {"main": main}})
+
+
+def a_second(call: Callable[[int], object], seconds: float) -> float:
+    """Calls a second of ``call``, which gets their number."""
+    calls = 0
+    began = time.perf_counter()
+    while (spent := time.perf_counter() - began) < seconds:
+        for _ in range(100):
+            call(calls)
+            calls += 1
+    return calls / spent
+
+
+def draw_rates(pool: int, seconds: float) -> tuple[float, float]:
+    """Draws a second: without results, and with one between two draws."""
+    rng = random.Random(0)
+    payoff = Payoff()
+    members = [Member("main", version) for version in range(1, pool + 1)]
+    matchmaker = Matchmaker(config(pool).players, payoff)
+    matchmaker.fill(members, members[0])
+    for member in members:
+        payoff.add(MAIN, member, 0.5 if rng.random() < 0.2 else float(rng.random() < 0.6))
+
+    def draw_and_play(call: int) -> None:
+        opponent = matchmaker.draw("main", rng)
+        payoff.add(MAIN, opponent, float(call % 2))
+        matchmaker.played(MAIN, opponent)
+
+    return a_second(lambda call: matchmaker.draw("main", rng), seconds), a_second(draw_and_play, seconds)
+
+
+def play_games(path: Path, pool: int, games: int) -> float:
+    """Plays games in a league whose books are at ``path``; returns games a second."""
+    ledger = Ledger(path)
+    league, running = League(config(pool), ledger), GamesInProgress(config(pool))
+    for version in range(1, pool + 1):
+        league.freeze("main", version, f"digest {version}", version)
+    began = time.perf_counter()
+    for game in range(games):
+        sessions = [f"{game:032x}-agent-{seat}" for seat in range(2)]
+        for session in sessions:
+            running.assign(f"{game:032x}", session, league.draw)
+        for session, result in zip(sessions, ("win", "loss"), strict=True):
+            running.result(session, result)
+        for session in sessions:
+            ended = running.ended(session, "stop")
+        assert ended is not None
+        league.finish(ended)
+    spent = time.perf_counter() - began
+    ledger.close()
+    return games / spent
+
+
+class Acts(Agent):
+    """Acts with the best of two actions."""
+
+    async def on_tick(self, state: State) -> None:
+        outputs, _ = await forward("model", np.array(state.input["obs"], np.float32))
+        state.output = {"action": int(outputs.argmax())}
+
+
+class Seats:
+    """Gives each session the snapshot of its number, of the first ``snapshots``."""
+
+    def __init__(self, model: LocalModel, snapshots: int) -> None:
+        self._versions = itertools.cycle(range(1, snapshots + 1))
+        self._model = model
+
+    async def seat(self, session: str) -> SeatedPlayer:
+        version = next(self._versions)
+        services = Services({"model": PinnedVersion(self._model, version)}, {}, Recorder())
+        return SeatedPlayer(f"main:{version}", services, None, lambda value: None, lambda reason: None)
+
+
+async def acting(model: LocalModel, snapshots: int, sessions: int, seconds: float) -> float:
+    """Ticks a second of ``sessions`` closed loops over so many snapshots."""
+    make = AgentActorFactory({"agent": Acts}, {"mode": "serve"}, Services(), players=Seats(model, snapshots))
+    table = SessionTable(make, SessionConfig(actors_per_worker=sessions))
+
+    async def ask(kind: StepKind, session: str, body: bytes) -> bytes:
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        table.submit(StepRequest(kind, session, body), into(answer))
+        return await answer
+
+    for session in range(sessions):
+        await ask(StepKind.START, str(session), b"")
+    body = b'{"obs": [0.1, 0.2, 0.3, 0.4]}'
+    each = [loops(functools.partial(ask, StepKind.TICK, str(session), body), 1, seconds) for session in range(sessions)]
+    rates = await asyncio.gather(*each)
+    await table.close("stop", 5.0)
+    return sum(rate for rate, _ in rates)
+
+
+async def many_opponents(snapshots: int, sessions: int, rounds: int, seconds: float) -> list[list[float]]:
+    """Ticks a second with one snapshot, and with many at once."""
+    module, example = mlp()
+    engine = build_engine("onnx", module, example)
+    model = LocalModel(engine, max_versions=snapshots + 1, weights=engine.initial)
+    for version in range(1, snapshots + 1):
+        model.load(version, engine.initial)
+    found: list[list[float]] = [[], []]
+    for _ in range(rounds):
+        for into_, count in zip(found, (1, snapshots), strict=True):
+            into_.append(await acting(model, count, sessions, seconds))
+    await model.close()
+    return found
+
+
+async def misses(folder: Path, rounds: int, seconds: float) -> list[list[float]]:
+    """Milliseconds of a miss, of a hit, and the slowest hundredth of another session's forwards with and without."""
+    module, example = large(1)
+    engine = build_engine("onnx", module, example)
+    files = SnapshotFiles(folder)
+    for version in range(1, 17):
+        files.put(version, {name: array + version for name, array in engine.initial.items()})
+    model = LocalModel(engine, max_versions=8, fetch=files.get)
+    obs: Any = example[0][0]
+    turns = itertools.cycle(range(1, 17))  # sixteen in turn, of which eight stay: each is a miss
+    found: list[list[float]] = [[], [], [], []]
+    for _ in range(rounds):
+        _, hits = await loops(lambda: model.forward(obs, version=0), 1, seconds)
+        alone = await paced(model, obs, seconds)
+        (_, missed), beside = await asyncio.gather(
+            loops(lambda: model.forward(obs, version=next(turns)), 1, seconds), paced(model, obs, seconds)
+        )
+        took = (median(missed), median(hits), percentile(beside, 0.99), percentile(alone, 0.99))
+        for samples, value in zip(found, took, strict=True):
+            samples.append(1e3 * (value or 0.0))
+    await model.close()
+    return found
+
+
+async def paced(model: LocalModel, obs: Any, seconds: float) -> list[float]:
+    """Seconds of each forward of a session whose game takes half a millisecond between two."""
+    latencies = []
+    until = time.perf_counter() + seconds
+    while (began := time.perf_counter()) < until:
+        await model.forward(obs)
+        latencies.append(time.perf_counter() - began)
+        await asyncio.sleep(0.0005)
+    return latencies
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pool", type=int, default=1000, help="snapshots (default: %(default)s)")
+    parser.add_argument("--games", type=int, default=20_000, help="in the books (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement (default: %(default)s)")
+    parser.add_argument("--markdown", action="store_true", help="print plain markdown")
+    options = parser.parse_args(argv)
+    about = f"{machine()}; {options.rounds} rounds of {options.seconds:g} s, medians; {options.games:,} games"
+    draws: list[float | None] = []
+    with_results: list[float | None] = []
+    games: list[float | None] = []
+    sizes: list[float | None] = []
+    for _ in range(options.rounds):
+        alone, between = draw_rates(options.pool, options.seconds)
+        draws.append(alone)
+        with_results.append(between)
+        with tempfile.TemporaryDirectory(prefix="brayx-league-") as folder:
+            empty = Path(folder, "empty.db")
+            play_games(empty, options.pool, 0)
+            games.append(play_games(Path(folder, "league.db"), options.pool, options.games))
+            grown = Path(folder, "league.db").stat().st_size - empty.stat().st_size
+            sizes.append(grown / options.games)
+    table = Table(["what", ">value"])
+    table.add(f"pool of {options.pool:,}: draw, a second", median(draws))
+    table.add("draw, result, a second", median(with_results))
+    table.add("game, a second", median(games))
+    table.add("bytes of a game in the books", median(sizes))
+    with (
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        tempfile.TemporaryDirectory(prefix="brayx-league-") as folder,
+    ):
+        one, many = runner.run(many_opponents(50, 64, options.rounds, options.seconds))
+        table.add("64 sessions, one snapshot: ticks/s", median(one))
+        table.add("... 50 snapshots at once: to that", median_ratio(many, one))
+        missed, hits, beside, apart = runner.run(misses(Path(folder), options.rounds, options.seconds))
+        table.add("a snapshot of 1 MB in memory: ms of a forward", median(hits))
+        table.add("... not in memory: ms", median(missed))
+        table.add("... another session beside it, p99: to without", median_ratio(beside, apart))
+    show(about, table.markdown(), markdown=options.markdown)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

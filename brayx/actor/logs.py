@@ -1,0 +1,45 @@
+"""Interfaces of an actor to whatever keeps its sessions tick by tick. Knows nothing of files or pictures."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from brayx.actor.agent import State
+
+
+class SessionLog:
+    """The log of one session; the base class keeps nothing. Its methods neither wait nor raise."""
+
+    def tick(self, state: State, body: bytes, reply: bytes, began: float) -> None:
+        """Adds a tick.
+
+        Args:
+            state: the tick's state, with everything that the agents set.
+            body, reply: the bytes of both; the reply is empty if the tick failed.
+            began: when the actor started the tick, by `time.perf_counter`.
+        """
+
+    def event(self, what: str, *, last: bool = False) -> None:
+        """Sets the event of the next tick, or with ``last`` of the newest one.
+
+        Events are ``error``, ``fallback`` (the client got the fallback's reply), ``skipped N`` and ``resumed``.
+        """
+
+    def keep(self, why: str) -> None:
+        """Keeps the session even if it was not chosen at its start; ``why`` is the reason."""
+
+    def end(self, reason: str, result: float | None) -> None:
+        """Ends the log, with the reason for the session's end, and the game's return if an agent recorded one."""
+
+
+class SessionRecorder(Protocol):
+    """Keeps the sessions of a process."""
+
+    def open(self, session: str, start: bytes, player: str) -> SessionLog | None:
+        """Opens the log of a new session; None: this session is not kept.
+
+        Args:
+            session: the session's id.
+            start: body of its start.
+            player: its player in a league; else empty.
+        """

@@ -1,0 +1,123 @@
+"""Players of a league, as one session sees them: who plays its seat, and where its result goes.
+
+Knows nothing of how a league draws players.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from brayx.actor.agent import Agent, PinnedHandle, Services, State
+from brayx.actor.models import ArmLike, Arms
+
+OPPONENT = "opponent"
+"""Key in the JSON body of a start by which a client asks for its opponent."""
+
+
+@dataclass(frozen=True)
+class SeatedPlayer:
+    """The player of one session, from its start to its end.
+
+    Attributes:
+        label: the player, and for a snapshot its version: ``main`` or ``main:7``.
+        services: the models, buffers and recorder of its agents.
+        script: agent that plays instead of the job's; None: the job's agents play.
+        report: takes the result of the session's seat: ``win``, ``draw``, ``loss`` or a score.
+        leave: call once the session has ended, with the reason; later calls do nothing.
+        model: name of the model that plays at the player's own version, whatever its aliases say; empty: none.
+        reply: JSON value that answers the session's start; None: the usual answer.
+        explores: whether its agents read ``train`` as the job's ``mode``, and so play as in the rated games.
+        delay: number of ticks by which its agents see the input late; until then they see the first input.
+    """
+
+    label: str
+    services: Services
+    script: type[Agent] | None
+    report: Callable[[Any], None]
+    leave: Callable[[str], None]
+    model: str = ""
+    reply: Mapping[str, Any] | None = None
+    explores: bool = False
+    delay: int = 0
+
+
+class Players(Protocol):
+    """Gives each session of a game its player."""
+
+    async def seat(self, session: str) -> SeatedPlayer:
+        """The player of a session that starts.
+
+        Raises:
+            BrayxError: there is no seat for it in its game, or the league does not answer.
+        """
+
+
+class Opponents(Protocol):
+    """Gives a session the player that its start asks for."""
+
+    async def seat(self, session: str, asked: Any) -> SeatedPlayer | None:
+        """The player of a session that starts.
+
+        Args:
+            session: the session's id.
+            asked: the value of `OPPONENT` in the start's body.
+
+        Returns:
+            None: the start asks for nobody, and the value is the game's own.
+
+        Raises:
+            BrayxError: there is no such player, or its weights cannot be loaded.
+        """
+
+
+def asked_in_header(text: str) -> dict[str, Any]:
+    """Parses ``rating=1200`` to the value of `OPPONENT` in a start's body: ``{"rating": 1200}``.
+
+    Does not check values; text that should be a number stays text.
+    """
+    key, _, value = text.partition("=")
+    kind = {"rating": float, "version": int}.get(key.strip(), str)
+    with contextlib.suppress(ValueError):
+        return {key.strip(): kind(value.strip())}
+    return {key.strip(): value.strip()}
+
+
+class OtherArms:
+    """Arms of a session without those of one model.
+
+    Args:
+        arms: chooses the versions of all models.
+        model: name of the model that is left out.
+    """
+
+    def __init__(self, arms: Arms, model: str) -> None:
+        self._arms = arms
+        self._model = model
+
+    def choose(self, session: str) -> Mapping[str, ArmLike]:
+        """See `Arms.choose`."""
+        return {name: arm for name, arm in self._arms.choose(session).items() if name != self._model}
+
+    async def pinned(self, model: str, arm: Any) -> PinnedHandle:
+        """See `Arms.pinned`."""
+        return await self._arms.pinned(model, arm)
+
+
+def scripted(function: Callable[[State], Any]) -> type[Agent]:
+    """An agent that plays by a function.
+
+    Args:
+        function: reads ``state.input`` and writes ``state.output``, as `Agent.on_tick`; may be a coroutine function.
+    """
+
+    class Scripted(Agent):
+        async def on_tick(self, state: State) -> None:
+            done = function(state)
+            if inspect.isawaitable(done):
+                await done
+
+    return Scripted

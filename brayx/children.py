@@ -1,0 +1,29 @@
+"""Starts a module of this installation as a child process, with pipes to both of its ends.
+
+Knows nothing of what is said over the pipes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+
+def start_module(module: str, *words: str, **variables: str) -> subprocess.Popen[bytes]:
+    """Runs ``python -m module`` in a child that imports from where this process does.
+
+    Args:
+        module: dotted name.
+        *words: its arguments.
+        **variables: environment variables to set in addition to those of this process.
+
+    Returns:
+        The child; its standard input and output are pipes.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, *words],  # -P: do not import from the current folder first
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **variables},
+    )

@@ -1,0 +1,241 @@
+"""A league on Ray: the actor that draws and counts games, and the job's handle of it.
+
+The books are a file on the job's machine, so the actor runs there. If Ray restarts it, it continues from the books.
+`brayx.cluster.league_seats` is the replicas' side. Knows nothing of learners or models.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from brayx.cluster.named import ANSWER_S, call_with_retry, find_actor, named_actor
+from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError
+from brayx.league.config import LeagueConfig
+from brayx.league.games import Game
+from brayx.league.gates import Verdict
+from brayx.league.league import League, Standing
+from brayx.league.ledger import Ledger
+from brayx.league.member import Member
+from brayx.model.snapshots import SnapshotFiles
+from brayx.types import Weights
+
+THE_LEAGUE = "the league"
+"""The actor's name in messages."""
+_MOST_AWAY_S = 300.0
+"""Time without an answer of the league after which a training fails."""
+
+
+@dataclass(frozen=True)
+class Learning:
+    """Names of the Ray actors that get the data of a player that learns.
+
+    Attributes:
+        buffers: actor of each buffer, by the buffer's name.
+        hub: hub of the player's trial.
+        life: number of the player's restarts; replicas use the highest.
+    """
+
+    buffers: Mapping[str, str]
+    hub: str
+    life: int = 0
+
+
+class Drawn(NamedTuple):
+    """A new game, and the players that learn now.
+
+    Attributes:
+        game: the game.
+        learning: the players that learn, by name.
+    """
+
+    game: Game
+    learning: Mapping[str, Learning]
+
+
+class _LeagueActor(League):
+    """`League` as a Ray actor. A call is repeated after a lost answer, so every method may be called twice."""
+
+    def __init__(
+        self, config: LeagueConfig, books: str, weights: str, seed: int, learning: Mapping[str, Learning]
+    ) -> None:
+        super().__init__(config, Ledger(books), seed=seed)
+        self._files = SnapshotFiles(Path(weights))
+        self._learning = dict(learning)
+
+    def drawn(self, game: str) -> Drawn:
+        return Drawn(self.draw(game), self._learning)
+
+    def due_of(self, player: str, env_steps: int, learning: Mapping[str, Learning]) -> str:
+        """As `due`; also sets the players that learn, which a restarted actor has forgotten."""
+        self._learning = dict(learning)
+        for other in set(self.learners) - self._learning.keys():
+            self.retire(other, "its learner has ended")
+        return self.due(player, env_steps)
+
+    def freeze(self, player: str, version: int, digest: str, env_steps: int) -> Member:
+        member = Member(player, version)
+        if any((known.member, known.digest) == (member, digest) for known in self.snapshots):
+            return member
+        return super().freeze(player, version, digest, env_steps)
+
+    def crown(self, candidate: Member) -> Verdict:
+        return Verdict(True, "it is champion") if candidate == self.champion else super().crown(candidate)
+
+    def has(self, digest: str) -> bool:
+        return any(snapshot.digest == digest for snapshot in self.snapshots)
+
+    def champion_now(self) -> Member | None:
+        return self.champion
+
+    def weights(self, version: int) -> Weights:
+        return self._files.read(version)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def create_league(
+    name: str,
+    namespace: str,
+    config: LeagueConfig,
+    *,
+    books: Path,
+    weights: Path,
+    seed: int,
+    learning: Mapping[str, Learning],
+) -> Any:
+    """Starts the league's actor on this node; it ends with its job.
+
+    Args:
+        name, namespace: of the actor.
+        config: the league's options.
+        books: the file of the books.
+        weights: the folder of the snapshots' weights, see `SnapshotFiles`.
+        seed: as for `League`.
+        learning: the players that learn.
+
+    Returns:
+        Ray's handle of the actor.
+    """
+    own_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = named_actor(_LeagueActor, name, namespace, scheduling_strategy=own_node)
+    return actor.remote(config, str(books.absolute()), str(weights.absolute()), seed, dict(learning))
+
+
+def get_league(name: str, namespace: str) -> Any:
+    """Finds the league's actor.
+
+    Raises:
+        StartupError: there is none.
+    """
+    found = find_actor(name, namespace)
+    if found is None:
+        raise StartupError(f"no league {name!r} is running in namespace {namespace!r}", name=name)
+    return found
+
+
+class RemoteLeague:
+    """The job's handle of the league, with the methods of `brayx.local.league.LocalLeague` that its training calls.
+
+    Each call has a deadline, which leaves time for a restart of the actor.
+
+    Args:
+        actor: the actor.
+        learning: the players that learn.
+        say: gets a line when the league no longer answers.
+        timeout_s: deadline of a call.
+
+    Raises:
+        DeadlineExceeded: by every method: no answer in time; try again later.
+        ModelError: by every method: the actor has ended for good, or did not answer for five minutes.
+    """
+
+    def __init__(
+        self, actor: Any, learning: Mapping[str, Learning], say: Callable[[str], None], *, timeout_s: float = ANSWER_S
+    ) -> None:
+        self._actor = actor
+        self._learning = dict(learning)
+        self._say = say
+        self._timeout_s = timeout_s
+        self._away_since: float | None = None
+
+    def learn(self, player: str, parts: Learning) -> None:
+        """Sets the actors that get a restarted player's data; replicas learn them with their next game."""
+        life = self._learning[player].life + 1
+        self._learning[player] = dataclasses.replace(parts, life=life)
+
+    def retire(self, player: str, reason: str) -> None:
+        """See `League.retire`. The next `due` tells the league, so that a slow league delays nothing here."""
+        self._learning.pop(player, None)
+
+    def due(self, player: str, env_steps: int) -> str:
+        """See `League.due`."""
+        if player not in self._learning:
+            return ""
+        found: str = self._call("due_of", player, env_steps, self._learning)
+        return found
+
+    def has(self, digest: str) -> bool:
+        """Whether weights with this digest were frozen before."""
+        return bool(self._call("has", digest))
+
+    def frozen(self, player: str, version: int, digest: str, env_steps: int) -> Member:
+        """See `League.freeze`."""
+        member: Member = self._call("freeze", player, version, digest, env_steps)
+        return member
+
+    def frozen_steps(self, player: str) -> int:
+        """See `League.frozen_steps`."""
+        return int(self._call("frozen_steps", player))
+
+    def candidates(self) -> list[Member]:
+        """See `League.candidates`."""
+        found: list[Member] = self._call("candidates")
+        return found
+
+    def crown(self, candidate: Member) -> Verdict:
+        """See `League.crown`."""
+        verdict: Verdict = self._call("crown", candidate)
+        return verdict
+
+    def refuse(self, candidate: Member, reason: str) -> None:
+        """See `League.refuse`."""
+        self._call("refuse", candidate, reason)
+
+    @property
+    def champion(self) -> Member | None:
+        """The champion, if there is one."""
+        found: Member | None = self._call("champion_now")
+        return found
+
+    def standings(self) -> list[Standing]:
+        """See `League.standings`."""
+        found: list[Standing] = self._call("standings")
+        return found
+
+    def _call(self, method: str, *args: Any) -> Any:
+        began = time.monotonic()
+        try:
+            found = call_with_retry(getattr(self._actor, method), *args, timeout_s=self._timeout_s, what=THE_LEAGUE)
+        except DeadlineExceeded as error:
+            if self._away_since is None:
+                self._away_since = began
+                self._say(f"{error.message}: the training goes on, and asks again")
+            away_s = time.monotonic() - self._away_since
+            if away_s > _MOST_AWAY_S:
+                raise ModelError(f"{THE_LEAGUE} has not answered for {away_s:.0f} s") from error
+            raise
+        except BrayxError:  # an answer, too
+            self._away_since = None
+            raise
+        self._away_since = None
+        return found

@@ -1,0 +1,181 @@
+"""A replica's side of a league: its games in progress, which the league's actor draws and counts.
+
+All sessions of a game are on one replica. A session waits for the draw of its game but not for its count: ended games
+are queued and sent one at a time. If a replica is killed, its games do not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from brayx.actor.players import SeatedPlayer
+from brayx.actor.seating import LearningPlayer, Seating
+from brayx.cluster.league import THE_LEAGUE, Drawn, Learning
+from brayx.cluster.named import ANSWER_S, answer_with_retry
+from brayx.errors import BrayxError, DeadlineExceeded
+from brayx.gamecore.protocol import game_of
+from brayx.league.config import LeagueConfig
+from brayx.league.games import Finished, Game
+from brayx.league.in_progress import GamesInProgress
+from brayx.logs import limited
+from brayx.metrics import Recorder
+
+log = limited(__name__)
+
+_MOST_QUEUED = 10_000
+"""Maximum games that wait to be counted; when it is reached, further games are lost."""
+LOST = "lost"
+"""Outcome of a game that ended but could not be counted."""
+
+
+class LeagueSeats:
+    """Gives the sessions of a replica their players: `brayx.actor.players.Players`.
+
+    Args:
+        league: Ray's handle of the league's actor.
+        config: the league's options.
+        seating: models and buffers of each player; nobody learns from a player's games until its buffers are open.
+        follow: opens a player's buffers and recorder, at the first draw and after each restart of the player.
+        numbers: the league's recorder; counts games by outcome.
+        timeout_s: deadline of a draw, which leaves time for a restart of the actor.
+    """
+
+    def __init__(
+        self,
+        league: Any,
+        config: LeagueConfig,
+        seating: Seating,
+        follow: Callable[[str, Learning], Awaitable[LearningPlayer]],
+        numbers: Recorder,
+        *,
+        timeout_s: float = ANSWER_S,
+    ) -> None:
+        self._league, self._seating, self._timeout_s = league, seating, timeout_s
+        self._games = GamesInProgress(config)
+        self._learning: dict[str, Learning] = {}
+        self._learners: set[str] = set()
+        self._follow = follow
+        self._following = asyncio.Lock()
+        self._draws: dict[str, asyncio.Task[Game]] = {}
+        self._ended = EndedGames(league, numbers, timeout_s)
+
+    async def seat(self, session: str) -> SeatedPlayer:
+        """See `brayx.actor.players.Players.seat`."""
+        game = game_of(session) or session
+        drawn: Game | None = None
+        if game not in self._games:  # sessions of a game that start at the same time share its draw
+            drawing = self._draws.get(game)
+            if drawing is None:
+                drawing = self._draws[game] = asyncio.create_task(self._draw(game))
+                drawing.add_done_callback(lambda _: self._draws.pop(game, None))
+            drawn = await asyncio.shield(drawing)
+
+        def draw(_: str) -> Game:
+            assert drawn is not None
+            return drawn
+
+        member = self._games.assign(game, session, draw)
+        return self._seating.seated(
+            member.player,
+            member.version,
+            learns=self._games.learns(session, self._learners),
+            report=functools.partial(self._games.result, session),
+            leave=functools.partial(self._leave, session),
+        )
+
+    async def close(self, timeout_s: float) -> None:
+        """Sends the ended games for up to ``timeout_s``; counts the rest as lost."""
+        await self._ended.close(timeout_s)
+
+    async def _draw(self, game: str) -> Game:
+        async def call() -> Any:
+            return await self._league.drawn.remote(game)
+
+        drawn: Drawn = await answer_with_retry(call, self._timeout_s, THE_LEAGUE)
+        async with self._following:
+            for player, parts in drawn.learning.items():
+                known = self._learning.get(player)
+                if known is not None and parts.life <= known.life:
+                    continue
+                try:
+                    opened = await self._follow(player, parts)
+                except BrayxError as error:  # the player is restarting: a later draw has its new actors
+                    log.warning("nobody learns from player %r until it has restarted: %s", player, error.message)
+                    continue
+                self._seating.learn(player, opened)
+                self._learning[player] = parts
+        self._learners = set(drawn.learning)
+        return drawn.game
+
+    def _leave(self, session: str, reason: str) -> None:
+        game = self._games.ended(session, reason)
+        if game is not None:
+            self._ended.put(game)
+
+
+class EndedGames:
+    """The queue of games to count. Sends one at a time, and repeats the call while the league does not answer.
+
+    Args:
+        league: Ray's handle of the league's actor.
+        numbers: counts games by outcome.
+        timeout_s: deadline of a call.
+    """
+
+    def __init__(self, league: Any, numbers: Recorder, timeout_s: float = ANSWER_S) -> None:
+        self._league, self._numbers, self._timeout_s = league, numbers, timeout_s
+        self._queue: deque[Game] = deque()
+        self._sending: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def put(self, game: Game) -> None:
+        """Queues a game; returns at once."""
+        if self._closed or len(self._queue) >= _MOST_QUEUED:
+            self._lose("no room for it" if not self._closed else "the replica ends")
+            return
+        self._queue.append(game)
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send())
+
+    async def close(self, timeout_s: float) -> None:
+        """Sends the queue for up to ``timeout_s``; counts the rest as lost."""
+        self._closed = True
+        if self._sending is not None:
+            await asyncio.wait([self._sending], timeout=timeout_s)
+            self._sending.cancel()
+        while self._queue:
+            self._queue.popleft()
+            self._lose("the replica ends")
+
+    async def _send(self) -> None:
+        while self._queue:
+            game = self._queue[0]
+            try:
+                finished = await self._finish(game)
+                self._numbers.add("league_games", 1.0, label=finished.outcome)
+            except BrayxError as error:
+                self._lose(error.message)
+            self._queue.popleft()
+
+    async def _finish(self, game: Game) -> Finished:
+        again = False
+
+        async def call() -> Finished:
+            nonlocal again
+            before, again = again, True
+            finished: Finished = await self._league.finish.remote(game, again=before)
+            return finished
+
+        while True:
+            try:
+                found: Finished = await answer_with_retry(call, self._timeout_s, THE_LEAGUE)
+                return found
+            except DeadlineExceeded as error:
+                log.warning("game %s is not counted yet: %s", game.id, error.message)
+
+    def _lose(self, reason: str) -> None:
+        self._numbers.add("league_games", 1.0, label=LOST, note=reason)

@@ -1,0 +1,210 @@
+"""Options of the ``league`` component and of its players. Knows nothing of how they are used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Role = Literal["main", "exploiter", "league_exploiter", "past", "script"]
+Weighting = Literal["squared", "linear", "variance"]
+
+LEARNERS = ("main", "exploiter", "league_exploiter")
+"""Roles of players that learn."""
+
+POOLS = ("latest", "uniform", "pfsp", "champion", "past")
+"""What `PlayerConfig.against` can name beside players."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+_ONLY_LEARNERS = (
+    "against", "weighting", "snapshot_every", "snapshot_at", "snapshot_min_steps", "restart", "share", "trainer",
+)  # fmt: skip
+
+
+class PlayerConfig(BaseModel):
+    """One player of a league."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    role: Role
+    """``main`` learns against the league. ``exploiter`` learns against one player, ``league_exploiter`` against all
+    frozen ones. ``past`` is a registered version of the model, ``script`` a function; these two do not learn."""
+    of: str | None = None
+    """Player whose weaknesses an ``exploiter`` looks for."""
+    script: str | None = None
+    """Import path of a ``script``, ``module.function``, searched in the YAML file's folder first."""
+    version: Annotated[int, Field(ge=1)] | None = None
+    """Registered version of the model that a ``past`` player plays with."""
+    against: dict[str, Annotated[float, Field(ge=0)]] = {}
+    """Shares of its opponents: ``latest`` (itself, as it is now), ``uniform`` or ``pfsp`` (all that do not learn:
+    snapshots, ``past`` and ``script``), ``champion``, ``past`` (its own snapshots and those of its exploiters; for an
+    exploiter those of the player that it exploits), or a player's name. Empty: by role, 0.5 ``pfsp``, 0.35 ``latest``
+    and 0.15 ``past`` for ``main``; all of them the exploited player for ``exploiter``; ``pfsp`` for
+    ``league_exploiter``."""
+    weighting: Weighting | None = None
+    """How ``pfsp`` and ``past`` weigh an opponent that is beaten with probability p: ``squared`` (1 - p)^2, ``linear``
+    1 - p, ``variance`` p(1 - p); null: ``variance`` for an ``exploiter``, else ``squared``."""
+    snapshot_every: Annotated[int, Field(ge=1)] | None = 200_000
+    """Env steps after which a snapshot is frozen; null: only by ``snapshot_at``."""
+    snapshot_at: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Mean win rate over its opponents at which a snapshot is frozen before that; null: never."""
+    snapshot_min_steps: Annotated[int, Field(ge=1)] = 50_000
+    """Env steps between two snapshots at least, with ``snapshot_at``."""
+    restart: Literal["never", "snapshot"] = "never"
+    """When an exploiter starts anew from its first weights: ``snapshot``, after each of its snapshots."""
+    share: Annotated[float, Field(gt=0)] = 1.0
+    """Share of the games in which it is the one that learns, in proportion to the other learners'."""
+    trainer: dict[str, Any] = {}
+    """Options of the job's trainer that differ for this player."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether the player is a learner."""
+        return self.role in LEARNERS
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """`against`, or the default of the role.
+
+        The defaults are those of Vinyals et al. 2019, "Grandmaster level in StarCraft II using multi-agent
+        reinforcement learning", supplementary material.
+        """
+        if self.against:
+            return self.against
+        if self.role == "main":
+            return {"pfsp": 0.5, "latest": 0.35, "past": 0.15}
+        if self.role == "exploiter" and self.of is not None:
+            return {self.of: 1.0}
+        return {"pfsp": 1.0} if self.learns else {}
+
+    @property
+    def weights(self) -> Weighting:
+        """`weighting`, or the default of the role."""
+        return self.weighting or ("variance" if self.role == "exploiter" else "squared")
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> Self:
+        needed = {"exploiter": "of", "script": "script", "past": "version"}
+        for role, option in needed.items():
+            value = getattr(self, option)
+            if self.role == role and value is None:
+                raise ValueError(f"{option} is missing, and role {role} needs it")
+            if self.role != role and value is not None:
+                raise ValueError(f"{option} is {value!r}, and only role {role} has one, not {self.role}")
+        if self.script is not None and not _FUNCTION.fullmatch(self.script):
+            raise ValueError(f"script is {self.script!r}, expected module.function")
+        if not self.learns:
+            defaults = type(self).model_fields
+            given = [name for name in _ONLY_LEARNERS if getattr(self, name) != defaults[name].default]
+            if given:
+                raise ValueError(f"{given[0]} is for players that learn, and role {self.role} does not")
+        if self.against and not sum(self.against.values()):
+            raise ValueError("all shares of against are 0, so there is nobody to play")
+        if self.restart != "never" and self.role == "main":
+            raise ValueError("restart is snapshot, and only an exploiter starts anew, not role main")
+        return self
+
+
+class GateConfig(BaseModel):
+    """When a snapshot becomes champion."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    min_games: Annotated[int, Field(ge=1)] = 100
+    """Games that a candidate must have played against the champion. Beyond that it plays until the interval decides, at
+    most four times as many games. A past player that beats it holds it back; after as many games, for good."""
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    """Confidence of the interval of its win rate, whose lower bound must be above a half."""
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of the games that decide about champions, while there is a candidate: the newest snapshot of a ``main``
+    player, until it has won or failed. Half of them are against the champion, half against the frozen players that the
+    candidate has met least. Nobody learns from these games."""
+    check: str | None = None
+    """Import path of a function, ``module.function``, searched in the YAML file's folder first, that scores a
+    candidate, less is better: it gets the torch module with the candidate's weights, and the whole job as plain dicts.
+    It runs once for each candidate, in a process beside; for games that OpenSpiel knows, brayx.exploitability has one.
+    null: games decide alone."""
+    at_most: float | None = None
+    """With ``check``: the largest score with which a candidate can become champion."""
+
+    @model_validator(mode="after")
+    def _a_check_has_its_limit(self) -> Self:
+        if self.check is not None and not _FUNCTION.fullmatch(self.check):
+            raise ValueError(f"check is {self.check!r}, expected module.function")
+        if (self.check is None) != (self.at_most is None):
+            raise ValueError(f"check is {self.check!r} and at_most {self.at_most}, expected both or none")
+        return self
+
+
+class LeagueConfig(BaseModel):
+    """The league: who plays whom in games of several seats, and how players are rated."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    kind: Literal["league"] = "league"
+    model: str
+    """Name of the model component that every player plays with."""
+    seats: Annotated[int, Field(ge=2, le=1024)] = 2
+    """Sessions of a game."""
+    teams: dict[str, Annotated[list[str], Field(min_length=1)]] = {}
+    """Seats by team, each the AGENT of a session id GAME-agent-AGENT; a team is played by one player. Empty: each seat
+    plays for itself."""
+    players: dict[str, PlayerConfig]
+    """Players by name; at least one of role ``main``, ``exploiter`` or ``league_exploiter``."""
+    pool_size: Annotated[int, Field(ge=1, le=10_000)] = 100
+    """Snapshots to play against. Beyond that the weakest is dropped, but never the champion, the strongest, or a
+    player's newest."""
+    resident: Annotated[int, Field(ge=1)] = 8
+    """Sets of frozen weights in memory at most; others are fetched when they are drawn."""
+    recency: Annotated[float, Field(gt=0, le=1)] = 0.99
+    """Factor by which the earlier games of a pair lose weight with each further one, in the win rates that opponents
+    are drawn by; 1: all count alike."""
+    gate: GateConfig = GateConfig()
+    """When a snapshot becomes champion."""
+    levels: str = "levels.yaml"
+    """File of difficulty levels, relative to the YAML's folder: `brayx league calibrate` writes it, `brayx serve` reads
+    it, if it is there."""
+
+    @property
+    def learners(self) -> list[str]:
+        """Names of the players that learn, in the order of `players`."""
+        return [name for name, player in self.players.items() if player.learns]
+
+    @property
+    def seat_names(self) -> list[str]:
+        """Names of the seats, team by team; empty without teams."""
+        return [seat for team in self.teams.values() for seat in team]
+
+    @field_validator("players")
+    @classmethod
+    def _play_each_other(cls, players: dict[str, PlayerConfig]) -> dict[str, PlayerConfig]:
+        for name, player in players.items():
+            if not _NAME.fullmatch(name) or name in POOLS:
+                raise ValueError(f"a player is named {name!r}, expected letters, digits, - and _, and none of {POOLS}")
+            if player.of is not None and (player.of == name or player.of not in players):
+                others = ", ".join(other for other in players if other != name) or "none"
+                raise ValueError(f"of is {player.of!r} for player {name!r}, expected another player: {others}")
+            unknown = [other for other in player.against if other not in POOLS and other not in players]
+            if unknown:
+                known = ", ".join([*POOLS, *players])
+                raise ValueError(f"against names {unknown[0]!r} for player {name!r}, expected some of {known}")
+        if not any(player.learns for player in players.values()):
+            raise ValueError(f"no player learns: one needs role {', '.join(LEARNERS[:-1])} or {LEARNERS[-1]}")
+        return players
+
+    @model_validator(mode="after")
+    def _teams_have_all_seats(self) -> Self:
+        seats = self.seat_names
+        if not self.teams:
+            return self
+        if len(self.teams) < 2:
+            raise ValueError("teams has one team, expected two or more")
+        twice = next((seat for seat in seats if seats.count(seat) > 1), None)
+        if twice is not None:
+            raise ValueError(f"teams names seat {twice!r} more than once")
+        if len(seats) != self.seats:
+            raise ValueError(f"seats is {self.seats}, and teams name {len(seats)}")
+        return self

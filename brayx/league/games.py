@@ -1,0 +1,148 @@
+"""A game: its seats, and what the results of the seats say together. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from brayx.errors import BadResult
+from brayx.league.member import Member
+
+RESULTS = ("win", "draw", "loss")
+
+Result = str | float
+Outcome = Literal["counted", "broken_off", "contradictory", "repeated"]
+
+
+class Finished(NamedTuple):
+    """A game that has ended.
+
+    Attributes:
+        game: its id.
+        outcome: ``counted``; ``broken_off``: a seat has no result; ``contradictory``: the results do not go together;
+            ``repeated``: the books had the id already. Only the first changes payoff and ratings.
+        learner: the player that the game was for; empty: it was to decide about champions.
+        teams: members of each team, one for each seat.
+        ranks: place of each team, 0 is best and equal ones are a draw; empty unless counted.
+        reason: why it was not counted; empty if it was.
+    """
+
+    game: str
+    outcome: Outcome
+    learner: str
+    teams: tuple[tuple[Member, ...], ...]
+    ranks: tuple[int, ...] = ()
+    reason: str = ""
+
+    def repeated(self) -> Finished:
+        """The same game, if its id was in the books before."""
+        reason = "a game of this id has ended before"
+        return Finished(self.game, "repeated", self.learner, self.teams, reason=reason)
+
+
+@dataclass
+class Game:
+    """A game in progress.
+
+    Attributes:
+        id: the game's id.
+        learner: the player that it is for; empty: nobody learns from it.
+        members: who plays each seat.
+        sessions: seat by session.
+        results: result by seat.
+        ended: by seat, the reason for which its session ended.
+        refused: results refused before it ended, of any session.
+    """
+
+    id: str
+    learner: str
+    members: list[Member]
+    sessions: dict[str, int] = field(default_factory=dict)
+    results: dict[int, Result] = field(default_factory=dict)
+    ended: dict[int, str] = field(default_factory=dict)
+    refused: int = 0
+
+    def report(self, session: str, value: Any) -> None:
+        """Takes the result of a session's seat; the same one again changes nothing.
+
+        Raises:
+            BadResult: it is none (see `checked`), or the seat has another one.
+        """
+        kept = checked(value)
+        first = self.results.setdefault(self.sessions[session], kept)
+        if first != kept:
+            raise BadResult(f"result of {session!r} is {value!r}, and was {first!r} before", session=session)
+
+    def is_over(self, session: str) -> bool:
+        """Whether a session of the game has ended."""
+        return self.sessions[session] in self.ended
+
+    def end(self, session: str, reason: str) -> bool:
+        """Ends a session; whether that ends the game."""
+        self.ended[self.sessions[session]] = reason
+        return len(self.ended) == len(self.sessions)
+
+    @property
+    def missing(self) -> str:
+        """Why the game is broken off; empty if every seat has a result."""
+        seats = len(self.members)
+        if len(self.sessions) < seats:
+            return f"{len(self.sessions)} of {seats} sessions came"
+        without = [session for session, seat in self.sessions.items() if seat not in self.results]
+        if not without:
+            return ""
+        why = self.ended.get(self.sessions[without[0]], "")
+        return f"{len(without)} of {seats} sessions gave no result; {without[0]!r} ended with reason {why!r}"
+
+
+def checked(value: Any) -> Result:
+    """A result as it is kept: ``win``, ``draw``, ``loss``, or a score as a float.
+
+    Raises:
+        BadResult: it is none of these.
+    """
+    if isinstance(value, str):
+        if value in RESULTS:
+            return value
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            score = float(value)
+        except OverflowError:
+            score = math.inf
+        if math.isfinite(score):
+            return score
+    shown = repr(value)[:80]
+    raise BadResult(f"result is {shown}, expected 'win', 'draw', 'loss' or a finite score", got=shown)
+
+
+def ranks(teams: Sequence[Sequence[Result]]) -> tuple[int, ...]:
+    """Places of teams by the results of their seats.
+
+    Words: one team won and all others lost, or two or more drew and the others lost; the seats of a team agree. Scores:
+    the mean over a team's seats, the highest is best.
+
+    Args:
+        teams: results of each team's seats, at least one.
+
+    Returns:
+        For each team the number of teams that are better.
+
+    Raises:
+        BadResult: the results contradict each other.
+    """
+    flat = [result for team in teams for result in team]
+    if all(isinstance(result, float) for result in flat):
+        scores = [math.fsum(float(result) / len(team) for result in team) for team in teams]
+        return tuple(sum(other > score for other in scores) for score in scores)
+    if not all(isinstance(result, str) for result in flat):
+        raise BadResult(f"results are {flat}, expected either words or scores")
+    if any(len(set(team)) > 1 for team in teams):
+        raise BadResult(f"results by team are {[list(team) for team in teams]}, expected one in each team")
+    words = [team[0] for team in teams]
+    wins, draws = words.count("win"), words.count("draw")
+    if (wins, draws) != (1, 0) and not (wins == 0 and draws >= 2):
+        raise BadResult(f"results are {words}, expected one win, or two draws or more, and losses for the others")
+    best = "win" if wins else "draw"
+    return tuple(0 if word == best else max(wins, draws) for word in words)

@@ -1,0 +1,337 @@
+"""League: draws the players of games, counts results, freezes snapshots and names a champion.
+
+Joins matchmaking, payoff, ratings, gates and snapshots with the ledger that keeps them. Synchronous; called from one
+thread. Knows nothing of weights, of games in progress and their sessions (`GamesInProgress`), or of how a request
+arrives.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from brayx.errors import BadResult, LeagueError
+from brayx.league import gates, snapshots
+from brayx.league.config import GateConfig, LeagueConfig, PlayerConfig
+from brayx.league.games import Finished, Game, ranks
+from brayx.league.gates import Verdict
+from brayx.league.ledger import Ledger
+from brayx.league.matchmaking import Matchmaker
+from brayx.league.member import Member
+from brayx.league.payoff import Pair, Payoff, pair_results
+from brayx.league.ratings import Ratings
+from brayx.league.seats import Seats
+from brayx.league.snapshots import Snapshot
+
+
+class Standing(NamedTuple):
+    """A row of the league's table; fields as in `Rating`.
+
+    Attributes:
+        drawn: seats that the member got in games that have ended, counted or not.
+    """
+
+    member: Member
+    points: float
+    mu: float
+    sigma: float
+    elo: float
+    games: int
+    drawn: int
+
+
+class League:
+    """A running league.
+
+    Attributes:
+        payoff: results of every pair in the pool.
+        ratings: ratings of all members.
+        snapshots: all snapshots, the oldest first.
+
+    Args:
+        config: the component's options.
+        ledger: the books; what they hold is continued.
+        seed: makes the draws repeatable, with the games' ids and the results so far.
+
+    Raises:
+        LeagueError: the books cannot be read.
+    """
+
+    payoff: Payoff
+    ratings: Ratings
+    snapshots: list[Snapshot]
+    _champion: Member | None
+    _candidates: list[Member] | None
+
+    def __init__(self, config: LeagueConfig, ledger: Ledger, *, seed: int = 0) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._seats = Seats(config, seed)
+        self._retired: dict[str, str] = {}
+        self._unfit: dict[Member, str] = {}
+        self._read()
+
+    @property
+    def learners(self) -> list[str]:
+        """Names of the players that learn; those that have retired do not."""
+        return [name for name in self._config.learners if name not in self._retired]
+
+    # Games
+
+    def draw(self, game: str) -> Game:
+        """A new game: the learner that it is for, by the players' shares; the team that it plays, each with the same
+        probability; and an opponent for each other team. A share of the games decides about champions, see
+        `GateConfig.share`.
+
+        The same for the same seed, id and results so far.
+        """
+        rng = self._seats.rng(game)
+        share = self._config.gate.share
+        if share and rng.random() < share:
+            candidates = self.candidates()
+            rng.shuffle(candidates)
+            for candidate in candidates:
+                opponents = gates.opponents(candidate, *self._gate, len(self._seats.teams) - 1, rng)
+                if opponents:
+                    return self._seats.decide(game, candidate, opponents, rng)
+        return self._seats.draw(game, self._matchmaker, rng)
+
+    def finish(self, game: Game, *, again: bool = False) -> Finished:
+        """Takes a game that has ended; it is counted if every seat has a result.
+
+        Args:
+            game: the game.
+            again: this game was given before, by a call whose answer was lost. If that call has counted it, it is not
+                counted again, and the answer is the lost one.
+
+        Raises:
+            LeagueError: the books cannot be written; the game counts for nothing.
+        """
+        finished = self._outcome(game)
+        if self._ledger.has(game.id):
+            return finished if again else finished.repeated()
+        pairs: dict[tuple[Member, Member], Pair] = {}
+        if finished.ranks:
+            for a, b, score in pair_results(finished.teams, finished.ranks):
+                if a in self._known and b in self._known:  # one may have left the pool since the game began
+                    self.payoff.add(a, b, score)
+                    self._matchmaker.played(a, b)
+                    first, second = sorted((a, b))
+                    pairs[first, second] = self.payoff.pair(first, second)
+            self.ratings.rate(finished.teams, finished.ranks)
+            if not game.learner:
+                self._candidates = None  # its result may decide
+        drawn = Counter(game.members)
+        ratings = {member: self.ratings[member] for member in drawn}
+        counters = {finished.outcome: 1, "refused": game.refused}
+        self._write(lambda: self._ledger.count_game(game.id, pairs, ratings, drawn, counters))
+        self._drawn.update(drawn)
+        return finished
+
+    def counters(self) -> dict[str, int]:
+        """Games by outcome (``counted``, ``broken_off``, ``contradictory``), and ``refused`` results.
+
+        Refused results are written with the next game, so a crash may lose a few.
+        """
+        return {"counted": 0, "broken_off": 0, "contradictory": 0, "refused": 0} | self._ledger.counters()
+
+    # Snapshots
+
+    def due(self, player: str, env_steps: int) -> str:
+        """Why a snapshot of a learner is due at these env steps; empty: none is."""
+        if player in self._retired:
+            return ""
+        live = Member(player)
+        win_rates = [self.payoff.recent(live, other) for other in self._matchmaker.opponents(player)]
+        return snapshots.due(self._learner(player), env_steps - self.frozen_steps(player), win_rates)
+
+    def freeze(self, player: str, version: int, digest: str, env_steps: int) -> Member:
+        """Adds a snapshot to the pool. It inherits its player's rating; the pool may lose others, see `dropped`.
+
+        If the player `restarts`, its live results and rating are forgotten, as it is another player from now on.
+
+        Args:
+            player: a learner.
+            version: version under which the weights are registered, 1 or more.
+            digest: hash of the weights.
+            env_steps: env steps of the player.
+
+        Raises:
+            LeagueError: the player does not learn, the version or the same weights were frozen before, or the books
+                cannot be written.
+        """
+        restarts = self.restarts(player)
+        member, live = Member(player, version), Member(player)
+        if version < 1:
+            raise LeagueError(f"version is {version}, expected 1 or more", player=player)
+        for known in self.snapshots:
+            if known.member == member or known.digest == digest:
+                what = "this version" if known.member == member else "the same weights"
+                raise LeagueError(f"{member.label} is not frozen: {known.member.label} has {what}", digest=digest)
+        last = self._newest(player)
+        grew = last is not None and not restarts
+        snapshot = Snapshot(member, digest, last.member if last and grew else None, env_steps, time.time())
+        self.ratings.inherit(member, live)
+        lost = snapshots.to_drop([*self.pool, member], self.ratings.points, self._champion, self._config.pool_size)
+        forgotten = [live] if restarts else []
+        for each in forgotten:
+            self.ratings.forget(each)
+        changed = {each: self.ratings[each] for each in [member, *forgotten]}
+        self._write(lambda: self._ledger.freeze(snapshot, changed, dropped=lost, forgotten=forgotten))
+        for each in [*lost, *forgotten]:
+            self.payoff.remove(each)
+        self.snapshots = [each._replace(dropped=each.dropped or each.member in lost) for each in self.snapshots]
+        self.snapshots.append(snapshot)
+        self._fill()
+        return member
+
+    def restarts(self, player: str) -> bool:
+        """Whether a learner starts anew from its first weights after a snapshot."""
+        return snapshots.restarts(self._learner(player))
+
+    def frozen_steps(self, player: str) -> int:
+        """Env steps of a player's newest snapshot; 0: it has none."""
+        newest = self._newest(player)
+        return 0 if newest is None else newest.env_steps
+
+    @property
+    def pool(self) -> list[Member]:
+        """Snapshots that can be drawn, the oldest first."""
+        return [snapshot.member for snapshot in self.snapshots if not snapshot.dropped]
+
+    def dropped(self) -> list[Member]:
+        """Snapshots that have left the pool."""
+        return [snapshot.member for snapshot in self.snapshots if snapshot.dropped]
+
+    # Learners that end
+
+    def retire(self, player: str, reason: str) -> None:
+        """Ends a learner: it is drawn no more, neither to learn nor as an opponent. Its snapshots stay.
+
+        The books do not keep this: a league that goes on after a restart has the player again.
+
+        Args:
+            player: a learner; nothing happens if it has retired before.
+            reason: why.
+
+        Raises:
+            LeagueError: the player does not learn, or it is the last one that does.
+        """
+        self._learner(player)
+        if player in self._retired:
+            return
+        if self.learners == [player]:
+            raise LeagueError(f"player {player!r} ends, and no other one learns: {reason}", player=player)
+        self._retired[player] = reason
+        self._seats.retire(player)
+        self._matchmaker.retire(player)
+        self._fill()
+
+    # Champion and table
+
+    @property
+    def champion(self) -> Member | None:
+        """The champion, if there is one."""
+        return self._champion
+
+    def judge(self, candidate: Member) -> Verdict:
+        """Whether the gate lets a candidate become champion.
+
+        Raises:
+            LeagueError: it is neither a snapshot of the pool nor a ``past`` player.
+        """
+        if not candidate.version or candidate not in self._matchmaker.frozen:
+            raise LeagueError(f"{candidate.label} is no snapshot of the pool, so it cannot become champion")
+        if candidate in self._unfit:
+            return Verdict(False, self._unfit[candidate])
+        return gates.judge(candidate, *self._gate)
+
+    def refuse(self, candidate: Member, reason: str) -> None:
+        """Never lets a snapshot become champion, whatever its games say. The books do not keep this."""
+        self._unfit[candidate] = reason
+        self._candidates = None
+
+    def crown(self, candidate: Member) -> Verdict:
+        """Makes a candidate champion if the gate lets it; arguments and errors as for `judge`."""
+        verdict = self.judge(candidate)
+        if verdict.passed:
+            self._ledger.crown(candidate)
+            self._champion = candidate
+            self._fill()
+        return verdict
+
+    def candidates(self) -> list[Member]:
+        """Snapshots that may become champion, at most one of each ``main`` player.
+
+        It is the player's newest, unless that is the champion, was refused (`refuse`) or has `failed`. A snapshot that
+        has begun to play the champion stays the candidate until it has won or failed: if snapshots are frozen often,
+        none would ever finish.
+        """
+        if self._candidates is None:
+            players = [name for name, player in self._config.players.items() if player.role == "main"]
+            found = [gates.candidate_of(player, self.snapshots, *self._gate, self._unfit) for player in players]
+            self._candidates = [member for member in found if member is not None]
+        return list(self._candidates)
+
+    @property
+    def members(self) -> list[Member]:
+        """All that can be drawn now: learners live, scripts, past players and the pool."""
+        return [Member(player) for player in self.learners] + self._matchmaker.frozen
+
+    def standings(self) -> list[Standing]:
+        """The table of `members`, the strongest first."""
+        rows = []
+        for member in self.members:
+            rating = self.ratings[member]
+            rows.append(Standing(member, rating.points, *rating, self._drawn[member]))
+        return sorted(rows, key=lambda row: (-row.points, row.member))
+
+    def _read(self) -> None:
+        self.payoff = Payoff(self._config.recency, self._ledger.pairs())
+        self.ratings = Ratings(self._ledger.ratings())
+        self.snapshots = self._ledger.snapshots()
+        self._drawn = Counter(self._ledger.drawn())
+        self._champion = self._ledger.champion()
+        self._matchmaker = Matchmaker(self._config.players, self.payoff)
+        for player in self._retired:
+            self._matchmaker.retire(player)
+        self._fill()
+
+    def _fill(self) -> None:
+        self._matchmaker.fill(self.pool, self._champion)
+        self._known = set(self.members)
+        self._candidates = None
+
+    @property
+    def _gate(self) -> tuple[Member | None, Payoff, list[Member], GateConfig]:
+        """What functions of `gates` take beside a candidate."""
+        return self._champion, self.payoff, self._matchmaker.frozen, self._config.gate
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """Writes to the books; if that fails, what is in memory becomes what is in the books again."""
+        try:
+            write()
+        except LeagueError:
+            self._read()
+            raise
+
+    def _learner(self, player: str) -> PlayerConfig:
+        if player not in self._config.learners:
+            known = ", ".join(self._config.learners)
+            raise LeagueError(f"player is {player!r}, expected one that learns: {known}")
+        return self._config.players[player]
+
+    def _newest(self, player: str) -> Snapshot | None:
+        return next((each for each in reversed(self.snapshots) if each.member.player == player), None)
+
+    def _outcome(self, game: Game) -> Finished:
+        teams = tuple(tuple(game.members[seat] for seat in seats) for seats in self._seats.teams)
+        if game.missing:
+            return Finished(game.id, "broken_off", game.learner, teams, reason=game.missing)
+        try:
+            places = ranks([[game.results[seat] for seat in seats] for seats in self._seats.teams])
+        except BadResult as error:
+            return Finished(game.id, "contradictory", game.learner, teams, reason=str(error))
+        return Finished(game.id, "counted", game.learner, teams, places)

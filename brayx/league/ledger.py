@@ -1,0 +1,245 @@
+"""Ledger: what a league must not lose, in one SQLite file. Knows nothing of how games are counted.
+
+A game is written in one transaction with all that it changes, under its id, so it is counted once or not at all.
+
+The journal is a write-ahead log with ``synchronous=NORMAL``. A transaction that was committed is in the kernel's page
+cache, so kill -9 of the process loses nothing. A power failure may lose the last transactions, but never a part of one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from brayx.errors import LeagueError
+from brayx.league.history import MOST_POINTS, Point, thinned
+from brayx.league.member import Member
+from brayx.league.payoff import Pair
+from brayx.league.ratings import Rating
+from brayx.league.snapshots import Snapshot
+
+_FORMAT = 1
+_WAIT_S = 20.0
+
+# A game's id is 16 bytes of its hash: a million games take 30 MB, and two of them get the same with probability 1e-27.
+_TABLES = """
+CREATE TABLE games (id BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE pairs (
+    a TEXT, b TEXT, wins INTEGER, draws INTEGER, losses INTEGER, recent_score REAL, recent_games REAL,
+    PRIMARY KEY (a, b)
+) WITHOUT ROWID;
+CREATE TABLE members (
+    member TEXT PRIMARY KEY, mu REAL, sigma REAL, elo REAL, games INTEGER, drawn INTEGER
+) WITHOUT ROWID;
+CREATE TABLE snapshots (
+    member TEXT PRIMARY KEY, digest TEXT UNIQUE, parent TEXT, env_steps INTEGER, time_s REAL, dropped INTEGER
+);
+CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER) WITHOUT ROWID;
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
+"""
+
+# Books of before there were curves have no such table, so it is no part of the format.
+_CURVES = "CREATE TABLE IF NOT EXISTS curves (member TEXT, env_steps INTEGER, points REAL, low REAL, high REAL)"
+
+
+class Ledger:
+    """The books of one league. Used by one thread at a time.
+
+    One process counts games; another may write curves meanwhile, since SQLite's writers wait for each other.
+
+    Args:
+        path: the file, made if there is none; ``:memory:`` keeps nothing.
+        read_only: read the file as it is now, which another process may write meanwhile; all that writes fails.
+
+    Raises:
+        LeagueError: from here and every method: the file cannot be read or written, or is of another format.
+    """
+
+    def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
+        self._path = str(path)
+        try:
+            at = f"{Path(path).absolute().as_uri()}?mode=ro" if read_only else path
+            self._db = sqlite3.connect(
+                at, timeout=_WAIT_S, isolation_level=None, check_same_thread=False, uri=read_only
+            )  # fmt: skip
+            if read_only:
+                self._db.execute("BEGIN")  # all that one transaction reads is of one moment
+                self._check_format()
+                return
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+        except sqlite3.Error as error:
+            raise self._failed(error) from None
+        with self._transaction():
+            (found,) = self._db.execute("PRAGMA user_version").fetchone()
+            if found == 0:
+                for statement in _TABLES.split(";"):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version={_FORMAT}")
+            self._check_format()
+            self._db.execute(_CURVES)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._db.close()
+
+    # Reading
+
+    def has(self, game: str) -> bool:
+        """Whether a game is in the books, counted or not."""
+        return bool(self._rows("SELECT 1 FROM games WHERE id = ?", _key(game)))
+
+    def pairs(self) -> dict[tuple[Member, Member], Pair]:
+        """All pairs, as `Payoff` takes them."""
+        rows = self._rows("SELECT a, b, wins, draws, losses, recent_score, recent_games FROM pairs")
+        return {(Member.parse(a), Member.parse(b)): Pair(*results) for a, b, *results in rows}
+
+    def ratings(self) -> dict[Member, Rating]:
+        """All ratings, as `Ratings` takes them."""
+        rows = self._rows("SELECT member, mu, sigma, elo, games FROM members")
+        return {Member.parse(member): Rating(*rating) for member, *rating in rows}
+
+    def drawn(self) -> dict[Member, int]:
+        """Seats that each member got in games that have ended."""
+        return {Member.parse(member): drawn for member, drawn in self._rows("SELECT member, drawn FROM members")}
+
+    def snapshots(self) -> list[Snapshot]:
+        """All snapshots, the oldest first, those that left the pool among them."""
+        rows = self._rows(
+            "SELECT member, digest, parent, env_steps, time_s, dropped FROM snapshots ORDER BY rowid"
+        )  # fmt: skip
+        return [
+            Snapshot(
+                Member.parse(member), digest, Member.parse(parent) if parent else None, steps, time_s, bool(dropped)
+            )
+            for member, digest, parent, steps, time_s, dropped in rows
+        ]
+
+    def counters(self) -> dict[str, int]:
+        """Counts by name, see `count_game`."""
+        return dict(self._rows("SELECT name, value FROM counters"))
+
+    def curves(self) -> dict[Member, list[Point]]:
+        """Ratings over env steps by member, each in the order in which they were written."""
+        if not self._rows("SELECT 1 FROM sqlite_master WHERE name = 'curves'"):
+            return {}
+        found: dict[Member, list[Point]] = {}
+        for member, *point in self._rows("SELECT member, env_steps, points, low, high FROM curves ORDER BY rowid"):
+            found.setdefault(Member.parse(member), []).append(Point(*point))
+        return found
+
+    def champion(self) -> Member | None:
+        """The champion, if there is one."""
+        rows = self._rows("SELECT value FROM facts WHERE name = 'champion'")
+        return Member.parse(rows[0][0]) if rows else None
+
+    # Writing
+
+    def count_game(
+        self,
+        game: str,
+        pairs: Mapping[tuple[Member, Member], Pair],
+        ratings: Mapping[Member, Rating],
+        drawn: Mapping[Member, int],
+        counters: Mapping[str, int],
+    ) -> None:
+        """Writes a game that has ended.
+
+        Args:
+            game: its id, which must not be in the books.
+            pairs: pairs as they are now, those that it changed.
+            ratings: ratings as they are now, of its members.
+            drawn: seats of each of its members, to be added.
+            counters: counts by name, to be added.
+        """
+        with self._transaction():
+            self._db.execute("INSERT INTO games VALUES (?)", (_key(game),))
+            self._write_pairs(pairs)
+            self._write_members(ratings, drawn)
+            self._db.executemany(
+                "INSERT INTO counters VALUES (?, ?) ON CONFLICT DO UPDATE SET value = value + excluded.value",
+                counters.items(),
+            )
+
+    def freeze(
+        self,
+        snapshot: Snapshot,
+        ratings: Mapping[Member, Rating],
+        *,
+        dropped: Iterable[Member] = (),
+        forgotten: Iterable[Member] = (),
+    ) -> None:
+        """Writes a snapshot and what follows from it.
+
+        Args:
+            snapshot: its member and digest must not be in the books.
+            ratings: ratings as they are now: the snapshot's, and those of forgotten members.
+            dropped: snapshots that leave the pool.
+            forgotten: members without results from now on.
+        """
+        member, digest, parent, *rest = snapshot
+        with self._transaction():
+            self._db.execute(
+                "INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?)",
+                (member.label, digest, parent.label if parent else "", *rest),
+            )
+            self._write_members(ratings, dict.fromkeys(ratings, 0))
+            labels = [each.label for each in dropped]
+            self._db.executemany("UPDATE snapshots SET dropped = 1 WHERE member = ?", [(label,) for label in labels])
+            for label in labels + [each.label for each in forgotten]:
+                self._db.execute("DELETE FROM pairs WHERE a = ? OR b = ?", (label, label))
+
+    def crown(self, champion: Member) -> None:
+        """Writes the champion."""
+        with self._transaction():
+            self._db.execute("INSERT OR REPLACE INTO facts VALUES ('champion', ?)", (champion.label,))
+
+    def write_curve(self, member: Member, curve: Sequence[Point]) -> None:
+        """Replaces the curve of a member; one of more than `MOST_POINTS` is thinned out."""
+        rows = [(member.label, *point) for point in thinned(curve, MOST_POINTS)]
+        with self._transaction():
+            self._db.execute("DELETE FROM curves WHERE member = ?", (member.label,))
+            self._db.executemany("INSERT INTO curves VALUES (?, ?, ?, ?, ?)", rows)
+
+    def _write_pairs(self, pairs: Mapping[tuple[Member, Member], Pair]) -> None:
+        rows = [(a.label, b.label, *pair) for (a, b), pair in pairs.items()]
+        self._db.executemany("INSERT OR REPLACE INTO pairs VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+
+    def _write_members(self, ratings: Mapping[Member, Rating], drawn: Mapping[Member, int]) -> None:
+        rows = [(member.label, *rating, drawn[member]) for member, rating in ratings.items()]
+        self._db.executemany(
+            "INSERT INTO members VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET mu = excluded.mu, "
+            "sigma = excluded.sigma, elo = excluded.elo, games = excluded.games, drawn = drawn + excluded.drawn",
+            rows,
+        )
+
+    def _check_format(self) -> None:
+        (found,) = self._db.execute("PRAGMA user_version").fetchone()
+        if found != _FORMAT:
+            raise LeagueError(f"books {self._path}: format is {found}, expected {_FORMAT}", path=self._path)
+
+    def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        try:
+            return self._db.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._failed(error) from None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            with self._db:  # commits, or rolls back after an exception
+                yield
+        except sqlite3.Error as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: sqlite3.Error) -> LeagueError:
+        return LeagueError(f"books {self._path}: {error}", path=self._path)
+
+
+def _key(game: str) -> bytes:
+    return hashlib.blake2b(game.encode(), digest_size=16).digest()

@@ -1,0 +1,269 @@
+"""Chunks: Parquet files of ticks, with an index of their sessions in the footer.
+
+Other Parquet readers see the same columns, except those that `_Stored` maps to the input's numbers. Knows nothing of
+folders, limits or running sessions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from brayx.errors import BadRecording
+from brayx.recording.bodies import Bodies
+from brayx.recording.columns import OWN, Columns, concatenated
+from brayx.recording.part import Part
+
+ROWS = 4096
+"""Ticks in a row group, the smallest unit that is read."""
+_FORMAT = 1
+_KEY = "brayx.recording"
+_LEVEL = 3
+_BODIES = ("input", "output")
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """How the file stores an array that agents set.
+
+    Attributes:
+        dtype, shape: of one tick's array.
+        at: offset of the same values in the input's numbers; -1: the array has a column of its own.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    at: int = -1
+
+
+def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]]) -> None:
+    """Writes a chunk.
+
+    Args:
+        to: an open file; the caller closes it.
+        parts: ticks of sessions, at least one part, all with the same layout.
+    """
+    rows = np.cumsum([0, *(len(each.number) for _, each in parts)])
+    columns = concatenated([each for _, each in parts])
+    arrays: dict[str, pa.Array] = {
+        f"{OWN}number": pa.array(columns.number),
+        f"{OWN}time_us": pa.array(columns.time_us),
+        f"{OWN}duration_us": pa.array(columns.duration_us),
+        f"{OWN}event": pa.array(columns.event, pa.string()),
+    }
+    for name in _BODIES:
+        bodies = getattr(columns, name)
+        if isinstance(bodies, Bodies):
+            skeletons = pa.array(bodies.skeletons, pa.binary())
+            arrays[f"{OWN}{name}.text"] = pa.DictionaryArray.from_arrays(pa.array(bodies.which), skeletons)
+            arrays[f"{OWN}{name}.numbers"] = _array(bodies.numbers)
+        else:
+            arrays[f"{OWN}{name}"] = pa.array(bodies, pa.binary())
+    numbers = columns.input.numbers if isinstance(columns.input, Bodies) else None
+    stored = {}
+    for name, values in columns.arrays.items():
+        at = _within(values, numbers)
+        stored[name] = _Stored(values.dtype.str, values.shape[1:], at)
+        if at < 0:
+            arrays[name] = _array(values)
+    about = {
+        "format": _FORMAT,
+        "columns": {name: dataclasses.asdict(each) for name, each in stored.items()},
+        "parts": [
+            dataclasses.asdict(dataclasses.replace(part, row=int(row)))
+            for (part, _), row in zip(parts, rows, strict=False)
+        ],
+    }
+    table = pa.table(arrays)
+    fractions = [_leaf(name, array.type) for name, array in arrays.items() if _fraction(array.type)]
+    deltas = {f"{OWN}{name}": "DELTA_BINARY_PACKED" for name in ("number", "time_us", "duration_us")}
+    with pq.ParquetWriter(
+        to,
+        table.schema,
+        compression="zstd",
+        compression_level=_LEVEL,
+        use_dictionary=[f"{OWN}event", *(f"{OWN}{name}.text" for name in _BODIES)],
+        column_encoding=deltas | dict.fromkeys(fractions, "BYTE_STREAM_SPLIT"),
+        write_statistics=False,
+    ) as writer:
+        writer.write_table(table, row_group_size=ROWS)
+        writer.add_key_value_metadata({_KEY: json.dumps(about)})
+
+
+class Chunk:
+    """A chunk, open for reading.
+
+    Args:
+        file: an open file; `close` closes it.
+        name: the file's name in errors.
+
+    Attributes:
+        parts: index of the sessions in it.
+        columns: names of the arrays that agents set.
+
+    Raises:
+        BadRecording: the file is no chunk; also raised by `read`.
+    """
+
+    def __init__(self, file: IO[bytes], name: str) -> None:
+        self._name = name
+        try:
+            self._file = pq.ParquetFile(file)
+            about = json.loads((self._file.metadata.metadata or {})[_KEY.encode()])
+            if about["format"] != _FORMAT:
+                raise BadRecording(f"{name} has format {about['format']!r}, expected {_FORMAT}", file=name)
+            self.parts = [Part(**part) for part in about["parts"]]
+            self._stored = {
+                column: _Stored(str(each["dtype"]), tuple(map(int, each["shape"])), int(each["at"]))
+                for column, each in about["columns"].items()
+            }
+            self._check()
+        except BadRecording:
+            raise
+        except Exception as error:  # on a hostile file, pyarrow raises almost any exception
+            raise BadRecording(f"{name} is no chunk of a recording: {_short(error)}", file=name) from None
+        self.columns = list(self._stored)
+        self._bounds = np.cumsum([0, *(self._file.metadata.row_group(i).num_rows for i in range(self._groups))])
+
+    @property
+    def _groups(self) -> int:
+        return int(self._file.num_row_groups)
+
+    def _check(self) -> None:
+        rows = self._file.metadata.num_rows
+        for part in self.parts:
+            for name, value in dataclasses.asdict(part).items():
+                _check_field(name, value)
+            if part.row + part.ticks > rows:
+                raise ValueError(f"a part ends at row {part.row + part.ticks} of {rows}")
+        for name, stored in self._stored.items():
+            if np.dtype(stored.dtype).kind not in "biuf" or any(size < 0 for size in stored.shape):
+                raise ValueError(f"column {name!r} has dtype {stored.dtype!r} and shape {stored.shape}")
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close(force=True)
+
+    def read(self, row: int, count: int, names: Sequence[str] | None = None) -> Columns:
+        """Rows ``row`` to ``row + count``, with the arrays ``names``; None: with all."""
+        names = self.columns if names is None else names
+        first = int(np.searchsorted(self._bounds, row, "right")) - 1
+        last = int(np.searchsorted(self._bounds, row + count, "left"))
+        has = set(self._file.schema_arrow.names)
+        bodies = [c for name in _BODIES for c in _body_columns(name, has)]
+        own = [name for name in names if self._stored[name].at < 0]
+        plain = [f"{OWN}{name}" for name in ("number", "time_us", "duration_us", "event")]
+        try:
+            table = self._file.read_row_groups(range(first, last), columns=[*plain, *bodies, *own])
+            table = table.slice(row - int(self._bounds[first]), count).combine_chunks()
+            found = {name: _body(table, name) for name in _BODIES}
+            arrays = {}
+            for name in names:
+                stored = self._stored[name]
+                if stored.at < 0:
+                    arrays[name] = _numpy(table[name], np.dtype(stored.dtype), stored.shape)
+                else:
+                    inputs = found["input"]
+                    assert isinstance(inputs, Bodies)
+                    size = int(np.prod(stored.shape, dtype=int))
+                    arrays[name] = inputs.numbers[:, stored.at : stored.at + size].reshape(-1, *stored.shape)
+            number, time_us, duration_us = (table[name].to_numpy() for name in plain[:3])
+            return Columns(
+                number,
+                time_us,
+                duration_us,
+                table[plain[3]].to_pylist(),
+                found["input"],
+                found["output"],
+                arrays,
+            )
+        except Exception as error:  # as above
+            raise BadRecording(f"{self._name} cannot be read: {_short(error)}", file=self._name) from None
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "began": (float, int),
+    "result": (float, int, type(None)),
+    "left_out": (dict,),
+    **dict.fromkeys(("first", "ticks", "events", "lost", "row"), (int,)),
+}
+"""Types of the fields of `Part` that are not strings."""
+
+
+def _check_field(name: str, value: Any) -> None:
+    """Raises a `ValueError` if a field of a part has the wrong type or is negative."""
+    types = _TYPES.get(name, (str,))
+    if type(value) not in types or (types == (int,) and value < 0):
+        raise ValueError(f"a part's {name} is {str(value)[:80]!r}")
+
+
+def _within(values: np.ndarray, numbers: np.ndarray | None) -> int:
+    """Offset at which the inputs' numbers equal ``values``; -1: there is none."""
+    if numbers is None or values.dtype != np.float32 or not values[0].size:
+        return -1
+    flat = values.reshape(len(values), -1)
+    width = flat.shape[1]
+    for at in range(numbers.shape[1] - width + 1):
+        if np.array_equal(numbers[0, at : at + width], flat[0]) and np.array_equal(numbers[:, at : at + width], flat):
+            return at
+    return -1
+
+
+def _array(values: np.ndarray) -> pa.Array:
+    """An Arrow array of ``[N, ...]``: lists for floats, which compress well, and fixed-size bytes for other dtypes."""
+    values = np.ascontiguousarray(values)
+    if values.ndim == 1:
+        return pa.array(values)
+    size = int(np.prod(values.shape[1:]))
+    if values.dtype.kind == "f":
+        return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), size)
+    width = size * values.dtype.itemsize
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(values), [None, pa.py_buffer(values)])
+
+
+def _numpy(column: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if pa.types.is_fixed_size_list(array.type):
+        values = array.flatten().to_numpy(zero_copy_only=False)
+    elif pa.types.is_fixed_size_binary(array.type):
+        values = np.frombuffer(b"".join(array.to_pylist()), dtype)
+    else:
+        values = array.to_numpy(zero_copy_only=False)
+    made: np.ndarray = values.astype(dtype, copy=False).reshape(len(array), *shape)
+    return made
+
+
+def _body_columns(name: str, has: set[str]) -> list[str]:
+    return [c for c in (f"{OWN}{name}", f"{OWN}{name}.text", f"{OWN}{name}.numbers") if c in has]
+
+
+def _body(table: pa.Table, name: str) -> Bodies | list[bytes]:
+    if f"{OWN}{name}" in table.column_names:
+        bodies: list[bytes] = table[f"{OWN}{name}"].to_pylist()
+        return bodies
+    texts = table[f"{OWN}{name}.text"].combine_chunks()
+    numbers = table[f"{OWN}{name}.numbers"].combine_chunks()
+    return Bodies(
+        texts.dictionary.to_pylist(),
+        texts.indices.to_numpy(zero_copy_only=False),
+        _numpy(numbers, np.dtype(np.float32), (numbers.type.list_size,)),
+    )
+
+
+def _fraction(of: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(of.value_type if pa.types.is_fixed_size_list(of) else of))
+
+
+def _leaf(name: str, of: pa.DataType) -> str:
+    return f"{name}.list.element" if pa.types.is_fixed_size_list(of) else name
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"

@@ -1,0 +1,35 @@
+"""Options of the component `kind: recording`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class RecordingConfig(BaseModel):
+    """Which sessions are recorded, and where."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["recording"] = "recording"
+    folder: str = "recordings"
+    """Folder of the files: a path from where the command runs, or an address such as ``s3://bucket/folder``."""
+    every: Annotated[int, Field(ge=0)] = 1
+    """Record every n-th session; 0: only those that another option chooses."""
+    errors: bool = True
+    """Record sessions that an error ends."""
+    max_mb: Annotated[float, Field(gt=0)] = 1024.0
+    """Maximum size of the folder; beyond it the oldest files are deleted."""
+    memory_mb: Annotated[float, Field(gt=0)] = 64.0
+    """Maximum memory of ticks that wait: to be written, or for the decision whether to record their session. Beyond it
+    ticks are lost, and counted as ``recording_lost``."""
+    flush_s: Annotated[float, Field(gt=0)] = 5.0
+    """Maximum age of a tick in the writer's process before it is written; killing that process loses no more."""
+
+    def absolute(self) -> RecordingConfig:
+        """The same options with an absolute folder, for other processes."""
+        if "://" in self.folder:
+            return self
+        return self.model_copy(update={"folder": str(Path(self.folder).expanduser().absolute())})

@@ -1,0 +1,96 @@
+"""Collects ticks of sessions and writes them as chunks. Runs in the writer's process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from brayx.errors import first_line
+from brayx.recording.columns import Columns, concatenated, packed
+from brayx.recording.part import Part
+from brayx.recording.writer import Folder
+
+CHUNK_BYTES = 8 * 2**20
+"""Size of packed ticks in memory that fills a chunk."""
+_PENDING_BYTES = 4 * CHUNK_BYTES
+
+
+class Packer:
+    """Collects parts by layout, and writes a chunk when it is full or old.
+
+    Args:
+        folder: opens the folder of the chunks; called again after a failure.
+        flush_s: age at which a chunk is written even if it is not full.
+
+    Attributes:
+        lost: ticks lost so far because they could not be written.
+        failure: why the last write failed; empty: it succeeded.
+    """
+
+    def __init__(self, folder: Callable[[], Folder], flush_s: float) -> None:
+        self._make = folder
+        self._folder: Folder | None = None
+        self._flush_s = flush_s
+        self._pending: dict[Any, list[tuple[Part, Columns]]] = {}
+        self._since: dict[Any, float] = {}
+        self._bytes: dict[Any, int] = {}
+        self.lost = 0
+        self.failure = ""
+
+    def add(self, part: Part, columns: Columns) -> None:
+        """Adds consecutive ticks of a session."""
+        columns = packed(columns)
+        layout = columns.layout
+        pending = self._pending.setdefault(layout, [])
+        self._since.setdefault(layout, time.monotonic())
+        self._bytes[layout] = self._bytes.get(layout, 0) + columns.nbytes
+        pending.append((part, columns))
+        if self._bytes[layout] >= CHUNK_BYTES:
+            self._write(layout)
+
+    def write_due(self) -> None:
+        """Writes the chunks that are older than `flush_s`."""
+        now = time.monotonic()
+        for layout in [layout for layout, since in self._since.items() if now - since >= self._flush_s]:
+            self._write(layout)
+
+    def close(self) -> None:
+        """Writes everything."""
+        for layout in list(self._pending):
+            self._write(layout)
+
+    def _write(self, layout: Any) -> None:
+        parts = self._pending[layout]
+        try:
+            if self._folder is None:
+                self._folder = self._make()
+            self._folder.write(_by_episode(parts))
+            self._folder.trim()
+            self.failure = ""
+        except Exception as error:  # a full disk or a missing folder may recover, so try again
+            self._folder = None
+            self.failure = f"{type(error).__name__}: {first_line(error)}"
+            self._since[layout] = time.monotonic()
+            if sum(self._bytes.values()) <= _PENDING_BYTES:
+                return
+            self.lost += sum(part.ticks for part, _ in parts)
+        del self._pending[layout], self._since[layout], self._bytes[layout]
+
+
+def _by_episode(parts: list[tuple[Part, Columns]]) -> list[tuple[Part, Columns]]:
+    """Joins the parts of an episode that follow each other, so that the chunk's index stays short."""
+    runs: dict[str, list[list[tuple[Part, Columns]]]] = {}
+    for part, columns in parts:
+        own = runs.setdefault(part.episode, [])
+        if own and (last := own[-1][-1][0]).first + last.ticks == part.first:
+            own[-1].append((part, columns))
+        else:
+            own.append([(part, columns)])
+    return [_joined(run) for own in runs.values() for run in own]
+
+
+def _joined(parts: list[tuple[Part, Columns]]) -> tuple[Part, Columns]:
+    if len(parts) == 1:
+        return parts[0]
+    return parts[-1][0].after([part for part, _ in parts[:-1]]), concatenated([columns for _, columns in parts])

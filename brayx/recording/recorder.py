@@ -1,0 +1,276 @@
+"""Records the sessions of a process without delaying their ticks.
+
+A tick costs one append. A thread sends ticks to the writer's process in packs. Memory is bounded: ticks that do not fit
+are lost, and counted in the recording and the metrics. Knows nothing of files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import queue
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from brayx.actor.agent import State
+from brayx.actor.logs import SessionLog
+from brayx.logs import limited
+from brayx.metrics import Recorder
+from brayx.recording.columns import Tick, columns_of
+from brayx.recording.config import RecordingConfig
+from brayx.recording.part import Part
+from brayx.recording.process import Message, WriterProcess
+
+logger = limited(__name__)
+
+PACK = 64
+"""Ticks that a session hands over at once."""
+_IDLE_S = 1.0
+_AGAIN_S = 5.0
+_END_S = 10.0
+_ATTRIBUTES_BYTES = 512
+"""Estimated size of what agents set on a tick."""
+_OWN = frozenset(("session", "game", "agent", "tick", "kind", "input", "output", "end", "_waiters", "_seat", "_board"))
+
+
+def recorders_of(config: RecordingConfig | None, metrics: Recorder) -> list[SessionRecorder]:
+    """The recorder of a job, as a list; empty: the job has no recording. `closing` ends it."""
+    return [] if config is None else [SessionRecorder(config, metrics)]
+
+
+def closing(recorders: Sequence[SessionRecorder]) -> list[Callable[[], Awaitable[None]]]:
+    """Coroutine functions that end recorders, each in a thread, since it waits for the last writes."""
+    return [functools.partial(asyncio.to_thread, each.close) for each in recorders]
+
+
+class SessionRecorder:
+    """Records the sessions of this process.
+
+    Args:
+        config: the component's options.
+        metrics: counts ``recordings`` and ``recording_lost``.
+        start: starts the writer's process; None: a `WriterProcess`.
+
+    Attributes:
+        most_bytes: memory limit of waiting ticks; undecided sessions may use half of it.
+        taken: bytes of all ticks so far, without those that sessions dropped; only the event loop changes it.
+        freed: bytes of all ticks sent so far; only the recorder's thread changes it, so neither needs a lock.
+    """
+
+    def __init__(
+        self, config: RecordingConfig, metrics: Recorder, start: Callable[[], WriterProcess] | None = None
+    ) -> None:
+        self.config = config
+        self.metrics = metrics
+        self.start = start or (lambda: WriterProcess(config.folder, round(config.max_mb * 2**20), config.flush_s))
+        self._sessions = 0
+        self.most_bytes = round(config.memory_mb * 2**20)
+        self.taken = self.freed = 0
+        # Bounded by `most_bytes`.
+        self._queue: queue.SimpleQueue[tuple[Part, list[Tick], int] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def open(self, session: str, start: bytes, player: str = "") -> RecordedSession | None:
+        """Opens the log of a new session; None: the recorder is closed."""
+        self._sessions += 1
+        chosen = self.config.every > 0 and (self._sessions - 1) % self.config.every == 0
+        why = "every" if chosen else ""
+        if self._closed:
+            return None
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="brayx-recorder", daemon=True)
+            self._thread.start()
+        return RecordedSession(self, session, start, player, why)
+
+    def close(self, timeout_s: float = _END_S) -> None:
+        """Writes what is left, then ends the thread and the process. Idempotent."""
+        self._closed = True
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                logger.warning("the recordings are not written within %g s: their last ticks may be missing", timeout_s)
+            self._thread = None
+
+    def hand_over(self, part: Part, ticks: list[Tick], size: int) -> None:
+        """Queues ticks; their memory is freed once they have been sent."""
+        self._queue.put((part, ticks, size))
+
+    def lose(self, ticks: int, why: str) -> None:
+        """Counts lost ticks."""
+        self.metrics.add("recording_lost", ticks, label=why)
+
+    def _work(self) -> None:
+        """Runs in the recorder's thread: sends packs to the writer's process."""
+        writer = _Writer(self)
+        while True:
+            try:
+                item = self._queue.get(timeout=_IDLE_S)
+            except queue.Empty:
+                writer.send(None)
+                continue
+            if item is None:
+                break
+            part, ticks, size = item
+            try:
+                columns = columns_of(ticks, without=_OWN)
+                writer.send((replace(part, left_out=columns.left_out), columns))
+            except Exception:  # agents may set anything; one bad pack must not end the thread
+                logger.exception("ticks of session %s cannot be recorded", part.session)
+                self.lose(part.ticks, "error")
+            finally:
+                self.freed += size
+        writer.close()
+
+
+class _Writer:
+    """Starts the writer's process for the first ticks, and restarts it if it dies."""
+
+    def __init__(self, of: SessionRecorder) -> None:
+        self._of = of
+        self._process: WriterProcess | None = None
+        self._down_until = 0.0
+        self._lost = 0
+
+    def send(self, message: Message) -> None:
+        """Sends ticks, and counts those that were lost."""
+        try:
+            if self._process is None:
+                if message is None:
+                    return
+                if time.monotonic() < self._down_until:
+                    self._of.lose(message[0].ticks, "writer")
+                    return
+                self._process, self._lost = self._of.start(), 0
+            lost, failure = self._process.send(message)
+        except (OSError, EOFError) as error:
+            logger.warning("the writer of recordings has died, its last ticks are lost: %r", error)
+            if message is not None:
+                self._of.lose(message[0].ticks, "writer")
+            self.close()
+            self._down_until = time.monotonic() + _AGAIN_S
+            return
+        if lost > self._lost:
+            self._of.lose(lost - self._lost, "disk")
+            self._lost = lost
+        if failure:
+            logger.warning("recordings are not written: %s", failure)
+
+    def close(self) -> None:
+        """Ends the process, which first writes what it has."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+
+_Kept = tuple[State, bytes, bytes, float, float, str, int]
+"""A tick in memory: state, body, reply, begin, end, event, size. A plain tuple: each tick creates one."""
+
+
+class RecordedSession(SessionLog):
+    """The ticks of one session. Belongs to the session's event loop.
+
+    Args:
+        of: the recorder.
+        session, start, player: as in `brayx.recording.part.Part`.
+        why: why the session is recorded; empty: undecided.
+    """
+
+    __slots__ = (
+        "_began", "_began_at", "_episode", "_event", "_limit", "_lost", "_of", "_player", "_sent", "_session",
+        "_start", "_ticks", "_why",
+    )  # fmt: skip
+
+    def __init__(self, of: SessionRecorder, session: str, start: bytes, player: str, why: str) -> None:
+        self._of = of
+        self._session = session
+        self._start = start
+        self._player = player
+        self._why = why
+        self._episode = uuid.uuid4().hex
+        self._began = time.perf_counter()
+        self._began_at = time.time()
+        self._ticks: deque[_Kept] = deque()
+        self._limit = of.most_bytes if why else of.most_bytes // 2
+        self._sent = 0
+        self._lost = 0
+        self._event = ""
+
+    def tick(self, state: State, body: bytes, reply: bytes, began: float) -> None:
+        """See `brayx.actor.logs.SessionLog.tick`."""
+        of, ticks = self._of, self._ticks
+        size = len(body) + len(reply) + _ATTRIBUTES_BYTES
+        if of.taken - of.freed + size > self._limit and not self._make_room(size):
+            return
+        of.taken += size
+        now = time.perf_counter()
+        ticks.append((state, body, reply, began, now, self._event, size))
+        self._event = ""
+        if self._why and (len(ticks) > PACK or now - ticks[0][4] > of.config.flush_s):
+            self._hand_over(min(len(ticks) - 1, PACK))
+
+    def _make_room(self, size: int) -> bool:
+        """Drops the oldest ticks of an undecided session; returns whether the new tick fits now."""
+        of = self._of
+        while of.taken - of.freed + size > self._limit:
+            self._lost += 1
+            if self._why or not self._ticks:
+                return False
+            of.taken -= self._ticks.popleft()[-1]  # keep the newest ticks: they explain an error
+        return True
+
+    def event(self, what: str, *, last: bool = False) -> None:
+        """See `brayx.actor.logs.SessionLog.event`."""
+        if last and self._ticks:
+            *tick, _, size = self._ticks[-1]
+            self._ticks[-1] = (*tick, what, size)  # type: ignore[assignment]
+        else:
+            self._event = what
+
+    def keep(self, why: str) -> None:
+        """Decides to record the session, with its ticks that are still in memory."""
+        self._why, self._limit = self._why or why, self._of.most_bytes
+
+    def end(self, reason: str, result: float | None) -> None:
+        """Ends the session; an undecided one is dropped."""
+        if reason == "error" and self._of.config.errors:
+            self.keep("error")
+        if self._why:
+            self._hand_over(len(self._ticks), reason, result)
+            self._of.metrics.add("recordings", 1.0, label=self._why)
+        else:
+            self._of.taken -= sum(tick[-1] for tick in self._ticks)
+        self._ticks.clear()
+
+    def _hand_over(self, count: int, end: str = "", result: float | None = None) -> None:
+        """Hands over the oldest ticks. `tick` keeps at least one, so that the last pack has the session's end."""
+        kept = [self._ticks.popleft() for _ in range(count)]
+        if not kept:
+            return
+        ticks = [
+            Tick(state.tick, began - self._began, ended - began, body, reply, vars(state), event)
+            for state, body, reply, began, ended, event, _ in kept
+        ]
+        part = Part(
+            self._episode,
+            self._session,
+            self._began_at,
+            self._sent,
+            len(ticks),
+            self._start.decode(errors="surrogateescape"),
+            self._why,
+            self._player,
+            end,
+            result,
+            sum(bool(tick.event) for tick in ticks),
+            self._lost,
+        )
+        if self._lost:
+            self._of.lose(self._lost, "memory")
+        self._sent, self._lost = self._sent + len(ticks), 0
+        self._of.hand_over(part, ticks, sum(tick[-1] for tick in kept))

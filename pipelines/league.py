@@ -1,0 +1,491 @@
+"""The training of a league, on every host: snapshots, champions, learners that fail or restart, charts.
+
+Knows nothing of sessions, or of where the league and its learners run: the host has both.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from brayx.engines.base import check_weights, layout_of, load_weights, save_weights
+from brayx.engines.torch import module_weights
+from brayx.errors import BadWeights, BrayxError, ConfigError, StartupError
+from brayx.league import snapshots
+from brayx.league.gates import Verdict
+from brayx.league.league import Standing
+from brayx.league.member import Member
+from brayx.model.snapshots import SnapshotFiles, digest_of
+from brayx.tracking import Trial, files_of, promote
+from brayx.tracking.registry import register_files
+from brayx.tracking.trial import Status
+from brayx.trainer.loop import Summary
+from brayx.types import Weights
+from deployments.job import JobConfig, only, pool_name
+from pipelines.league_charts import draw_league, keep_curves
+from pipelines.league_check import Checked, GateCheck
+from pipelines.league_files import DIGEST_TAG, PLAYER_TAG, books_file
+
+if TYPE_CHECKING:
+    from torch import nn
+
+log = logging.getLogger(__name__)
+
+_LAST_CHECKPOINT_S = 60.0
+"""Deadline for a learner to save its last checkpoint."""
+_FIRST_WEIGHTS_S = 180.0
+"""Deadline for a new learner to publish its first weights."""
+_NUMBERS_S, _CURVES_S, _PICTURES_S = 1.0, 5.0, 60.0
+"""Time between two metrics of the league, two points of its curves, and two drawings of its pictures."""
+
+
+class Desk(Protocol):
+    """Runs functions where a trial is: ``function(trial, *args)``. `Clerk` is one."""
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Returns the function's result."""
+
+    def aside(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Does not wait; drops the call if another is running."""
+
+
+class Player(Protocol):
+    """A player in training, as `pipelines.trainee.Trainee`."""
+
+    learner: Any
+
+    @property
+    def clerk(self) -> Desk: ...
+
+    @property
+    def env_steps(self) -> int: ...
+
+    def newest_weights(self) -> Weights | None: ...
+
+    def start(self, timeout_s: float) -> bool: ...
+
+    def end(self, status: Status) -> None: ...
+
+
+class RunningLeague(Protocol):
+    """The league, as its training sees it: see the methods of `League` and `LocalLeague` of these names."""
+
+    @property
+    def champion(self) -> Member | None: ...
+
+    def due(self, player: str, env_steps: int) -> str: ...
+
+    def has(self, digest: str) -> bool: ...
+
+    def frozen(self, player: str, version: int, digest: str, env_steps: int) -> Member: ...
+
+    def frozen_steps(self, player: str) -> int: ...
+
+    def candidates(self) -> list[Member]: ...
+
+    def crown(self, candidate: Member) -> Verdict: ...
+
+    def refuse(self, candidate: Member, reason: str) -> None: ...
+
+    def standings(self) -> list[Standing]: ...
+
+    def retire(self, player: str, reason: str) -> None: ...
+
+
+class Host(Protocol):
+    """The host of a league's training.
+
+    Attributes:
+        league: the league.
+        numbers: records the league's metrics, and has their newest values.
+    """
+
+    @property
+    def league(self) -> RunningLeague: ...
+
+    @property
+    def numbers(self) -> Any: ...
+
+    def trainee(self, player: str) -> Any:
+        """Makes the parts of a player, with a learner that has not started."""
+
+    def replace(self, player: str, before: Any, now: Any) -> None:
+        """Gives sessions that start from now on the parts of a restarted player."""
+
+    def drop(self, player: str, trainee: Any) -> None:
+        """Frees the parts of a player whose learner failed; it plays no new games."""
+
+
+class LeagueTraining:
+    """The players of a league in training.
+
+    Args:
+        job: the job.
+        trial: the league's trial.
+        desk: runs functions where that trial is.
+        host: the host.
+        files: the snapshots' weights.
+        say: prints a line above the display.
+
+    Attributes:
+        trainees: the players that learn, by name; those that failed are left out.
+        mains: names of the main players, or of all learners if there is none.
+        learner: all learners as one.
+    """
+
+    def __init__(
+        self,
+        job: JobConfig,
+        trial: Trial,
+        desk: Desk,
+        host: Host,
+        files: SnapshotFiles,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config = config = job.leagues[only("league", job.leagues)]
+        self._trial, self._desk, self._host, self._files, self._say = trial, desk, host, files, say
+        self._pool = pool_name(job, config.model)
+        learners = config.learners
+        self.trainees: dict[str, Any] = {name: host.trainee(name) for name in learners}
+        self.mains = [name for name in learners if config.players[name].role == "main"] or learners
+        self.learner = Learners({name: self.trainees[name].learner for name in learners}, self.mains)
+        self._check: GateCheck | None = None
+        if config.gate.check is not None:
+            of = Checked(config.gate, job.folder, config.model, job.in_mode("train").as_dict())
+            self._check = GateCheck(of, files.read, lambda found: host.numbers.add("gate_check", found))
+        self._complete: set[str] = set()
+        self._alias_is_set = False
+        self._numbers_at = self._curves_at = self._pictures_at = time.monotonic()
+        self._games_then: float | None = None
+
+    def look(self) -> None:
+        """Freezes the snapshots that are due, and retires players whose learners failed; call it repeatedly.
+
+        Raises:
+            BrayxError: the last main player's learner failed.
+        """
+        if not self._alias_is_set:  # a kill may have come between the books and the registry
+            if (champion := self._host.league.champion) is not None:
+                self._desk.call(set_champion, self._pool, champion.version)
+            self._alias_is_set = True
+        for name, trainee in list(self.trainees.items()):
+            if not trainee.learner.running:
+                self._ended(name, trainee)
+                continue
+            reason = self._host.league.due(name, self._env_steps(name))
+            if reason and self._freeze(name, reason) and self._restarts(name):
+                try:
+                    self._start_anew(name)
+                except StartupError as error:
+                    self._out(name, self.trainees[name], error)
+        for candidate in self._host.league.candidates():
+            checked = Verdict(True, "") if self._check is None else self._check.verdict(candidate)
+            if checked is None:
+                continue  # it is not known yet
+            if not checked.passed:
+                self._host.league.refuse(candidate, checked.reason)
+                self._say(f"{candidate.label} does not become champion: {checked.reason}")
+                continue
+            self._alias_is_set = False  # until it is: an answer may be lost
+            verdict = self._host.league.crown(candidate)
+            if verdict.passed:
+                self._desk.call(set_champion, self._pool, candidate.version)
+                reasons = "; ".join(reason for reason in (verdict.reason, checked.reason) if reason)
+                self._say(f"{candidate.label} is champion: {reasons}")
+            self._alias_is_set = True
+        self._report()
+
+    def _report(self) -> None:
+        """Records the league's numbers; adds to its curves and draws its pictures, in MLflow's process."""
+        now = time.monotonic()
+        if now - self._numbers_at >= _NUMBERS_S:
+            counts = self._host.numbers.newest().items()
+            games = sum(value for name, value in counts if name.partition(".")[0] == "league_games")
+            if self._games_then is not None:
+                self._host.numbers.add("league_games_per_s", (games - self._games_then) / (now - self._numbers_at))
+            self._numbers_at, self._games_then = now, games
+            standings, champion = self._host.league.standings(), self._host.league.champion
+            for row in standings:
+                if not row.member.version:
+                    self._host.numbers.add("league_points", row.points, label=row.member.player)
+            own = [row for row in standings if row.member.version and row.member.player in self._config.learners]
+            self._host.numbers.add("league_pool", len(own))
+            if champion is not None:
+                self._host.numbers.add("league_champion", champion.version)
+        if now - self._pictures_at >= _PICTURES_S:
+            self._pictures_at = self._curves_at = now
+            self._desk.aside(draw_league, *self._charted())
+        elif now - self._curves_at >= _CURVES_S:
+            self._curves_at = now
+            self._desk.aside(keep_curves, *self._charted()[:2])
+
+    def _charted(self) -> tuple[str, dict[str, int], str, list[str]]:
+        """Arguments of `draw_league`."""
+        env_steps = {name: self._env_steps(name) for name in self.trainees}
+        members = [row.member.label for row in self._host.league.standings()]
+        return str(books_file(self._trial)), env_steps, self._pool, members
+
+    def _env_steps(self, player: str) -> int:
+        """Env steps of a player over all its restarts: each restart's trial counts from 0."""
+        steps = int(self.trainees[player].env_steps)
+        return steps + self._host.league.frozen_steps(player) if self._restarts(player) else steps
+
+    def _restarts(self, player: str) -> bool:
+        return snapshots.restarts(self._config.players[player])
+
+    def _freeze(self, player: str, reason: str) -> bool:
+        """Registers a player's newest weights, and adds them to the pool; False: they are there, or there are none.
+
+        If a kill comes between the two, the trial's next start registers others: a version that is in no pool is left.
+        """
+        trainee, env_steps = self.trainees[player], self._env_steps(player)
+        weights = trainee.newest_weights()
+        if weights is None:
+            return False
+        digest = digest_of(weights)
+        if self._host.league.has(digest):
+            return False
+        with tempfile.TemporaryDirectory(prefix="brayx-snapshot-") as temporary:
+            save_weights(Path(temporary, "weights.npz"), weights)
+            about = f"Snapshot of player {player!r} of league {self._trial.name!r}."
+            tags = {PLAYER_TAG: player, DIGEST_TAG: digest, "env_steps": str(env_steps)}
+            version = trainee.clerk.call(register_snapshot, temporary, self._pool, env_steps, tags, about)
+        self._files.put(version, weights)
+        member = self._host.league.frozen(player, version, digest, env_steps)
+        self._say(f"{member.label} joins the pool: {reason}")
+        return True
+
+    def _start_anew(self, player: str) -> None:
+        """Restarts a player: a new learner with its first weights, and a new trial of the same name."""
+        before = self.trainees[player]
+        before.learner.stop()
+        if not before.learner.wait(_LAST_CHECKPOINT_S):
+            raise StartupError(f"player {player!r} cannot start anew: its learner has not ended")
+        before.end("FINISHED")
+        trainee = self.trainees[player] = self._host.trainee(player)
+        self.learner.replace(player, trainee.learner)
+        if not trainee.start(_FIRST_WEIGHTS_S):
+            raise StartupError(f"player {player!r} cannot start anew: it has published no weights")
+        self._host.replace(player, before, trainee)
+        self._say(f"player {player!r} starts anew")
+
+    def _ended(self, player: str, trainee: Player) -> None:
+        """Retires a player whose learner has ended; if it has all its steps, it first gets a last snapshot."""
+        if player in self._complete:
+            return
+        try:
+            trainee.learner.result(0.0)
+        except BrayxError as error:
+            self._out(player, trainee, error)
+            return
+        if not any(self.trainees[main].learner.running for main in self.mains if main in self.trainees):
+            return  # the league ends
+        self._freeze(player, "it has all its steps")
+        self._host.league.retire(player, "it has all its steps")
+        self._complete.add(player)  # last: a league that does not answer is asked again
+
+    def _out(self, player: str, trainee: Player, error: BrayxError) -> None:
+        """Retires a player that failed.
+
+        Raises:
+            BrayxError: the same, if it is the last main player.
+        """
+        if [name for name in self.mains if name in self.trainees] == [player]:
+            raise error
+        self._say(f"player {player!r} is out, the league continues: {error.message}")
+        del self.trainees[player]
+        self.learner.drop(player)
+        self._host.league.retire(player, error.message)
+        trainee.end("FAILED")
+        self._host.drop(player, trainee)
+
+    def register(self, say: Callable[[str], None]) -> tuple[int | None, str]:
+        """Freezes a last snapshot of each player that has learned since its last one; returns the champion's version
+        and the standings."""
+        for name in self.trainees:
+            self._freeze(name, "the end of its training")
+        try:
+            self._desk.call(draw_league, *self._charted())
+        except BrayxError as error:  # a failed picture must not end the training
+            say(f"the league's pictures are not drawn: {error.message}")
+        champion = self._host.league.champion
+        return None if champion is None else champion.version, standings_text(self._host.league.standings(), champion)
+
+    def close(self, finished: bool) -> None:
+        """Ends the players' trials."""
+        if self._check is not None:
+            self._check.close()
+        for trainee in self.trainees.values():
+            trainee.end("FINISHED" if finished else "KILLED")
+
+
+class Learners:
+    """Several learners as one: it ends when all main players have ended, which ends the others.
+
+    Args:
+        learners: by player.
+        mains: the main players.
+    """
+
+    def __init__(self, learners: Mapping[str, Any], mains: Sequence[str]) -> None:
+        self._learners, self._mains = dict(learners), list(mains)
+
+    @property
+    def ready(self) -> _AllReady:
+        """Set when all have published weights; on the local host."""
+        return _AllReady([learner.ready for learner in self._learners.values()])
+
+    def start(self) -> None:
+        """Starts all."""
+        for learner in self._learners.values():
+            learner.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until all have ended; False: they did not within ``timeout_s``."""
+        until = time.monotonic() + timeout_s
+        for name in self._mains:
+            if not self._learners[name].wait(max(0.0, until - time.monotonic())):
+                return False
+        for name, learner in self._learners.items():
+            if name not in self._mains:
+                learner.stop()
+        return all(learner.wait(max(0.0, until - time.monotonic())) for learner in self._learners.values())
+
+    @property
+    def running(self) -> bool:
+        """Whether any is still learning."""
+        return any(learner.running for learner in self._learners.values())
+
+    def state(self) -> str:
+        """The learners' states, in a few words for the display."""
+        return ", ".join(f"of {name} {learner.state()}" for name, learner in self._learners.items())
+
+    def drop(self, name: str) -> None:
+        """Forgets a learner that has ended."""
+        del self._learners[name]
+        self._mains = [main for main in self._mains if main != name]
+
+    def replace(self, name: str, learner: Any) -> None:
+        """Puts another learner in the place of one that has ended."""
+        self._learners[name] = learner
+
+    def stop(self) -> None:
+        """Stops all; does not wait."""
+        for learner in self._learners.values():
+            learner.stop()
+
+    def result(self, timeout_s: float | None = None) -> Summary | None:
+        """The summary of the first main player once all have ended; None if that takes longer than ``timeout_s``.
+
+        Raises:
+            BrayxError: a main player's error.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        summaries = {}
+        for name, learner in self._learners.items():
+            left_s = None if until is None else max(0.0, until - time.monotonic())
+            try:
+                summaries[name] = learner.result(left_s)
+            except BrayxError as error:  # the league does not fail with another player as it ends
+                if name in self._mains:
+                    raise
+                log.warning("player %r failed as the league ended: %s", name, error.message)
+        return None if None in summaries.values() else summaries[self._mains[0]]
+
+
+class _AllReady:
+    """An event that is set when all of several are."""
+
+    def __init__(self, events: Sequence[Any]) -> None:
+        self._events = events
+
+    def wait(self, timeout_s: float) -> bool:
+        until = time.monotonic() + timeout_s
+        return all(event.wait(max(0.0, until - time.monotonic())) for event in self._events)
+
+
+def fetch_snapshots(
+    job: JobConfig, pool: Sequence[Member], files: SnapshotFiles, desk: Desk, module: nn.Module
+) -> None:
+    """Fetches weights of ``past`` players, and of snapshots without a file, and checks that they fit the model.
+
+    Args:
+        job: the job.
+        pool: the snapshots.
+        files: where the weights are put.
+        desk: as for `LeagueTraining`.
+        module: the model.
+
+    Raises:
+        BadWeights: weights do not fit the model; names the first leaf.
+        ModelNotFound: the registry does not have them.
+    """
+    config = job.leagues[only("league", job.leagues)]
+    layout, registered = layout_of(module_weights(module)), pool_name(job, config.model)
+    past = [(name, player.version) for name, player in config.players.items() if player.version is not None]
+    for player, version in [*past, *pool]:
+        path = files.path(version)
+        if not path.exists():
+            files.put(version, desk.call(registered_weights, registered, version))
+        try:
+            check_weights(layout, load_weights(path))
+        except BadWeights as error:
+            of = f"player {player!r}, version {version} of {registered}"
+            raise BadWeights(f"{of}: {error.message}", **error.details) from None
+
+
+def job_of(job: JobConfig, league: str, player: str) -> JobConfig:
+    """The job of one player that learns: the trainer has the player's own options.
+
+    Raises:
+        ConfigError: they do not fit the trainer's.
+    """
+    name = only("trainer", job.trainers)
+    own = job.leagues[league].players[player].trainer
+    if not own:
+        return job
+    plain = job.trainers[name].model_dump(mode="json", by_alias=True)
+    try:
+        trainer = type(job.trainers[name]).model_validate(_merged(plain, own), context={"folder": job.folder})
+    except ValueError as error:
+        raise ConfigError(f"{league}.players.{player}.trainer: {error}") from None
+    return job.model_copy(update={"trainers": {name: trainer}})
+
+
+def _merged(plain: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with those of ``own`` in their place, mapping by mapping."""
+    merged = dict(plain)
+    for key, value in own.items():
+        before = merged.get(key)
+        merged[key] = _merged(before, value) if isinstance(value, dict) and isinstance(before, dict) else value
+    return merged
+
+
+def registered_weights(trial: Trial, pool: str, version: int) -> Weights:
+    """The weights of a registered version. Runs in the process that has the trial."""
+    with files_of(f"models:/{pool}/{version}", trial.uri) as folder:
+        return load_weights(folder / "weights.npz")
+
+
+def set_champion(trial: Trial, pool: str, version: int) -> None:
+    """Points the pool's alias ``champion`` at a version. Runs in the process that has the trial."""
+    promote(f"models:/{pool}/{version}", trial.uri)
+
+
+def standings_text(standings: Sequence[Standing], champion: Member | None) -> str:
+    """The table of a league, the strongest first, a line for each member."""
+    width = max(len(row.member.label) for row in standings)
+    lines = [f"{'player':<{width}}  points    sigma  games"]
+    for row in standings:
+        mark = "  champion" if row.member == champion else ""
+        lines.append(f"{row.member.label:<{width}}  {row.points:6.0f}  {row.sigma:7.2f}  {row.games:5}{mark}")
+    return "\n".join(lines)
+
+
+def register_snapshot(trial: Trial, folder: str, pool: str, step: int, tags: Mapping[str, str], about: str) -> int:
+    """Registers a snapshot; returns its version. Runs in the process that has the trial."""
+    return register_files(trial, Path(folder), pool, step, tags=tags, description=about).version

@@ -1,0 +1,230 @@
+"""The games of a match: who sits where, and how often each of the two won. Knows nothing of sessions' owners or models.
+
+The two players swap seats from game to game, in blocks of four: ABBA or, at random, BAAB. So each plays every seat as
+often as the other, and also each half of games whose first move alternates between the seats.
+
+A match is of the first N games that begin, and a game that is broken off is replaced by the next one: if it were of the
+first N that end, short games would count more than long ones.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from brayx.errors import BadResult, SessionError
+from brayx.gamecore.protocol import AGENT_MARK, game_of
+from brayx.league.config import LeagueConfig, PlayerConfig
+from brayx.league.games import Game, Outcome, ranks
+from brayx.league.gates import wilson
+from brayx.league.member import Member
+from brayx.league.seats import Seats, seat_of
+
+_SIDES = (Member("a"), Member("b"))
+_BLOCK = (0, 1, 1, 0)
+
+
+class Tally(NamedTuple):
+    """Games of a player, as it sees them."""
+
+    wins: int = 0
+    draws: int = 0
+    losses: int = 0
+
+    @property
+    def games(self) -> int:
+        """All of them."""
+        return sum(self)
+
+    @property
+    def win_rate(self) -> float | None:
+        """Share of wins, a draw as half a win; None with no games."""
+        return (self.wins + 0.5 * self.draws) / self.games if self.games else None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the win rate, see `brayx.league.gates.wilson`."""
+        return wilson(*self)
+
+
+class Score(NamedTuple):
+    """The state of a match.
+
+    Attributes:
+        by_seat: games of the first player, by the seat or team that it had.
+        begun: games that have begun, those beyond the match among them.
+        broken_off: games of the match that had no result.
+        contradictory: those whose results did not go together.
+        done: whether all games of the match have ended.
+        reason: why the newest of these two kinds did not count; empty: all counted.
+    """
+
+    by_seat: dict[str, Tally]
+    begun: int
+    broken_off: int
+    contradictory: int
+    done: bool
+    reason: str
+
+    @property
+    def all(self) -> Tally:
+        """All games that counted."""
+        return Tally(*(sum(each) for each in zip(*self.by_seat.values(), strict=True)))
+
+
+@dataclass
+class _Played:
+    """A game of the match.
+
+    Attributes:
+        game: its seats and results.
+        team: the first player's team, 0 or 1.
+        outcome: None: it goes on.
+        ranks: place of each team; empty unless counted.
+        reason: why it does not count.
+    """
+
+    game: Game
+    team: int
+    outcome: Outcome | None = None
+    ranks: tuple[int, ...] = ()
+    reason: str = ""
+
+
+class MatchGames:
+    """Seats two players in the games of a match, and counts the results. May be used by several threads.
+
+    Args:
+        teams: names of a game's seats by team, as `LeagueConfig.teams`; empty: two seats, in the order of sessions.
+        games: number of games.
+        seed: makes the seats repeatable.
+
+    Raises:
+        ValueError: there are not two teams.
+    """
+
+    def __init__(self, teams: dict[str, list[str]], games: int, seed: int = 0) -> None:
+        if len(teams) not in (0, 2):
+            raise ValueError(f"a match is of two players, and games have {len(teams)} teams: {', '.join(teams)}")
+        seats = sum(map(len, teams.values())) or 2
+        config = LeagueConfig(model="any", seats=seats, teams=teams, players={"a": PlayerConfig(role="main")})
+        self._seats, self._seat_names = Seats(config, seed), config.seat_names
+        self._names = list(teams)
+        self._wanted = games
+        self._rng = random.Random(seed)
+        self._flipped = 0
+        self._played: list[_Played] = []
+        self._running: dict[str, _Played] = {}
+        self._sessions: dict[str, _Played] = {}
+        self._lock = threading.Lock()
+
+    def assign(self, session: str) -> int:
+        """The player of a session that starts: 0 for the first, 1 for the second.
+
+        Raises:
+            SessionError: its game has no such seat, or it is taken.
+        """
+        name = game_of(session) or session
+        with self._lock:
+            played = self._running.get(name)
+            if played is None:
+                played = self._begin(name)
+            if session in self._sessions:
+                raise SessionError(f"session {session!r} has a seat already", session=session)
+            seat = seat_of(self._seat_names, played.game, session)
+            played.game.sessions[session] = seat
+            if name not in self._running:
+                self._running[name] = played
+                self._played.append(played)
+            self._sessions[session] = played
+            return _SIDES.index(played.game.members[seat])
+
+    def result(self, session: str, value: object) -> None:
+        """Takes the result of a session's seat; see `brayx.league.in_progress.GamesInProgress.result`.
+
+        Raises:
+            BadResult: the value is none, the seat has another result, or the session does not run.
+        """
+        with self._lock:
+            played = self._sessions.get(session)
+            if played is None or played.game.is_over(session):
+                raise BadResult(f"result for session {session!r}, which is unknown or over", session=session)
+            played.game.report(session, value)
+
+    def ended(self, session: str, reason: str) -> None:
+        """Ends a session; the last one of a game ends the game. Later calls do nothing."""
+        with self._lock:
+            played = self._sessions.get(session)
+            if played is None or played.game.is_over(session) or not played.game.end(session, reason):
+                return
+            game = played.game
+            del self._running[game.id]
+            for each in game.sessions:
+                del self._sessions[each]
+            self._finish(played)
+
+    def score(self) -> Score:
+        """How the match stands."""
+        with self._lock:
+            return self._score()
+
+    def _score(self) -> Score:
+        begun = self._played
+        names = self._names or _names_of(begun)
+        by_seat = dict.fromkeys(names, Tally())
+        running = counted = broken_off = contradictory = 0
+        reason = ""
+        for played in begun:
+            if running + counted == self._wanted:
+                break
+            if played.outcome is None:
+                running += 1
+            elif played.outcome == "counted":
+                counted += 1
+                name = names[played.team]
+                by_seat[name] = Tally(*map(sum, zip(by_seat[name], _seen(played), strict=True)))
+            else:
+                broken_off += played.outcome == "broken_off"
+                contradictory += played.outcome == "contradictory"
+                reason = played.reason
+        return Score(by_seat, len(begun), broken_off, contradictory, counted == self._wanted, reason)
+
+    def _begin(self, name: str) -> _Played:
+        place = len(self._played) % len(_BLOCK)
+        if place == 0:
+            self._flipped = self._rng.randrange(2)
+        team = _BLOCK[place] ^ self._flipped
+        members = [_SIDES[1]] * sum(map(len, self._seats.teams))
+        for seat in self._seats.teams[team]:
+            members[seat] = _SIDES[0]
+        return _Played(Game(name, "", members), team)
+
+    def _finish(self, played: _Played) -> None:
+        game = played.game
+        if game.missing:
+            played.reason, played.outcome = game.missing, "broken_off"
+            return
+        try:
+            played.ranks = ranks([[game.results[seat] for seat in seats] for seats in self._seats.teams])
+            played.outcome = "counted"
+        except BadResult as error:
+            played.reason, played.outcome = error.message, "contradictory"
+
+
+def _seen(played: _Played) -> Tally:
+    """A counted game as the first player sees it."""
+    ours, theirs = played.ranks[played.team], played.ranks[1 - played.team]
+    return Tally(int(ours < theirs), int(ours == theirs), int(ours > theirs))
+
+
+def _names_of(games: Sequence[_Played]) -> list[str]:
+    """Names of two seats without teams: the AGENT of the session ids, if that is always the same."""
+    names = []
+    for seat in range(2):
+        sessions = [session for played in games for session, at in played.game.sessions.items() if at == seat]
+        agents = {session.rpartition(AGENT_MARK)[2] for session in sessions if AGENT_MARK in session}
+        names.append(agents.pop() if len(agents) == 1 else f"seat {seat + 1}")
+    return names if names[0] != names[1] else ["seat 1", "seat 2"]

@@ -1,0 +1,150 @@
+"""Players that a command line names: a registered version, a league's member, a checkpoint, or a script.
+
+Finds and reads them. Knows nothing of games.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from brayx.actor.agent import Agent
+from brayx.actor.players import scripted
+from brayx.components import load
+from brayx.engines.base import LeafSpec, check_weights, load_weights
+from brayx.errors import BadWeights, ConfigError, LeagueError
+from brayx.league.member import Member
+from brayx.tracking import Trial, files_of, find
+from brayx.types import Weights
+from deployments.code import scripts_of
+from deployments.job import JobConfig, only, pool_name
+from pipelines.league_books import Books, newest_league
+from pipelines.league_files import PLAYER_TAG
+
+
+@dataclass(frozen=True)
+class Opponent:
+    """A player of a match.
+
+    Attributes:
+        label: its name in results.
+        weights: weights that the job's agents play with; None: a script.
+        script: agent that plays instead of the job's; None: the job's agents play.
+        member: its member in the newest league of the job's project; None: it is not in that league.
+        explores: whether the job's agents explore, as in the rated games.
+        temperature: temperature of its policy.
+        delay: number of ticks by which it sees its input late.
+    """
+
+    label: str
+    weights: Weights | None = None
+    script: type[Agent] | None = None
+    member: Member | None = None
+    explores: bool = False
+    temperature: float = 1.0
+    delay: int = 0
+
+
+class Opponents:
+    """Finds the players of a job by their names.
+
+    Args:
+        job: the job.
+        uri: tracking URI.
+
+    Attributes:
+        model: name of the job's model that players with weights use.
+        league: the trial of the newest league of the job's project; None: there is none.
+        books: its books; None: there is none.
+    """
+
+    def __init__(self, job: JobConfig, uri: str) -> None:
+        self._job, self._uri = job, uri
+        self._config = job.leagues[only("league", job.leagues)] if job.leagues else None
+        self.model = self._config.model if self._config is not None else only("model", job.models)
+        self._scripts = scripts_of(self._config, job.folder) if self._config is not None else {}
+        self.league: Trial | None = None
+        self.books: Books | None = None
+        with contextlib.suppress(ConfigError):
+            self.league = newest_league(uri, job.project)
+            self.books = Books.read(self.league)
+
+    def find(self, name: str) -> Opponent:
+        """Finds a player by its name.
+
+        Args:
+            name: ``models:/NAME/VERSION`` or the like; ``PLAYER:VERSION`` of the newest league of the job's project;
+                the folder of a checkpoint; a scripted player of the job's league; or ``module.function``.
+
+        Raises:
+            ConfigError: it is none of these; names the nearest. Or a script cannot be loaded.
+            ModelNotFound: the registry has no such version.
+            BadWeights: weights cannot be read.
+            TrackingError: the registry cannot be read.
+        """
+        if name.startswith("models:/"):
+            return self._registered(name)
+        if Path(name).is_dir():
+            return Opponent(name, load_weights(Path(name, "weights.npz")))
+        if name in self._scripts:
+            return Opponent(name, script=self._scripts[name], member=Member(name))
+        player = self._config.players.get(name) if self._config is not None else None
+        if player is not None and player.version is not None:  # of role `past`
+            return self._registered(f"models:/{pool_name(self._job, self.model)}/{player.version}", name)
+        member = None
+        with contextlib.suppress(LeagueError):
+            member = Member.parse(name)
+        if member is not None and member.version and self.books is not None and self.books.snapshot(member):
+            weights = self._weights(f"models:/{pool_name(self._job, self.model)}/{member.version}")
+            return Opponent(name, weights, member=member)
+        module, dot, function = name.rpartition(".")
+        if dot and all(part.isidentifier() for part in name.split(".")):
+            return Opponent(name, script=scripted(load(module, function, self._job.folder)))
+        raise self._unknown(name)
+
+    def predicted(self, a: Opponent, b: Opponent) -> float | None:
+        """The win rate of ``a`` against ``b`` that their ratings predict; None: one of them has none."""
+        if self.books is None or a.member is None or b.member is None:
+            return None
+        rated = self.books.ratings.state()
+        return self.books.ratings.predict(a.member, b.member) if a.member in rated and b.member in rated else None
+
+    def _registered(self, reference: str, label: str = "") -> Opponent:
+        entry = find(reference, self._uri)
+        fixed = f"models:/{entry.name}/{entry.version}"  # an alias may move meanwhile
+        member = Member(entry.tags.get(PLAYER_TAG, ""), entry.version)
+        ours = self.books is not None and entry.name == pool_name(self._job, self.model) and self.books.snapshot(member)
+        return Opponent(label or fixed, self._weights(fixed), member=member if ours else None)
+
+    def _weights(self, reference: str) -> Weights:
+        with files_of(reference, self._uri) as folder:
+            return load_weights(folder / "weights.npz")
+
+    def _unknown(self, name: str) -> ConfigError:
+        snapshots = [] if self.books is None else [each.member.label for each in self.books.snapshots]
+        known = [*snapshots, *self._scripts]
+        own = [each for each in snapshots if Member.parse(each).player == name]
+        near = own[-1:] or difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        advice = f"; nearest is {near[0]!r}" if near else ""
+        return ConfigError(
+            f"no player is {name!r}{advice}; expected models:/NAME/VERSION, PLAYER:VERSION of the newest league, the "
+            f"folder of a checkpoint, a script of the job's league, or module.function",
+            player=name,
+        )
+
+
+def check_fits(opponent: Opponent, layout: Mapping[str, LeafSpec]) -> None:
+    """Checks that a player's weights are of the job's model.
+
+    Raises:
+        BadWeights: they are not; names the first leaf that differs.
+    """
+    if opponent.weights is None:
+        return
+    try:
+        check_weights(layout, opponent.weights)
+    except BadWeights as error:
+        raise BadWeights(f"player {opponent.label!r} has other weights than the job's model: {error.message}") from None

@@ -1,0 +1,388 @@
+"""Opponents that clients of a served league request by level, rating, player or version.
+
+Reads the newest league's versions from the registry, their ratings from its books, and the levels from their file.
+Knows nothing of doors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import logging
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import brayx.clock as clock
+from brayx.actor.agent import Agent, Services
+from brayx.actor.players import SeatedPlayer
+from brayx.errors import (
+    BadBody,
+    BrayxError,
+    ConfigError,
+    DeadlineExceeded,
+    LeagueError,
+    VersionUnknown,
+    nearest_version,
+)
+from brayx.gamecore.protocol import game_of
+from brayx.league.ledger import Ledger
+from brayx.league.levels import Levels, Strength, read_levels
+from brayx.league.member import Member
+from brayx.league.strength import Rated, draw, mix_of
+from brayx.model.local import LocalModel
+from brayx.model.snapshots import SnapshotModel
+from brayx.tracking import Trial, aliases
+from brayx.tracking.store import client_of, telling
+from brayx.tracking.trial import PARENT_TAG
+from pipelines.league_files import PLAYER_TAG, RATING_TAG, books_file
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 5.0
+_READ_S = 10.0
+_KEYS = {
+    "rating": "a finite number",
+    "player": "a player's name",
+    "version": "a number of 1 or more",
+    "level": "a level's name",
+}
+"""Keys of a request, and what their values must be."""
+
+
+class Asked(NamedTuple):
+    """A start's request: one key of `_KEYS`, and its checked value."""
+
+    key: str
+    value: Any
+
+
+class Chosen(NamedTuple):
+    """The opponent of a session.
+
+    Attributes:
+        version: its version in the registry; None: a script.
+        player: its player; None: the version is no snapshot.
+        points: its rating; None: it has none.
+        limit: as `brayx.league.strength.Mix.limit`.
+        level: its name if it is a level; else empty.
+        temperature, delay: as in `brayx.league.levels.Strength`.
+    """
+
+    version: int | None
+    player: str | None
+    points: float | None
+    limit: str = ""
+    level: str = ""
+    temperature: float = 1.0
+    delay: int = 0
+
+    @staticmethod
+    def of(strength: Strength, level: str = "") -> Chosen:
+        """A calibrated opponent."""
+        version, player, points = strength.version, strength.player, strength.points
+        return Chosen(version, player, points, level=level, temperature=strength.temperature, delay=strength.delay)
+
+    @property
+    def label(self) -> str:
+        """``main:7``, ``tactical`` (a script) or ``7`` (no snapshot), then level, temperature and delay."""
+        label = str(self.version) if self.player is None else Member(self.player, self.version or 0).label
+        more = [f"level {self.level}"] if self.level else []
+        more += [f"temperature {self.temperature:g}"] if self.temperature != 1.0 else []
+        more += [f"delay {self.delay}"] if self.delay else []
+        return ", ".join([label, *more])
+
+    @property
+    def reply(self) -> dict[str, Any]:
+        """The start's reply."""
+        points = None if self.points is None else round(self.points, 1)
+        found: dict[str, Any] = {"player": self.player, "version": self.version, "points": points}
+        more = {"level": self.level, "limit": self.limit}
+        return {"opponent": found | {name: value for name, value in more.items() if value}}
+
+
+def parsed(value: Any) -> Asked:
+    """Parses the value of ``opponent`` in a start's body.
+
+    Raises:
+        BadBody: it is not an object with exactly one of ``rating`` (a finite number), ``player`` (a name), ``version``
+            (a number of 1 or more) and ``level`` (a name).
+    """
+    expected = 'expected one of {"rating": NUMBER}, {"player": NAME}, {"version": NUMBER} and {"level": NAME}'
+    if not isinstance(value, dict) or len(value) != 1:
+        raise BadBody(f"opponent is {_short(value)}; {expected}", field="opponent")
+    ((key, asked),) = value.items()
+    if key not in _KEYS:
+        near = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.5)
+        advice = f"nearest is {near[0]!r}, " if near else ""
+        raise BadBody(f"opponent has {_short(key)}; {advice}{expected}", field="opponent")
+    number = isinstance(asked, int | float) and not isinstance(asked, bool)
+    if key == "rating" and number:
+        with contextlib.suppress(OverflowError):  # an integer may exceed the range of floats
+            if math.isfinite(asked):
+                return Asked(key, float(asked))
+    elif (key in ("player", "level") and isinstance(asked, str)) or (
+        key == "version" and type(asked) is int and asked > 0
+    ):
+        return Asked(key, asked)
+    raise BadBody(f"opponent.{key} is {_short(asked)}, expected {_KEYS[key]}", field=f"opponent.{key}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:80] + "..."
+
+
+@dataclass(frozen=True)
+class ServedPool:
+    """The registered versions of a model, with the newest league's ratings and the levels.
+
+    Attributes:
+        versions: player of each registered version; None: the version is no snapshot.
+        snapshots: snapshots in the newest league's pool, the oldest first.
+        points: rating of each rated snapshot and script.
+        champion: version of the alias ``champion``; None: it is not set.
+        levels: content of the levels file; None: there is no such file.
+        scripts: names of the scripted players.
+    """
+
+    versions: Mapping[int, str | None]
+    snapshots: list[Member]
+    points: Mapping[Member, float]
+    champion: int | None
+    levels: Levels | None = None
+    scripts: Collection[str] = ()
+
+    def choose(self, asked: Asked, game: str) -> Chosen:
+        """The opponent of a game.
+
+        Raises:
+            VersionUnknown: the registry has no such version; names the nearest.
+            LeagueError: there are no snapshots, none of this player (names the nearest), none with a rating, no levels,
+                or no such level (names the nearest).
+        """
+        if asked.key == "version":
+            return self._version(asked.value)
+        if asked.key == "level":
+            if self.levels is None:
+                raise LeagueError("the league has no levels yet: `brayx league calibrate` measures them")
+            return Chosen.of(self.levels.level(asked.value), asked.value)
+        if asked.key == "player" and asked.value in self.scripts:
+            return Chosen(None, asked.value, self.points.get(Member(asked.value)))
+        if not self.snapshots:
+            raise LeagueError("the league has no snapshots yet, so it has no opponents: train it first")
+        if asked.key == "player":
+            return self._player(asked.value)
+        rated = self._rated()
+        if not rated:
+            raise LeagueError(
+                "no snapshot has a rating: the league's books are not here, and no version has the tag "
+                f"{RATING_TAG!r}; ask for a player or a version"
+            )
+        mix = mix_of([Rated(member, chosen.points or 0.0) for member, chosen in rated.items()], asked.value)
+        return rated[draw(mix, game).member]._replace(limit=mix.limit)
+
+    def _rated(self) -> dict[Member, Chosen]:
+        """Candidates for a rating, by unique keys: all measured strengths, or without levels the rated snapshots."""
+        if self.levels is not None:
+            found = [Chosen.of(each, name) for name, each in self.levels.levels.items()]
+            found += [Chosen.of(each) for each in self.levels.others]
+            return {Member(f"{each.player}/{i}", each.version or 0): each for i, each in enumerate(found)}
+        return {
+            member: Chosen(member.version, member.player, self.points[member])
+            for member in self.snapshots
+            if member in self.points
+        }
+
+    def _version(self, version: int) -> Chosen:
+        if not self.versions:
+            raise VersionUnknown(f"no version {version}: the model has none", version=version, known=[])
+        if version not in self.versions:
+            hint, details = nearest_version(version, self.versions)
+            raise VersionUnknown(f"the model has no version {version}, {hint}", version=version, **details)
+        player = self.versions[version]
+        points = None if player is None else self.points.get(Member(player, version))
+        return Chosen(version, player, points)
+
+    def _player(self, player: str) -> Chosen:
+        own = [member for member in self.snapshots if member.player == player]
+        if not own:
+            known = sorted({*self.scripts, *(member.player for member in self.snapshots)})
+            near = difflib.get_close_matches(player, known, n=1, cutoff=0.0)
+            raise LeagueError(
+                f"no snapshot is of player {_short(player)}, nearest is {near[0]!r}; there are: {', '.join(known)}",
+                player=player[:80],
+                nearest=near[0],
+                known=list(known),
+            )
+        champion = Member(player, self.champion or 0)
+        member = champion if champion in own else own[-1]
+        return Chosen(member.version, player, self.points.get(member))
+
+
+def read_pool(name: str, uri: str, levels: Path | None = None, scripts: Collection[str] = ()) -> ServedPool:
+    """Reads the versions of a registered model, and the league of its newest snapshot. Blocking.
+
+    Args:
+        name: the model's name in the registry.
+        uri: tracking URI.
+        levels: the levels file, which may not exist; None: no levels.
+        scripts: names of the scripted players.
+
+    Raises:
+        TrackingError: the registry cannot be read.
+        LeagueError: the league's books exist but cannot be read.
+        ConfigError: the levels file cannot be read, or is of another model.
+    """
+    calibrated = None if levels is None else levels_of(levels, name)
+    with telling(f"cannot read the versions of model {name!r}"):
+        client = client_of(uri)
+        found = sorted(client.search_model_versions(f"name = '{name}'"), key=lambda each: int(each.version))
+        tagged = [each for each in found if PLAYER_TAG in each.tags]
+        parents = {
+            run: client.get_run(run).data.tags.get(PARENT_TAG, run) for run in {str(each.run_id) for each in tagged}
+        }
+    versions = {int(each.version): each.tags.get(PLAYER_TAG) for each in found}
+    champion = aliases(name, uri).get("champion")
+    if not tagged:
+        return ServedPool(versions, [], {}, champion, calibrated, scripts)
+    league = parents[str(tagged[-1].run_id)]
+    tagged = [each for each in tagged if parents[str(each.run_id)] == league]
+    members = {Member(each.tags[PLAYER_TAG], int(each.version)): each.tags for each in tagged}
+    points = {member: value for member, tags in members.items() if (value := _number(tags.get(RATING_TAG))) is not None}
+    snapshots = list(members)
+    books = books_file(Trial.attach(uri, league))
+    if books.exists():
+        with contextlib.closing(Ledger(books, read_only=True)) as ledger:
+            rated = {**members, **{Member(script): {} for script in scripts}}
+            points |= {member: each.points for member, each in ledger.ratings().items() if member in rated}
+            # After a kill, the registry may have versions that did not reach the pool.
+            frozen = {each.member for each in ledger.snapshots() if not each.dropped}
+            snapshots = [member for member in members if member in frozen]
+    return ServedPool(versions, snapshots, points, champion, calibrated, scripts)
+
+
+def levels_of(file: Path, name: str) -> Levels | None:
+    """Reads the levels of a model; None: there is no such file.
+
+    Args:
+        file: the levels file.
+        name: the model's name in the registry.
+
+    Raises:
+        ConfigError: the file cannot be read, or is of another model.
+    """
+    levels = read_levels(file)
+    if levels is not None and levels.model != name:
+        raise ConfigError(f"{file} has levels of model {levels.model!r}, and the league's snapshots are in {name!r}")
+    return levels
+
+
+def _number(text: str | None) -> float | None:
+    """A tag's value as a finite number; None: it is not one."""
+    try:
+        value = float(text or "nan")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+class ServedOpponents:
+    """The opponents of a served league: `brayx.actor.players.Opponents`. Belongs to one event loop.
+
+    Args:
+        model: name of the model component that the league plays with.
+        name: the model's name in the registry.
+        uri: tracking URI.
+        acting: the model; it fetches versions that are not in memory.
+        services: services of sessions that play the champion.
+        scripts: agents of the scripted players, by player.
+        levels: the levels file, which may not exist, and may change.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        name: str,
+        uri: str,
+        acting: LocalModel,
+        services: Services,
+        scripts: Mapping[str, type[Agent]],
+        levels: Path,
+    ) -> None:
+        self._model = model
+        self._name = name
+        self._uri = uri
+        self._acting = acting
+        self._services = services
+        self._scripts = scripts
+        self._levels = levels
+        self._pool: ServedPool | None = None
+        self._read_at = 0.0
+        self._reading = asyncio.Lock()
+
+    async def seat(self, session: str, asked: Any) -> SeatedPlayer:
+        """See `brayx.actor.players.Opponents.seat`."""
+        want = parsed(asked)
+        pool = await self._newest()
+        chosen = pool.choose(want, game_of(session) or session)
+        models, version, script = dict(self._services.models), chosen.version, self._scripts.get(chosen.player or "")
+        if version is not None:
+            await self._acting.pin(version)  # refuses the start if the weights are missing or do not fit
+            models[self._model], script = SnapshotModel(self._acting, version, chosen.temperature), None
+        services = Services(models, self._services.buffers, self._services.recorder)
+        return SeatedPlayer(
+            chosen.label,
+            services,
+            script,
+            _ignore,
+            _ignore,
+            self._model,
+            chosen.reply,
+            explores=True,  # as in the rated games
+            delay=chosen.delay,
+        )
+
+    async def _newest(self) -> ServedPool:
+        """The pool, read again at most every `_LOOK_S` seconds; if that fails, the last one."""
+        async with self._reading:
+            if self._pool is None or clock.now() - self._read_at > _LOOK_S:
+                try:
+                    async with asyncio.timeout(_READ_S):
+                        read = asyncio.to_thread(read_pool, self._name, self._uri, self._levels, self._scripts)
+                        self._pool = await read
+                except (BrayxError, TimeoutError) as error:
+                    if isinstance(error, TimeoutError):
+                        error = DeadlineExceeded(f"the registry did not answer within {_READ_S:g} s")
+                    if self._pool is None:
+                        raise error from None
+                    _log.warning("opponents stay as they are: %s", error)
+                self._read_at = clock.now()
+            return self._pool
+
+
+class NoOpponents:
+    """Refuses requests for opponents in a job that serves no league.
+
+    Args:
+        why: the reason, for the error's message.
+    """
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    async def seat(self, session: str, asked: Any) -> None:
+        """See `brayx.actor.players.Opponents.seat`; any other value of ``opponent`` belongs to the game.
+
+        Raises:
+            LeagueError: the start requests an opponent.
+        """
+        if isinstance(asked, dict) and len(asked) == 1 and next(iter(asked)) in _KEYS:
+            raise LeagueError(f"a start cannot ask for its opponent: {self._why}")
+
+
+def _ignore(value: Any) -> None:
+    """Ignores results and ends, since served games are in no league's books."""

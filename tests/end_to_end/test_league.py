@@ -1,0 +1,158 @@
+"""`brayx train` of a league, where Ray cannot even be imported: killed, resumed, finished; a player that diverges."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from brayx.league.config import LeagueConfig
+from brayx.league.league import League
+from brayx.league.ledger import Ledger
+from brayx.tracking import Trial, aliases, find
+from deployments.job import JobConfig
+from tests.end_to_end.jobs import Command, brayx, setting, trials, without_ray
+from tests.league_games import AT_ONCE, Players
+
+PARTS = Path(__file__).parent / "own_league"
+PICTURES = {"league-ratings.png", "league-payoff.png", "league-drawn.png"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The job of `own_league`."""
+    for file in PARTS.iterdir():
+        if file.is_file():
+            shutil.copy(file, tmp_path)
+    return tmp_path
+
+
+def train(folder: Path, *options: str) -> Command:
+    return brayx(folder, "train", "league.yaml", *setting(*options), environment=without_ray(folder))
+
+
+def door(command: Command) -> str:
+    """The WebSocket door's URL: there a session ends with its connection."""
+    command.until(command.says("the door is http://"), "the door is open")
+    found = re.search(r"the door is (http://127\.0\.0\.1:\d+)", command.err)
+    assert found is not None
+    return found[1].replace("http", "ws")
+
+
+def books(folder: Path) -> League:
+    """The league as its books have it."""
+    (file,) = folder.glob("leagues/*/books.sqlite")
+    config = JobConfig.load(folder / "league.yaml").leagues["league"]
+    assert isinstance(config, LeagueConfig)
+    return League(config, Ledger(file))
+
+
+def children(folder: Path, parent: Trial) -> dict[str, list[str]]:
+    """Status of the trials below a trial, by name."""
+    with sqlite3.connect(folder / "mlflow.db") as database:
+        rows = database.execute(
+            "SELECT name, status FROM runs JOIN tags USING (run_uuid) WHERE key = 'mlflow.parentRunId' AND value = ? "
+            "ORDER BY start_time",
+            (parent.run_id,),
+        ).fetchall()
+    return {name: [status for _, status in of] for name, of in itertools.groupby(sorted(rows), lambda row: row[0])}
+
+
+def test_a_league_is_killed_resumed_and_finished_and_its_books_have_each_game_once(folder: Path) -> None:
+    with train(folder) as killed, Players(door(killed)) as players:
+        killed.until(killed.says("main:1 joins the pool"), "a first snapshot")
+        killed.until(lambda: players.ended >= 100, "a hundred games")
+        killed.process.kill()
+        killed.process.wait(30)
+    league = books(folder)
+    counted = league.counters()["counted"]
+    assert players.ended <= counted <= players.ended + AT_ONCE
+    before = {snapshot.member: snapshot.digest for snapshot in league.snapshots}
+    rated = {row.member: row.games for row in league.standings()}
+    assert sum(rated.values()) > 0
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    if aliases("higher", uri):  # as if the kill had come between the books and the registry
+        MlflowClient(uri).delete_registered_model_alias("higher", "champion")
+
+    with train(folder) as resumed:
+        assert door(resumed)
+        assert "(resumed)" in resumed.err
+        assert books(folder).counters()["counted"] == counted
+        with Players(door(resumed)) as more:
+            resumed.until(lambda: resumed.process.poll() is not None or "finished after" in resumed.out, "its end")
+        assert resumed.process.wait(60) == 0, resumed.err
+    league = books(folder)
+    after = {snapshot.member: snapshot.digest for snapshot in league.snapshots}
+    assert before.items() <= after.items()
+    assert len(set(after.values())) == len(after)  # never twice the same weights
+    assert more.ended <= league.counters()["counted"] - counted <= more.ended + AT_ONCE
+    assert league.counters()["contradictory"] == 0
+    for row in league.standings():
+        assert row.member.label in resumed.out
+    (trial,) = trials(folder, "higher")["league"]
+    status = children(folder, trial)
+    assert status["main"] == ["FINISHED"]
+    assert set(status["exploiter"]) == {"FINISHED"}
+    starts = [each for each in after if each.player == "exploiter"]
+    assert len(status["exploiter"]) > 1 or not starts, "an exploiter starts anew after each of its snapshots"
+    for member, digest in after.items():
+        tags = find(f"models:/higher/{member.version}", uri).tags
+        assert (tags["brayx.player"], tags["brayx.digest"]) == (member.player, digest)
+    assert league.champion is not None
+    assert aliases("higher", uri) == {"champion": league.champion.version}
+    assert {picture.name for picture in folder.rglob("league-*.png")} == PICTURES
+
+
+def test_a_player_that_diverges_is_out_and_the_league_goes_on(folder: Path) -> None:
+    text = (folder / "league.yaml").read_text()
+    broken = "exploiter: {role: exploiter, of: main, share: 0.3, trainer: {hooks: break_it},"
+    (folder / "league.yaml").write_text(text.replace("exploiter: {role: exploiter, of: main, share: 0.3,", broken))
+    (folder / "break_it.py").write_text('def loss(outputs, obs):\n    return outputs["value"].sum() * float("nan")\n')
+    with train(folder, "trainer.num_steps=600") as command, Players(door(command)):
+        command.until(command.says("player 'exploiter' is out, the league continues"), "the exploiter is out")
+        command.until(lambda: command.process.poll() is not None or "finished after" in command.out, "its end")
+        assert command.process.wait(60) == 0, command.err
+    (trial,) = trials(folder, "higher")["league"]
+    assert children(folder, trial) == {"main": ["FINISHED"], "exploiter": ["FAILED"]}
+
+
+def test_a_past_player_is_a_registered_version_and_must_have_the_models_graph(folder: Path) -> None:
+    with train(folder, "trainer.num_steps=300", "league.players={main: {role: main, snapshot_every: 150}}") as first:
+        with Players(door(first)):
+            first.until(lambda: first.process.poll() is not None, "its end")
+        assert first.process.returncode == 0, first.err
+    past = "league.players={main: {role: main, against: {old: 1}, snapshot_every: 1000}, old: {role: past, version: 1}}"
+    with train(folder, "trial=second", "trainer.num_steps=200", past) as second:
+        with Players(door(second)):
+            second.until(lambda: second.process.poll() is not None, "its end")
+        assert second.process.returncode == 0, second.err
+        assert re.search(r"old:1 +\d+ +[\d.]+ +[1-9]", second.out), second.out
+    parts = folder / "league_parts.py"
+    parts.write_text(parts.read_text().replace("nn.Linear(1, 1)", "nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 1))"))
+    with train(folder, "trial=third", past) as third:
+        assert third.process.wait(120) != 0
+    assert "player 'old', version 1 of higher: weights lack 'value.0.weight'" in third.err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("model: model\n  resident", "model: other\n  resident"), "there is no model 'other'"),
+        (("league_parts.zero", "league_parts.one"), "has no 'one'"),
+        (("share: 0.3", "share: 0.3, trainer: {learning_rat: 1}"), "exploiter.trainer"),
+    ],
+)
+def test_a_league_that_cannot_be_is_refused_before_it_trains(folder: Path, change: tuple[str, str], said: str) -> None:
+    file = folder / "league.yaml"
+    text = file.read_text()
+    assert change[0] in text
+    file.write_text(text.replace(*change))
+    with train(folder) as command:
+        assert command.process.wait(120) == 2
+    assert said in command.err
+    assert not list(folder.glob("leagues/*"))

@@ -1,0 +1,134 @@
+"""`brayx league`, `brayx match`, `brayx promote --league` and levels that are served, after a short training of the
+league template."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import yaml
+
+from brayx.gamecore.client import Client
+from brayx.ports import free_port
+from brayx.tracking import aliases
+from tests.end_to_end.jobs import FREE_PORTS, TEMPLATES, Command, brayx, serves, setting
+
+LEAGUE = {
+    "kind": "league",
+    "model": "model",
+    "players": {
+        "main": {"role": "main", "snapshot_every": 800, "against": {"latest": 0.4, "uniform": 0.6}},
+        "random": {"role": "script", "script": "four_agent.random_move"},
+    },
+    "gate": {"min_games": 5, "confidence": 0.01},
+}
+SMALL = (
+    "trainer.num_steps=2500", "moves.batch_size=8", "network.channels=8", "network.hidden=16", "actor.share=none",
+    "actor.gamecores.0.num=1", "trainer.max_lost_share=null",
+)  # fmt: skip
+
+
+EMPTY = {"board": [0] * 42, "legal": [True] * 7, "reward": 0.0}
+"""A tick of an empty board."""
+
+
+def job_folder(folder: Path) -> Path:
+    """The template's files, with a league in the job."""
+    for file in (TEMPLATES / "league").iterdir():
+        if file.is_file():
+            shutil.copy(file, folder)
+    job = yaml.safe_load((folder / "four.yaml").read_text())
+    (folder / "four.yaml").write_text(yaml.safe_dump({**job, "league": LEAGUE}, sort_keys=False))
+    return folder
+
+
+def ended(command: Command, code: int = 0) -> Command:
+    assert command.process.wait(240) == code, command.err
+    return command
+
+
+def test_players_of_a_league_are_shown_matched_and_promoted(tmp_path: Path) -> None:
+    folder, small = job_folder(tmp_path), setting(*SMALL, *FREE_PORTS)
+    with brayx(folder, "train", "four.yaml", *small) as training:
+        training.until(training.says("main:1 joins the pool"), "a first snapshot")
+        with brayx(folder, "league", "show", "four.yaml") as shown:
+            ended(shown)
+        with brayx(folder, "promote", "--league", "main:1") as refused:
+            refused.process.wait(240)
+        assert "main:1" in shown.out
+        still = training.process.poll() is None
+        assert not still or "is in training" in refused.err, refused.err
+        ended(training)
+
+    with brayx(folder, "league", "export", "books.json") as exported:
+        ended(exported)
+    books = json.loads((folder / "books.json").read_text())
+    assert books["counters"]["counted"] > 0
+    newest = books["snapshots"][-1]["member"]
+
+    with brayx(folder, "match", "four.yaml", newest, "random", "--games", "30", "--json", *small) as played:
+        ended(played)
+    result = json.loads(played.out)
+    assert (result["games"], result["a"], result["b"]) == (30, newest, "random")
+    assert {name: of["games"] for name, of in result["seats"].items()} == {"red": 15, "yellow": 15}
+    assert result["wins"] + result["draws"] + result["losses"] == 30
+    assert 0.0 < result["predicted"] < 1.0
+
+    with brayx(folder, "match", "four.yaml", newest, "random", "--games", "4", "--explore", *small) as played:
+        ended(played)
+
+    with brayx(
+        folder, "league", "calibrate", "four.yaml", "--levels", "low,high", "--games", "12", *small
+    ) as calibrated:
+        ended(calibrated)
+    assert "levels.yaml" in calibrated.out
+    levels = yaml.safe_load((folder / "levels.yaml").read_text())["levels"]
+    assert list(levels) == ["low", "high"]
+    assert levels["low"]["points"] <= levels["high"]["points"]
+    port = free_port()
+    with brayx(folder, "serve", "four.yaml", *small, *setting(f"actor.port={port}")) as serving:
+        serving.until(lambda: serves(f"http://127.0.0.1:{port}", "model"), "it served the champion")
+        for level, one in levels.items():
+            with Client(f"http://127.0.0.1:{port}", timeout_s=120.0) as client:
+                said = json.loads(client.start(opponent={"level": level}))["opponent"]
+                assert (said["level"], said["version"], said["points"]) == (level, one["version"], one["points"])
+                assert json.loads(client.tick(json.dumps(EMPTY)))["move"] in range(7)
+        with Client(f"http://127.0.0.1:{port}", timeout_s=120.0) as client:
+            assert json.loads(client.start(b'{"opponent": {"player": "random"}}'))["opponent"]["version"] is None
+            assert json.loads(client.tick(json.dumps(EMPTY)))["move"] in range(7)
+
+    tactical = ("models:/four@champion", "four_agent.tactical_move")
+    with brayx(folder, "match", "four.yaml", *tactical, "--games", "100000", *small) as long:
+        long.until(long.says(" of 100000 games"), "a line of progress")
+        long.process.send_signal(signal.SIGINT)
+        assert long.process.wait(60) == 130
+    assert "of 100000 games\n" in long.out
+    assert "as red" in long.out
+    assert "broken off" not in long.out
+
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    champion = aliases("four", uri)["champion"]
+    with brayx(folder, "promote", "--league", newest) as promoted:
+        code = promoted.process.wait(240)
+    if code == 0:
+        assert aliases("four", uri)["champion"] == int(newest.partition(":")[2])
+    else:
+        assert f"{newest} does not become champion" in promoted.err
+        assert aliases("four", uri)["champion"] == champion
+
+
+def test_a_match_that_cannot_be_played_is_refused(tmp_path: Path) -> None:
+    folder = job_folder(tmp_path)
+    gamecore = "actor.gamecores.0.command"
+    for words, said in {
+        ("randon", "random"): "no player is 'randon'; nearest is 'random'",
+        ("random", "random", "--set", "actor.gamecores=[]"): "actor.gamecores is empty",
+        ("random", "random", "--set", f"{gamecore}=sleep 60", "--timeout-s", "1"): "no session came within 1 s",
+        ("random", "random", "--set", f"{gamecore}='false'"): "a gamecore ended with status 1",
+        ("random", "four_agent.encode", *setting(*SMALL)): "no game has counted",
+    }.items():
+        with brayx(folder, "match", "four.yaml", *words) as refused:
+            ended(refused, 2)
+        assert said in refused.err

@@ -1,0 +1,239 @@
+"""Games that decide about champions, and learners that retire: who plays, and who becomes champion."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from brayx.errors import LeagueError
+from brayx.league.config import GateConfig
+from brayx.league.gates import PATIENCE, at_every_look, failed, opponents, wilson
+from brayx.league.ledger import Ledger
+from brayx.league.member import Member
+from brayx.league.payoff import Payoff
+from tests.unit.league.play import Playing, league_config, play, sessions_of
+
+MAIN, RANDOM = Member("main"), Member("random")
+NEW, OLD = Member("main", 2), Member("main", 1)
+PLAYERS = {"main": {"role": "main"}, "random": {"role": "script", "script": "bots.random"}}
+
+
+def new(players: dict[str, Any] | None = None, *, seed: int = 0, **options: Any) -> Playing:
+    return Playing(league_config(players or PLAYERS, **options), Ledger(":memory:"), seed=seed)
+
+
+def with_champion(**gate: Any) -> Playing:
+    """`OLD` is champion, `NEW` the candidate."""
+    league = new(gate=gate)
+    league.freeze("main", 1, "a", 1)
+    league.crown(OLD)
+    league.freeze("main", 2, "b", 2)
+    return league
+
+
+def play_by_strength(league: Playing, game: str, strength: Mapping[Member, float], rng: random.Random) -> list[Member]:
+    """A game that the first seat wins with probability a / (a + b); returns who played."""
+    a, b = (league.assign(game, session) for session in sessions_of(game))
+    won = rng.random() < strength[a] / (strength[a] + strength[b])
+    play(league, game, ("win", "loss") if won else ("loss", "win"))
+    return [a, b]
+
+
+def test_a_share_of_the_games_decides_and_nobody_learns_from_them() -> None:
+    league = with_champion(share=0.2)
+    counts: Counter[frozenset[Member]] = Counter()
+    for game in range(2000):
+        sessions = sessions_of(f"g{game}")
+        members = frozenset(league.assign(f"g{game}", session) for session in sessions)
+        if MAIN not in members:
+            counts[members] += 1
+            assert not any(league.learns(session) for session in sessions)
+    assert counts.keys() == {frozenset({NEW, OLD}), frozenset({NEW, RANDOM})}
+    assert 330 < counts.total() < 470
+    assert 150 < counts[frozenset({NEW, OLD})] < 250, "half of them"
+
+
+def test_a_game_that_decides_is_counted_like_any_and_is_for_nobody() -> None:
+    league = with_champion(share=0.99)
+    finished = play(league, "g")
+    assert (finished.learner, finished.outcome) == ("", "counted")
+    (a,), (b,) = finished.teams
+    assert league.payoff.games(a, b) == league.ratings[a].games == league.counters()["counted"] == 1
+
+
+def test_without_a_candidate_or_a_share_no_game_decides() -> None:
+    league = with_champion(share=0.0)
+    alone = new(gate={"share": 0.9})
+    alone.freeze("main", 1, "a", 1)
+    alone.crown(OLD)
+    assert alone.candidates() == []
+    for each in (league, alone):
+        members = [{each.assign(f"g{game}", s) for s in sessions_of(f"g{game}")} for game in range(200)]
+        assert all(MAIN in playing for playing in members)
+
+
+def test_each_team_of_a_deciding_game_has_a_member_of_its_own() -> None:
+    league = new(seats=3, gate={"share": 0.99})
+    league.freeze("main", 1, "a", 1)
+    league.crown(OLD)
+    league.freeze("main", 2, "b", 2)
+    games = [[league.assign(f"g{game}", session) for session in sessions_of(f"g{game}", 3)] for game in range(300)]
+    deciding = [members for members in games if MAIN not in members]
+    assert all(set(members) == {NEW, OLD, RANDOM} for members in deciding)
+    assert {members[0] for members in deciding} == {NEW, OLD, RANDOM}, "seats are drawn"
+
+
+def book(**games: tuple[int, int]) -> Payoff:
+    """Wins and losses of `NEW` against the champion and the script."""
+    payoff = Payoff()
+    for name, (wins, losses) in games.items():
+        for score, count in ((1.0, wins), (0.0, losses)):
+            for _ in range(count):
+                payoff.add(NEW, {"old": OLD, "script": RANDOM}[name], score)
+    return payoff
+
+
+@pytest.mark.parametrize("min_games", [1, 10, 30])
+def test_a_candidate_fails_exactly_where_the_rule_says(min_games: int) -> None:
+    config = GateConfig(min_games=min_games)
+    for wins in range(0, 60, 7):
+        for losses in range(0, 60, 7):
+            low, _ = wilson(wins, 0, losses, at_every_look(config.confidence))
+            _, high = wilson(wins, 0, losses)
+            games = wins + losses
+            champion = games >= min_games and (high <= 0.5 or (games >= PATIENCE * min_games and low <= 0.5))
+            assert failed(NEW, OLD, book(old=(wins, losses)), [NEW, OLD], config) is champion
+            past = games >= min_games and high < 0.5
+            assert failed(NEW, OLD, book(script=(wins, losses)), [NEW, OLD, RANDOM], config) is past
+
+
+@pytest.mark.parametrize(
+    ("payoff", "expected"),
+    [
+        (book(), {OLD, RANDOM}),
+        (book(script=(10, 0)), {OLD}),
+        (book(old=(9, 0)), {OLD, RANDOM}),
+        (book(old=(5, 5)), {OLD, RANDOM}),
+        (book(old=(10, 0)), set()),
+        (book(old=(10, 0), script=(0, 5)), {RANDOM}),
+        (book(old=(10, 0), script=(2, 2)), set()),
+    ],
+)
+def test_a_candidate_plays_whom_its_verdict_needs(payoff: Payoff, expected: set[Member]) -> None:
+    rng = random.Random(0)
+    past = [NEW, OLD, RANDOM]
+    found = [opponents(NEW, OLD, payoff, past, GateConfig(min_games=10), 1, rng) for _ in range(50)]
+    assert {member for members in found for member in members} == expected
+
+
+def test_of_past_players_those_come_first_that_it_has_met_least() -> None:
+    others = [Member(name) for name in "abcd"]
+    payoff, rng = Payoff(), random.Random(0)
+    for _ in range(400):
+        (rival,) = opponents(NEW, OLD, payoff, [*others, NEW, OLD], GateConfig(), 1, rng)
+        payoff.add(NEW, rival, 0.5)
+        games = [payoff.games(NEW, other) for other in others]
+        assert max(games) - min(games) <= 1
+    assert 160 < payoff.games(NEW, OLD) < 240
+
+
+def test_a_candidate_that_has_failed_is_followed_by_a_newer_one() -> None:
+    league = with_champion(min_games=5, share=0.99)
+    game = 0
+    while league.candidates():
+        play_by_strength(league, f"g{game}", {NEW: 1e-9, OLD: 1.0, RANDOM: 1e-9, MAIN: 1.0}, random.Random(game))
+        game += 1
+    assert not league.crown(NEW).passed
+    newer = league.freeze("main", 3, "c", 3)
+    assert league.candidates() == [newer]
+
+
+def test_a_candidate_that_has_begun_stays_while_newer_ones_come() -> None:
+    league = with_champion(share=0.99)
+    while not league.payoff.games(NEW, OLD):
+        play(league, f"g{league.counters()['counted']}")
+    league.freeze("main", 3, "c", 3)
+    assert league.candidates() == [NEW]
+
+
+def test_a_candidate_that_is_refused_never_becomes_champion_and_a_newer_one_may() -> None:
+    league = new(gate={"share": 0.9})
+    first, second = (league.freeze("main", version, f"digest {version}", version) for version in (1, 2))
+    league.refuse(second, "its check says 3")
+    assert league.crown(second) == (False, "its check says 3")
+    assert league.candidates() == [], "older ones have their chance before newer ones come"
+    newer = league.freeze("main", 3, "c", 3)
+    assert league.candidates() == [newer]
+    assert league.crown(newer).passed
+    assert league.champion == newer
+    assert first in league.pool
+
+
+def test_only_main_players_have_candidates() -> None:
+    league = new({"main": {"role": "main"}, "exploiter": {"role": "exploiter", "of": "main"}})
+    league.freeze("exploiter", 1, "a", 1)
+    assert league.candidates() == []
+    frozen = league.freeze("main", 2, "b", 2)
+    assert league.candidates() == [frozen]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_champion_moves_to_the_stronger_and_never_to_a_weaker(seed: int) -> None:
+    """Strengths rise, fall and rise again: a champion is stronger than the one before."""
+    rng = random.Random(seed)
+    strengths = [1.0, 3.0, 0.5, 9.0, 2.0]
+    league = new(seed=seed, gate={"min_games": 40, "share": 0.5})
+    strength = {RANDOM: 0.1}
+    champions: list[Member] = []
+    game = 0
+    for version, value in enumerate(strengths, 1):
+        frozen = league.freeze("main", version, f"digest {version}", version)
+        strength |= {frozen: value, MAIN: value}
+        for _ in range(400):
+            champions += [candidate for candidate in league.candidates() if league.crown(candidate).passed]
+            play_by_strength(league, f"g{game}", strength, rng)
+            game += 1
+    assert [member.version for member in champions] == [1, 2, 4]
+
+
+# Learners that retire
+
+
+def test_a_learner_that_retires_is_drawn_no_more_and_its_snapshots_stay() -> None:
+    players = {"main": {"role": "main", "against": {"x": 1.0}}, "x": {"role": "exploiter", "of": "main"}}
+    league = new(players, gate={"share": 0.0})
+    frozen = league.freeze("x", 1, "a", 1)
+    running = {league.assign(f"r{game}", f"r{game}-agent-0") for game in range(20)}
+    assert Member("x") in running
+    league.retire("x", "NaN")
+    league.retire("x", "again")
+    assert league.learners == ["main"]
+    members = Counter(league.assign(f"g{game}", session) for game in range(100) for session in sessions_of(f"g{game}"))
+    assert members == {MAIN: 100, frozen: 100}
+    assert Member("x") not in league.members
+    assert not any(
+        league.learns(f"r{game}-agent-0") for game in range(20) if league.games._games[f"r{game}"].learner == "x"
+    )
+    assert league.due("x", 10**9) == ""
+
+
+def test_an_exploiter_goes_on_against_the_last_snapshot_of_a_player_that_retires() -> None:
+    league = new({"main": {"role": "main"}, "x": {"role": "exploiter", "of": "main"}}, gate={"share": 0.0})
+    league.freeze("main", 1, "a", 1)
+    newest = league.freeze("main", 2, "b", 2)
+    league.retire("main", "NaN")
+    members = {league.assign(f"g{game}", session) for game in range(100) for session in sessions_of(f"g{game}")}
+    assert members == {Member("x"), newest}
+
+
+def test_the_last_learner_cannot_retire() -> None:
+    league = new()
+    with pytest.raises(LeagueError, match="player 'main' ends, and no other one learns: NaN"):
+        league.retire("main", "NaN")
+    with pytest.raises(LeagueError, match="player is 'random', expected one that learns: main"):
+        league.retire("random", "NaN")
+    assert league.learners == ["main"]

@@ -1,0 +1,412 @@
+"""Clients of a served league ask for their opponent: what they get, what is refused, and who is not affected."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from websockets.sync.client import connect
+
+from brayx.engines.base import save_weights
+from brayx.errors import (
+    BadBody,
+    BadWeights,
+    BrayxError,
+    ConfigError,
+    HeaderTooLarge,
+    LeagueError,
+    ProtocolError,
+    VersionUnknown,
+)
+from brayx.gamecore.client import Client
+from brayx.league.ledger import Ledger
+from brayx.league.member import Member
+from brayx.league.ratings import FIRST_POINTS, POINTS_PER_MU, Rating
+from brayx.league.snapshots import Snapshot
+from brayx.league.strength import Rated, draw, mix_of
+from brayx.tracking import Trial, promote
+from brayx.tracking.registry import register_files, tag
+from deployments.job import JobConfig
+from pipelines.league_files import PLAYER_TAG, RATING_TAG, league_folder
+from pipelines.serving import Serving
+from pipelines.serving_opponents import parsed
+
+PROJECT = "served-league"
+MODEL = """
+import numpy as np, torch
+
+class Scale(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, obs):
+        return {"value": obs * self.factor, "logits": obs * torch.tensor([2.0, 0.0])}
+
+def build_model(name, config):
+    return Scale(), (np.zeros((1, 1), np.float32),)
+"""
+AGENT = """
+import numpy as np
+from brayx import Agent, forward
+
+class VersionAgent(Agent):
+    async def on_tick(self, state):
+        outputs, version = await forward("model", np.ones(1, np.float32))
+        gap = float(outputs["logits"][0] - outputs["logits"][1])
+        # 0 ticks late: what is seen now.
+        state.output = [float(outputs["value"][0]), version, self.config["mode"], gap, (state.input or {}).get("seen")]
+
+def tactics(state):
+    state.output = ["a script"]
+"""
+LEVELS = """
+model: served-league
+levels:
+  easy: {player: main, version: 1, temperature: 4.0, delay: 2, points: 700.0, low: 690.0, high: 710.0, games: 400}
+  hard: {player: main, version: 4, temperature: 1.0, delay: 0, points: 1480.0, low: 1470.0, high: 1490.0, games: 400}
+others:
+  - {player: exploiter, version: 3, temperature: 1.0, delay: 0, points: 1250.0, low: 1, high: 2, games: 9}
+"""
+POINTS = {1: 900.0, 2: 1100.0, 4: 1500.0}
+"""Points of main's snapshots; version 3 is an exploiter's with 1300, version 5 has left the pool."""
+BOOKS = {Member("main", version): points for version, points in POINTS.items()} | {
+    Member("exploiter", 3): 1300.0,
+    Member("main", 5): 2000.0,
+}
+
+
+class Pool:
+    """A league's trials, and snapshots whose only weight is their version's number."""
+
+    def __init__(self, folder: Path, uri: str) -> None:
+        self.folder, self.uri = folder, uri
+        self.league = Trial.open(PROJECT, "league", uri)
+        self.players = {
+            name: Trial.open(PROJECT, name, uri, parent=self.league) for name in ("main", "exploiter")
+        }  # fmt: skip
+
+    def add(self, version: int, player: str = "", weights: dict[str, Any] | None = None) -> None:
+        """Registers a version; an empty player: it is no snapshot."""
+        files = self.folder / f"version-{version}"
+        files.mkdir()
+        save_weights(files / "weights.npz", weights or {"factor": np.array([version], np.float32)})
+        trial = self.players.get(player, self.league)
+        entry = register_files(trial, files, PROJECT, version, tags={PLAYER_TAG: player} if player else {})
+        assert entry.version == version
+
+    def books(self) -> None:
+        """Writes the league's books."""
+        folder = league_folder(self.league)
+        folder.mkdir(parents=True)
+        with contextlib.closing(Ledger(folder / "books.sqlite")) as ledger:
+            for member, points in BOOKS.items():
+                snapshot = Snapshot(member, member.label, None, member.version, 0.0)
+                lost = [member] if member.version == 5 else []
+                rating = Rating(mu=Rating().mu + (points - FIRST_POINTS) / POINTS_PER_MU)
+                script = {Member("tactics"): Rating(mu=Rating().mu + 250.0 / POINTS_PER_MU)}
+                ledger.freeze(snapshot, {member: rating, **script}, dropped=lost)
+
+
+def load(folder: Path, *, league: bool) -> JobConfig:
+    (folder / "opponents_model.py").write_text(MODEL)
+    (folder / "opponents_agent.py").write_text(AGENT)
+    parts: dict[str, Any] = {
+        "project": PROJECT,
+        "trial": "league",
+        "model": {"kind": "model", "module": "opponents_model", "follow_s": 0.2},
+        "agent": {"kind": "agent", "module": "opponents_agent", "class": "VersionAgent"},
+        "actor": {"kind": "actor", "agents": ["agent"], "port": 0, "native_port": 0, "tcp_port": 0, "grpc_port": 0},
+    }
+    if league:
+        players = {
+            "main": {"role": "main"},
+            "exploiter": {"role": "exploiter", "of": "main"},
+            "tactics": {"role": "script", "script": "opponents_agent.tactics"},
+        }
+        parts["league"] = {"kind": "league", "model": "model", "resident": 2, "players": players}
+    (folder / "job.yaml").write_text(yaml.safe_dump(parts))
+    return JobConfig.load(folder / "job.yaml")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the jobs, whose modules load once in a process."""
+    return tmp_path_factory.mktemp("opponents")
+
+
+@pytest.fixture
+def job(folder: Path) -> JobConfig:
+    return load(folder, league=True)
+
+
+@pytest.fixture
+def pool(tmp_path: Path, tracking_db: str) -> Pool:
+    pool = Pool(tmp_path, tracking_db)
+    for version, player in ((1, "main"), (2, "main"), (3, "exploiter"), (4, "main"), (5, "main")):
+        pool.add(version, player)
+    pool.add(6)
+    promote(f"models:/{PROJECT}/2", pool.uri)
+    return pool
+
+
+@pytest.fixture
+def serving(pool: Pool, job: JobConfig) -> Iterator[Serving]:
+    pool.books()
+    with Serving(job, pool.uri) as serving:
+        yield serving
+
+
+def start(serving: Serving, opponent: Any, door: str = "http", session: str | None = None) -> tuple[Any, list[float]]:
+    """The reply to a start, and value and version of a tick, of a session that asks for an opponent."""
+    with Client(serving.urls[door]) as client:
+        reply = json.loads(client.start(json.dumps({"opponent": opponent}), session=session))
+        tick = json.loads(client.tick(b"{}"))
+        assert client.stop(b'{"result": "win"}') == b"Game Stopped"
+    assert tick[2] == "train", "it plays as where ratings come from"
+    return reply, tick[:2]
+
+
+def ticked(client: Client, body: bytes = b"{}") -> Any:
+    """Value and version of a tick."""
+    return json.loads(client.tick(body))[:2]
+
+
+def test_a_version_that_a_kill_left_out_of_the_pool_is_nobodys_newest(pool: Pool, job: JobConfig) -> None:
+    pool.books()
+    pool.add(7, "exploiter")
+    with Serving(job, pool.uri) as serving:
+        reply, _ = start(serving, {"player": "exploiter"})
+    assert reply["opponent"]["version"] == 3
+
+
+@pytest.mark.parametrize("door", ["http", "ws", "tcp"])
+def test_a_start_gets_the_opponent_that_it_asks_for(serving: Serving, door: str) -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"version": 4}, {"player": "main", "version": 4, "points": 1500.0}),
+        ({"version": 5}, {"player": "main", "version": 5, "points": 2000.0}),
+        ({"version": 6}, {"player": None, "version": 6, "points": None}),
+        ({"player": "exploiter"}, {"player": "exploiter", "version": 3, "points": 1300.0}),
+        ({"player": "main"}, {"player": "main", "version": 2, "points": 1100.0}),  # the champion
+        ({"rating": 1300}, {"player": "exploiter", "version": 3, "points": 1300.0}),
+        ({"rating": 1}, {"player": "main", "version": 1, "points": 900.0, "limit": "weakest"}),
+        ({"rating": 1500.5}, {"player": "main", "version": 4, "points": 1500.0, "limit": "strongest"}),
+    ]
+    for asked, expected in cases:
+        reply, (value, version) = start(serving, asked, door)
+        assert reply == {"opponent": expected}
+        assert value == version == expected["version"], "the weights are those of the version that the reply names"
+
+
+def test_the_protocols_examples_are_true(serving: Serving) -> None:
+    page = (Path(__file__).parents[3] / "docs/protocol.md").read_text()
+    block = page.partition("## Opponents and results")[2].partition("```json\n")[2].partition("```")[0]
+    examples = json.loads(block)
+    assert len(examples) == 4
+    for each in examples:
+        assert start(serving, each["start"]["opponent"])[0] == each["reply"]
+
+
+def test_who_asks_for_nothing_gets_the_alias_while_others_have_their_opponents(serving: Serving) -> None:
+    """More versions play at once than the two that stay in memory."""
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(Client(serving.urls["tcp"])) for _ in range(7)]
+        assert clients[0].start() == b"Game Started"
+        for version, client in enumerate(clients[1:], 1):
+            client.start(json.dumps({"opponent": {"version": version}}))
+        for _ in range(3):
+            assert [ticked(client)[1] for client in clients] == [2, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_rating_is_mixed_of_two_neighbours_by_the_games_id(serving: Serving) -> None:
+    rated = [Rated(member, points) for member, points in BOOKS.items() if member.version != 5]
+    mix = mix_of(rated, 1040.0)
+    games = [f"game-{i}" for i in range(30)]
+    expected = {game: draw(mix, game).member.version for game in games}
+    assert set(expected.values()) == {1, 2}
+    for game, version in expected.items():
+        for seat in ("", "-agent-b"):  # another session of the same game
+            assert start(serving, {"rating": 1040.0}, "tcp", game + seat)[1] == [version, version]
+
+
+def test_what_cannot_be_is_refused_and_others_play_on(serving: Serving) -> None:
+    refused: list[tuple[Any, type[BrayxError], str]] = [
+        ({"version": 70}, VersionUnknown, "nearest is 6"),
+        ({"player": "mian"}, LeagueError, "nearest is 'main'; there are: exploiter, main, tactics"),
+        ({"level": "easy"}, LeagueError, "no levels yet: `brayx league calibrate`"),
+        ({"level": 1}, BadBody, r"opponent\.level is 1, expected a level's name"),
+        ({"rating": float("nan")}, BadBody, r"opponent\.rating is nan, expected a finite number"),
+        ({"rating": "1200"}, BadBody, r"opponent\.rating is '1200'"),
+        ({"raiting": 1200}, BadBody, "nearest is 'rating'"),
+        ({"version": 1, "player": "main"}, BadBody, "expected one of"),
+        ("strong", BadBody, "opponent is 'strong'"),
+    ]
+    with Client(serving.urls["tcp"]) as running:
+        running.start(b'{"opponent": {"version": 3}}')
+        for asked, error, message in refused:
+            for door in ("http", "tcp"):
+                with Client(serving.urls[door]) as client:
+                    with pytest.raises(error, match=message):
+                        client.start(json.dumps({"opponent": asked}), session="refused")
+                    assert client.start(b"{}", session="refused") == b"Game Started", "the id is free again"
+                    client.stop()
+            assert ticked(running) == [3.0, 3]
+
+
+@pytest.mark.parametrize("bad", [True, None, [], {}, 10**400, float("inf"), -float("inf")])
+def test_only_finite_numbers_are_ratings(bad: Any) -> None:
+    with pytest.raises(BadBody, match=r"opponent\.rating"):
+        parsed({"rating": bad})
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.0, True, "1"])
+def test_only_positive_integers_are_versions(bad: Any) -> None:
+    with pytest.raises(BadBody, match=r"opponent\.version"):
+        parsed({"version": bad})
+
+
+def test_weights_of_another_model_refuse_the_start(serving: Serving, pool: Pool) -> None:
+    pool.add(7, "main", {"other": np.zeros(3, np.float32)})
+    with Client(serving.url) as client, pytest.raises(BadWeights):
+        client.start(b'{"opponent": {"version": 7}}')
+
+
+def test_without_the_books_the_tags_say_the_ratings(pool: Pool, job: JobConfig) -> None:
+    with Serving(job, pool.uri) as serving, Client(serving.url) as client:
+        reply = json.loads(client.start(b'{"opponent": {"player": "main"}}'))
+        assert reply == {"opponent": {"player": "main", "version": 2, "points": None}}
+        client.stop()
+        with pytest.raises(LeagueError, match="no snapshot has a rating"):
+            client.start(b'{"opponent": {"rating": 1000}}')
+    tag(PROJECT, 1, {RATING_TAG: "812.5"}, pool.uri)
+    tag(PROJECT, 4, {RATING_TAG: "nan"}, pool.uri)
+    with Serving(job, pool.uri) as serving:
+        found = {"player": "main", "version": 1, "points": 812.5}
+        assert start(serving, {"rating": 812.5})[0] == {"opponent": found}
+        assert start(serving, {"version": 4})[0] == {"opponent": {"player": "main", "version": 4, "points": None}}
+
+
+def test_a_fixed_version_is_served_beside_opponents(pool: Pool, job: JobConfig) -> None:
+    with Serving(
+        job, pool.uri, models={"model": f"models:/{PROJECT}/6"}
+    ) as serving, Client(serving.url) as client:  # fmt: skip
+        client.start()
+        assert json.loads(client.tick(b"{}"))[:3] == [6.0, 6, "serve"]
+        assert start(serving, {"version": 4})[1] == [4.0, 4]
+
+
+def test_a_job_without_a_league_refuses_who_asks_and_leaves_other_fields_to_the_game(pool: Pool, folder: Path) -> None:
+    with Serving(load(folder, league=False), pool.uri) as serving:
+        with Client(serving.url) as client:
+            for words in ({"body": b'{"opponent": {"rating": 1000}}'}, {"opponent": {"rating": 1000}}):
+                with pytest.raises(LeagueError, match="has no league"):
+                    client.start(**words)
+        with Client(serving.url) as client:
+            assert client.start(b'{"opponent": "Bob"}') == b"Game Started"
+
+
+def test_a_league_without_snapshots_says_so(job: JobConfig, tmp_path: Path, tracking_db: str) -> None:
+    Pool(tmp_path, tracking_db)
+    with Serving(job, tracking_db) as serving, Client(serving.url) as client:
+        with pytest.raises(LeagueError, match="no snapshots yet"):
+            client.start(b'{"opponent": {"rating": 1000}}')
+        with pytest.raises(VersionUnknown):
+            client.start(b'{"opponent": {"version": 1}}')
+
+
+HEADERS: list[tuple[dict[str, Any], int]] = [
+    ({"level": "hard"}, 4), ({"rating": 1250}, 3), ({"player": "exploiter"}, 3), ({"version": 6}, 6)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("door", ["http", "ws", "grpc"])
+def test_a_start_may_ask_in_a_header_and_then_its_body_is_the_games_own(
+    levels: Path, serving: Serving, door: str
+) -> None:
+    for asked, version in HEADERS:
+        with Client(serving.urls[door]) as client:
+            reply = json.loads(client.start(b'"not an object"', opponent=asked))
+            assert reply["opponent"]["version"] == version
+            assert ticked(client) == [version, version]
+    refused: list[tuple[dict[str, Any], type[BrayxError], str]] = [
+        ({"levle": "hard"}, BadBody, "nearest is 'level'"),
+        ({"rating": "strong"}, BadBody, r"opponent\.rating is 'strong', expected a finite number"),
+        ({"rating": "nan"}, BadBody, r"opponent\.rating is nan"),
+        ({"version": 0}, BadBody, r"opponent\.version is 0"),
+        ({"version": 70}, VersionUnknown, "nearest is 6"),
+        ({"level": "x" * 300}, HeaderTooLarge, "at most 256"),
+    ]
+    for asked, error, message in refused:
+        with Client(serving.urls[door]) as client, pytest.raises(error, match=message):
+            client.start(opponent=asked)
+
+
+def test_a_bare_websocket_asks_in_its_url(serving: Serving) -> None:
+    url = serving.urls["ws"].rstrip("/") + "/session?opponent=version%3D4"
+    with connect(url, proxy=None) as connection:
+        connection.send("{}")
+        assert json.loads(connection.recv())[:2] == [4.0, 4]
+
+
+def test_over_tcp_the_body_asks(serving: Serving) -> None:
+    with Client(serving.urls["tcp"]) as client, pytest.raises(ProtocolError, match="in its JSON body"):
+        client.start(opponent={"version": 4})
+    with Client(serving.url) as client, pytest.raises(ConfigError, match="expected one key"):
+        client.start(opponent={"version": 4, "player": "main"})
+
+
+@pytest.fixture
+def levels(folder: Path) -> Iterator[Path]:
+    file = folder / "levels.yaml"
+    file.write_text(LEVELS)
+    yield file
+    file.unlink()
+
+
+@pytest.mark.parametrize("door", ["http", "tcp"])
+def test_a_level_plays_as_it_was_calibrated(levels: Path, serving: Serving, door: str) -> None:
+    with Client(serving.urls[door]) as client:
+        reply = json.loads(client.start(b'{"opponent": {"level": "easy"}}'))
+        assert reply == {"opponent": {"player": "main", "version": 1, "points": 700.0, "level": "easy"}}
+        ticks = [json.loads(client.tick(json.dumps({"seen": i}))) for i in range(5)]
+    assert all(tick[:4] == [1.0, 1, "train", 0.5] for tick in ticks), "version 1, exploring, at temperature 4"
+    assert [tick[4] for tick in ticks] == [0, 0, 0, 1, 2], "two ticks late"
+    with Client(serving.urls[door]) as client:
+        client.start(b'{"opponent": {"level": "hard"}}')
+        assert json.loads(client.tick(b'{"seen": 7}')) == [4.0, 4, "train", 2.0, 7]
+    with Client(serving.urls[door]) as client, pytest.raises(LeagueError, match="nearest is 'hard'"):
+        client.start(b'{"opponent": {"level": "hart"}}')
+
+
+def test_with_levels_a_rating_is_mixed_of_what_was_calibrated(levels: Path, serving: Serving) -> None:
+    cases: list[tuple[float, dict[str, Any]]] = [
+        (1250.0, {"player": "exploiter", "version": 3, "points": 1250.0}),
+        (100.0, {"player": "main", "version": 1, "points": 700.0, "level": "easy", "limit": "weakest"}),
+        (1480.0, {"player": "main", "version": 4, "points": 1480.0, "level": "hard"}),
+    ]
+    for rating, expected in cases:
+        assert start(serving, {"rating": rating})[0] == {"opponent": expected}
+    seen = {start(serving, {"rating": 975.0}, "tcp", f"g{i}")[0]["opponent"]["points"] for i in range(20)}
+    assert seen == {700.0, 1250.0}
+
+
+def test_a_scripted_player_can_be_asked_for(serving: Serving) -> None:
+    with Client(serving.url) as client:
+        reply = json.loads(client.start(b'{"opponent": {"player": "tactics"}}'))
+        assert reply == {"opponent": {"player": "tactics", "version": None, "points": 1450.0}}
+        assert json.loads(client.tick(b"{}")) == ["a script"]
+
+
+def test_levels_that_are_wrong_are_told_before_anything_is_served(levels: Path, pool: Pool, job: JobConfig) -> None:
+    levels.write_text(LEVELS.replace("served-league", "other"))
+    with pytest.raises(ConfigError, match="has levels of model 'other', and the league's snapshots are in"):
+        Serving(job, pool.uri)
+    levels.write_text("model: 3")
+    with pytest.raises(ConfigError, match=r"levels\.yaml: model"):
+        Serving(job, pool.uri)

@@ -1,0 +1,312 @@
+"""From a session's ticks to files and back: the recorder with its real process, its limits, and what can break."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from brayx.actor.agent import State
+from brayx.errors import BadRecording
+from brayx.metrics import Recorder
+from brayx.recording import open as open_recordings
+from brayx.recording.chunks import write_chunk
+from brayx.recording.columns import Tick, columns_of, packed
+from brayx.recording.config import RecordingConfig
+from brayx.recording.packer import CHUNK_BYTES, Packer
+from brayx.recording.part import Part
+from brayx.recording.recorder import PACK, SessionRecorder
+from brayx.recording.writer import Folder
+from brayx.types import Step
+from tests.waiting import until
+
+WAIT_S = 60.0
+
+
+def config(folder: Path, **options: Any) -> RecordingConfig:
+    return RecordingConfig(kind="recording", folder=str(folder), **options)
+
+
+def step(number: int) -> Step:
+    obs = np.arange(4, dtype=np.float32) + number
+    mask = np.ones(2, np.int8)
+    return Step({"x": obs, "action_mask": mask}, np.asarray(number % 2), -0.5, 7, {"state/h": np.zeros(3, np.float32)})
+
+
+def body(number: int) -> bytes:
+    return json.dumps({"obs": (np.arange(4) + number).astype(float).tolist(), "reward": 1.0}).encode()
+
+
+def play(recorder: SessionRecorder, session: str, ticks: int, end: str = "stop", **more: Any) -> None:
+    log = recorder.open(session, b'{"seed": 1}', "main:3")
+    assert log is not None
+    for number in range(ticks):
+        state = State(session, tick=number)
+        state.step, state.value = step(number), 0.5
+        vars(state).update(more)
+        log.tick(state, body(number), b'{"action": %d}' % (number % 2), 0.0)
+    log.end(end, 12.0)
+
+
+def test_a_session_comes_back_as_it_was(tmp_path: Path) -> None:
+    metrics = Recorder()
+    recorder = SessionRecorder(config(tmp_path / "new"), metrics)
+    play(recorder, "a", 3 * PACK, note=object())
+    play(recorder, "b", 1)
+    recorder.close()
+    episodes = open_recordings(str(tmp_path / "new"))
+    a, b = episodes
+    assert [each.session for each in episodes] == ["a", "b"]
+    assert (len(a), a.end, a.result, a.player, a.start, a.why) == (
+        3 * PACK,
+        "stop",
+        12.0,
+        "main:3",
+        '{"seed": 1}',
+        "every",
+    )
+    assert a.inputs() == [body(number) for number in range(3 * PACK)]
+    assert a.outputs()[:2] == [b'{"action": 0}', b'{"action": 1}']
+    assert a.left_out == {"note": "it is no array, or its shape varies"}
+    assert {name: (a[name].dtype.name, a[name].shape[1:]) for name in a.columns} == {
+        "obs/action_mask": ("int8", (2,)),
+        "obs/x": ("float32", (4,)),
+        "action": ("int64", ()),
+        "log_prob": ("float32", ()),
+        "policy_version": ("int64", ()),
+        "state/h": ("float32", (3,)),
+        "value": ("float32", ()),
+    }
+    for number in (0, PACK, 3 * PACK - 1):
+        assert a["obs/x"][number].tolist() == step(number).obs["x"].tolist()
+        assert a["action"][number] == number % 2
+    part = a.read(PACK - 1, 2, ["value"])
+    assert part.number.tolist() == [PACK - 1, PACK]
+    assert list(part.arrays) == ["value"]
+    assert len(a.read(5, 0).number) == 0
+    frame = a.frame()
+    assert (len(frame), frame["input"][3], frame["tick"][3]) == (3 * PACK, body(3), 3)
+    assert episodes.table()["ticks"].tolist() == [3 * PACK, 1]
+    assert len(b) == 1
+    assert metrics.summary()["recordings.every"] == 2
+    with pytest.raises(BadRecording, match="has no array 'obs'; it has: obs/action_mask, obs/x"):
+        a["obs"]
+
+
+def test_every_nth_session_and_those_with_an_error_are_recorded(tmp_path: Path) -> None:
+    recorder = SessionRecorder(config(tmp_path, every=3), Recorder())
+    for number in range(7):
+        play(recorder, f"{number}", 2, "error" if number == 4 else "stop")
+    log = recorder.open("kept by its agent", b"")
+    assert log is not None
+    log.tick(State("s", tick=0), b"x", b"y", 0.0)
+    log.event("fallback", last=True)
+    log.event("skipped 2")
+    log.tick(State("s", tick=3), b"x", b"y", 0.0)
+    log.keep("it fell into a wall")
+    log.end("stop", None)
+    recorder.close()
+    episodes = open_recordings(str(tmp_path))
+    assert {each.session: each.why for each in episodes} == {
+        "0": "every",
+        "3": "every",
+        "6": "every",
+        "4": "error",
+        "kept by its agent": "it fell into a wall",
+    }
+    kept = next(each for each in episodes if each.session == "kept by its agent")
+    assert (kept.read().event, kept.events, kept.result) == (["fallback", "skipped 2"], 2, None)
+    assert kept.read().number.tolist() == [0, 3]
+
+
+def test_without_room_new_ticks_of_a_recorded_session_and_old_ones_of_others_are_lost(tmp_path: Path) -> None:
+    metrics = Recorder()
+    recorder = SessionRecorder(config(tmp_path, every=2, memory_mb=0.01), metrics)
+    recorded, undecided = recorder.open("recorded", b""), recorder.open("undecided", b"")
+    assert recorded is not None
+    assert undecided is not None
+    for number in range(40):
+        undecided.tick(State("s", tick=number), b"x", b"y", 0.0)
+    undecided.end("error", None)
+    for number in range(40):
+        recorded.tick(State("s", tick=number), b"x", b"y", 0.0)
+    recorded.end("stop", None)
+    recorder.close()
+    first, second = sorted(open_recordings(str(tmp_path)), key=lambda each: each.session)
+    assert first.read().number.tolist() == list(range(len(first)))
+    assert second.read().number.tolist() == list(range(40 - len(second), 40))
+    assert 0 < len(second) < 40
+    assert 0 < len(first) < 40
+    assert (first.lost, second.lost) == (40 - len(first), 40 - len(second))
+    assert metrics.summary()["recording_lost.memory"] == first.lost + second.lost
+
+
+def test_ticks_of_a_slow_session_do_not_wait_for_a_pack(tmp_path: Path) -> None:
+    recorder = SessionRecorder(config(tmp_path, flush_s=0.05), Recorder())
+    log = recorder.open("slow", b"", "")
+    assert log is not None
+    ticks = itertools.count()
+
+    def written() -> bool:
+        log.tick(State("slow", tick=next(ticks)), b"x", b"y", time.perf_counter())
+        time.sleep(0.1)
+        return bool(open_recordings(str(tmp_path)))
+
+    try:
+        until(written, "some of it is in a file", WAIT_S)
+    finally:
+        log.end("stop", None)
+        recorder.close()
+
+
+def test_a_tick_is_written_in_time_and_a_killed_writer_is_started_again(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("brayx.recording.recorder._AGAIN_S", 0.0)
+    metrics = Recorder()
+    recorder = SessionRecorder(config(tmp_path, flush_s=0.1), metrics)
+    play(recorder, "before", 5)
+    until(lambda: len(open_recordings(str(tmp_path))) == 1, "it is in a file", WAIT_S)
+    (tmp_path / ".unfinished-of-a-killed-one.parquet").write_bytes(b"PAR1")
+    (child,) = [
+        int(each.name)
+        for each in Path("/proc").glob("[0-9]*")
+        if (each / "cmdline").exists() and str(tmp_path).encode() in (each / "cmdline").read_bytes()
+    ]
+    os.kill(child, signal.SIGKILL)
+
+    def again() -> bool:
+        play(recorder, "after", 5)
+        return any(each.session == "after" for each in open_recordings(str(tmp_path)))
+
+    until(again, "another process writes", WAIT_S)
+    recorder.close()
+    assert {each.session for each in open_recordings(str(tmp_path))} == {"before", "after"}
+    assert metrics.summary()["recording_lost.writer"] >= 5
+    assert recorder.open("late", b"") is None
+
+
+def test_ten_thousand_ticks_of_cartpole_take_at_most_300_kb(tmp_path: Path) -> None:
+    env = gymnasium.make("CartPole-v1")
+    rng, ticks = np.random.default_rng(0), []
+    obs, _ = env.reset(seed=0)
+    for number in range(10_000):
+        text = json.dumps({"obs": obs.tolist(), "reward": 1.0}).encode()
+        action = int(obs[2] + 0.3 * obs[3] + rng.normal() * 0.02 > 0)
+        attributes = {
+            "step": Step(obs, np.asarray(action), float(np.float32(rng.normal())), 7),
+            "value": float(rng.normal()),
+        }
+        at = number * 0.001 + rng.uniform(0, 1e-4)
+        ticks.append(Tick(number, at, rng.uniform(1e-4, 2e-4), text, b'{"action": %d}' % action, attributes))
+        obs, _, terminated, truncated, _ = env.step(action)
+        if terminated or truncated:
+            obs, _ = env.reset()
+    columns = packed(columns_of(ticks))
+    path = tmp_path / "a.parquet"
+    with path.open("wb") as file:
+        write_chunk(file, [(Part("e", "s", 0.0, 0, len(ticks)), columns)])
+    assert path.stat().st_size <= 300_000
+    (episode,) = open_recordings(str(path))
+    assert episode.inputs() == [tick.input for tick in ticks]
+    assert np.array_equal(episode["obs"], np.array([tick.attributes["step"].obs for tick in ticks]))
+
+
+def chunk(folder: Path, name: str, ticks: int = 3) -> Path:
+    path = folder / f"{name}.parquet"
+    with path.open("wb") as file:
+        columns = columns_of([Tick(number, 0.0, 0.0, body(number), b"", {"x": 1.5}) for number in range(ticks)])
+        write_chunk(file, [(Part(name, name, 0.0, 0, ticks), columns)])
+    return path
+
+
+def test_the_oldest_chunks_go_first_and_two_writers_share_a_folder(tmp_path: Path) -> None:
+    first = chunk(tmp_path, "0-old")
+    size = first.stat().st_size
+    columns = columns_of([Tick(0, 0.0, 0.0, b"", b"", {})])
+    for folder in (Folder(str(tmp_path), size), Folder(str(tmp_path), size)):
+        folder.write([(Part("e", "s", 0.0, 0, 1), columns)])
+    assert len(list(tmp_path.iterdir())) == 3
+    assert Folder(str(tmp_path), 10**9).trim() == 0
+    assert Folder(str(tmp_path), size * 2).trim() == 1
+    assert not first.exists()
+
+
+def test_a_folder_that_is_gone_is_made_again_and_a_broken_one_loses_only_what_does_not_fit(tmp_path: Path) -> None:
+    target = tmp_path / "recordings"
+    packer = Packer(lambda: Folder(str(target), 10**9), flush_s=0.0)
+    columns = columns_of([Tick(0, 0.0, 0.0, b"", b"", {})])
+    packer.add(Part("a", "a", 0.0, 0, 1), columns)
+    packer.write_due()
+    for file in target.iterdir():
+        file.unlink()
+    target.rmdir()
+    target.write_text("a file in its place")
+    packer.add(Part("b", "b", 0.0, 0, 1), columns)
+    packer.write_due()
+    assert packer.failure
+    assert packer.lost == 0
+    large = columns_of([Tick(0, 0.0, 0.0, bytes(5 * CHUNK_BYTES), b"", {})])
+    packer.add(Part("c", "c", 0.0, 0, 1), large)
+    assert packer.lost == 2
+    target.unlink()
+    packer.add(Part("d", "d", 0.0, 0, 1), columns)
+    packer.close()
+    assert packer.failure == ""
+    assert [each.session for each in open_recordings(str(target))] == ["d"]
+
+
+def test_ticks_of_a_session_that_changes_its_columns_stay_in_order(tmp_path: Path) -> None:
+    packer = Packer(lambda: Folder(str(tmp_path), 10**9), flush_s=60.0)
+    for first, attributes in ((0, {"x": 1.0}), (2, {"y": 1}), (4, {"x": 2.0})):
+        ticks = [Tick(first + each, 0.0, 0.0, b"%d" % (first + each), b"", attributes) for each in range(2)]
+        packer.add(Part("e", "s", 0.0, first, 2, end="stop" if first == 4 else ""), columns_of(ticks))
+    packer.close()
+    (episode,) = open_recordings(str(tmp_path))
+    assert episode.read().number.tolist() == list(range(6))
+    assert episode.inputs() == [b"%d" % number for number in range(6)]
+    assert (episode.columns, episode.end) == ([], "stop")
+
+
+def test_broken_and_hostile_files_are_named_and_the_others_are_read(tmp_path: Path) -> None:
+    good = chunk(tmp_path, "good")
+    whole = good.read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "empty.parquet").write_bytes(b"")
+    (tmp_path / "text.parquet").write_text("no parquet")
+    for number, (was, now) in enumerate(
+        [
+            (b'"ticks": 3', b'"ticks": 9'),
+            (b'"ticks": 3', b'"ticks":-3'),
+            (b'"session": "good"', b'"session": 123456'),
+            (b'"dtype": "<f4"', b'"dtype": "|O8"'),
+            (b'"format": 1', b'"format": 2'),
+        ]
+    ):
+        assert whole.count(was) == 1
+        (tmp_path / f"hostile-{number}.parquet").write_bytes(whole.replace(was, now))
+    episodes = open_recordings(str(tmp_path))
+    assert [each.session for each in episodes] == ["good"]
+    assert len(episodes.unreadable) == 8
+    with pytest.raises(BadRecording, match="is no chunk of a recording"):
+        open_recordings(str(tmp_path / "cut.parquet"))
+    with pytest.raises(BadRecording, match="there is no recording at"):
+        open_recordings(str(tmp_path / "nowhere"))
+    good.unlink()
+    assert episodes[0].session == "good"
+
+
+def test_a_file_whose_data_are_broken_is_named_when_it_is_read(tmp_path: Path) -> None:
+    path = chunk(tmp_path, "a", ticks=2000)
+    data = bytearray(path.read_bytes())
+    data[4:400] = bytes(396)
+    path.write_bytes(data)
+    (episode,) = open_recordings(str(path))
+    with pytest.raises(BadRecording, match="cannot be read"):
+        episode.inputs()
