@@ -421,14 +421,14 @@ def test_priorities_of_a_learner_behind_ray_data_change_what_the_shards_draw(ray
             updated.update(learn()[0].tolist())
         for _ in range(8):  # batches drawn before the last update arrived
             learn()
-        for _ in range(100):
+        for _ in range(300):  # shares of about 1,200 draws: five standard errors are .07
             numbers, weights = learn()
             counts += np.bincount(numbers, minlength=8)
             correction = (1.0 + numbers % 4) ** -0.5
             np.testing.assert_allclose(weights, correction / correction.max(), rtol=1e-5)
         for shard in (counts[:4], counts[4:]):
-            assert shard / shard.sum() == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.04)
-        assert counts[:4].sum() == pytest.approx(400, abs=80), "each shard gives its share"
+            assert shard / shard.sum() == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.07)
+        assert counts[:4].sum() == pytest.approx(1200, abs=240), "each shard gives its share"
         assert buffer.stats()["stale"] == 0
         buffer.end()
         list(stream)  # batches in flight
