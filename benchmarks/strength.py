@@ -26,7 +26,7 @@ from brayx.league.gates import wilson
 from brayx.league.levels import Levels, read_levels
 from brayx.tracking import tracking_uri
 from deployments.job import JobConfig
-from pipelines.league_files import levels_file
+from deployments.league_files import levels_file
 from pipelines.playing import on_free_ports
 from pipelines.serving import Serving
 

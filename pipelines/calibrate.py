@@ -21,11 +21,11 @@ from brayx.league.levels import Levels, Strength, check_names, write_levels
 from brayx.league.member import Member
 from brayx.league.strength import Rated
 from deployments.job import JobConfig, only, pool_name
-from pipelines.league_files import levels_file
+from deployments.league_files import levels_file
+from deployments.opponents import ServedPool, read_pool
 from pipelines.match_games import Tally
 from pipelines.opponents import Opponent, Opponents
 from pipelines.playing import check_playable, play
-from pipelines.serving_opponents import ServedPool, read_pool
 from pipelines.tournament import Pair, Tournament
 
 Play = Callable[[Sequence[Rung], Mapping[Pair, int], str], Mapping[Pair, Tally]]

@@ -26,9 +26,9 @@ from brayx.tracking.trial import Status
 from brayx.trainer.loop import Summary
 from brayx.types import Weights
 from deployments.job import JobConfig, only, pool_name
+from deployments.league_files import DIGEST_TAG, PLAYER_TAG, books_file
 from pipelines.league_charts import draw_league, keep_curves
 from pipelines.league_check import Checked, GateCheck
-from pipelines.league_files import DIGEST_TAG, PLAYER_TAG, books_file
 
 if TYPE_CHECKING:
     from torch import nn

@@ -24,7 +24,7 @@ from brayx.league.snapshots import Snapshot
 from brayx.tracking import Trial, tracking_uri
 from brayx.tracking.trial import PARENT_TAG
 from deployments.job import JobConfig
-from pipelines.league_files import books_file
+from deployments.league_files import books_file
 from pipelines.trials import newest_runs
 
 EXPORT_FORMAT = 1

@@ -17,7 +17,7 @@ from brayx.league.payoff import Payoff
 from brayx.league.ratings import Ratings
 from brayx.league.snapshots import Snapshot
 from brayx.tracking import Trial, tag
-from pipelines.league_files import DIGEST_TAG, RATING_TAG
+from deployments.league_files import DIGEST_TAG, RATING_TAG
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

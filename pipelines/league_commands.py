@@ -92,8 +92,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     print(f"{arguments.config}: checking the job ...", file=sys.stderr, flush=True)
     from brayx.tracking import tracking_uri
     from deployments.job import JobConfig, only
+    from deployments.league_files import levels_file
     from pipelines.calibrate import calibrate
-    from pipelines.league_files import levels_file
 
     job = JobConfig.load(arguments.config, arguments.overrides)
     file = arguments.out

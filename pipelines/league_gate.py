@@ -22,9 +22,9 @@ from brayx.league.member import Member
 from brayx.tracking import PoolEntry, Trial, files_of, find, promote
 from brayx.tracking.store import client_of, telling
 from brayx.tracking.trial import owner_is_gone
+from deployments.league_files import PLAYER_TAG, books_file
 from pipelines import league_check
 from pipelines.league_books import league_of, newest_league
-from pipelines.league_files import PLAYER_TAG, books_file
 
 
 class Promotion(NamedTuple):

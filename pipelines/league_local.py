@@ -21,9 +21,9 @@ from brayx.model.snapshots import SnapshotFiles, SnapshotModel
 from brayx.replay.null import NullBuffer
 from deployments.code import scripts_of
 from deployments.job import JobConfig, only
+from deployments.league_files import books_file, league_folder
 from pipelines.clerk import Clerk
 from pipelines.league import LeagueTraining, fetch_snapshots, job_of
-from pipelines.league_files import books_file, league_folder
 from pipelines.trainee import Trainee
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from brayx.model.snapshots import SnapshotFiles
 from brayx.tracking import Trial
 from deployments.job import JobConfig, only
 from deployments.league import LeagueSpec
+from deployments.league_files import books_file, league_folder
 from pipelines.league import LeagueTraining, fetch_snapshots, job_of
-from pipelines.league_files import books_file, league_folder
 from pipelines.scale import hub_name
 from pipelines.trainee_on_ray import RayTrainee, TrialDesk
 

@@ -21,8 +21,8 @@ from brayx.tracking import Trial, files_of, find
 from brayx.types import Weights
 from deployments.code import scripts_of
 from deployments.job import JobConfig, only, pool_name
+from deployments.league_files import PLAYER_TAG
 from pipelines.league_books import Books, newest_league
-from pipelines.league_files import PLAYER_TAG
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,11 @@ from brayx.remote import offer
 from brayx.replay.null import NullBuffer
 from deployments.code import check_code, scripts_of
 from deployments.job import JobConfig, only, pool_name
+from deployments.league_files import levels_file
+from deployments.opponents import NoOpponents, ServedOpponents, levels_of
 from deployments.weights import pooled, registered
 from pipelines.acting import acting_from
 from pipelines.checks import ports_of
-from pipelines.league_files import levels_file
-from pipelines.serving_opponents import NoOpponents, ServedOpponents, levels_of
 
 _log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from brayx.league.ladder import Rung, ladder
 from brayx.league.member import Member
 from brayx.league.strength import Rated
 from deployments.job import JobConfig
+from deployments.opponents import ServedPool
 from pipelines.calibrate import calibrate, candidates, measure, rung_of
 from pipelines.match_games import Tally
-from pipelines.serving_opponents import ServedPool
 from pipelines.shipped import TEMPLATES
 from pipelines.tournament import Pair
 

@@ -21,8 +21,8 @@ from brayx.league.ledger import Ledger
 from brayx.league.member import Member
 from brayx.tracking import Trial, aliases
 from brayx.tracking.registry import register_files
+from deployments.league_files import PLAYER_TAG, books_file
 from pipelines.league_books import Books, age_text, newest_league, place_of
-from pipelines.league_files import PLAYER_TAG, books_file
 from pipelines.league_gate import recorded_league
 from pipelines.shipped import TEMPLATES
 from tests.unit.league.play import Playing

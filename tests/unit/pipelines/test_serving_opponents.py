@@ -33,9 +33,9 @@ from brayx.league.strength import Rated, draw, mix_of
 from brayx.tracking import Trial, promote
 from brayx.tracking.registry import register_files, tag
 from deployments.job import JobConfig
-from pipelines.league_files import PLAYER_TAG, RATING_TAG, league_folder
+from deployments.league_files import PLAYER_TAG, RATING_TAG, league_folder
+from deployments.opponents import parsed
 from pipelines.serving import Serving
-from pipelines.serving_opponents import parsed
 
 PROJECT = "served-league"
 MODEL = """

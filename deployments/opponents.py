@@ -38,7 +38,7 @@ from brayx.model.snapshots import SnapshotModel
 from brayx.tracking import Trial, aliases
 from brayx.tracking.store import client_of, telling
 from brayx.tracking.trial import PARENT_TAG
-from pipelines.league_files import PLAYER_TAG, RATING_TAG, books_file
+from deployments.league_files import PLAYER_TAG, RATING_TAG, books_file
 
 _log = logging.getLogger(__name__)
 
