@@ -139,7 +139,8 @@ def _sb3(seed: int, full: bool) -> Row:
     if full:
         fresh = VecNormalize(make_vec_env(ENV, 1, seed=10_000 + seed), training=False, norm_reward=False)
         fresh.obs_rms = envs.obs_rms
-        greedy = float(evaluate_policy(model, fresh, EVALUATED)[0])
+        evaluated: Any = evaluate_policy(model, fresh, EVALUATED)  # untyped where the extra `bench` is not installed
+        greedy = float(evaluated[0])
     return Row(min(found, default=None), float(np.mean(returns[-100:])), greedy)
 
 
