@@ -72,7 +72,8 @@ def _small() -> Any:
 def serve(model: str) -> None:
     """Serves until standard input ends; prints the URLs."""
     from brayx.actor.agent import Services
-    from brayx.actor.agent_actor import AgentActorFactory, Codec
+    from brayx.actor.agent_actor import AgentActorFactory
+    from brayx.actor.codec import Codec
     from brayx.actor.config import ActorConfig
     from brayx.actor.serving import Runtime
     from brayx.local.host import LocalHost

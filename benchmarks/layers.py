@@ -27,7 +27,7 @@ from benchmarks.load import CARTPOLE_BODY, load
 from benchmarks.servers import TEMPLATE, Server
 from benchmarks.tables import Table, machine, median, show
 from brayx import sample_categorical
-from brayx.actor.agent_actor import Codec
+from brayx.actor.codec import Codec
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.table import SessionTable
 from brayx.gamecore.client import AsyncClient

@@ -28,7 +28,8 @@ RECORDINGS = {"none": None, "no session": 0, "every session": 1}
 def serve(agent: str, recording: str, folder: str) -> None:
     """Serves until standard input ends; prints the URLs."""
     from brayx.actor.agent import Agent, Services, State
-    from brayx.actor.agent_actor import AgentActorFactory, Codec
+    from brayx.actor.agent_actor import AgentActorFactory
+    from brayx.actor.codec import Codec
     from brayx.actor.config import ActorConfig
     from brayx.actor.parts import agents_of
     from brayx.actor.serving import Runtime

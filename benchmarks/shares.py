@@ -31,6 +31,8 @@ LAYERS = {
     "JSON": ("(json/",),
     "actor, agent, sampling": (
         "brayx/actor/agent_actor.py",
+        "brayx/actor/codec.py",
+        "brayx/actor/episodes.py",
         "brayx/actor/agent.py",
         "gym_agent.py",
         "brayx/actor/decode.py",

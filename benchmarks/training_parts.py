@@ -35,7 +35,14 @@ GAMECORE, DOOR, AGENT, FORWARD, FRAGMENT, LEARNER, REST = PARTS = (
 _ON_THE_LOOP = {
     FRAGMENT: ("on_episode", "brayx/replay/", "brayx/local/buffer.py"),
     FORWARD: ("brayx/model/", "brayx/engines/", "onnxruntime/"),
-    AGENT: ("gym_agent.py", "brayx/actor/agent_actor.py", "brayx/actor/agent.py", "brayx/actor/decode.py", "json/"),
+    AGENT: (
+        "gym_agent.py",
+        "brayx/actor/agent_actor.py",
+        "brayx/actor/codec.py",
+        "brayx/actor/agent.py",
+        "brayx/actor/decode.py",
+        "json/",
+    ),
     DOOR: ("",),
 }
 """Pieces of a frame's text by part: a part's piece anywhere on the stack gives the sample to the first such part."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from brayx.actor.agent import State
@@ -15,9 +16,14 @@ class SessionLog:
 
         Args:
             state: the tick's state, with everything that the agents set.
-            body, reply: the bytes of both; the reply is empty if the tick failed.
+            body, reply: the bytes of both.
             began: when the actor started the tick, by `time.perf_counter`.
         """
+
+    def failed(self, state: State, body: bytes, began: float) -> None:
+        """Adds a tick that raised: with the event ``error`` and an empty reply."""
+        self.event("error")
+        self.tick(state, body, b"", began)
 
     def event(self, what: str, *, last: bool = False) -> None:
         """Sets the event of the next tick, or with ``last`` of the newest one.
@@ -43,3 +49,37 @@ class SessionRecorder(Protocol):
             start: body of its start.
             player: its player in a league; else empty.
         """
+
+
+class SessionLogs:
+    """The logs of one session.
+
+    Args:
+        recorders: may each open a log.
+        session, start, player: as for `SessionRecorder.open`.
+
+    Attributes:
+        taking: the logs that take ticks.
+    """
+
+    def __init__(
+        self, recorders: Sequence[SessionRecorder] = (), session: str = "", start: bytes = b"", player: str = ""
+    ) -> None:
+        opened = [each.open(session, start, player) for each in recorders]
+        self.taking = tuple(log for log in opened if log is not None)
+
+    def event(self, what: str, *, last: bool = False) -> None:
+        """See `SessionLog.event`."""
+        for log in self.taking:
+            log.event(what, last=last)
+
+    def keep(self, why: str) -> None:
+        """See `SessionLog.keep`."""
+        for log in self.taking:
+            log.keep(why)
+
+    def end(self, reason: str, result: float | None) -> None:
+        """Ends the logs; a second call does nothing."""
+        logs, self.taking = self.taking, ()
+        for log in logs:
+            log.end(reason, result)

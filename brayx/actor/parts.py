@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from brayx.actor.agent import Agent
-from brayx.actor.agent_actor import Codec
+from brayx.actor.codec import Codec
 from brayx.actor.config import ActorConfig, AgentConfig, MessageConfig
 from brayx.components import load
 

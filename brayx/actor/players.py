@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,7 +27,7 @@ class SeatedPlayer:
         label: the player, and for a snapshot its version: ``main`` or ``main:7``.
         services: the models, buffers and recorder of its agents.
         script: agent that plays instead of the job's; None: the job's agents play.
-        report: takes the result of the session's seat: ``win``, ``draw``, ``loss`` or a score.
+        report: takes the result of the session's seat: ``win``, ``draw``, ``loss`` or a score; None: no league.
         leave: call once the session has ended, with the reason; later calls do nothing.
         model: name of the model that plays at the player's own version, whatever its aliases say; empty: none.
         reply: JSON value that answers the session's start; None: the usual answer.
@@ -37,12 +38,29 @@ class SeatedPlayer:
     label: str
     services: Services
     script: type[Agent] | None
-    report: Callable[[Any], None]
+    report: Callable[[Any], None] | None
     leave: Callable[[str], None]
     model: str = ""
     reply: Mapping[str, Any] | None = None
     explores: bool = False
     delay: int = 0
+
+
+class Delay:
+    """The reaction delay of one session's player, by ``ticks`` ticks: see `SeatedPlayer.delay`."""
+
+    def __init__(self, ticks: int) -> None:
+        self._inputs: deque[Any] = deque(maxlen=ticks + 1)
+
+    def seen(self, input: Any) -> Any:
+        """Takes a tick's input, and returns the one that the agents see."""
+        self._inputs.append(input)
+        return self._inputs[0]
+
+
+def no_league(services: Services) -> SeatedPlayer:
+    """The player of a session outside of any league: the job's agents, with ``services``."""
+    return SeatedPlayer("", services, None, None, lambda reason: None)
 
 
 class Players(Protocol):
@@ -72,6 +90,24 @@ class Opponents(Protocol):
         Raises:
             BrayxError: there is no such player, or its weights cannot be loaded.
         """
+
+
+async def seated(opponents: Opponents, start: State, asked: dict[str, Any] | None) -> SeatedPlayer | None:
+    """The player that a start asks for; None: it asks for nobody.
+
+    Args:
+        opponents: the players of the league that is served.
+        start: state of the start; its body may ask, too.
+        asked: what the start asks for outside of its body, which comes first.
+
+    Raises:
+        BrayxError: there is no such player, or its weights cannot be loaded.
+    """
+    if asked is None:
+        if not isinstance(start.input, dict) or OPPONENT not in start.input:
+            return None
+        asked = start.input[OPPONENT]
+    return await opponents.seat(start.session, asked)
 
 
 def asked_in_header(text: str) -> dict[str, Any]:

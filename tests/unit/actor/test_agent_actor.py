@@ -11,7 +11,8 @@ import pytest
 from google.protobuf.struct_pb2 import Struct
 
 from brayx.actor.agent import Agent, Services, State, record
-from brayx.actor.agent_actor import AgentActor, AgentActorFactory, Codec
+from brayx.actor.agent_actor import AgentActor, AgentActorFactory
+from brayx.actor.codec import Codec
 from brayx.actor.logs import SessionLog
 from brayx.errors import AgentError, BadBody, BrayxError, DeadlineExceeded, ModelError, QueueFull
 from brayx.metrics import Kind
@@ -599,8 +600,7 @@ async def test_a_last_episode_that_an_end_has_no_time_for_fails_the_game_also_if
     await actor.start("s", b"")
     await actor.tick(b"0")
     await actor.tick(b"1")
-    assert actor._handed_over is not None
-    await actor._handed_over
+    await actor._episodes.settle()
     end = asyncio.create_task(actor.on_end("stop"))
     await asyncio.sleep(0)  # it has begun to hand over the last episode
     end.cancel()
@@ -714,7 +714,7 @@ async def test_an_episode_ends_at_skipped_ticks_and_the_next_one_has_the_games_n
         await actor.tick(b"%d" % tick)
     assert actor.fallback(7, b"7") is not None
     assert seen == [7]
-    assert [state.tick for state in actor._episode] == [5, 6]
+    assert [state.tick for state in actor._episodes.states] == [5, 6]
     await actor.on_end("idle")
     assert log == [([0, 1], ["tick", "tick"], False, ""), ([5, 6], ["tick", "tick"], True, "idle"), "idle"]
 

@@ -11,7 +11,7 @@ import pytest
 from brayx.actor.agent import Agent, Services, State, push, record, result
 from brayx.actor.agent_actor import AgentActor, AgentActorFactory
 from brayx.actor.logs import SessionLog
-from brayx.actor.players import SeatedPlayer, scripted
+from brayx.actor.players import Delay, SeatedPlayer, scripted
 from brayx.errors import AgentError, BadBody, BadResult, ConfigError, SessionError
 from brayx.league.config import LeagueConfig
 from brayx.league.ledger import Ledger
@@ -233,3 +233,8 @@ def test_a_result_outside_a_league_changes_nothing_and_outside_an_agent_is_refus
         result("win")
     with pytest.raises(ConfigError, match="inside an agent's methods"):
         result("win")
+
+
+def test_a_delayed_player_sees_the_first_input_until_its_delay_has_passed() -> None:
+    delay = Delay(2)
+    assert [delay.seen(number) for number in range(5)] == [0, 0, 0, 1, 2]

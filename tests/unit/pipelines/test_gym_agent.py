@@ -154,7 +154,7 @@ async def test_a_game_whose_piece_was_lost_has_failed_and_its_return_does_not_co
     await actor.start("s", b"")
     for number in range(2):
         await actor.tick(tick(number))
-    del actor._episode[0].step  # as if on_episode had a bug
+    del actor._episodes.states[0].step  # as if on_episode had a bug
     for number in range(2, 5):
         await actor.tick(tick(number))
     await actor.stop(stop(5, terminated=True, truncated=False))
