@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
+import functools
 import logging
 import math
 from collections.abc import Collection, Mapping
@@ -35,10 +36,11 @@ from brayx.league.member import Member
 from brayx.league.strength import Rated, draw, mix_of
 from brayx.model.local import LocalModel
 from brayx.model.snapshots import SnapshotModel
-from brayx.tracking import Trial, aliases
+from brayx.tracking import aliases
 from brayx.tracking.store import client_of, telling
 from brayx.tracking.trial import PARENT_TAG
 from deployments.league_files import PLAYER_TAG, RATING_TAG, books_file
+from deployments.leagues import newest_league
 
 _log = logging.getLogger(__name__)
 
@@ -223,19 +225,28 @@ class ServedPool:
         return Chosen(member.version, player, self.points.get(member))
 
 
-def read_pool(name: str, uri: str, levels: Path | None = None, scripts: Collection[str] = ()) -> ServedPool:
-    """Reads the versions of a registered model, and the league of its newest snapshot. Blocking.
+def read_pool(
+    name: str,
+    uri: str,
+    levels: Path | None = None,
+    scripts: Collection[str] = (),
+    *,
+    project: str = "",
+    trial: str = "",
+) -> ServedPool:
+    """Reads the versions of a registered model, and its newest league. Blocking.
 
     Args:
         name: the model's name in the registry.
         uri: tracking URI.
         levels: the levels file, which may not exist; None: no levels.
         scripts: names of the scripted players.
+        project, trial: as for `deployments.leagues.newest_league`.
 
     Raises:
         TrackingError: the registry cannot be read.
         LeagueError: the league's books exist but cannot be read.
-        ConfigError: the levels file cannot be read, or is of another model.
+        ConfigError: the levels file cannot be read, or is of another model; or there is no league of this trial.
     """
     calibrated = None if levels is None else levels_of(levels, name)
     with telling(f"cannot read the versions of model {name!r}"):
@@ -247,14 +258,14 @@ def read_pool(name: str, uri: str, levels: Path | None = None, scripts: Collecti
         }
     versions = {int(each.version): each.tags.get(PLAYER_TAG) for each in found}
     champion = aliases(name, uri).get("champion")
-    if not tagged:
+    if not tagged and not trial:
         return ServedPool(versions, [], {}, champion, calibrated, scripts)
-    league = parents[str(tagged[-1].run_id)]
-    tagged = [each for each in tagged if parents[str(each.run_id)] == league]
+    league = newest_league(uri, project, trial, model=name)
+    tagged = [each for each in tagged if parents[str(each.run_id)] == league.run_id]
     members = {Member(each.tags[PLAYER_TAG], int(each.version)): each.tags for each in tagged}
     points = {member: value for member, tags in members.items() if (value := _number(tags.get(RATING_TAG))) is not None}
     snapshots = list(members)
-    books = books_file(Trial.attach(uri, league))
+    books = books_file(league)
     if books.exists():
         with contextlib.closing(Ledger(books, read_only=True)) as ledger:
             rated = {**members, **{Member(script): {} for script in scripts}}
@@ -301,6 +312,7 @@ class ServedOpponents:
         services: services of sessions that play the champion.
         scripts: agents of the scripted players, by player.
         levels: the levels file, which may not exist, and may change.
+        project, trial: as for `deployments.leagues.newest_league`.
     """
 
     def __init__(
@@ -312,14 +324,15 @@ class ServedOpponents:
         services: Services,
         scripts: Mapping[str, type[Agent]],
         levels: Path,
+        *,
+        project: str = "",
+        trial: str = "",
     ) -> None:
+        self._read = functools.partial(read_pool, name, uri, levels, scripts, project=project, trial=trial)
         self._model = model
-        self._name = name
-        self._uri = uri
         self._acting = acting
         self._services = services
         self._scripts = scripts
-        self._levels = levels
         self._pool: ServedPool | None = None
         self._read_at = 0.0
         self._reading = asyncio.Lock()
@@ -352,8 +365,7 @@ class ServedOpponents:
             if self._pool is None or clock.now() - self._read_at > _LOOK_S:
                 try:
                     async with asyncio.timeout(_READ_S):
-                        read = asyncio.to_thread(read_pool, self._name, self._uri, self._levels, self._scripts)
-                        self._pool = await read
+                        self._pool = await asyncio.to_thread(self._read)
                 except (BrayxError, TimeoutError) as error:
                     if isinstance(error, TimeoutError):
                         error = DeadlineExceeded(f"the registry did not answer within {_READ_S:g} s")

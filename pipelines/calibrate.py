@@ -22,6 +22,7 @@ from brayx.league.member import Member
 from brayx.league.strength import Rated
 from deployments.job import JobConfig, only, pool_name
 from deployments.league_files import levels_file
+from deployments.leagues import newest_league
 from deployments.opponents import ServedPool, read_pool
 from pipelines.match_games import Tally
 from pipelines.opponents import Opponent, Opponents
@@ -82,6 +83,7 @@ def calibrate(
     delay: int = 0,
     seed: int | None = None,
     actor: str = "",
+    trial: str = "",
     file: Path | None = None,
     timeout_s: float = 180.0,
 ) -> Calibration:
@@ -95,12 +97,13 @@ def calibrate(
         delay: the weakest rung's delay, in ticks; 0, as turn-based games need it: no delay.
         seed: seed of the agents and the seats; None: the job's.
         actor: name of the actor component; may be empty if there is only one.
+        trial: calibrate the league of this trial; empty: the newest, see `deployments.leagues`.
         file: file to write; None: the league's option ``levels``.
         timeout_s: deadline for the next game to end.
 
     Raises:
-        ConfigError: the job has no league or no gamecores, its code cannot be loaded, the names are not valid, or the
-            file cannot be written.
+        ConfigError: the job has no league or no gamecores, its code cannot be loaded, the names are not valid, there
+            is no such league in the store, or the file cannot be written.
         LeagueError: no snapshot has a rating, or too few games were played.
         StartupError: no game ends.
         KeyboardInterrupt: Ctrl-C; no file is written.
@@ -117,10 +120,14 @@ def calibrate(
         raise ConfigError(f"--levels: {error}") from None
     check_playable(job, actor)
     name = pool_name(job, league.model)
-    pool = read_pool(name, uri)
+    found = newest_league(uri, job.project, trial, model=name)
+    pool = read_pool(name, uri, project=job.project, trial=found.run_id)
     rated = candidates(pool, league)
     if not rated:
-        raise LeagueError(f"no snapshot of model {name!r} has a rating: train the league first")
+        raise LeagueError(
+            f"no snapshot of league {found.name!r} of project {found.project!r} has a rating (versions of model "
+            f"{name!r} in {uri}): train it further, or name another league with --trial"
+        )
     champion = next((each.member for each in rated if each.member.version == pool.champion), None)
     rungs = ladder(rated, champion, delay)
     if len(names) > len(rungs):
@@ -130,12 +137,12 @@ def calibrate(
         return _played(job, actor, uri, name, league, sides, pairs, title, timeout_s)
 
     known = {each.member: each.points for each in rated}
-    found = measure(rungs, known, names, games, played)
-    levels = Levels(model=name, levels=found.levels.levels, others=found.levels.others)
+    measured = measure(rungs, known, names, games, played)
+    levels = Levels(model=name, levels=measured.levels.levels, others=measured.levels.others)
     file = file or levels_file(job.folder, league)
     day = time.strftime("%Y-%m-%d")
-    write_levels(file, levels, f"Levels of difficulty by `brayx league calibrate`, {found.games} games, {day}.")
-    return replace(found, levels=levels)
+    write_levels(file, levels, f"Levels of difficulty by `brayx league calibrate`, {measured.games} games, {day}.")
+    return replace(measured, levels=levels)
 
 
 def candidates(pool: ServedPool, league: LeagueConfig) -> list[Rated]:

@@ -21,15 +21,13 @@ import brayx
 from brayx.command_line import SWITCH, Parser, count
 from brayx.errors import BrayxError, ConfigError, StartupError
 from pipelines.completion import SHELLS, script
-from pipelines.league_commands import JOB, SET, TRACKING_OF_JOB, league_verbs
+from pipelines.league_commands import JOB, SET, TRACKING_OF_JOB, league_verbs, trial_option
 from pipelines.new import KINDS
 from pipelines.shipped import TEMPLATES, job_file
 from pipelines.shutdown import end_within, leave, mark
 
 _AGAIN_S = 0.05
-_PLAYER = (
-    "models:/NAME/7, main:7 of the newest league, a checkpoint's folder, a script of the job's league, module.function"
-)
+_PLAYER = "models:/NAME/7, main:7 of the league, a checkpoint's folder, a script of the job's league, module.function"
 
 GAMECORES = {"gym": "any Gymnasium environment", "pettingzoo": "any PettingZoo environment, a session for each agent"}
 
@@ -133,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
         "--model", dest="models", action="append", default=[], metavar="[NAME=]MODEL",
         help="version that a model serves: models:/NAME@ALIAS, which it follows, or models:/NAME/3 (default: champion)",
     )  # fmt: skip
+    trial_option(serve)
     serve.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     serve.set_defaults(run=_serve)
 
@@ -181,6 +180,7 @@ def _parser() -> argparse.ArgumentParser:
         **SWITCH,
     )
     match.add_argument("--json", help="print one JSON document", **SWITCH)
+    trial_option(match)
     match.add_argument("--tracking", help=TRACKING_OF_JOB)
     match.set_defaults(run=_match)
 
@@ -239,7 +239,8 @@ def _parser() -> argparse.ArgumentParser:
         help="a snapshot, also named main:7, becomes champion of its league if the league's gate lets it",
         **SWITCH,
     )  # fmt: skip
-    promote.add_argument("--project", default="", help="with --league and main:7: of this project's newest league")
+    promote.add_argument("--project", default="", help="with --league and main:7: only leagues of this project")
+    trial_option(promote)
     promote.add_argument("--version", type=count, help="this version, of models:/NAME")
     promote.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     promote.set_defaults(run=_promote)
@@ -352,7 +353,13 @@ def _serve(arguments: argparse.Namespace) -> int:
         for reference in arguments.models:
             name, named, version = reference.partition("=models:/")
             models[only("model", job.models, name if named else "")] = f"models:/{version}" if named else reference
-        serve(job, tracking_uri(arguments.tracking or job.tracking), actor=arguments.actor, models=models)
+        serve(
+            job,
+            tracking_uri(arguments.tracking or job.tracking),
+            actor=arguments.actor,
+            models=models,
+            trial=arguments.trial,
+        )
     return 0
 
 
@@ -416,6 +423,7 @@ def _match(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
             actor=arguments.actor,
             explore=arguments.explore,
+            trial=arguments.trial,
             timeout_s=arguments.timeout_s,
         )
     print(json.dumps(result.as_dict()) if arguments.json else result)
@@ -455,7 +463,9 @@ def _promote(arguments: argparse.Namespace) -> int:
 
         if arguments.to != "champion" or arguments.version is not None:
             raise ConfigError("--league goes with neither --to nor --version: the league has one champion")
-        entry, before, reason = promote_in_league(arguments.reference, uri, project=arguments.project)
+        entry, before, reason = promote_in_league(
+            arguments.reference, uri, project=arguments.project, trial=arguments.trial
+        )
         print(reason)
     else:
         entry, before = promote(arguments.reference, uri, to=arguments.to, version=arguments.version)

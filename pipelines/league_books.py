@@ -1,6 +1,6 @@
 """What commands read of a league's books, also while a training writes them: standings, ratings, all of it as JSON.
 
-Finds a league by its project and trial, or by one of its snapshots. Knows nothing of how games are played.
+`deployments.leagues` finds the league. Knows nothing of how games are played.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from brayx.errors import ConfigError, LeagueError
+from brayx.errors import ConfigError
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
 from brayx.league.payoff import Pair, Payoff
 from brayx.league.ratings import Ratings
 from brayx.league.snapshots import Snapshot
 from brayx.tracking import Trial, tracking_uri
-from brayx.tracking.trial import PARENT_TAG
 from deployments.job import JobConfig
-from deployments.league_files import books_file
-from pipelines.trials import newest_runs
+from deployments.leagues import books_of
 
 EXPORT_FORMAT = 1
 """Number of the format of `document`; another one means that keys changed their meaning."""
@@ -103,9 +101,9 @@ class Books:
         """Reads the books of a league's trial; a running training is not disturbed.
 
         Raises:
-            LeagueError: they cannot be read.
+            LeagueError: they are not here, or cannot be read.
         """
-        with contextlib.closing(Ledger(books_file(trial), read_only=True)) as ledger:
+        with contextlib.closing(Ledger(books_of(trial), read_only=True)) as ledger:
             counters = {"counted": 0, "broken_off": 0, "contradictory": 0, "refused": 0} | ledger.counters()
             return Books(
                 Ratings(ledger.ratings()),
@@ -147,48 +145,6 @@ def place_of(where: str, tracking: str | None) -> tuple[str, str]:
         return where, tracking_uri(tracking)
     job = JobConfig.load(where)
     return job.project, tracking_uri(tracking or job.tracking)
-
-
-def newest_league(uri: str, project: str = "", trial: str = "") -> Trial:
-    """The trial of the newest league.
-
-    Args:
-        uri: tracking URI.
-        project: only of this project; empty: of any.
-        trial: only trials of this name; empty: of any.
-
-    Raises:
-        ConfigError: there is none; names the projects or leagues that there are.
-        TrackingError: the store cannot be read.
-    """
-    projects, runs = newest_runs(uri, project)
-    found = [
-        Trial(uri, run.info.run_id, projects[run.info.experiment_id], run.info.run_name or "")
-        for run in runs
-        if PARENT_TAG not in run.data.tags
-    ]
-    found = [each for each in found if books_file(each).exists()]
-    named = [each for each in found if trial in ("", each.name, each.run_id)]
-    if not named:
-        of = f" of project {project!r}" if project else ""
-        others = ", ".join(dict.fromkeys(each.name for each in found)) or "none"
-        what = f"no league{of} has the trial {trial!r}; there are: {others}" if trial else f"there is no league{of}"
-        raise ConfigError(f"{what} in {uri}")
-    return named[0]
-
-
-def league_of(run_id: str, uri: str) -> Trial:
-    """The league's trial of a snapshot, by the trial of the player that the snapshot is of.
-
-    Raises:
-        LeagueError: that trial is in no league.
-        TrackingError: the store cannot be read.
-    """
-    player = Trial.attach(uri, run_id)
-    parent = player.tags().get(PARENT_TAG)
-    if parent is None or not books_file(Trial.attach(uri, parent)).exists():
-        raise LeagueError(f"trial {player.name!r} (run {run_id}) is of no league whose books are here", run_id=run_id)
-    return Trial.attach(uri, parent)
 
 
 def show(trial: Trial, books: Books, now_s: float | None = None) -> str:

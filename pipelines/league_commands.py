@@ -22,6 +22,7 @@ _BOOKS = {
     "ratings": "the standings as CSV, or --json",
     "export": "payoff, ratings, snapshots and counters as one JSON file",
 }
+_NEWEST = "the one with the newest snapshot"
 _LEVELS = "beginner,easy,normal,hard,expert"
 
 
@@ -36,12 +37,19 @@ def league_verbs(league: argparse.ArgumentParser) -> None:
             "where", nargs="?", default="", metavar="PROJECT|JOB.yaml",
             help="a project's name, or its job (default: the newest league's)",
         )  # fmt: skip
-        shown.add_argument("--trial", default="", metavar="NAME", help="name or id of its trial (default: the newest)")
+        trial_option(shown)
         shown.add_argument("--tracking", help=TRACKING_OF_JOB)
         if verb == "ratings":
             shown.add_argument("--json", help="print one JSON document", **SWITCH)
         shown.set_defaults(run=_books, verb=verb)
     _calibrate_options(verbs.add_parser("calibrate", help="measure levels of difficulty by matches, for brayx serve"))
+
+
+def trial_option(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that chooses among the leagues of a project, see `deployments.leagues.newest_league`."""
+    parser.add_argument(
+        "--trial", default="", metavar="NAME", help=f"the league of this trial, a name or id (default: {_NEWEST})"
+    )
 
 
 def _calibrate_options(calibrate: argparse.ArgumentParser) -> None:
@@ -66,12 +74,14 @@ def _calibrate_options(calibrate: argparse.ArgumentParser) -> None:
     calibrate.add_argument(
         "--timeout-s", type=float, default=180.0, help="deadline for the next game to end (default: 180)"
     )
+    trial_option(calibrate)
     calibrate.add_argument("--tracking", help=TRACKING_OF_JOB)
     calibrate.set_defaults(run=_calibrate)
 
 
 def _books(arguments: argparse.Namespace) -> int:
-    from pipelines.league_books import Books, export_books, newest_league, place_of, ratings_csv, show
+    from deployments.leagues import newest_league
+    from pipelines.league_books import Books, export_books, place_of, ratings_csv, show
 
     project, uri = place_of(arguments.where, arguments.tracking)
     trial = newest_league(uri, project, arguments.trial)
@@ -108,6 +118,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
             delay=arguments.delay,
             seed=arguments.seed,
             actor=arguments.actor,
+            trial=arguments.trial,
             file=file,
             timeout_s=arguments.timeout_s,
         )

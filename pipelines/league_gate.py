@@ -22,9 +22,9 @@ from brayx.league.member import Member
 from brayx.tracking import PoolEntry, Trial, files_of, find, promote
 from brayx.tracking.store import client_of, telling
 from brayx.tracking.trial import owner_is_gone
-from deployments.league_files import PLAYER_TAG, books_file
+from deployments.league_files import PLAYER_TAG
+from deployments.leagues import books_of, league_of, newest_league
 from pipelines import league_check
-from pipelines.league_books import league_of, newest_league
 
 
 class Promotion(NamedTuple):
@@ -41,7 +41,7 @@ class Promotion(NamedTuple):
     reason: str
 
 
-def promote_in_league(reference: str, uri: str, *, project: str = "") -> Promotion:
+def promote_in_league(reference: str, uri: str, *, project: str = "", trial: str = "") -> Promotion:
     """Makes a snapshot champion, in the registry and in its league's books, if the league's gate lets it.
 
     The league's champion itself only gets the alias, if that has moved away.
@@ -49,30 +49,34 @@ def promote_in_league(reference: str, uri: str, *, project: str = "") -> Promoti
     Args:
         reference: ``models:/NAME/VERSION`` or the like; or a member, ``main:7``, of the newest league.
         uri: tracking URI.
-        project: of a member: only leagues of this project.
+        project, trial: of a member: as for `newest_league`.
 
     Raises:
-        ConfigError: there is no such league; or the modules of the gate's check or of the model are not there.
-        LeagueError: it is no snapshot of a league, the gate refuses it (the message has the number that decided), or a
-            training of the league is running, which writes its books; or the gate's check failed.
+        ConfigError: there is no such league; a trial is named beside a version, which has its own; or the modules of
+            the gate's check or of the model are not there.
+        LeagueError: it is no snapshot of a league, the league's books are not here, the gate refuses it (the message
+            has the number that decided), or a training of the league is running, which writes its books; or the gate's
+            check failed.
         ModelNotFound: no such version.
         BadWeights: its weights hold NaN or infinity, or cannot be read.
         TrackingError: the registry failed.
     """
     if reference.startswith("models:/"):
+        if trial:
+            raise ConfigError(f"trial is {trial!r}, and {reference} is of its own: name a snapshot as NAME:VERSION")
         entry = find(reference, uri)
         if PLAYER_TAG not in entry.tags:
             raise LeagueError(f"version {entry.version} of model {entry.name!r} is no snapshot of a league")
-        member, trial = Member(entry.tags[PLAYER_TAG], entry.version), league_of(entry.run_id, uri)
-        _, config, job = recorded_league(trial)
+        member, of = Member(entry.tags[PLAYER_TAG], entry.version), league_of(entry.run_id, uri)
+        _, config, job = recorded_league(of)
     else:
-        member, trial = Member.parse(reference), newest_league(uri, project)
+        member, of = Member.parse(reference), newest_league(uri, project, trial)
         if not member.version:
             raise ConfigError(f"snapshot is {reference!r}, expected NAME:VERSION, or models:/NAME/VERSION")
-        pool, config, job = recorded_league(trial)
+        pool, config, job = recorded_league(of)
         entry = find(f"models:/{pool}/{member.version}", uri)
-    _refuse_if_running(trial)
-    with contextlib.closing(Ledger(books_file(trial))) as ledger:
+    _refuse_if_running(of)
+    with contextlib.closing(Ledger(books_of(of))) as ledger:
         league = League(config, ledger)
         if league.champion == member:
             return Promotion(*_point(entry, uri), f"{member.label} was the league's champion already")

@@ -20,7 +20,7 @@ class MatchResult:
         a, b: labels of the two players.
         wanted: number of games that were to be played.
         score: what was played; tallies are of ``a``.
-        predicted: win rate of ``a`` that the ratings of the newest league predict; None: one of them has no rating.
+        predicted: win rate of ``a`` that the league's ratings predict; None: one of them has no rating.
         seed: seed of the agents and the seats.
         interrupted: whether Ctrl-C ended it.
     """
@@ -89,6 +89,7 @@ def match(
     seed: int | None = None,
     actor: str = "",
     explore: bool = False,
+    trial: str = "",
     timeout_s: float = 180.0,
 ) -> MatchResult:
     """Plays games between two players; see `pipelines.opponents.Opponents.find` for their names.
@@ -101,10 +102,11 @@ def match(
         seed: seed of the agents and the seats; None: the job's.
         actor: name of the actor component; may be empty if there is only one.
         explore: whether the players explore, as where ratings come from; else they play as they are served.
+        trial: as for `Opponents`.
         timeout_s: deadline for the next game to end; if some have ended by then, these are the result.
 
     Raises:
-        ConfigError: the job has no gamecores, or its code cannot be loaded; or a player is unknown.
+        ConfigError: the job has no gamecores, or its code cannot be loaded; or a player or the league is unknown.
         ModelNotFound: the registry has no such version.
         BadWeights: a player's weights are not of the job's model.
         StartupError: no gamecore connects, or no game comes to its end.
@@ -113,7 +115,7 @@ def match(
         job = job.model_copy(update={"seed": seed})
     actor = only("actor", job.actors, actor)
     check_playable(job, actor)
-    found = Opponents(job, uri)
+    found = Opponents(job, uri, trial)
     sides = [replace(found.find(name), explores=explore) for name in (a, b)]
     teams = next(iter(job.leagues.values())).teams if job.leagues else {}
     try:

@@ -22,7 +22,8 @@ from brayx.types import Weights
 from deployments.code import scripts_of
 from deployments.job import JobConfig, only, pool_name
 from deployments.league_files import PLAYER_TAG
-from pipelines.league_books import Books, newest_league
+from deployments.leagues import newest_league
+from pipelines.league_books import Books
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Opponent:
         label: its name in results.
         weights: weights that the job's agents play with; None: a script.
         script: agent that plays instead of the job's; None: the job's agents play.
-        member: its member in the newest league of the job's project; None: it is not in that league.
+        member: its member in the league; None: it is not in that league.
         explores: whether the job's agents explore, as in the rated games.
         temperature: temperature of its policy.
         delay: number of ticks by which it sees its input late.
@@ -54,30 +55,41 @@ class Opponents:
     Args:
         job: the job.
         uri: tracking URI.
+        trial: members are those of this trial's league; empty: of the newest, see `deployments.leagues`.
 
     Attributes:
         model: name of the job's model that players with weights use.
-        league: the trial of the newest league of the job's project; None: there is none.
-        books: its books; None: there is none.
+        league: the league's trial; None: there is none.
+        books: its books; None: there are none.
+
+    Raises:
+        ConfigError: there is no league of this trial.
+        LeagueError: its books cannot be read.
     """
 
-    def __init__(self, job: JobConfig, uri: str) -> None:
+    def __init__(self, job: JobConfig, uri: str, trial: str = "") -> None:
         self._job, self._uri = job, uri
         self._config = job.leagues[only("league", job.leagues)] if job.leagues else None
         self.model = self._config.model if self._config is not None else only("model", job.models)
         self._scripts = scripts_of(self._config, job.folder) if self._config is not None else {}
         self.league: Trial | None = None
         self.books: Books | None = None
-        with contextlib.suppress(ConfigError):
-            self.league = newest_league(uri, job.project)
+        self._no_members = ""
+        try:
+            model = pool_name(job, self.model) if self._config is not None else ""
+            self.league = newest_league(uri, job.project, trial, model=model)
             self.books = Books.read(self.league)
+        except (ConfigError, LeagueError) as error:  # models, checkpoints and scripts can play without
+            if trial:
+                raise
+            self._no_members = error.message
 
     def find(self, name: str) -> Opponent:
         """Finds a player by its name.
 
         Args:
-            name: ``models:/NAME/VERSION`` or the like; ``PLAYER:VERSION`` of the newest league of the job's project;
-                the folder of a checkpoint; a scripted player of the job's league; or ``module.function``.
+            name: ``models:/NAME/VERSION`` or the like; ``PLAYER:VERSION`` of the league; the folder of a checkpoint; a
+                scripted player of the job's league; or ``module.function``.
 
         Raises:
             ConfigError: it is none of these; names the nearest. Or a script cannot be loaded.
@@ -129,9 +141,11 @@ class Opponents:
         own = [each for each in snapshots if Member.parse(each).player == name]
         near = own[-1:] or difflib.get_close_matches(name, known, n=1, cutoff=0.4)
         advice = f"; nearest is {near[0]!r}" if near else ""
+        league = "a league" if self.league is None else f"league {self.league.name!r} (--trial names another)"
+        why = f". No snapshot can be named: {self._no_members}" if self._no_members and ":" in name else ""
         return ConfigError(
-            f"no player is {name!r}{advice}; expected models:/NAME/VERSION, PLAYER:VERSION of the newest league, the "
-            f"folder of a checkpoint, a script of the job's league, or module.function",
+            f"no player is {name!r}{advice}; expected models:/NAME/VERSION, PLAYER:VERSION of {league}, the folder of "
+            f"a checkpoint, a script of the job's league, or module.function{why}",
             player=name,
         )
 

@@ -39,6 +39,7 @@ from brayx.replay.null import NullBuffer
 from deployments.code import check_code, scripts_of
 from deployments.job import JobConfig, only, pool_name
 from deployments.league_files import levels_file
+from deployments.leagues import newest_league
 from deployments.opponents import NoOpponents, ServedOpponents, levels_of
 from deployments.weights import pooled, registered
 from pipelines.acting import acting_from
@@ -61,6 +62,7 @@ class Serving:
         uri: tracking URI of the registry.
         actor: name of the component; may be empty if there is only one.
         models: version that each model serves, as for `deployments.actor.ServeArgs.models`.
+        trial: clients ask for opponents of the league of this trial; empty: of the newest league.
         say: called with a line when a model acts with its engine, or why it keeps acting with torch.
 
     Attributes:
@@ -69,7 +71,7 @@ class Serving:
         urls: URL of each door by name: ``http``, ``ws``, ``tcp``, ``grpc``.
 
     Raises:
-        ConfigError: the job's code cannot be loaded.
+        ConfigError: the job's code cannot be loaded, or there is no league of this trial.
         StartupError: a port is taken.
         TrackingError: the registry cannot be read, or has no version that ``models`` names.
     """
@@ -81,6 +83,7 @@ class Serving:
         *,
         actor: str = "",
         models: Mapping[str, str] | None = None,
+        trial: str = "",
         say: Callable[[str], None] = _log.info,
     ) -> None:
         self.actor = actor = only("actor", job.actors, actor)
@@ -118,7 +121,11 @@ class Serving:
             scripts, levels = scripts_of(league, job.folder), levels_file(job.folder, league)
             levels_of(levels, name)  # a file that is wrong is told now, not to the first client
             acting_model = self._models[league.model]
-            opponents = ServedOpponents(league.model, name, uri, acting_model, services, scripts, levels)
+            if trial:
+                newest_league(uri, job.project, trial, model=name)  # an unknown one, too
+            opponents = ServedOpponents(
+                league.model, name, uri, acting_model, services, scripts, levels, project=job.project, trial=trial
+            )
         recorders = recorders_of(job.recording, recorder)
         keys = Keys.configured(config.keys_file, config.key_window_s)
         self.is_open = keys is None and not on_loopback(config, config.host)
@@ -223,12 +230,14 @@ class Serving:
             self._recorder.drain()
 
 
-def serve(job: JobConfig, uri: str, *, actor: str = "", models: Mapping[str, str] | None = None) -> None:
+def serve(
+    job: JobConfig, uri: str, *, actor: str = "", models: Mapping[str, str] | None = None, trial: str = ""
+) -> None:
     """Serves an actor of a job until SIGINT or SIGTERM; then sessions have ``drain_timeout_s`` to finish.
 
     Arguments and errors are those of `Serving`.
     """
-    with Serving(job, uri, actor=actor, models=models, say=_say) as serving, _signals() as stopped:
+    with Serving(job, uri, actor=actor, models=models, trial=trial, say=_say) as serving, _signals() as stopped:
         _say(f"actor {serving.actor!r} of project {job.project!r} is served:")
         for door, url in serving.urls.items():
             _say(f"  {door:<4}  {url}")

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from brayx.books import GAMES_IN_WINDOW
 from brayx.charts import CHARTS, RETURN_CHART
-from brayx.errors import ConfigError
 from brayx.metrics import games_text, significant
-from brayx.tracking.store import client_of, sqlite_path, telling
-from brayx.tracking.trial import PARENT_TAG, owner_is_gone
+from brayx.tracking.store import client_of, telling
+from brayx.tracking.trial import PARENT_TAG, newest_runs, owner_is_gone
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -128,27 +127,3 @@ def _return(row: Row) -> str:
     if row.mean_return is None:
         return "-"
     return significant(row.mean_return) + ("" if row.games is None else f" ({games_text(row.games)})")
-
-
-def newest_runs(uri: str, project: str = "") -> tuple[dict[str, str], list[Run]]:
-    """The newest thousand runs of a store, newest first, and the names of all projects by experiment id.
-
-    Args:
-        uri: tracking URI.
-        project: only this project's runs; empty: of all.
-
-    Raises:
-        ConfigError: the store or the project does not exist.
-        TrackingError: the store could not be read.
-    """
-    path = sqlite_path(uri)
-    if path is not None and not path.exists():
-        raise ConfigError(f"there is no MLflow database {path}: name another with --tracking", file=str(path))
-    with telling(f"cannot read the trials in {uri}"):
-        client = client_of(uri)
-        projects = {each.experiment_id: each.name for each in client.search_experiments()}
-        chosen = [number for number, name in projects.items() if project in ("", name)]
-        if not chosen:
-            raise ConfigError(f"there is no project {project!r}; there are: {', '.join(projects.values())}")
-        runs = client.search_runs(chosen, order_by=["attributes.start_time DESC"], max_results=1000)
-        return projects, list(runs)
