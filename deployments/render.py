@@ -41,13 +41,15 @@ class EpisodeRenderer:
         every: number of sessions from one drawing to the next.
     """
 
+    on_request = False
+
     def __init__(self, draw: Callable[[list[State], float | None], Future[Any]], *, every: int) -> None:
         self._begin = draw
         self._every = every
         self._sessions = 0
         self._drawing: Future[Any] | None = None
 
-    def open(self, session: str, start: bytes, player: str) -> _Drawn | None:
+    def open(self, session: str, start: bytes, player: str, why: str) -> _Drawn | None:
         """See `brayx.actor.logs.SessionRecorder.open`."""
         self._sessions += 1
         return _Drawn(self.draw) if (self._sessions - 1) % self._every == 0 else None

@@ -28,6 +28,14 @@ class Actor:
         """
         raise LeagueError("a start cannot ask for its opponent: this service has no league")
 
+    def record(self) -> None:
+        """Called before ``start``, if that asks for the session to be recorded.
+
+        Raises:
+            ProtocolError: sessions are not recorded on request.
+        """
+        raise ProtocolError("this service records no session on request", header="record")
+
     async def start(self, session: str, body: bytes) -> bytes:
         """Begins the session ``session``."""
         raise NotImplementedError

@@ -19,7 +19,7 @@ from brayx.actor.codec import Codec, dumps_json
 from brayx.actor.episodes import Episodes
 from brayx.actor.failures import SessionFailures, note
 from brayx.actor.games import Games, Seat
-from brayx.actor.logs import SessionLogs, SessionRecorder
+from brayx.actor.logs import REQUESTED, SessionLogs, SessionRecorder
 from brayx.actor.models import Arms, Carried, SessionModels
 from brayx.actor.players import Delay, Opponents, OtherArms, Players, SeatedPlayer, asked_in_header, no_league, seated
 from brayx.errors import AgentError, BrayxError
@@ -84,6 +84,7 @@ class AgentActor(Actor):
         self._session = ""
         self._start = b""
         self._asked: dict[str, Any] | None = None
+        self._recorded_for = ""
         self._carried: Carried | None = None
         self._tick = 0
         self._counted = 0
@@ -93,6 +94,11 @@ class AgentActor(Actor):
             super().ask(opponent)
         self._asked = asked_in_header(opponent)
 
+    def record(self) -> None:
+        if not any(recorder.on_request for recorder in self._factory.recorders):
+            super().record()
+        self._recorded_for = REQUESTED
+
     async def start(self, session: str, body: bytes) -> bytes:
         factory = self._factory
         state = State(session, kind="start", input=self._codec.decode(body), output=self._codec.empty())
@@ -101,7 +107,7 @@ class AgentActor(Actor):
         self._delay = Delay(player.delay) if player.delay else None
         try:
             self._failures = SessionFailures(player.services.recorder)
-            self._logs = SessionLogs(factory.recorders, session, body, player.label)
+            self._logs = SessionLogs(factory.recorders, session, body, player.label, self._recorded_for)
             services = replace(player.services, report=player.report, keep=self._logs.keep)
             self._models = await SessionModels.open(services, self._arms(), self._drawn_by(session), self._carried)
             self._services = self._models.shared
@@ -135,10 +141,10 @@ class AgentActor(Actor):
                 return None
             self._count_ticks()
         # Between Ray's own processes only: no door ever reads it.
-        return pickle.dumps((self._start, self._asked, self._tick, agents, self._models.carried()))
+        return pickle.dumps((self._start, self._asked, self._recorded_for, self._tick, agents, self._models.carried()))
 
     async def restore(self, session: str, snapshot: bytes) -> None:
-        start, self._asked, self._tick, agents, self._carried = pickle.loads(snapshot)
+        start, self._asked, self._recorded_for, self._tick, agents, self._carried = pickle.loads(snapshot)
         self._counted = self._tick
         await self.start(session, start)
         self._logs.event("resumed")

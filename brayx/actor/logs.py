@@ -7,6 +7,9 @@ from typing import Protocol
 
 from brayx.actor.agent import State
 
+REQUESTED = "requested"
+"""Why a session is kept whose start asks for that."""
+
 
 class SessionLog:
     """The log of one session; the base class keeps nothing. Its methods neither wait nor raise."""
@@ -41,13 +44,18 @@ class SessionLog:
 class SessionRecorder(Protocol):
     """Keeps the sessions of a process."""
 
-    def open(self, session: str, start: bytes, player: str) -> SessionLog | None:
+    @property
+    def on_request(self) -> bool:
+        """Whether it keeps each session whose start asks for that."""
+
+    def open(self, session: str, start: bytes, player: str, why: str) -> SessionLog | None:
         """Opens the log of a new session; None: this session is not kept.
 
         Args:
             session: the session's id.
             start: body of its start.
             player: its player in a league; else empty.
+            why: why it is kept in any case, such as `REQUESTED`; empty: the recorder chooses.
         """
 
 
@@ -56,16 +64,21 @@ class SessionLogs:
 
     Args:
         recorders: may each open a log.
-        session, start, player: as for `SessionRecorder.open`.
+        session, start, player, why: as for `SessionRecorder.open`.
 
     Attributes:
         taking: the logs that take ticks.
     """
 
     def __init__(
-        self, recorders: Sequence[SessionRecorder] = (), session: str = "", start: bytes = b"", player: str = ""
+        self,
+        recorders: Sequence[SessionRecorder] = (),
+        session: str = "",
+        start: bytes = b"",
+        player: str = "",
+        why: str = "",
     ) -> None:
-        opened = [each.open(session, start, player) for each in recorders]
+        opened = [each.open(session, start, player, why) for each in recorders]
         self.taking = tuple(log for log in opened if log is not None)
 
     def event(self, what: str, *, last: bool = False) -> None:

@@ -234,6 +234,8 @@ class SessionTable(Service):
             actor = self._make_actor()
             if request.opponent:
                 actor.ask(request.opponent)
+            if request.record:
+                actor.record()
             answer = await session.guard(actor.start(session.id, request.body), "start")
         except BaseException as error:
             self._forget(session)

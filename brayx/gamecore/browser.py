@@ -12,7 +12,7 @@ from collections.abc import Iterable
 ANY = "*"
 """An origin that stands for all."""
 _METHODS = b"GET, POST, OPTIONS"
-_HEADERS = b"content-type, session, step_kind, step-kind, key, time, token, seq, opponent"
+_HEADERS = b"content-type, session, step_kind, step-kind, key, time, token, seq, opponent, record"
 _MAX_AGE_S = b"600"
 """Time that a browser may keep the answer to a preflight."""
 

@@ -74,7 +74,9 @@ class _Session:
         data = body.encode() if isinstance(body, str) else body
         return StepRequest(kind, session, data, *self._credentials.of(session), seq)
 
-    def _starting(self, session: str | None, body: Body, opponent: Mapping[str, object] | None) -> StepRequest:
+    def _starting(
+        self, session: str | None, body: Body, opponent: Mapping[str, object] | None, record: bool
+    ) -> StepRequest:
         if self._session is not None:
             raise SessionExists(
                 f"this client's session {self._session} is running; stop it, or use another client",
@@ -82,6 +84,7 @@ class _Session:
             )
         session = check_session(uuid.uuid4().hex if session is None else session)
         request = self._request(StepKind.START, session, body, None if self._reconnect_s is None else 0)
+        request = request._replace(record=record)
         if opponent is None:
             return request
         if len(opponent) != 1:
@@ -230,7 +233,12 @@ class Client(_Session):
         self._turn: AbstractContextManager[object] = nullcontext() if reconnect_s is None else threading.Lock()
 
     def start(
-        self, body: Body = b"", session: str | None = None, *, opponent: Mapping[str, object] | None = None
+        self,
+        body: Body = b"",
+        session: str | None = None,
+        *,
+        opponent: Mapping[str, object] | None = None,
+        record: bool = False,
     ) -> bytes:
         """Starts a session and returns the service's answer. Never sent twice.
 
@@ -239,8 +247,10 @@ class Client(_Session):
             session: the session's id; None: a new one.
             opponent: whom to play against, where a league is served: one of ``level``, ``rating``, ``player`` and
                 ``version`` with its value. Over TCP it must stand in the body.
+            record: ask for the session to be recorded, where the service does that on request.
 
         Raises:
+            ProtocolError: the service records no session on request.
             BadBody: there is no such key, or its value is none.
             LeagueError, VersionUnknown: there is no such opponent; or no league.
             SessionExists: a session is running in this client, or under this id at the service.
@@ -248,7 +258,7 @@ class Client(_Session):
             Unauthorized: credentials are missing or wrong.
             ConnectFailed: the service cannot be reached; nothing was sent.
         """
-        request = self._starting(session, body, opponent)
+        request = self._starting(session, body, opponent, record)
         reply = self._transport.step(request, self.timeout_s)
         self._session, self._seq = request.session, 0
         return reply
@@ -339,10 +349,15 @@ class AsyncClient(_Session):
         self._turn: AbstractAsyncContextManager[object] = nullcontext() if reconnect_s is None else asyncio.Lock()
 
     async def start(
-        self, body: Body = b"", session: str | None = None, *, opponent: Mapping[str, object] | None = None
+        self,
+        body: Body = b"",
+        session: str | None = None,
+        *,
+        opponent: Mapping[str, object] | None = None,
+        record: bool = False,
     ) -> bytes:
         """As `Client.start`."""
-        request = self._starting(session, body, opponent)
+        request = self._starting(session, body, opponent, record)
         reply = await self._transport.step(request, self.timeout_s)
         self._session, self._seq = request.session, 0
         return reply

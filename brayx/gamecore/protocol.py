@@ -68,6 +68,7 @@ class StepRequest(NamedTuple):
         holder: inside the service: name of the request's connection, at a door where one connection is one session.
         attached: that connection already held the session.
         opponent: whom a start asks for, as ``KEY=VALUE``, outside of its body; empty: nobody.
+        record: a start asks for its session to be recorded.
     """
 
     kind: StepKind
@@ -80,6 +81,7 @@ class StepRequest(NamedTuple):
     holder: str = ""
     attached: bool = False
     opponent: str = ""
+    record: bool = False
 
 
 def game_of(session: str) -> str:
@@ -149,6 +151,19 @@ def parse_seq(text: str) -> int | None:
     return int(text)
 
 
+def parse_record(text: str) -> bool:
+    """Whether a ``record`` header asks for a recording: ``1`` or ``true``; ``0``, ``false`` and empty do not.
+
+    Raises:
+        ProtocolError: it is none of these.
+    """
+    if text in ("1", "true"):
+        return True
+    if text in ("", "0", "false"):
+        return False
+    raise ProtocolError(f"header 'record' is {text[:40]!r}, expected 1 or 0", header="record")
+
+
 def parse_request(headers: Mapping[str, str], body: bytes) -> StepRequest:
     """The request from HTTP ``headers`` (lower-case names) and ``body``.
 
@@ -188,6 +203,7 @@ def parse_request(headers: Mapping[str, str], body: bytes) -> StepRequest:
         token=token,
         seq=parse_seq(headers.get("seq", "")),
         opponent=opponent,
+        record=kind is StepKind.START and parse_record(headers.get("record", "")),
     )
 
 
@@ -203,6 +219,7 @@ def request_headers(request: StepRequest) -> dict[str, str]:
         "holder": request.holder,
         "attached": "1" if request.attached else "",
         "opponent": request.opponent,
+        "record": "1" if request.record else "",
     }
     return {name: value for name, value in fields.items() if value}
 

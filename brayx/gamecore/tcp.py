@@ -5,10 +5,11 @@ fields; a reply is three (sizes of session and body, ``time``) and the two field
 ``time``, so that a client with several requests in flight can match them. Replies are in order within a session, but
 not between sessions.
 
-brayx adds two things, which Bray's clients tolerate. A numbered tick has its number in the step_kind (``tick#17``). An
-error is a reply whose ``time`` is the bitwise complement of the request's (-1 - time, negative, since requests have
-times from 0), with the error document as its body. An error that belongs to no readable request has the time
-`NO_REQUEST`, and the connection ends after it.
+brayx adds three things, which Bray's clients tolerate. A numbered tick has its number in the step_kind (``tick#17``). A
+start that asks for a recording says so there, too (``start+record``, ``start+record#0``). An error is a reply whose
+``time`` is the bitwise complement of the request's (-1 - time, negative, since requests have times from 0), with the
+error document as its body. An error that belongs to no readable request has the time `NO_REQUEST`, and the connection
+ends after it.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def encode_request(request: StepRequest, time: int) -> bytes:
         ProtocolError: a field is not printable ASCII, or too long for any door; or the start asks for its opponent,
             which a frame cannot.
     """
-    kind = request.kind.value if request.seq is None else f"{request.kind.value}#{request.seq}"
+    kind = request.kind.value + _RECORD if request.record else request.kind.value
+    if request.seq is not None:
+        kind = f"{kind}#{request.seq}"
     session, key, token, body = request.session, request.key, request.token, request.body
     head = session + kind + key + token
     if not (head.isascii() and head.isprintable()) or len(head) > MAX_FIELD_BYTES or len(body) > MAX_SKIPPED_BYTES:
@@ -150,7 +153,7 @@ class RequestReader:
                 if data[kind_at:body_at] == _TICK and session.isalnum():
                     request = _new(
                         StepRequest,
-                        (_KIND_TICK, str(session, "ascii"), data[body_at:], "", "", "", None, "", False, ""),
+                        (_KIND_TICK, str(session, "ascii"), data[body_at:], "", "", "", None, "", False, "", False),
                     )
                     return ((session, time, request),)
         return self._feed(data)
@@ -235,6 +238,7 @@ def _check_head(*head: int) -> None:
         )
 
 
+_RECORD = "+record"
 _TICK = b"tick"
 _NUMBERED = b"tick#"
 _KIND_TICK = StepKind.TICK
@@ -244,15 +248,18 @@ _new = tuple.__new__  # a named tuple's own constructor takes three times as lon
 def _request(session: bytes, kind: bytes, key: bytes, token: bytes, body: bytes, time: int) -> StepRequest:
     if not key and session.isalnum():  # fast path for almost every frame
         if kind == _TICK:
-            return _new(StepRequest, (_KIND_TICK, str(session, "ascii"), body, "", "", "", None, "", False, ""))
+            return _new(StepRequest, (_KIND_TICK, str(session, "ascii"), body, "", "", "", None, "", False, "", False))
         if kind[:5] == _NUMBERED and kind[5:].isdigit() and len(kind) <= 23:
             return _new(
-                StepRequest, (_KIND_TICK, str(session, "ascii"), body, "", "", "", int(kind[5:]), "", False, "")
+                StepRequest, (_KIND_TICK, str(session, "ascii"), body, "", "", "", int(kind[5:]), "", False, "", False)
             )
     name, mark, number = kind.decode("latin-1").partition("#")
     if mark and not number:
         raise ProtocolError(f"step_kind is {name + mark!r}: a number comes after the #", header="step_kind")
-    step_kind = parse_kind(name)
+    named, plus, _ = name.partition(_RECORD) if name.endswith(_RECORD) else (name, "", "")
+    step_kind = parse_kind(named)
+    if plus and step_kind is not StepKind.START:
+        raise ProtocolError(f"step_kind is {name!r}: only a start asks for a recording", header="step_kind")
     text = session.decode("latin-1")
     return StepRequest(
         kind=step_kind,
@@ -262,6 +269,7 @@ def _request(session: bytes, kind: bytes, key: bytes, token: bytes, body: bytes,
         time=str(time),
         token=token.decode("latin-1"),
         seq=parse_seq(number),
+        record=bool(plus),
     )
 
 

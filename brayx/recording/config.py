@@ -20,6 +20,9 @@ class RecordingConfig(BaseModel):
     """Record every n-th session; 0: only those that another option chooses."""
     errors: bool = True
     """Record sessions that an error ends."""
+    on_request: bool = False
+    """Record sessions whose start has the header ``record``; false: refuse such a start. Where strangers may start
+    sessions, they can fill the folder up to ``max_mb``, and so push other recordings out."""
     max_mb: Annotated[float, Field(gt=0)] = 1024.0
     """Maximum size of the folder; beyond it the oldest files are deleted."""
     memory_mb: Annotated[float, Field(gt=0)] = 64.0

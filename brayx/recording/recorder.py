@@ -75,11 +75,16 @@ class SessionRecorder:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def open(self, session: str, start: bytes, player: str = "") -> RecordedSession | None:
-        """Opens the log of a new session; None: the recorder is closed."""
+    @property
+    def on_request(self) -> bool:
+        """See `brayx.actor.logs.SessionRecorder`."""
+        return self.config.on_request
+
+    def open(self, session: str, start: bytes, player: str = "", why: str = "") -> RecordedSession | None:
+        """See `brayx.actor.logs.SessionRecorder.open`; None: the recorder is closed."""
         self._sessions += 1
         chosen = self.config.every > 0 and (self._sessions - 1) % self.config.every == 0
-        why = "every" if chosen else ""
+        why = why or ("every" if chosen else "")
         if self._closed:
             return None
         if self._thread is None:

@@ -762,6 +762,22 @@ def test_ticks_have_no_number_unless_asked_for(run: Run) -> None:
     assert kinds == [(b"start", b"", b""), (b"tick", b"", b""), (b"", b"", b"")]
 
 
+def test_a_start_asks_for_a_recording_if_the_option_says_so(run: Run) -> None:
+    kinds = []
+
+    def script(sock: socket.socket) -> None:
+        for _ in range(2):
+            (session, kind, _, _, body), at = read_frame(sock)
+            kinds.append(kind)
+            sock.sendall(encode_reply(session, body, at))
+
+    with scripted(script) as (address, _):
+        client = run("sync", f"tcp://{address}", "record", "1")
+        client.start("s")
+        client.step("tick", b"a")
+    assert kinds == [b"start+record", b"tick"]
+
+
 @pytest.mark.parametrize("service", [{"keys": KEYS}], indirect=True)
 def test_credentials(run: Run, service: Both) -> None:
     server, proxy = service

@@ -203,6 +203,7 @@ def _read(message: pb.StepRequest, max_body_bytes: int) -> StepRequest:
         raise BodyTooLarge(f"body has {len(body)} bytes, at most {max_body_bytes} are allowed", limit=max_body_bytes)
     key, time, token = message.key, message.time, message.token
     opponent = message.opponent if kind is StepKind.START else ""
+    record = kind is StepKind.START and message.record
     check_credentials(key, time, token, opponent)
     session = message.session
     if kind is not StepKind.CALL:
@@ -215,7 +216,7 @@ def _read(message: pb.StepRequest, max_body_bytes: int) -> StepRequest:
     seq = message.seq if message.HasField("seq") else None
     if seq is not None and seq > MAX_SEQ:
         raise ProtocolError(f"seq is {seq}, expected a number from 0 to 2^63 - 1", field="seq")
-    return StepRequest(kind, session, body, key, time, token, seq, opponent=opponent)
+    return StepRequest(kind, session, body, key, time, token, seq, opponent=opponent, record=record)
 
 
 def _error(error: BrayxError) -> pb.PlayReply:

@@ -74,8 +74,8 @@ _KEEP_EXPLICIT = b"connection: keep-alive\r\n"
 """Header for clients of HTTP/1.0, which otherwise expect the connection to close."""
 _CLOSE = b"connection: close\r\n"
 _FIELDS = (
-    "session", "step_kind", "step-kind", "key", "time", "token", "seq", "holder", "attached", "opponent", "origin",
-    "accept",
+    "session", "step_kind", "step-kind", "key", "time", "token", "seq", "holder", "attached", "opponent", "record",
+    "origin", "accept",
 )  # fmt: skip
 _NAMES = {name.encode(): name for name in _FIELDS}
 

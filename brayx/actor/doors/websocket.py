@@ -31,6 +31,7 @@ from brayx.gamecore.protocol import (
     decode_frame,
     decode_numbered,
     encode_frame,
+    parse_record,
     parse_seq,
 )
 
@@ -82,10 +83,11 @@ class _Connection:
         self._idle_timeout_s = idle_timeout_s
         self._server_send = send
         self._enveloped = WS_SUBPROTOCOL in scope.get("subprotocols", ())
-        names = ("session", "key", "time", "token", "seq", "opponent")
+        names = ("session", "key", "time", "token", "seq", "opponent", "record")
         self._fields = {name: headers.get(name) or query.get(name, "") for name in names}
         self._scope = scope
         self._numbers: int | None = None
+        self._record = False
         self._running = False
         self._may_hold = False
         self._holder = service.holder(self._ended_elsewhere)
@@ -103,6 +105,7 @@ class _Connection:
             check_headers(self._scope)
             check_credentials(*(self._fields[name] for name in ("key", "time", "token", "opponent")))
             self._numbers = parse_seq(self._fields["seq"])
+            self._record = parse_record(self._fields["record"])
             named = [(b"session", session.encode("ascii"))]
         except ProtocolError as error:
             self._service.refused(error)
@@ -138,6 +141,7 @@ class _Connection:
             holder.name,
             holder.attached,
             fields["opponent"] if kind is StepKind.START else "",
+            kind is StepKind.START and self._record,
         )
 
     async def message(self, data: bytes, *, text: bool) -> None:

@@ -61,6 +61,8 @@ class SessionFrames:
                 handshake.headers[name] = value
         if request.kind is protocol.StepKind.START and request.seq is not None:
             handshake.headers["seq"] = str(request.seq)
+        if request.record:
+            handshake.headers["record"] = "1"
         self._protocol.send_request(handshake)
 
     def to_send(self) -> bytes:

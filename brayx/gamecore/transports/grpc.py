@@ -62,6 +62,7 @@ class _Calls:
                 token=token,
                 seq=seq,
                 opponent=request.opponent,
+                record=request.record,
             )
         except ValueError as error:  # text that is not UTF-8, a number out of range
             raise ProtocolError(f"the {describe(request)} cannot be sent: {error}") from None

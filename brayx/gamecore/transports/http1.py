@@ -35,8 +35,8 @@ class RequestEncoder:
         Raises:
             ProtocolError: a field cannot be a header value.
         """
-        kind, session, _, key, time, token, _, holder, attached, opponent = request
-        fields = (kind, session, key, time, token, holder, attached, opponent)
+        kind, session, _, key, time, token, _, holder, attached, opponent, record = request
+        fields = (kind, session, key, time, token, holder, attached, opponent, record)
         if fields != self._fields:
             lines = "".join(
                 f"{name}: {header_value(name, value)}\r\n"

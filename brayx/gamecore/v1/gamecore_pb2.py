@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n brayx/gamecore/v1/gamecore.proto\x12\x11\x62rayx.gamecore.v1\"\xad\x01\n\x0bStepRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12)\n\x04kind\x18\x02 \x01(\x0e\x32\x1b.brayx.gamecore.v1.StepKind\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x0b\n\x03key\x18\x04 \x01(\t\x12\x0c\n\x04time\x18\x05 \x01(\t\x12\r\n\x05token\x18\x06 \x01(\t\x12\x10\n\x03seq\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08opponent\x18\x08 \x01(\tB\x06\n\x04_seq\"\x19\n\tStepReply\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\"5\n\tPlayReply\x12\x0e\n\x04\x62ody\x18\x01 \x01(\x0cH\x00\x12\x0f\n\x05\x65rror\x18\x02 \x01(\x0cH\x00\x42\x07\n\x05reply*[\n\x08StepKind\x12\x12\n\x0eSTEP_KIND_CALL\x10\x00\x12\x13\n\x0fSTEP_KIND_START\x10\x01\x12\x12\n\x0eSTEP_KIND_TICK\x10\x02\x12\x12\n\x0eSTEP_KIND_STOP\x10\x03\x32\x9a\x01\n\x08Gamecore\x12\x44\n\x04Step\x12\x1e.brayx.gamecore.v1.StepRequest\x1a\x1c.brayx.gamecore.v1.StepReply\x12H\n\x04Play\x12\x1e.brayx.gamecore.v1.StepRequest\x1a\x1c.brayx.gamecore.v1.PlayReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n brayx/gamecore/v1/gamecore.proto\x12\x11\x62rayx.gamecore.v1\"\xbd\x01\n\x0bStepRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12)\n\x04kind\x18\x02 \x01(\x0e\x32\x1b.brayx.gamecore.v1.StepKind\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x0b\n\x03key\x18\x04 \x01(\t\x12\x0c\n\x04time\x18\x05 \x01(\t\x12\r\n\x05token\x18\x06 \x01(\t\x12\x10\n\x03seq\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08opponent\x18\x08 \x01(\t\x12\x0e\n\x06record\x18\t \x01(\x08\x42\x06\n\x04_seq\"\x19\n\tStepReply\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\"5\n\tPlayReply\x12\x0e\n\x04\x62ody\x18\x01 \x01(\x0cH\x00\x12\x0f\n\x05\x65rror\x18\x02 \x01(\x0cH\x00\x42\x07\n\x05reply*[\n\x08StepKind\x12\x12\n\x0eSTEP_KIND_CALL\x10\x00\x12\x13\n\x0fSTEP_KIND_START\x10\x01\x12\x12\n\x0eSTEP_KIND_TICK\x10\x02\x12\x12\n\x0eSTEP_KIND_STOP\x10\x03\x32\x9a\x01\n\x08Gamecore\x12\x44\n\x04Step\x12\x1e.brayx.gamecore.v1.StepRequest\x1a\x1c.brayx.gamecore.v1.StepReply\x12H\n\x04Play\x12\x1e.brayx.gamecore.v1.StepRequest\x1a\x1c.brayx.gamecore.v1.PlayReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'brayx.gamecore.v1.gamecore_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STEPKIND']._serialized_start=313
-  _globals['_STEPKIND']._serialized_end=404
+  _globals['_STEPKIND']._serialized_start=329
+  _globals['_STEPKIND']._serialized_end=420
   _globals['_STEPREQUEST']._serialized_start=56
-  _globals['_STEPREQUEST']._serialized_end=229
-  _globals['_STEPREPLY']._serialized_start=231
-  _globals['_STEPREPLY']._serialized_end=256
-  _globals['_PLAYREPLY']._serialized_start=258
-  _globals['_PLAYREPLY']._serialized_end=311
-  _globals['_GAMECORE']._serialized_start=407
-  _globals['_GAMECORE']._serialized_end=561
+  _globals['_STEPREQUEST']._serialized_end=245
+  _globals['_STEPREPLY']._serialized_start=247
+  _globals['_STEPREPLY']._serialized_end=272
+  _globals['_PLAYREPLY']._serialized_start=274
+  _globals['_PLAYREPLY']._serialized_end=327
+  _globals['_GAMECORE']._serialized_start=423
+  _globals['_GAMECORE']._serialized_end=577
 # @@protoc_insertion_point(module_scope)

@@ -17,7 +17,7 @@ STEP_KIND_TICK: StepKind
 STEP_KIND_STOP: StepKind
 
 class StepRequest(_message.Message):
-    __slots__ = ("session", "kind", "body", "key", "time", "token", "seq", "opponent")
+    __slots__ = ("session", "kind", "body", "key", "time", "token", "seq", "opponent", "record")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class StepRequest(_message.Message):
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     OPPONENT_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
     session: str
     kind: StepKind
     body: bytes
@@ -34,7 +35,8 @@ class StepRequest(_message.Message):
     token: str
     seq: int
     opponent: str
-    def __init__(self, session: _Optional[str] = ..., kind: _Optional[_Union[StepKind, str]] = ..., body: _Optional[bytes] = ..., key: _Optional[str] = ..., time: _Optional[str] = ..., token: _Optional[str] = ..., seq: _Optional[int] = ..., opponent: _Optional[str] = ...) -> None: ...
+    record: bool
+    def __init__(self, session: _Optional[str] = ..., kind: _Optional[_Union[StepKind, str]] = ..., body: _Optional[bytes] = ..., key: _Optional[str] = ..., time: _Optional[str] = ..., token: _Optional[str] = ..., seq: _Optional[int] = ..., opponent: _Optional[str] = ..., record: _Optional[bool] = ...) -> None: ...
 
 class StepReply(_message.Message):
     __slots__ = ("body",)

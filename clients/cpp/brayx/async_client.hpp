@@ -41,6 +41,8 @@ struct Options {
     std::chrono::milliseconds reconnect{0};
     // Number the ticks, so that each is applied once however often it is sent; `reconnect` implies it.
     bool numbered = false;
+    // Ask at each start for the session to be recorded, where the service does that on request.
+    bool record = false;
     // Id of a key and its secret, if the service requires them. The machine's clock must be right.
     std::string key;
     std::string secret;
@@ -289,6 +291,7 @@ class AsyncClient {
     void put(Lanes::iterator lane, std::string_view body, net::TimePoint now) {
         Request& request = *lane->second.request;
         std::string kind = name_of(request.kind);
+        if (request.kind == Kind::start && options_.record) kind += "+record";
         if (request.kind == Kind::tick && options_.numbered) kind += "#" + std::to_string(lane->second.next_tick);
         std::string token;
         if (options_.key.empty()) {

@@ -55,6 +55,7 @@ brayx::Options options_of(const std::vector<std::string>& words, std::size_t at)
         if (name == "timeout_ms") options.timeout = std::chrono::milliseconds(std::stol(value));
         if (name == "reconnect_ms") options.reconnect = std::chrono::milliseconds(std::stol(value));
         if (name == "numbered") options.numbered = value == "1";
+        if (name == "record") options.record = value == "1";
         if (name == "key") options.key = value;
         if (name == "secret") options.secret = value;
         if (name == "max_in_flight") options.max_in_flight = static_cast<std::size_t>(std::stol(value));

@@ -423,10 +423,12 @@ class Sums(Agent):
 class Results(SessionLog):
     """A recorder whose logs add their session's result to a list."""
 
+    on_request = False
+
     def __init__(self, kept: list[float | None]) -> None:
         self.kept = kept
 
-    def open(self, session: str, start: bytes, player: str) -> SessionLog:
+    def open(self, session: str, start: bytes, player: str, why: str) -> SessionLog:
         return self
 
     def end(self, reason: str, result: float | None) -> None:

@@ -191,7 +191,9 @@ async def test_a_start_that_fails_breaks_its_game_off(seats: Seats) -> None:
 class Broken:
     """A recorder whose disk is full."""
 
-    def open(self, session: str, start: bytes, player: str) -> SessionLog:
+    on_request = False
+
+    def open(self, session: str, start: bytes, player: str, why: str) -> SessionLog:
         raise OSError("disk full")
 
 
@@ -224,7 +226,7 @@ async def test_a_session_that_moves_or_cannot_be_restored_leaves_the_league(seat
     actors["g-agent-a"].on_moved()
     assert seats.left == ["g-agent-a"]
     with pytest.raises(NotImplementedError):
-        await actors["g-agent-b"].restore("g-agent-b", pickle.dumps((b"", None, 1, [b""], None)))
+        await actors["g-agent-b"].restore("g-agent-b", pickle.dumps((b"", None, "", 1, [b""], None)))
     assert seats.left == ["g-agent-a", "g-agent-b"]
 
 
