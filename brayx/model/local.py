@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from brayx.model.config import ModelConfig
 
 _MAX_FETCHES = 16
+"""Versions that are fetched at the same time, since each is in memory; further ones wait."""
 _WHOLE_FROM = 0.5
 """Share of a full batch from which columns are a separate call, since little room is left to join others."""
 _ONE: NestedArray = (0,)
@@ -166,6 +167,8 @@ class LocalModel:
         )
         self._fetch = fetch
         self._fetches: dict[int, asyncio.Task[WeightSet]] = {}
+        self._fetching = asyncio.Semaphore(_MAX_FETCHES)
+        self._max_queue = max_queue
         self._deadline_s = deadline_s
         self._batcher: Batcher[list[np.ndarray], tuple[list[np.ndarray], int]] = Batcher(
             self._run,
@@ -336,7 +339,7 @@ class LocalModel:
                 raise
         fetching = self._fetches.get(version)
         if fetching is None:
-            if len(self._fetches) >= _MAX_FETCHES:
+            if len(self._fetches) >= self._max_queue:
                 raise QueueFull(f"{len(self._fetches)} policy versions are being fetched already")
             fetching = self._fetches[version] = asyncio.create_task(self._fetched(version))
             fetching.add_done_callback(lambda _: self._fetches.pop(version, None))
@@ -352,12 +355,13 @@ class LocalModel:
 
     async def _fetched(self, version: int) -> WeightSet:
         assert self._fetch is not None
-        try:
-            weights = await self._fetch(version)
-        except VersionUnknown as error:
-            known = {*self._versions.known(), *error.details.get("known", ())}
-            raise version_unknown(version, known) from None
-        return await asyncio.to_thread(self._versions.add, version, weights)
+        async with self._fetching:
+            try:
+                weights = await self._fetch(version)
+            except VersionUnknown as error:
+                known = {*self._versions.known(), *error.details.get("known", ())}
+                raise version_unknown(version, known) from None
+            return await asyncio.to_thread(self._versions.add, version, weights)
 
     def _run(
         self, rows: list[list[np.ndarray]], weights: WeightSet | _Columns | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 
@@ -22,6 +23,7 @@ from brayx.errors import (
     VersionUnknown,
 )
 from brayx.model.local import LocalModel
+from brayx.model.snapshots import SnapshotFiles
 from tests.waiting import WAIT_S, until_awaited
 
 
@@ -215,6 +217,45 @@ async def test_a_hanging_fetch_has_the_forwards_deadline_and_ends_with_the_model
     await model.close()
     with pytest.raises(ModelError, match="closed"):
         await waiting
+
+
+async def test_a_snapshot_that_is_being_read_holds_up_no_other_version(make, engine, tmp_path):
+    files = SnapshotFiles(tmp_path)
+    model = numbered(make, engine, 3, max_versions=2, fetch=files.get)
+    os.mkfifo(files.path(7))  # reading it lasts until something is written
+    missing = asyncio.create_task(model.forward(OBS, version=7))
+    with await asyncio.to_thread(files.path(7).open, "wb") as pipe:  # opens once it is read
+        for version in (2, 3, None):
+            assert (await model.forward(OBS, version=version)).policy_version == (version or 3)
+        files.put(8, factor(8.0))
+        assert (await model.forward(OBS, version=8)).outputs["factor"] == 8.0
+        assert not missing.done()
+        pipe.write(files.path(8).read_bytes())
+    assert (await missing).outputs["factor"] == 8.0
+
+
+async def test_versions_that_are_not_ready_wait_for_each_other_and_not_forever(make, engine):
+    running = most = 0
+    go = asyncio.Event()
+
+    async def fetch(version):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await go.wait()
+        running -= 1
+        return factor(version)
+
+    model = numbered(make, engine, 1, max_versions=2, fetch=fetch, max_queue=50)
+    forwards = [asyncio.create_task(model.forward(OBS, version=version)) for version in range(2, 52)]
+    await until_awaited(lambda: running == 16, "as many are fetched as may be at the same time")
+    with pytest.raises(QueueFull, match="50 policy versions"):
+        await model.forward(OBS, version=52)
+    with pytest.raises(DeadlineExceeded, match="version 51 was not fetched"):
+        await model.forward(OBS, version=51, deadline_s=0.01)
+    go.set()
+    assert [float((await forward).outputs["factor"]) for forward in forwards] == list(range(2, 52))
+    assert most == 16
 
 
 async def test_a_pinned_handle_keeps_its_version(make, engine):
