@@ -20,7 +20,7 @@ from brayx.league.gates import Verdict
 from brayx.league.league import Standing
 from brayx.league.member import Member
 from brayx.model.snapshots import SnapshotFiles, digest_of
-from brayx.tracking import Trial, files_of, promote
+from brayx.tracking import Trial, files_of, find, promote
 from brayx.tracking.registry import register_files
 from brayx.tracking.trial import Status
 from brayx.trainer.loop import Summary
@@ -29,6 +29,7 @@ from deployments.job import JobConfig, only, pool_name
 from deployments.league_files import DIGEST_TAG, PLAYER_TAG, books_file
 from pipelines.league_charts import draw_league, keep_curves
 from pipelines.league_check import Checked, GateCheck
+from pipelines.progress import games_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -158,6 +159,8 @@ class LeagueTraining:
             of = Checked(config.gate, job.folder, config.model, job.in_mode("train").as_dict())
             self._check = GateCheck(of, files.read, lambda found: host.numbers.add("gate_check", found))
         self._complete: set[str] = set()
+        self._unknown = {name for name in learners if self._restarts(name)}
+        """Players of whose trials it is not known yet whether they were killed as they started anew."""
         self._alias_is_set = False
         self._numbers_at = self._curves_at = self._pictures_at = time.monotonic()
         self._games_then: float | None = None
@@ -176,8 +179,11 @@ class LeagueTraining:
             if not trainee.learner.running:
                 self._ended(name, trainee)
                 continue
-            reason = self._host.league.due(name, self._env_steps(name))
-            if reason and self._freeze(name, reason) and self._restarts(name):
+            starts_anew = self._was_killed_between(name)
+            if not starts_anew:
+                reason = self._host.league.due(name, self._env_steps(name))
+                starts_anew = bool(reason) and self._freeze(name, reason) and self._restarts(name)
+            if starts_anew:
                 try:
                     self._start_anew(name)
                 except StartupError as error:
@@ -203,8 +209,7 @@ class LeagueTraining:
         """Records the league's numbers; adds to its curves and draws its pictures, in MLflow's process."""
         now = time.monotonic()
         if now - self._numbers_at >= _NUMBERS_S:
-            counts = self._host.numbers.newest().items()
-            games = sum(value for name, value in counts if name.partition(".")[0] == "league_games")
+            games = games_of(self._host.numbers.newest())
             if self._games_then is not None:
                 self._host.numbers.add("league_games_per_s", (games - self._games_then) / (now - self._numbers_at))
             self._numbers_at, self._games_then = now, games
@@ -236,6 +241,16 @@ class LeagueTraining:
 
     def _restarts(self, player: str) -> bool:
         return snapshots.restarts(self._config.players[player])
+
+    def _was_killed_between(self, player: str) -> bool:
+        """Whether a kill came between a snapshot of a player and its restart: its resumed trial is that of the
+        snapshot, so the steps of that trial are in the books already."""
+        if player not in self._unknown:
+            return False
+        own = [row.member.version for row in self._host.league.standings() if row.member.player == player]
+        found = bool(max(own, default=0)) and self.trainees[player].clerk.call(is_of_trial, self._pool, max(own))
+        self._unknown.discard(player)
+        return bool(found)
 
     def _freeze(self, player: str, reason: str) -> bool:
         """Registers a player's newest weights, and adds them to the pool; False: they are there, or there are none.
@@ -313,7 +328,11 @@ class LeagueTraining:
         except BrayxError as error:  # a failed picture must not end the training
             say(f"the league's pictures are not drawn: {error.message}")
         champion = self._host.league.champion
-        return None if champion is None else champion.version, standings_text(self._host.league.standings(), champion)
+        return None if champion is None else champion.version, self.standings()
+
+    def standings(self) -> str:
+        """The league's table as text."""
+        return standings_text(self._host.league.standings(), self._host.league.champion)
 
     def close(self, finished: bool) -> None:
         """Ends the players' trials."""
@@ -484,6 +503,11 @@ def standings_text(standings: Sequence[Standing], champion: Member | None) -> st
         mark = "  champion" if row.member == champion else ""
         lines.append(f"{row.member.label:<{width}}  {row.points:6.0f}  {row.sigma:7.2f}  {row.games:5}{mark}")
     return "\n".join(lines)
+
+
+def is_of_trial(trial: Trial, pool: str, version: int) -> bool:
+    """Whether a registered version comes from a trial. Runs in the process that has the trial."""
+    return find(f"models:/{pool}/{version}", trial.uri).run_id == trial.run_id
 
 
 def register_snapshot(trial: Trial, folder: str, pool: str, step: int, tags: Mapping[str, str], about: str) -> int:

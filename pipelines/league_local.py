@@ -63,7 +63,7 @@ class LocalLeagueTraining:
         files = SnapshotFiles(league_folder(trial) / "weights")
         self.numbers = LocalNumbers(clerk.totals(), job.trainers[only("trainer", job.trainers)].x_axis)
         self.numbers.listen(clerk.push)
-        self._replaced: list[LocalModel] = []
+        self._dropped: list[LocalModel] = []
         self.training = LeagueTraining(job, trial, clerk, self, files, say)
         trainees = self.training.trainees
         self.learner = self.training.learner
@@ -84,7 +84,7 @@ class LocalLeagueTraining:
     def opponents(self) -> list[LocalModel]:
         """The acting models other than `acting`."""
         acting = [each.acting for each in self.training.trainees.values() if each.acting is not self.acting]
-        return [self._snapshots.model, *(each.model for each in acting), *self._replaced]
+        return [self._snapshots.model, *(each.model for each in acting), *self._dropped, *self.league.replaced]
 
     def seats(self, others: Mapping[str, Any]) -> LocalLeague:
         """Gives sessions their players; ``others`` are the job's other acting models by name."""
@@ -117,6 +117,10 @@ class LocalLeagueTraining:
         """See `LeagueTraining.register`."""
         return self.training.register(say)
 
+    def standings(self) -> str:
+        """See `LeagueTraining.standings`."""
+        return self.training.standings()
+
     def close(self, finished: bool) -> None:
         """Ends the players' trials and the books."""
         self.training.close(finished)
@@ -133,14 +137,14 @@ class LocalLeagueTraining:
 
     def replace(self, player: str, before: Trainee, now: Trainee) -> None:
         """See `Host.replace`."""
-        self.drop(player, before)
-        self.league.learn(player, _learning(now))
+        assert before.acting is not None
+        self.league.replace(player, before.acting.model, _learning(now))
         _build_quietly(now)
 
     def drop(self, player: str, trainee: Trainee) -> None:
-        """See `Host.drop`. Running games still use the player's acting model, so it is closed at the end."""
+        """See `Host.drop`. Games that were drawn may still begin with it, so its model is closed at the end."""
         if trainee.acting is not None and trainee.acting is not self.acting:
-            self._replaced.append(trainee.acting.model)
+            self._dropped.append(trainee.acting.model)
 
 
 def _learning(trainee: Trainee) -> LearningPlayer:

@@ -16,7 +16,7 @@ from brayx.cluster.league import Learning, RemoteLeague, create_league
 from brayx.cluster.learner import TrialNumbers
 from brayx.cluster.named import end_actor
 from brayx.cluster.weight_store import KEPT_VERSIONS, create_weight_store, end_weight_store
-from brayx.errors import DeadlineExceeded
+from brayx.errors import BrayxError, DeadlineExceeded
 from brayx.league.ledger import Ledger
 from brayx.model.build import build_model
 from brayx.model.snapshots import SnapshotFiles
@@ -149,6 +149,12 @@ class RayLeagueTraining:
         while True:
             with contextlib.suppress(DeadlineExceeded):  # until `RemoteLeague` gives up
                 return self.training.register(say)
+
+    def standings(self) -> str:
+        """See `LeagueTraining.standings`; empty if the league does not answer."""
+        with contextlib.suppress(BrayxError):
+            return self.training.standings()
+        return ""
 
     def settle(self, within: Callable[[float], float]) -> tuple[dict[str, float], dict[str, str]]:
         """See `RayTrainee.settle`; settles the players first, then the league."""

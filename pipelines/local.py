@@ -282,6 +282,8 @@ class _Training:
         if self.finished:  # Ctrl-C does not wait for a picture
             version, outcome = self.trainee.register(self.progress.say)
             curve = clerk.call(drawn_curve, job.project, config.target_return, config.x_axis)
+        elif self.learning:
+            outcome = self.trainee.standings()
         self.trainee.close(self.finished)
         clerk.close("FINISHED" if self.finished else "KILLED")
         name = pool_name(job, config.model)

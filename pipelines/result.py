@@ -17,7 +17,7 @@ from brayx.tracking import Trial
 from brayx.trainer.config import TrainerConfig
 from deployments.job import JobConfig, pool_name
 from pipelines.champion import best_of, register_best
-from pipelines.progress import milliseconds, number
+from pipelines.progress import games_of, milliseconds, number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +39,8 @@ class TrainResult:
         pool_name, version: the registered version; version None if no checkpoint was good enough.
         seconds: time of playing and learning, without start and shutdown.
         curve: ``(env steps, mean return of the last 100 games)``.
-        outcome: a message whether the version is the champion, and if not, why; empty if interrupted.
+        outcome: a message whether the version is the champion, and if not, why; empty if interrupted. Of a league its
+            standings, also if interrupted.
         reason: ``num_steps``, ``target_return`` or ``stream_ended``; empty if interrupted.
         began: start of ``seconds``, on the monotonic clock.
         errors: losses, one line per cause: `error_lines`.
@@ -75,7 +76,7 @@ class TrainResult:
         took = f"{self.seconds:.0f} s of training, without its start"
         lines = [
             f"trial {self.trial.name!r} of project {self.trial.project!r}: {state} after {took}",
-            f"  {get('env_steps', 0):,.0f} env steps, {get('games', 0):,.0f} games",
+            f"  {get('env_steps', 0):,.0f} env steps, {games_of(self.numbers):,.0f} games",
             f"  {self._rates()}; weights were {number(get('lag_versions'), '.1f')} versions old when learned from",
         ]
         lines += [f"  {line}" for line in (*self.errors, *self.outcome.splitlines(), self._ended()) if line]

@@ -220,6 +220,8 @@ def train_on(
         version, outcome = None, ""
         if finished:
             version, outcome = trainee.register(progress.say)
+        elif learning:
+            outcome = trainee.standings()
         trainee.close_trials(finished)
         curve = drawn_curve(trial, job.project, config.target_return, config.x_axis)
         trial.finish("FINISHED" if finished else "KILLED")

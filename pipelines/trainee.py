@@ -140,6 +140,10 @@ class Trainee:
     def look(self) -> None:
         """Does nothing."""
 
+    def standings(self) -> str:
+        """Empty: it is in no league."""
+        return ""
+
     def close(self, finished: bool) -> None:
         """Does nothing: its trial is the job's."""
 

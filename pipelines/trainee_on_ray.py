@@ -234,5 +234,9 @@ class RayTrainee:
     def look(self) -> None:
         """Does nothing."""
 
+    def standings(self) -> str:
+        """Empty: it is in no league."""
+        return ""
+
     def close_trials(self, finished: bool) -> None:
         """Does nothing: its trial is the job's."""

@@ -114,6 +114,7 @@ class AgentActor(Actor):
             self._make_agents(state)
         except BaseException:
             player.leave("error")  # a failed start has no end
+            player.release()
             raise
         self._episodes = Episodes(session, self._agents, self._services, self._failures, factory.episode_length)
         if self._carried is None:
@@ -160,6 +161,7 @@ class AgentActor(Actor):
                 self._failures.count_game()  # it has no end
             self._leave_game()
             self._player.leave("error")
+            self._player.release()
             raise
 
     async def tick(self, body: bytes) -> bytes:
@@ -223,6 +225,7 @@ class AgentActor(Actor):
     def on_moved(self) -> None:
         self._leave_game(moved=True)
         self._player.leave("moved")
+        self._player.release()
         self._logs.end("moved", self._services.outcome.result)
 
     async def on_end(self, reason: str) -> None:
@@ -249,6 +252,7 @@ class AgentActor(Actor):
             if reason == "error" or (self._failures and self._services.outcome.result is None):
                 self._failures.count_game()
             self._player.leave(reason)
+            self._player.release()
             self._logs.end(reason, self._services.outcome.result)
             self._agents, episodes.states = (), []
 

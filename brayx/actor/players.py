@@ -33,6 +33,7 @@ class SeatedPlayer:
         reply: JSON value that answers the session's start; None: the usual answer.
         explores: whether its agents read ``train`` as the job's ``mode``, and so play as in the rated games.
         delay: number of ticks by which its agents see the input late; until then they see the first input.
+        release: call once its agents have ended, as nothing acts with its models from then on; later calls do nothing.
     """
 
     label: str
@@ -44,6 +45,7 @@ class SeatedPlayer:
     reply: Mapping[str, Any] | None = None
     explores: bool = False
     delay: int = 0
+    release: Callable[[], None] = lambda: None
 
 
 class Delay:

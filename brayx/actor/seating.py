@@ -35,6 +35,9 @@ class LearningPlayer:
 class Seating:
     """Makes the `SeatedPlayer` of a session whose player is known.
 
+    Attributes:
+        model: as given.
+
     Args:
         model: name of the model component that all play with.
         snapshot: the model that acts with the weights of a snapshot, by its version.
@@ -53,7 +56,7 @@ class Seating:
         numbers: Recorder,
         nothing: Mapping[str, Any],
     ) -> None:
-        self._model = model
+        self.model = model
         self._snapshot = snapshot
         self._others = dict(others)
         self._scripts = dict(scripts)
@@ -79,6 +82,7 @@ class Seating:
         learns: bool,
         report: Callable[[Any], None],
         leave: Callable[[str], None],
+        release: Callable[[], None] = lambda: None,
     ) -> SeatedPlayer:
         """The player of a session.
 
@@ -86,7 +90,7 @@ class Seating:
             player: its name.
             version: that of a snapshot; 0: the live player, or a script.
             learns: its trajectory is learned from.
-            report, leave: as in `SeatedPlayer`.
+            report, leave, release: as in `SeatedPlayer`.
         """
         label = f"{player}:{version}" if version else player
         script = self._scripts.get(player)
@@ -96,10 +100,10 @@ class Seating:
             services = self._services(self._snapshot(version), self._nothing, self._faults)
         else:
             services = (self._learns if learns else self._only_acts)[player]
-        return SeatedPlayer(label, services, script, report, leave)
+        return SeatedPlayer(label, services, script, report, leave, release=release)
 
     def _services(self, model: Any, buffers: Mapping[str, Any], recorder: Recorder) -> Services:
-        return Services({**self._others, self._model: model}, buffers, recorder)
+        return Services({**self._others, self.model: model}, buffers, recorder)
 
 
 class _Faults(Recorder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -54,6 +55,7 @@ class Game:
         results: result by seat.
         ended: by seat, the reason for which its session ended.
         refused: results refused before it ended, of any session.
+        drawn_s: when it was drawn, by the machine's monotonic clock.
     """
 
     id: str
@@ -63,6 +65,7 @@ class Game:
     results: dict[int, Result] = field(default_factory=dict)
     ended: dict[int, str] = field(default_factory=dict)
     refused: int = 0
+    drawn_s: float = field(default_factory=time.monotonic, compare=False)
 
     def report(self, session: str, value: Any) -> None:
         """Takes the result of a session's seat; the same one again changes nothing.

@@ -7,6 +7,7 @@ arrives.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -71,6 +72,7 @@ class League:
         self._seats = Seats(config, seed)
         self._retired: dict[str, str] = {}
         self._unfit: dict[Member, str] = {}
+        self._anew_s: dict[Member, float] = {}
         self._read()
 
     @property
@@ -101,6 +103,9 @@ class League:
     def finish(self, game: Game, *, again: bool = False) -> Finished:
         """Takes a game that has ended; it is counted if every seat has a result.
 
+        If one of its players has started anew since it was drawn, it changes neither payoff nor ratings: the results
+        are of a player that is no more.
+
         Args:
             game: the game.
             again: this game was given before, by a call whose answer was lost. If that call has counted it, it is not
@@ -113,7 +118,7 @@ class League:
         if self._ledger.has(game.id):
             return finished if again else finished.repeated()
         pairs: dict[tuple[Member, Member], Pair] = {}
-        if finished.ranks:
+        if finished.ranks and not any(game.drawn_s <= self._anew_s.get(member, -math.inf) for member in game.members):
             for a, b, score in pair_results(finished.teams, finished.ranks):
                 if a in self._known and b in self._known:  # one may have left the pool since the game began
                     self.payoff.add(a, b, score)
@@ -184,8 +189,18 @@ class League:
             self.payoff.remove(each)
         self.snapshots = [each._replace(dropped=each.dropped or each.member in lost) for each in self.snapshots]
         self.snapshots.append(snapshot)
+        if restarts:
+            self.begin_anew(player)
         self._fill()
         return member
+
+    def begin_anew(self, player: str) -> None:
+        """Makes a learner another player, for which no game counts that was drawn before.
+
+        `freeze` does so if the player `restarts`; call it again when the new learner acts, for games drawn meanwhile.
+        """
+        self._learner(player)
+        self._anew_s[Member(player)] = time.monotonic()
 
     def restarts(self, player: str) -> bool:
         """Whether a learner starts anew from its first weights after a snapshot."""

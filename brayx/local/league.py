@@ -6,6 +6,7 @@ MLflow: whoever freezes a snapshot registers it.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import threading
 from typing import Any
@@ -18,6 +19,7 @@ from brayx.league.in_progress import GamesInProgress
 from brayx.league.league import League, Standing
 from brayx.league.member import Member
 from brayx.metrics import Recorder
+from brayx.model.local import LocalModel
 
 
 class LocalLeague:
@@ -35,6 +37,10 @@ class LocalLeague:
         self._league, self._games = league, games
         self._numbers = numbers
         self._lock = threading.Lock()
+        self._acting: dict[str, Any] = {}
+        self._replaced: list[LocalModel] = []
+        self._closing: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def open(self, seating: Seating) -> None:
         """Sets what each player acts with, before the first session."""
@@ -42,21 +48,41 @@ class LocalLeague:
 
     async def seat(self, session: str) -> SeatedPlayer:
         """See `brayx.actor.players.Players.seat`."""
+        self._loop = asyncio.get_running_loop()
         with self._lock:
             member = self._games.assign(game_of(session), session, self._league.draw)
             learns = self._games.learns(session, self._league.learners)
-            return self._seating.seated(
+            player = self._seating.seated(
                 member.player,
                 member.version,
                 learns=learns,
                 report=functools.partial(self._report, session),
                 leave=functools.partial(self._leave, session),
+                release=functools.partial(self._release, session),
             )
+            self._acting[session] = player.services.models.get(self._seating.model)
+            return player
 
-    def learn(self, name: str, player: LearningPlayer) -> None:
-        """See `Seating.learn`."""
+    def replace(self, name: str, before: LocalModel, player: LearningPlayer) -> None:
+        """Gives a player that starts anew its parts: see `Seating.learn` and `League.begin_anew`.
+
+        Args:
+            name: the player.
+            before: the model that it acted with; closed when the last session that acts with it has ended.
+            player: its parts in sessions that start from now on.
+        """
         with self._lock:
             self._seating.learn(name, player)
+            self._league.begin_anew(name)
+            self._replaced.append(before)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._close_unused)
+
+    @property
+    def replaced(self) -> list[LocalModel]:
+        """The replaced models that are not closed yet."""
+        with self._lock:
+            return list(self._replaced)
 
     def retire(self, player: str, reason: str) -> None:
         """Takes a player that failed out of further games; see `League.retire`."""
@@ -108,6 +134,24 @@ class LocalLeague:
         """See `League.standings`."""
         with self._lock:
             return self._league.standings()
+
+    def _release(self, session: str) -> None:
+        with self._lock:
+            self._acting.pop(session, None)
+            any_replaced = bool(self._replaced)
+        if any_replaced:
+            self._close_unused()
+
+    def _close_unused(self) -> None:
+        """Closes the replaced models that no session acts with. Runs on the event loop."""
+        with self._lock:
+            used = set(map(id, self._acting.values()))
+            unused = [model for model in self._replaced if id(model) not in used]
+            self._replaced = [model for model in self._replaced if id(model) in used]
+        for model in unused:
+            closing = asyncio.create_task(model.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     def _report(self, session: str, value: Any) -> None:
         with self._lock:

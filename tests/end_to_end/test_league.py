@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import shutil
+import signal
 import sqlite3
 from pathlib import Path
 
@@ -106,6 +107,35 @@ def test_a_league_is_killed_resumed_and_finished_and_its_books_have_each_game_on
     assert league.champion is not None
     assert aliases("higher", uri) == {"champion": league.champion.version}
     assert {picture.name for picture in folder.rglob("league-*.png")} == PICTURES
+
+
+def test_ctrl_c_prints_the_standings_and_a_restart_that_was_killed_goes_on(folder: Path) -> None:
+    said = "player 'exploiter' starts anew"
+    with train(folder, "trainer.num_steps=100000") as stopped, Players(door(stopped)):
+        stopped.until(stopped.says(said), "the exploiter starts anew")
+        stopped.process.send_signal(signal.SIGINT)
+        assert stopped.process.wait(60) == 130, stopped.err
+    league = books(folder)
+    for row in league.standings():
+        assert re.search(rf"^ +{row.member.label} +{row.points:.0f} .* {row.games}\b", stopped.out, re.M), stopped.out
+    ended = sum(count for name, count in league.counters().items() if name != "refused")
+    assert f" env steps, {ended:,} games" in stopped.out, "each once, however many of its seats learned"
+
+    # As if a kill had come between the snapshot and the end of its trial.
+    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    newest = [each for each in league.snapshots if each.member.player == "exploiter"][-1]
+    before = client.get_model_version("higher", str(newest.member.version)).run_id
+    for run in client.search_runs([client.get_run(before).info.experiment_id], "attributes.run_name = 'exploiter'"):
+        if run.info.start_time > client.get_run(before).info.start_time:
+            client.delete_run(run.info.run_id)
+    client.update_run(before, status="KILLED")
+    with train(folder, "trainer.num_steps=100000") as resumed, Players(door(resumed)):
+        resumed.until(lambda: said in resumed.err or "exploiter:" in resumed.err, "the exploiter has started anew")
+        assert said in resumed.err
+        assert "exploiter:" not in resumed.err.partition(said)[0], "its steps were in the books, so no snapshot was due"
+        resumed.process.send_signal(signal.SIGINT)
+        assert resumed.process.wait(60) == 130, resumed.err
+    assert client.get_run(before).info.status == "FINISHED"
 
 
 def test_a_player_that_diverges_is_out_and_the_league_goes_on(folder: Path) -> None:

@@ -253,6 +253,36 @@ def test_an_exploiter_that_starts_anew_is_a_new_player() -> None:
     assert league.snapshots[-1].parent is None
 
 
+def test_games_that_were_drawn_before_a_restart_count_for_nobody() -> None:
+    exploiter = {"role": "exploiter", "of": "main", "restart": "snapshot"}
+    players = {"main": {"role": "main", "against": {"exploiter": 1.0}}, "exploiter": exploiter}
+    league = new(players, gate={"share": 0.0})
+
+    def begun(game: str) -> list[Member]:
+        return sorted(league.assign(game, session) for session in sessions_of(game))
+
+    def win(game: str) -> str:
+        """The main player wins a game that has begun."""
+        for session in sessions_of(game):
+            league.result(session, "win" if league.assign(game, session) == MAIN else "loss")
+        ends = [league.ended(session, "stop") for session in sessions_of(game)]
+        assert ends[-1] is not None
+        return ends[-1].outcome
+
+    assert begun("before") == begun("meanwhile") == [EXPLOITER, MAIN]
+    league.freeze("exploiter", 1, "digest", 1000)
+    rated = league.ratings.state()
+    assert win("before") == "counted"
+    league.begin_anew("exploiter")  # the new learner acts
+    assert win("meanwhile") == "counted"
+    assert league.payoff.state() == {}
+    assert league.ratings.state() == rated
+    assert begun("after") == [EXPLOITER, MAIN]
+    assert win("after") == "counted"
+    assert league.payoff.games(MAIN, EXPLOITER) == league.ratings[EXPLOITER].games == 1
+    assert league.counters()["counted"] == 3
+
+
 def test_a_champion_is_crowned_by_the_gate() -> None:
     league = new({"main": {"role": "main", "against": {"uniform": 1.0}}}, gate={"min_games": 30})
     first = league.freeze("main", 1, "a", 1)

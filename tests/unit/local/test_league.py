@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 import json
@@ -15,7 +16,7 @@ from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.players import scripted
 from brayx.actor.seating import LearningPlayer, Seating
 from brayx.engines.torch import TorchEngine
-from brayx.errors import AgentError, VersionUnknown
+from brayx.errors import AgentError, ModelError, VersionUnknown
 from brayx.league.config import LeagueConfig
 from brayx.league.ledger import Ledger
 from brayx.local.league import LocalLeague
@@ -106,6 +107,14 @@ class Played:
                     return actors
         raise AssertionError
 
+    def replace(self, name, version, value):
+        """A learner starts anew, with other parts."""
+        before = self.learning[name].model
+        model = LocalModel(engine(), version=version, weights=factor(value))
+        self.learning[name] = LearningPlayer(model, {"games": Kept()}, Recorder())
+        self.players.replace(name, before, self.learning[name])
+        return self.learning[name]
+
     async def close(self):
         for model in [self.snapshots, *(player.model for player in self.learning.values())]:
             await model.close()
@@ -182,14 +191,46 @@ async def test_a_script_plays_without_a_model(played):
 
 async def test_a_learner_that_is_replaced_has_other_parts_in_games_from_then_on(played):
     before = await played.game("main", "rival")
-    after = LearningPlayer(LocalModel(engine(), version=7, weights=factor(9.0)), {"games": Kept()}, Recorder())
-    played.players.learn("main", after)
+    after = played.replace("main", 7, 9.0)
     actors = await played.game("main", "rival")
     assert (await tick(actors["main"]))["version"] == 7
     assert (await tick(before["main"]))["version"] == 0
     await finish(actors["main"], "draw")
     assert len(after.buffers["games"].pushed) == 1
-    await after.model.close()
+
+
+async def test_a_model_that_was_replaced_is_closed_when_the_last_session_that_acts_with_it_has_ended(played):
+    first = played.learning["main"].model
+    running = [await played.game("main", "rival") for _ in range(2)]
+    second = played.replace("main", 2, 2.0).model
+    assert await works(first), "two sessions act with it"
+    await finish(running[0]["main"], "draw")
+    await running[1]["main"].stop(b'{"result": "draw"}')
+    await settle()
+    assert await works(first), "its result is counted, and its agent has yet to get the episode"
+    await running[1]["main"].on_end("stop")
+    await settle()
+    assert not await works(first)
+    assert played.players.replaced == []
+    played.replace("main", 3, 3.0)
+    await settle()
+    assert not await works(second), "no session acted with it"
+    assert await works(played.learning["main"].model)
+
+
+async def works(model):
+    """Whether a model is open."""
+    try:
+        await model.forward(OBS)
+    except ModelError:
+        return False
+    return True
+
+
+async def settle():
+    """Lets the loop run what is due."""
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 @pytest.fixture
