@@ -20,13 +20,14 @@ from brayx.league.gates import Verdict
 from brayx.league.league import Standing
 from brayx.league.member import Member
 from brayx.model.snapshots import SnapshotFiles, digest_of
-from brayx.tracking import Trial, files_of, find, promote
+from brayx.tracking import Trial, find
 from brayx.tracking.registry import register_files
 from brayx.tracking.trial import Status
 from brayx.trainer.loop import Summary
 from brayx.types import Weights
 from deployments.job import JobConfig, only, pool_name
 from deployments.league_files import DIGEST_TAG, PLAYER_TAG, books_file
+from pipelines.league_champion import registered_weights, set_champion
 from pipelines.league_charts import draw_league, keep_curves
 from pipelines.league_check import Checked, GateCheck
 from pipelines.progress import games_of
@@ -173,7 +174,7 @@ class LeagueTraining:
         """
         if not self._alias_is_set:  # a kill may have come between the books and the registry
             if (champion := self._host.league.champion) is not None:
-                self._desk.call(set_champion, self._pool, champion.version)
+                self._set_alias(champion)
             self._alias_is_set = True
         for name, trainee in list(self.trainees.items()):
             if not trainee.learner.running:
@@ -199,11 +200,15 @@ class LeagueTraining:
             self._alias_is_set = False  # until it is: an answer may be lost
             verdict = self._host.league.crown(candidate)
             if verdict.passed:
-                self._desk.call(set_champion, self._pool, candidate.version)
                 reasons = "; ".join(reason for reason in (verdict.reason, checked.reason) if reason)
                 self._say(f"{candidate.label} is champion: {reasons}")
+                self._set_alias(candidate)
             self._alias_is_set = True
         self._report()
+
+    def _set_alias(self, champion: Member) -> None:
+        if note := self._desk.call(set_champion, self._pool, champion.version):
+            self._say(note)
 
     def _report(self) -> None:
         """Records the league's numbers; adds to its curves and draws its pictures, in MLflow's process."""
@@ -482,17 +487,6 @@ def _merged(plain: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
         before = merged.get(key)
         merged[key] = _merged(before, value) if isinstance(value, dict) and isinstance(before, dict) else value
     return merged
-
-
-def registered_weights(trial: Trial, pool: str, version: int) -> Weights:
-    """The weights of a registered version. Runs in the process that has the trial."""
-    with files_of(f"models:/{pool}/{version}", trial.uri) as folder:
-        return load_weights(folder / "weights.npz")
-
-
-def set_champion(trial: Trial, pool: str, version: int) -> None:
-    """Points the pool's alias ``champion`` at a version. Runs in the process that has the trial."""
-    promote(f"models:/{pool}/{version}", trial.uri)
 
 
 def standings_text(standings: Sequence[Standing], champion: Member | None) -> str:

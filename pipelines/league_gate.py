@@ -19,12 +19,13 @@ from brayx.league.config import LeagueConfig
 from brayx.league.league import League
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
-from brayx.tracking import PoolEntry, Trial, files_of, find, promote
+from brayx.tracking import PoolEntry, Trial, aliases, files_of, find, promote
 from brayx.tracking.store import client_of, telling
 from brayx.tracking.trial import owner_is_gone
 from deployments.league_files import PLAYER_TAG
 from deployments.leagues import books_of, league_of, newest_league
 from pipelines import league_check
+from pipelines.league_champion import ALIAS, met, stays
 
 
 class Promotion(NamedTuple):
@@ -44,7 +45,7 @@ class Promotion(NamedTuple):
 def promote_in_league(reference: str, uri: str, *, project: str = "", trial: str = "") -> Promotion:
     """Makes a snapshot champion, in the registry and in its league's books, if the league's gate lets it.
 
-    The league's champion itself only gets the alias, if that has moved away.
+    The league's champion itself only gets the alias, if that has moved to another version that the league knows.
 
     Args:
         reference: ``models:/NAME/VERSION`` or the like; or a member, ``main:7``, of the newest league.
@@ -55,8 +56,8 @@ def promote_in_league(reference: str, uri: str, *, project: str = "", trial: str
         ConfigError: there is no such league; a trial is named beside a version, which has its own; or the modules of
             the gate's check or of the model are not there.
         LeagueError: it is no snapshot of a league, the league's books are not here, the gate refuses it (the message
-            has the number that decided), or a training of the league is running, which writes its books; or the gate's
-            check failed.
+            has the number that decided), or the alias is at a version that the league has not played; a training of the
+            league is running, which writes its books; or the gate's check failed.
         ModelNotFound: no such version.
         BadWeights: its weights hold NaN or infinity, or cannot be read.
         TrackingError: the registry failed.
@@ -78,6 +79,9 @@ def promote_in_league(reference: str, uri: str, *, project: str = "", trial: str
     _refuse_if_running(of)
     with contextlib.closing(Ledger(books_of(of))) as ledger:
         league = League(config, ledger)
+        holder = aliases(entry.name, uri).get(ALIAS)
+        if holder is not None and holder not in (entry.version, *met(ledger)):
+            raise LeagueError(f"{member.label} does not become champion: {stays(entry.name, holder)}", version=holder)
         if league.champion == member:
             return Promotion(*_point(entry, uri), f"{member.label} was the league's champion already")
         verdict = league.judge(member)

@@ -24,6 +24,7 @@ from deployments.job import JobConfig, only
 from deployments.league_files import books_file, league_folder
 from pipelines.clerk import Clerk
 from pipelines.league import LeagueTraining, fetch_snapshots, job_of
+from pipelines.league_champion import meet_champion
 from pipelines.trainee import Trainee
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class LocalLeagueTraining:
         resident = model.model_copy(update={"max_versions": self._config.resident})
         self._snapshots = ActingModel(resident, module, example, self.numbers, fetch=files.get)
         self._ledger = Ledger(books_file(trial))
+        meet_champion(job, self._ledger, files, clerk, module, say)
         league = League(self._config, self._ledger, seed=job.seed)
         self.league = LocalLeague(league, GamesInProgress(self._config), self.numbers)
         fetch_snapshots(job, league.pool, files, clerk, module)

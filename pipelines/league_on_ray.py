@@ -25,6 +25,7 @@ from deployments.job import JobConfig, only
 from deployments.league import LeagueSpec
 from deployments.league_files import books_file, league_folder
 from pipelines.league import LeagueTraining, fetch_snapshots, job_of
+from pipelines.league_champion import meet_champion
 from pipelines.scale import hub_name
 from pipelines.trainee_on_ray import RayTrainee, TrialDesk
 
@@ -76,10 +77,10 @@ class RayLeagueTraining:
         module, _ = build_model(
             job.folder, job.models[config.model].module, config.model, job.in_mode("train").as_dict()
         )
-        ledger = Ledger(books)
-        pool = [each.member for each in ledger.snapshots() if not each.dropped]
-        ledger.close()
         desk = TrialDesk(trial)
+        with contextlib.closing(Ledger(books)) as ledger:
+            pool = [each.member for each in ledger.snapshots() if not each.dropped]
+            meet_champion(job, ledger, files, desk, module, say)
         fetch_snapshots(job, pool, files, desk, module)
         self.buffers: dict[str, RemoteBuffer] = {}
         self.actors: dict[str, str] = {}

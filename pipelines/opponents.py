@@ -109,7 +109,7 @@ class Opponents:
         member = None
         with contextlib.suppress(LeagueError):
             member = Member.parse(name)
-        if member is not None and member.version and self.books is not None and self.books.snapshot(member):
+        if member is not None and member.version and self.books is not None and member in self.books.ratings.state():
             weights = self._weights(f"models:/{pool_name(self._job, self.model)}/{member.version}")
             return Opponent(name, weights, member=member)
         module, dot, function = name.rpartition(".")

@@ -292,8 +292,9 @@ class League:
 
     @property
     def members(self) -> list[Member]:
-        """All that can be drawn now: learners live, scripts, past players and the pool."""
-        return [Member(player) for player in self.learners] + self._matchmaker.frozen
+        """All that can be drawn now: learners live, scripts, past players, the pool, and a champion from elsewhere."""
+        found = [Member(player) for player in self.learners] + self._matchmaker.frozen
+        return found if self._champion is None or self._champion in found else [*found, self._champion]
 
     def standings(self) -> list[Standing]:
         """The table of `members`, the strongest first."""

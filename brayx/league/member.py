@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from brayx.errors import LeagueError
 
+INCUMBENT = "champion"
+"""Player of a version that was champion before a league met it; no player of a league has this name."""
+
 
 class Member(NamedTuple):
     """A player at one version.

@@ -156,12 +156,19 @@ def test_a_past_player_is_a_registered_version_and_must_have_the_models_graph(fo
         with Players(door(first)):
             first.until(lambda: first.process.poll() is not None, "its end")
         assert first.process.returncode == 0, first.err
-    past = "league.players={main: {role: main, against: {old: 1}, snapshot_every: 1000}, old: {role: past, version: 1}}"
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    before = aliases("higher", uri)["champion"]
+    past = "league.players={main: {role: main, against: {old: 1}, snapshot_every: 50}, old: {role: past, version: 1}}"
     with train(folder, "trial=second", "trainer.num_steps=200", past) as second:
         with Players(door(second)):
             second.until(lambda: second.process.poll() is not None, "its end")
         assert second.process.returncode == 0, second.err
-        assert re.search(r"old:1 +\d+ +[\d.]+ +[1-9]", second.out), second.out
+    incumbent = "old:1" if before == 1 else f"champion:{before}"
+    assert f"{incumbent} is the champion to beat: the alias champion of higher is at version {before}" in second.err
+    assert "there is no champion yet" not in second.err, "the alias moves through the gate alone"
+    crowned = re.findall(r"main:(\d+) is champion: its win rate against", second.err)
+    assert aliases("higher", uri)["champion"] == int([before, *crowned][-1])
+    assert re.search(r"old:1 +\d+ +[\d.]+ +[1-9]", second.out), second.out
     parts = folder / "league_parts.py"
     parts.write_text(parts.read_text().replace("nn.Linear(1, 1)", "nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 1))"))
     with train(folder, "trial=third", past) as third:

@@ -298,6 +298,26 @@ def test_a_champion_is_crowned_by_the_gate() -> None:
     assert league.champion == second
 
 
+def test_a_champion_from_elsewhere_must_be_beaten_like_any() -> None:
+    ledger = Ledger(":memory:")
+    incumbent = Member("champion", 7)
+    ledger.crown(incumbent)
+    league = Playing(league_config({"main": {"role": "main"}}, gate={"min_games": 10, "share": 0.99}), ledger)
+    assert league.champion == incumbent
+    assert incumbent in league.members
+    assert league.pool == []
+    first = league.freeze("main", 8, "a", 1)
+    assert league.crown(first) == (False, "main:8 played 0 games against champion:7, expected 10 or more")
+    game = 0
+    while not league.crown(first).passed:
+        members = [league.assign(f"g{game}", session) for session in sessions_of(f"g{game}")]
+        play(league, f"g{game}", ["win" if member == first else "loss" for member in members])
+        game += 1
+    assert league.payoff.games(first, incumbent) == 10
+    assert league.champion == first
+    assert incumbent not in league.members, "nobody plays it any more"
+
+
 @pytest.mark.parametrize("member", [MAIN, Member("random"), Member("main", 9)])
 def test_only_a_snapshot_of_the_pool_can_be_champion(member: Member) -> None:
     league = new({"main": {"role": "main"}, "random": {"role": "script", "script": "bots.random"}})

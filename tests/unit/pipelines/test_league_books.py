@@ -19,13 +19,14 @@ from brayx.errors import ConfigError, LeagueError
 from brayx.league.config import LeagueConfig
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
-from brayx.tracking import Trial, aliases
+from brayx.tracking import Trial, aliases, promote
 from brayx.tracking.registry import register_files
 from deployments.job import JobConfig
 from deployments.league_files import PLAYER_TAG, books_file
 from deployments.leagues import newest_league
 from deployments.opponents import read_pool
 from pipelines.league_books import Books, age_text, place_of
+from pipelines.league_champion import set_champion
 from pipelines.league_gate import recorded_league
 from pipelines.opponents import Opponents
 from pipelines.shipped import TEMPLATES
@@ -281,6 +282,27 @@ def test_what_passes_the_gate_is_champion_in_the_registry_and_the_books(
         assert "four version 2 is champion now" in promoted.stdout
         assert aliases("four", written.trial.uri) == {"champion": 2}
         assert Books.read(written.trial).champion == Member("main", 2)
+
+
+def test_the_alias_of_a_version_that_the_league_has_not_played_stays(
+    written: Written, command: Run, tmp_path: Path
+) -> None:
+    uri = written.trial.uri
+    foreign = register_files(Trial.open("four", "alone", uri), tmp_path / "files", "four", 1, tags={})
+    promote("models:/four/3", uri)
+    assert foreign.version == 3
+    stays = (
+        "the alias champion of four stays at version 3, which this league has not played; "
+        "`brayx promote models:/four/VERSION` moves it without a game"
+    )
+    assert set_champion(written.trial, "four", 1) == stays
+    finish(written)
+    refused = command("promote", "--league", "main:1", "--tracking", uri)
+    assert (refused.returncode, f"main:1 does not become champion: {stays}" in refused.stderr) == (2, True)
+    assert aliases("four", uri) == {"champion": 3}
+    promote("models:/four/2", uri)  # of this league, so the books decide
+    assert set_champion(written.trial, "four", 1) == ""
+    assert aliases("four", uri) == {"champion": 1}
 
 
 CHECK = """
