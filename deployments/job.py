@@ -24,7 +24,7 @@ from brayx.components import check_module
 from brayx.errors import ConfigError
 from brayx.league.config import LeagueConfig
 from brayx.model.config import ModelConfig
-from brayx.recording.config import RecordingConfig
+from brayx.recording.config import RecordingConfig, Selection
 from brayx.replay.config import BufferConfig, buffer_options
 from brayx.rollout.component import RolloutComponent
 from brayx.trainer.config import TrainerConfig
@@ -46,11 +46,14 @@ class SourceConfig(BaseModel):
     """Function in it, ``(name, config)``, that returns an iterator of fragments or columns, or a list of iterables of
     them, which are read side by side."""
     path: str | None = None
-    """File of the data, or a pattern with ``*``, from the YAML file's folder; null: a module gives it."""
-    format: Literal["npz", "parquet", "minari"] | None = None
-    """Format of the files; null: by their ending."""
+    """File of the data, a pattern with ``*``, or a folder of recordings, from the YAML file's folder; or an address of
+    recordings; null: a module gives the data."""
+    format: Literal["npz", "parquet", "minari", "recording"] | None = None
+    """Format of the files; null: by their ending. A folder has recordings, unless it is a Minari dataset."""
     fields: dict[str, str] = {}
-    """Names that the files have for brayx's own: ``obs: observations``, say."""
+    """Names that the files have for brayx's own: ``obs: observations``, say; of recordings also ``input/KEY``."""
+    only: Selection | None = None
+    """Which recorded sessions are read; null: all."""
     demonstration: bool = False
     """Files are what ``mixed`` imitates; else they are taken for the agent's own play. A module marks its fragments by
     the extra of this name."""
@@ -65,6 +68,8 @@ class SourceConfig(BaseModel):
     def _one_origin(self) -> Self:
         if (self.module is None) == (self.path is None):
             raise ValueError("either a `module` or a `path`")
+        if self.only is not None and self.path is None:
+            raise ValueError("a `path` with `only`, which selects recorded sessions")
         if self.demonstration and self.path is None:
             raise ValueError("a `path` with `demonstration`: a module marks its fragments by the extra of that name")
         return self

@@ -23,6 +23,7 @@ from brayx.errors import BrayxError, ConfigError, StartupError
 from pipelines.completion import SHELLS, script
 from pipelines.league_commands import JOB, SET, TRACKING_OF_JOB, league_verbs, trial_option
 from pipelines.new import KINDS
+from pipelines.recordings_commands import recordings_verbs
 from pipelines.shipped import TEMPLATES, job_file
 from pipelines.shutdown import end_within, leave, mark
 
@@ -188,6 +189,9 @@ def _parser() -> argparse.ArgumentParser:
         "league", help="show, ratings, export: look at a league, also while it trains; calibrate: levels of difficulty"
     )
     league_verbs(league)
+
+    recordings = commands.add_parser("recordings", help="export: recorded sessions as a Minari dataset, or for Rerun")
+    recordings_verbs(recordings)
 
     export = commands.add_parser("export", help="a model as files for other runtimes, compared with torch")
     export.add_argument("reference", metavar="MODEL", help="models:/NAME@ALIAS, or the folder of a checkpoint")

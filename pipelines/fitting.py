@@ -73,7 +73,7 @@ def _check_alike(job: JobConfig, trainer: TrainerConfig) -> None:
     rewarded = [
         name
         for name, source in job.sources.items()
-        if source.buffer in trainer.buffers and not _only_imitated(trainer.algorithm, source)
+        if source.buffer in trainer.buffers and not only_imitated(trainer.algorithm, source)
     ]
     for name, rollout in job.rollouts.items():
         changed = {"normalise_obs": raw, "normalise_reward": rewarded, "reward_clip": rewarded}
@@ -87,7 +87,7 @@ def _check_alike(job: JobConfig, trainer: TrainerConfig) -> None:
                 )
 
 
-def _only_imitated(algorithm: AlgorithmConfig, source: SourceConfig) -> bool:
+def only_imitated(algorithm: AlgorithmConfig, source: SourceConfig) -> bool:
     """Whether the source's rewards are not learned from; a source's own function may mark steps as demonstrations."""
     marked = source.demonstration or source.path is None
     imitated = algorithm.imitates == "everything" or (algorithm.imitates == "demonstrations" and marked)

@@ -1,8 +1,9 @@
 """Sources of a training job: data at rest, read into a replay buffer as fast as the learner takes it.
 
-A source is files (`brayx.replay.files`), or a user's function that returns iterators of `brayx.Fragment` and
-`brayx.Columns`. The job reads it in threads. A source waits while its buffer is full, and ends with the job. Games that
-share the buffer do not wait: if it is full, its oldest batch is dropped and counted, whatever its origin.
+A source is files (`brayx.replay.files`), recordings (`brayx.recording.source`), or a user's function that returns
+iterators of `brayx.Fragment` and `brayx.Columns`. The job reads it in threads. A source waits while its buffer is full,
+and ends with the job. Games that share the buffer do not wait: if it is full, its oldest batch is dropped and counted,
+whatever its origin.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ from typing import TYPE_CHECKING, Any
 from brayx.algorithms.build import check_recorded
 from brayx.components import load
 from brayx.errors import BrayxError, ConfigError
+from brayx.recording.source import dataset
 from brayx.replay.feed import Feed, Part, Taker
-from brayx.replay.files import Dataset
+from pipelines.fitting import only_imitated
 from pipelines.shutdown import side_by_side
 
 if TYPE_CHECKING:
+    from brayx.replay.files import Dataset
     from brayx.replay.packing import Layout
     from brayx.types import Fragment
     from deployments.job import JobConfig, SourceConfig
 
 logger = logging.getLogger(__name__)
 
-Opened = dict[str, tuple[Dataset, "Fragment"]]
+Opened = dict[str, tuple["Dataset", "Fragment"]]
 """Datasets that were opened, with their first episodes, by source."""
 
 
@@ -74,6 +77,11 @@ def check_sources(
                     if source.buffer in trainer.buffers:
                         check_recorded(trainer.algorithm, fields)
                         _check_memory(memory, fields)
+                        if "reward" not in fields and not only_imitated(trainer.algorithm, source):
+                            raise ConfigError(
+                                f"has no reward, which {trainer.algorithm.name!r} learns from: the option `fields` "
+                                "names it, as in {reward: input/KEY}"
+                            )
             except ConfigError as error:
                 raise ConfigError(f"source {name!r}: {error.message}", source=name) from error
     return found
@@ -176,4 +184,5 @@ def _again(build: Callable[[], Any], first: list[Any], number: int) -> Part:
 
 def _dataset(source: SourceConfig, job: JobConfig) -> Dataset:
     assert source.path is not None
-    return Dataset(Path(job.folder, source.path), source.format, source.fields, source.demonstration)
+    path = source.path if "://" in source.path else Path(job.folder, source.path)
+    return dataset(path, source.format, source.fields, source.demonstration, source.only)

@@ -238,9 +238,10 @@ def tune(
 
 def _by_whole_path(demonstrations: str | Path | Dataset) -> Dataset:
     """The demonstrations with an absolute path, since each trial runs in a separate folder."""
+    from brayx.recording.source import dataset
     from brayx.replay.files import Dataset
 
-    data = copy.deepcopy(demonstrations) if isinstance(demonstrations, Dataset) else Dataset(demonstrations)
+    data = copy.deepcopy(demonstrations) if isinstance(demonstrations, Dataset) else dataset(demonstrations)
     data.files = [file.absolute() for file in data.files]
     return data
 
@@ -466,7 +467,8 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--demonstrations", default=None, metavar="FILES",
-        help="recorded episodes that every trial of mixed or bc imitates: a file, or a pattern in quotes",
+        help="recorded episodes that every trial of mixed or bc imitates: a file, a pattern in quotes, "
+        "or a folder of recordings",
     )  # fmt: skip
     made.add_argument("--method", choices=["asha", "pbt"], default="asha", help="(default: %(default)s)")
     made.add_argument("--num-trials", type=int, default=8, help="(default: %(default)s)")

@@ -219,6 +219,7 @@ class AgentActor(Actor):
                 report(state.input["result"])
                 self._player.leave("stop")  # before the reply: whoever gets it can rely on the result being kept
             self._episodes.states.append(state)
+            self._logs.stop(body)
         self._leave_game()  # now, so that the game's other sessions do not wait until the session's id is free
         return b"Game Stopped"
 

@@ -34,6 +34,9 @@ class SessionLog:
         Events are ``error``, ``fallback`` (the client got the fallback's reply), ``skipped N`` and ``resumed``.
         """
 
+    def stop(self, body: bytes) -> None:
+        """Adds the body of the session's stop, which follows its last tick; not called for a stop without one."""
+
     def keep(self, why: str) -> None:
         """Keeps the session even if it was not chosen at its start; ``why`` is the reason."""
 
@@ -85,6 +88,11 @@ class SessionLogs:
         """See `SessionLog.event`."""
         for log in self.taking:
             log.event(what, last=last)
+
+    def stop(self, body: bytes) -> None:
+        """See `SessionLog.stop`."""
+        for log in self.taking:
+            log.stop(body)
 
     def keep(self, why: str) -> None:
         """See `SessionLog.keep`."""

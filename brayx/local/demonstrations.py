@@ -16,6 +16,7 @@ from brayx.algorithms.build import OURS
 from brayx.algorithms.config import AlgorithmConfig
 from brayx.errors import BadFragment, ConfigError
 from brayx.local.training import Training
+from brayx.recording.source import dataset
 from brayx.replay.files import Dataset
 from brayx.replay.packing import Batch, Layout, Packer
 from brayx.types import DEMONSTRATION
@@ -59,8 +60,9 @@ class Demonstrations:
     with the initial state again.
 
     Args:
-        data: a file in a format that `brayx.replay.files` reads, a glob pattern, or a `Dataset`. All of it stays in
-            memory; of its extras only the recurrent state before each step, ``state/...``.
+        data: a file in a format that `brayx.replay.files` reads, a glob pattern, a folder of recordings, or a
+            `Dataset`. All of it stays in memory; of its extras only the recurrent state before each step,
+            ``state/...``.
         layout: layout of its episodes.
         batch_size: most columns of a batch.
         unroll_length: transitions of a column.
@@ -85,11 +87,11 @@ class Demonstrations:
         seed: int,
         initial: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        dataset = data if isinstance(data, Dataset) else Dataset(data)
+        opened = data if isinstance(data, Dataset) else dataset(data)
         packer = Packer(1, unroll_length, layout)
         made: list[Batch | None] = []
         cut, number = 0, -1
-        for number, episode in enumerate(dataset.checked(layout)):
+        for number, episode in enumerate(opened.checked(layout)):
             state = {name: extra for name, extra in episode.extras.items() if name.split("/")[0] == "state"}
             if initial and not state:
                 state = {name: np.broadcast_to(leaf, (len(episode), *leaf.shape)) for name, leaf in initial.items()}
@@ -100,7 +102,7 @@ class Demonstrations:
                 made += packer.add(replace(episode, extras=state))
             except BadFragment as error:
                 raise ConfigError(
-                    f"{dataset.files[0]}: demonstrations: episode {number} (the first is 0): {error.message}",
+                    f"{opened.files[0]}: demonstrations: episode {number} (the first is 0): {error.message}",
                     episode=number,
                 ) from error
         if cut:

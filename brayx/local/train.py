@@ -109,7 +109,8 @@ def train_local(
         algorithm: options; None: PPO's defaults.
         training: all other options; None: their defaults.
         demonstrations: recorded episodes to imitate: a file in a format that `brayx.replay.files` reads, a glob
-            pattern, or a `Dataset` to set column names or the format. They need no recurrent state
+            pattern, a folder of recordings, or a `Dataset` to set column names or the format
+            (`brayx.recording.dataset` selects sessions). They need no recurrent state
             (see `Demonstrations`). ``bc`` learns from demonstrations only; ``mixed`` starts with ``imitation_updates``
             batches of them, and at least one pass over all, before its first run. Continuous actions are in the
             policy's own range: -1 to 1 with ``scale_actions``.

@@ -27,6 +27,7 @@ _FORMAT = 1
 _KEY = "brayx.recording"
 _LEVEL = 3
 _BODIES = ("input", "output")
+_STOP = f"{OWN}stop"
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]]) -> None:
         f"{OWN}time_us": pa.array(columns.time_us),
         f"{OWN}duration_us": pa.array(columns.duration_us),
         f"{OWN}event": pa.array(columns.event, pa.string()),
+        _STOP: pa.array([stop or None for stop in columns.stop], pa.binary()),
     }
     for name in _BODIES:
         bodies = getattr(columns, name)
@@ -160,8 +162,9 @@ class Chunk:
         bodies = [c for name in _BODIES for c in _body_columns(name, has)]
         own = [name for name in names if self._stored[name].at < 0]
         plain = [f"{OWN}{name}" for name in ("number", "time_us", "duration_us", "event")]
+        stops = [name for name in (_STOP,) if name in has]  # the first recordings have none
         try:
-            table = self._file.read_row_groups(range(first, last), columns=[*plain, *bodies, *own])
+            table = self._file.read_row_groups(range(first, last), columns=[*plain, *stops, *bodies, *own])
             table = table.slice(row - int(self._bounds[first]), count).combine_chunks()
             found = {name: _body(table, name) for name in _BODIES}
             arrays = {}
@@ -183,6 +186,7 @@ class Chunk:
                 found["input"],
                 found["output"],
                 arrays,
+                stop=[stop or b"" for stop in table[_STOP].to_pylist()] if stops else [b""] * len(table),
             )
         except Exception as error:  # as above
             raise BadRecording(f"{self._name} cannot be read: {_short(error)}", file=self._name) from None

@@ -33,6 +33,7 @@ class Tick(NamedTuple):
         input, output: body and reply; the reply is empty if the tick failed.
         attributes: values that the agents set on the tick's state, by name.
         event: ``error``, ``fallback``, ``skipped N`` or ``resumed``; empty: nothing unusual.
+        stop: body of the session's stop, at its last tick; empty: there was none.
     """
 
     number: int
@@ -42,6 +43,7 @@ class Tick(NamedTuple):
     output: bytes
     attributes: Mapping[str, Any]
     event: str = ""
+    stop: bytes = b""
 
 
 @dataclass
@@ -55,6 +57,7 @@ class Columns:
         input, output: bodies and replies.
         arrays: arrays that the agents set, ``[N, ...]`` by name.
         left_out: attributes that could not become columns, with the reason.
+        stop: ``N`` bodies of stops, as `Tick.stop`.
     """
 
     number: np.ndarray
@@ -65,11 +68,13 @@ class Columns:
     output: Bodies | list[bytes] = field(repr=False)
     arrays: dict[str, np.ndarray]
     left_out: dict[str, str] = field(default_factory=dict)
+    stop: list[bytes] = field(default_factory=list, repr=False)
 
     @property
     def nbytes(self) -> int:
         """Approximate size in memory."""
         found = sum(array.nbytes for array in self.arrays.values()) + 32 * len(self.number)
+        found += sum(map(len, self.stop))
         for of in (self.input, self.output):
             found += of.numbers.nbytes if isinstance(of, Bodies) else sum(map(len, of))
         return found
@@ -100,6 +105,7 @@ def columns_of(ticks: Sequence[Tick], *, without: Collection[str] = ()) -> Colum
         [tick.output for tick in ticks],
         arrays,
         left_out,
+        [tick.stop for tick in ticks],
     )
 
 
@@ -133,6 +139,7 @@ def concatenated(parts: Sequence[Columns]) -> Columns:
         _merged([part.output for part in parts]),
         {name: np.concatenate([part.arrays[name] for part in parts]) for name in first.arrays},
         {name: why for part in parts for name, why in part.left_out.items()},
+        [stop for part in parts for stop in part.stop],
     )
 
 

@@ -36,3 +36,24 @@ class RecordingConfig(BaseModel):
         if "://" in self.folder:
             return self
         return self.model_copy(update={"folder": str(Path(self.folder).expanduser().absolute())})
+
+
+class Selection(BaseModel):
+    """Which recorded sessions are read; an option that is null selects all."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    agent: str | None = None
+    """Agent of the session's id, ``GAME-agent-AGENT``; may have ``*``."""
+    player: str | None = None
+    """Player of the seat in a league, such as ``main`` or ``main:*``."""
+    min_version: int | None = None
+    """Least policy version that acted; sessions with an older one are left out, and those without versions."""
+    max_version: int | None = None
+    """Largest policy version that acted."""
+    min_result: float | None = None
+    """Least return of the game; sessions without a return are left out."""
+    max_result: float | None = None
+    """Largest return of the game."""
+    human: bool | None = None
+    """Only sessions of humans, whose start has a body with a true ``human``; false: only the others."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, overload
@@ -157,6 +157,11 @@ class Episode:
         names = [self._of.chunk(piece.path).columns for piece in self._pieces]
         return [name for name in names[0] if all(name in each for each in names)]
 
+    @property
+    def some_columns(self) -> list[str]:
+        """Names of the arrays that some ticks have; an error or a fallback may leave ticks without."""
+        return list(dict.fromkeys(name for piece in self._pieces for name in self._of.chunk(piece.path).columns))
+
     def __getitem__(self, name: str) -> np.ndarray:
         """An array ``[N, ...]`` of all ticks.
 
@@ -173,6 +178,22 @@ class Episode:
         """The original replies to all ticks."""
         return texts(self.read(names=[]).output)
 
+    @property
+    def stop(self) -> bytes:
+        """The original body of the session's stop; empty: it had none, or did not stop."""
+        return self.read(len(self) - 1, names=[]).stop[-1]
+
+    def spans(self, names: Collection[str]) -> list[tuple[int, int]]:
+        """Ranges of ticks, as (first, end), that have all arrays of these names."""
+        found: list[tuple[int, int]] = []
+        for piece, end in zip(self._pieces, self._ends, strict=True):
+            if set(names) <= set(self._of.chunk(piece.path).columns):
+                start = end - piece.part.ticks
+                if found and found[-1][1] == start:
+                    start = found.pop()[0]
+                found.append((start, end))
+        return found
+
     def read(self, first: int = 0, count: int | None = None, names: Sequence[str] | None = None) -> Columns:
         """Reads consecutive ticks.
 
@@ -185,10 +206,6 @@ class Episode:
             BadRecording: a file is broken or missing, or there is no array of that name.
         """
         names = self.columns if names is None else names
-        for name in names:
-            if name not in self.columns:
-                known = ", ".join(self.columns) or "none"
-                raise BadRecording(f"session {self.session!r} has no array {name!r}; it has: {known}", column=name)
         last = len(self) if count is None else min(first + count, len(self))
         found = []
         for index in range(bisect.bisect_right(self._ends, first), len(self._pieces)):
@@ -198,6 +215,9 @@ class Episode:
             if low >= high:
                 break
             chunk = self._of.chunk(piece.path)
+            for name in set(names).difference(chunk.columns):
+                known = ", ".join(self.columns) or "none"
+                raise BadRecording(f"session {self.session!r} has no array {name!r}; it has: {known}", column=name)
             found.append(chunk.read(piece.part.row + low - begin, high - low, names))
         if not found:
             nothing = np.zeros(0, np.int64)

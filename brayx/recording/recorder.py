@@ -188,7 +188,7 @@ class RecordedSession(SessionLog):
 
     __slots__ = (
         "_began", "_began_at", "_episode", "_event", "_limit", "_lost", "_of", "_player", "_sent", "_session",
-        "_start", "_ticks", "_why",
+        "_start", "_stop", "_ticks", "_why",
     )  # fmt: skip
 
     def __init__(self, of: SessionRecorder, session: str, start: bytes, player: str, why: str) -> None:
@@ -205,6 +205,7 @@ class RecordedSession(SessionLog):
         self._sent = 0
         self._lost = 0
         self._event = ""
+        self._stop = b""
 
     def tick(self, state: State, body: bytes, reply: bytes, began: float) -> None:
         """See `brayx.actor.logs.SessionLog.tick`."""
@@ -237,6 +238,18 @@ class RecordedSession(SessionLog):
         else:
             self._event = what
 
+    def stop(self, body: bytes) -> None:
+        """See `brayx.actor.logs.SessionLog.stop`."""
+        if not self._ticks:
+            return
+        if self._of.taken - self._of.freed + len(body) > self._limit:
+            self._lost += 1
+            return
+        *tick, size = self._ticks[-1]
+        self._ticks[-1] = (*tick, size + len(body))  # type: ignore[assignment]
+        self._of.taken += len(body)
+        self._stop = body
+
     def keep(self, why: str) -> None:
         """Decides to record the session, with its ticks that are still in memory."""
         self._why, self._limit = self._why or why, self._of.most_bytes
@@ -261,6 +274,8 @@ class RecordedSession(SessionLog):
             Tick(state.tick, began - self._began, ended - began, body, reply, vars(state), event)
             for state, body, reply, began, ended, event, _ in kept
         ]
+        if end:
+            ticks[-1] = ticks[-1]._replace(stop=self._stop)
         part = Part(
             self._episode,
             self._session,

@@ -56,6 +56,7 @@ class Dataset:
         format: the files' format; None: by their extension.
         fields: names in the data by our names, where they differ: ``{"obs": "observations"}``.
         demonstration: adds the extra ``demonstration`` to every episode, which marks it for imitation.
+        reader: reads ``path``, which need not be a file; None: the format's.
 
     Attributes:
         files: the files found, sorted by name.
@@ -70,7 +71,15 @@ class Dataset:
         format: Format | None = None,
         fields: Mapping[str, str] | None = None,
         demonstration: bool = False,
+        reader: Reader | None = None,
     ) -> None:
+        self._fields = dict(fields or {})
+        self._demonstration = demonstration
+        self._format: Format | None = None
+        self._own = reader
+        if reader is not None:
+            self.files = [Path(path)]
+            return
         path = str(Path(path).expanduser())
         if Path(path, "data", "main_data.hdf5").is_file():
             path = str(Path(path, "data", "main_data.hdf5"))
@@ -81,9 +90,7 @@ class Dataset:
         if found is None:
             known = ", ".join(_SUFFIXES)
             raise ConfigError(f"{path}: unknown format: expected one of {known}, or the option `format`", path=path)
-        self._format: Format = found
-        self._fields = dict(fields or {})
-        self._demonstration = demonstration
+        self._format = found
 
     def __iter__(self) -> Iterator[Fragment]:
         return self._of([self._read(file) for file in self.files])
@@ -107,8 +114,15 @@ class Dataset:
         shares = [pieces[number::count] for number in range(min(count, len(pieces)))]
         return [functools.partial(self._of, share) for share in shares]
 
+    @property
+    def _reader(self) -> Reader:
+        if self._own is not None:
+            return self._own
+        assert self._format is not None
+        return _READERS[self._format]  # not kept, since modules do not pickle
+
     def _read(self, file: Path) -> Callable[[], Iterator[Fragment]]:
-        return functools.partial(_READERS[self._format].episodes, file, self._fields)
+        return functools.partial(self._reader.episodes, file, self._fields)
 
     def _of(self, pieces: list[Callable[[], Iterator[Fragment]]]) -> Iterator[Fragment]:
         for read in pieces:
@@ -161,7 +175,7 @@ class Dataset:
         whole = Layout.of(first) if layout is None else layout.completed(first)
         found: list[set[str]] = []
         for file in self.files:
-            step, fields = _READERS[self._format].blank(file, self._fields)
+            step, fields = self._reader.blank(file, self._fields)
             if step is not None:
                 _fits(self._marked(step), whole, file)
                 found.append(fields)

@@ -164,7 +164,7 @@ def _fragment(arrays: Arrays, start: int, stop: int, over: bool) -> Fragment:
     log_prob = arrays.get("log_prob")
     version = arrays.get("policy_version")
     return Fragment(
-        obs=obs["obs"] if "obs" in obs else _tree(obs),
+        obs=obs["obs"] if "obs" in obs else tree_of(obs),
         action=arrays["action"][part],
         reward=arrays["reward"][part].astype(np.float32),
         terminated=over,
@@ -186,7 +186,7 @@ def _ends(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     return terminated | arrays["truncated"].astype(bool) if "truncated" in arrays else terminated
 
 
-def _tree(leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def tree_of(leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """``obs/a/b`` becomes ``{"a": {"b": ...}}``."""
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():

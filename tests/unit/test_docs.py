@@ -82,7 +82,8 @@ NOT_RUN = {
     "one line of a live display": 1,
     "lines of a live display": 2,
     "starts a Ray and trains": 1,
-    "reads a recording; tests/unit/recording does the same": 1,
+    "reads a recording; tests/unit/recording does the same": 2,
+    "reads a recording; tests/end_to_end/test_recordings.py does the same": 1,
     "tests/unit/test_remote.py does the same": 1,
     "starts a Ray and trains; tests/end_to_end/test_environments.py runs it with fewer steps": 1,
 }
@@ -536,7 +537,7 @@ def test_the_guide_s_source_gives_learnable_fragments(examples: Path, tmp_path: 
         steps = {"action": np.arange(3), "log_prob": -ones, "reward": ones, "policy_version": np.zeros(3, int)}
         np.savez(tmp_path / f"{number}.npz", obs=obs, **steps)
     shutil.copytree(examples / "match", tmp_path, dirs_exist_ok=True)
-    (snippet,) = (s for s in SNIPPETS if s.language == "yaml" and "kind: source" in s.text)
+    (snippet,) = (s for s in SNIPPETS if s.language == "yaml" and "module: match_data" in s.text)
     parts = yaml.safe_load((tmp_path / "match.yaml").read_text()) | yaml.safe_load(snippet.text)
     parts["data"]["folder"] = str(tmp_path)
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(parts))

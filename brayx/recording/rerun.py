@@ -1,0 +1,98 @@
+"""Writes recordings as files of Rerun's viewer, one for each session. Needs rerun-sdk, the extra ``rerun``.
+
+Each array that the agents set is an entity: numbers are curves, images are images, anything else is a tensor. ``input``
+and ``output`` are texts, and events a log. The timelines are ``tick`` and ``time``, since the session's start.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from brayx.errors import ConfigError
+from brayx.recording.columns import Columns, texts
+
+if TYPE_CHECKING:
+    from brayx.recording.reader import Episode
+
+_BLOCK = 4096
+"""Ticks that are read at once."""
+_CURVES = 64
+"""Most numbers of a vector that is drawn as curves."""
+_NOT_IN_NAMES = re.compile(r"[^\w.-]")
+
+
+def write_rerun(episodes: Iterable[Episode], out: Path) -> tuple[int, int]:
+    """Writes ``SESSION-ID.rrd`` for each episode; ``rerun OUT/*.rrd`` opens them.
+
+    Args:
+        episodes: recorded sessions.
+        out: the folder, made if it is missing.
+
+    Returns:
+        Numbers of sessions and ticks.
+
+    Raises:
+        ConfigError: rerun-sdk is missing, or there is no episode.
+        BadRecording: a file is broken.
+    """
+    try:
+        import rerun as rr
+    except ImportError as error:
+        raise ConfigError("Rerun's files need rerun-sdk: pip install 'brayx[rerun]'") from error
+    out.mkdir(parents=True, exist_ok=True)
+    sessions = ticks = 0
+    for episode in episodes:
+        stream = rr.RecordingStream("brayx", recording_id=episode.id)
+        stream.save(out / f"{_NOT_IN_NAMES.sub('_', f'{episode.session}-{episode.id[:8]}').lstrip('.')}.rrd")
+        stream.send_recording_name(episode.session)
+        facts = {"player": episode.player, "end": episode.end, "why": episode.why, "start": episode.start}
+        result = {} if episode.result is None else {"result": episode.result}
+        stream.send_property("session", rr.AnyValues(**facts, **result))
+        for first in range(0, len(episode), _BLOCK):
+            _write(rr, stream, episode.read(first, _BLOCK))
+        stream.disconnect()  # once everything is written
+        sessions, ticks = sessions + 1, ticks + len(episode)
+    if not sessions:
+        raise ConfigError("no recorded session is selected", path=str(out))
+    return sessions, ticks
+
+
+def _write(rr: Any, stream: Any, ticks: Columns) -> None:
+    def index(rows: slice | list[int]) -> list[Any]:
+        return [
+            rr.TimeColumn("tick", sequence=ticks.number[rows]),
+            rr.TimeColumn("time", duration=ticks.time_us[rows] / 1e6),
+        ]
+
+    every = index(slice(None))
+    for name in ("input", "output"):
+        bodies = [body.decode(errors="replace") for body in texts(getattr(ticks, name))]
+        stream.send_columns(name, indexes=every, columns=rr.TextDocument.columns(text=bodies))
+    events = [row for row, event in enumerate(ticks.event) if event]
+    if events:
+        columns = rr.TextLog.columns(text=[ticks.event[row] for row in events])
+        stream.send_columns("event", indexes=index(events), columns=columns)
+    images = {}
+    for name, array in ticks.arrays.items():
+        if array.ndim == 1 or (array.ndim == 2 and array.shape[1] <= _CURVES):
+            stream.send_columns(name, indexes=every, columns=rr.Scalars.columns(scalars=array.astype(np.float64)))
+        else:
+            images[name] = array
+    if not images:
+        return
+    for row, (number, time_us) in enumerate(zip(ticks.number.tolist(), ticks.time_us.tolist(), strict=True)):
+        stream.set_time("tick", sequence=number)
+        stream.set_time("time", duration=time_us / 1e6)
+        for name, array in images.items():
+            stream.log(name, rr.Image(array[row]) if _is_image(array) else rr.Tensor(array[row]))
+    stream.reset_time()
+
+
+def _is_image(array: np.ndarray) -> bool:
+    """Whether ``[N, ...]`` are grey or coloured images."""
+    return array.dtype == np.uint8 and (array.ndim == 3 or (array.ndim == 4 and array.shape[3] in (1, 3, 4)))

@@ -1,0 +1,184 @@
+"""Recordings as a dataset: the sessions that are selected, as demonstrations for training.
+
+`dataset` opens a folder of recordings or files of another format alike. Knows nothing of buffers and models.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import optree
+from pydantic import ValidationError
+
+from brayx.errors import BadRecording, ConfigError
+from brayx.gamecore.protocol import AGENT_MARK
+from brayx.recording.config import Selection
+from brayx.recording.fragments import Fields, fields_of, fragments
+from brayx.replay.files import Dataset, Format
+from brayx.replay.steps import BLOCK_ROWS
+from brayx.types import Fragment
+
+if TYPE_CHECKING:
+    from brayx.recording.reader import Episode, Recordings
+
+logger = logging.getLogger(__name__)
+
+_ARRAYS = ("action", "log_prob", "reward", "policy_version")
+
+
+def dataset(
+    path: str | Path,
+    format: Format | Literal["recording"] | None = None,
+    fields: Mapping[str, str] | None = None,
+    demonstration: bool = False,
+    only: Selection | Mapping[str, Any] | None = None,
+) -> Dataset:
+    """Opens recordings as training data: a folder, one of its files with ``format="recording"``, or an fsspec address.
+
+    Other paths become a `Dataset` of files.
+
+    Args:
+        path: the folder, file or address.
+        format: ``recording``, or as for `Dataset`; None: a folder without a Minari dataset has recordings.
+        fields: origins of fields by name, see `brayx.recording.fragments`; of files as for `Dataset`.
+        demonstration: as for `Dataset`.
+        only: which sessions to read, options of `Selection`.
+
+    Raises:
+        ConfigError: there is no such file, or ``only`` is not valid.
+    """
+    folder = Path(path).expanduser()
+    is_minari = (folder / "data" / "main_data.hdf5").is_file()
+    if format is None and ("://" in str(path) or (folder.is_dir() and not is_minari)):
+        format = "recording"
+    if format != "recording":
+        if only:
+            raise ConfigError(f"{path}: `only` selects recorded sessions, and this is no folder of recordings")
+        return Dataset(path, format, fields, demonstration)
+    return Dataset(path, None, fields, demonstration, reader(path, only))
+
+
+def reader(path: str | Path, only: Selection | Mapping[str, Any] | None = None) -> Reader:
+    """Reads selected recordings; arguments and errors as of `dataset`."""
+    try:
+        selection = only if isinstance(only, Selection) else Selection(**(only or {}))
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise ConfigError(f"only.{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}, got {wrong['input']!r}") from None
+    address = str(path)
+    return Reader(address if "://" in address else str(Path(address).expanduser().absolute()), selection)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads recordings as `brayx.replay.files.Reader` reads files. Pickles.
+
+    Sessions that lack a field are left out, and a warning says how many and why. So are those of another game, unless
+    they have all fields; the buffer refuses what does not fit.
+
+    Attributes:
+        address: the folder, file or fsspec address.
+        only: which sessions to read.
+    """
+
+    address: str
+    only: Selection
+
+    def episodes(self, file: Path, fields: Mapping[str, str], most: int | None = BLOCK_ROWS) -> Iterator[Fragment]:
+        """As `brayx.replay.files.Reader`: all fragments, in the order of `brayx.recording.open`.
+
+        ``most`` is the maximum of a fragment's transitions; a longer one continues in the next. None: no limit.
+        """
+        return (fragment for _, fragment in self._all(fields, most))
+
+    def selected(self) -> Iterator[Episode]:
+        """The selected sessions."""
+        return (episode for episode in self.recordings() if selects(self.only, episode))
+
+    def blank(self, file: Path, fields: Mapping[str, str]) -> tuple[Fragment | None, set[str]]:
+        """As `brayx.replay.files.Reader`; reads the first fragment."""
+        for found, fragment in self._all(fields, 1):
+            step = replace(
+                fragment,
+                obs=optree.tree_map(lambda leaf: np.zeros_like(leaf[:2]), fragment.obs),
+                **{name: np.zeros_like(getattr(fragment, name)[:1]) for name in _ARRAYS},
+                extras={name: np.zeros_like(extra[:1]) for name, extra in fragment.extras.items()},
+            )
+            return step, set(found.names)
+        return None, set()
+
+    def recordings(self) -> Recordings:
+        """Opens the recordings. Raises ConfigError if there are none."""
+        from brayx.recording.reader import open as open_recordings  # imports Arrow, which is slow
+
+        try:
+            found = open_recordings(self.address)
+        except BadRecording as error:
+            raise ConfigError(error.message, path=self.address) from error
+        if found.unreadable:
+            file, why = next(iter(found.unreadable.items()))
+            logger.warning("%d files cannot be read, the first is %s: %s", len(found.unreadable), file, why)
+        return found
+
+    def _all(self, fields: Mapping[str, str], most: int | None) -> Iterator[tuple[Fields, Fragment]]:
+        recordings, known, refused, last = self.recordings(), None, 0, ""
+        for episode in recordings:
+            try:
+                if not selects(self.only, episode):
+                    continue
+                known = known or fields_of(episode, fields)
+                for fragment in fragments(episode, known, most):
+                    yield known, fragment
+            except BadRecording as error:
+                refused, last = refused + 1, error.message
+        if refused and known is None:
+            raise ConfigError(f"{self.address}: {last}", path=self.address)
+        if refused:
+            logger.warning(
+                "%s: %d of %d sessions were left out, at least in part; the last: %s",
+                self.address,
+                refused,
+                len(recordings),
+                last,
+            )
+
+
+def selects(only: Selection, episode: Episode) -> bool:
+    """Whether an episode is selected; reads its ticks only to select by policy version."""
+    if only.agent is not None and not fnmatchcase(episode.session.rpartition(AGENT_MARK)[2], only.agent):
+        return False
+    if only.player is not None and not fnmatchcase(episode.player, only.player):
+        return False
+    if only.human is not None and _is_human(episode.start) != only.human:
+        return False
+    if not _within(episode.result, episode.result, only.min_result, only.max_result):
+        return False
+    if only.min_version is None and only.max_version is None:
+        return True
+    if "policy_version" not in episode.columns:
+        return False
+    versions = episode["policy_version"]
+    return _within(int(versions.min()), int(versions.max()), only.min_version, only.max_version)
+
+
+def _within(low: float | None, high: float | None, least: float | None, most: float | None) -> bool:
+    """Whether a range lies within bounds; None as a bound is none, as a value it lies within no bound."""
+    if least is not None and (low is None or low < least):
+        return False
+    return most is None or (high is not None and high <= most)
+
+
+def _is_human(start: str) -> bool:
+    """Whether a start's body is JSON with a true ``human``."""
+    try:
+        document = json.loads(start)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and document.get("human") is True
