@@ -27,8 +27,10 @@ from brayx.recording.recorder import closing, recorders_of
 from pipelines.templates.gym_model import build_model
 from tests.end_to_end.jobs import brayx as run_brayx
 from tests.end_to_end.jobs import job_folder, trials, without_ray
+from tests.waiting import until
 
 GAMES = 12
+WAIT_S = 60.0
 
 
 def balance(obs: np.ndarray) -> int:
@@ -80,6 +82,8 @@ def play(client: Client, game: int) -> None:
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recorded") / "recordings"
     record(folder)
+    # On a busy machine the writer may take longer than the host waits for it at its end.
+    until(lambda: folder.is_dir() and len(brayx.recording.open(str(folder))) == GAMES, "they are written", WAIT_S)
     return folder
 
 
