@@ -8,14 +8,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 
-def start_module(module: str, *words: str, **variables: str) -> subprocess.Popen[bytes]:
+def start_module(module: str, *words: str, files: Sequence[int] = (), **variables: str) -> subprocess.Popen[bytes]:
     """Runs ``python -m module`` in a child that imports from where this process does.
 
     Args:
         module: dotted name.
         *words: its arguments.
+        files: file descriptors that the child gets under the same numbers.
         **variables: environment variables to set in addition to those of this process.
 
     Returns:
@@ -25,5 +27,6 @@ def start_module(module: str, *words: str, **variables: str) -> subprocess.Popen
         [sys.executable, "-P", "-m", module, *words],  # -P: do not import from the current folder first
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        pass_fds=files,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **variables},
     )

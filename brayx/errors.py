@@ -7,6 +7,7 @@
     │   ├── BodyTooLarge                body_too_large      413
     │   └── HeaderTooLarge              header_too_large    431
     ├── Unauthorized                    unauthorized        401
+    ├── Forbidden                       forbidden           403   (raised by the console only)
     ├── SessionError                    session_error       409
     │   ├── SessionUnknown              session_unknown     404
     │   ├── SessionExists               session_exists      409
@@ -178,6 +179,14 @@ class Unauthorized(BrayxError):
     code = "unauthorized"
     http_status = 401
     grpc_status = "UNAUTHENTICATED"
+
+
+class Forbidden(BrayxError):
+    """The console does not let this caller do this: its key may read only, or the request is a foreign web page's."""
+
+    code = "forbidden"
+    http_status = 403
+    grpc_status = "PERMISSION_DENIED"
 
 
 class SessionError(BrayxError):

@@ -129,6 +129,14 @@ class JobConfig(BaseModel):
     tracking: str | None = None
     """MLflow URI, or path of a sqlite file or its folder; null: ``mlflow.db`` in the current folder."""
 
+    console_port: Annotated[int, Field(ge=0, le=65535)] | None = 8110
+    """Port of the console while the job runs in this process; taken, or 0: a free one; null: no console."""
+    console_host: str = "127.0.0.1"
+    """Address of the console; other than loopback it needs ``console_keys_file``."""
+    console_keys_file: str | None = None
+    """File of the console's keys (`brayx keys new --scope control`), relative to the YAML's folder; null: everybody on
+    this machine may use it."""
+
     models: dict[str, ModelConfig] = {}
     agents: dict[str, AgentConfig] = {}
     buffers: dict[str, BufferConfig] = {}
@@ -198,7 +206,9 @@ class JobConfig(BaseModel):
 
 
 _GROUPS = {kind: f"{kind}s" for kind in KINDS}
-TOP_OPTIONS = ("project", "trial", "mode", "seed", "tracking")
+TOP_OPTIONS = (
+    "project", "trial", "mode", "seed", "tracking", "console_port", "console_host", "console_keys_file",
+)  # fmt: skip
 """Keys at the top of a job that are no components."""
 
 

@@ -272,6 +272,9 @@ def _parser() -> argparse.ArgumentParser:
     new = verbs.add_parser("new", help="append a key with a fresh secret to a file, and print its id")
     new.add_argument("--file", default="keys.txt", help="made if it is not there (default: %(default)s)")
     new.add_argument("--id", default=None, help="id of the key (default: a generated one)")
+    new.add_argument(
+        "--scope", choices=["read", "control"], default="", help="a key of the console: may read only, or also control"
+    )
     new.set_defaults(run=_new_key)
 
     completion = commands.add_parser("completion", help="print shell completion: source <(brayx completion bash)")
@@ -514,7 +517,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 def _new_key(arguments: argparse.Namespace) -> int:
     from brayx.gamecore.auth import new_key
 
-    print(new_key(arguments.file, arguments.id))
+    print(new_key(arguments.file, arguments.id, arguments.scope))
     return 0
 
 

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import pickle
+import threading
 import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from deployments.job import JobConfig, only, pool_name
 from pipelines.champion import champion_of, drawn_curve
 from pipelines.checks import check_job, ports_of
 from pipelines.clerk import Clerk
+from pipelines.console_job import ConsoleJob, console_keys, open_console
 from pipelines.environments import lag_notes
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines, tracebacks
@@ -123,20 +125,22 @@ def train_in_process(
         )
         stack.callback(clerk.end)
         stack.push(lambda _, error, __: _mark_unfinished(clerk, error))
-        return _Training(job, name, clerk, log_interval, stack).run()
+        return _Training(job, name, uri, clerk, log_interval, stack).run()
 
 
 class _Training:
     """One training. Its parts are made in the order of their dependencies."""
 
     def __init__(
-        self, job: JobConfig, name: str, clerk: Clerk, log_interval: int | None, stack: contextlib.ExitStack
+        self, job: JobConfig, name: str, uri: str, clerk: Clerk, log_interval: int | None, stack: contextlib.ExitStack
     ) -> None:
         from pipelines.trainee import Trainee  # torch takes a second to import: MLflow's process has started by now
 
         self.clerk = clerk
+        self.name = name
         self.config = config = job.trainers[only("trainer", job.trainers)]
         self.actor, layout = check_job(job)
+        console_keys(job)
         self.job, notes = in_one_process(job)
         self.as_dict = job.in_mode("train").as_dict()
         if self.actor:
@@ -163,6 +167,7 @@ class _Training:
         self.numbers, self.learner = trainee.numbers, trainee.learner
         self.buffers, self.rollouts = trainee.buffers, trainee.rollouts
         self.champions: dict[str, ActingModel] = {}
+        self.uri = uri
         self.host = None if trainee.acting is None else self._host(trainee.acting.model, stack)
         self.sources = Sources(job, self.buffers)
         self.finished = self.learning = False
@@ -234,6 +239,7 @@ class _Training:
                     host.open()
                     if job.actors[self.actor].keys_file is not None:
                         say(f"{self.actor}.keys_file: keys are required when the job is served, not while it trains")
+                served.enter_context(self._console())
                 self.learner.start()
                 self._wait_for_weights()
                 self._build_engines()
@@ -291,6 +297,30 @@ class _Training:
         return TrainResult(
             trial, numbers, self.finished, name, version, seconds, curve, outcome, reason, began, errors, ended
         )
+
+    def _console(self) -> contextlib.AbstractContextManager[object]:
+        """The console, while the job runs."""
+        from brayx.console.live import LiveSessions
+
+        live = None if self.host is None else LiveSessions(self.host)
+        parts = ConsoleJob(self._facts, live, can_stop=threading.current_thread() is threading.main_thread())
+        return open_console(self.job, self.uri, parts, self.progress.say)
+
+    def _facts(self) -> dict[str, Any]:
+        """What the console shows of the training."""
+        numbers = dict(self.numbers.newest())
+        return {
+            "mode": "train",
+            "project": self.job.project,
+            "trial": self.name,
+            "run_id": self.clerk.trial().run_id if self.clerk.opened() else "",
+            "num_steps": self.config.num_steps,
+            "target_return": self.config.target_return,
+            "waits_for": f"the learner {self.learner.state()}",
+            "doors": {} if self.host is None else dict(self.host.urls),
+            "numbers": numbers,
+            "errors": list(error_lines(numbers, self.numbers.notes())),
+        }
 
     def _wait_for_weights(self) -> None:
         """Waits until the learner's first weights act."""

@@ -23,11 +23,12 @@ from brayx.actor.games import Games
 from brayx.actor.parts import agents_of, codec_of
 from brayx.actor.players import Opponents
 from brayx.actor.serving import Runtime
+from brayx.console.live import LiveSessions
 from brayx.engines import FROZEN
 from brayx.gamecore.auth import Keys
 from brayx.league.config import LeagueConfig
 from brayx.local.host import LocalHost
-from brayx.metrics import Recorder
+from brayx.local.numbers import LocalNumbers
 from brayx.model.arms import Followed
 from brayx.model.following import AliasFollower
 from brayx.model.local import LocalModel
@@ -44,6 +45,7 @@ from deployments.opponents import NoOpponents, ServedOpponents, levels_of
 from deployments.weights import pooled, registered
 from pipelines.acting import acting_from
 from pipelines.checks import ports_of
+from pipelines.console_job import ConsoleJob, console_keys, open_console
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +97,8 @@ class Serving:
         followed = {name: source.followed for name, source in self._sources.items() if source.followed is not None}
         project = job.project if any(of.canary for of in followed.values()) else ""
         self._pool = pool = Pool(uri, project, followed)
-        self._recorder = recorder = Recorder()
+        self._job, self._uri = job, uri
+        self._recorder = recorder = LocalNumbers({}, "seconds")
         recorder.listen(pool.add)
         league = job.leagues[only("league", job.leagues)] if job.leagues else None
         refusal = self._no_opponents(job, league)
@@ -183,6 +186,11 @@ class Serving:
         """The registered versions that a new session may get, by model: ``models:/NAME/VERSION``; none: as built."""
         return registered(self._sources, self._follower.versions() if self._follower is not None else {})
 
+    def console(self, say: Callable[[str], None]) -> contextlib.AbstractContextManager[object]:
+        """The console of this service while the context lasts; see `pipelines.console_job.open_console`."""
+        parts = ConsoleJob(self._console_facts, LiveSessions(self._host), self._follower)
+        return open_console(self._job, self._uri, parts, say)
+
     def drain(self, timeout_s: float) -> bool:
         """Refuses new sessions and waits until the running ones have ended; whether they have, within this time."""
         return self._host.drain(timeout_s)
@@ -208,6 +216,15 @@ class Serving:
     def _facts(self) -> dict[str, Any]:
         versions = {name: model.version for name, model in self._models.items()}
         return {"mode": "serve", "policy_versions": versions, "registered": self.registered}
+
+    def _console_facts(self) -> dict[str, Any]:
+        return {
+            "mode": "serve",
+            "project": self._job.project,
+            "doors": dict(self.urls),
+            "numbers": dict(self._recorder.newest()),
+            "registered": self.registered,
+        }
 
     async def _start_work(self) -> None:
         if self._follower is not None:
@@ -237,7 +254,12 @@ def serve(
 
     Arguments and errors are those of `Serving`.
     """
-    with Serving(job, uri, actor=actor, models=models, trial=trial, say=_say) as serving, _signals() as stopped:
+    console_keys(job)
+    with (
+        Serving(job, uri, actor=actor, models=models, trial=trial, say=_say) as serving,
+        serving.console(_say),
+        _signals() as stopped,
+    ):
         _say(f"actor {serving.actor!r} of project {job.project!r} is served:")
         for door, url in serving.urls.items():
             _say(f"  {door:<4}  {url}")

@@ -34,6 +34,7 @@ class Row:
         games: number of games in that mean; None: not written.
         champion: ``NAME version N`` if the champion of a registered model comes from this trial; otherwise empty.
         is_child: it belongs to the trial above, as a player's trial to its league's, and is named after the player.
+        run_id: MLflow's id of it.
     """
 
     project: str
@@ -44,6 +45,7 @@ class Row:
     games: float | None
     champion: str
     is_child: bool = False
+    run_id: str = ""
 
 
 def trials(uri: str, project: str = "") -> list[Row]:
@@ -75,6 +77,7 @@ def trials(uri: str, project: str = "") -> list[Row]:
             run.data.metrics.get(CHARTS[GAMES_IN_WINDOW]),
             champions.get(run.info.run_id, ""),
             is_child,
+            run.info.run_id,
         )
         for run, is_child in _below_parents(runs)
     ]

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-from brayx.errors import LeagueError, ProtocolError
+from brayx.actor.logs import SessionLog
+from brayx.errors import ConfigError, LeagueError, ProtocolError
 
 
 class Actor:
@@ -68,6 +70,21 @@ class Actor:
 
     async def skipped(self, ticks: int) -> None:
         """Called when ``ticks`` late ticks are skipped: the next tick's number is higher by as many."""
+
+    def facts(self) -> dict[str, Any]:
+        """What a console shows of the session, as JSON values; see `brayx.actor.agent_actor.AgentActor.facts`."""
+        return {}
+
+    def attach(self, log: SessionLog) -> None:
+        """Adds a log to the running session, from its next tick on.
+
+        Raises:
+            ConfigError: this kind of actor keeps no logs.
+        """
+        raise ConfigError(f"a session of {type(self).__name__} cannot be followed: it has no agents")
+
+    def detach(self, log: SessionLog) -> None:
+        """Removes a log; does nothing if the session does not have it, or no longer."""
 
     async def snapshot(self) -> bytes | None:
         """State from which another actor continues the session after the last tick; None: it cannot be moved."""

@@ -19,7 +19,7 @@ from brayx.actor.codec import Codec, dumps_json
 from brayx.actor.episodes import Episodes
 from brayx.actor.failures import SessionFailures, note
 from brayx.actor.games import Games, Seat
-from brayx.actor.logs import REQUESTED, SessionLogs, SessionRecorder
+from brayx.actor.logs import REQUESTED, SessionLog, SessionLogs, SessionRecorder
 from brayx.actor.models import Arms, Carried, SessionModels
 from brayx.actor.players import Delay, Opponents, OtherArms, Players, SeatedPlayer, asked_in_header, no_league, seated
 from brayx.errors import AgentError, BrayxError
@@ -264,6 +264,25 @@ class AgentActor(Actor):
         with self._services.use():
             await self._act(state, self._models.for_agents(len(self._agents)))
         return self._codec.encode(state.output)
+
+    def facts(self) -> dict[str, Any]:
+        """``player``: its player in a league, else empty; ``arms``: labels of its versions of models that are served by
+        an alias; ``result``: the newest return that its agents recorded, or None."""
+        return {
+            "player": self._player.label,
+            "arms": [arm.label for arm in self._models.arms.values()],
+            "result": self._services.outcome.result,
+        }
+
+    def attach(self, log: SessionLog) -> None:
+        self._logs.attach(log)
+        for services in (self._services, *self._of_agent):
+            services.seen = log.forward
+
+    def detach(self, log: SessionLog) -> None:
+        if self._logs.detach(log):
+            for services in (self._services, *self._of_agent):
+                services.seen = None
 
     async def _seated(self, start: State) -> SeatedPlayer:
         factory = self._factory

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from brayx.actor.agent import State
+from brayx.types import NestedArray
 
 REQUESTED = "requested"
 """Why a session is kept whose start asks for that."""
@@ -27,6 +28,9 @@ class SessionLog:
         """Adds a tick that raised: with the event ``error`` and an empty reply."""
         self.event("error")
         self.tick(state, body, b"", began)
+
+    def forward(self, model: str, outputs: NestedArray) -> None:
+        """Adds the outputs of a forward in the running tick; only a log that was attached later gets these."""
 
     def event(self, what: str, *, last: bool = False) -> None:
         """Sets the event of the next tick, or with ``last`` of the newest one.
@@ -83,6 +87,15 @@ class SessionLogs:
     ) -> None:
         opened = [each.open(session, start, player, why) for each in recorders]
         self.taking = tuple(log for log in opened if log is not None)
+
+    def attach(self, log: SessionLog) -> None:
+        """Adds a log to a running session."""
+        self.taking = (*self.taking, log)
+
+    def detach(self, log: SessionLog) -> bool:
+        """Removes a log; False: it is not among them."""
+        before, self.taking = self.taking, tuple(each for each in self.taking if each is not log)
+        return len(before) > len(self.taking)
 
     def event(self, what: str, *, last: bool = False) -> None:
         """See `SessionLog.event`."""

@@ -133,6 +133,11 @@ class Keys:
             raise ConfigError(f"there is no key {key!r}; there are: {', '.join(self._secrets)}") from None
 
     @property
+    def ids(self) -> list[str]:
+        """The ids of all keys."""
+        return list(self._secrets)
+
+    @property
     def first(self) -> str:
         """The id of the first key, a client's default."""
         return next(iter(self._secrets))
@@ -214,12 +219,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key", default=None, metavar="ID", help="id of the key to use (default: the first)")
 
 
-def new_key(path: str | Path, key: str | None = None) -> str:
+def new_key(path: str | Path, key: str | None = None, scope: str = "") -> str:
     """Appends a key with a new secret to the file. A new file is readable by its owner only.
 
     Args:
         path: the file; created if absent.
         key: the key's id; None: a random one.
+        scope: ``read`` or ``control`` for a key of the console, whose id then begins with it and a slash.
 
     Returns:
         The id.
@@ -230,6 +236,7 @@ def new_key(path: str | Path, key: str | None = None) -> str:
     path = Path(path)
     known = _read(path) if path.exists() else {}
     key = key if key is not None else f"key-{secrets.token_hex(4)}"
+    key = f"{scope}/{key}" if scope else key
     _check_key(key, str(path))
     if key in known:
         raise ConfigError(f"{path}: key {key!r} already exists; remove its line first, or choose another id")

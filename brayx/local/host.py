@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from brayx.actor.config import ActorConfig
 from brayx.actor.doors.ports import on_loopback, shown
 from brayx.actor.serving import ActorService, Runtime
+from brayx.actor.table import SessionTable
 from brayx.errors import DeadlineExceeded
 from brayx.gamecore.auth import Keys
 from brayx.local.debugger import Breakpoints
@@ -82,6 +83,12 @@ class LocalHost:
         except BaseException:
             self.close(0.0)
             raise
+
+    @property
+    def table(self) -> SessionTable:
+        """The sessions, once the doors are open; only code on `loop` may use it."""
+        assert self._service is not None
+        return self._service.table
 
     @property
     def url(self) -> str:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
-from brayx.errors import BrayxError, first_line
+from brayx.errors import BrayxError, ConfigError, first_line
 from brayx.model.arms import Arm, Followed
 from brayx.model.local import LocalModel, PinnedModel
 from brayx.model.pool import Aliases, AliasSource
@@ -117,6 +118,24 @@ class AliasFollower:
             alias = of.choose(session, at)
             chosen[model] = Arm(model, alias, at[alias])
         return chosen
+
+    @property
+    def canaries(self) -> dict[str, Followed]:
+        """What is followed for each model that has a canary."""
+        return {name: of for name, of in self._followed.items() if of.canary}
+
+    def set_share(self, model: str, share: float) -> None:
+        """Changes a canary's share of the sessions that start from now on.
+
+        Raises:
+            ConfigError: the model has no canary, or the share is not from 0 to 1.
+        """
+        if model not in self.canaries:
+            having = ", ".join(self.canaries) or "none"
+            raise ConfigError(f"model {model!r} has no canary (`canary` in its job); models with one: {having}")
+        if not 0.0 <= share <= 1.0:
+            raise ConfigError(f"share is {share:g}, expected 0 to 1", key="share")
+        self._followed[model] = replace(self._followed[model], share=share)
 
     async def pinned(self, model: str, arm: Arm) -> PinnedModel:
         """A new handle at an arm's version, which is fetched if it is not ready.

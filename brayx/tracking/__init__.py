@@ -4,13 +4,27 @@ The default store is one sqlite file. URIs are absolute, because Ray workers cha
 MLflow itself is imported when it is first used.
 """
 
-from brayx.tracking.registry import PoolEntry, aliases, files_of, find, local_files, promote, register, tag
+from brayx.tracking.registry import (
+    PoolEntry,
+    PoolModel,
+    aliases,
+    files_of,
+    find,
+    local_files,
+    promote,
+    register,
+    registered_models,
+    replaced,
+    roll_back,
+    tag,
+)
 from brayx.tracking.store import check_writable, initialise, tracking_uri
 from brayx.tracking.trial import Checkpoint, Status, Trial
 
 __all__ = [
     "Checkpoint",
     "PoolEntry",
+    "PoolModel",
     "Status",
     "Trial",
     "aliases",
@@ -21,6 +35,9 @@ __all__ = [
     "local_files",
     "promote",
     "register",
+    "registered_models",
+    "replaced",
+    "roll_back",
     "tag",
     "tracking_uri",
 ]

@@ -8,7 +8,7 @@ import hashlib
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,9 @@ STEP_TAG = "brayx.step"
 
 CONTENT_TAG = "brayx.content"
 """Tag of a version: a digest of its weights. A trial resumed after a kill may save others at the same step."""
+
+REPLACED_TAG = "brayx.replaced."
+"""Prefix of the tags of a version that name, by alias, the version that the alias pointed to before it."""
 
 CHECKPOINT_TAG = "brayx.checkpoint"
 """Tag of a version: where and when its checkpoint was saved. It identifies the checkpoint without reading its files."""
@@ -95,7 +98,7 @@ def register(
             tags = {**{k: str(v) for k, v in (tags or {}).items()}, **saved}
             version = _register(client, trial, known, files, model_name, checkpoint.step, tags, onnx, spec, description)
         if alias is not None:
-            client.set_registered_model_alias(model_name, alias, str(version.version))
+            _point(client, model_name, alias, int(version.version))
     return _entry(version)
 
 
@@ -245,9 +248,80 @@ def promote(
     except BadWeights as error:
         raise BadWeights(f"version {entry.version} of model {entry.name!r}: {error.message}", **error.details) from None
     with telling(f"cannot promote {reference}"):
-        before = aliases(entry.name, uri).get(to)
-        client_of(uri).set_registered_model_alias(entry.name, to, str(entry.version))
+        before = _point(client_of(uri), entry.name, to, entry.version)
     return entry, before
+
+
+def replaced(entry: PoolEntry, alias: str = "champion") -> int | None:
+    """The version that ``alias`` pointed to before it pointed to this one; None: there was none."""
+    number = entry.tags.get(f"{REPLACED_TAG}{alias}", "")
+    return int(number) if number.isdigit() else None
+
+
+def roll_back(name: str, uri: str, *, alias: str = "champion") -> tuple[PoolEntry, int]:
+    """Points an alias back at the version before; again, at the one before that.
+
+    Returns:
+        The version that the alias points to now, and the one before the call.
+
+    Raises:
+        ModelNotFound: no such model, or the alias has no version, or had none before.
+        TrackingError: the registry failed.
+    """
+    now = find(f"models:/{name}@{alias}", uri)
+    before = replaced(now, alias)
+    if before is None:
+        message = f"model {name!r} has had no {alias} before version {now.version}: promote a version instead"
+        raise ModelNotFound(message, reference=f"models:/{name}@{alias}")
+    entry = find(f"models:/{name}/{before}", uri)
+    with telling(f"cannot roll back {alias} of model {name!r}"):
+        client_of(uri).set_registered_model_alias(name, alias, str(before))
+    return entry, now.version
+
+
+@dataclass(frozen=True)
+class PoolModel:
+    """A registered model.
+
+    Attributes:
+        name: its name.
+        aliases: version by alias.
+        versions: its versions, the newest first, each with the Unix time of its registration.
+    """
+
+    name: str
+    aliases: Mapping[str, int]
+    versions: Sequence[tuple[PoolEntry, float]]
+
+
+def registered_models(uri: str) -> list[PoolModel]:
+    """All models of the registry, by name; a thousand versions of each at most.
+
+    Raises:
+        TrackingError: the registry could not be read.
+    """
+    path = sqlite_path(uri)
+    if path is not None and not path.exists():
+        return []
+    with telling(f"cannot read the model registry of {uri}"):
+        client = client_of(uri)
+        found = []
+        for model in client.search_registered_models():
+            versions = client.search_model_versions(f"name = '{model.name}'", max_results=1000)
+            newest = sorted(versions, key=lambda version: -int(version.version))
+            known = {alias: int(version) for alias, version in model.aliases.items()}
+            found.append(PoolModel(model.name, known, [(_entry(v), v.creation_timestamp / 1e3) for v in newest]))
+        return sorted(found, key=lambda model: model.name)
+
+
+def _point(client: MlflowClient, name: str, alias: str, version: int) -> int | None:
+    """Points an alias at a version, which keeps the number of the one before; returns that."""
+    model = _registered(client, name)
+    before = None if model is None or alias not in model.aliases else int(model.aliases[alias])
+    client.set_registered_model_alias(name, alias, str(version))
+    if before not in (None, version):
+        client.set_model_version_tag(name, str(version), f"{REPLACED_TAG}{alias}", str(before))
+    return before
 
 
 def tag(name: str, version: int, tags: Mapping[str, str], uri: str) -> None:

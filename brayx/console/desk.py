@@ -1,0 +1,56 @@
+"""What the console's API asks: one interface, which `pipelines.console` implements over a job and a tracking store."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from brayx.console import documents as doc
+
+
+class Desk(Protocol):
+    """Answers the API. Methods block, may be called from several threads, and raise `BrayxError`."""
+
+    def job(self) -> doc.Job:
+        """The job and its health."""
+
+    def sessions(self) -> list[doc.Session]:
+        """The running sessions."""
+
+    def ticks(self, session: str, after: int) -> doc.Ticks:
+        """The newest ticks of a session; see `brayx.console.live.LiveSessions.ticks`."""
+
+    def end_session(self, session: str) -> doc.Done:
+        """Ends a session."""
+
+    def models(self) -> list[doc.Model]:
+        """The registered models."""
+
+    def promote(self, name: str, version: int, alias: str) -> doc.Move:
+        """Moves an alias to a version."""
+
+    def roll_back(self, name: str) -> doc.Move:
+        """Moves the champion's alias back to the version before."""
+
+    def set_share(self, component: str, share: float) -> doc.Done:
+        """Sets the canary's share of new sessions, until the service ends."""
+
+    def trials(self, project: str) -> list[doc.Trial]:
+        """The newest trials; of all projects if ``project`` is empty."""
+
+    def curves(self, run_id: str) -> doc.Curves:
+        """A trial's numbers and curves."""
+
+    def stop_trial(self, run_id: str) -> doc.Done:
+        """Interrupts the trial of the job behind this console, as Ctrl-C does."""
+
+    def league(self) -> doc.League | None:
+        """The newest league; None: there is none."""
+
+    def recordings(self, limit: int) -> doc.Recordings:
+        """The newest recordings."""
+
+    def recorded_ticks(self, recording: str, first: int, count: int) -> doc.RecordedTicks:
+        """Consecutive ticks of a recording."""
+
+    def recorded_curves(self, recording: str) -> doc.RecordedCurves:
+        """Curves over all of a recording's ticks."""

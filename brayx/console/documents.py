@@ -1,0 +1,279 @@
+"""The documents of the control API, as OpenAPI describes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Document(BaseModel):
+    """Base of all documents."""
+
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+
+class Job(Document):
+    """The job behind this console, and its health."""
+
+    running: bool
+    """False: the console shows a tracking store, and no job."""
+    mode: str = ""
+    """``train`` or ``serve``."""
+    project: str = ""
+    trial: str = ""
+    """The trial that is being trained."""
+    num_steps: int | None = None
+    """Env steps at which the training ends."""
+    target_return: float | None = None
+    """Return at which the training ends."""
+    up_s: float = 0.0
+    """Seconds since the job began."""
+    waits_for: str = ""
+    """The learner's state, in words."""
+    doors: dict[str, str] = {}
+    """URL of each door by its name."""
+    sessions: int = 0
+    """Running sessions."""
+    numbers: dict[str, float] = {}
+    """Newest numbers by name, as in the trial's ``numbers.json``."""
+    refusals: dict[str, float] = {}
+    """Refused requests by the code of their error."""
+    errors: list[str] = []
+    """Losses, one line for each cause."""
+    registered: dict[str, list[str]] = {}
+    """Registered versions that new sessions get, by model component."""
+    canaries: dict[str, Canary] = {}
+    """Canaries by model component."""
+    can_stop: bool = False
+    """Whether the trial can be stopped from here."""
+    tracking: str = ""
+    """Tracking URI."""
+
+
+class Canary(Document):
+    """A model's canary."""
+
+    name: str
+    """Name of the registered model."""
+    alias: str
+    """Alias of the versions that get a share."""
+    share: float
+    """Share of the new sessions, from 0 to 1."""
+
+
+class Session(Document):
+    """A running session."""
+
+    session: str
+    ticks: int
+    idle_s: float
+    """Seconds since its last request was answered."""
+    followed: bool
+    """Whether somebody follows it."""
+    player: str = ""
+    """Its player in a league."""
+    arms: list[str] = []
+    """``MODEL/ALIAS/VERSION`` for each model that is served by an alias."""
+    result: float | None = None
+    """Newest return that its agents recorded."""
+
+
+class Tick(Document):
+    """One tick of a session, live or recorded."""
+
+    number: int
+    at_s: float
+    """Live: Unix time of the answer. Recorded: seconds since the session's start."""
+    seconds: float
+    """Time that the actor took; 0: not known."""
+    event: str
+    """``error``, ``fallback``, ``skipped N`` or ``resumed``; empty: nothing unusual."""
+    input: Any
+    """The game's body: JSON, or text."""
+    output: Any
+    """The reply."""
+    arrays: dict[str, Any]
+    """What the agents set, by path."""
+    action: Any = None
+    probabilities: list[float] | None = None
+    """Of the actions, if the agents keep their logits."""
+    value: float | None = None
+    policy_version: int | None = None
+    image: str | None = None
+    """A frame among the arrays as a PNG in a data URL."""
+
+
+class Ticks(Document):
+    """The newest ticks of a followed session."""
+
+    session: str
+    ticks: list[Tick]
+    after: int
+    """The next request's ``after``."""
+    end: str = ""
+    """Why the session ended; empty: it runs."""
+    result: float | None = None
+
+
+class Version(Document):
+    """A registered version of a model."""
+
+    version: int
+    aliases: list[str]
+    step: int | None
+    """Env steps of its checkpoint."""
+    created_s: float
+    trial: str
+    """Id of the trial that it came from."""
+    tags: dict[str, str]
+    """Its tags: return, rating, results of serving, lineage."""
+
+
+class Model(Document):
+    """A registered model."""
+
+    name: str
+    aliases: dict[str, int]
+    versions: list[Version]
+    """The newest first."""
+    before: int | None = None
+    """The champion that a roll back brings back; null: not known."""
+
+
+class Move(Document):
+    """An alias that was moved."""
+
+    name: str
+    alias: str
+    version: int
+    before: int | None
+
+
+class Trial(Document):
+    """A trial of the tracking store."""
+
+    run_id: str
+    project: str
+    name: str
+    status: str
+    """``running``, ``finished``, ``failed`` or ``interrupted``."""
+    env_steps: float | None
+    mean_return: float | None
+    games: float | None
+    """Games that the return is the mean of."""
+    champion: str
+    is_child: bool
+    can_stop: bool = False
+    """Whether it is the job behind this console."""
+
+
+class Curves(Document):
+    """Curves of a trial."""
+
+    run_id: str
+    numbers: dict[str, float]
+    """Newest value of every metric."""
+    curves: dict[str, list[tuple[int, float]]]
+    """``(step, value)`` by metric."""
+
+
+class Standing(Document):
+    """A member of a league."""
+
+    member: str
+    points: float
+    low: float
+    high: float
+    """Ends of the 95 % interval of the points."""
+    elo: float
+    games: int
+    champion: bool
+    env_steps: int | None
+
+
+class Pairing(Document):
+    """Results of two members, as the first sees them."""
+
+    a: str
+    b: str
+    wins: int
+    draws: int
+    losses: int
+    win_rate: float | None
+
+
+class League(Document):
+    """The newest league of the store."""
+
+    project: str
+    trial: str
+    champion: str | None
+    counters: dict[str, int]
+    standings: list[Standing]
+    payoff: list[Pairing]
+    curves: dict[str, list[tuple[int, float]]]
+    """``(env steps, points)`` by player that learns."""
+
+
+class Recording(Document):
+    """A recorded session."""
+
+    id: str
+    session: str
+    ticks: int
+    began_s: float
+    end: str
+    result: float | None
+    player: str
+    why: str
+    """Why it was recorded."""
+    events: int
+    lost: int
+    """Ticks that could not be recorded."""
+
+
+class Recordings(Document):
+    """The newest recordings of the job's folder."""
+
+    folder: str
+    total: int
+    """Number of all recordings."""
+    recordings: list[Recording]
+    """The newest first."""
+    unreadable: dict[str, str]
+    """Files that cannot be read, with the reason."""
+
+
+class RecordedTicks(Document):
+    """Consecutive ticks of a recording."""
+
+    recording: Recording
+    first: int
+    ticks: list[Tick]
+
+
+class RecordedCurves(Document):
+    """Curves over a recording's ticks, thinned."""
+
+    ticks: list[int]
+    curves: dict[str, list[float]]
+
+
+class Reference(Document):
+    """Body of a promotion."""
+
+    version: int
+    alias: str = "champion"
+
+
+class Share(Document):
+    """Body of a new canary share."""
+
+    share: float
+
+
+class Done(Document):
+    """What a control call did, in words."""
+
+    done: str

@@ -1,0 +1,116 @@
+"""Who may use the console: keys with scopes, and protection from foreign web pages in a viewer's browser.
+
+A key is a line ``SCOPE/NAME: secret`` of a keys file (`brayx keys new --scope control`), and comes as HTTP Basic
+credentials. ``read`` sees, ``control`` also changes. Without keys everybody on this machine may do both, and only this
+machine: the console then answers for a loopback name alone, so that no web page can reach it under a name of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+from typing import Literal
+from urllib.parse import urlsplit
+
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from brayx.errors import BrayxError, ConfigError, Forbidden, Unauthorized
+from brayx.gamecore.auth import Keys
+from brayx.ports import is_loopback
+
+KeyScope = Literal["read", "control"]
+SCOPES: tuple[KeyScope, ...] = ("read", "control")
+_PAGE = "/_nicegui"
+"""Prefix of the page's own traffic; its calls of the API have the viewer's credentials."""
+
+
+class ConsoleKeys:
+    """Keys by id, each with a scope.
+
+    Args:
+        keys: keys whose ids begin with ``read/`` or ``control/``.
+
+    Raises:
+        ConfigError: one has neither scope.
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        for key in keys.ids:
+            if key.partition("/")[0] not in SCOPES:
+                raise ConfigError(
+                    f"key {key!r} has no scope for the console: make one with `brayx keys new --scope control`, or "
+                    "`--scope read`"
+                )
+
+    def scope_of(self, authorization: str) -> KeyScope:
+        """The scope of the credentials in an ``Authorization`` header.
+
+        Raises:
+            Unauthorized: there are none, or they are wrong.
+        """
+        kind, _, text = authorization.partition(" ")
+        try:
+            key, _, secret = base64.b64decode(text, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            key, secret = "", ""
+        if kind.lower() != "basic" or not key:
+            raise Unauthorized("this console requires a key: HTTP Basic credentials, the key's id and its secret")
+        expected = self._keys.secret(key) if key in self._keys.ids else b"\0" * 64
+        if not hmac.compare_digest(expected, secret.encode()):
+            raise Unauthorized("the key is unknown, or its secret is wrong")
+        return "control" if key.startswith("control/") else "read"
+
+
+def basic(key: str, secret: bytes) -> str:
+    """The ``Authorization`` header of a key."""
+    return "Basic " + base64.b64encode(f"{key}:{secret.decode()}".encode()).decode()
+
+
+class Guard:
+    """ASGI middleware that lets in whom the console may answer.
+
+    Args:
+        app: the console.
+        keys: the keys; None: everybody on this machine, who reaches it by a loopback name.
+    """
+
+    def __init__(self, app: ASGIApp, keys: ConsoleKeys | None) -> None:
+        self._app, self._keys = app, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request, or refuses it."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._check(HTTPConnection(scope))
+        except BrayxError as error:
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 4000 + error.http_status, "reason": error.code})
+                return
+            await refusal(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _check(self, request: HTTPConnection) -> None:
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if self._keys is None and not is_loopback(urlsplit(f"//{host}").hostname):
+            raise Forbidden(f"this console has no keys and answers for localhost only, not for {host[:80]!r}")
+        if origin is not None and urlsplit(origin).netloc != host:
+            raise Forbidden(f"a web page of {origin[:80]!r} may not use this console")
+        if self._keys is None:
+            return
+        scope = self._keys.scope_of(request.headers.get("authorization", ""))
+        changes = request.scope["type"] == "http" and request.scope["method"] not in ("GET", "HEAD", "OPTIONS")
+        if changes and scope != "control" and not request.url.path.startswith(_PAGE):
+            raise Forbidden("this key may read only: control calls need a key of scope control", scope=scope)
+
+
+def refusal(error: BrayxError) -> Response:
+    """The response of a typed error; a missing key makes browsers ask for one."""
+    headers = {"WWW-Authenticate": 'Basic realm="brayx console"'} if isinstance(error, Unauthorized) else {}
+    return Response(error.to_wire(), error.http_status, headers, "application/json")

@@ -1,0 +1,112 @@
+"""The console of a running job: its port, and the process behind it.
+
+The job only listens. The first connection starts the console's process, which inherits the socket and answers. So a job
+that nobody looks at pays nothing, and one that somebody looks at does not share its interpreter with web pages. If the
+process ends, the next connection starts another one. Knows nothing of what the console shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from brayx.children import start_module
+from brayx.console.link import answer_requests
+from brayx.errors import StartupError
+from brayx.logs import limited
+
+logger = limited(__name__)
+
+DEFAULT_PORT = 8110
+_BACKLOG = 64
+_AGAIN_S = 5.0
+"""Time between two starts of the process, so that one that cannot start is not started all the time."""
+_END_S = 3.0
+
+
+class ConsolePort:
+    """Listens for the console of a job, from its construction to `close`.
+
+    Args:
+        host: address to bind.
+        port: number of the port; 0: a free one.
+        module, words: the console's program and its arguments; the number of the socket's descriptor comes last.
+        answer: as for `brayx.console.link.answer_requests`; called in a thread.
+
+    Attributes:
+        url: where the console is.
+
+    Raises:
+        StartupError: the port cannot be bound.
+    """
+
+    def __init__(self, host: str, port: int, module: str, words: Sequence[str], answer: Callable[..., Any]) -> None:
+        self._module, self._words, self._answer = module, tuple(words), answer
+        try:
+            self._socket = socket.create_server(
+                (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
+            )
+        except OSError as error:
+            raise StartupError(f"console_port {port} of {host} cannot be opened: {error.strerror}", port=port) from None
+        number = self._socket.getsockname()[1]
+        self.url = f"http://[{host}]:{number}" if ":" in host else f"http://{host}:{number}"
+        self._wake, self._waker = os.pipe()
+        self._closed = False
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._serve, name="brayx-console", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the process, which keeps nothing, and frees the port. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._process is not None:
+                self._process.kill()
+        with contextlib.suppress(OSError):  # the thread has ended
+            os.write(self._waker, b"x")
+        self._thread.join(_END_S)
+        self._socket.close()
+        os.close(self._waker)
+
+    def _serve(self) -> None:
+        last = -_AGAIN_S
+        while True:
+            # The connection stays in the backlog for the process to accept.
+            ready, _, _ = select.select([self._socket.fileno(), self._wake], [], [])
+            if self._wake in ready:
+                break
+            left_s = last + _AGAIN_S - time.monotonic()
+            if left_s > 0 and select.select([self._wake], [], [], left_s)[0]:
+                break
+            last = time.monotonic()
+            process = self._start()
+            if process is None:
+                break
+            assert process.stdin is not None
+            assert process.stdout is not None
+            answer_requests(process.stdout, process.stdin, self._answer)
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+            process.stdout.close()
+            code = process.wait()
+            if not self._closed and code:
+                logger.warning("the console's process ended with %d; the next visit starts another", code)
+        os.close(self._wake)
+
+    def _start(self) -> subprocess.Popen[bytes] | None:
+        with self._lock:
+            if self._closed:
+                return None
+            number = self._socket.fileno()
+            self._process = start_module(self._module, *self._words, str(number), files=(number,))
+            return self._process

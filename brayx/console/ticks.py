@@ -1,0 +1,45 @@
+"""Ticks of a followed session, as the job's process sends them to the console's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+
+class LiveTick(NamedTuple):
+    """One tick of a followed session. Pickles.
+
+    Attributes:
+        number: the tick's number in its session.
+        at_s: when it was answered, in Unix seconds.
+        seconds: time that the actor took; 0: it began before the session was followed.
+        input, output: body and reply; the reply is empty if the tick failed.
+        arrays: what the agents set on the tick's state, by path.
+        event: as for `brayx.actor.logs.SessionLog.event`.
+    """
+
+    number: int
+    at_s: float
+    seconds: float
+    input: bytes
+    output: bytes
+    arrays: Mapping[str, np.ndarray]
+    event: str
+
+
+class LiveTicks(NamedTuple):
+    """The newest ticks of a followed session. Pickles.
+
+    Attributes:
+        ticks: those that the viewer does not have yet, the oldest first.
+        after: number of ticks that the session was followed for: what the viewer asks with next.
+        end: why the session ended; empty: it runs.
+        result: its game's return, once it has ended and an agent recorded one.
+    """
+
+    ticks: list[LiveTick]
+    after: int
+    end: str
+    result: float | None

@@ -1,0 +1,333 @@
+"""The console's desk over a tracking store, a folder of recordings and, through a link, a running job.
+
+Runs in the console's process. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+import brayx.recording
+from brayx.charts import CHARTS
+from brayx.console import documents as doc
+from brayx.console.link import Link
+from brayx.console.ticks import LiveTicks
+from brayx.errors import BadRecording, ConfigError, JobNotRunning
+from brayx.recording.columns import texts
+from brayx.recording.reader import Episode, Recordings
+from brayx.tracking import Trial, promote, registered_models, replaced, roll_back
+from brayx.tracking.registry import STEP_TAG
+from pipelines.trials import trials
+
+_OPENED_S = 2.0
+"""Time that a listing of recordings is kept."""
+_MOST_POINTS = 500
+_SHOWN_VALUES = 256
+"""Elements of an array that are shown as numbers."""
+_MOST_TEXT = 65_536
+_LEAST_PIXELS = 16
+
+
+class StoreDesk:
+    """See `brayx.console.desk.Desk`.
+
+    Args:
+        uri: tracking URI.
+        project: the job's project; empty: there is no job, and all projects are shown.
+        recordings: folder of its recordings; empty: it has none.
+        link: asks the job; None: there is none.
+    """
+
+    def __init__(self, uri: str, *, project: str = "", recordings: str = "", link: Link | None = None) -> None:
+        self._uri, self._project, self._folder, self._link = uri, project, recordings, link
+        self._opening = threading.Lock()
+        self._opened: tuple[float, Recordings] | None = None
+
+    def job(self) -> doc.Job:
+        if self._link is None:
+            return doc.Job(running=False, tracking=self._uri)
+        facts = self._link.ask("job")
+        numbers = {name: float(value) for name, value in facts.pop("numbers", {}).items() if np.isfinite(value)}
+        refused = "requests_refused."
+        refusals = {name.removeprefix(refused): n for name, n in numbers.items() if name.startswith(refused)}
+        return doc.Job(**facts, numbers=numbers, refusals=refusals, tracking=self._uri)
+
+    def sessions(self) -> list[doc.Session]:
+        if self._link is None:
+            return []
+        return [doc.Session(**row) for row in self._link.ask("sessions")]
+
+    def ticks(self, session: str, after: int) -> doc.Ticks:
+        found: LiveTicks = self._ask("ticks", session, after)
+        ticks = [
+            _tick(each.number, each.at_s, each.seconds, each.event, each.input, each.output, each.arrays)
+            for each in found.ticks
+        ]
+        return doc.Ticks(session=session, ticks=ticks, after=found.after, end=found.end, result=found.result)
+
+    def end_session(self, session: str) -> doc.Done:
+        self._ask("end", session)
+        return doc.Done(done=f"session {session} is ended")
+
+    def models(self) -> list[doc.Model]:
+        found = []
+        for model in registered_models(self._uri):
+            versions = []
+            before = None
+            for entry, created_s in model.versions:
+                aliases = sorted(alias for alias, version in model.aliases.items() if version == entry.version)
+                step = entry.tags.get(STEP_TAG, "")
+                if "champion" in aliases:
+                    before = replaced(entry)
+                versions.append(
+                    doc.Version(
+                        version=entry.version,
+                        aliases=aliases,
+                        step=int(step) if step.isdigit() else None,
+                        created_s=created_s,
+                        trial=entry.run_id,
+                        tags=dict(entry.tags),
+                    )
+                )
+            found.append(doc.Model(name=model.name, aliases=dict(model.aliases), versions=versions, before=before))
+        return sorted(found, key=lambda model: not model.name.startswith(self._project or "\0"))
+
+    def promote(self, name: str, version: int, alias: str) -> doc.Move:
+        entry, before = promote(f"models:/{name}/{version}", self._uri, to=alias)
+        return doc.Move(name=name, alias=alias, version=entry.version, before=before)
+
+    def roll_back(self, name: str) -> doc.Move:
+        entry, before = roll_back(name, self._uri)
+        return doc.Move(name=name, alias="champion", version=entry.version, before=before)
+
+    def set_share(self, component: str, share: float) -> doc.Done:
+        self._ask("set_share", component, share)
+        return doc.Done(done=f"{share:.0%} of new sessions of {component} get the canary, until the service ends")
+
+    def trials(self, project: str) -> list[doc.Trial]:
+        try:
+            rows = trials(self._uri, project)
+        except ConfigError:  # no store, or no such project, yet
+            return []
+        running = self._run_id()
+        return [doc.Trial(**asdict(row), can_stop=row.run_id == running) for row in rows]
+
+    def curves(self, run_id: str) -> doc.Curves:
+        trial = Trial.attach(self._uri, run_id)
+        numbers = trial.metrics()
+        shown = sorted(set(numbers) & set(CHARTS.values())) + sorted(set(numbers) - set(CHARTS.values()))
+        curves = {name: _thinned(trial.history(name)) for name in shown[:_MOST_CURVES]}
+        finite = {name: value for name, value in numbers.items() if np.isfinite(value)}
+        return doc.Curves(run_id=run_id, numbers=finite, curves=curves)
+
+    def stop_trial(self, run_id: str) -> doc.Done:
+        if run_id != self._run_id():
+            raise JobNotRunning(f"trial {run_id!r} is not the one that this console's job trains")
+        self._ask("stop")
+        return doc.Done(done="the trial is being stopped: it saves a last checkpoint, and the same command resumes it")
+
+    def league(self) -> doc.League | None:
+        # Not before it is asked for: these import torch.
+        from brayx.league.ledger import Ledger
+        from deployments.league_files import books_file
+        from pipelines.league_books import Books, document, newest_league
+
+        try:
+            trial = newest_league(self._uri, self._project)
+        except ConfigError:
+            return None
+        found = document(trial, Books.read(trial))
+        ledger = Ledger(books_file(trial), read_only=True)
+        try:
+            curves = ledger.curves()
+        finally:
+            ledger.close()
+        return doc.League(
+            project=trial.project,
+            trial=trial.name,
+            champion=found["champion"],
+            counters=found["counters"],
+            standings=[doc.Standing(**_only(doc.Standing, row)) for row in found["ratings"]],
+            payoff=[doc.Pairing(**_only(doc.Pairing, row)) for row in found["payoff"]],
+            curves={m.label: [(point.env_steps, point.points) for point in curve] for m, curve in curves.items()},
+        )
+
+    def recordings(self, limit: int) -> doc.Recordings:
+        found = self._recordings()
+        if found is None:
+            return doc.Recordings(folder=self._folder, total=0, recordings=[], unreadable={})
+        newest = [found[index] for index in range(len(found) - 1, max(len(found) - limit, 0) - 1, -1)]
+        return doc.Recordings(
+            folder=self._folder,
+            total=len(found),
+            recordings=[_recording(episode) for episode in newest],
+            unreadable=found.unreadable,
+        )
+
+    def recorded_ticks(self, recording: str, first: int, count: int) -> doc.RecordedTicks:
+        episode = self._episode(recording)
+        columns = episode.read(first, count)
+        inputs, outputs = texts(columns.input), texts(columns.output)
+        ticks = [
+            _tick(
+                int(columns.number[at]),
+                columns.time_us[at] / 1e6,
+                columns.duration_us[at] / 1e6,
+                columns.event[at],
+                inputs[at],
+                outputs[at],
+                {name: array[at] for name, array in columns.arrays.items()},
+            )
+            for at in range(len(columns.number))
+        ]
+        return doc.RecordedTicks(recording=_recording(episode), first=first, ticks=ticks)
+
+    def recorded_curves(self, recording: str) -> doc.RecordedCurves:
+        episode = self._episode(recording)
+        step = -(-len(episode) // _MOST_POINTS)
+        curves: dict[str, list[float]] = {}
+        if step <= _WHOLE:
+            columns = episode.read()
+            numbers, arrays = columns.number[::step], {n: array[::step] for n, array in columns.arrays.items()}
+        else:  # of a long recording only the ticks that are drawn are read
+            parts = [episode.read(first, 1) for first in range(0, len(episode), step)]
+            numbers = np.concatenate([part.number for part in parts])
+            arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays}
+        for name, array in arrays.items():
+            if array.ndim == 1 and array.dtype.kind in "biuf" and np.isfinite(array).all():
+                curves[name] = array.astype(float).tolist()
+        return doc.RecordedCurves(ticks=numbers.tolist(), curves=curves)
+
+    def _ask(self, verb: str, *arguments: Any) -> Any:
+        if self._link is None:
+            raise JobNotRunning("there is no job behind this console: it shows a tracking store")
+        return self._link.ask(verb, *arguments)
+
+    def _run_id(self) -> str | None:
+        """Id of the trial that the job trains, once MLflow has it."""
+        if self._link is None:
+            return None
+        found: str | None = self._link.ask("job").get("run_id") or None
+        return found
+
+    def _recordings(self) -> Recordings | None:
+        if not self._folder:
+            return None
+        with self._opening:
+            if self._opened is None or time.monotonic() - self._opened[0] > _OPENED_S:
+                try:
+                    self._opened = (time.monotonic(), brayx.recording.open(self._folder))
+                except BadRecording:  # nothing has been recorded yet
+                    return None
+            return self._opened[1]
+
+    def _episode(self, recording: str) -> Episode:
+        for episode in self._recordings() or ():
+            if episode.id == recording:
+                return episode
+        raise BadRecording(f"there is no recording {recording!r} in {self._folder or 'this job'}")
+
+
+_MOST_CURVES = 48
+_WHOLE = 40
+"""Thinning up to which a recording is read whole."""
+
+
+def _tick(
+    number: int, at_s: float, seconds: float, event: str, body: bytes, reply: bytes, arrays: Mapping[str, np.ndarray]
+) -> doc.Tick:
+    logits = next((array for name, array in arrays.items() if name.rpartition("/")[2] == "logits"), None)
+    mask = next((array for name, array in arrays.items() if name.rpartition("/")[2] == "action_mask"), None)
+    version = arrays.get("policy_version")
+    value = arrays.get("value")
+    return doc.Tick(
+        number=number,
+        at_s=at_s,
+        seconds=seconds,
+        event=event,
+        input=_body(body),
+        output=_body(reply),
+        arrays={name: _array(array) for name, array in arrays.items()},
+        action=_array(arrays["action"]) if "action" in arrays else None,
+        probabilities=None if logits is None else _probabilities(np.asarray(logits), mask),
+        value=float(value) if value is not None and np.size(value) == 1 and np.isfinite(value).all() else None,
+        policy_version=int(version) if version is not None and np.size(version) == 1 else None,
+        image=next(filter(None, (_image(array) for array in arrays.values())), None),
+    )
+
+
+def _body(body: bytes) -> Any:
+    """JSON, or else text."""
+    try:
+        return json.loads(body) if body else None
+    except (ValueError, RecursionError):
+        return body[:_MOST_TEXT].decode(errors="replace")
+
+
+def _array(array: np.ndarray) -> Any:
+    """An array as nested lists; a large one in words. NaN and infinity, which JSON lacks, are words, too."""
+    array = np.asarray(array)
+    if array.size > _SHOWN_VALUES:
+        return f"{array.dtype} {list(array.shape)}"
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        return np.vectorize(str, otypes=[object])(array).tolist()
+    return array.tolist()
+
+
+def _probabilities(logits: np.ndarray, mask: np.ndarray | None) -> list[float] | None:
+    if logits.ndim != 1 or not np.isfinite(logits).any():
+        return None
+    shown = logits.astype(np.float64)
+    if mask is not None and np.shape(mask) == shown.shape:
+        shown = np.where(np.asarray(mask) != 0, shown, -np.inf)
+    shown = np.exp(shown - shown.max())
+    found: list[float] = (shown / shown.sum()).tolist()
+    return found if np.isfinite(found).all() else None
+
+
+def _image(array: np.ndarray) -> str | None:
+    """An image ``[height, width, 3]`` or ``[height, width]`` uint8 as a data URL."""
+    if array.dtype != np.uint8 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3))):
+        return None
+    if min(array.shape[:2]) < _LEAST_PIXELS:
+        return None
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(array.squeeze()).save(file, "PNG", compress_level=1)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    finite = [(step, value) for step, value in points if np.isfinite(value)]
+    every = -(-len(finite) // _MOST_POINTS) or 1
+    return finite[::-every][::-1]
+
+
+def _only(model: type[doc.Document], row: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a document."""
+    return {name: value for name, value in row.items() if name in model.model_fields}
+
+
+def _recording(episode: Episode) -> doc.Recording:
+    return doc.Recording(
+        id=episode.id,
+        session=episode.session,
+        ticks=len(episode),
+        began_s=episode.began,
+        end=episode.end,
+        result=episode.result,
+        player=episode.player,
+        why=episode.why,
+        events=episode.events,
+        lost=episode.lost,
+    )

@@ -1,0 +1,130 @@
+"""Opens the console of a job that runs in this process; the console runs in another (`pipelines.console_process`).
+
+Imports neither FastAPI nor the page. Knows nothing of what the console shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from brayx.console.live import LiveSessions
+from brayx.console.port import ConsolePort
+from brayx.errors import ConfigError, StartupError
+from brayx.gamecore.auth import Keys
+from brayx.model.following import AliasFollower
+from brayx.ports import is_loopback
+from deployments.job import JobConfig
+
+_MODULE = "pipelines.console_process"
+
+
+@dataclass
+class ConsoleJob:
+    """What the console asks a job: the verbs of `brayx.console.link`, called from a thread.
+
+    Attributes:
+        facts: values of `brayx.console.documents.Job`.
+        live: the job's sessions; None: it has no door.
+        follower: the canaries; None: no alias is followed.
+        can_stop: whether the job may be interrupted.
+    """
+
+    facts: Callable[[], dict[str, Any]]
+    live: LiveSessions | None = None
+    follower: AliasFollower | None = None
+    can_stop: bool = False
+    began: float = field(default_factory=time.monotonic)
+
+    def answer(self, verb: str, *arguments: Any) -> Any:
+        """Answers a request."""
+        if verb == "job":
+            return self._job()
+        if verb == "stop" and self.can_stop:
+            os.kill(os.getpid(), signal.SIGINT)  # what Ctrl-C does: the trial can be resumed
+            return None
+        if verb == "set_share":
+            if self.follower is None:
+                raise ConfigError("this job serves no model by an alias, so none has a canary")
+            return self.follower.set_share(*arguments)
+        if verb in ("sessions", "ticks", "end"):
+            if self.live is None:
+                raise ConfigError("this job has no actor, so there are no sessions")
+            return getattr(self.live, verb)(*arguments)
+        raise ConfigError(f"this job cannot be asked to {verb}")
+
+    def _job(self) -> dict[str, Any]:
+        canaries = {} if self.follower is None else self.follower.canaries
+        return {
+            "running": True,
+            "up_s": time.monotonic() - self.began,
+            "can_stop": self.can_stop,
+            "sessions": 0 if self.live is None else len(self.live.sessions()),
+            "canaries": {
+                model: {"name": of.name, "alias": of.canary, "share": of.share} for model, of in canaries.items()
+            },
+            **self.facts(),
+        }
+
+
+def console_keys(job: JobConfig) -> str:
+    """Path of the console's keys; empty: it has none.
+
+    Raises:
+        ConfigError: other machines can reach the console, and it has no keys; or they cannot be used.
+    """
+    file = "" if job.console_keys_file is None else str(Path(job.folder, job.console_keys_file))
+    if file:
+        Keys.load(file)
+    elif job.console_port is not None and not is_loopback(job.console_host):
+        raise ConfigError(
+            f"console_host is {job.console_host}, which other machines reach, and console_keys_file is not set: make a "
+            "key with `brayx keys new --scope control` and name its file",
+            key="console_keys_file",
+        )
+    return file
+
+
+def open_console(
+    job: JobConfig, uri: str, parts: ConsoleJob, say: Callable[[str], None]
+) -> contextlib.AbstractContextManager[object]:
+    """The open console of a job, until the context's end. A console that cannot open is no reason to stop the job.
+
+    Args:
+        job: the job.
+        uri: its tracking URI.
+        parts: what it can be asked.
+        say: called with the console's URL, or with why there is none.
+
+    Raises:
+        ConfigError: as `console_keys`.
+    """
+    settings: Mapping[str, Any] = {
+        "uri": uri,
+        "project": job.project,
+        "recordings": "" if job.recording is None else job.recording.absolute().folder,
+        "keys": console_keys(job),
+    }
+    port = job.console_port
+    if port is None:
+        return contextlib.nullcontext()
+    words = (json.dumps(settings),)
+    try:
+        try:
+            console = ConsolePort(job.console_host, port, _MODULE, words, parts.answer)
+        except StartupError:
+            if not port:
+                raise
+            console = ConsolePort(job.console_host, 0, _MODULE, words, parts.answer)
+    except StartupError as error:
+        say(f"there is no console: {error.message}")
+        return contextlib.nullcontext()
+    say(f"the console is {console.url}")
+    return contextlib.closing(console)

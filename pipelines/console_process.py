@@ -1,0 +1,55 @@
+"""The console's process: serves the control API and the page on a socket that its parent, the job, listens at."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+
+import uvicorn
+
+from brayx.console.api import create_app
+from brayx.console.guard import ConsoleKeys
+from brayx.console.link import Link, own_pipes
+from brayx.gamecore.auth import Keys
+from pipelines.console_desk import StoreDesk
+
+_NICE = 5
+"""The job has priority."""
+
+
+def main(settings: str, descriptor: int) -> None:
+    """Serves until the job ends.
+
+    Args:
+        settings: JSON, as `pipelines.console_job.open_console` makes it.
+        descriptor: number of the listening socket's.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process, too; only the job ends it
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    requests, answers = own_pipes()
+    link = Link(requests, answers, on_end=lambda: os._exit(0))
+    given = json.loads(settings)
+    keys = ConsoleKeys(Keys.load(given["keys"])) if given["keys"] else None
+    desk = StoreDesk(given["uri"], project=given["project"], recordings=given["recordings"], link=link)
+    serve_on(socket.socket(fileno=descriptor), create_app(desk, keys))
+
+
+def serve_on(listening: socket.socket, app: object) -> None:
+    """Serves an ASGI application on a listening socket until the process is signalled."""
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    uvicorn.Server(config).run([listening])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
