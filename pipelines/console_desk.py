@@ -138,15 +138,15 @@ class StoreDesk:
     def league(self) -> doc.League | None:
         # Not before it is asked for: these import torch.
         from brayx.league.ledger import Ledger
-        from deployments.league_files import books_file
-        from pipelines.league_books import Books, document, newest_league
+        from deployments.leagues import books_of, newest_league
+        from pipelines.league_books import Books, document
 
         try:
             trial = newest_league(self._uri, self._project)
         except ConfigError:
             return None
         found = document(trial, Books.read(trial))
-        ledger = Ledger(books_file(trial), read_only=True)
+        ledger = Ledger(books_of(trial), read_only=True)
         try:
             curves = ledger.curves()
         finally:
@@ -245,10 +245,8 @@ _WHOLE = 40
 def _tick(
     number: int, at_s: float, seconds: float, event: str, body: bytes, reply: bytes, arrays: Mapping[str, np.ndarray]
 ) -> doc.Tick:
-    logits = next((array for name, array in arrays.items() if name.rpartition("/")[2] == "logits"), None)
-    mask = next((array for name, array in arrays.items() if name.rpartition("/")[2] == "action_mask"), None)
+    logits, mask, value = (_named(arrays, name) for name in ("logits", "action_mask", "value"))
     version = arrays.get("policy_version")
-    value = arrays.get("value")
     return doc.Tick(
         number=number,
         at_s=at_s,
@@ -263,6 +261,11 @@ def _tick(
         policy_version=int(version) if version is not None and np.size(version) == 1 else None,
         image=next(filter(None, (_image(array) for array in arrays.values())), None),
     )
+
+
+def _named(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray | None:
+    """The array of that name, or the first whose path ends with it."""
+    return arrays.get(name, next((array for path, array in arrays.items() if path.rpartition("/")[2] == name), None))
 
 
 def _body(body: bytes) -> Any:

@@ -72,6 +72,7 @@ class Services:
         outcome: how the session's game went so far.
         report: takes the result of the session's seat in a league; None: there is no league.
         keep: keeps the session's recording, given a reason; None: the job records nothing.
+        seen: gets each forward's model and outputs while somebody follows the session; None: nobody does.
     """
 
     models: Mapping[str, ModelHandle] = field(default_factory=dict)
@@ -81,6 +82,7 @@ class Services:
     outcome: Outcome = field(default_factory=Outcome)
     report: Callable[[str | float], None] | None = None
     keep: Callable[[str], None] | None = None
+    seen: Callable[[str, NestedArray], None] | None = None
 
     def use(self) -> AbstractContextManager[Services]:
         """Makes `forward`, `push` and `record` use these services in the block and in tasks started in it."""
@@ -143,10 +145,12 @@ async def forward(model: str, *args: NestedArray, deadline_s: float | None = Non
         ShapeMismatch: the arguments do not fit the model; shows expected and got for each leaf.
         QueueFull, DeadlineExceeded: the model has no room, or took too long.
     """
-    handle: ModelHandle = _named("model", model, _current().models)
-    if deadline_s is None:
-        return await handle.forward(*args)
-    return await handle.forward(*args, deadline_s=deadline_s)
+    services = _current()
+    handle: ModelHandle = _named("model", model, services.models)
+    found = await (handle.forward(*args) if deadline_s is None else handle.forward(*args, deadline_s=deadline_s))
+    if services.seen is not None:
+        services.seen(model, found.outputs)
+    return found
 
 
 def pinned(model: str, version: int | None = None) -> PinnedHandle:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from brayx.actor.logs import SessionLog
 from brayx.console.ticks import LiveTick, LiveTicks
 from brayx.errors import ServiceFull, SessionUnknown
 from brayx.local.host import LocalHost
-from brayx.types import Step, flatten
+from brayx.types import NestedArray, Step, flatten
 
 MOST_TICKS = 16
 """Newest ticks of a followed session that wait for its viewers."""
@@ -32,7 +33,7 @@ _MOST_VALUES = 65_536
 """Elements of an array that the console shows; larger ones are left out."""
 
 
-_Kept = tuple[State, bytes, bytes, float, float, str]
+_Kept = tuple[State, Mapping[str, NestedArray], bytes, bytes, float, float, str]
 
 
 class FollowedSession(SessionLog):
@@ -45,13 +46,18 @@ class FollowedSession(SessionLog):
         self._count = 0
         self._ticks: deque[_Kept] = deque(maxlen=MOST_TICKS)
         self._event = ""
+        self._outputs: dict[str, NestedArray] = {}
+
+    def forward(self, model: str, outputs: NestedArray) -> None:
+        """See `brayx.actor.logs.SessionLog.forward`."""
+        self._outputs[model] = outputs
 
     def tick(self, state: State, body: bytes, reply: bytes, began: float) -> None:
         """See `brayx.actor.logs.SessionLog.tick`; ``began`` is 0 if the tick began before the log was attached."""
         seconds = time.perf_counter() - began if began else 0.0
-        self._ticks.append((state, body, reply, time.time(), seconds, self._event))
+        self._ticks.append((state, self._outputs, body, reply, time.time(), seconds, self._event))
         self._count += 1
-        self._event = ""
+        self._event, self._outputs = "", {}
 
     def event(self, what: str, *, last: bool = False) -> None:
         """See `brayx.actor.logs.SessionLog.event`."""
@@ -169,7 +175,15 @@ def _unknown(session: str) -> SessionUnknown:
 _OWN = frozenset(("session", "game", "agent", "tick", "kind", "input", "output", "end", "_waiters", "_seat", "_board"))
 
 
-def _shown(state: State, body: bytes, reply: bytes, at_s: float, seconds: float, event: str) -> LiveTick:
+def _shown(
+    state: State,
+    outputs: Mapping[str, NestedArray],
+    body: bytes,
+    reply: bytes,
+    at_s: float,
+    seconds: float,
+    event: str,
+) -> LiveTick:
     """A tick as the console's process gets it: of the state only arrays and numbers, not objects of the user's."""
     arrays: dict[str, np.ndarray] = {}
     for name, value in list(vars(state).items()):
@@ -180,6 +194,8 @@ def _shown(state: State, body: bytes, reply: bytes, at_s: float, seconds: float,
             arrays |= {"log_prob": np.asarray(value.log_prob), "policy_version": np.asarray(value.policy_version)}
         elif isinstance(value, np.ndarray | np.generic | bool | int | float | dict | list | tuple):
             arrays |= flatten(value, name)
+    for model, output in outputs.items():
+        arrays |= flatten(output, model)
     arrays = {
         name: array for name, array in arrays.items() if array.dtype.kind in "biuf" and array.size <= _MOST_VALUES
     }

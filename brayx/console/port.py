@@ -26,7 +26,7 @@ logger = limited(__name__)
 
 DEFAULT_PORT = 8110
 _BACKLOG = 64
-_AGAIN_S = 5.0
+_AGAIN_S = 2.0
 """Time between two starts of the process, so that one that cannot start is not started all the time."""
 _END_S = 3.0
 

@@ -1,0 +1,418 @@
+"""The console's API against running jobs: read, follow, control, keys, and a process that dies or is never started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+import yaml
+
+import brayx.recording
+from brayx.console.api import create_app
+from brayx.console.guard import ConsoleKeys, basic
+from brayx.engines.base import save_weights
+from brayx.errors import ConfigError, ModelNotFound, SessionLost
+from brayx.gamecore.auth import Keys, new_key
+from brayx.gamecore.client import Client
+from brayx.tracking import Trial, find, promote, register, roll_back
+from deployments.job import JobConfig
+from pipelines.console_desk import StoreDesk
+from pipelines.console_job import console_keys
+from pipelines.serving import Serving
+from tests.end_to_end.jobs import FREE_PORTS, Command, job_folder, setting
+from tests.end_to_end.jobs import brayx as command
+from tests.waiting import until
+
+PROJECT = "watched"
+WAIT_S = 30.0
+MODEL = """
+import numpy as np, torch
+
+class Scale(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.zeros(2))
+
+    def forward(self, obs):
+        return {"logits": obs * self.factor, "value": obs.sum(-1)}
+
+def build_model(name, config):
+    return Scale(), (np.zeros((1, 2), np.float32),)
+"""
+AGENT = """
+import numpy as np
+from brayx import Agent, Step, forward, record
+
+class WatchedAgent(Agent):
+    async def on_tick(self, state):
+        obs = np.array([state.input["x"], 0.0], np.float32)
+        outputs, version = await forward("model", obs)
+        state.step = Step(obs, np.asarray(int(np.argmax(outputs["logits"]))), 0.0, version)
+        state.output = {"version": version}
+
+    async def on_session_end(self, reason):
+        record("episode_return", 7.0)
+"""
+
+
+class Console:
+    """A client of a console's API, which gives JSON."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self.url = url
+        self.http = httpx.Client(base_url=url, timeout=60.0, **options)
+
+    def get(self, path: str, **query: Any) -> Any:
+        reply = self.http.get(path, params=query)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def post(self, path: str, body: Any = None) -> Any:
+        reply = self.http.post(path, json=body)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def refusal(self, method: str, path: str, **options: Any) -> tuple[int, str]:
+        reply = self.http.request(method, path, **options)
+        return reply.status_code, reply.json()["error"]
+
+
+class Job:
+    """A served job, its registry and its console.
+
+    Args:
+        folder: of its files.
+        uri: its store.
+        code: folder of its job and modules, which a process can load from one folder only.
+    """
+
+    def __init__(self, folder: Path, uri: str, code: Path) -> None:
+        self.folder, self.uri, self.lines = folder, uri, list[str]()
+        self.trial = Trial.open(PROJECT, "t", uri)
+        parts = {
+            "project": PROJECT,
+            "trial": "t",
+            "console_port": 0,
+            "model": {
+                "kind": "model", "module": "watched_model", "follow_s": 0.2, "engine": "torch",
+                "canary": {"alias": "candidate", "share": 0.0},
+            },
+            "agent": {"kind": "agent", "module": "watched_agent", "class": "WatchedAgent"},
+            "actor": {"kind": "actor", "agents": ["agent"], "port": 0, "native_port": 0, "tcp_port": 0},
+            "recording": {"kind": "recording", "folder": str(folder / "recordings"), "flush_s": 0.2},
+        }  # fmt: skip
+        (code / "job.yaml").write_text(yaml.safe_dump(parts))
+        self.job = JobConfig.load(code / "job.yaml")
+
+    def add(self, version: int, alias: str | None) -> None:
+        folder = self.folder / f"checkpoint-{version}"
+        folder.mkdir()
+        save_weights(folder / "weights.npz", {"factor": np.array([version, -version], np.float32)})
+        register(self.trial, self.trial.save_checkpoint(folder, version), PROJECT, alias=alias)
+
+    @contextlib.contextmanager
+    def served(self) -> Iterator[tuple[Serving, Console]]:
+        with Serving(self.job, self.uri) as serving, serving.console(self.lines.append):
+            yield serving, Console(self.lines[-1].rpartition(" ")[2])
+
+
+@contextlib.contextmanager
+def playing(url: str, session: str) -> Iterator[Callable[[float], Any]]:
+    """A session; call what it gives to play a tick."""
+    with Client(url, timeout_s=WAIT_S) as client:
+        client.start(session=session)
+        yield lambda x: json.loads(client.tick(json.dumps({"x": x})))
+        if client.session is not None:
+            client.stop()
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("code")
+    (folder / "watched_model.py").write_text(MODEL)
+    (folder / "watched_agent.py").write_text(AGENT)
+    return folder
+
+
+@pytest.fixture
+def job(tmp_path: Path, tracking_db: str, code: Path) -> Job:
+    return Job(tmp_path, tracking_db, code)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, code: Path) -> Iterator[tuple[Job, Serving, Console]]:
+    folder = tmp_path_factory.mktemp("watched")
+    job = Job(folder, f"sqlite:///{folder / 'mlflow.db'}", code)
+    job.add(1, "champion")
+    job.add(2, "candidate")
+    with job.served() as (serving, console):
+        yield job, serving, console
+
+
+def test_the_process_starts_with_the_first_visit_and_again_after_its_death(job: Job) -> None:
+
+    def processes() -> list[psutil.Process]:
+        children = psutil.Process().children()
+        return [each for each in children if "pipelines.console_process" in each.cmdline() and each.is_running()]
+
+    before = {each.pid for each in processes()}
+    with job.served() as (serving, console):
+        with playing(serving.url, "unseen") as tick:
+            tick(1.0)
+        assert {each.pid for each in processes()} == before, "nobody looks: there is no process"
+        assert console.get("/api/job")["project"] == PROJECT
+        (process,) = [each for each in processes() if each.pid not in before]
+        process.kill()
+        process.wait(WAIT_S)
+        again = Console(console.url)
+        assert again.get("/api/job")["mode"] == "serve"
+        with playing(serving.url, "still-served") as tick:
+            assert tick(1.0)["version"] == 0
+    until(lambda: {each.pid for each in processes()} == before, "the console's process ends with the job")
+    with pytest.raises(httpx.ConnectError):
+        console.get("/api/job")
+
+
+def test_a_session_is_listed_followed_and_ended(served: tuple[Job, Serving, Console]) -> None:
+    _, serving, console = served
+    with playing(serving.url, "live/1") as tick:
+        tick(1.0)
+        (row,) = [row for row in console.get("/api/sessions") if row["session"] == "live/1"]
+        assert (row["ticks"], row["followed"], row["arms"]) == (1, False, ["model/champion/1"])
+
+        begun = console.get("/api/sessions/ticks", session="live/1")
+        assert (begun["ticks"], begun["end"]) == ([], ""), "it is followed from now on"
+        tick(2.0)
+        tick(-3.0)
+        found = console.get("/api/sessions/ticks", session="live/1", after=begun["after"])
+        assert [each["number"] for each in found["ticks"]] == [1, 2]
+        last = found["ticks"][-1]
+        assert last["input"] == {"x": -3.0}
+        assert last["output"] == {"version": 1}
+        assert (last["action"], last["policy_version"], last["value"]) == (1, 1, -3.0)
+        assert last["arrays"]["obs"] == [-3.0, 0.0]
+        assert last["probabilities"] == pytest.approx([1 / (1 + np.exp(3)), 1 / (1 + np.exp(-3))])
+        assert last["seconds"] > 0
+        assert console.get("/api/sessions/ticks", session="live/1", after=found["after"])["ticks"] == []
+
+        with console.http.stream("GET", "/api/sessions/follow", params={"session": "live/1"}) as events:
+            assert console.http.delete("/api/sessions", params={"session": "live/1"}).status_code == 200
+            messages = [json.loads(line[6:]) for line in events.iter_lines() if line.startswith("data: ")]
+        assert (messages[-1]["end"], messages[-1]["result"]) == ("ended", 7.0)
+        with pytest.raises(SessionLost, match="ended"):
+            tick(1.0)
+    assert console.refusal("DELETE", "/api/sessions", params={"session": "live/1"}) == (404, "session_unknown")
+    assert console.refusal("GET", "/api/sessions/ticks", params={"session": "none"}) == (404, "session_unknown")
+
+
+def test_following_ends_when_nobody_asks_any_more(served: tuple[Job, Serving, Console]) -> None:
+    _, serving, console = served
+    with playing(serving.url, "left") as tick:
+
+        def row() -> Any:
+            return next(row for row in console.get("/api/sessions") if row["session"] == "left")
+
+        console.get("/api/sessions/ticks", session="left")
+        tick(1.0)
+        assert row()["followed"]
+        until(lambda: not row()["followed"], "the session is let go", WAIT_S)
+        assert serving._host.table.get("left").actor._services.seen is None  # type: ignore[union-attr, attr-defined]
+
+
+def test_a_promotion_a_roll_back_and_a_canarys_share(served: tuple[Job, Serving, Console]) -> None:
+    _, serving, console = served
+
+    def acts_with() -> int:
+        with playing(serving.url, os.urandom(8).hex()) as tick:
+            return int(tick(1.0)["version"])
+
+    (model,) = console.get("/api/models")
+    assert (model["name"], model["aliases"], model["before"]) == (PROJECT, {"champion": 1, "candidate": 2}, None)
+    assert [(each["version"], each["step"]) for each in model["versions"]] == [(2, 2), (1, 1)]
+    until(lambda: len(console.get("/api/job")["registered"]["model"]) == 2, "the candidate is served", WAIT_S)
+    assert {acts_with() for _ in range(5)} == {1}
+
+    assert console.get("/api/job")["canaries"]["model"]["share"] == 0.0
+    console.post("/api/canaries/model", {"share": 1.0})
+    assert {acts_with() for _ in range(5)} == {2}
+    console.post("/api/canaries/model", {"share": 0.0})
+    assert console.refusal("POST", "/api/canaries/model", json={"share": 1.5}) == (400, "bad_config")
+    assert console.refusal("POST", "/api/canaries/other", json={"share": 0.5}) == (400, "bad_config")
+
+    with playing(serving.url, "runs-on") as tick:
+        moved = console.post(f"/api/models/{PROJECT}/promote", {"version": 2})
+        assert (moved["version"], moved["before"]) == (2, 1)
+        until(lambda: acts_with() == 2, "the next session gets the new champion", WAIT_S)
+        assert tick(1.0)["version"] == 1, "a running session keeps its version"
+    moved = console.post(f"/api/models/{PROJECT}/roll-back")
+    assert (moved["version"], moved["before"]) == (1, 2)
+    until(lambda: acts_with() == 1, "the next session gets the old champion", WAIT_S)
+    assert console.refusal("POST", f"/api/models/{PROJECT}/roll-back") == (404, "model_not_found")
+    assert console.refusal("POST", f"/api/models/{PROJECT}/promote", json={"version": 9}) == (404, "model_not_found")
+    assert console.refusal("POST", f"/api/models/{PROJECT}/promote", json={}) == (400, "bad_request")
+
+
+def test_recordings_trials_health_and_refusals(served: tuple[Job, Serving, Console]) -> None:
+    job, serving, console = served
+    with playing(serving.url, "recorded") as tick:
+        for x in range(5):
+            tick(float(x))
+
+    def recorded() -> list[Any]:
+        found = console.get("/api/recordings")["recordings"]
+        return [each for each in found if each["session"] == "recorded" and each["end"]]
+
+    until(recorded, "the recording is written", WAIT_S)
+    (recording,) = recorded()
+    assert (recording["ticks"], recording["end"], recording["result"]) == (5, "stop", 7.0)
+    found = console.get(f"/api/recordings/{recording['id']}", first=1, count=2)
+    assert [(each["number"], each["input"], each["arrays"]["obs"]) for each in found["ticks"]] == [
+        (1, {"x": 1.0}, [1.0, 0.0]),
+        (2, {"x": 2.0}, [2.0, 0.0]),
+    ]
+    curves = console.get(f"/api/recordings/{recording['id']}/curves")
+    assert curves["ticks"] == [0, 1, 2, 3, 4]
+    assert curves["curves"]["policy_version"] == [1.0] * 5
+    assert console.refusal("GET", "/api/recordings/none") == (422, "bad_recording")
+    assert len(brayx.recording.open(str(job.folder / "recordings")))
+
+    trials = console.get("/api/trials", project=PROJECT)
+    assert job.trial.run_id in {each["run_id"] for each in trials}
+    assert not any(each["can_stop"] for each in trials), "a service trains nothing"
+    assert console.refusal("POST", f"/api/trials/{job.trial.run_id}/stop") == (404, "job_not_running")
+    job.trial.log_metrics({"learner/loss": 0.5}, 10)
+    assert console.get(f"/api/trials/{job.trial.run_id}")["curves"]["learner/loss"] == [[10, 0.5]]
+    assert console.get("/api/league") is None
+
+    before = console.get("/api/job")["refusals"].get("bad_body", 0.0)
+    httpx.post(f"{serving.url}/step", content=b"no json")
+    until(lambda: console.get("/api/job")["refusals"].get("bad_body", 0.0) > before, "it is counted", WAIT_S)
+    assert console.get("/openapi.json")["paths"]["/api/job"]
+    assert "https://" not in console.http.get("/docs").text, "nothing is downloaded"
+
+
+def test_foreign_pages_and_names_are_refused_and_a_games_door_has_no_control(
+    served: tuple[Job, Serving, Console],
+) -> None:
+    _, serving, console = served
+    for headers in ({"Host": "console.example.com"}, {"Origin": "http://example.com"}, {"Origin": "null"}):
+        assert console.refusal("GET", "/api/job", headers=headers) == (403, "forbidden")
+        assert console.refusal("DELETE", "/api/sessions?session=x", headers=headers) == (403, "forbidden")
+    assert console.http.get("/api/job", headers={"Origin": console.url}).status_code == 200
+    for url in serving.urls.values():
+        if url.startswith("http"):
+            assert httpx.get(f"{url}/api/job").status_code != 200
+            assert httpx.post(f"{url}/api/models/{PROJECT}/promote", json={"version": 2}).status_code >= 400
+
+
+def test_keys_have_scopes(job: Job, tmp_path: Path) -> None:
+    file = tmp_path / "keys.txt"
+    read, control = new_key(file, "eve", "read"), new_key(file, "bob", "control")
+    keys = Keys.load(file)
+    job.add(1, "champion")
+    job.job = job.job.model_copy(update={"console_host": "0.0.0.0"})
+    with pytest.raises(ConfigError, match="console_keys_file is not set"):
+        console_keys(job.job)
+    job.job = job.job.model_copy(update={"console_keys_file": str(file)})
+    with job.served() as (_, console):
+        port = console.url.rpartition(":")[2]
+        at = f"http://127.0.0.1:{port}"
+
+        def client(key: str, secret: bytes) -> Console:
+            return Console(at, headers={"Authorization": basic(key, secret)})
+
+        reader, controller = (client(key, keys.secret(key)) for key in (read, control))
+        assert Console(at).http.get("/api/job").headers["WWW-Authenticate"].startswith("Basic")
+        assert Console(at).refusal("GET", "/api/job") == (401, "unauthorized")
+        assert client(read, b"wrong" * 8).refusal("GET", "/api/job") == (401, "unauthorized")
+        assert client("control/none", b"wrong" * 8).refusal("GET", "/api/job") == (401, "unauthorized")
+        assert reader.get("/api/job")["project"] == PROJECT
+        promotion = {"json": {"version": 1}}
+        assert reader.refusal("POST", f"/api/models/{PROJECT}/promote", **promotion) == (403, "forbidden")
+        assert controller.post(f"/api/models/{PROJECT}/promote", {"version": 1})["version"] == 1
+    new_key(file, "game")
+    with pytest.raises(ConfigError, match="'game' has no scope"):
+        ConsoleKeys(Keys.load(file))
+
+
+def test_a_taken_port_is_replaced_by_a_free_one(job: Job) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        job.job = job.job.model_copy(update={"console_port": number})
+        with job.served() as (_, console):
+            assert not console.url.endswith(f":{number}")
+            assert console.get("/api/job")["running"]
+    job.job = job.job.model_copy(update={"console_port": None})
+    with Serving(job.job, job.uri) as serving, serving.console(job.lines.append):
+        assert len(job.lines) == 1, "null: no console"
+
+
+def test_roll_backs_go_back_one_by_one(job: Job) -> None:
+    for version in (1, 2, 3):
+        job.add(version, "champion" if version == 1 else None)
+    for version in (2, 3):
+        promote(f"models:/{PROJECT}/{version}", job.uri)
+    assert [roll_back(PROJECT, job.uri)[0].version for _ in range(2)] == [2, 1]
+    with pytest.raises(ModelNotFound, match="no champion before version 1"):
+        roll_back(PROJECT, job.uri)
+    assert find(f"models:/{PROJECT}@champion", job.uri).version == 1
+
+
+async def test_a_store_without_a_job_can_be_looked_at(tmp_path: Path) -> None:
+    app = create_app(StoreDesk(f"sqlite:///{tmp_path}/mlflow.db"))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+
+        async def get(path: str) -> Any:
+            return (await client.get(path)).json()
+
+        assert not (await get("/api/job"))["running"]
+        assert [await get(f"/api/{what}") for what in ("sessions", "models", "trials")] == [[], [], []]
+        assert await get("/api/league") is None
+        assert (await get("/api/recordings"))["total"] == 0
+        assert (await client.delete("/api/sessions?session=x")).status_code == 404
+
+
+def test_a_training_is_watched_and_stopped(tmp_path: Path) -> None:
+    job_folder(tmp_path)
+    options = setting(*FREE_PORTS, "console_port=0", "trainer.num_steps=1000000", "trainer.target_return=null")
+    with command(tmp_path, "train", "cartpole.yaml", *options) as training:
+        training.until(training.says("plays at tcp://"), "games play")
+        console = Console(_url(training))
+        until(lambda: console.get("/api/job")["numbers"].get("updates", 0) > 1, "it learns", WAIT_S)
+        job = console.get("/api/job")
+        assert (job["mode"], job["trial"], job["can_stop"]) == ("train", "main", True)
+        until(lambda: any(each["can_stop"] for each in console.get("/api/trials")), "MLflow has the trial", WAIT_S)
+        (trial,) = [each for each in console.get("/api/trials") if each["can_stop"]]
+        until(lambda: console.get(f"/api/trials/{trial['run_id']}")["curves"], "it has curves", WAIT_S)
+        assert console.refusal("POST", "/api/trials/other/stop") == (404, "job_not_running")
+        console.post(f"/api/trials/{trial['run_id']}/stop")
+        assert training.ended() == 130
+        assert "interrupted (the same command resumes it)" in training.out
+        assert training.processes() == []
+
+
+def _url(training: Command) -> str:
+    found = re.search(r"the console is (http://\S+)", training.err)
+    assert found is not None
+    return found[1]
+
+
+def test_an_interrupt_reaches_no_console(job: Job) -> None:
+    """Ctrl-C goes to the whole foreground group; the console's process must leave the end to its job."""
+    with job.served() as (_, console):
+        assert console.get("/api/job")["running"]
+        for child in psutil.Process().children():
+            if "pipelines.console_process" in child.cmdline():
+                child.send_signal(signal.SIGINT)
+        assert console.get("/api/job")["running"]
