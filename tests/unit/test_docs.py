@@ -450,7 +450,8 @@ def test_yaml(snippet: Snippet, examples: Path, tmp_path: Path) -> None:
         if of[2]:
             (tmp_path / f"{of[2]}.py").touch()
         whole = yaml.safe_load((tmp_path / f"{of[1]}.yaml").read_text())
-        parts = whole | {name: whole.get(name, {}) | part for name, part in parts.items()}
+        merged = {name: whole.get(name, {}) | part if isinstance(part, dict) else part for name, part in parts.items()}
+        parts = whole | merged
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(parts))
     JobConfig.load(tmp_path / "job.yaml")
 
