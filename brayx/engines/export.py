@@ -15,6 +15,7 @@ import io
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -115,7 +116,7 @@ def to_onnx(
             graph = program.model.graph
             input_names = _rename(graph.inputs, [leaf.path for leaf in spec.inputs], set())
             output_names = _rename(graph.outputs, [leaf.path for leaf in spec.outputs], set(input_names))
-            weights = _weights_to_inputs(graph) if weights_as_inputs else {}
+            weights = _weights_to_inputs(graph, set(module.state_dict())) if weights_as_inputs else {}
             program.optimize()
             proto = program.model_proto.SerializeToString()
     except Exception as error:
@@ -151,7 +152,7 @@ def _traced(flat: _Flat, leaves: tuple[torch.Tensor, ...], spec: ModelSpec) -> O
     except Exception:  # the other exporter may succeed, or has a better message
         return None
     names = [value.name for value in proto.graph.input]
-    weights = {name.removeprefix(_PREFIX): name for name in names if name.startswith(_PREFIX)}
+    weights = {name: _PREFIX + name for name in flat.module.state_dict() if _PREFIX + name in names}
     if {value.name for value in proto.graph.output} != set(outputs) or set(names) - set(weights.values()) - set(inputs):
         return None
     return OnnxGraph(file.getvalue(), tuple(inputs), tuple(outputs), weights, spec, traced=True)
@@ -186,9 +187,12 @@ def _rename(values: Sequence[Any], paths: Sequence[str], taken: set[str]) -> lis
     return names
 
 
-def _weights_to_inputs(graph: Any) -> dict[str, str]:
+def _weights_to_inputs(graph: Any, known: AbstractSet[str]) -> dict[str, str]:
+    """Makes the weights of these names inputs. A tensor that ``forward`` makes has the prefix too, and stays."""
     weights = {}
     for name in [name for name in graph.initializers if name.startswith(_PREFIX)]:
+        if name.removeprefix(_PREFIX) not in known:
+            continue
         value = graph.initializers.pop(name)
         value.const_value = None
         graph.inputs.append(value)

@@ -374,6 +374,25 @@ def test_a_graph_that_tracing_breaks_is_exported_without_tracing():
     verify(OnnxEngine(module, example, traced=True), module, example)
 
 
+class Constants(torch.nn.Module):
+    """Tensors that are no weights: one that ``forward`` makes, and a buffer that no checkpoint has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.ones(1))
+        self.register_buffer("fixed", torch.tensor([3.0, 0.0]), persistent=False)
+
+    def forward(self, obs):
+        return self.factor * obs * torch.tensor([2.0, 1.0]) + self.fixed
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_tensors_that_are_no_weights_stay_in_the_graph(traced):
+    engine = OnnxEngine(Constants(), (np.ones((1, 2), np.float32),), traced=traced)
+    (found,) = engine.run(engine.bind({"factor": np.array([5.0], np.float32)}), [np.ones((3, 2), np.float32)])
+    assert found.tolist() == [[13.0, 5.0]] * 3
+
+
 def test_standalone_export_runs_without_bound_weights():
     import onnxruntime
 
