@@ -20,10 +20,8 @@ from pydantic import BaseModel, ConfigDict
 from ray import serve
 
 from brayx.actor.agent import Services
-from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import ActorConfig, AgentConfig
-from brayx.actor.games import Games
-from brayx.actor.parts import agents_of, codec_of
+from brayx.actor.parts import actor_factory
 from brayx.cluster import NAMESPACE
 from brayx.cluster.hub import HubClient, get_hub
 from brayx.cluster.model import model_application
@@ -51,7 +49,8 @@ from deployments.job import JobConfig, only
 from deployments.league import LeagueInReplica, LeagueSpec
 from deployments.render import EpisodeRenderer, drawing_in_ray
 from deployments.serve_run import serve_run
-from deployments.weights import WeightSource, pooled, registered
+from deployments.served_league import ServedLeague, served_league
+from deployments.weights import WeightSource, followed_by, pool_args, registered, sources_of
 
 _VERSION_EVERY_S = 1.0
 
@@ -72,6 +71,7 @@ class ActorSpec:
         trial: gets pictures of episodes; None when serving.
         pool: source of aliases for models served by one; None: there are none.
         league: the league that the sessions' players are of; None: there is none.
+        served_league: the league whose players a start can request; None: its request is left to the agents.
     """
 
     folder: str
@@ -87,12 +87,12 @@ class ActorSpec:
     trial: Trial | None = None
     pool: PoolClient | None = None
     league: LeagueSpec | None = None
+    served_league: ServedLeague | None = None
 
     @property
     def followed(self) -> dict[str, Followed]:
         """The models that follow an alias."""
-        of = {name: source.followed for name, source in self.weights.items() if self.pool is not None}
-        return {name: followed for name, followed in of.items() if followed is not None}
+        return {} if self.pool is None else followed_by(self.weights)
 
 
 class _PoolHub:
@@ -151,16 +151,18 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
     runtime.close.append(close_recorder)
     recorders = recorders_of(spec.recording, recorder)
     runtime.close[:0] = closing(recorders)
-    runtime.make_actor = AgentActorFactory(
-        agents=agents_of(spec.agents, spec.folder),
-        config=spec.config,
-        services=Services(models=models, buffers=buffers, recorder=runtime.recorder),
-        codec=codec_of(spec.actor, spec.folder),
-        episode_length=spec.actor.episode_length,
+    services = Services(models=models, buffers=buffers, recorder=runtime.recorder)
+    run: Any = asyncio.to_thread if spec.pool is None else spec.pool.run
+    runtime.make_actor = actor_factory(
+        spec.actor,
+        spec.agents,
+        spec.folder,
+        spec.config,
+        services,
         recorders=[*_renderer(spec), *recorders],
-        games=Games() if spec.actor.share == "game" else None,
         arms=following,
         players=players,
+        opponents=None if spec.served_league is None else spec.served_league.opponents(services, run),
     )
 
     def versions() -> dict[str, int]:
@@ -284,7 +286,7 @@ async def _local_model(name: str, spec: ActorSpec, at: Aliases | None, runtime: 
     fetch: Callable[[int], Awaitable[Weights]] | None = None
     if store is not None:
         fetch = functools.partial(fetch_weights, store)
-    elif spec.pool is not None and name in spec.followed:
+    elif spec.pool is not None and name in spec.pool.models:
         fetch = functools.partial(spec.pool.weights, name)
     model = LocalModel(
         engine,
@@ -382,14 +384,19 @@ def actor_spec(
     )
 
 
-def pool_of(job: JobConfig, uri: str, directory: str, weights: Mapping[str, WeightSource]) -> PoolClient | None:
-    """The source of aliases of an application's models; None: it follows none.
+def pool_of(
+    job: JobConfig,
+    uri: str,
+    directory: str,
+    weights: Mapping[str, WeightSource],
+    versions: Mapping[str, Followed] | None = None,
+) -> PoolClient | None:
+    """The registry as the replicas of an application see it; None: they need none.
 
-    Results by arm are logged if there is a canary.
+    Arguments are those of `pool_args`; ``directory`` is the name of the session directory's Ray actor.
     """
-    followed = {name: source.followed for name, source in weights.items() if source.followed is not None}
-    project = job.project if any(of.canary for of in followed.values()) else ""
-    return PoolClient(f"{directory}/pool", NAMESPACE, uri, project, followed) if followed else None
+    args = pool_args(job, uri, weights, versions)
+    return PoolClient(f"{directory}/pool", NAMESPACE, *args) if args[2] else None
 
 
 class ServeArgs(BaseModel):
@@ -407,6 +414,8 @@ class ServeArgs(BaseModel):
     """MLflow's URI, or its sqlite file; default: the job's, ``MLFLOW_TRACKING_URI``, then ``mlflow.db``."""
     num_workers: int | None = None
     """Replicas; default: as in the job."""
+    trial: str = ""
+    """Trial of the league whose players clients can request; default: the newest league of the project."""
 
 
 @serve_run()
@@ -417,7 +426,7 @@ def app(args: ServeArgs) -> serve.Application:
     """
     job = JobConfig.load(args.config)
     uri = tracking_uri(args.tracking or job.tracking)
-    return serving_application(job, uri, actor=args.actor, models=args.models, num_workers=args.num_workers)
+    return serving_application(job, uri, **args.model_dump(exclude={"config", "tracking"}))
 
 
 def serving_application(
@@ -427,19 +436,22 @@ def serving_application(
     actor: str = "",
     models: Mapping[str, str] | None = None,
     num_workers: int | None = None,
+    trial: str = "",
 ) -> serve.Application:
     """The application that serves a job; arguments as in `ServeArgs`.
 
     Raises:
-        ConfigError: the job's code cannot be loaded.
+        ConfigError: the job's code cannot be loaded; the levels file is wrong; or there is no league of this trial.
         TrackingError: the registry cannot be read, or has no version that ``models`` names.
     """
     actor = only("actor", job.actors, actor)
-    weights = {name: pooled(job, name, uri, (models or {}).get(name, "")) for name in job.models}
-    directory = f"{job.project}/{actor}/sessions"
-    pool = pool_of(job, uri, directory, weights)
-    spec = actor_spec(job, actor, mode="serve", weights=weights, pool=pool)
     check_code(job, [actor], mode="serve")
+    weights = sources_of(job, uri, models or {})
+    league = served_league(job, uri, weights, trial=trial, on_ray=True)
+    directory = f"{job.project}/{actor}/sessions"
+    pool = pool_of(job, uri, directory, weights, league.versions)
+    spec = actor_spec(job, actor, mode="serve", weights=weights, pool=pool)
+    spec = dataclasses.replace(spec, models=league.resident(spec.models), served_league=league)
     if num_workers is not None:
         spec = dataclasses.replace(spec, actor=spec.actor.model_copy(update={"num_workers": num_workers}))
     return application(spec, name=actor, directory=directory)

@@ -1,52 +1,31 @@
-"""Opponents that clients of a served league request by level, rating, player or version.
+"""Whom a start requests as its opponent: by level, rating, player or version.
 
 Reads the newest league's versions from the registry, their ratings from its books, and the levels from their file.
-Knows nothing of doors.
+Knows nothing of sessions or hosts.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import difflib
-import functools
-import logging
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import brayx.clock as clock
-from brayx.actor.agent import Agent, Services
-from brayx.actor.players import SeatedPlayer
-from brayx.errors import (
-    BadBody,
-    BrayxError,
-    ConfigError,
-    DeadlineExceeded,
-    LeagueError,
-    VersionUnknown,
-    nearest_version,
-)
-from brayx.gamecore.protocol import game_of
+from brayx.errors import BadBody, ConfigError, LeagueError, VersionUnknown, nearest_version
 from brayx.league.ledger import Ledger
 from brayx.league.levels import Levels, Strength, read_levels
 from brayx.league.member import Member
 from brayx.league.strength import Rated, draw, mix_of
-from brayx.model.local import LocalModel
-from brayx.model.snapshots import SnapshotModel
 from brayx.tracking import aliases
 from brayx.tracking.store import client_of, telling
 from brayx.tracking.trial import PARENT_TAG
 from deployments.league_files import PLAYER_TAG, RATING_TAG, books_file
 from deployments.leagues import newest_league
 
-_log = logging.getLogger(__name__)
-
-_LOOK_S = 5.0
-_READ_S = 10.0
-_KEYS = {
+KEYS = {
     "rating": "a finite number",
     "player": "a player's name",
     "version": "a number of 1 or more",
@@ -56,7 +35,7 @@ _KEYS = {
 
 
 class Asked(NamedTuple):
-    """A start's request: one key of `_KEYS`, and its checked value."""
+    """A start's request: one of `KEYS`, and its checked value."""
 
     key: str
     value: Any
@@ -117,8 +96,8 @@ def parsed(value: Any) -> Asked:
     if not isinstance(value, dict) or len(value) != 1:
         raise BadBody(f"opponent is {_short(value)}; {expected}", field="opponent")
     ((key, asked),) = value.items()
-    if key not in _KEYS:
-        near = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.5)
+    if key not in KEYS:
+        near = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.5)
         advice = f"nearest is {near[0]!r}, " if near else ""
         raise BadBody(f"opponent has {_short(key)}; {advice}{expected}", field="opponent")
     number = isinstance(asked, int | float) and not isinstance(asked, bool)
@@ -130,7 +109,7 @@ def parsed(value: Any) -> Asked:
         key == "version" and type(asked) is int and asked > 0
     ):
         return Asked(key, asked)
-    raise BadBody(f"opponent.{key} is {_short(asked)}, expected {_KEYS[key]}", field=f"opponent.{key}")
+    raise BadBody(f"opponent.{key} is {_short(asked)}, expected {KEYS[key]}", field=f"opponent.{key}")
 
 
 def _short(value: Any) -> str:
@@ -225,30 +204,20 @@ class ServedPool:
         return Chosen(member.version, player, self.points.get(member))
 
 
-def read_pool(
-    name: str,
-    uri: str,
-    levels: Path | None = None,
-    scripts: Collection[str] = (),
-    *,
-    project: str = "",
-    trial: str = "",
-) -> ServedPool:
-    """Reads the versions of a registered model, and its newest league. Blocking.
+def read_pool(name: str, uri: str, scripts: Collection[str] = (), *, project: str = "", trial: str = "") -> ServedPool:
+    """Reads the versions of a registered model, and its newest league; no levels. Blocking.
 
     Args:
         name: the model's name in the registry.
         uri: tracking URI.
-        levels: the levels file, which may not exist; None: no levels.
         scripts: names of the scripted players.
         project, trial: as for `deployments.leagues.newest_league`.
 
     Raises:
         TrackingError: the registry cannot be read.
         LeagueError: the league's books exist but cannot be read.
-        ConfigError: the levels file cannot be read, or is of another model; or there is no league of this trial.
+        ConfigError: there is no league of this trial.
     """
-    calibrated = None if levels is None else levels_of(levels, name)
     with telling(f"cannot read the versions of model {name!r}"):
         client = client_of(uri)
         found = sorted(client.search_model_versions(f"name = '{name}'"), key=lambda each: int(each.version))
@@ -259,7 +228,7 @@ def read_pool(
     versions = {int(each.version): each.tags.get(PLAYER_TAG) for each in found}
     champion = aliases(name, uri).get("champion")
     if not tagged and not trial:
-        return ServedPool(versions, [], {}, champion, calibrated, scripts)
+        return ServedPool(versions, [], {}, champion, scripts=scripts)
     league = newest_league(uri, project, trial, model=name)
     tagged = [each for each in tagged if parents[str(each.run_id)] == league.run_id]
     members = {Member(each.tags[PLAYER_TAG], int(each.version)): each.tags for each in tagged}
@@ -273,7 +242,7 @@ def read_pool(
             # After a kill, the registry may have versions that did not reach the pool.
             frozen = {each.member for each in ledger.snapshots() if not each.dropped}
             snapshots = [member for member in members if member in frozen]
-    return ServedPool(versions, snapshots, points, champion, calibrated, scripts)
+    return ServedPool(versions, snapshots, points, champion, scripts=scripts)
 
 
 def levels_of(file: Path, name: str) -> Levels | None:
@@ -299,102 +268,3 @@ def _number(text: str | None) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
-
-
-class ServedOpponents:
-    """The opponents of a served league: `brayx.actor.players.Opponents`. Belongs to one event loop.
-
-    Args:
-        model: name of the model component that the league plays with.
-        name: the model's name in the registry.
-        uri: tracking URI.
-        acting: the model; it fetches versions that are not in memory.
-        services: services of sessions that play the champion.
-        scripts: agents of the scripted players, by player.
-        levels: the levels file, which may not exist, and may change.
-        project, trial: as for `deployments.leagues.newest_league`.
-    """
-
-    def __init__(
-        self,
-        model: str,
-        name: str,
-        uri: str,
-        acting: LocalModel,
-        services: Services,
-        scripts: Mapping[str, type[Agent]],
-        levels: Path,
-        *,
-        project: str = "",
-        trial: str = "",
-    ) -> None:
-        self._read = functools.partial(read_pool, name, uri, levels, scripts, project=project, trial=trial)
-        self._model = model
-        self._acting = acting
-        self._services = services
-        self._scripts = scripts
-        self._pool: ServedPool | None = None
-        self._read_at = 0.0
-        self._reading = asyncio.Lock()
-
-    async def seat(self, session: str, asked: Any) -> SeatedPlayer:
-        """See `brayx.actor.players.Opponents.seat`."""
-        want = parsed(asked)
-        pool = await self._newest()
-        chosen = pool.choose(want, game_of(session) or session)
-        models, version, script = dict(self._services.models), chosen.version, self._scripts.get(chosen.player or "")
-        if version is not None:
-            await self._acting.pin(version)  # refuses the start if the weights are missing or do not fit
-            models[self._model], script = SnapshotModel(self._acting, version, chosen.temperature), None
-        services = Services(models, self._services.buffers, self._services.recorder)
-        return SeatedPlayer(
-            chosen.label,
-            services,
-            script,
-            _ignore,
-            _ignore,
-            self._model,
-            chosen.reply,
-            explores=True,  # as in the rated games
-            delay=chosen.delay,
-        )
-
-    async def _newest(self) -> ServedPool:
-        """The pool, read again at most every `_LOOK_S` seconds; if that fails, the last one."""
-        async with self._reading:
-            if self._pool is None or clock.now() - self._read_at > _LOOK_S:
-                try:
-                    async with asyncio.timeout(_READ_S):
-                        self._pool = await asyncio.to_thread(self._read)
-                except (BrayxError, TimeoutError) as error:
-                    if isinstance(error, TimeoutError):
-                        error = DeadlineExceeded(f"the registry did not answer within {_READ_S:g} s")
-                    if self._pool is None:
-                        raise error from None
-                    _log.warning("opponents stay as they are: %s", error)
-                self._read_at = clock.now()
-            return self._pool
-
-
-class NoOpponents:
-    """Refuses requests for opponents in a job that serves no league.
-
-    Args:
-        why: the reason, for the error's message.
-    """
-
-    def __init__(self, why: str) -> None:
-        self._why = why
-
-    async def seat(self, session: str, asked: Any) -> None:
-        """See `brayx.actor.players.Opponents.seat`; any other value of ``opponent`` belongs to the game.
-
-        Raises:
-            LeagueError: the start requests an opponent.
-        """
-        if isinstance(asked, dict) and len(asked) == 1 and next(iter(asked)) in _KEYS:
-            raise LeagueError(f"a start cannot ask for its opponent: {self._why}")
-
-
-def _ignore(value: Any) -> None:
-    """Ignores results and ends, since served games are in no league's books."""

@@ -59,6 +59,40 @@ def pooled(job: JobConfig, model: str, uri: str, reference: str = "") -> WeightS
         return WeightSource(followed=followed, name=pool_name(job, model))
 
 
+def sources_of(job: JobConfig, uri: str, references: Mapping[str, str]) -> dict[str, WeightSource]:
+    """The source of each model of a served job.
+
+    Args:
+        job: the job.
+        uri: tracking URI.
+        references: registered version of some models, as for `pooled`.
+
+    Raises:
+        TrackingError: a version does not exist, or the registry cannot be read.
+    """
+    return {name: pooled(job, name, uri, references.get(name, "")) for name in job.models}
+
+
+def followed_by(sources: Mapping[str, WeightSource]) -> dict[str, Followed]:
+    """The models that follow an alias."""
+    return {name: source.followed for name, source in sources.items() if source.followed is not None}
+
+
+def pool_args(
+    job: JobConfig, uri: str, sources: Mapping[str, WeightSource], others: Mapping[str, Followed] | None = None
+) -> tuple[str, str, dict[str, Followed]]:
+    """The `Pool` that models are served from: its arguments. Results by arm are logged if there is a canary.
+
+    Args:
+        job: the job.
+        uri: tracking URI.
+        sources: source of each model.
+        others: models that follow no alias, and whose versions are requested.
+    """
+    followed = {**(others or {}), **followed_by(sources)}
+    return uri, job.project if any(of.canary for of in followed.values()) else "", followed
+
+
 def registered(sources: Mapping[str, WeightSource], followed: Mapping[str, Collection[int]]) -> dict[str, list[str]]:
     """The registered versions that a new session may get, by model: ``models:/NAME/VERSION``; none: it is as built.
 

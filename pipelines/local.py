@@ -180,9 +180,7 @@ class _Training:
             learned: the acting side of the model that is trained.
         """
         from brayx.actor.agent import Services
-        from brayx.actor.agent_actor import AgentActorFactory
-        from brayx.actor.games import Games
-        from brayx.actor.parts import agents_of, codec_of
+        from brayx.actor.parts import actor_factory
         from brayx.actor.serving import Runtime
         from brayx.local.host import LocalHost
         from brayx.recording.recorder import closing, recorders_of
@@ -193,14 +191,13 @@ class _Training:
         others = {name: champion.model for name, champion in self.champions.items()}
         models = {self.config.model: learned, **others}
         recorders = recorders_of(job.recording, self.numbers)
-        make_actor = AgentActorFactory(
-            agents=agents_of({name: job.agents[name] for name in actor.agents}, job.folder),
-            config=self.as_dict,
-            services=Services(models, self.buffers, self.numbers),
-            codec=codec_of(actor, job.folder),
-            episode_length=actor.episode_length,
+        make_actor = actor_factory(
+            actor,
+            job.agents,
+            job.folder,
+            self.as_dict,
+            Services(models, self.buffers, self.numbers),
             recorders=[*_renderer(job, self.actor, self.clerk), *recorders],
-            games=Games() if actor.share == "game" else None,
             players=self.trainee.seats(others),
         )
         host = LocalHost(

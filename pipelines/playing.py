@@ -19,10 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from brayx import clock
 from brayx.actor.agent import Services
-from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import ActorConfig
-from brayx.actor.games import Games
-from brayx.actor.parts import agents_of, codec_of
+from brayx.actor.parts import actor_factory
 from brayx.actor.players import SeatedPlayer
 from brayx.actor.serving import Runtime
 from brayx.engines.base import layout_of
@@ -143,15 +141,8 @@ def _doors(
     for version, side in zip(versions, sides, strict=True):
         own = {} if acting is None or not version else {model: _Pinned(acting.model, version, side.temperature)}
         services.append(Services({**models, **own}, {}, recorder))
-    factory = AgentActorFactory(
-        agents=agents_of({name: job.agents[name] for name in config.agents}, job.folder),
-        config=as_dict,
-        services=Services(models, {}, recorder),
-        codec=codec_of(config, job.folder),
-        episode_length=config.episode_length,
-        games=Games() if config.share == "game" else None,
-        players=_Seated(games, sides, services),
-    )
+    players = _Seated(games, sides, services)
+    factory = actor_factory(config, job.agents, job.folder, as_dict, Services(models, {}, recorder), players=players)
     close: list[Callable[[], Awaitable[None]]] = [each.model.close for each in built]
     host = LocalHost(config, Runtime(factory, recorder, lambda: {"mode": "serve"}, close), name=actor)
     host.open()

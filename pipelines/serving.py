@@ -17,19 +17,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from brayx.actor.agent import Services
-from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.doors.ports import on_loopback
-from brayx.actor.games import Games
-from brayx.actor.parts import agents_of, codec_of
-from brayx.actor.players import Opponents
+from brayx.actor.parts import actor_factory
 from brayx.actor.serving import Runtime
 from brayx.console.live import LiveSessions
-from brayx.engines import FROZEN
 from brayx.gamecore.auth import Keys
-from brayx.league.config import LeagueConfig
 from brayx.local.host import LocalHost
 from brayx.local.numbers import LocalNumbers
-from brayx.model.arms import Followed
 from brayx.model.following import AliasFollower
 from brayx.model.local import LocalModel
 from brayx.model.pool import Pool
@@ -37,12 +31,10 @@ from brayx.ports import check_ports
 from brayx.recording.recorder import closing, recorders_of
 from brayx.remote import offer
 from brayx.replay.null import NullBuffer
-from deployments.code import check_code, scripts_of
-from deployments.job import JobConfig, only, pool_name
-from deployments.league_files import levels_file
-from deployments.leagues import newest_league
-from deployments.opponents import NoOpponents, ServedOpponents, levels_of
-from deployments.weights import pooled, registered
+from deployments.code import check_code
+from deployments.job import JobConfig, only
+from deployments.served_league import served_league
+from deployments.weights import followed_by, pool_args, registered, sources_of
 from pipelines.acting import acting_from
 from pipelines.checks import ports_of
 from pipelines.console_job import ConsoleJob, console_keys, open_console
@@ -93,42 +85,24 @@ class Serving:
         check_code(job, [actor], mode="serve")
         check_ports(ports_of(job, actor))
         as_dict = job.in_mode("serve").as_dict()
-        self._sources = {name: pooled(job, name, uri, (models or {}).get(name, "")) for name in job.models}
-        followed = {name: source.followed for name, source in self._sources.items() if source.followed is not None}
-        project = job.project if any(of.canary for of in followed.values()) else ""
-        self._pool = pool = Pool(uri, project, followed)
         self._job, self._uri = job, uri
+        self._sources = sources_of(job, uri, models or {})
+        league = served_league(job, uri, self._sources, trial=trial)
+        job = job.model_copy(update={"models": league.resident(job.models)})
+        of_registry = pool_args(job, uri, self._sources, league.versions)
+        self._pool = pool = Pool(*of_registry)
         self._recorder = recorder = LocalNumbers({}, "seconds")
         recorder.listen(pool.add)
-        league = job.leagues[only("league", job.leagues)] if job.leagues else None
-        refusal = self._no_opponents(job, league)
-        fetches = {name: functools.partial(pool.weights, name) for name in followed}
-        if league is not None and not refusal:
-            # The champion, a canary, and the snapshots that sessions ask for.
-            of = job.models[league.model]
-            resident = of.model_copy(update={"max_versions": max(of.max_versions, league.resident + 2)})
-            job = job.model_copy(update={"models": {**job.models, league.model: resident}})
-            snapshots = Pool(uri, "", {league.model: Followed(pool_name(job, league.model))})
-            fetches.setdefault(league.model, functools.partial(snapshots.weights, league.model))
+        fetches = {name: functools.partial(pool.weights, name) for name in of_registry[2]}
         acting = {
             name: acting_from(source, job, name, as_dict, recorder, fetch=fetches.get(name))
             for name, source in self._sources.items()
         }
         self._models: dict[str, LocalModel] = {name: each.model for name, each in acting.items()}
+        followed = followed_by(self._sources)
         self._follower = AliasFollower(pool, followed, self._models) if followed else None
         self._work: list[asyncio.Task[None]] = []
         services = Services(self._models, {}, recorder)
-        opponents: Opponents = NoOpponents(refusal)
-        if league is not None and not refusal:
-            name = pool_name(job, league.model)
-            scripts, levels = scripts_of(league, job.folder), levels_file(job.folder, league)
-            levels_of(levels, name)  # a file that is wrong is told now, not to the first client
-            acting_model = self._models[league.model]
-            if trial:
-                newest_league(uri, job.project, trial, model=name)  # an unknown one, too
-            opponents = ServedOpponents(
-                league.model, name, uri, acting_model, services, scripts, levels, project=job.project, trial=trial
-            )
         recorders = recorders_of(job.recording, recorder)
         keys = Keys.configured(config.keys_file, config.key_window_s)
         self.is_open = keys is None and not on_loopback(config, config.host)
@@ -136,16 +110,15 @@ class Serving:
         self._host = LocalHost(
             config,
             Runtime(
-                AgentActorFactory(
-                    agents=agents_of({name: job.agents[name] for name in config.agents}, job.folder),
-                    config=as_dict,
-                    services=services,
-                    codec=codec_of(config, job.folder),
-                    episode_length=config.episode_length,
-                    games=Games() if config.share == "game" else None,
-                    arms=self._follower,
-                    opponents=opponents,
+                actor_factory(
+                    config,
+                    job.agents,
+                    job.folder,
+                    as_dict,
+                    services,
                     recorders=recorders,
+                    arms=self._follower,
+                    opponents=league.opponents(services, asyncio.to_thread),
                 ),
                 recorder,
                 self._facts,
@@ -199,19 +172,6 @@ class Serving:
         """Ends every session and the doors, and writes the last results. May be called again."""
         self._offered.close()
         self._host.close(_CLOSE_S)
-
-    def _no_opponents(self, job: JobConfig, league: LeagueConfig | None) -> str:
-        """Why a start cannot ask for its opponent; empty: it can."""
-        if league is None:
-            return f"project {job.project!r} has no league"
-        model, name = league.model, pool_name(job, league.model)
-        if job.models[model].engine in FROZEN:
-            return f"engine {job.models[model].engine} of model {model!r} takes no other weights"
-        if self._sources[model].name != name:
-            return (
-                f"model {model!r} acts with {self._sources[model].name!r}, and the league's snapshots are in {name!r}"
-            )
-        return ""
 
     def _facts(self) -> dict[str, Any]:
         versions = {name: model.version for name, model in self._models.items()}

@@ -83,7 +83,7 @@ class AgentActor(Actor):
         self._seat: Seat | None = None
         self._session = ""
         self._start = b""
-        self._asked: dict[str, Any] | None = None
+        self._asked: Any = None
         self._recorded_for = ""
         self._carried: Carried | None = None
         self._tick = 0
@@ -104,6 +104,7 @@ class AgentActor(Actor):
         state = State(session, kind="start", input=self._codec.decode(body), output=self._codec.empty())
         self._session, self._start = session, body
         self._player = player = await self._seated(state)
+        self._asked = player.request or self._asked  # in case the session moves
         self._delay = Delay(player.delay) if player.delay else None
         try:
             self._failures = SessionFailures(player.services.recorder)
@@ -142,12 +143,14 @@ class AgentActor(Actor):
                 return None
             self._count_ticks()
         # Between Ray's own processes only: no door ever reads it.
-        return pickle.dumps((self._start, self._asked, self._recorded_for, self._tick, agents, self._models.carried()))
+        kept = self._start, self._asked, self._delay, self._recorded_for, self._tick
+        return pickle.dumps((*kept, agents, self._models.carried()))
 
     async def restore(self, session: str, snapshot: bytes) -> None:
-        start, self._asked, self._recorded_for, self._tick, agents, self._carried = pickle.loads(snapshot)
+        start, self._asked, delay, self._recorded_for, self._tick, agents, self._carried = pickle.loads(snapshot)
         self._counted = self._tick
         await self.start(session, start)
+        self._delay = delay
         self._logs.event("resumed")
         if self._services.outcome.lost:
             self._failures.fail(self._services.outcome.lost)

@@ -34,6 +34,8 @@ class SeatedPlayer:
         explores: whether its agents read ``train`` as the job's ``mode``, and so play as in the rated games.
         delay: number of ticks by which its agents see the input late; until then they see the first input.
         release: call once its agents have ended, as nothing acts with its models from then on; later calls do nothing.
+        request: the value of ``asked`` with which `Opponents.seat` gives the session the same player again, in any
+            process; pickles. None: a session that moves asks as its start did.
     """
 
     label: str
@@ -46,6 +48,7 @@ class SeatedPlayer:
     explores: bool = False
     delay: int = 0
     release: Callable[[], None] = lambda: None
+    request: Any = None
 
 
 class Delay:
@@ -84,7 +87,7 @@ class Opponents(Protocol):
 
         Args:
             session: the session's id.
-            asked: the value of `OPPONENT` in the start's body.
+            asked: the value of `OPPONENT` in the start's body, or the `SeatedPlayer.request` of a session that moves.
 
         Returns:
             None: the start asks for nobody, and the value is the game's own.

@@ -12,8 +12,8 @@ import functools
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError
@@ -31,6 +31,8 @@ _ALONE_S = 60.0
 _FIRST_LOOK_S = 20.0
 """Longest wait of a starting replica for the aliases."""
 _KEPT = 4
+
+_Result = TypeVar("_Result")
 
 
 class _PoolActor:
@@ -72,6 +74,11 @@ class _PoolActor:
             self._kept.popitem(last=False)
         return kept
 
+    async def run(self, function: Callable[[], Any]) -> Any:
+        self._start()
+        self._last_call = time.monotonic()
+        return await asyncio.to_thread(function)
+
     async def push(self, part: tuple[Part, dict[str, Metric]]) -> None:
         self._start()
         self._pool.add(part)
@@ -101,6 +108,7 @@ class PoolClient:
     Attributes:
         actor: the actor's full name. It contains a digest of the arguments, so a service that is deployed again with
             other aliases gets another actor, and the previous one ends after its last replica.
+        models: names of the models whose weights it has.
 
     Args:
         actor: prefix of the name.
@@ -121,6 +129,7 @@ class PoolClient:
     ) -> None:
         self._namespace = namespace
         self._made_of = (uri, project, dict(followed), alone_s)
+        self.models = frozenset(followed)
         # Replicas choose the share of the canary, not the pool: a larger share starts no new runs of results.
         of = sorted((model, one.name, one.alias, one.canary, one.every_s) for model, one in followed.items())
         made_of = repr((uri, project, of, alone_s)).encode()
@@ -189,6 +198,21 @@ class PoolClient:
         what = f"pool {self.actor!r} (version {version} of model {model!r})"
         weights: Weights = await answer_with_retry(call, timeout_s, what, finds_actor=True)
         return weights
+
+    async def run(self, function: Callable[[], _Result], timeout_s: float = _MARGIN_S) -> _Result:
+        """Runs a blocking function in the pool's process: replicas that read the registry there need no MLflow.
+
+        Args:
+            function: pickles, and is safe to call twice.
+            timeout_s: deadline of the call.
+
+        Raises:
+            BrayxError: the function raised it.
+            DeadlineExceeded, ModelError: the pool does not answer, or failed.
+        """
+        call = functools.partial(self._call, "run", function)
+        found: _Result = await answer_with_retry(call, timeout_s, f"pool {self.actor!r}", finds_actor=True)
+        return found
 
     async def _call(self, method: str, *args: Any) -> Any:
         """Looks the actor up for each call, since an idle one may have just ended."""

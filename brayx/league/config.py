@@ -165,7 +165,7 @@ class LeagueConfig(BaseModel):
     gate: GateConfig = GateConfig()
     """When a snapshot becomes champion."""
     levels: str = "levels.yaml"
-    """File of difficulty levels, relative to the YAML's folder: `brayx league calibrate` writes it, `brayx serve` reads
+    """File of difficulty levels, relative to the YAML's folder: `brayx league calibrate` writes it, services read
     it, if it is there."""
 
     @property

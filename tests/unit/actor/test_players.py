@@ -226,7 +226,7 @@ async def test_a_session_that_moves_or_cannot_be_restored_leaves_the_league(seat
     actors["g-agent-a"].on_moved()
     assert seats.left == ["g-agent-a"]
     with pytest.raises(NotImplementedError):
-        await actors["g-agent-b"].restore("g-agent-b", pickle.dumps((b"", None, "", 1, [b""], None)))
+        await actors["g-agent-b"].restore("g-agent-b", pickle.dumps((b"", None, None, "", 1, [b""], None)))
     assert seats.left == ["g-agent-a", "g-agent-b"]
 
 

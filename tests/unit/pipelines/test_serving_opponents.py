@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from websockets.sync.client import connect
 
-from brayx.engines.base import save_weights
+from brayx.actor.agent import Services
+from brayx.actor.agent_actor import AgentActor, AgentActorFactory
+from brayx.actor.parts import actor_factory
 from brayx.errors import (
     BadBody,
     BadWeights,
@@ -25,114 +28,18 @@ from brayx.errors import (
     VersionUnknown,
 )
 from brayx.gamecore.client import Client
-from brayx.league.ledger import Ledger
-from brayx.league.member import Member
-from brayx.league.ratings import FIRST_POINTS, POINTS_PER_MU, Rating
-from brayx.league.snapshots import Snapshot
 from brayx.league.strength import Rated, draw, mix_of
-from brayx.tracking import Trial, promote
-from brayx.tracking.registry import register_files, tag
+from brayx.metrics import Recorder
+from brayx.model.pool import Pool as Registry
+from brayx.tracking.registry import tag
 from deployments.job import JobConfig
-from deployments.league_files import PLAYER_TAG, RATING_TAG, league_folder
+from deployments.league_files import RATING_TAG
 from deployments.opponents import parsed
+from deployments.served_league import served_league
+from deployments.weights import pool_args, sources_of
+from pipelines.acting import acting_from
 from pipelines.serving import Serving
-
-PROJECT = "served-league"
-MODEL = """
-import numpy as np, torch
-
-class Scale(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.factor = torch.nn.Parameter(torch.zeros(1))
-
-    def forward(self, obs):
-        return {"value": obs * self.factor, "logits": obs * torch.tensor([2.0, 0.0])}
-
-def build_model(name, config):
-    return Scale(), (np.zeros((1, 1), np.float32),)
-"""
-AGENT = """
-import numpy as np
-from brayx import Agent, forward
-
-class VersionAgent(Agent):
-    async def on_tick(self, state):
-        outputs, version = await forward("model", np.ones(1, np.float32))
-        gap = float(outputs["logits"][0] - outputs["logits"][1])
-        # 0 ticks late: what is seen now.
-        state.output = [float(outputs["value"][0]), version, self.config["mode"], gap, (state.input or {}).get("seen")]
-
-def tactics(state):
-    state.output = ["a script"]
-"""
-LEVELS = """
-model: served-league
-levels:
-  easy: {player: main, version: 1, temperature: 4.0, delay: 2, points: 700.0, low: 690.0, high: 710.0, games: 400}
-  hard: {player: main, version: 4, temperature: 1.0, delay: 0, points: 1480.0, low: 1470.0, high: 1490.0, games: 400}
-others:
-  - {player: exploiter, version: 3, temperature: 1.0, delay: 0, points: 1250.0, low: 1, high: 2, games: 9}
-"""
-POINTS = {1: 900.0, 2: 1100.0, 4: 1500.0}
-"""Points of main's snapshots; version 3 is an exploiter's with 1300, version 5 has left the pool."""
-BOOKS = {Member("main", version): points for version, points in POINTS.items()} | {
-    Member("exploiter", 3): 1300.0,
-    Member("main", 5): 2000.0,
-}
-
-
-class Pool:
-    """A league's trials, and snapshots whose only weight is their version's number."""
-
-    def __init__(self, folder: Path, uri: str) -> None:
-        self.folder, self.uri = folder, uri
-        self.league = Trial.open(PROJECT, "league", uri)
-        self.players = {
-            name: Trial.open(PROJECT, name, uri, parent=self.league) for name in ("main", "exploiter")
-        }  # fmt: skip
-
-    def add(self, version: int, player: str = "", weights: dict[str, Any] | None = None) -> None:
-        """Registers a version; an empty player: it is no snapshot."""
-        files = self.folder / f"version-{version}"
-        files.mkdir()
-        save_weights(files / "weights.npz", weights or {"factor": np.array([version], np.float32)})
-        trial = self.players.get(player, self.league)
-        entry = register_files(trial, files, PROJECT, version, tags={PLAYER_TAG: player} if player else {})
-        assert entry.version == version
-
-    def books(self) -> None:
-        """Writes the league's books."""
-        folder = league_folder(self.league)
-        folder.mkdir(parents=True)
-        with contextlib.closing(Ledger(folder / "books.sqlite")) as ledger:
-            for member, points in BOOKS.items():
-                snapshot = Snapshot(member, member.label, None, member.version, 0.0)
-                lost = [member] if member.version == 5 else []
-                rating = Rating(mu=Rating().mu + (points - FIRST_POINTS) / POINTS_PER_MU)
-                script = {Member("tactics"): Rating(mu=Rating().mu + 250.0 / POINTS_PER_MU)}
-                ledger.freeze(snapshot, {member: rating, **script}, dropped=lost)
-
-
-def load(folder: Path, *, league: bool) -> JobConfig:
-    (folder / "opponents_model.py").write_text(MODEL)
-    (folder / "opponents_agent.py").write_text(AGENT)
-    parts: dict[str, Any] = {
-        "project": PROJECT,
-        "trial": "league",
-        "model": {"kind": "model", "module": "opponents_model", "follow_s": 0.2},
-        "agent": {"kind": "agent", "module": "opponents_agent", "class": "VersionAgent"},
-        "actor": {"kind": "actor", "agents": ["agent"], "port": 0, "native_port": 0, "tcp_port": 0, "grpc_port": 0},
-    }
-    if league:
-        players = {
-            "main": {"role": "main"},
-            "exploiter": {"role": "exploiter", "of": "main"},
-            "tactics": {"role": "script", "script": "opponents_agent.tactics"},
-        }
-        parts["league"] = {"kind": "league", "model": "model", "resident": 2, "players": players}
-    (folder / "job.yaml").write_text(yaml.safe_dump(parts))
-    return JobConfig.load(folder / "job.yaml")
+from tests.served_league import BOOKS, LEVELS, PROJECT, Pool, load
 
 
 @pytest.fixture(scope="module")
@@ -149,10 +56,7 @@ def job(folder: Path) -> JobConfig:
 @pytest.fixture
 def pool(tmp_path: Path, tracking_db: str) -> Pool:
     pool = Pool(tmp_path, tracking_db)
-    for version, player in ((1, "main"), (2, "main"), (3, "exploiter"), (4, "main"), (5, "main")):
-        pool.add(version, player)
-    pool.add(6)
-    promote(f"models:/{PROJECT}/2", pool.uri)
+    pool.fill()
     return pool
 
 
@@ -382,6 +286,39 @@ def test_a_level_plays_as_it_was_calibrated(levels: Path, serving: Serving, door
         assert json.loads(client.tick(b'{"seen": 7}')) == [4.0, 4, "train", 2.0, 7]
     with Client(serving.urls[door]) as client, pytest.raises(LeagueError, match="nearest is 'hard'"):
         client.start(b'{"opponent": {"level": "hart"}}')
+
+
+async def test_a_session_that_moves_keeps_its_opponent_and_how_late_it_sees(
+    levels: Path, pool: Pool, job: JobConfig
+) -> None:
+    """Meanwhile the level of its request has become another opponent's."""
+    sources, as_dict, recorder = sources_of(job, pool.uri, {}), job.in_mode("serve").as_dict(), Recorder()
+    league = served_league(job, pool.uri, sources)
+    registry = Registry(*pool_args(job, pool.uri, sources, league.versions))
+    fetch = functools.partial(registry.weights, "model")
+    model = acting_from(sources["model"], job, "model", as_dict, recorder, fetch=fetch).model
+    services = Services({"model": model}, {}, recorder)
+
+    def replica() -> AgentActorFactory:
+        opponents = league.opponents(services, asyncio.to_thread)
+        return actor_factory(job.actors["actor"], job.agents, job.folder, as_dict, services, opponents=opponents)
+
+    async def ticks(actor: AgentActor, *seen: int) -> list[Any]:
+        return [json.loads(await actor.tick(json.dumps({"seen": each}).encode())) for each in seen]
+
+    before, after = replica()(), replica()
+    await before.start("moves", b'{"opponent": {"level": "easy"}}')
+    assert await ticks(before, 0, 1) == [[1.0, 1, "train", 0.5, 0]] * 2
+    snapshot = await before.snapshot()
+    assert snapshot is not None
+    changed = LEVELS.replace("version: 1, temperature: 4.0, delay: 2", "version: 4, temperature: 1.0, delay: 0")
+    await asyncio.to_thread(levels.write_text, changed)
+    here, fresh = after(), after()
+    await here.restore("moves", snapshot)
+    assert await ticks(here, 2, 3) == [[1.0, 1, "train", 0.5, 0], [1.0, 1, "train", 0.5, 1]]
+    await fresh.start("starts", b'{"opponent": {"level": "easy"}}')
+    assert await ticks(fresh, 7) == [[4.0, 4, "train", 2.0, 7]]
+    await model.close()
 
 
 def test_with_levels_a_rating_is_mixed_of_what_was_calibrated(levels: Path, serving: Serving) -> None:
