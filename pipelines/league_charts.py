@@ -17,6 +17,7 @@ from brayx.league.payoff import Payoff
 from brayx.league.ratings import Ratings
 from brayx.league.snapshots import Snapshot
 from brayx.tracking import Trial, tag
+from brayx.tracking.registry import versions
 from deployments.league_files import DIGEST_TAG, RATING_TAG
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def keep_curves(trial: Trial, books: str, env_steps: Mapping[str, int]) -> None:
 
 
 def draw_league(trial: Trial, books: str, env_steps: Mapping[str, int], pool: str, members: Sequence[str]) -> None:
-    """Draws the pictures into the trial's artifacts, and tags the pool's versions with their ratings.
+    """Draws the pictures into the trial's artifacts, and tags the pool's versions with their ratings where
+    these have changed.
 
     Runs in the process that has the trial.
 
@@ -77,8 +79,12 @@ def draw_league(trial: Trial, books: str, env_steps: Mapping[str, int], pool: st
     trial.log_figure(draw_ratings(curves, snapshots, ratings, shown), RATINGS_FILE)
     trial.log_figure(draw_payoff(payoff, shown), PAYOFF_FILE)
     trial.log_figure(draw_drawn(drawn, shown), DRAWN_FILE)
+    known = {entry.version: entry.tags for entry in versions(pool, trial.uri)}
     for snapshot in snapshots:
-        tag(pool, snapshot.member.version, tags_of(snapshot, ratings), trial.uri)
+        version = snapshot.member.version
+        before = known.get(version, {})
+        changed = {name: text for name, text in tags_of(snapshot, ratings).items() if before.get(name, "") != text}
+        tag(pool, version, changed, trial.uri)
 
 
 def tags_of(snapshot: Snapshot, ratings: Ratings) -> dict[str, str]:

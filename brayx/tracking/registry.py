@@ -202,6 +202,17 @@ def find(reference: str, uri: str) -> PoolEntry:
         return _entry(chosen[-1])
 
 
+def versions(name: str, uri: str) -> list[PoolEntry]:
+    """All versions of a model, the oldest first; empty: there is no such model.
+
+    Raises:
+        TrackingError: the registry could not be read.
+    """
+    with telling(f"cannot read the versions of model {name!r}"):
+        found = client_of(uri).search_model_versions(f"name = '{name}'")
+        return sorted(map(_entry, found), key=lambda entry: entry.version)
+
+
 def aliases(name: str, uri: str) -> dict[str, int]:
     """The versions of a model that its aliases point to; empty: there is no such model, or it has none.
 

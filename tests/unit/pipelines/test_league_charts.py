@@ -68,7 +68,9 @@ def test_labels_do_not_overlap_with_60_members() -> None:
             assert all(left.x1 <= right.x0 + 0.5 for left, right in itertools.pairwise(widths))
 
 
-def test_the_books_are_drawn_into_the_trial_and_versions_have_their_ratings(tracking_db: str, tmp_path: Path) -> None:
+def test_the_books_are_drawn_into_the_trial_and_versions_have_their_ratings(
+    tracking_db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trial = Trial.open("project", "league", tracking_db)
     save_weights(tmp_path / "weights.npz", {"w": np.zeros(3, np.float32)})
     (tmp_path / "books").mkdir()
@@ -88,3 +90,18 @@ def test_the_books_are_drawn_into_the_trial_and_versions_have_their_ratings(trac
     points = Ratings({FIRST: Rating(30.0, 2.0)}).points(FIRST)
     expected = {"rating": f"{points:.0f}", "rating.sigma": "2.00", "player": "main", "brayx.digest": "digest"}
     assert expected.items() <= tags.items()
+
+    written = []
+    write = MlflowClient.set_model_version_tag
+
+    def counted(self: MlflowClient, name: str, version: str, key: str, value: str) -> None:
+        written.append((version, key, value))
+        write(self, name, version, key, value)
+
+    monkeypatch.setattr(MlflowClient, "set_model_version_tag", counted)
+    draw_league(trial, books, {"main": 4000}, "pool", ["main:1", "main"])
+    assert written == [], "nothing has changed"
+    ledger.count_game("two", {}, {FIRST: Rating(30.0, 1.9)}, {FIRST: 1}, {"counted": 1})
+    draw_league(trial, books, {"main": 5000}, "pool", ["main:1", "main"])
+    assert [key for _, key, _ in written if key != "rating"] == ["rating.sigma"]
+    assert find("models:/pool/1", tracking_db).tags["rating.sigma"] == "1.90"
