@@ -99,8 +99,9 @@ def test_a_league_is_killed_resumed_and_finished_and_its_books_have_each_game_on
     status = children(folder, trial)
     assert status["main"] == ["FINISHED"]
     assert set(status["exploiter"]) == {"FINISHED"}
-    starts = [each for each in after if each.player == "exploiter"]
-    assert len(status["exploiter"]) > 1 or not starts, "an exploiter starts anew after each of its snapshots"
+    frozen = [each for each in after if each.player == "exploiter"]
+    # After each of its snapshots, but the last at the end of the training.
+    assert len(frozen) - 1 <= len(status["exploiter"]) <= len(frozen) + 1, (frozen, status)
     for member, digest in after.items():
         tags = find(f"models:/higher/{member.version}", uri).tags
         assert (tags["brayx.player"], tags["brayx.digest"]) == (member.player, digest)

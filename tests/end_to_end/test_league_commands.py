@@ -3,14 +3,19 @@ league template."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from brayx.gamecore.client import Client
+from brayx.league.ledger import Ledger
+from brayx.league.member import Member
+from brayx.league.payoff import Pair
 from brayx.ports import free_port
 from brayx.tracking import aliases
 from tests.end_to_end.jobs import FREE_PORTS, TEMPLATES, Command, brayx, serves, setting
@@ -51,16 +56,16 @@ def ended(command: Command, code: int = 0) -> Command:
 
 def test_players_of_a_league_are_shown_matched_and_promoted(tmp_path: Path) -> None:
     folder, small = job_folder(tmp_path), setting(*SMALL, *FREE_PORTS)
-    with brayx(folder, "train", "four.yaml", *small) as training:
-        training.until(training.says("main:1 joins the pool"), "a first snapshot")
+    with brayx(folder, "train", "four.yaml", *small, *setting("trainer.num_steps=1000000")) as training:
+        training.until(training.says("main:2 joins the pool"), "two snapshots")
         with brayx(folder, "league", "show", "four.yaml") as shown:
             ended(shown)
-        with brayx(folder, "promote", "--league", "main:1") as refused:
-            refused.process.wait(240)
         assert "main:1" in shown.out
-        still = training.process.poll() is None
-        assert not still or "is in training" in refused.err, refused.err
-        ended(training)
+        with brayx(folder, "promote", "--league", "main:1") as refused:
+            ended(refused, 2)
+        assert "is in training" in refused.err
+        training.process.send_signal(signal.SIGINT)
+        ended(training, 130)
 
     with brayx(folder, "league", "export", "books.json") as exported:
         ended(exported)
@@ -108,15 +113,31 @@ def test_players_of_a_league_are_shown_matched_and_promoted(tmp_path: Path) -> N
     assert "as red" in long.out
     assert "broken off" not in long.out
 
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
-    champion = aliases("four", uri)["champion"]
-    with brayx(folder, "promote", "--league", newest) as promoted:
-        code = promoted.process.wait(240)
-    if code == 0:
-        assert aliases("four", uri)["champion"] == int(newest.partition(":")[2])
-    else:
-        assert f"{newest} does not become champion" in promoted.err
-        assert aliases("four", uri)["champion"] == champion
+    champion = Member.parse(books["champion"])
+    other = next(member for each in books["snapshots"] if (member := Member.parse(each["member"])) != champion)
+    for wins, code, said in (
+        (0, 2, f"{other.label} does not become champion: its win rate against {champion.label} is 0.000 to "),
+        (40, 0, f"its win rate against {champion.label} is "),
+    ):
+        decide(folder, books, other, champion, wins)
+        with brayx(folder, "promote", "--league", other.label) as promoted:
+            ended(promoted, code)
+        assert said in promoted.out + promoted.err
+        served = other if code == 0 else champion
+        assert aliases("four", f"sqlite:///{folder / 'mlflow.db'}")["champion"] == served.version
+
+
+def decide(folder: Path, books: dict[str, Any], member: Member, champion: Member, wins: int) -> None:
+    """Writes games into the books: a member has so many wins of 40 against the champion, and all against the others."""
+    (file,) = folder.glob("leagues/*/books.sqlite")
+    rivals = {Member.parse(each["member"]) for each in books["ratings"]} - {member}
+    pairs = {}
+    for rival in rivals:
+        won = wins if rival == champion else 40
+        pair = Pair(won, 0, 40 - won, float(won), 40.0)
+        pairs[min(member, rival), max(member, rival)] = pair if member < rival else pair.reversed()
+    with contextlib.closing(Ledger(file)) as ledger:
+        ledger.count_game(f"{wins} wins", pairs, {}, {}, {"counted": 40 * len(rivals)})
 
 
 def test_a_match_that_cannot_be_played_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -57,12 +58,28 @@ def test_of_equal_points_the_newest_version_plays() -> None:
         assert mix.lower == mix.upper == pool[1]
 
 
-def test_games_are_drawn_by_their_id_in_the_shares_of_the_mix() -> None:
-    mix = mix_of(POOL, 1200.0)
-    games = [f"game-{i}" for i in range(4000)]
-    drawn = [draw(mix, game) for game in games]
-    assert drawn == [draw(mix, game) for game in games]
-    assert set(drawn) == {POOL[1], POOL[2]}
-    mean = sum(each.points for each in drawn) / len(drawn)
-    assert abs(mean - 1200.0) < 10.0, "the deviation of a mean of 4000 draws is 2.7 points"
-    assert {draw(mix_of(POOL, 1100.0), game) for game in games} == {POOL[1]}
+GAMES = [f"game-{i}" for i in range(4000)]
+
+
+@pytest.mark.parametrize("rating", [901.0, 925.0, 1000.0, 1099.0, 1150.0, 1200.0, 1300.0, 1480.0])
+def test_games_are_drawn_by_their_id_in_the_shares_of_the_mix(rating: float) -> None:
+    mix = mix_of(POOL, rating)
+    drawn = [draw(mix, game) for game in GAMES]
+    assert drawn == [draw(mix, game) for game in GAMES]
+    assert set(drawn) == {mix.lower, mix.upper}
+    deviation = math.sqrt(mix.share * (1 - mix.share) / len(GAMES))
+    assert abs(drawn.count(mix.upper) / len(GAMES) - mix.share) < 5 * deviation
+    half = len(GAMES) // 2  # whose ids do not resemble those of the others
+    assert abs(drawn[:half].count(mix.upper) - drawn[half:].count(mix.upper)) / half < 10 * deviation
+
+
+@pytest.mark.parametrize("rating", [900.0, 1100.0, 1500.0, 100.0, 9999.0])
+def test_a_rating_that_a_member_has_and_one_beyond_all_is_one_member_in_every_game(rating: float) -> None:
+    mix = mix_of(POOL, rating)
+    assert {draw(mix, game) for game in GAMES} == {mix.lower}
+
+
+def test_a_stronger_rating_never_draws_a_weaker_member_for_the_same_game() -> None:
+    for game in GAMES[:200]:
+        points = [draw(mix_of(POOL, rating), game).points for rating in range(900, 1501, 25)]
+        assert points == sorted(points)
