@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from brayx.errors import BadResult, SessionError
 from brayx.gamecore.protocol import AGENT_MARK, game_of
 from brayx.league.config import LeagueConfig, PlayerConfig
-from brayx.league.games import Game, Outcome, ranks
+from brayx.league.games import Finished, Game
 from brayx.league.gates import wilson
+from brayx.league.in_progress import GamesInProgress
 from brayx.league.member import Member
-from brayx.league.seats import Seats, seat_of
+from brayx.league.seats import Seats
 
 _SIDES = (Member("a"), Member("b"))
 _BLOCK = (0, 1, 1, 0)
@@ -81,17 +81,11 @@ class _Played:
 
     Attributes:
         game: its seats and results.
-        team: the first player's team, 0 or 1.
-        outcome: None: it goes on.
-        ranks: place of each team; empty unless counted.
-        reason: why it does not count.
+        finished: what it said at its end; None: it goes on.
     """
 
     game: Game
-    team: int
-    outcome: Outcome | None = None
-    ranks: tuple[int, ...] = ()
-    reason: str = ""
+    finished: Finished | None = None
 
 
 class MatchGames:
@@ -111,60 +105,41 @@ class MatchGames:
             raise ValueError(f"a match is of two players, and games have {len(teams)} teams: {', '.join(teams)}")
         seats = sum(map(len, teams.values())) or 2
         config = LeagueConfig(model="any", seats=seats, teams=teams, players={"a": PlayerConfig(role="main")})
-        self._seats, self._seat_names = Seats(config, seed), config.seat_names
+        self._teams = Seats(config, seed).teams
+        self._games = GamesInProgress(config)
         self._names = list(teams)
         self._wanted = games
         self._rng = random.Random(seed)
-        self._flipped = 0
+        self._flipped: list[int] = []
         self._played: list[_Played] = []
         self._running: dict[str, _Played] = {}
-        self._sessions: dict[str, _Played] = {}
         self._lock = threading.Lock()
 
     def assign(self, session: str) -> int:
-        """The player of a session that starts: 0 for the first, 1 for the second.
+        """The player of a session: 0 for the first, 1 for the second; errors as for `GamesInProgress.assign`."""
+        begun: list[_Played] = []
 
-        Raises:
-            SessionError: its game has no such seat, or it is taken.
-        """
-        name = game_of(session) or session
+        def draw(name: str) -> Game:
+            begun.append(_Played(self._next(name)))
+            return begun[0].game
+
         with self._lock:
-            played = self._running.get(name)
-            if played is None:
-                played = self._begin(name)
-            if session in self._sessions:
-                raise SessionError(f"session {session!r} has a seat already", session=session)
-            seat = seat_of(self._seat_names, played.game, session)
-            played.game.sessions[session] = seat
-            if name not in self._running:
-                self._running[name] = played
-                self._played.append(played)
-            self._sessions[session] = played
-            return _SIDES.index(played.game.members[seat])
+            side = self._games.assign(game_of(session), session, draw)
+            self._played += begun
+            self._running.update((played.game.id, played) for played in begun)
+            return _SIDES.index(side)
 
     def result(self, session: str, value: object) -> None:
-        """Takes the result of a session's seat; see `brayx.league.in_progress.GamesInProgress.result`.
-
-        Raises:
-            BadResult: the value is none, the seat has another result, or the session does not run.
-        """
+        """Takes the result of a session's seat; errors as for `GamesInProgress.result`."""
         with self._lock:
-            played = self._sessions.get(session)
-            if played is None or played.game.is_over(session):
-                raise BadResult(f"result for session {session!r}, which is unknown or over", session=session)
-            played.game.report(session, value)
+            self._games.result(session, value)
 
     def ended(self, session: str, reason: str) -> None:
         """Ends a session; the last one of a game ends the game. Later calls do nothing."""
         with self._lock:
-            played = self._sessions.get(session)
-            if played is None or played.game.is_over(session) or not played.game.end(session, reason):
-                return
-            game = played.game
-            del self._running[game.id]
-            for each in game.sessions:
-                del self._sessions[each]
-            self._finish(played)
+            game = self._games.ended(session, reason)
+            if game is not None:
+                self._running.pop(game.id).finished = Finished.of(game, self._teams)
 
     def score(self) -> Score:
         """How the match stands."""
@@ -180,43 +155,33 @@ class MatchGames:
         for played in begun:
             if running + counted == self._wanted:
                 break
-            if played.outcome is None:
+            if played.finished is None:
                 running += 1
-            elif played.outcome == "counted":
+            elif played.finished.outcome == "counted":
                 counted += 1
-                name = names[played.team]
-                by_seat[name] = Tally(*map(sum, zip(by_seat[name], _seen(played), strict=True)))
+                team = int(played.game.members[self._teams[1][0]] == _SIDES[0])
+                seen = _seen(played.finished, team)
+                by_seat[names[team]] = Tally(*map(sum, zip(by_seat[names[team]], seen, strict=True)))
             else:
-                broken_off += played.outcome == "broken_off"
-                contradictory += played.outcome == "contradictory"
-                reason = played.reason
+                broken_off += played.finished.outcome == "broken_off"
+                contradictory += played.finished.outcome == "contradictory"
+                reason = played.finished.reason
         return Score(by_seat, len(begun), broken_off, contradictory, counted == self._wanted, reason)
 
-    def _begin(self, name: str) -> _Played:
-        place = len(self._played) % len(_BLOCK)
-        if place == 0:
-            self._flipped = self._rng.randrange(2)
-        team = _BLOCK[place] ^ self._flipped
-        members = [_SIDES[1]] * sum(map(len, self._seats.teams))
-        for seat in self._seats.teams[team]:
+    def _next(self, name: str) -> Game:
+        block, place = divmod(len(self._played), len(_BLOCK))
+        if block == len(self._flipped):
+            self._flipped.append(self._rng.randrange(2))
+        team = _BLOCK[place] ^ self._flipped[block]
+        members = [_SIDES[1]] * sum(map(len, self._teams))
+        for seat in self._teams[team]:
             members[seat] = _SIDES[0]
-        return _Played(Game(name, "", members), team)
-
-    def _finish(self, played: _Played) -> None:
-        game = played.game
-        if game.missing:
-            played.reason, played.outcome = game.missing, "broken_off"
-            return
-        try:
-            played.ranks = ranks([[game.results[seat] for seat in seats] for seats in self._seats.teams])
-            played.outcome = "counted"
-        except BadResult as error:
-            played.reason, played.outcome = error.message, "contradictory"
+        return Game(name, "", members)
 
 
-def _seen(played: _Played) -> Tally:
-    """A counted game as the first player sees it."""
-    ours, theirs = played.ranks[played.team], played.ranks[1 - played.team]
+def _seen(finished: Finished, team: int) -> Tally:
+    """A counted game as the player of a team sees it."""
+    ours, theirs = finished.ranks[team], finished.ranks[1 - team]
     return Tally(int(ours < theirs), int(ours == theirs), int(ours > theirs))
 
 

@@ -37,6 +37,23 @@ class Finished(NamedTuple):
     ranks: tuple[int, ...] = ()
     reason: str = ""
 
+    @staticmethod
+    def of(game: Game, teams: Sequence[Sequence[int]]) -> Finished:
+        """What a game that has ended says.
+
+        Args:
+            game: the game.
+            teams: seats of each team.
+        """
+        members = tuple(tuple(game.members[seat] for seat in seats) for seats in teams)
+        if game.missing:
+            return Finished(game.id, "broken_off", game.learner, members, reason=game.missing)
+        try:
+            places = ranks([[game.results[seat] for seat in seats] for seats in teams])
+        except BadResult as error:
+            return Finished(game.id, "contradictory", game.learner, members, reason=error.message)
+        return Finished(game.id, "counted", game.learner, members, places)
+
     def repeated(self) -> Finished:
         """The same game, if its id was in the books before."""
         reason = "a game of this id has ended before"

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from brayx.errors import BadResult, LeagueError
+from brayx.errors import LeagueError
 from brayx.league import gates, snapshots
 from brayx.league.config import GateConfig, LeagueConfig, PlayerConfig
-from brayx.league.games import Finished, Game, ranks
+from brayx.league.games import Finished, Game
 from brayx.league.gates import Verdict
 from brayx.league.ledger import Ledger
 from brayx.league.matchmaking import Matchmaker
@@ -114,7 +114,7 @@ class League:
         Raises:
             LeagueError: the books cannot be written; the game counts for nothing.
         """
-        finished = self._outcome(game)
+        finished = Finished.of(game, self._seats.teams)
         if self._ledger.has(game.id):
             return finished if again else finished.repeated()
         pairs: dict[tuple[Member, Member], Pair] = {}
@@ -341,13 +341,3 @@ class League:
 
     def _newest(self, player: str) -> Snapshot | None:
         return next((each for each in reversed(self.snapshots) if each.member.player == player), None)
-
-    def _outcome(self, game: Game) -> Finished:
-        teams = tuple(tuple(game.members[seat] for seat in seats) for seats in self._seats.teams)
-        if game.missing:
-            return Finished(game.id, "broken_off", game.learner, teams, reason=game.missing)
-        try:
-            places = ranks([[game.results[seat] for seat in seats] for seats in self._seats.teams])
-        except BadResult as error:
-            return Finished(game.id, "contradictory", game.learner, teams, reason=str(error))
-        return Finished(game.id, "counted", game.learner, teams, places)

@@ -121,8 +121,7 @@ def test_a_seat_is_taken_once() -> None:
         games.assign(f"g-agent-{agent}")
     with pytest.raises(SessionError, match="one session more"):
         games.assign("g-agent-z")
-    with pytest.raises(SessionError, match="has a seat already"):
-        games.assign("g-agent-x")
+    assert games.assign("g-agent-x") != games.assign("g-agent-y"), "a session keeps its seat"
 
 
 def test_a_team_is_played_by_one_player_whatever_the_order_of_its_sessions() -> None:
@@ -138,6 +137,22 @@ def test_a_team_is_played_by_one_player_whatever_the_order_of_its_sessions() -> 
     with pytest.raises(SessionError, match="expected one of n1, n2, s1, s2"):
         games.assign("5-agent-east")
     assert games.score().begun == 4
+
+
+def test_a_session_without_a_seat_begins_no_game_and_changes_no_seats() -> None:
+    plain, disturbed = MatchGames(TEAMS, 40, 5), MatchGames(TEAMS, 40, 5)
+    for number in range(40):
+        with pytest.raises(SessionError):
+            disturbed.assign(f"bad-{number}-agent-east")
+        assert plain.assign(f"{number}-agent-n1") == disturbed.assign(f"{number}-agent-n1")
+    assert disturbed.score().begun == 40
+
+
+def test_an_id_that_is_used_again_is_another_game() -> None:
+    games = MatchGames({}, 2)
+    for _ in range(2):
+        play(games, "same", ("draw", "draw"))
+    assert games.score().all == Tally(draws=2)
 
 
 def test_a_match_is_of_two_teams() -> None:
