@@ -16,7 +16,8 @@ class Players:
     """Plays games side by side until it is stopped, or the service is gone.
 
     Attributes:
-        ended: games whose stops were both answered.
+        ended: number of games whose stops were both answered.
+        games: ids of these games.
         begun: games of which at least one session was started.
     """
 
@@ -25,6 +26,7 @@ class Players:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self.begun = self.ended = 0
+        self.games: list[str] = []
         self._threads = [threading.Thread(target=self._play, daemon=True) for _ in range(AT_ONCE)]
 
     def __enter__(self) -> Players:
@@ -59,3 +61,4 @@ class Players:
             client.stop(json.dumps({"reward": reward, "result": ["loss", "draw", "win"][int(reward) + 1]}))
         with self._lock:
             self.ended += 1
+            self.games.append(game)

@@ -1,4 +1,7 @@
-"""A league trains on Ray: games on two replicas, books in one actor. Meanwhile the actor and a replica are killed."""
+"""A league trains on Ray, in one process, and on Ray again: games on two replicas, books in one actor.
+
+Meanwhile its hubs, a learner, the actor of the books, and a replica are killed, and a player diverges.
+"""
 
 from __future__ import annotations
 
@@ -10,35 +13,57 @@ import shutil
 import signal
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 import ray
 from ray import serve
 
 from brayx.cluster import NAMESPACE
 from brayx.cluster.cluster import Cluster
+from brayx.cluster.named import call_with_retry
 from brayx.errors import LeagueError
 from brayx.league.league import League
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
-from brayx.tracking import find
+from brayx.model.snapshots import SnapshotFiles, digest_of
+from brayx.tracking import Trial, aliases, find
 from deployments.job import JobConfig
 from pipelines.checks import check_job
 from pipelines.result import TrainResult
 from pipelines.train import train_on
+from tests.end_to_end.jobs import brayx, setting, without_ray
 from tests.integration.conftest import Ingress
 from tests.league_games import Players
+from tests.processes import ours
 from tests.waiting import until
 
 PARTS = Path(__file__).parents[1] / "end_to_end" / "own_league"
-OPTIONS = [
-    "model.engine=torch", "actor.num_workers=2", "actor.native_port=null", "actor.tcp_port=null",
-    "trainer.num_steps=400", "league.players.main.snapshot_every=80", "league.players.exploiter.snapshot_every=40",
-]  # fmt: skip
+ANYWHERE = [
+    "model.engine=torch",
+    "league.players.main.snapshot_every=80",
+    "league.pool_size=1000",
+    "league.gate={check: league_check.first_is_bad, at_most: 0.5, min_games: 5}",
+]
+"""Options of the job on every host."""
+ON_RAY = [*ANYWHERE, "actor.num_workers=2", "actor.native_port=null", "actor.tcp_port=null"]
+ENDLESS = ["trainer.num_steps=1000000", "league.players.exploiter={role: exploiter, of: main, share: 0.3}"]
+"""Options of a training that is interrupted; its exploiter never starts anew, since its results are then forgotten."""
+CHECK = """
+from pathlib import Path
+
+def first_is_bad(module, config):
+    seen = Path(__file__).with_name("seen")
+    number = len(seen.read_text()) if seen.exists() else 0
+    seen.write_text("x" * (number + 1))
+    return 0.25 if number else 0.75
+"""
+"""A gate's check that refuses the first snapshot, and lets all others pass."""
+BREAK_IT = 'def loss(outputs, obs):\n    return outputs["value"].sum() * float("nan")\n'
 WAIT_S = 600.0
 """Every step is of a few seconds; only a hanging one takes as long."""
 
@@ -88,14 +113,16 @@ class Books(NamedTuple):
         counters: games by outcome.
         snapshots: digests of the snapshots.
         labels: all members.
+        champion: the champion.
     """
 
     counters: dict[str, int]
     snapshots: dict[Member, str]
     labels: list[str]
+    champion: Member | None
 
 
-NO_BOOKS = Books({"counted": 0}, {}, [])
+NO_BOOKS = Books({"counted": 0}, {}, [], None)
 
 
 def books_of(job: JobConfig, folder: Path) -> Books:
@@ -107,9 +134,27 @@ def books_of(job: JobConfig, folder: Path) -> Books:
         with closing(Ledger(files[0], read_only=True)) as ledger:
             league = League(job.leagues["league"], ledger)
             snapshots = {snapshot.member: snapshot.digest for snapshot in league.snapshots}
-            return Books(league.counters(), snapshots, [row.member.label for row in league.standings()])
+            labels = [row.member.label for row in league.standings()]
+            return Books(league.counters(), snapshots, labels, league.champion)
     except LeagueError:  # they are being made
         return NO_BOOKS
+
+
+def check_books(folder: Path, ended: Sequence[str]) -> None:
+    """Checks that the books of a league whose games have all ended, and that has forgotten nothing, agree."""
+    (file,) = folder.glob("leagues/*/books.sqlite")
+    with closing(Ledger(file, read_only=True)) as ledger:
+        counters, drawn, ratings, pairs = ledger.counters(), ledger.drawn(), ledger.ratings(), ledger.pairs()
+        assert not [game for game in ended if not ledger.has(game)]
+        assert counters["counted"] >= len(ended)
+        outcomes = ("counted", "broken_off", "contradictory")
+        assert sum(drawn.values()) == 2 * sum(counters.get(outcome, 0) for outcome in outcomes)
+        for member, rating in ratings.items():
+            assert rating.games == sum(pair.games for members, pair in pairs.items() if member in members), member
+        assert sum(pair.games for pair in pairs.values()) > 0
+        files = SnapshotFiles(file.parent / "weights")
+        for snapshot in ledger.snapshots():
+            assert digest_of(files.read(snapshot.member.version)) == snapshot.digest
 
 
 def children(uri: str, parent: str) -> dict[str, list[str]]:
@@ -124,30 +169,105 @@ def children(uri: str, parent: str) -> dict[str, list[str]]:
     return found
 
 
-def test_a_league_trains_to_its_end_and_goes_on_after_it_and_a_replica_are_killed(
-    ingress: Ingress, tracking_db: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_a_league_on_ray_goes_on_after_kills_moves_to_one_process_and_back_and_ends(
+    ingress: Ingress,
+    tracking_db: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")  # 2 s by default, and each change waits for it
     for file in PARTS.glob("league*"):
         shutil.copy(file, tmp_path)
-    job = JobConfig.load(tmp_path / "league.yaml", OPTIONS)
+    (tmp_path / "league_check.py").write_text(CHECK)
+    (tmp_path / "break_it.py").write_text(BREAK_IT)
+    ended = hubs_are_killed(ingress, tracking_db, tmp_path)
+    assert re.search(r"main:\d+ does not become champion: league_check.first_is_bad is 0.75", said := spoken(capfd))
+    assert re.search(r"main:\d+ is champion: .*; league_check.first_is_bad is 0.25, at most 0.5", said)
+    steps = in_one_process(tracking_db, tmp_path, ended)
+    its_actor_a_learner_and_a_replica_are_killed(ingress, tracking_db, tmp_path, steps)
+    said = spoken(capfd)
+    assert re.search(r"main:\d+ joins the pool", said)
+    assert "player 'breaker' is out, the league continues" in said
+
+
+def hubs_are_killed(ingress: Ingress, uri: str, folder: Path) -> list[str]:
+    """Begins a league on Ray and interrupts it; returns the ids of its games."""
+    job = JobConfig.load(folder / "league.yaml", [*ON_RAY, *ENDLESS])
+    with Training(job, ingress, uri) as training:
+        with Players(ingress.http.replace("http", "ws")) as players:
+            training.until(lambda: books_of(job, folder).champion, "a champion")
+            killed = [process_of(name) for name in named_actors() if name.endswith("/hub")]
+            assert len(killed) == 3  # the league's, and those of two players
+            before = players.ended
+            for process in killed:
+                process.kill()
+            training.until(lambda: players.ended >= before + 30, "games after the hubs were killed")
+        training.until(lambda: books_of(job, folder).counters["counted"] >= players.ended, "every game is counted")
+        check_books(folder, players.games)
+        hubs = [process_of(name) for name in named_actors() if name.endswith("/hub")]
+        assert len(hubs) == 3
+        assert not {process.pid for process in killed} & {process.pid for process in hubs}
+    assert training.result is not None
+    assert not training.result.finished
+    check_books(folder, players.games)
+    return players.games
+
+
+def in_one_process(uri: str, folder: Path, ended: Sequence[str]) -> int:
+    """Continues the league without Ray; returns the env steps of its main player."""
+    job = JobConfig.load(folder / "league.yaml", [*ANYWHERE, *ENDLESS])
+    before, steps = books_of(job, folder), newest_step(league_trial(uri, folder))
+    words = ["train", "league.yaml", *setting(*ANYWHERE, *ENDLESS)]
+    with brayx(folder, *words, environment=without_ray(folder)) as command:
+        command.until(command.says("the door is http://"), "the door is open")
+        assert "(resumed)" in command.err
+        assert books_of(job, folder) == before
+        door = re.search(r"the door is (http://127\.0\.0\.1:\d+)", command.err)
+        assert door is not None
+        with Players(door[1].replace("http", "ws")) as players:
+            command.until(lambda: len(books_of(job, folder).snapshots) > len(before.snapshots), "a further snapshot")
+            command.until(lambda: players.ended >= 30, "games")
+        command.process.send_signal(signal.SIGINT)
+        assert command.ended() == 130, command.err
+    check_books(folder, [*ended, *players.games])
+    now = books_of(job, folder)
+    assert before.snapshots.items() <= now.snapshots.items()
+    assert now.counters["counted"] >= before.counters["counted"] + players.ended
+    assert newest_step(league_trial(uri, folder)) > steps
+    return newest_step(league_trial(uri, folder))
+
+
+def its_actor_a_learner_and_a_replica_are_killed(
+    ingress: Ingress, tracking_db: str, tmp_path: Path, steps: int
+) -> None:
+    """Continues the league on Ray with a further player, which diverges, to its end."""
+    breaker = "league.players.breaker={role: exploiter, of: main, share: 0.2, trainer: {hooks: break_it}}"
+    others = ["league.players.exploiter.snapshot_every=40", "league.players.main.trainer={where: train}"]
+    job = JobConfig.load(tmp_path / "league.yaml", [*ON_RAY, breaker, *others, f"trainer.num_steps={steps + 300}"])
+    at_first = books_of(job, tmp_path)
 
     def books() -> Books:
         return books_of(job, tmp_path)
 
     with Training(job, ingress, tracking_db) as training:
         with Players(ingress.http.replace("http", "ws")) as players:
-            training.until(lambda: books().snapshots, "a first snapshot")
+            training.until(lambda: len(books().snapshots) > len(at_first.snapshots), "a further snapshot")
             frozen = books().snapshots
             (league,) = [name for name in named_actors() if name.endswith("/league")]
             actor: Any = ray.get_actor(league, namespace=NAMESPACE)
             pid = ray.get(actor.pid.remote(), timeout=WAIT_S)
+            training.until(lambda: newest_step(league_trial(tracking_db, tmp_path)) > steps, "main learns")
+            (rank,) = ours("RayTrainWorker")
             before = players.ended
+            rank.kill()
             os.kill(pid, signal.SIGKILL)
-            training.until(lambda: players.ended >= before + 60, "games after the league was killed")
+            training.until(lambda: players.ended >= before + 60, "games after the league and a learner were killed")
             trials = functools.partial(children, tracking_db, league.partition("/")[0])
             training.until(lambda: "FINISHED" in trials()["exploiter"], "an exploiter that starts anew")
-        training.until(lambda: books().counters["counted"] >= players.ended, "every game that ended is counted")
-        assert books().counters["counted"] <= players.begun
+        told = at_first.counters["counted"]
+        training.until(lambda: books().counters["counted"] >= told + players.ended, "every game that ended is counted")
+        assert books().counters["counted"] <= told + players.begun
         assert ray.get(actor.pid.remote(), timeout=WAIT_S) != pid
         assert frozen.items() <= books().snapshots.items()
 
@@ -156,15 +276,18 @@ def test_a_league_trains_to_its_end_and_goes_on_after_it_and_a_replica_are_kille
         training.until(lambda: is_whole(without=killed), "another replica")
         with Players(ingress.http.replace("http", "ws")) as more:
             training.until(lambda: training.result is not None, "the end of the training")
-    result, (counters, digests, labels) = training.result, books()
+    result, (counters, digests, labels, champion) = training.result, books()
     assert result is not None
     assert result.finished
-    assert counters["counted"] <= players.begun + more.begun
+    assert counters["counted"] <= at_first.counters["counted"] + players.begun + more.begun
+    assert at_first.snapshots.items() <= digests.items()
+    assert champion is not None
+    assert aliases("higher", tracking_db) == {"champion": champion.version}
     assert counters["contradictory"] == 0
-    assert result.numbers["env_steps"] >= 400
+    assert result.numbers["env_steps"] >= steps + 300
     assert result.numbers["league_games.counted"] <= counters["counted"]
     assert "league_games.repeated" not in result.numbers
-    assert all(label in result.outcome for label in labels)
+    assert [label for label in labels if label not in result.outcome] == ["breaker"]
     assert len(set(digests.values())) == len(digests) >= 2
     for member, digest in digests.items():
         tags = find(f"models:/higher/{member.version}", tracking_db).tags
@@ -172,9 +295,9 @@ def test_a_league_trains_to_its_end_and_goes_on_after_it_and_a_replica_are_kille
     status = children(tracking_db, result.trial.run_id)
     assert status["main"] == ["FINISHED"]
     assert set(status["exploiter"]) == {"FINISHED"}
+    assert status["breaker"] == ["FAILED"]
     starts = sum(member.player == "exploiter" for member in digests)
     assert len(status["exploiter"]) in (starts, starts + 1), "an exploiter starts anew after each of its snapshots"
-    assert re.search(r"main:\d+ joins the pool", "".join(capfd.readouterr()))
     assert not [name for name in named_actors() if result.trial.run_id in name]
 
 
@@ -195,3 +318,30 @@ def named_actors() -> list[str]:
     """Names of the actors of jobs."""
     found = ray.util.list_named_actors(all_namespaces=True)
     return [each["name"] for each in found if each["namespace"] == NAMESPACE]
+
+
+def process_of(actor: str) -> psutil.Process:
+    """The process of a named actor; waits for one that restarts."""
+    handle: Any = ray.get_actor(actor, namespace=NAMESPACE)
+    return psutil.Process(call_with_retry(handle.__ray_call__, lambda _: os.getpid(), timeout_s=WAIT_S))
+
+
+def league_trial(uri: str, folder: Path) -> Trial:
+    """The league's trial."""
+    (league,) = folder.glob("leagues/*")
+    return Trial.attach(uri, league.name)
+
+
+def newest_step(league: Trial) -> int:
+    """Env steps of the newest checkpoint of the main player."""
+    with closing(sqlite3.connect(league.uri.removeprefix("sqlite:///"))) as database:
+        query = (
+            "SELECT run_uuid FROM runs JOIN tags USING (run_uuid) WHERE key = 'mlflow.parentRunId' AND name = 'main'"
+        )
+        ((run_id,),) = database.execute(query)
+    return max((checkpoint.step for checkpoint in Trial.attach(league.uri, run_id).checkpoints()), default=0)
+
+
+def spoken(capfd: pytest.CaptureFixture[str]) -> str:
+    """What was printed since the last call."""
+    return "".join(capfd.readouterr())
