@@ -46,7 +46,7 @@ def serve(agent: str, recording: str, folder: str) -> None:
             state.output = state.input
 
     recorder, every = Recorder(), RECORDINGS[recording]
-    config = None if every is None else RecordingConfig(folder=folder, every=every, errors=False)
+    config = None if every is None else RecordingConfig(folder=folder, every=every, errors=False, before=0)
     recorders = recorders_of(config, recorder)
     actor = ActorConfig(agents=["agent"], port=0, native_port=None, tcp_port=0, actors_per_worker=1024)
     if agent == "echo":

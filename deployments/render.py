@@ -70,7 +70,7 @@ class _Drawn(SessionLog):
         self._states: deque[State] = deque(maxlen=_MOST_STATES)
         self._failed = False
 
-    def tick(self, state: State, body: bytes, reply: bytes, began: float) -> None:
+    def tick(self, state: State, body: bytes, reply: bytes, began: float, arrived: float) -> None:
         if not self._failed:  # a failed tick's state may be incomplete
             self._states.append(state)
 

@@ -17,7 +17,12 @@ class Actor:
 
     All calls of one session come from one task. An actor of a session that ran elsewhere gets `restore` instead of
     ``start``.
+
+    Attributes:
+        arrived: when the request that is answered arrived, by `brayx.clock`; its session sets it.
     """
+
+    arrived = 0.0
 
     def ask(self, opponent: str) -> None:
         """Called before ``start``, if that asks for an opponent outside of its body.
@@ -64,6 +69,9 @@ class Actor:
             body: body of the tick.
         """
         return None
+
+    def forwarded(self) -> None:
+        """Called before a tick that came through another process."""
 
     async def missed(self) -> None:
         """Called after a tick that was late: its client has acted on the fallback's reply."""

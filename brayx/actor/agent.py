@@ -13,6 +13,7 @@ import contextvars
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, Protocol
 
 from brayx.errors import BadResult, ConfigError, DeadlineExceeded
@@ -72,7 +73,8 @@ class Services:
         outcome: how the session's game went so far.
         report: takes the result of the session's seat in a league; None: there is no league.
         keep: keeps the session's recording, given a reason; None: the job records nothing.
-        seen: gets each forward's model and outputs while somebody follows the session; None: nobody does.
+        seen: gets each forward of a tick: the model's name, the result, and the seconds that it took; None: nobody
+            keeps the session's ticks.
     """
 
     models: Mapping[str, ModelHandle] = field(default_factory=dict)
@@ -82,7 +84,7 @@ class Services:
     outcome: Outcome = field(default_factory=Outcome)
     report: Callable[[str | float], None] | None = None
     keep: Callable[[str], None] | None = None
-    seen: Callable[[str, NestedArray], None] | None = None
+    seen: Callable[[str, Forward, float], None] | None = None
 
     def use(self) -> AbstractContextManager[Services]:
         """Makes `forward`, `push` and `record` use these services in the block and in tasks started in it."""
@@ -147,9 +149,13 @@ async def forward(model: str, *args: NestedArray, deadline_s: float | None = Non
     """
     services = _current()
     handle: ModelHandle = _named("model", model, services.models)
+    if services.seen is None:
+        if deadline_s is None:
+            return await handle.forward(*args)
+        return await handle.forward(*args, deadline_s=deadline_s)
+    began = monotonic()
     found = await (handle.forward(*args) if deadline_s is None else handle.forward(*args, deadline_s=deadline_s))
-    if services.seen is not None:
-        services.seen(model, found.outputs)
+    services.seen(model, found, monotonic() - began)
     return found
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import brayx.clock as clock
 from brayx.actor.actor import Actor, is_cancelled
 from brayx.actor.agent import Agent, Services, State
 from brayx.actor.codec import Codec, dumps_json
@@ -76,6 +76,7 @@ class AgentActor(Actor):
         self._player = no_league(self._services)
         self._delay: Delay | None = None
         self._models = SessionModels(self._services, {}, {})
+        self._acting = self._services  # as `_services`, for ticks: logs see their forwards, but none of `on_episode`
         self._agents: Sequence[Agent] = ()
         self._of_agent: Sequence[Services] = ()
         self._episodes = Episodes("", (), self._services, self._failures, None)
@@ -109,10 +110,13 @@ class AgentActor(Actor):
         try:
             self._failures = SessionFailures(player.services.recorder)
             self._logs = SessionLogs(factory.recorders, session, body, player.label, self._recorded_for)
-            services = replace(player.services, report=player.report, keep=self._logs.keep)
+            report = None if player.report is None else self._report
+            services = replace(player.services, report=report, keep=self._keep)
             self._models = await SessionModels.open(services, self._arms(), self._drawn_by(session), self._carried)
             self._services = self._models.shared
+            self._acting = replace(self._services)
             self._make_agents(state)
+            self._watch_forwards()
         except BaseException:
             player.leave("error")  # a failed start has no end
             player.release()
@@ -143,7 +147,7 @@ class AgentActor(Actor):
                 return None
             self._count_ticks()
         # Between Ray's own processes only: no door ever reads it.
-        kept = self._start, self._asked, self._delay, self._recorded_for, self._tick
+        kept = self._start, self._asked, self._delay, self._logs.why, self._tick
         return pickle.dumps((*kept, agents, self._models.carried()))
 
     async def restore(self, session: str, snapshot: bytes) -> None:
@@ -168,23 +172,23 @@ class AgentActor(Actor):
             raise
 
     async def tick(self, body: bytes) -> bytes:
-        logs = self._logs.taking
-        began = time.perf_counter() if logs else 0.0
+        logs = self._logs
+        began = clock.now() if logs.taking else 0.0
         state = self._state_of(body)
-        with self._services.use():
+        with self._acting.use():
             try:
                 await self._act(state, self._of_agent)
                 reply = self._encoded(state)
             except BaseException:
-                for log in logs:
-                    log.failed(state, body, began)
+                logs.failed(state, body, began, self.arrived)
                 raise
             self._tick += 1
             is_full = self._episodes.add(state)
-            for log in logs:
-                log.tick(state, body, reply, began)
-            if is_full:
-                self._count_ticks()
+            for log in logs.taking:
+                log.tick(state, body, reply, began, self.arrived)
+        if is_full:
+            self._count_ticks()
+            with self._services.use():
                 await self._episodes.hand_over(done=False)
         return reply
 
@@ -199,6 +203,9 @@ class AgentActor(Actor):
                     agent.on_deadline(chosen)
         with self._failures.counted(self._agents[-1].name, "on_deadline"):
             return self._codec.encode(chosen.output)
+
+    def forwarded(self) -> None:
+        self._logs.event("forwarded")
 
     async def missed(self) -> None:
         """Cuts the episode before the tick: no fragment may hold an action that was not the agent's."""
@@ -217,9 +224,8 @@ class AgentActor(Actor):
     async def stop(self, body: bytes) -> bytes:
         if body:
             state = State(self._session, tick=self._tick, kind="stop", input=self._codec.decode(body))
-            report = self._player.report
-            if report is not None and isinstance(state.input, dict) and "result" in state.input:
-                report(state.input["result"])
+            if self._player.report is not None and isinstance(state.input, dict) and "result" in state.input:
+                self._report(state.input["result"])
                 self._player.leave("stop")  # before the reply: whoever gets it can rely on the result being kept
             self._episodes.states.append(state)
             self._logs.stop(body)
@@ -279,13 +285,25 @@ class AgentActor(Actor):
 
     def attach(self, log: SessionLog) -> None:
         self._logs.attach(log)
-        for services in (self._services, *self._of_agent):
-            services.seen = log.forward
+        self._watch_forwards()
 
     def detach(self, log: SessionLog) -> None:
-        if self._logs.detach(log):
-            for services in (self._services, *self._of_agent):
-                services.seen = None
+        self._logs.detach(log)
+        self._watch_forwards()
+
+    def _keep(self, why: str) -> None:
+        self._logs.keep(why)
+        self._watch_forwards()
+
+    def _watch_forwards(self) -> None:
+        seen = self._logs.forward if self._logs.taking else None
+        for services in (self._acting, *self._of_agent):
+            services.seen = seen
+
+    def _report(self, result: Any) -> None:
+        assert self._player.report is not None
+        self._player.report(result)
+        self._logs.reported(result)
 
     async def _seated(self, start: State) -> SeatedPlayer:
         factory = self._factory
@@ -332,7 +350,10 @@ class AgentActor(Actor):
         if player.explores:
             config = {**config, "mode": "train"}
         made = []
-        self._of_agent = self._models.for_agents(len(classes), self._carried)
+        self._of_agent = [
+            self._acting if own is self._services else own
+            for own in self._models.for_agents(len(classes), self._carried)
+        ]
         for (name, agent_class), own in zip(classes.items(), self._of_agent, strict=True):
             try:
                 with own.use():
@@ -360,7 +381,7 @@ class AgentActor(Actor):
 
     async def _on_tick(self, agent: Agent, state: State, services: Services) -> None:
         try:
-            if services is self._services:  # which are in use
+            if services is self._acting:  # which are in use
                 await agent.on_tick(state)
                 return
             with services.use():

@@ -6,36 +6,46 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from brayx.actor.agent import State
-from brayx.types import NestedArray
+from brayx.types import Forward
 
 REQUESTED = "requested"
 """Why a session is kept whose start asks for that."""
 
 
 class SessionLog:
-    """The log of one session; the base class keeps nothing. Its methods neither wait nor raise."""
+    """The log of one session; the base class keeps nothing. Its methods neither wait nor raise.
 
-    def tick(self, state: State, body: bytes, reply: bytes, began: float) -> None:
+    Attributes:
+        is_taking: it takes ticks now. While no log of a session does, its ticks cost nothing.
+        why: why the session is kept; empty: that is undecided.
+    """
+
+    is_taking = True
+    why = ""
+
+    def tick(self, state: State, body: bytes, reply: bytes, began: float, arrived: float) -> None:
         """Adds a tick.
 
         Args:
             state: the tick's state, with everything that the agents set.
             body, reply: the bytes of both.
-            began: when the actor started the tick, by `time.perf_counter`.
+            began: when the actor started the tick, by `brayx.clock`; 0: no log took ticks then.
+            arrived: when the tick arrived, by the same clock.
         """
 
-    def failed(self, state: State, body: bytes, began: float) -> None:
-        """Adds a tick that raised: with the event ``error`` and an empty reply."""
+    def failed(self, state: State, body: bytes, began: float, arrived: float) -> None:
+        """Adds a tick that raised, with the event ``error`` and an empty reply, even if the log takes no ticks."""
         self.event("error")
-        self.tick(state, body, b"", began)
+        self.tick(state, body, b"", began, arrived)
 
-    def forward(self, model: str, outputs: NestedArray) -> None:
-        """Adds the outputs of a forward in the running tick; only a log that was attached later gets these."""
+    def forward(self, model: str, found: Forward, seconds: float) -> None:
+        """Adds a forward of the running tick: the model's name, its result, and how long the agent waited."""
 
     def event(self, what: str, *, last: bool = False) -> None:
         """Sets the event of the next tick, or with ``last`` of the newest one.
 
-        Events are ``error``, ``fallback`` (the client got the fallback's reply), ``skipped N`` and ``resumed``.
+        Events are ``error``, ``fallback`` (the client got the fallback's reply), ``forwarded`` (the tick came through
+        another replica), ``skipped N`` and ``resumed``. A tick may have several.
         """
 
     def stop(self, body: bytes) -> None:
@@ -43,6 +53,9 @@ class SessionLog:
 
     def keep(self, why: str) -> None:
         """Keeps the session even if it was not chosen at its start; ``why`` is the reason."""
+
+    def reported(self, result: str | float) -> None:
+        """Takes the result of the session's seat in a league: ``win``, ``draw``, ``loss`` or a score."""
 
     def end(self, reason: str, result: float | None) -> None:
         """Ends the log, with the reason for the session's end, and the game's return if an agent recorded one."""
@@ -86,34 +99,61 @@ class SessionLogs:
         why: str = "",
     ) -> None:
         opened = [each.open(session, start, player, why) for each in recorders]
-        self.taking = tuple(log for log in opened if log is not None)
+        self._all = tuple(log for log in opened if log is not None)
+        self.taking: tuple[SessionLog, ...] = ()
+        self._choose()
+
+    @property
+    def why(self) -> str:
+        """Why the session is kept; empty: that is undecided."""
+        return next((log.why for log in self._all if log.why), "")
+
+    def failed(self, state: State, body: bytes, began: float, arrived: float) -> None:
+        """See `SessionLog.failed`."""
+        for log in self._all:
+            log.failed(state, body, began, arrived)
+
+    def forward(self, model: str, found: Forward, seconds: float) -> None:
+        """See `SessionLog.forward`."""
+        for log in self.taking:
+            log.forward(model, found, seconds)
 
     def attach(self, log: SessionLog) -> None:
         """Adds a log to a running session."""
-        self.taking = (*self.taking, log)
+        self._all = (*self._all, log)
+        self._choose()
 
-    def detach(self, log: SessionLog) -> bool:
-        """Removes a log; False: it is not among them."""
-        before, self.taking = self.taking, tuple(each for each in self.taking if each is not log)
-        return len(before) > len(self.taking)
+    def detach(self, log: SessionLog) -> None:
+        """Removes a log, if it is among them."""
+        self._all = tuple(each for each in self._all if each is not log)
+        self._choose()
 
     def event(self, what: str, *, last: bool = False) -> None:
         """See `SessionLog.event`."""
-        for log in self.taking:
+        for log in self._all:
             log.event(what, last=last)
 
     def stop(self, body: bytes) -> None:
         """See `SessionLog.stop`."""
-        for log in self.taking:
+        for log in self._all:
             log.stop(body)
 
     def keep(self, why: str) -> None:
         """See `SessionLog.keep`."""
-        for log in self.taking:
+        for log in self._all:
             log.keep(why)
+        self._choose()
+
+    def reported(self, result: str | float) -> None:
+        """See `SessionLog.reported`."""
+        for log in self._all:
+            log.reported(result)
 
     def end(self, reason: str, result: float | None) -> None:
         """Ends the logs; a second call does nothing."""
-        logs, self.taking = self.taking, ()
+        logs, self._all, self.taking = self._all, (), ()
         for log in logs:
             log.end(reason, result)
+
+    def _choose(self) -> None:
+        self.taking = tuple(log for log in self._all if log.is_taking)

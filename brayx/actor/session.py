@@ -227,6 +227,7 @@ class Session:
                     await deadline.skip()
                     continue
                 request, reply, arrived, answered = inbox.popleft()
+                self.actor.arrived = arrived
                 if answered is not None:
                     assert deadline is not None
                     await deadline.run_answered(request, answered)

@@ -133,6 +133,8 @@ class SessionTable(Service):
         if kind is _TICK or kind is _STOP:
             session = self._sessions.get(request.session)
             if session is not None:
+                if forwarded and kind is _TICK and hasattr(session, "actor"):
+                    session.actor.forwarded()
                 session.take(request, reply)
             else:
                 reply(self._ends.error(request))

@@ -131,7 +131,7 @@ class ActorReplica(GrpcDoor, ActorService):
     def answer(self, request: StepRequest, reply: Reply, forwarded: bool) -> None:
         """See `ActorService.answer`; this replica answers, or forwards to the session's owner."""
         if request.session in self.table or request.kind is StepKind.CALL:
-            self.table.submit(request, reply)
+            self.table.submit(request, reply, forwarded=forwarded)
         else:
             self._routing.answer(request, reply, forwarded)
 

@@ -19,7 +19,7 @@ from brayx.actor.logs import SessionLog
 from brayx.console.ticks import LiveTick, LiveTicks
 from brayx.errors import ServiceFull, SessionUnknown
 from brayx.local.host import LocalHost
-from brayx.types import NestedArray, Step, flatten
+from brayx.types import Forward, NestedArray, Step, flatten
 
 MOST_TICKS = 16
 """Newest ticks of a followed session that wait for its viewers."""
@@ -48,13 +48,13 @@ class FollowedSession(SessionLog):
         self._event = ""
         self._outputs: dict[str, NestedArray] = {}
 
-    def forward(self, model: str, outputs: NestedArray) -> None:
+    def forward(self, model: str, found: Forward, seconds: float) -> None:
         """See `brayx.actor.logs.SessionLog.forward`."""
-        self._outputs[model] = outputs
+        self._outputs[model] = found.outputs
 
-    def tick(self, state: State, body: bytes, reply: bytes, began: float) -> None:
+    def tick(self, state: State, body: bytes, reply: bytes, began: float, arrived: float) -> None:
         """See `brayx.actor.logs.SessionLog.tick`; ``began`` is 0 if the tick began before the log was attached."""
-        seconds = time.perf_counter() - began if began else 0.0
+        seconds = clock.now() - began if began else 0.0
         self._ticks.append((state, self._outputs, body, reply, time.time(), seconds, self._event))
         self._count += 1
         self._event, self._outputs = "", {}

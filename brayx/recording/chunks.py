@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 
 from brayx.errors import BadRecording
 from brayx.recording.bodies import Bodies
-from brayx.recording.columns import OWN, Columns, concatenated
+from brayx.recording.columns import Columns, concatenated
+from brayx.recording.gather import OWN
 from brayx.recording.part import Part
 
 ROWS = 4096
@@ -28,6 +29,7 @@ _KEY = "brayx.recording"
 _LEVEL = 3
 _BODIES = ("input", "output")
 _STOP = f"{OWN}stop"
+_TIMES = ("time_us", "duration_us", "queue_us", "forward_us")
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]]) -> None:
         f"{OWN}number": pa.array(columns.number),
         f"{OWN}time_us": pa.array(columns.time_us),
         f"{OWN}duration_us": pa.array(columns.duration_us),
+        f"{OWN}queue_us": pa.array(columns.queue_us),
+        f"{OWN}forward_us": pa.array(columns.forward_us),
         f"{OWN}event": pa.array(columns.event, pa.string()),
         _STOP: pa.array([stop or None for stop in columns.stop], pa.binary()),
     }
@@ -85,7 +89,7 @@ def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]]) -> None:
     }
     table = pa.table(arrays)
     fractions = [_leaf(name, array.type) for name, array in arrays.items() if _fraction(array.type)]
-    deltas = {f"{OWN}{name}": "DELTA_BINARY_PACKED" for name in ("number", "time_us", "duration_us")}
+    deltas = {f"{OWN}{name}": "DELTA_BINARY_PACKED" for name in ("number", *_TIMES)}
     with pq.ParquetWriter(
         to,
         table.schema,
@@ -161,8 +165,9 @@ class Chunk:
         has = set(self._file.schema_arrow.names)
         bodies = [c for name in _BODIES for c in _body_columns(name, has)]
         own = [name for name in names if self._stored[name].at < 0]
-        plain = [f"{OWN}{name}" for name in ("number", "time_us", "duration_us", "event")]
         stops = [name for name in (_STOP,) if name in has]  # the first recordings have none
+        timed = [name for name in _TIMES if f"{OWN}{name}" in has]  # nor all times
+        plain = [f"{OWN}{name}" for name in ("number", "event", *timed)]
         try:
             table = self._file.read_row_groups(range(first, last), columns=[*plain, *stops, *bodies, *own])
             table = table.slice(row - int(self._bounds[first]), count).combine_chunks()
@@ -177,16 +182,18 @@ class Chunk:
                     assert isinstance(inputs, Bodies)
                     size = int(np.prod(stored.shape, dtype=int))
                     arrays[name] = inputs.numbers[:, stored.at : stored.at + size].reshape(-1, *stored.shape)
-            number, time_us, duration_us = (table[name].to_numpy() for name in plain[:3])
+            nothing = np.zeros(len(table), np.int64)
+            times: dict[str, Any] = {
+                name: table[f"{OWN}{name}"].to_numpy() if name in timed else nothing for name in _TIMES
+            }
             return Columns(
-                number,
-                time_us,
-                duration_us,
-                table[plain[3]].to_pylist(),
-                found["input"],
-                found["output"],
-                arrays,
+                number=table[plain[0]].to_numpy(),
+                event=table[plain[1]].to_pylist(),
+                input=found["input"],
+                output=found["output"],
+                arrays=arrays,
                 stop=[stop or b"" for stop in table[_STOP].to_pylist()] if stops else [b""] * len(table),
+                **times,
             )
         except Exception as error:  # as above
             raise BadRecording(f"{self._name} cannot be read: {_short(error)}", file=self._name) from None

@@ -1,8 +1,6 @@
 """Ticks as columns: arrays ``[N, ...]`` by name, ready for a file. Pure; knows nothing of files or sessions.
 
-`brayx.recording.bodies` turns bodies into columns. Each array that agents set on a tick's state becomes one column.
-``step`` gives ``obs``, ``action``, ``log_prob``, ``policy_version`` and its extras; other attributes keep their names.
-Nested arrays are named by their paths: ``obs/board``.
+`brayx.recording.bodies` turns bodies into columns, `brayx.recording.gather` what the agents left.
 """
 
 from __future__ import annotations
@@ -15,12 +13,27 @@ import numpy as np
 
 from brayx.recording import bodies
 from brayx.recording.bodies import Bodies
-from brayx.types import NestedArray, Step, flatten
+from brayx.recording.gather import arrays_of
+from brayx.types import NestedArray
 
-MOST_COLUMNS = 64
-"""Maximum columns that agents can set; further ones are left out, with the reason."""
-OWN = "tick."
-"""Prefix of a recording's own columns in a file; arrays of agents with this prefix are left out."""
+ERROR = "error"
+"""Event of a tick that failed."""
+
+
+class Forwarded(NamedTuple):
+    """A forward that an agent asked for in a tick.
+
+    Attributes:
+        model: name of the model.
+        outputs: its outputs, nested arrays without a batch axis.
+        policy_version: version of the weights that computed them.
+        seconds: time that the agent waited for it.
+    """
+
+    model: str
+    outputs: NestedArray
+    policy_version: int
+    seconds: float
 
 
 class Tick(NamedTuple):
@@ -28,12 +41,15 @@ class Tick(NamedTuple):
 
     Attributes:
         number: the tick's number in its session, from 0.
-        time_s: seconds from the session's start to the tick's arrival at the actor.
+        time_s: seconds from the session's start to the tick's begin at the actor.
         seconds: time that the actor took.
         input, output: body and reply; the reply is empty if the tick failed.
         attributes: values that the agents set on the tick's state, by name.
-        event: ``error``, ``fallback``, ``skipped N`` or ``resumed``; empty: nothing unusual.
+        event: ``error``, ``fallback``, ``forwarded``, ``skipped N`` or ``resumed``, or several of them with commas;
+            empty: nothing unusual.
         stop: body of the session's stop, at its last tick; empty: there was none.
+        queue_s: time that the tick waited for the actor.
+        forwards: the forwards that its agents asked for.
     """
 
     number: int
@@ -44,6 +60,12 @@ class Tick(NamedTuple):
     attributes: Mapping[str, Any]
     event: str = ""
     stop: bytes = b""
+    queue_s: float = 0.0
+    forwards: Sequence[Forwarded] = ()
+
+
+def _no_times() -> np.ndarray:
+    return np.zeros(0, np.int64)
 
 
 @dataclass
@@ -53,9 +75,11 @@ class Columns:
     Attributes:
         number: ``[N]`` int64.
         time_us, duration_us: ``[N]`` int64; as `Tick.time_s` and `Tick.seconds`, in microseconds.
+        queue_us: ``[N]`` int64; as `Tick.queue_s`.
+        forward_us: ``[N]`` int64; the part of ``duration_us`` in which agents waited for models.
         event: ``N`` strings.
         input, output: bodies and replies.
-        arrays: arrays that the agents set, ``[N, ...]`` by name.
+        arrays: arrays that the agents set, and outputs of their forwards, ``[N, ...]`` by name.
         left_out: attributes that could not become columns, with the reason.
         stop: ``N`` bodies of stops, as `Tick.stop`.
     """
@@ -69,11 +93,13 @@ class Columns:
     arrays: dict[str, np.ndarray]
     left_out: dict[str, str] = field(default_factory=dict)
     stop: list[bytes] = field(default_factory=list, repr=False)
+    queue_us: np.ndarray = field(default_factory=_no_times)
+    forward_us: np.ndarray = field(default_factory=_no_times)
 
     @property
     def nbytes(self) -> int:
         """Approximate size in memory."""
-        found = sum(array.nbytes for array in self.arrays.values()) + 32 * len(self.number)
+        found = sum(array.nbytes for array in self.arrays.values()) + 48 * len(self.number)
         found += sum(map(len, self.stop))
         for of in (self.input, self.output):
             found += of.numbers.nbytes if isinstance(of, Bodies) else sum(map(len, of))
@@ -89,23 +115,32 @@ class Columns:
 def columns_of(ticks: Sequence[Tick], *, without: Collection[str] = ()) -> Columns:
     """The columns of one or more ticks.
 
-    An attribute is left out unless every tick has it with the same shape.
+    An attribute is left out unless every tick has it with the same shape; a failed tick has zeros for what it lacks.
+    Outputs of forwards that no attribute has
+    become columns, too: by their own names if each tick has one forward, else as ``MODEL/NAME``.
 
     Args:
         ticks: consecutive ticks of a session.
         without: names of attributes that no agent has set.
     """
-    arrays, left_out = _arrays([_flat(tick.attributes, without) for tick in ticks])
+    # By column, because Python is slow at doing something for each value of each tick.
+    number, time_s, seconds, inputs, outputs, attributes, events, stops, queue_s, forwards = zip(*ticks, strict=True)
+    failed = [bool(event) and ERROR in event for event in events]
+    arrays, left_out = arrays_of(attributes, forwards, failed, without)
+    duration_us = _microseconds(seconds)
+    waited = [sum([each.seconds for each in of]) for of in forwards] if any(forwards) else [0.0] * len(ticks)
     return Columns(
-        np.array([tick.number for tick in ticks], np.int64),
-        _microseconds([tick.time_s for tick in ticks]),
-        _microseconds([tick.seconds for tick in ticks]),
-        [tick.event for tick in ticks],
-        [tick.input for tick in ticks],
-        [tick.output for tick in ticks],
+        np.array(number, np.int64),
+        _microseconds(time_s),
+        duration_us,
+        list(events),
+        list(inputs),
+        list(outputs),
         arrays,
         left_out,
-        [tick.stop for tick in ticks],
+        list(stops),
+        _microseconds(queue_s),
+        np.minimum(_microseconds(waited), duration_us),  # agents may wait at the same time
     )
 
 
@@ -140,6 +175,8 @@ def concatenated(parts: Sequence[Columns]) -> Columns:
         {name: np.concatenate([part.arrays[name] for part in parts]) for name in first.arrays},
         {name: why for part in parts for name, why in part.left_out.items()},
         [stop for part in parts for stop in part.stop],
+        np.concatenate([part.queue_us for part in parts]),
+        np.concatenate([part.forward_us for part in parts]),
     )
 
 
@@ -159,61 +196,3 @@ def _merged(parts: Sequence[Bodies | list[bytes]]) -> Bodies | list[bytes]:
 def _form(of: Bodies | list[bytes]) -> int:
     """Numbers in a body; -1: the bodies are not split."""
     return of.numbers.shape[1] if isinstance(of, Bodies) else -1
-
-
-def _flat(attributes: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:
-    """Arrays and numbers by path; other values as they are."""
-    found: dict[str, Any] = {}
-    for name, value in attributes.items():
-        if name in without:
-            continue
-        if isinstance(value, Step):
-            found |= {**_paths(value.obs, "obs"), **_paths(value.action, "action")}
-            found |= {"log_prob": np.float32(value.log_prob), "policy_version": np.int64(value.policy_version)}
-            found.update(value.extras)
-        else:
-            found |= _paths(value, name)
-    return found
-
-
-def _paths(value: NestedArray, name: str) -> dict[str, Any]:
-    if isinstance(value, np.ndarray | np.generic | bool | int | float):
-        return {name: value}
-    if isinstance(value, Mapping | list | tuple):
-        return flatten(value, name)
-    return {name: value}
-
-
-def _arrays(ticks: Sequence[Mapping[str, Any]]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    arrays: dict[str, np.ndarray] = {}
-    left_out: dict[str, str] = {}
-    names = dict.fromkeys(name for tick in ticks for name in tick)
-    for name in names:
-        reason = ""
-        values = [tick[name] for tick in ticks if name in tick]
-        if len(arrays) == MOST_COLUMNS:
-            reason = f"there are more than {MOST_COLUMNS} columns"
-        elif name.startswith(OWN):
-            reason = f"its name starts with {OWN}"
-        elif len(values) < len(ticks):
-            reason = "not every tick has it"
-        else:
-            array = _stacked(values)
-            if array is None:
-                reason = "it is no array, or its shape varies"
-            else:
-                arrays[name] = array
-        if reason:
-            left_out[name] = reason
-    return arrays, left_out
-
-
-def _stacked(values: Sequence[Any]) -> np.ndarray | None:
-    """``[N, ...]``; None: the values are not numbers of one shape. Python floats become float32."""
-    try:
-        array = np.array(values)
-    except (ValueError, OverflowError):
-        return None
-    if isinstance(values[0], float):
-        array = array.astype(np.float32)
-    return array if array.dtype.kind in "biuf" and array.size else None

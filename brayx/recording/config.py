@@ -20,6 +20,9 @@ class RecordingConfig(BaseModel):
     """Record every n-th session; 0: only those that another option chooses."""
     errors: bool = True
     """Record sessions that an error ends."""
+    before: Annotated[int, Field(ge=0)] = 1000
+    """Newest ticks that a session keeps in memory until an error or its agent decides to record it; 0: none, so that
+    ticks of sessions that are not recorded cost nothing."""
     on_request: bool = False
     """Record sessions whose start has the header ``record``; false: refuse such a start. Where strangers may start
     sessions, they can fill the folder up to ``max_mb``, and so push other recordings out."""

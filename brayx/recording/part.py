@@ -26,6 +26,7 @@ class Part:
         lost: number of ticks lost since the part before.
         left_out: attributes that agents set and that were left out, with the reason.
         row: the part's first row in the chunk.
+        reported: result of the session's seat in a league: ``win``, ``draw``, ``loss`` or a score; empty: none yet.
     """
 
     episode: str
@@ -42,6 +43,7 @@ class Part:
     lost: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
     row: int = 0
+    reported: str = ""
 
     def after(self, before: Sequence[Part]) -> Part:
         """Joins this part to the parts before it."""
@@ -51,6 +53,7 @@ class Part:
             why=self.why,
             end=self.end,
             result=self.result,
+            reported=self.reported,
             ticks=sum(part.ticks for part in parts),
             events=sum(part.events for part in parts),
             lost=sum(part.lost for part in parts),

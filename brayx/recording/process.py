@@ -20,8 +20,8 @@ from brayx.recording.part import Part
 _END_S = 10.0
 _NICE = 5
 
-Message = tuple[Part, Columns] | None
-"""Ticks of a session; None: write what is due."""
+Message = list[tuple[Part, Columns]]
+"""Ticks of sessions. Whatever comes, the process then writes what is due."""
 
 
 class WriterProcess:
@@ -75,9 +75,9 @@ def main(address: str, max_bytes: int, flush_s: float, requests: IO[bytes], repl
             message: Message = pickle.load(requests)
         except (EOFError, pickle.UnpicklingError):  # the sender ended, or was killed while it wrote
             break
-        if message is not None:
+        for part, columns in message:
             try:
-                packer.add(*message)
+                packer.add(part, columns)
             except BrayxError as error:
                 packer.failure = error.message
         packer.write_due()

@@ -92,6 +92,7 @@ class Recordings(Sequence["Episode"]):
                 "began": pd.to_datetime([each.began for each in self], unit="s", utc=True),
                 "end": [each.end for each in self],
                 "result": [each.result for each in self],
+                "reported": [each.reported for each in self],
                 "player": [each.player for each in self],
                 "why": [each.why for each in self],
                 "events": [each.events for each in self],
@@ -129,6 +130,7 @@ class Episode:
         session, began, start, why, player: see `brayx.recording.part.Part`.
         end: why the session ended; empty: it still runs, or its process was killed.
         result: the game's return; None: no agent recorded one.
+        reported: see `brayx.recording.part.Part`.
         events: number of ticks with an event.
         lost: number of ticks that were lost.
         left_out: attributes that agents set and that were left out, with the reason.
@@ -141,6 +143,7 @@ class Episode:
         first, last = self._pieces[0].part, self._pieces[-1].part
         self.id, self.session, self.began, self.start = first.episode, first.session, first.began, first.start
         self.why, self.player, self.end, self.result = first.why, first.player, last.end, last.result
+        self.reported = last.reported
         self.events = sum(piece.part.events for piece in self._pieces)
         self.lost = sum(piece.part.lost for piece in self._pieces)
         self.left_out = {name: why for piece in self._pieces for name, why in piece.part.left_out.items()}
@@ -235,6 +238,8 @@ class Episode:
                 "tick": columns.number,
                 "time_s": columns.time_us / 1e6,
                 "duration_s": columns.duration_us / 1e6,
+                "queue_s": columns.queue_us / 1e6,
+                "forward_s": columns.forward_us / 1e6,
                 "event": columns.event,
                 "input": texts(columns.input),
                 "output": texts(columns.output),

@@ -1,12 +1,13 @@
 """Records the sessions of a process without delaying their ticks.
 
-A tick costs one append. A thread sends ticks to the writer's process in packs. Memory is bounded: ticks that do not fit
-are lost, and counted in the recording and the metrics. Knows nothing of files.
+A tick costs one append, and each pack of ticks becomes columns. A thread sends the packs to the writer's process.
+Memory is bounded: ticks that do not fit are lost, and counted in the recording and the metrics. Knows nothing of files.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import queue
 import threading
@@ -16,25 +17,34 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+import brayx.clock as clock
 from brayx.actor.agent import State
 from brayx.actor.logs import SessionLog
 from brayx.logs import limited
 from brayx.metrics import Recorder
-from brayx.recording.columns import Tick, columns_of
+from brayx.recording.columns import Columns, Forwarded, Tick, columns_of
 from brayx.recording.config import RecordingConfig
 from brayx.recording.part import Part
 from brayx.recording.process import Message, WriterProcess
+from brayx.types import Forward
 
 logger = limited(__name__)
 
 PACK = 64
 """Ticks that a session hands over at once."""
+PACK_BYTES = 2**18
+"""Size of a session's ticks at which it hands over fewer."""
+_GATHER_S = 0.02
+_MOST_GATHERED = 256
 _IDLE_S = 1.0
 _AGAIN_S = 5.0
 _END_S = 10.0
 _ATTRIBUTES_BYTES = 512
 """Estimated size of what agents set on a tick."""
 _OWN = frozenset(("session", "game", "agent", "tick", "kind", "input", "output", "end", "_waiters", "_seat", "_board"))
+
+Pack = tuple[Part, Columns, int]
+"""Ticks of a session, and their size in memory."""
 
 
 def recorders_of(config: RecordingConfig | None, metrics: Recorder) -> list[SessionRecorder]:
@@ -71,7 +81,7 @@ class SessionRecorder:
         self.most_bytes = round(config.memory_mb * 2**20)
         self.taken = self.freed = 0
         # Bounded by `most_bytes`.
-        self._queue: queue.SimpleQueue[tuple[Part, list[Tick], int] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Pack | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -102,9 +112,9 @@ class SessionRecorder:
                 logger.warning("the recordings are not written within %g s: their last ticks may be missing", timeout_s)
             self._thread = None
 
-    def hand_over(self, part: Part, ticks: list[Tick], size: int) -> None:
+    def hand_over(self, part: Part, columns: Columns, size: int) -> None:
         """Queues ticks; their memory is freed once they have been sent."""
-        self._queue.put((part, ticks, size))
+        self._queue.put((replace(part, left_out=columns.left_out), columns, size))
 
     def lose(self, ticks: int, why: str) -> None:
         """Counts lost ticks."""
@@ -112,25 +122,29 @@ class SessionRecorder:
 
     def _work(self) -> None:
         """Runs in the recorder's thread: sends packs to the writer's process."""
-        writer = _Writer(self)
-        while True:
+        writer, ended = _Writer(self), False
+        while not ended:
             try:
-                item = self._queue.get(timeout=_IDLE_S)
+                items = [self._queue.get(timeout=_IDLE_S)]
+                time.sleep(_GATHER_S)  # waking this thread for each pack would interrupt ticks more often
+                items += self._waiting()
             except queue.Empty:
-                writer.send(None)
+                writer.send([])
                 continue
-            if item is None:
-                break
-            part, ticks, size = item
+            ended = None in items
+            packs = [item for item in items if item is not None]
             try:
-                columns = columns_of(ticks, without=_OWN)
-                writer.send((replace(part, left_out=columns.left_out), columns))
-            except Exception:  # agents may set anything; one bad pack must not end the thread
-                logger.exception("ticks of session %s cannot be recorded", part.session)
-                self.lose(part.ticks, "error")
+                writer.send([(part, columns) for part, columns, _ in packs])
             finally:
-                self.freed += size
+                self.freed += sum(size for _, _, size in packs)
         writer.close()
+
+    def _waiting(self) -> list[Pack | None]:
+        found: list[Pack | None] = []
+        with contextlib.suppress(queue.Empty):
+            while len(found) < _MOST_GATHERED:
+                found.append(self._queue.get_nowait())
+        return found
 
 
 class _Writer:
@@ -142,23 +156,28 @@ class _Writer:
         self._down_until = 0.0
         self._lost = 0
 
-    def send(self, message: Message) -> None:
+    def send(self, parts: Message) -> None:
         """Sends ticks, and counts those that were lost."""
+        ticks = sum(part.ticks for part, _ in parts)
         try:
             if self._process is None:
-                if message is None:
+                if not parts:
                     return
                 if time.monotonic() < self._down_until:
-                    self._of.lose(message[0].ticks, "writer")
+                    self._of.lose(ticks, "writer")
                     return
                 self._process, self._lost = self._of.start(), 0
-            lost, failure = self._process.send(message)
+            lost, failure = self._process.send(parts)
         except (OSError, EOFError) as error:
             logger.warning("the writer of recordings has died, its last ticks are lost: %r", error)
-            if message is not None:
-                self._of.lose(message[0].ticks, "writer")
+            if parts:
+                self._of.lose(ticks, "writer")
             self.close()
             self._down_until = time.monotonic() + _AGAIN_S
+            return
+        except Exception:  # agents may set anything; one bad pack must not end the thread
+            logger.exception("ticks of %d sessions cannot be recorded", len(parts))
+            self._of.lose(ticks, "error")
             return
         if lost > self._lost:
             self._of.lose(lost - self._lost, "disk")
@@ -173,8 +192,9 @@ class _Writer:
             self._process = None
 
 
-_Kept = tuple[State, bytes, bytes, float, float, str, int]
-"""A tick in memory: state, body, reply, begin, end, event, size. A plain tuple: each tick creates one."""
+_Kept = tuple[State, bytes, bytes, float, float, float, str, "tuple[Forwarded, ...]", int]
+"""A tick in memory: state, body, reply, arrival, begin, end, event, forwards, size. A plain tuple: each tick creates
+one."""
 
 
 class RecordedSession(SessionLog):
@@ -187,56 +207,72 @@ class RecordedSession(SessionLog):
     """
 
     __slots__ = (
-        "_began", "_began_at", "_episode", "_event", "_limit", "_lost", "_of", "_player", "_sent", "_session",
-        "_start", "_stop", "_ticks", "_why",
+        "_began", "_began_at", "_bytes", "_episode", "_event", "_forwards", "_limit", "_lost", "_of", "_player",
+        "_reported", "_sent", "_session", "_start", "_stop", "_ticks", "is_taking", "why",
     )  # fmt: skip
 
     def __init__(self, of: SessionRecorder, session: str, start: bytes, player: str, why: str) -> None:
+        self.why = why
+        self.is_taking = bool(why) or of.config.before > 0
         self._of = of
         self._session = session
         self._start = start
         self._player = player
-        self._why = why
         self._episode = uuid.uuid4().hex
-        self._began = time.perf_counter()
+        self._began = clock.now()
         self._began_at = time.time()
         self._ticks: deque[_Kept] = deque()
+        self._bytes = 0
         self._limit = of.most_bytes if why else of.most_bytes // 2
         self._sent = 0
         self._lost = 0
         self._event = ""
+        self._forwards: tuple[Forwarded, ...] = ()
+        self._reported = ""
         self._stop = b""
 
-    def tick(self, state: State, body: bytes, reply: bytes, began: float) -> None:
+    def tick(self, state: State, body: bytes, reply: bytes, began: float, arrived: float) -> None:
         """See `brayx.actor.logs.SessionLog.tick`."""
-        of, ticks = self._of, self._ticks
+        of, ticks, now = self._of, self._ticks, clock.now()
         size = len(body) + len(reply) + _ATTRIBUTES_BYTES
         if of.taken - of.freed + size > self._limit and not self._make_room(size):
             return
         of.taken += size
-        now = time.perf_counter()
-        ticks.append((state, body, reply, began, now, self._event, size))
-        self._event = ""
-        if self._why and (len(ticks) > PACK or now - ticks[0][4] > of.config.flush_s):
-            self._hand_over(min(len(ticks) - 1, PACK))
+        self._bytes += size
+        ticks.append((state, body, reply, arrived, began or now, now, self._event, self._forwards, size))
+        self._event, self._forwards = "", ()
+        if not self.why:
+            if len(ticks) > (of.config.before or 1):  # a failed tick comes also if none is kept
+                self._drop()
+        elif len(ticks) > PACK or self._bytes > PACK_BYTES or now - ticks[0][5] > of.config.flush_s:
+            self._hand_over(len(ticks) - 1)
 
     def _make_room(self, size: int) -> bool:
         """Drops the oldest ticks of an undecided session; returns whether the new tick fits now."""
         of = self._of
         while of.taken - of.freed + size > self._limit:
             self._lost += 1
-            if self._why or not self._ticks:
+            if self.why or not self._ticks:
                 return False
-            of.taken -= self._ticks.popleft()[-1]  # keep the newest ticks: they explain an error
+            self._drop()  # keep the newest ticks: they explain an error
         return True
+
+    def _drop(self) -> None:
+        size = self._ticks.popleft()[-1]
+        self._bytes -= size
+        self._of.taken -= size
+
+    def forward(self, model: str, found: Forward, seconds: float) -> None:
+        """See `brayx.actor.logs.SessionLog.forward`."""
+        self._forwards = (*self._forwards, Forwarded(model, *found, seconds))
 
     def event(self, what: str, *, last: bool = False) -> None:
         """See `brayx.actor.logs.SessionLog.event`."""
         if last and self._ticks:
-            *tick, _, size = self._ticks[-1]
-            self._ticks[-1] = (*tick, what, size)  # type: ignore[assignment]
+            *tick, event, forwards, size = self._ticks[-1]
+            self._ticks[-1] = (*tick, f"{event}, {what}" if event else what, forwards, size)  # type: ignore[assignment]
         else:
-            self._event = what
+            self._event = f"{self._event}, {what}" if self._event else what
 
     def stop(self, body: bytes) -> None:
         """See `brayx.actor.logs.SessionLog.stop`."""
@@ -248,21 +284,26 @@ class RecordedSession(SessionLog):
         *tick, size = self._ticks[-1]
         self._ticks[-1] = (*tick, size + len(body))  # type: ignore[assignment]
         self._of.taken += len(body)
+        self._bytes += len(body)
         self._stop = body
 
     def keep(self, why: str) -> None:
         """Decides to record the session, with its ticks that are still in memory."""
-        self._why, self._limit = self._why or why, self._of.most_bytes
+        self.why, self._limit, self.is_taking = self.why or why, self._of.most_bytes, True
+
+    def reported(self, result: str | float) -> None:
+        """See `brayx.actor.logs.SessionLog.reported`."""
+        self._reported = str(result)
 
     def end(self, reason: str, result: float | None) -> None:
         """Ends the session; an undecided one is dropped."""
         if reason == "error" and self._of.config.errors:
             self.keep("error")
-        if self._why:
+        if self.why:
             self._hand_over(len(self._ticks), reason, result)
-            self._of.metrics.add("recordings", 1.0, label=self._why)
+            self._of.metrics.add("recordings", 1.0, label=self.why)
         else:
-            self._of.taken -= sum(tick[-1] for tick in self._ticks)
+            self._of.taken -= self._bytes
         self._ticks.clear()
 
     def _hand_over(self, count: int, end: str = "", result: float | None = None) -> None:
@@ -270,9 +311,23 @@ class RecordedSession(SessionLog):
         kept = [self._ticks.popleft() for _ in range(count)]
         if not kept:
             return
+        size = sum(tick[-1] for tick in kept)
+        self._bytes -= size
+        since = self._began
         ticks = [
-            Tick(state.tick, began - self._began, ended - began, body, reply, vars(state), event)
-            for state, body, reply, began, ended, event, _ in kept
+            Tick(
+                state.tick,
+                began - since,
+                ended - began,
+                body,
+                reply,
+                vars(state),
+                event,
+                b"",
+                began - arrived,
+                forwards,
+            )
+            for state, body, reply, arrived, began, ended, event, forwards, _ in kept
         ]
         if end:
             ticks[-1] = ticks[-1]._replace(stop=self._stop)
@@ -283,14 +338,22 @@ class RecordedSession(SessionLog):
             self._sent,
             len(ticks),
             self._start.decode(errors="surrogateescape"),
-            self._why,
+            self.why,
             self._player,
             end,
             result,
             sum(bool(tick.event) for tick in ticks),
             self._lost,
+            reported=self._reported,
         )
         if self._lost:
             self._of.lose(self._lost, "memory")
         self._sent, self._lost = self._sent + len(ticks), 0
-        self._of.hand_over(part, ticks, sum(tick[-1] for tick in kept))
+        try:
+            columns = columns_of(ticks, without=_OWN)
+        except Exception:  # agents may set anything; one bad pack must not end the session
+            logger.exception("ticks of session %s cannot be recorded", self._session)
+            self._of.lose(len(ticks), "error")
+            self._of.taken -= size
+            return
+        self._of.hand_over(part, columns, size)

@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+import brayx.clock as clock
 from brayx.actor.agent import State
 from brayx.errors import BadRecording
 from brayx.metrics import Recorder
@@ -52,7 +53,7 @@ def play(recorder: SessionRecorder, session: str, ticks: int, end: str = "stop",
         state = State(session, tick=number)
         state.step, state.value = step(number), 0.5
         vars(state).update(more)
-        log.tick(state, body(number), b'{"action": %d}' % (number % 2), 0.0)
+        log.tick(state, body(number), b'{"action": %d}' % (number % 2), 0.0, 0.0)
     log.end(end, 12.0)
 
 
@@ -107,10 +108,10 @@ def test_every_nth_session_and_those_with_an_error_are_recorded(tmp_path: Path) 
         play(recorder, f"{number}", 2, "error" if number == 4 else "stop")
     log = recorder.open("kept by its agent", b"")
     assert log is not None
-    log.tick(State("s", tick=0), b"x", b"y", 0.0)
+    log.tick(State("s", tick=0), b"x", b"y", 0.0, 0.0)
     log.event("fallback", last=True)
     log.event("skipped 2")
-    log.tick(State("s", tick=3), b"x", b"y", 0.0)
+    log.tick(State("s", tick=3), b"x", b"y", 0.0, 0.0)
     log.keep("it fell into a wall")
     log.end("stop", None)
     recorder.close()
@@ -134,10 +135,10 @@ def test_without_room_new_ticks_of_a_recorded_session_and_old_ones_of_others_are
     assert recorded is not None
     assert undecided is not None
     for number in range(40):
-        undecided.tick(State("s", tick=number), b"x", b"y", 0.0)
+        undecided.tick(State("s", tick=number), b"x", b"y", 0.0, 0.0)
     undecided.end("error", None)
     for number in range(40):
-        recorded.tick(State("s", tick=number), b"x", b"y", 0.0)
+        recorded.tick(State("s", tick=number), b"x", b"y", 0.0, 0.0)
     recorded.end("stop", None)
     recorder.close()
     first, second = sorted(open_recordings(str(tmp_path)), key=lambda each: each.session)
@@ -156,7 +157,7 @@ def test_ticks_of_a_slow_session_do_not_wait_for_a_pack(tmp_path: Path) -> None:
     ticks = itertools.count()
 
     def written() -> bool:
-        log.tick(State("slow", tick=next(ticks)), b"x", b"y", time.perf_counter())
+        log.tick(State("slow", tick=next(ticks)), b"x", b"y", clock.now(), clock.now())
         time.sleep(0.1)
         return bool(open_recordings(str(tmp_path)))
 

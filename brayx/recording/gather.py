@@ -1,0 +1,188 @@
+"""What the agents left at ticks as arrays ``[N, ...]`` by name. Pure.
+
+Each array that agents set on a tick's state becomes one column. ``step`` gives ``obs``, ``action``, ``log_prob``,
+``policy_version`` and its extras; other attributes keep their names. Nested arrays are named by their paths:
+``obs/board``. The outputs of forwards come after them: what an agent sets under a name is what is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from brayx.types import NestedArray, Step, flatten
+
+if TYPE_CHECKING:
+    from brayx.recording.columns import Forwarded
+
+MOST_COLUMNS = 64
+"""Maximum columns that agents can set; further ones are left out, with the reason."""
+OWN = "tick."
+"""Prefix of a recording's own columns in a file; arrays of agents with this prefix are left out."""
+_VARIES = "it is no array, or its shape varies"
+_NOT_ALWAYS = "not every tick has it"
+_STATE = "state"
+"""Output of recurrent models: the agent's `Step` has the memory before the tick, which is enough to replay it."""
+
+Found = dict[str, list[Any]]
+"""The values of all ticks by name."""
+
+
+class _Irregular(Exception):
+    """Ticks differ in what they have."""
+
+
+def arrays_of(
+    attributes: Sequence[Mapping[str, Any]],
+    forwards: Sequence[Sequence[Forwarded]],
+    failed: Sequence[bool],
+    without: Collection[str],
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The arrays of some ticks, and why others are left out; see `brayx.recording.columns.columns_of`."""
+    left_out: dict[str, str] = {}
+    try:
+        found: Found = {}
+        for name, values in _of_names(attributes).items():
+            if name not in without:
+                _gather(name, values, found)
+    except _Irregular:
+        found = _by_tick([_flat(each, without) for each in attributes], failed, left_out)
+    if any(forwards):
+        outputs: Found = {}
+        try:
+            _of_forwards(forwards, outputs)
+        except _Irregular:
+            outputs = _by_tick([_flat_forwards(each) for each in forwards], failed, left_out)
+        found.update({name: values for name, values in outputs.items() if name not in found})
+    arrays: dict[str, np.ndarray] = {}
+    for name, values in found.items():
+        if len(arrays) == MOST_COLUMNS:
+            left_out[name] = f"there are more than {MOST_COLUMNS} columns"
+        elif name.startswith(OWN):
+            left_out[name] = f"its name starts with {OWN}"
+        elif (array := _stacked(values)) is None:
+            left_out[name] = _VARIES
+        else:
+            arrays[name] = array
+    return arrays, left_out
+
+
+def _of_names(ticks: Sequence[Mapping[str, Any]]) -> Found:
+    """The values of mappings with equal keys, by key."""
+    names = ticks[0]
+    if any(len(each) != len(names) for each in ticks):
+        raise _Irregular
+    try:
+        return {name: [each[name] for each in ticks] for name in names}
+    except KeyError:
+        raise _Irregular from None
+
+
+def _gather(name: str, values: list[Any], found: Found) -> None:
+    """Adds the leaves of the ticks' nested values by path.
+
+    Raises:
+        _Irregular: they are not nested alike.
+    """
+    first = values[0]
+    kind = type(first)
+    if kind is np.ndarray or kind is float or kind is int:
+        found[name] = values
+    elif any(type(value) is not kind for value in values):
+        raise _Irregular
+    elif kind is Step:
+        _gather("obs", [step.obs for step in values], found)
+        _gather("action", [step.action for step in values], found)
+        found["log_prob"] = [np.float32(step.log_prob) for step in values]
+        found["policy_version"] = [step.policy_version for step in values]
+        if first.extras or any(step.extras for step in values):
+            found.update(_of_names([step.extras for step in values]))
+    elif kind is dict:
+        for key, of in sorted(_of_names(values).items(), key=lambda pair: str(pair[0])):
+            _gather(f"{name}/{key}", of, found)
+    elif kind is list or kind is tuple:
+        if any(len(value) != len(first) for value in values):
+            raise _Irregular
+        for index, each in enumerate(zip(*values, strict=True)):
+            _gather(f"{name}/{index}", list(each), found)
+    elif isinstance(first, Mapping | list | tuple):
+        raise _Irregular
+    else:
+        found[name] = values
+
+
+def _of_forwards(forwards: Sequence[Sequence[Forwarded]], found: Found) -> None:
+    """As `_gather`, of the ticks' forwards."""
+    count = len(forwards[0])
+    if any(len(each) != count for each in forwards):
+        raise _Irregular
+    for index in range(count):
+        of = [each[index] for each in forwards]
+        model = of[0].model
+        if any(each.model != model for each in of):
+            raise _Irregular
+        outputs = [each.outputs for each in of]
+        if all(type(each) is dict for each in outputs):
+            for name, values in _of_names(outputs).items():
+                if name != _STATE:
+                    _gather(f"{model}/{name}" if count > 1 else name, values, found)
+        else:
+            _gather(f"{model}/output" if count > 1 else "output", outputs, found)
+        found[f"{model}/policy_version" if count > 1 else "policy_version"] = [each.policy_version for each in of]
+
+
+def _flat_forwards(forwards: Sequence[Forwarded]) -> dict[str, Any]:
+    found: Found = {}
+    if forwards:
+        _of_forwards([forwards], found)
+    return {name: values[0] for name, values in found.items()}
+
+
+def _by_tick(ticks: Sequence[Mapping[str, Any]], failed: Sequence[bool], left_out: dict[str, str]) -> Found:
+    """The values of ticks that differ in what they have; zeros for what a failed one lacks."""
+    found: Found = {}
+    for name in dict.fromkeys(name for tick in ticks for name in tick):
+        if all(name in tick or is_failed for tick, is_failed in zip(ticks, failed, strict=True)):
+            like = next(tick[name] for tick in ticks if name in tick)
+            found[name] = [tick[name] if name in tick else _nothing(like) for tick in ticks]
+        else:
+            left_out[name] = _NOT_ALWAYS
+    return found
+
+
+def _nothing(like: Any) -> Any:
+    return 0.0 if isinstance(like, float) else np.zeros_like(like)
+
+
+def _flat(attributes: Mapping[str, Any], without: Collection[str]) -> dict[str, Any]:
+    """Arrays and numbers by path; other values as they are."""
+    found: dict[str, Any] = {}
+    for name, value in attributes.items():
+        if name in without:
+            continue
+        if isinstance(value, Step):
+            found |= {**_paths(value.obs, "obs"), **_paths(value.action, "action")}
+            found |= {"log_prob": np.float32(value.log_prob), "policy_version": value.policy_version}
+            found.update(value.extras)
+        else:
+            found |= _paths(value, name)
+    return found
+
+
+def _paths(value: NestedArray, name: str) -> dict[str, Any]:
+    if isinstance(value, Mapping | list | tuple):
+        return flatten(value, name)
+    return {name: value}
+
+
+def _stacked(values: Sequence[Any]) -> np.ndarray | None:
+    """``[N, ...]``; None: the values are not numbers of one shape. Python floats become float32."""
+    try:
+        array = np.array(values)
+    except (ValueError, OverflowError):
+        return None
+    if isinstance(values[0], float):
+        array = array.astype(np.float32)
+    return array if array.dtype.kind in "biuf" and array.size else None

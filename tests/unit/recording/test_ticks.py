@@ -1,0 +1,193 @@
+"""What is recorded of each tick, from a real actor and its agents to the files and back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import brayx
+import brayx.clock as clock
+from brayx.actor.agent import Agent, Services, State
+from brayx.actor.agent_actor import AgentActor, AgentActorFactory
+from brayx.actor.players import SeatedPlayer
+from brayx.errors import AgentError
+from brayx.metrics import Recorder
+from brayx.recording import open as open_recordings
+from brayx.recording.columns import Forwarded, Tick, columns_of
+from brayx.recording.config import RecordingConfig
+from brayx.recording.reader import Episode
+from brayx.recording.recorder import PACK, SessionRecorder
+from brayx.types import Forward, Step
+
+SLOW_S = 0.02
+
+
+class Policy:
+    """A model that takes a while."""
+
+    async def forward(self, *args: Any, deadline_s: float | None = None) -> Forward:
+        await asyncio.sleep(SLOW_S)
+        return Forward({"logits": np.array([0.25, 0.75], np.float32), "value": np.float32(9.0)}, 5)
+
+
+class Player(Agent):
+    async def on_tick(self, state: State) -> None:
+        if state.input.get("wait"):
+            time.sleep(SLOW_S)  # noqa: ASYNC251
+        if state.input.get("raise"):
+            raise ValueError("a bug")
+        if state.input.get("keep"):
+            brayx.keep_recording("it fell")
+        if state.input.get("forward", True):
+            outputs, version = await brayx.forward("model", np.zeros(3, np.float32))
+            state.step = Step(np.full(3, state.tick, np.float32), np.asarray(1), -0.5, version)
+            state.value = float(outputs["value"]) + 1
+        state.output["action"] = 1
+
+    async def on_episode(self, episode: list[State], done: bool) -> None:
+        await brayx.forward("model", np.zeros(3, np.float32))  # no tick's
+
+
+def actor(folder: Path, metrics: Recorder | None = None, **options: Any) -> tuple[AgentActor, SessionRecorder]:
+    metrics = metrics or Recorder()
+    recorder = SessionRecorder(RecordingConfig(folder=str(folder), **options), metrics)
+    services = Services({"model": Policy()}, {}, metrics)
+    return AgentActorFactory({"player": Player}, {}, services, episode_length=2, recorders=[recorder])(), recorder
+
+
+async def play(actor: AgentActor, *bodies: dict[str, Any]) -> None:
+    await actor.start("s", b"{}")
+    for body in bodies:
+        actor.arrived = clock.now() - 0.5
+        await actor.tick(json.dumps(body).encode())
+
+
+def only(folder: Path) -> Episode:
+    (episode,) = open_recordings(str(folder))
+    return episode
+
+
+async def test_forwards_and_the_latency_of_each_phase_are_recorded(tmp_path: Path) -> None:
+    made, recorder = actor(tmp_path)
+    await play(made, *[{"wait": True}] * 5)
+    await made.on_end("stop")
+    await asyncio.to_thread(recorder.close)
+    episode = only(tmp_path)
+    assert episode["logits"].tolist() == [[0.25, 0.75]] * 5
+    assert episode["value"].tolist() == [10.0] * 5, "what the agent sets, not what the model says"
+    assert episode["policy_version"].tolist() == [5] * 5
+    ticks = episode.read()
+    assert (ticks.queue_us >= 500_000).all()
+    slow_us = SLOW_S * 1e6 * 0.9  # clocks differ a little
+    assert (ticks.forward_us >= slow_us).all()
+    assert (ticks.duration_us - ticks.forward_us >= slow_us).all(), "the agent's own time"
+    frame = episode.frame()
+    assert np.allclose(frame["forward_s"], ticks.forward_us / 1e6)
+    assert (frame["queue_s"] >= 0.5).all()
+
+
+async def test_a_failed_tick_is_recorded_with_all_columns_of_the_others(tmp_path: Path) -> None:
+    made, recorder = actor(tmp_path, every=0)
+    with pytest.raises(AgentError):
+        await play(made, {}, {}, {"raise": True})
+    await made.on_end("error")
+    await asyncio.to_thread(recorder.close)
+    episode = only(tmp_path)
+    assert (episode.why, episode.end, episode.read().event) == ("error", "error", ["", "", "error"])
+    assert episode["obs"].tolist() == [[0.0] * 3, [1.0] * 3, [0.0] * 3]
+    assert episode["logits"].tolist() == [[0.25, 0.75]] * 2 + [[0.0, 0.0]]
+    assert episode.outputs() == [b'{"action":1}', b'{"action":1}', b""]
+
+
+@pytest.mark.parametrize(("before", "ticks"), [(1000, [0, 1, 2, 3]), (1, [1, 2, 3]), (0, [2, 3])])
+async def test_a_session_that_its_agent_keeps_has_the_ticks_before(
+    tmp_path: Path, before: int, ticks: list[int]
+) -> None:
+    made, recorder = actor(tmp_path, every=0, before=before)
+    await play(made, {}, {}, {"keep": True}, {})
+    await made.on_end("stop")
+    await asyncio.to_thread(recorder.close)
+    assert only(tmp_path).read().number.tolist() == ticks
+
+
+async def test_without_a_log_that_takes_ticks_nothing_watches_them(tmp_path: Path) -> None:
+    made, recorder = actor(tmp_path, every=0, before=0)
+    await play(made, {}, {})
+    assert made._logs.taking == ()
+    assert made._acting.seen is None
+    assert (recorder.taken, recorder.freed) == (0, 0)
+    await made.on_end("stop")
+    await asyncio.to_thread(recorder.close)
+    assert not open_recordings(str(tmp_path))
+
+
+async def test_an_error_is_recorded_even_if_no_tick_before_it_was_kept(tmp_path: Path) -> None:
+    made, recorder = actor(tmp_path, every=0, before=0)
+    with pytest.raises(AgentError):
+        await play(made, {}, {"raise": True})
+    await made.on_end("error")
+    await asyncio.to_thread(recorder.close)
+    assert (only(tmp_path).read().number.tolist(), only(tmp_path).inputs()) == ([1], [b'{"raise": true}'])
+
+
+async def test_events_of_one_tick_are_recorded_together(tmp_path: Path) -> None:
+    made, recorder = actor(tmp_path)
+    await made.start("s", b"{}")
+    await made.skipped(2)
+    made.forwarded()
+    await made.tick(b"{}")
+    await made.missed()
+    await made.tick(b"{}")
+    await made.on_end("stop")
+    await asyncio.to_thread(recorder.close)
+    assert only(tmp_path).read().event == ["skipped 2, forwarded, fallback", ""]
+
+
+async def test_the_result_of_a_seat_is_recorded(tmp_path: Path) -> None:
+    class Seats:
+        async def seat(self, session: str) -> SeatedPlayer:
+            services = Services({"model": Policy()}, {}, Recorder())
+            return SeatedPlayer("main:3", services, None, lambda value: None, lambda reason: None)
+
+    recorder = SessionRecorder(RecordingConfig(folder=str(tmp_path)), Recorder())
+    made = AgentActorFactory({"player": Player}, {}, Services(), recorders=[recorder], players=Seats())()
+    await play(made, {})
+    await made.stop(b'{"result": "win"}')
+    await made.on_end("stop")
+    await asyncio.to_thread(recorder.close)
+    episode = only(tmp_path)
+    assert (episode.player, episode.reported, episode.end) == ("main:3", "win", "stop")
+    assert open_recordings(str(tmp_path)).table()["reported"].tolist() == ["win"]
+
+
+def tick(number: int, *forwards: Forwarded, **attributes: Any) -> Tick:
+    return Tick(number, 0.0, 0.0, b"", b"", attributes, forwards=forwards)
+
+
+def test_outputs_of_several_forwards_have_their_models_names() -> None:
+    of = [Forwarded(model, {"value": np.float32(at), "state": np.ones(2)}, at, 0.0) for at, model in enumerate("ab")]
+    columns = columns_of([tick(number, *of) for number in range(PACK)])
+    assert {name: array[0] for name, array in columns.arrays.items()} == {
+        "a/value": 0.0, "a/policy_version": 0, "b/value": 1.0, "b/policy_version": 1,
+    }  # fmt: skip
+
+
+def test_outputs_that_not_every_tick_has_are_left_out() -> None:
+    columns = columns_of([tick(0, Forwarded("a", np.ones(2), 1, 0.0), x=1), tick(1, x=2)])
+    assert list(columns.arrays) == ["x"]
+    assert columns.left_out == dict.fromkeys(("output", "policy_version"), "not every tick has it")
+
+
+@pytest.mark.parametrize("odd", [{"x": 1.5}, {"y": {"b": 1}}, {"y": [1]}, {}])
+def test_ticks_that_are_nested_in_another_way_keep_what_they_share(odd: dict[str, Any]) -> None:
+    usual = {"x": 1.5, "y": {"a": np.ones(2), "b": 1}}
+    columns = columns_of([tick(0, z=0, **usual), tick(1, z=1, **odd)])
+    assert columns.arrays["z"].tolist() == [0, 1]
+    assert "y/a" in columns.left_out
+    assert ("x" in columns.arrays) == ("x" in odd)
