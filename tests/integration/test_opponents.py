@@ -41,12 +41,12 @@ def pool(new_tracking_db: Any, tmp_path_factory: pytest.TempPathFactory) -> Pool
 
 
 @pytest.fixture(scope="module")
-def url(ingress: Ingress, pool: Pool) -> Iterator[str]:
+def url(grpc_ingress: Ingress, pool: Pool) -> Iterator[str]:
     """A service of the league on two replicas; no option of it is about opponents."""
     (pool.folder / "levels.yaml").write_text(LEVELS)
     job = load(pool.folder, league=True, engine="torch", **ACTOR)
     serve.run(serving_application(job, pool.uri), name=PROJECT, route_prefix=f"/{PROJECT}")
-    yield f"{ingress.http}/{PROJECT}"
+    yield f"{grpc_ingress.http}/{PROJECT}"
     serve.delete(PROJECT)
     stop_directory(DIRECTORY)
     for actor in list_named_actors(True):
@@ -77,17 +77,18 @@ def test_a_start_gets_the_opponent_that_its_header_or_body_asks_for(url: str) ->
             assert [ticked(client) for client in clients[1:]] == [[float(v), v, "train"] for v in asked]
 
 
-def test_levels_ratings_and_players_are_those_of_one_process(url: str) -> None:
+def test_every_door_takes_levels_ratings_and_players(url: str, grpc_ingress: Ingress) -> None:
     cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"level": "easy"}, {"player": "main", "version": 1, "points": 700.0, "level": "easy"}),
         ({"rating": 1250}, {"player": "exploiter", "version": 3, "points": 1250.0}),
         ({"player": "main"}, {"player": "main", "version": 2, "points": 1100.0}),
         ({"player": "tactics"}, {"player": "tactics", "version": None, "points": 1450.0}),
     ]
-    for asked, expected in cases:
-        with Client(url.replace("http", "ws", 1), timeout_s=WAIT_S) as client:
-            assert json.loads(client.start(opponent=asked)) == {"opponent": expected}
-            client.tick(b"{}")
+    for door in (url, url.replace("http", "ws", 1), f"grpc://{grpc_ingress.grpc}/{PROJECT}"):
+        for asked, expected in cases:
+            with Client(door, timeout_s=WAIT_S) as client:
+                assert json.loads(client.start(opponent=asked)) == {"opponent": expected}
+                client.tick(b"{}")
     bare = f"{url.replace('http', 'ws', 1)}/session?opponent=level%3Dhard"
     with connect(bare, proxy=None, open_timeout=WAIT_S) as connection:
         connection.send("{}")
