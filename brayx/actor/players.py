@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from brayx.actor.agent import Agent, PinnedHandle, Services, State
 from brayx.actor.models import ArmLike, Arms
+from brayx.errors import LeagueError
 
 OPPONENT = "opponent"
 """Key in the JSON body of a start by which a client asks for its opponent."""
@@ -97,22 +98,25 @@ class Opponents(Protocol):
         """
 
 
-async def seated(opponents: Opponents, start: State, asked: dict[str, Any] | None) -> SeatedPlayer | None:
+async def seated(opponents: Opponents, start: State, asked: Any) -> SeatedPlayer | None:
     """The player that a start asks for; None: it asks for nobody.
 
     Args:
         opponents: the players of the league that is served.
         start: state of the start; its body may ask, too.
-        asked: what the start asks for outside of its body, which comes first.
+        asked: what the start asks for outside of its body, which comes first; or `SeatedPlayer.request`; None: nothing.
 
     Raises:
-        BrayxError: there is no such player, or its weights cannot be loaded.
+        BrayxError: there is no such player, or its weights cannot be loaded; or there are no opponents.
     """
     if asked is None:
         if not isinstance(start.input, dict) or OPPONENT not in start.input:
             return None
-        asked = start.input[OPPONENT]
-    return await opponents.seat(start.session, asked)
+        return await opponents.seat(start.session, start.input[OPPONENT])
+    found = await opponents.seat(start.session, asked)
+    if found is None:  # outside of the body, nothing is the game's own
+        raise LeagueError("a start cannot ask for its opponent: no league is served here")
+    return found
 
 
 def asked_in_header(text: str) -> dict[str, Any]:

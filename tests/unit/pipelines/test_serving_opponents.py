@@ -212,6 +212,8 @@ def test_a_job_without_a_league_refuses_who_asks_and_leaves_other_fields_to_the_
                 with pytest.raises(LeagueError, match="has no league"):
                     client.start(**words)
         with Client(serving.url) as client:
+            with pytest.raises(LeagueError, match="no league is served"):
+                client.start(opponent={"name": "Bob"})
             assert client.start(b'{"opponent": "Bob"}') == b"Game Started"
 
 
