@@ -86,7 +86,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     rules = load_module("four_game", job.folder)
     ratings = ratings_of(levels)
     results = {}
-    with Serving(job, tracking_uri(job.tracking) if job.tracking else _beside(job), say=lambda line: None) as serving:
+    with Serving(
+        job, tracking_uri(job.tracking.uri) if job.tracking.uri else _beside(job), say=lambda line: None
+    ) as serving:
         for a, b in PAIRS:
             games = games_of(rules, (ratings[a], ratings[b]), options.games)
             won = [0, 0, 0]

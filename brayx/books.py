@@ -22,6 +22,7 @@ from brayx.metrics import (
     OVERLOADED,
     WINDOW_GAMES,
     WINDOWED,
+    Bars,
     Drained,
     Kind,
     Part,
@@ -110,6 +111,7 @@ class Books:
         self._ticks = 0.0
         self._latest: dict[str, float] = {}
         self.notes: dict[str, str] = {}
+        self._shapes: dict[tuple[str, str], Bars] = {}
         self._outcomes = deque[float | str](maxlen=WINDOW_GAMES)
         """Returns of the newest games; for a failed one, `OVERLOADED` or `_ERROR`."""
         self._explained = 0.0
@@ -132,6 +134,8 @@ class Books:
             key = _key(name, label)
             if cell.note:
                 self.notes[key] = cell.note
+            if cell.shape is not None:
+                self._shapes[name, label] = cell.shape
             if kind in (Kind.PERCENTILE, Kind.HISTOGRAM):
                 self._run.merge(({(name, label): cell}, own))
             if name == "ticks":
@@ -171,6 +175,11 @@ class Books:
         if fresh:
             fresh.update(self._derived())
         self._interval = self._recorder()
+        return fresh
+
+    def take_shapes(self) -> dict[tuple[str, str], Bars]:
+        """The newest distributions that came since the last call, by metric and label."""
+        fresh, self._shapes = self._shapes, {}
         return fresh
 
     def snapshot(self) -> dict[str, float]:

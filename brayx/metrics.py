@@ -16,8 +16,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import repeat
-from typing import Literal
+from itertools import pairwise, repeat
+from typing import Literal, NamedTuple
 
 from brayx.errors import ConfigError
 
@@ -38,6 +38,25 @@ class Kind(StrEnum):
     """Percentiles of values above zero: ``.p50`` and ``.p99``."""
     HISTOGRAM = "histogram"
     """Distribution of any values: `QUANTILES`, ``.mean``, ``.min`` and ``.max``; `Recorder.histograms` has the bars."""
+    SHAPE = "shape"
+    """The newest distribution as `Bars`, see `Recorder.add_shapes`; it has no numbers. Only of brayx's own metrics."""
+
+
+class Bars(NamedTuple):
+    """A distribution.
+
+    Attributes:
+        edges: ``[n + 1]``, ascending.
+        counts: ``[n]``: samples between two edges.
+    """
+
+    edges: tuple[float, ...]
+    counts: tuple[float, ...]
+
+    @property
+    def middles(self) -> list[float]:
+        """``[n]``: the middle between each two edges."""
+        return [(low + high) / 2 for low, high in pairwise(self.edges)]
 
 
 @dataclass(frozen=True)
@@ -139,6 +158,9 @@ METRICS: dict[str, Metric] = {
         Metric("checkpoints_failed", "checkpoints", Kind.SUM, "checkpoints that could not be saved in their turn"),
         Metric("metrics_dropped", "samples", Kind.SUM, "samples dropped because there were too many metric names"),
         Metric("labels_folded", "samples", Kind.SUM, "samples put under `other`: their metric had too many labels"),
+        Metric("actions", "1", Kind.SHAPE, "actions of a learner batch, by their component"),
+        Metric("advantages", "1", Kind.SHAPE, "advantages of a learner batch, before they are normalised"),
+        Metric("weights", "1", Kind.SHAPE, "weights of the model that learns, by parameter"),
         Metric("learning_rate", "1", Kind.LAST, "of the last optimiser step"),
         Metric("league_games", "games", Kind.SUM, "games of a league that have ended, by outcome"),
         Metric("league_games_per_s", "games/s", Kind.MEAN, "rate of these games"),
@@ -185,10 +207,10 @@ def kind_of(kind: Kind | str) -> Kind:
     Raises:
         ConfigError: there is none.
     """
-    try:
-        return Kind(kind)
-    except ValueError:
-        raise ConfigError(f"kind is {kind!r}, expected one of {', '.join(Kind)}", key="kind") from None
+    known = [each for each in Kind if each is not Kind.SHAPE]
+    if kind not in known:
+        raise ConfigError(f"kind is {kind!r}, expected one of {', '.join(known)}", key="kind")
+    return Kind(kind)
 
 
 def significant(value: float, digits: int = 4) -> str:
@@ -221,6 +243,8 @@ class _Cell:
     """Newest samples of a metric of `WINDOWED`, oldest first."""
     note: str = ""
     """Note of the newest sample that had one."""
+    shape: Bars | None = None
+    """Newest distribution of a metric of `Kind.SHAPE`."""
 
     def add(self, value: float, weight: float) -> None:
         self.count += weight
@@ -265,6 +289,7 @@ class _Cell:
         if self.window is not None and other.window is not None:
             self.window.extend(other.window)
         self.note = other.note or self.note
+        self.shape = other.shape or self.shape
 
     def copy(self) -> _Cell:
         """A copy that shares no data with this cell."""
@@ -299,6 +324,12 @@ Part = dict[tuple[str, str], _Cell]
 
 Drained = tuple[Part, dict[str, Metric]]
 """Result of `Recorder.drain`: the samples, and the declarations of an application's own metrics among them."""
+
+
+def without_shapes(part: Drained) -> Drained:
+    """The part without distributions: of several models each replaces the other's."""
+    cells, own = part
+    return {place: cell for place, cell in cells.items() if cell.shape is None}, own
 
 
 class Recorder:
@@ -375,6 +406,20 @@ class Recorder:
             if cell is None:
                 cell = self._cells[name, ""] = _cell(METRICS[name])
             cell.add_all(values)
+
+    def add_shapes(self, name: str, shapes: Mapping[str, Bars]) -> None:
+        """Records the newest distributions, by label, of a metric of `METRICS` whose kind is `Kind.SHAPE`.
+
+        They stay together: no drain comes in between.
+        """
+        with self._lock:
+            for label, shape in shapes.items():
+                cell = self._cells.get((name, label))
+                if cell is None:
+                    if (place := self._place(name, label, 1.0)) is None:
+                        continue
+                    cell = self._cells.setdefault(place, _Cell())
+                cell.shape = shape
 
     def metric(self, name: str) -> Metric:
         """The declaration of ``name``; an application's own defaults to a mean."""

@@ -47,7 +47,7 @@ from brayx.types import Weights
 from deployments.code import check_code
 from deployments.job import JobConfig, only
 from deployments.league import LeagueInReplica, LeagueSpec
-from deployments.render import EpisodeRenderer, drawing_in_ray
+from deployments.render import EpisodeRenderer, Render, drawing_in_ray
 from deployments.serve_run import serve_run
 from deployments.served_league import ServedLeague, served_league
 from deployments.weights import WeightSource, followed_by, pool_args, registered, sources_of
@@ -66,7 +66,7 @@ class ActorSpec:
         weights: source of each model's weights.
         buffers: Ray actor of each buffer; empty when serving.
         hub: Ray actor of the trial's hub; empty when serving.
-        renders: render functions by component name, as ``(module, function)``.
+        renders: render functions by component name.
         recording: how sessions are recorded; None: they are not.
         trial: gets pictures of episodes; None when serving.
         pool: source of aliases for models served by one; None: there are none.
@@ -82,7 +82,7 @@ class ActorSpec:
     weights: Mapping[str, WeightSource]
     buffers: Mapping[str, str] = field(default_factory=dict)
     hub: str = ""
-    renders: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    renders: Mapping[str, Render] = field(default_factory=dict)
     recording: RecordingConfig | None = None
     trial: Trial | None = None
     pool: PoolClient | None = None
@@ -376,7 +376,7 @@ def actor_spec(
         weights=weights,
         buffers=buffers or {},
         hub=hub,
-        renders={name: (render.module, render.func) for name, render in job.renders.items()},
+        renders={name: Render(render.module, render.func, render.video) for name, render in job.renders.items()},
         recording=None if job.recording is None else job.recording.absolute(),
         trial=trial,
         pool=pool,
@@ -425,7 +425,7 @@ def app(args: ServeArgs) -> serve.Application:
     A model without a champion is served as built, untrained, and the log says what to run.
     """
     job = JobConfig.load(args.config)
-    uri = tracking_uri(args.tracking or job.tracking)
+    uri = tracking_uri(args.tracking or job.tracking.uri)
     return serving_application(job, uri, **args.model_dump(exclude={"config", "tracking"}))
 
 

@@ -43,7 +43,7 @@ OPTIONS: dict[str, dict[str, Same | str]] = {
         "checkpoint_interval": "`trainer.checkpoint_interval_s` (seconds) or `trainer.checkpoint_interval` (updates)",
         "checkpoint": "a trial of the same name resumes from its newest checkpoint; serving takes the pool's champion",
         "override_model": "`brayx train --new` begins anew",
-        "tensorboard_graph": "`mlflow ui` shows trials, `brayx export` makes the ONNX file for a viewer",
+        "tensorboard_graph": "`tracking.tensorboard: true` at the top of the file",
         "tensorboard_step": "`trainer.x_axis`",
     },
     "buffer": {

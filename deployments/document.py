@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,16 @@ class Document:
             raise ConfigError(f"{file}: expected keys such as 'project' and components, got {short(values)}", file=file)
         return cls(values, lines, file)
 
-    def override(self, text: str) -> None:
+    def override(self, text: str, top: Sequence[str] = ()) -> None:
+        """Lays ``NAME.KEY=VALUE`` over the file.
+
+        Args:
+            text: the override.
+            top: keys that the file may leave out.
+
+        Raises:
+            ConfigError: it has another form, or there is no such place.
+        """
         path, equals, value = text.partition("=")
         loc: Loc = tuple(int(part) if part.isdigit() else part for part in path.strip().split("."))
         if not equals or "" in loc:
@@ -87,7 +96,7 @@ class Document:
             parsed = value_of(value)
         except ConfigError as error:
             raise ConfigError(f"--set {text}: {error.message}") from None
-        if len(loc) > 1 and loc[0] not in self.values:
+        if len(loc) > 1 and loc[0] not in (*self.values, *top):
             raise ConfigError(f"--set {text}: there is no component {loc[0]!r}{nearest(str(loc[0]), self.values)}")
         target: Any = self.values
         for depth, part in enumerate(loc):

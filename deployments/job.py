@@ -27,6 +27,7 @@ from brayx.model.config import ModelConfig
 from brayx.recording.config import RecordingConfig, Selection
 from brayx.replay.config import BufferConfig, buffer_options
 from brayx.rollout.component import RolloutComponent
+from brayx.tracking.config import TrackingConfig
 from brayx.trainer.config import TrainerConfig
 from deployments.document import Document, Loc, dotted, nearest, nearest_file, short
 from deployments.translation import translate, unit_notes
@@ -85,6 +86,8 @@ class RenderConfig(BaseModel):
     """Import path of the module, searched in the YAML file's folder first."""
     func: str = "render"
     """Function in it, ``(episode)``, that returns an image ``[height, width, 3]`` uint8 or a list of them."""
+    video: Literal["gif", "mp4"] = "gif"
+    """File that a list of images becomes; ``mp4`` has all colours, is smaller, and needs the extra ``video``."""
 
 
 class FreeConfig(BaseModel):
@@ -126,8 +129,8 @@ class JobConfig(BaseModel):
     """Mode that agents read as ``config["mode"]``: whether they explore."""
     seed: int = 0
     """Seed of the first weights, the learner, and the agents by session id; games have theirs in their command."""
-    tracking: str | None = None
-    """MLflow URI, or path of a sqlite file or its folder; null: ``mlflow.db`` in the current folder."""
+    tracking: TrackingConfig = TrackingConfig()
+    """Where trials are kept: MLflow's ``uri``, or a mapping of options."""
 
     console_port: Annotated[int, Field(ge=0, le=65535)] | None = 8110
     """Port of the console while the job runs in this process; taken, or 0: a free one; null: no console."""
@@ -181,7 +184,7 @@ class JobConfig(BaseModel):
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: cannot be read: {error}{nearest_file(file)}", file=str(path)) from None
         for override in overrides:
-            document.override(override)
+            document.override(override, TOP_OPTIONS)
         return _Validation(document, file).job()
 
     def as_dict(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def app(args: ModelArgs) -> serve.Application:
     """
     job = JobConfig.load(args.config)
     name = only("model", job.models, args.model)
-    uri = tracking_uri(args.tracking or job.tracking)
+    uri = tracking_uri(args.tracking or job.tracking.uri)
     source = pooled(job, name, uri, args.version)
     pool = pool_of(job, uri, f"{job.project}/{name}/alone", {name: source})
     config = job.models[name]

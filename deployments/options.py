@@ -28,7 +28,7 @@ def documented(job: JobConfig) -> str:
     differ from the defaults, so that their comments are not repeated.
     """
     plain = job.as_dict()
-    lines = [line for name in TOP_OPTIONS for line in _option(name, plain.pop(name), option_docs(JobConfig)[name], 0)]
+    lines = list(_fields(job, {name: plain.pop(name) for name in TOP_OPTIONS}, 0))
     components = {name: part for group in KINDS for name, part in getattr(job, f"{group}s").items()}
     for name, values in plain.items():
         lines += [

@@ -6,6 +6,7 @@ game that ends while another is drawn is skipped. Knows nothing of the pictures'
 
 from __future__ import annotations
 
+import io
 import logging
 import pickle
 import tempfile
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -24,13 +25,30 @@ from brayx.components import load, load_module
 from brayx.errors import ConfigError
 from brayx.metrics import significant
 from brayx.tracking import Trial
+from brayx.tracking.pictures import poster
+from brayx.tracking.tensorboard import Events, writing_events
 
 logger = logging.getLogger("ray.serve")
 
 ARTIFACTS = "episodes"
 """Folder of the pictures among a trial's artifacts."""
 _FRAME_MS = 50
+_SHOWN_FRAMES = 200
 _MOST_STATES = 10_000
+
+
+class Render(NamedTuple):
+    """A function that draws episodes.
+
+    Attributes:
+        module, function: where it is. It takes ``list[State]`` and returns an image ``[height, width, 3]`` uint8, or a
+            list of images, which becomes an animation.
+        video: format of an animation.
+    """
+
+    module: str
+    function: str
+    video: Literal["gif", "mp4"] = "gif"
 
 
 class EpisodeRenderer:
@@ -83,7 +101,7 @@ class _Drawn(SessionLog):
 
 
 def drawing_in_ray(
-    renders: Mapping[str, tuple[str, str]], folder: str, trial: Trial
+    renders: Mapping[str, Render], folder: str, trial: Trial
 ) -> Callable[[list[State], float | None], Future[Any]]:
     """Draws games in Ray tasks; arguments as for `draw_episode`."""
     import ray
@@ -100,57 +118,55 @@ def log_failure(drawing: Future[Any]) -> None:
 
 
 def draw_episode(
-    episode: list[State], returned: float | None, renders: Mapping[str, tuple[str, str]], folder: str, trial: Trial
+    episode: list[State], returned: float | None, renders: Mapping[str, Render], folder: str, trial: Trial
 ) -> list[str]:
     """Draws one episode with every render function; returns the paths of the saved files below `ARTIFACTS`.
 
     A file is ``NAME/step-0068331-return-500.png``: the function's component, the trial's env steps, the game's return.
+    A poster of it joins the series ``episodes/NAME``, over whose steps MLflow's page has a slider; the trial's event
+    files get the picture or the animation, too.
 
     Args:
         episode: the states of a game.
         returned: return of the game, if an agent recorded one.
-        renders: ``(module, function)`` by component name; a function takes ``list[State]`` and returns an image
-            ``[height, width, 3]`` uint8, or a list of images, which becomes an animation.
+        renders: render functions by component name.
         folder: where modules are looked up first.
         trial: trial that gets the pictures.
     """
     saved = []
-    steps = trial.metrics().get(CHARTS["env_steps"], 0.0)
-    file = f"step-{steps:07.0f}" + ("" if returned is None else f"-return-{significant(returned)}")
+    steps = int(trial.metrics().get(CHARTS["env_steps"], 0.0))
+    file = f"step-{steps:07}" + ("" if returned is None else f"-return-{significant(returned)}")
     with tempfile.TemporaryDirectory(prefix="brayx-render-") as temporary:
-        for name, (module, function) in renders.items():
+        for name, render in renders.items():
             try:
-                picture = load(module, function, folder)(episode)
-                path = save_picture(picture, f"{temporary}/{file}")
+                frames = frames_of(load(render.module, render.function, folder)(episode))
+                path = save_frames(frames, f"{temporary}/{file}", render.video)
             except Exception:
                 logger.exception("render %s failed", name)
                 continue
             trial.log_file(path, f"{ARTIFACTS}/{name}")
             saved.append(f"{name}/{path.name}")
+            trial.log_image(poster(frames), f"{ARTIFACTS}/{name}", steps)
+            if trial.tensorboard:
+                _show(trial, name, frames, steps)
     return saved
 
 
 def draw_pickled(
-    trial: Trial, episode: bytes, returned: float | None, renders: Mapping[str, tuple[str, str]], folder: str
+    trial: Trial, episode: bytes, returned: float | None, renders: Mapping[str, Render], folder: str
 ) -> list[str]:
     """As `draw_episode`, for a pickled episode; its classes may be in modules in ``folder``."""
-    for module, _ in renders.values():
-        load_module(module, folder)  # which looks there from then on
+    for render in renders.values():
+        load_module(render.module, folder)  # which looks there from then on
     return draw_episode(pickle.loads(episode), returned, renders, folder, trial)
 
 
-def save_picture(picture: np.ndarray | Sequence[np.ndarray], stem: str) -> Path:
-    """Writes an image as PNG, or a list of them as an animated GIF.
-
-    Args:
-        picture: ``[height, width, 3]`` uint8, or a non-empty list of such.
-        stem: path without its ending.
+def frames_of(picture: Any) -> list[np.ndarray]:
+    """The frames that a render function returned: one image, or a list of them.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is neither; an image is ``[height, width, 3]`` uint8.
     """
-    from PIL import Image
-
     frames = [picture] if isinstance(picture, np.ndarray) else list(picture)
     for frame in frames:
         if not (isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3):
@@ -158,11 +174,54 @@ def save_picture(picture: np.ndarray | Sequence[np.ndarray], stem: str) -> Path:
             raise ConfigError(f"a render function must return images [height, width, 3] uint8, got {got}")
     if not frames:
         raise ConfigError("a render function returned an empty list, expected images [height, width, 3] uint8")
-    images = [Image.fromarray(frame) for frame in frames]
-    if isinstance(picture, np.ndarray):
-        path = Path(f"{stem}.png")
-        images[0].save(path)
+    return frames
+
+
+def save_frames(frames: Sequence[np.ndarray], stem: str, video: Literal["gif", "mp4"] = "gif") -> Path:
+    """Writes one frame as PNG, and several as an animation.
+
+    Args:
+        frames: at least one, as from `frames_of`.
+        stem: path without its ending.
+        video: format of an animation.
+    """
+    path = Path(f"{stem}.{'png' if len(frames) == 1 else video}")
+    if path.suffix == ".mp4":
+        _write_mp4(frames, path)
     else:
-        path = Path(f"{stem}.gif")
-        images[0].save(path, save_all=True, append_images=images[1:], duration=_FRAME_MS, loop=0)
+        path.write_bytes(_encoded(frames))
     return path
+
+
+def _encoded(frames: Sequence[np.ndarray]) -> bytes:
+    """One frame as a PNG file, several as an animated GIF."""
+    from PIL import Image
+
+    first, *others = [Image.fromarray(frame) for frame in frames]
+    file = io.BytesIO()
+    if others:
+        first.save(file, "GIF", save_all=True, append_images=others, duration=_FRAME_MS, loop=0)
+    else:
+        first.save(file, "PNG")
+    return file.getvalue()
+
+
+def _write_mp4(frames: Sequence[np.ndarray], path: Path) -> None:
+    """H.264 in the form that every browser plays: sides are even, so an odd one repeats its last line."""
+    import av
+
+    height, width = (side + side % 2 for side in frames[0].shape[:2])
+    with av.open(path, "w", options={"movflags": "faststart"}) as file:
+        stream = file.add_stream("libx264", rate=1000 // _FRAME_MS, width=width, height=height, pix_fmt="yuv420p")
+        for frame in frames:
+            odd = [(0, height - frame.shape[0]), (0, width - frame.shape[1]), (0, 0)]
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(np.pad(frame, odd, "edge"), format="rgb24")))
+        file.mux(stream.encode())
+
+
+def _show(trial: Trial, name: str, frames: Sequence[np.ndarray], step: int) -> None:
+    """Writes a picture, or an animation of at most `_SHOWN_FRAMES` frames, to an event file that has only it."""
+    at = np.unique(np.linspace(0, len(frames) - 1, _SHOWN_FRAMES).round().astype(int))
+    height, width = frames[0].shape[:2]
+    with writing_events(trial), Events(Path(trial.tensorboard, ARTIFACTS)) as events:
+        events.image(name, _encoded([frames[index] for index in at]), (width, height), step)

@@ -15,6 +15,7 @@ from brayx.charts import RETURN_CHART
 from brayx.errors import ModelNotFound
 from brayx.metrics import BEST_METRIC, GAMES_OF_BEST, significant
 from brayx.tracking import Checkpoint, PoolEntry, Trial, find, register
+from brayx.tracking.tensorboard import log_onnx
 
 if TYPE_CHECKING:
     from brayx.engines.base import ModelSpec
@@ -57,6 +58,8 @@ def register_best(
     stays = champion is not None and _return_of(champion.tags) > _return_of(tags)
     alias = None if stays else "champion"
     new = register(trial, best, name, alias=alias, tags=tags, onnx=onnx, spec=spec, description=about).version
+    if onnx is not None:
+        log_onnx(trial, onnx)
     last = trial.checkpoints()[-1]
     if last.step != best.step:
         has = significant(last.metrics[BEST_METRIC]) if BEST_METRIC in last.metrics else "too few games"

@@ -5,6 +5,7 @@ Starts nothing.
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from brayx.errors import ConfigError
 from brayx.gamecore.auth import Keys
+from brayx.tracking.tensorboard import check_installed
 from deployments.code import check_code, scripts_of
 from deployments.job import JobConfig, only
 from pipelines.fitting import check_algorithm
@@ -39,7 +41,23 @@ def check_job(job: JobConfig) -> tuple[str, Layout]:
     check_gamecores(job)
     layout = check_learning(job)
     check_league(job)
+    check_pictures(job)
     return name, layout
+
+
+def check_pictures(job: JobConfig) -> None:
+    """Checks that the packages for event files and for videos are installed, if the job asks for these.
+
+    Raises:
+        ConfigError: names the missing one.
+    """
+    if job.tracking.tensorboard:
+        check_installed()
+    for name, render in job.renders.items():
+        if render.video == "mp4" and importlib.util.find_spec("av") is None:
+            raise ConfigError(
+                f"{job.file}: {name}.video mp4 needs the package av: pip install 'brayx[video]'", key=name
+            )
 
 
 def check_league(job: JobConfig) -> None:

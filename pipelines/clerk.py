@@ -70,6 +70,7 @@ class Clerk:
         kept: newest checkpoints kept, in addition to the best.
         x_axis: x axis of metrics.
         parent: the trial that this one is a child of, see `child`; None: it has the process.
+        tensorboard: folder of all trials' event files; empty: there are none.
 
     Attributes:
         may_resume: there may be an unfinished trial of that name, and of that parent.
@@ -86,6 +87,7 @@ class Clerk:
         kept: int = 2,
         x_axis: XAxis = "env_steps",
         parent: Clerk | None = None,
+        tensorboard: str = "",
     ) -> None:
         self._project, self._uri, self._kept, self._x_axis = project, uri, kept, x_axis
         self._resumes, self._parent = resume, parent
@@ -100,7 +102,7 @@ class Clerk:
         self._closed = False
         self.may_resume = resume and may_resume(uri, project, *self._key)
         self._folder = tempfile.TemporaryDirectory(prefix="brayx-clerk-", ignore_cleanup_errors=True)
-        self._open = ("open", project, uri, dict(params), resume, x_axis)
+        self._open = ("open", project, uri, dict(params), resume, x_axis, tensorboard)
         self._opened: Future[Any] | None = None
         self._process: ClerkProcess = ClerkProcess() if parent is None else parent._process
 
@@ -183,6 +185,11 @@ class Clerk:
         """
         self._begun()
         return self._result(self._ask("call", function, args), _OPEN_S)
+
+    def later(self, function: Callable[..., Any], *args: Any) -> None:
+        """As `call`, but does not wait: neither for the trial to open, nor for the end. A failure is logged."""
+        self._begun()
+        self._ask("call", function, args).add_done_callback(partial(_log_failure, self._key[-1]))
 
     def aside(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """As `call`, in a thread of the process and without the result. Returns the future of the request.
@@ -380,6 +387,12 @@ class Clerk:
             except TrackingError as error:
                 self.check()
                 self._not_kept(error)
+
+
+def _log_failure(trial: str, done: Future[Any]) -> None:
+    error = done.exception()
+    if error is not None:
+        log.warning("something of trial %r is not written: %s", trial, error)
 
 
 def may_resume(uri: str, project: str, *names: str) -> bool:

@@ -185,12 +185,22 @@ class _Desk:
         """Carries out a request of a trial."""
         return getattr(self, f"_{verb}")(key, *arguments)
 
-    def _open(self, key: Key, project: str, uri: str, params: dict[str, Any], resume: bool, x_axis: XAxis) -> Trial:
+    def _open(
+        self,
+        key: Key,
+        project: str,
+        uri: str,
+        params: dict[str, Any],
+        resume: bool,
+        x_axis: XAxis,
+        tensorboard: str,
+    ) -> Trial:
         from brayx.tracking import initialise
         from brayx.tracking.hub import Hub
 
         parent = self._opened[key[:-1]].trial if len(key) > 1 else None
-        trial = Trial.open(project, key[-1], uri if parent else initialise(uri), resume=resume, parent=parent)
+        uri = uri if parent else initialise(uri)
+        trial = Trial.open(project, key[-1], uri, resume=resume, parent=parent, tensorboard=tensorboard)
         trial.log_params(params)
         self._opened[key] = _Opened(trial, Hub(trial, x_axis=x_axis))
         return trial

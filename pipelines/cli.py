@@ -362,7 +362,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             models[only("model", job.models, name if named else "")] = f"models:/{version}" if named else reference
         serve(
             job,
-            tracking_uri(arguments.tracking or job.tracking),
+            tracking_uri(arguments.tracking or job.tracking.uri),
             actor=arguments.actor,
             models=models,
             trial=arguments.trial,
@@ -425,7 +425,7 @@ def _match(arguments: argparse.Namespace) -> int:
             job,
             arguments.a,
             arguments.b,
-            uri=tracking_uri(arguments.tracking or job.tracking),
+            uri=tracking_uri(arguments.tracking or job.tracking.uri),
             games=arguments.games,
             seed=arguments.seed,
             actor=arguments.actor,

@@ -43,7 +43,7 @@ def demo(arguments: argparse.Namespace) -> int:
     began = time.monotonic()
     job = JobConfig.load(arguments.config, arguments.overrides)
     actor = only("actor", job.actors)
-    uri = tracking_uri(arguments.tracking or job.tracking)
+    uri = tracking_uri(arguments.tracking or job.tracking.uri)
     cluster = cluster_of(job, arguments.cluster)
     trial_options = {"trial_name": arguments.trial, "resume": not arguments.new}
     with contextlib.ExitStack() as stack:

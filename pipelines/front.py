@@ -68,7 +68,7 @@ def serve(
     from pipelines.serving import Serving
 
     loaded = _job(job, overrides)
-    where = loaded.tracking if tracking is None else str(tracking)
+    where = loaded.tracking.uri if tracking is None else str(tracking)
     return Serving(loaded, tracking_uri(where), actor=actor, models=models)
 
 

@@ -146,7 +146,7 @@ def place_of(where: str, tracking: str | None) -> tuple[str, str]:
     if Path(where).suffix not in (".yaml", ".yml"):
         return where, tracking_uri(tracking)
     job = JobConfig.load(where)
-    return job.project, tracking_uri(tracking or job.tracking)
+    return job.project, tracking_uri(tracking or job.tracking.uri)
 
 
 def show(trial: Trial, books: Books, now_s: float | None = None) -> str:

@@ -113,7 +113,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         found = calibrate(
             job,
             [name.strip() for name in arguments.levels.split(",")],
-            uri=tracking_uri(arguments.tracking or job.tracking),
+            uri=tracking_uri(arguments.tracking or job.tracking.uri),
             games=arguments.games,
             delay=arguments.delay,
             seed=arguments.seed,

@@ -16,6 +16,7 @@ from brayx.league.ledger import Ledger
 from brayx.local.acting import ActingModel
 from brayx.local.league import LocalLeague
 from brayx.local.numbers import LocalNumbers
+from brayx.metrics import without_shapes
 from brayx.model.build import build_model
 from brayx.model.snapshots import SnapshotFiles, SnapshotModel
 from brayx.replay.null import NullBuffer
@@ -134,7 +135,7 @@ class LocalLeagueTraining:
         kept = own.trainers[only("trainer", own.trainers)].checkpoints_kept
         clerk = self._clerk.child(player, {"player": player, **own.as_dict()}, kept=kept)
         trainee = Trainee(own, self._layout, clerk, acts=True)
-        trainee.numbers.listen(self.numbers.merge)
+        trainee.numbers.listen(lambda part: self.numbers.merge(without_shapes(part)))
         return trainee
 
     def replace(self, player: str, before: Trainee, now: Trainee) -> None:

@@ -110,7 +110,7 @@ def train_in_process(
         BrayxError: the job could not be started, or its learner failed for good.
     """
     config = job.trainers[only("trainer", job.trainers)]
-    name, uri = trial_name or job.trial, check_writable(tracking_uri(tracking or job.tracking))
+    name, uri = trial_name or job.trial, check_writable(tracking_uri(tracking or job.tracking.uri))
     with contextlib.ExitStack() as stack:
         stack.enter_context(temporary_files())
         # First, since MLflow takes longest to import, in another process.
@@ -122,6 +122,7 @@ def train_in_process(
             resume=resume,
             kept=config.checkpoints_kept,
             x_axis=config.x_axis,
+            tensorboard=job.tracking.tensorboard_folder(uri),
         )
         stack.callback(clerk.end)
         stack.push(lambda _, error, __: _mark_unfinished(clerk, error))
@@ -385,10 +386,10 @@ class _Training:
 
 def _renderer(job: JobConfig, actor: str, clerk: Clerk) -> list[EpisodeRenderer]:
     """Draws games in the clerk's process, which has the trial; empty if the job draws none."""
-    from deployments.render import EpisodeRenderer, draw_pickled
+    from deployments.render import EpisodeRenderer, Render, draw_pickled
 
     every = job.actors[actor].episode_save_interval
-    renders = {name: (render.module, render.func) for name, render in job.renders.items()}
+    renders = {name: Render(render.module, render.func, render.video) for name, render in job.renders.items()}
     if every is None or not renders:
         return []
 

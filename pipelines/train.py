@@ -88,7 +88,7 @@ def train(
     """
     _, layout = check_job(job)
     check_placement(job)
-    uri = initialise(tracking_uri(tracking or job.tracking))
+    uri = initialise(tracking_uri(tracking or job.tracking.uri))
     started = cluster_for(job, ingress, cluster) if isinstance(cluster, str) else contextlib.nullcontext(cluster)
     with started as running:
         return train_on(running, job, layout, uri, trial_name=trial_name, resume=resume, log_interval=log_interval)
@@ -141,7 +141,8 @@ def train_on(
     actor = actor_of(job)
     config = job.trainers[only("trainer", job.trainers)]
     check_store_reachable(uri, config.in_process, *nodes_and_own())
-    trial = Trial.open(job.project, trial_name or job.trial, uri, resume=resume)
+    events = job.tracking.tensorboard_folder(uri)
+    trial = Trial.open(job.project, trial_name or job.trial, uri, resume=resume, tensorboard=events)
     progress = Progress(
         f"{trial.project} / {trial.name}" + (" (resumed)" if trial.resumed else ""),
         num_steps=config.num_steps,

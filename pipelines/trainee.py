@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from brayx.engines.layers import layer_table
 from brayx.local.acting import ActingModel
 from brayx.local.buffer import LocalBuffer
 from brayx.local.learner import LocalLearner
@@ -16,6 +17,8 @@ from brayx.local.numbers import LocalNumbers
 from brayx.local.rollouts import LocalMoments, LocalRollout
 from brayx.local.stream import Batches
 from brayx.rollout.worker import Newest
+from brayx.tracking import Trial
+from brayx.tracking.tensorboard import LAYERS_FILE
 from brayx.trainer.fits import built_to_learn
 from brayx.trainer.hooks import Hooks, load_hooks
 from deployments.job import JobConfig, only
@@ -62,6 +65,7 @@ class Trainee:
         self.numbers.listen(clerk.push)
         torch.manual_seed(job.seed)
         module, forward_args, _ = built_to_learn(config, config.model, model.module, job.folder, as_dict)
+        clerk.later(Trial.log_text, layer_table(module, forward_args), LAYERS_FILE)
         self.acting = ActingModel(model, module, forward_args, self.numbers) if acts else None
         self.buffers = {
             name: LocalBuffer(

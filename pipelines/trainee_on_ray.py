@@ -53,6 +53,10 @@ class TrialDesk:
         """Returns ``function(trial, *args)``."""
         return function(self._trial, *args)
 
+    def later(self, function: Callable[..., Any], *args: Any) -> None:
+        """As `call`, without the result."""
+        self.call(function, *args)
+
     def aside(self, function: Callable[..., Any], *args: Any) -> None:
         """As `call`, in a thread and without a result; skipped while another such call runs."""
         if self._aside is None or not self._aside.is_alive():

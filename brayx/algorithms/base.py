@@ -72,11 +72,14 @@ class Algorithm:
         forward: calls the module on learner data, recurrent or not.
         optimise: takes gradient steps.
         priorities: ``[B]`` priorities of the last batch's columns, if it had an ``index``; otherwise None.
+        advantages: advantages of the last update, or of a part of it, with weights that are 0 where they do not count,
+            ``[...]`` each; None: the algorithm has none.
         learned: whether the last batch led to an update. False: it was only stored for later updates.
         counts: whether the last batch's transitions count as training. False: the update used stored ones instead.
     """
 
     priorities: Tensor | None = None
+    advantages: tuple[Tensor, Tensor] | None = None
     learned: bool = True
     counts: bool = True
 

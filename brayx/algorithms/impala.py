@@ -175,6 +175,7 @@ class Impala(Algorithm):
             clip_c=config.clip_c,
             clip_pg_rho=config.clip_pg_rho,
         )
+        self.advantages = (found.advantage, policy_weight)
         loss, parts = impala_loss(
             log_prob,
             entropy,

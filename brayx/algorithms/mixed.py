@@ -216,7 +216,7 @@ class Mixed(Algorithm):
         self._losses.clear()
         self._errors.clear()
         measured = self._inner.update(batch, progress)
-        self.priorities = self._inner.priorities
+        self.priorities, self.advantages = self._inner.priorities, self._inner.advantages
         if self._losses:
             measured["imitation_loss"] = float(torch.stack(self._losses).mean())
         return {**measured, **self._fitted(), "imitation_coef": self._coef}

@@ -340,6 +340,7 @@ class PPO(Algorithm):
         left = share(progress, schedule=config.clip_schedule, final=config.clip_final)
         clip_param = max(config.clip_param * left, 1e-6)
         data, explained = self._prepare(batch)
+        self.advantages = (data.advantage, data.mask)
         units = data.mask.shape[data.axis]
         count = min(max(1, round(data.mask.numel() / config.minibatch_size)), units)
         # A single minibatch is the whole batch: it needs no shuffling, and its weights never change.

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from brayx.errors import BrayxError, DeadlineExceeded, TrackingError
-from brayx.metrics import Drained, Recorder, XAxis
+from brayx.metrics import Drained, Recorder, XAxis, without_shapes
 
 if TYPE_CHECKING:
     from brayx.tracking import Trial
@@ -67,7 +67,7 @@ def create_hub(
 
         def push(self, part: Drained) -> None:
             super().push(part)
-            self._whole.merge(part)
+            self._whole.merge(without_shapes(part))
 
         def close(self) -> dict[str, float]:
             self._whole.close()

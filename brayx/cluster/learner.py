@@ -25,10 +25,12 @@ from brayx.cluster.shards import Shards
 from brayx.cluster.stream import Buffers, Stream, batches_of, read_buffer, replay_dataset, weights_of
 from brayx.cluster.weight_store import get_weight_store
 from brayx.cluster.weights import WeightPublisher
-from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, first_line
+from brayx.engines.layers import layer_table
+from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, TrackingError, first_line
 from brayx.metrics import BEST_METRIC
 from brayx.replay.packing import Batch
 from brayx.tracking import Trial
+from brayx.tracking.tensorboard import LAYERS_FILE
 from brayx.trainer.checkpoint import Normaliser
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.fits import built_to_learn
@@ -151,6 +153,9 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks, numbers: Trial
     """
     torch.manual_seed(spec.seed + ranks.rank)
     module, forward_args = learned_model(spec)
+    if ranks.rank == 0:
+        with contextlib.suppress(TrackingError):  # a store that is down for a while does not end a training
+            spec.trial.log_text(layer_table(module, forward_args), LAYERS_FILE)
     hooks = load_hooks(spec.config.hooks, spec.model_folder) if spec.config.hooks else Hooks()
     store = get_weight_store(spec.weight_store, spec.namespace)
     # Several ranks each need a batch at the same time, and prefetching requests batches early.

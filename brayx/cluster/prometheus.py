@@ -84,7 +84,7 @@ def _declare(metric: Metric, tags: tuple[str, ...]) -> tuple[Declared, ...]:
             Declared(name, Type.HISTOGRAM, text, tags, bounds),
             Declared(f"{name}_samples", Type.COUNTER, counted, tags),
         )
-    return (Declared(name, Type.GAUGE, text, tags),)
+    return () if metric.kind is Kind.SHAPE else (Declared(name, Type.GAUGE, text, tags),)
 
 
 _OWN = {kind: Metric(f"own_{kind}", "its own", kind, f"applications' own metrics ({kind}), by name") for kind in Kind}

@@ -99,7 +99,7 @@ class Run:
         self._thread: threading.Thread | None = None
         self._weights: tuple[Weights, int] = ({}, 0)
         self._recorder = Recorder()
-        self.add = self._recorder.add
+        self.add, self.add_shapes = self._recorder.add, self._recorder.add_shapes
         self._books = Books()
         self.began = self._ended = time.monotonic()
 

@@ -207,6 +207,8 @@ def train_local(
             threads=training.threads,
             checkpoint_interval=training.checkpoint_interval,
         )
+        if clerk is None:  # there is no trial to draw them for
+            config = config.model_copy(update={"histogram_interval_s": None})
         stack.callback(stream.close)
         summary = learn(
             config,

@@ -17,6 +17,8 @@ from brayx.charts import NUMBERS_FILE, charted, sums_of
 from brayx.errors import TrackingError
 from brayx.inbox import Inbox
 from brayx.metrics import Drained, XAxis
+from brayx.tracking.pictures import log_shapes
+from brayx.tracking.tensorboard import events_of, writing_events
 from brayx.tracking.trial import Trial
 
 log = logging.getLogger(__name__)
@@ -85,10 +87,16 @@ class Hub(Inbox):
             with self._lock:
                 numbers, step = charted(self._books.take_interval(), self._books.totals), self._books.step
                 own_sums = self._books.own_sums - self._tagged_sums
-            if self._trial is None or not numbers:
+                shapes = self._books.take_shapes()
+            if self._trial is None or not (numbers or shapes):
                 return
             try:
                 self._trial.log_metrics(numbers, step)
+                if self._trial.tensorboard:
+                    with writing_events(self._trial):
+                        events_of(self._trial.tensorboard).scalars(numbers, step)
+                if shapes:
+                    log_shapes(self._trial, shapes, step)
                 for name in sorted(own_sums):
                     self._trial.set_tag(f"{_SUM_TAG}{name}", "1")
                     self._tagged_sums.add(name)

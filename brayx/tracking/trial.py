@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import socket
+import tempfile
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from brayx.errors import ConfigError, TrackingError, first_line
 from brayx.tracking.store import client_of, sqlite_path, telling
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.figure import Figure
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
@@ -72,7 +74,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Trial:
-    """One training run. Picklable: a handle of two strings and two names.
+    """One training run. Picklable: a handle of two addresses and two names.
 
     Attributes:
         uri: tracking URI.
@@ -80,6 +82,7 @@ class Trial:
         project: name of the experiment.
         name: name of the run.
         resumed: `open` found the run unfinished and continues it.
+        tensorboard: folder of its event files, see `brayx.tracking.tensorboard`; empty: it has none.
     """
 
     uri: str
@@ -87,9 +90,12 @@ class Trial:
     project: str
     name: str
     resumed: bool = False
+    tensorboard: str = ""
 
     @staticmethod
-    def open(project: str, name: str, uri: str, *, resume: bool = True, parent: Trial | None = None) -> Trial:
+    def open(
+        project: str, name: str, uri: str, *, resume: bool = True, parent: Trial | None = None, tensorboard: str = ""
+    ) -> Trial:
         """Starts a trial, or resumes the newest one of that name, and of that parent, if it was interrupted.
 
         Args:
@@ -98,6 +104,7 @@ class Trial:
             uri: tracking URI, initialised.
             resume: False: always start a new run.
             parent: the trial of the same project whose child this one is; None: it is no child.
+            tensorboard: folder of all trials' event files; a child's are in its parent's folder. Empty: there are none.
 
         Raises:
             ConfigError: a name has characters that cannot be searched for.
@@ -119,10 +126,12 @@ class Trial:
                     _refuse_if_owned(name, run_id, found.data.tags.get(_OWNER_TAG, ""))
                 client.set_tag(run_id, _OWNER_TAG, _owner(os.getpid()))
                 client.update_run(run_id, status="RUNNING")
-                return Trial(uri, run_id, project, name, resumed=True)
+                events = _events_folder(tensorboard, parent, project, name, run_id)
+                return Trial(uri, run_id, project, name, resumed=True, tensorboard=events)
             tags = {_OWNER_TAG: _owner(os.getpid())} | ({} if parent is None else {PARENT_TAG: parent.run_id})
-            run = client.create_run(experiment_id, run_name=name, tags=tags)
-            return Trial(uri, run.info.run_id, project, name)
+            run_id = client.create_run(experiment_id, run_name=name, tags=tags).info.run_id
+            events = _events_folder(tensorboard, parent, project, name, run_id)
+            return Trial(uri, run_id, project, name, tensorboard=events)
 
     @staticmethod
     def attach(uri: str, run_id: str) -> Trial:
@@ -206,6 +215,24 @@ class Trial:
         """Saves JSON values as ``artifact_file`` (``histograms.json``)."""
         with telling(f"cannot save {artifact_file} of trial {self.name!r}"):
             client_of(self.uri).log_dict(self.run_id, dict(values), artifact_file)
+
+    def log_text(self, text: str, artifact_file: str) -> None:
+        """Saves a text as ``artifact_file`` (``model/layers.txt``)."""
+        with telling(f"cannot save {artifact_file} of trial {self.name!r}"):
+            client_of(self.uri).log_text(self.run_id, text, artifact_file)
+
+    def log_bytes(self, content: bytes, artifact_file: str) -> None:
+        """Saves a file's content as ``artifact_file`` (``model/model.onnx``)."""
+        path = PurePosixPath(artifact_file)
+        with tempfile.TemporaryDirectory(prefix="brayx-artifact-") as folder:
+            file = Path(folder, path.name)
+            file.write_bytes(content)
+            self.log_file(file, path.parent.as_posix())
+
+    def log_image(self, image: np.ndarray, key: str, step: int) -> None:
+        """Saves an image ``[height, width, 3]`` uint8 of a series; MLflow's page has a slider over its steps."""
+        with telling(f"cannot save image {key} of trial {self.name!r}"):
+            client_of(self.uri).log_image(self.run_id, image, key=key, step=step, synchronous=True)
 
     def log_figure(self, figure: Figure, artifact_file: str) -> None:
         """Saves a matplotlib figure as ``artifact_file`` (``curve.png``)."""
@@ -372,6 +399,12 @@ def newest_runs(uri: str, project: str = "") -> tuple[dict[str, str], list[Run]]
             raise ConfigError(f"there is no project {project!r}; there are: {', '.join(projects.values())}")
         runs = client.search_runs(chosen, order_by=["attributes.start_time DESC"], max_results=1000)
         return projects, list(runs)
+
+
+def _events_folder(root: str, parent: Trial | None, project: str, name: str, run_id: str) -> str:
+    """The folder of a trial's event files: names may repeat, so it ends in the run's id."""
+    above = os.path.join(root, project) if root else "" if parent is None else parent.tensorboard
+    return os.path.join(above, f"{name} {run_id[:8]}") if above else ""
 
 
 def _metric_name(name: str) -> str:

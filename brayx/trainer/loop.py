@@ -24,7 +24,7 @@ from brayx.algorithms.build import build, check_batch, failure
 from brayx.engines.normalised import observed
 from brayx.engines.torch import module_weights
 from brayx.errors import BrayxError, Diverged, ModelError, first_line
-from brayx.metrics import METRICS, WINDOW_GAMES, Kind
+from brayx.metrics import METRICS, WINDOW_GAMES, Bars, Kind
 from brayx.nets.recurrent import state_argument
 from brayx.replay.packing import Batch
 from brayx.trainer import checkpoint
@@ -35,6 +35,7 @@ from brayx.trainer.hooks import Hooks, WithLoss
 from brayx.trainer.prefetch import Prefetch, Prepare, Ready
 from brayx.trainer.ranks import Alone, Ranks, agree
 from brayx.trainer.saving import Keeper, Saver, Score, samples_of
+from brayx.trainer.shapes import Shapes
 from brayx.types import NestedArray, Weights
 
 Reason = Literal["num_steps", "target_return", "stream_ended"]
@@ -63,6 +64,10 @@ class Numbers(Protocol):
 
     def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
         """Records one sample, as `brayx.metrics.Recorder.add`; never waits."""
+        ...
+
+    def add_shapes(self, name: str, shapes: Mapping[str, Bars]) -> None:
+        """Records distributions by label, as `brayx.metrics.Recorder.add_shapes`; never waits."""
         ...
 
     def newest(self) -> Mapping[str, float]:
@@ -196,6 +201,7 @@ def learn(
         failed=lambda: numbers.add("checkpoints_failed", 1),
         every=config.checkpoint_interval,
     )
+    shapes = Shapes(numbers, config.histogram_interval_s)
     at = state_argument(module)
     handle = hooks.handled if hooks.handle is not None else None
     prepare = Prepare(forward_args, ranks.device, handle, aside=config.prefetch > 0, state_at=at)
@@ -252,6 +258,7 @@ def learn(
                 for name, value in measured.items():
                     numbers.add(name if name in METRICS else f"learner/{name}", value)
                 record_waiting(numbers, ready, requested, came, started - waiting_since, ended - waiting_since)
+                shapes.record_in_turn(ready.batch, algorithm, module)
                 if evaluation.due(counters.updates):
                     for (name, label), value in evaluation.run(algorithm, done, counters.env_steps).items():
                         numbers.add(name, value, label=label)

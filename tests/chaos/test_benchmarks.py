@@ -36,9 +36,10 @@ SPY = Path(sys.executable).parent / "py-spy"
         (["benchmarks.train", "--quick", "--markdown"], "| brayx, local host "),
         (["benchmarks.images", "--rounds", "1", "--seconds", "0.3", "--markdown"], "| small | ws "),
         (["benchmarks.scaling", "--quick", "--markdown"], "| environment "),
+        (["benchmarks.pictures", "--markdown"], "| learner: distributions of a 64x64 MLP "),
         (["benchmarks.replay", "--quick", "--markdown"], "| learner idle, % "),
     ],
-    ids=["ticks", "layers", "forward", "plane", "hosts", "shares", "train", "images", "scaling", "replay"],
+    ids=["ticks", "layers", "forward", "plane", "hosts", "shares", "train", "images", "scaling", "pictures", "replay"],
 )
 def test_it_runs(tmp_path: Path, words: list[str], row: str) -> None:
     with Command(["python", "-m", *words], tmp_path, runs_in=ROOT) as command, said_on_failure(command):

@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from brayx.recording import open as open_recordings
 from brayx.recording.reader import Episode
@@ -33,6 +34,7 @@ CONTROL_C_S = 10.0
 OPTIONS = (
     "actor.gamecores.0.num=2",
     "actor.episode_save_interval=5",
+    "tracking.tensorboard=true",
     "buffer.batch_size=2",
     "trainer.checkpoint_interval=4",
     "trainer.target_games=5",
@@ -88,6 +90,11 @@ def recorded(folder: Path) -> list[Episode]:
         assert each["obs"].shape == (len(each), 4)
         assert [json.loads(reply)["action"] for reply in each.outputs()] == each["action"].tolist()
     return list(found)
+
+
+def shown(folder: Path, trial: Trial, part: str = "") -> EventAccumulator:
+    """What TensorBoard shows of a trial."""
+    return EventAccumulator(str(folder / "tensorboard" / "cartpole" / f"main {trial.run_id[:8]}" / part)).Reload()
 
 
 def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folder: Path) -> None:
@@ -147,6 +154,17 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
     champion = find("models:/cartpole@champion", trial.uri)
     assert float(champion.tags["return"]) > 0
     assert list(folder.rglob("curve.png"))
+    assert {path.name.split("+")[0] for path in folder.rglob("images/*.png")} == {
+        "actions", "advantages", "weights", "episodes~render"
+    }  # fmt: skip
+    (layers,) = folder.rglob("model/layers.txt")
+    assert layers.read_text().endswith("9,155 parameters in all\n")
+    curves = shown(folder, trial)
+    last = curves.Scalars("learner/updates")[-1]
+    assert (last.step, last.value) == written(trial, "learner/updates")[-1]
+    assert set(curves.Tags()["histograms"]) >= {"actions", "advantages", "weights/policy.layers.0.weight"}
+    assert shown(folder, trial, "episodes").Images("render")
+    assert shown(folder, trial, "model").Graph().node
     after = recorded(folder)
     assert {each.id for each in before} < {each.id for each in after}
     assert {each.end for each in after} <= {"stop", "shutdown", "disconnect", "drained", ""}

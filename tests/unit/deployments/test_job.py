@@ -73,7 +73,7 @@ def refused(path: str, *overrides: str) -> str:
 class TestRight:
     def test_components_by_kind_and_name(self, write: Any) -> None:
         job = JobConfig.load(write(JOB))
-        assert (job.project, job.trial, job.mode, job.seed, job.tracking) == ("mine", "first", "train", 0, None)
+        assert (job.project, job.trial, job.mode, job.seed, job.tracking.uri) == ("mine", "first", "train", 0, None)
         assert job.models["model"].module == "my_model"
         assert job.agents["agent"].class_name == "Mine"
         assert job.actors["actor"].agents == ["agent"]
@@ -148,7 +148,7 @@ class TestOverrides:
             ],
         )
         trainer = job.trainers["trainer"]
-        assert (job.trial, job.seed, job.tracking) == ("second", 7, "/tmp/a=b.db")
+        assert (job.trial, job.seed, job.tracking.uri) == ("second", 7, "/tmp/a=b.db")
         assert (trainer.learning_rate, trainer.algorithm.gamma, trainer.target_return) == (1e-4, 0.9, 475.0)
         assert job.actors["actor"].episode_length is None
         assert job.actors["actor"].gamecores[0].num == 4

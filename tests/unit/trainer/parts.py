@@ -35,12 +35,16 @@ class Numbers:
     def __init__(self, newest=None):
         self.samples, self.weights, self.kinds = {}, {}, {}
         self.trial = newest or {}
+        self.shapes = []
 
     def add(self, name, value, *, label="", kind=None, weight=1.0):
         name = f"{name}.{label}" if label else name
         self.weights.setdefault(name, []).append(weight)
         self.kinds[name] = kind
         self.samples.setdefault(name, []).append(value)
+
+    def add_shapes(self, name, shapes):
+        self.shapes += [(name, label, shape) for label, shape in shapes.items()]
 
     def newest(self):
         return self.trial() if callable(self.trial) else self.trial

@@ -1,0 +1,65 @@
+"""A table of a module's layers: name, kind, shape of the output, parameters. Knows nothing of where it is shown."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import optree
+import torch
+
+from brayx.engines.torch import example_leaves, frozen_copy
+from brayx.types import NestedArray
+
+_ROWS = 2
+"""Batch size of the example; a first axis of this size is shown as N."""
+
+
+def layer_table(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> str:
+    """The layers as a text table; its last line has the number of all parameters.
+
+    Only layers without layers inside have a row, and those with parameters of their own. A layer that the module does
+    not call, but whose parameters it uses, has no shape. The module runs once, as a copy in eval mode.
+
+    Args:
+        module: takes and returns nested arrays ``[N, ...]``.
+        example_args: example arguments, each leaf with a batch axis.
+
+    Raises:
+        ModelError: an example has no batch axis.
+    """
+    copy, shapes = frozen_copy(module), dict[str, str]()
+
+    def note(name: str, layer: Any, args: Any, output: Any) -> None:
+        shapes[name] = " ".join(_shape(leaf) for leaf in optree.tree_leaves(output) if isinstance(leaf, torch.Tensor))
+
+    layers = [
+        (name, layer, sum(parameter.numel() for parameter in layer.parameters(recurse=False)))
+        for name, layer in copy.named_modules()
+    ]
+    shown = [each for each in layers if each[2] or (each[0] and not list(each[1].children()))]
+    for name, layer, _ in shown:
+        layer.register_forward_hook(partial(note, name))
+    leaves = [torch.as_tensor(array) for array in example_leaves(example_args, batch_size=_ROWS)]
+    nested: NestedArray = example_args
+    with torch.inference_mode():
+        copy(*optree.tree_structure(nested).unflatten(leaves))
+    rows = [
+        (name or "(the module itself)", type(layer).__name__, shapes.get(name, "-"), f"{count:,}")
+        for name, layer, count in shown
+    ]
+    rows = [("layer", "kind", "output", "parameters"), *rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) + f"  {row[3]:>12}"
+        for row in rows
+    ]
+    total = sum(parameter.numel() for parameter in module.parameters())
+    return "\n".join([*lines, f"{total:,} parameters in all", ""])
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    sizes = [str(size) for size in tensor.shape]
+    if sizes and tensor.shape[0] == _ROWS:
+        sizes[0] = "N"
+    return f"[{', '.join(sizes)}]"

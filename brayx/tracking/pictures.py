@@ -1,0 +1,139 @@
+"""Pictures of a trial: posters of episodes, and bar charts of distributions.
+
+Drawn with Pillow, which takes milliseconds where matplotlib takes tenths of a second: they are made again and again
+while a training needs the processor. Knows nothing of what the frames or the numbers are of.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from brayx.metrics import Bars, significant
+from brayx.tracking.tensorboard import events_of, writing_events
+
+if TYPE_CHECKING:
+    from PIL.ImageDraw import ImageDraw
+
+    from brayx.tracking.trial import Trial
+
+POSTER_FRAMES = 12
+"""Frames of an episode on its poster."""
+_POSTER_COLUMNS = 4
+_POSTER_WIDTH = 1280
+_GAP = 4
+
+_PANEL = (320, 200)
+_PANEL_COLUMNS = 4
+_MARGIN, _HEADER, _FOOTER = 12, 26, 22
+_WIDE_BAR = 12
+_PAPER, _INK, _PALE, _BAR = "#ffffff", "#1f2933", "#cbd2d9", "#2f6fb0"
+
+
+def poster(frames: Sequence[np.ndarray]) -> np.ndarray:
+    """A contact sheet of an episode: some of its frames, evenly spread, the first and the last among them.
+
+    Args:
+        frames: at least one, ``[height, width, 3]`` uint8 each; each is scaled to the size of the first.
+
+    Returns:
+        ``[height, width, 3]`` uint8, at most 1280 pixels wide; a single frame stays as it is.
+    """
+    from PIL import Image
+
+    if len(frames) == 1:
+        return frames[0]
+    at = np.unique(np.linspace(0, len(frames) - 1, POSTER_FRAMES).round().astype(int))
+    height, width = frames[0].shape[:2]
+    columns = min(len(at), _POSTER_COLUMNS)
+    scale = min(1.0, (_POSTER_WIDTH - _GAP * (columns - 1)) / columns / width)
+    width, height = max(1, int(width * scale)), max(1, int(height * scale))
+    rows = math.ceil(len(at) / columns)
+    sheet = Image.new("RGB", (columns * (width + _GAP) - _GAP, rows * (height + _GAP) - _GAP), _PAPER)
+    for place, index in enumerate(at):
+        row, column = divmod(place, columns)
+        frame = Image.fromarray(frames[index]).resize((width, height))
+        sheet.paste(frame, (column * (width + _GAP), row * (height + _GAP)))
+    return np.asarray(sheet)
+
+
+def log_shapes(trial: Trial, shapes: Mapping[tuple[str, str], Bars], step: int) -> None:
+    """Saves distributions as one picture for each metric, and in the trial's event file if it has one.
+
+    Args:
+        trial: the trial.
+        shapes: the distributions, by metric and label.
+        step: env steps.
+
+    Raises:
+        TrackingError: they cannot be saved.
+    """
+    for name in dict.fromkeys(name for name, _ in shapes):
+        panels = {label: bars for (each, label), bars in shapes.items() if each == name}
+        trial.log_image(chart(name, panels), name, step)
+        if trial.tensorboard:
+            with writing_events(trial):
+                tags = {f"{name}/{label}" if label else name: bars for label, bars in panels.items()}
+                events_of(trial.tensorboard).histograms(tags, step)
+
+
+def chart(title: str, panels: Mapping[str, Bars]) -> np.ndarray:
+    """Draws distributions side by side, ``[height, width, 3]`` uint8.
+
+    Args:
+        title: name of what they are of.
+        panels: the distributions by label; an empty label is shown as the title.
+    """
+    from PIL import Image, ImageDraw
+
+    columns = min(len(panels), _PANEL_COLUMNS)
+    width, height = _PANEL
+    image = Image.new("RGB", (columns * width, math.ceil(len(panels) / columns) * height), _PAPER)
+    draw = ImageDraw.Draw(image)
+    for place, (label, bars) in enumerate(panels.items()):
+        row, column = divmod(place, columns)
+        _draw_bars(draw, (column * width, row * height), f"{title} {label}" if label else title, bars)
+    return np.asarray(image)
+
+
+def _draw_bars(draw: ImageDraw, corner: tuple[int, int], title: str, bars: Bars) -> None:
+    """One panel: a title, the bars, and the range and the mean below them."""
+    font, small = _font(13), _font(11)
+    x, y = corner
+    left, right = x + _MARGIN, x + _PANEL[0] - _MARGIN
+    top, bottom = y + _HEADER, y + _PANEL[1] - _FOOTER
+    edges, highest = bars.edges, max(bars.counts, default=0.0) or 1.0
+    span = (edges[-1] - edges[0]) or 1.0
+
+    def across(value: float) -> float:
+        return left + (right - left) * (value - edges[0]) / span
+
+    draw.text((left, y + 6), title, fill=_INK, font=font)
+    for (low, high), count in zip(itertools.pairwise(edges), bars.counts, strict=True):
+        if count:
+            start, end = across(low), across(high) - 1
+            end = max(start, end - 2 if end - start > _WIDE_BAR else end)  # a gap between bars that are wide
+            draw.rectangle((start, bottom - (bottom - top) * count / highest, end, bottom), fill=_BAR)
+    draw.line((left, bottom, right, bottom), fill=_INK)
+    if edges[0] < 0 < edges[-1]:
+        draw.line((across(0.0), top, across(0.0), bottom), fill=_PALE)
+    total = sum(bars.counts) or 1.0
+    mean = sum(middle * count for middle, count in zip(bars.middles, bars.counts, strict=True)) / total
+    for text, at, anchor in (
+        (significant(edges[0], 3), left, "lt"),
+        (f"mean {significant(mean, 3)}", (left + right) / 2, "mt"),
+        (significant(edges[-1], 3), right, "rt"),
+    ):
+        draw.text((at, bottom + 5), text, fill=_INK, font=small, anchor=anchor)
+
+
+@functools.cache
+def _font(size: int) -> Any:
+    from PIL import ImageFont
+
+    return ImageFont.load_default(size)
