@@ -66,6 +66,9 @@ class Player(Protocol):
     @property
     def env_steps(self) -> int: ...
 
+    @property
+    def has_learned(self) -> bool: ...
+
     def newest_weights(self) -> Weights | None: ...
 
     def start(self, timeout_s: float) -> bool: ...
@@ -258,12 +261,12 @@ class LeagueTraining:
         return bool(found)
 
     def _freeze(self, player: str, reason: str) -> bool:
-        """Registers a player's newest weights, and adds them to the pool; False: they are there, or there are none.
+        """Registers a player's newest weights, and adds them to the pool; False: they are there, or have not learned.
 
         If a kill comes between the two, the trial's next start registers others: a version that is in no pool is left.
         """
         trainee, env_steps = self.trainees[player], self._env_steps(player)
-        weights = trainee.newest_weights()
+        weights = trainee.newest_weights() if trainee.has_learned else None
         if weights is None:
             return False
         digest = digest_of(weights)

@@ -117,8 +117,13 @@ class Trainee:
 
     @property
     def env_steps(self) -> int:
-        """Env steps that its trial has learned from."""
+        """Env steps that its trial has to learn from: a slow learner has not learned from the last of them yet."""
         return int(self.numbers.snapshot().get("env_steps", 0))
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether an update of its trial has been published."""
+        return self.numbers.snapshot().get("updates", 0) >= self.config.weights_publish_interval
 
     def newest_weights(self) -> Weights | None:
         """The newest published weights; None before the first."""

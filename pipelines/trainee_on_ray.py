@@ -169,8 +169,13 @@ class RayTrainee:
 
     @property
     def env_steps(self) -> int:
-        """Env steps that its trial has learned from; at most half a second old."""
+        """Env steps that its trial has to learn from: a slow learner has not learned from the last of them yet."""
         return int(self.numbers.newest().get("env_steps", 0))
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether an update of its trial has been published."""
+        return self.numbers.newest().get("updates", 0) >= self.config.weights_publish_interval
 
     def newest_weights(self) -> Weights | None:
         """The newest published weights; None: there are none yet, or the weight store restarts."""

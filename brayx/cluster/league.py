@@ -70,13 +70,21 @@ class _LeagueActor(League):
         super().__init__(config, Ledger(books), seed=seed)
         self._files = SnapshotFiles(Path(weights))
         self._learning = dict(learning)
+        self._is_told = False
 
     def drawn(self, game: str) -> Drawn:
         return Drawn(self.draw(game), self._learning)
 
     def due_of(self, player: str, env_steps: int, learning: Mapping[str, Learning]) -> str:
-        """As `due`; also sets the players that learn, which a restarted actor has forgotten."""
-        self._learning = dict(learning)
+        """As `due`; also sets the players that learn, which a restarted actor has forgotten.
+
+        No game counts that was drawn before a player's restart acted, see `begin_anew`.
+        """
+        for name, parts in learning.items():
+            known = self._learning.get(name)
+            if self._is_told and known is not None and parts.life > known.life:  # else this actor restarted, not it
+                self.begin_anew(name)
+        self._is_told, self._learning = True, dict(learning)
         for other in set(self.learners) - self._learning.keys():
             self.retire(other, "its learner has ended")
         return self.due(player, env_steps)

@@ -21,15 +21,18 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 import ray
+import torch
 from ray import serve
 
 from brayx.cluster import NAMESPACE
 from brayx.cluster.cluster import Cluster
 from brayx.cluster.named import call_with_retry
+from brayx.engines.torch import module_weights
 from brayx.errors import LeagueError
 from brayx.league.league import League
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
+from brayx.model.build import build_model
 from brayx.model.snapshots import SnapshotFiles, digest_of
 from brayx.tracking import Trial, aliases, find
 from deployments.job import JobConfig
@@ -155,6 +158,16 @@ def check_books(folder: Path, ended: Sequence[str]) -> None:
         files = SnapshotFiles(file.parent / "weights")
         for snapshot in ledger.snapshots():
             assert digest_of(files.read(snapshot.member.version)) == snapshot.digest
+            assert snapshot.digest != untrained(folder)
+
+
+@functools.cache
+def untrained(folder: Path) -> str:
+    """The digest of the weights that every player of the league begins with."""
+    job = JobConfig.load(folder / "league.yaml")
+    torch.manual_seed(job.seed)
+    module, _ = build_model(job.folder, job.models["model"].module, "model", job.as_dict())
+    return digest_of(module_weights(module))
 
 
 def children(uri: str, parent: str) -> dict[str, list[str]]:
@@ -289,6 +302,7 @@ def its_actor_a_learner_and_a_replica_are_killed(
     assert "league_games.repeated" not in result.numbers
     assert [label for label in labels if label not in result.outcome] == ["breaker"]
     assert len(set(digests.values())) == len(digests) >= 2
+    assert untrained(tmp_path) not in digests.values()
     for member, digest in digests.items():
         tags = find(f"models:/higher/{member.version}", tracking_db).tags
         assert (tags["brayx.player"], tags["brayx.digest"]) == (member.player, digest)

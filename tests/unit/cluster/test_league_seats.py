@@ -19,6 +19,7 @@ from brayx.cluster.league import Learning, RemoteLeague, _LeagueActor
 from brayx.cluster.league_seats import LeagueSeats
 from brayx.errors import ConfigError, DeadlineExceeded, LeagueError, ModelError, SessionError, TrackingError
 from brayx.league.config import LeagueConfig
+from brayx.league.member import Member
 from brayx.metrics import Recorder
 from deployments.job import JobConfig
 from deployments.league import check_placement
@@ -232,6 +233,24 @@ async def test_a_player_that_starts_anew_or_retires_is_followed_with_the_next_ga
     actor.league.due_of("rival", 0, {"rival": LEARNING["rival"]})
     labels = {(await replica.seats.seat(session)).label for game in range(20) for session in sessions_of(f"h{game}")}
     assert labels == {"rival"}
+
+
+@pytest.mark.parametrize("restarted", ["the player", "the league's actor"])
+async def test_a_game_that_was_drawn_before_a_restarted_player_acts_has_no_result(actor: Actor, restarted: str) -> None:
+    replica, now = Replica(actor), {"main": ANEW, "rival": LEARNING["rival"]}
+    actor.league.due_of("main", 0, LEARNING if restarted == "the player" else now)
+    seated = [await replica.seats.seat(session) for session in sessions_of("g")]
+    if restarted == "the league's actor":
+        actor.restart()
+    actor.league.due_of("main", 0, now)
+    for player, result in zip(seated, ("win", "loss"), strict=True):
+        player.report(result)
+        player.leave("stop")
+    await replica.play("h")
+    await replica.seats.close(5.0)
+    assert actor.league.counters()["counted"] == 2
+    games = actor.league.payoff.pair(*map(Member, sorted(PLAYERS))).games
+    assert games == (1 if restarted == "the player" else 2)
 
 
 async def test_a_replica_that_starts_later_opens_what_there_is_now(actor: Actor) -> None:
