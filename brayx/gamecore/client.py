@@ -207,6 +207,7 @@ class Client(_Session):
             and repeats the tick or stop, which is applied exactly once. 0: number ticks, but do not reconnect.
         key, secret: a key's id and its secret; they sign each request.
         time, token: a ready-made signature, sent with ``key`` unchanged.
+        compress: offer compression; only over WebSocket, and only if the service has ``websocket_window_bits``.
 
     A tick that raised keeps its number: call `tick` with the same body to repeat it, whether it was applied or not.
 
@@ -226,9 +227,10 @@ class Client(_Session):
         secret: bytes | str = b"",
         time: str = "",
         token: str = "",
+        compress: bool = False,
     ) -> None:
         super().__init__(url, timeout_s, reconnect_s, key, secret, time, token)
-        self._transport: Transport = transports.connect(url)
+        self._transport: Transport = transports.connect(url, compress=compress)
         # Two threads must not take the same number; without numbers the transport's lock is enough.
         self._turn: AbstractContextManager[object] = nullcontext() if reconnect_s is None else threading.Lock()
 
@@ -343,9 +345,10 @@ class AsyncClient(_Session):
         secret: bytes | str = b"",
         time: str = "",
         token: str = "",
+        compress: bool = False,
     ) -> None:
         super().__init__(url, timeout_s, reconnect_s, key, secret, time, token)
-        self._transport: AsyncTransport = transports.connect_async(url)
+        self._transport: AsyncTransport = transports.connect_async(url, compress=compress)
         self._turn: AbstractAsyncContextManager[object] = nullcontext() if reconnect_s is None else asyncio.Lock()
 
     async def start(

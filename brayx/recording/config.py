@@ -58,5 +58,7 @@ class Selection(BaseModel):
     """Least return of the game; sessions without a return are left out."""
     max_result: float | None = None
     """Largest return of the game."""
+    reported: str | None = None
+    """Result of the seat in a league: ``win``, ``draw``, ``loss`` or a score."""
     human: bool | None = None
     """Only sessions of humans, whose start has a body with a true ``human``; false: only the others."""

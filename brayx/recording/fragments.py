@@ -147,9 +147,9 @@ def _run(rows: Columns) -> int:
     """Number of leading ticks without a gap whose actions the game got."""
     number, events = rows.number, rows.event
     for index, event in enumerate(events):
-        if event in _NOT_TAKEN:
+        if any(name in event for name in _NOT_TAKEN):
             return index
-        if index and (event.startswith("skipped") or number[index] != number[index - 1] + 1):
+        if index and ("skipped" in event or number[index] != number[index - 1] + 1):
             return index
     return len(events)
 

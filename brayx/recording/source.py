@@ -156,6 +156,8 @@ def selects(only: Selection, episode: Episode) -> bool:
         return False
     if only.player is not None and not fnmatchcase(episode.player, only.player):
         return False
+    if only.reported is not None and episode.reported != only.reported:
+        return False
     if only.human is not None and _is_human(episode.start) != only.human:
         return False
     if not _within(episode.result, episode.result, only.min_result, only.max_result):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -20,6 +20,7 @@ import uvicorn
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.exceptions import InvalidHeaderValue, InvalidMessage, SecurityError
+from websockets.extensions import ServerExtensionFactory
 from websockets.http11 import Request
 
 import brayx.clock as clock
@@ -38,6 +39,7 @@ from brayx.errors import (
     TooManyConnections,
     Unauthorized,
 )
+from brayx.gamecore.deflate import ServerDeflate
 from brayx.gamecore.protocol import SESSION_PATH, STEP_PATH, StepRequest, parse_request
 from brayx.logs import limit_others, limited
 
@@ -86,9 +88,10 @@ class WebSockets:
     Args:
         app: the ASGI application with the session door.
         limits: limits of the native port.
+        window_bits: window of the compression, 9 to 15; None: none.
     """
 
-    def __init__(self, app: DoorApp, limits: Limits) -> None:
+    def __init__(self, app: DoorApp, limits: Limits, window_bits: int | None = None) -> None:
         self._config = uvicorn.Config(
             app,
             log_config=None,  # uvicorn's own would close every handler of the process, Serve's too
@@ -96,14 +99,16 @@ class WebSockets:
             access_log=False,
             lifespan="off",
             ws_max_size=limits.max_body_bytes + 65536,
+            ws_per_message_deflate=False,  # its window of 4 kB may not reach the message before
         )
         self._config.load()
+        self._extensions = [] if window_bits is None else [ServerDeflate(window_bits)]
         limit_others()
         self._state = ServerState()
 
     def protocol(self, gone: Callable[[], None]) -> WebSocket:
         """The protocol of one connection; ``gone`` is called when that has ended."""
-        return WebSocket(self._config, self._state, gone)
+        return WebSocket(self._config, self._state, gone, self._extensions)
 
     def close(self) -> None:
         """Closes all connections, as going away."""
@@ -123,8 +128,15 @@ class WebSocket(WebSocketsSansIOProtocol):
     gets the error's document.
     """
 
-    def __init__(self, config: uvicorn.Config, state: ServerState, gone: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        state: ServerState,
+        gone: Callable[[], None],
+        extensions: Sequence[ServerExtensionFactory] = (),
+    ) -> None:
         super().__init__(config=config, server_state=state, app_state={})
+        self.conn.available_extensions = extensions
         self._gone = gone
         self._early = b""
 

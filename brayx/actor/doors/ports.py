@@ -42,7 +42,7 @@ class NativeDoors:
             max_connections=config.max_connections,
             idle_s=max(config.idle_timeout_s, _LEAST_IDLE_S),
         )
-        self._websockets = WebSockets(app, self._limits)
+        self._websockets = WebSockets(app, self._limits, config.websocket_window_bits)
         self._listeners: list[Listener] = []
         self._held: list[HeldPort] = []
 

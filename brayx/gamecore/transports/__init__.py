@@ -17,15 +17,17 @@ from brayx.gamecore.transports.tcp import AsyncTcpTransport, TcpTransport
 __all__ = ["AsyncTransport", "Endpoint", "ServiceThread", "StepService", "Transport", "connect", "connect_async"]
 
 
-def connect(target: str | ServiceThread) -> Transport:
+def connect(target: str | ServiceThread, *, compress: bool = False) -> Transport:
     """The blocking transport for ``target``; it connects at the first request.
+
+    ``compress`` offers compression, which only WebSockets have.
 
     Raises:
         ConfigError: the URL cannot be used, or its scheme needs a package that is not installed.
     """
-    if isinstance(target, ServiceThread):
+    if isinstance(target, ServiceThread) and not compress:
         return LocalTransport(target)
-    endpoint = _endpoint(target, "a ServiceThread, in which a service runs")
+    endpoint = _endpoint(target, "a ServiceThread, in which a service runs", compress)
     if endpoint.scheme == "tcp":
         return TcpTransport(endpoint)
     if endpoint.is_websocket:
@@ -39,11 +41,11 @@ def connect(target: str | ServiceThread) -> Transport:
     return HttpTransport(endpoint)
 
 
-def connect_async(target: str | StepService) -> AsyncTransport:
+def connect_async(target: str | StepService, *, compress: bool = False) -> AsyncTransport:
     """The asyncio transport for ``target``; otherwise like `connect`."""
-    if not isinstance(target, str) and isinstance(target, StepService):
+    if not isinstance(target, str) and isinstance(target, StepService) and not compress:
         return AsyncLocalTransport(target)
-    endpoint = _endpoint(target, "a service with `async step(request)`")
+    endpoint = _endpoint(target, "a service with `async step(request)`", compress)
     if endpoint.scheme == "tcp":
         return AsyncTcpTransport(endpoint)
     if endpoint.is_websocket:
@@ -57,12 +59,14 @@ def connect_async(target: str | StepService) -> AsyncTransport:
     return AsyncHttpTransport(endpoint)
 
 
-def _endpoint(url: object, other: str) -> Endpoint:
+def _endpoint(url: object, other: str, compress: bool) -> Endpoint:
     """The endpoint of ``url``, after checking for its scheme's package; ``other`` names the alternative, for
     messages."""
+    if compress and not isinstance(url, str):
+        raise ConfigError(f"compress=True needs a ws:// URL, got {type(url).__name__}: only WebSockets are compressed")
     if not isinstance(url, str):
         raise ConfigError(f"a client needs a URL or {other}, got {type(url).__name__}")
-    endpoint = Endpoint.parse(url)
+    endpoint = Endpoint.parse(url, compress=compress)
     if endpoint.is_websocket:
         _require("websockets", "websockets", url)
     elif endpoint.scheme == "grpc":

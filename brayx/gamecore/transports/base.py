@@ -79,6 +79,7 @@ class Endpoint:
         host, port: address of the socket.
         authority: value of the ``Host`` header.
         prefix: path before the door's path; empty or ``/something``.
+        compress: offer compression, over WebSocket.
     """
 
     url: str
@@ -87,13 +88,15 @@ class Endpoint:
     port: int
     authority: str
     prefix: str
+    compress: bool = False
 
     @classmethod
-    def parse(cls, url: str) -> Endpoint:
+    def parse(cls, url: str, *, compress: bool = False) -> Endpoint:
         """The endpoint of ``url``.
 
         Raises:
-            ConfigError: unknown scheme, no host, a query, or a path where the scheme has none.
+            ConfigError: unknown scheme, no host, a query, a path where the scheme has none, or compression of another
+                door than WebSocket.
         """
         try:
             parts = urlsplit(url)
@@ -106,6 +109,8 @@ class Endpoint:
             raise ConfigError(f"URL {url!r} cannot be used: expected plain ASCII without query or fragment")
         if parts.scheme == "tcp" and parts.path.strip("/"):
             raise ConfigError(f"URL {url!r} cannot be used: TCP has no paths, expected tcp://host:port")
+        if compress and parts.scheme not in ("ws", "wss"):
+            raise ConfigError(f"compress=True needs a ws:// URL, got {url!r}: only WebSockets are compressed")
         return cls(
             url=url.rstrip("/"),
             scheme=parts.scheme,
@@ -113,6 +118,7 @@ class Endpoint:
             port=port or _PORTS[parts.scheme],
             authority=parts.netloc.rpartition("@")[2],
             prefix=parts.path.rstrip("/"),
+            compress=compress,
         )
 
     @property

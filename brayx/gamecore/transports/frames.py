@@ -28,6 +28,7 @@ from brayx.errors import (
     from_wire,
 )
 from brayx.gamecore import protocol
+from brayx.gamecore.deflate import ClientDeflate
 from brayx.gamecore.protocol import SESSION_PATH, WS_SUBPROTOCOL, StepRequest
 from brayx.gamecore.transports.base import MAX_REPLY_BYTES, Endpoint
 from brayx.gamecore.transports.http1 import header_value
@@ -51,6 +52,7 @@ class SessionFrames:
             WebSocketURI(
                 endpoint.scheme == "wss", endpoint.host, endpoint.port, endpoint.prefix + SESSION_PATH, "", None, None
             ),
+            extensions=[ClientDeflate()] if endpoint.compress else None,
             subprotocols=[Subprotocol(WS_SUBPROTOCOL)],
             max_size=MAX_REPLY_BYTES,
         )

@@ -94,6 +94,9 @@ def test_fields_of_the_bodies_give_the_observation_after_the_last_action(tmp_pat
     [
         ({3: "skipped 2"}, [[1, 2], [4, 5]]),
         ({3: "fallback"}, [[1, 2], [5]]),
+        ({3: "fallback, forwarded"}, [[1, 2], [5]]),
+        ({3: "forwarded, skipped 2"}, [[1, 2], [4, 5]]),
+        ({3: "forwarded"}, [[1, 2, 3, 4, 5]]),
         ({0: "fallback"}, [[2, 3, 4, 5]]),
         ({5: "error"}, [[1, 2, 3, 4]]),
         ({3: "resumed"}, [[1, 2, 3, 4, 5]]),
@@ -145,6 +148,7 @@ def test_a_long_session_comes_in_fragments_that_continue(tmp_path: Path) -> None
         ({"max_result": 2}, "b"),
         ({"min_version": 5}, "b"),
         ({"max_version": 4, "human": False}, "c"),
+        ({"reported": "win"}, "b"),
         ({"human": True}, "a"),
     ],
 )
@@ -153,7 +157,7 @@ def test_sessions_are_selected(tmp_path: Path, only: Mapping[str, Any], expected
     mixed = [tick(0), tick(1)]
     save(tmp_path, "a", mixed, session="g-agent-red", start='{"human": true}')
     two = [each._replace(attributes={**each.attributes, "step": newer}) for each in mixed]
-    save(tmp_path, "b", two, session="g-agent-blue", player="main", result=1.0, start="no JSON")
+    save(tmp_path, "b", two, session="g-agent-blue", player="main", result=1.0, reported="win", start="no JSON")
     save(tmp_path, "c", mixed, player="main:7", result=3.0, start='{"human": 1}')
     names = {"a": "g-agent-red", "b": "g-agent-blue", "c": "c"}
     found = [each.session for each in open_recordings(str(tmp_path)) if selects(Selection(**only), each)]

@@ -1,0 +1,255 @@
+"""Bytes and CPU of a tick through the WebSocket door, plain and compressed, side by side in one run.
+
+    python -m benchmarks.wire
+
+A game sends bodies that change a little each tick, and gets a short reply. The CPU is that of both processes, the game
+with brayx's Python client and the local host, and the bytes are those of both directions without TCP's headers. The
+second table has the compression alone, without a door, also with the window that uvicorn chooses. Needs the package
+``isal``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import random
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+
+from benchmarks.tables import Table, machine, median, median_ratio, show
+
+CHANGE = 0.02
+"""Share of a body's values that change each tick."""
+TICKS = 400
+"""Different bodies of one kind, sent one after the other."""
+WAYS = {"plain": ("", 0), "zlib 1": ("zlib", 1), "zlib 6": ("zlib", 6), "ISA-L 1": ("isal.isal_zlib", 1)}
+"""Codec and level of the compression, empty for none."""
+CODECS = {
+    "zlib 1": ("zlib", 1, 15, 8),
+    "zlib 6": ("zlib", 6, 15, 8),
+    "zlib 6, 4 kB": ("zlib", 6, 12, 5),
+    "ISA-L 1": ("isal.isal_zlib", 1, 15, 8),
+}
+"""Codec, level, window and memory of the compression alone."""
+_REPLY = b'{"action": 3}'
+
+
+def serve(codec: str) -> None:
+    """Serves until standard input ends; prints the URL."""
+    from brayx.actor.agent import Agent, Services, State
+    from brayx.actor.agent_actor import AgentActorFactory
+    from brayx.actor.codec import Codec
+    from brayx.actor.config import ActorConfig
+    from brayx.actor.serving import Runtime
+    from brayx.local.host import LocalHost
+    from brayx.metrics import Recorder
+
+    class Acts(Agent):
+        async def on_tick(self, state: State) -> None:
+            state.output = json.loads(_REPLY) if codec == "json" else _REPLY
+
+    recorder = Recorder()
+    actor = ActorConfig(
+        agents=["agent"], port=0, native_port=0, tcp_port=None, websocket_window_bits=15, episode_length=64
+    )
+    factory = AgentActorFactory({"agent": Acts}, {}, Services(), Codec("json" if codec == "json" else None))
+    host = LocalHost(actor, Runtime(factory, recorder))
+    host.open()
+    print(host.urls["ws"], flush=True)
+    sys.stdin.read()
+    host.close()
+
+
+def json_bodies(size: int) -> list[bytes]:
+    """JSON of ``size`` bytes: units with coordinates, health and a name."""
+    rng = random.Random(0)
+    units: dict[str, dict[str, Any]] = {}
+    while len(json.dumps(units)) < size:
+        units[f"unit_{len(units)}"] = {"x": _place(rng), "y": _place(rng), "hp": rng.randrange(100), "kind": "archer"}
+    bodies = []
+    for _ in range(TICKS):
+        for _ in range(max(1, round(len(units) * 4 * CHANGE))):
+            unit = rng.choice(list(units.values()))
+            key = rng.choice(("x", "y", "hp"))
+            unit[key] = rng.randrange(100) if key == "hp" else _place(rng)
+        bodies.append(json.dumps(units).encode())
+    return bodies
+
+
+def _place(rng: random.Random) -> float:
+    return round(rng.uniform(0, 1000), 2)
+
+
+def images() -> list[bytes]:
+    """Grey images of 84 x 84: a ball and a bar that move before a background with a gradient."""
+    rows = np.arange(84)
+    background = (np.add.outer(rows, rows) // 2).astype(np.uint8)
+    bodies = []
+    for tick in range(TICKS):
+        image = background.copy()
+        x, y, bar = 2 * tick % 80, tick % 80, 2 * tick % 70
+        image[y : y + 4, x : x + 4] = 255
+        image[78:80, bar : bar + 10] = 200
+        bodies.append(image.tobytes())
+    return bodies
+
+
+def entities(count: int = 200) -> list[bytes]:
+    """A packed list of entities, 20 bytes each: id, kind, place, velocity, health. One in ten moves each tick."""
+    rng = np.random.default_rng(0)
+    place, speed = rng.uniform(0, 1000, (count, 2)).astype(np.float32), rng.normal(size=(count, 2)).astype(np.float16)
+    bodies = []
+    for _ in range(TICKS):
+        moving = rng.random(count) < 0.1
+        place[moving] += speed[moving]
+        bodies.append(
+            b"".join(
+                struct.pack("<HBxffeeHxx", number, number % 7, *place[number], *speed[number], 100)
+                for number in range(count)
+            )
+        )
+    return bodies
+
+
+def noise() -> list[bytes]:
+    """Images of random pixels, which nothing compresses."""
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 256, 84 * 84, np.uint8).tobytes() for _ in range(TICKS)]
+
+
+BODIES: dict[str, Callable[[], list[bytes]]] = {
+    "JSON, 2 kB": lambda: json_bodies(2_000),
+    "JSON, 8 kB": lambda: json_bodies(8_000),
+    "image, 84 x 84": images,
+    "entity list, 4 kB": entities,
+    "noise, 84 x 84": noise,
+}
+
+
+class Cost(NamedTuple):
+    """Cost of a tick."""
+
+    bytes: float
+    cpu_us: float
+
+
+@contextlib.contextmanager
+def served(codec: str) -> Iterator[tuple[str, psutil.Process]]:
+    """Serves in another process; yields the URL and the process."""
+    words = [sys.executable, "-m", "benchmarks.wire", "--serve", codec]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        yield process.stdout.readline().strip(), psutil.Process(process.pid)
+        process.stdin.close()
+
+
+def play(url: str, server: psutil.Process, bodies: Sequence[bytes], way: tuple[str, int], seconds: float) -> Cost:
+    """Ticks for some seconds, compressed by a codec and level of `WAYS`."""
+    from brayx.gamecore import deflate
+    from brayx.gamecore.client import Client
+    from brayx.gamecore.transports.connection import Connection
+
+    moved = 0
+
+    class Counted(Connection):
+        def send(self, data: bytes, timeout_s: float) -> None:
+            nonlocal moved
+            moved += len(data)
+            super().send(data, timeout_s)
+
+        def recv(self, deadline: float) -> bytes:
+            nonlocal moved
+            data = super().recv(deadline)
+            moved += len(data)
+            return data
+
+    codec, deflate.LEVEL = way
+    if codec:
+        deflate.CODEC = importlib.import_module(codec)
+    transport = importlib.import_module("brayx.gamecore.transports.websocket")
+    transport.Connection = Counted  # type: ignore[attr-defined]
+    with Client(url, compress=bool(codec)) as client:
+        client.start()
+        for body in bodies:  # once before it counts
+            client.tick(body)
+        moved, ticks, own, other = 0, 0, time.process_time(), _cpu_s(server)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for body in bodies:
+                client.tick(body)
+            ticks += len(bodies)
+        cpu_s = time.process_time() - own + _cpu_s(server) - other
+        return Cost(moved / ticks, cpu_s / ticks * 1e6)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def alone(bodies: Sequence[bytes], codec: Any, level: int, window_bits: int = 15, memory: int = 8) -> Cost:
+    """Compresses and expands all bodies, each against those before it."""
+    packer = codec.compressobj(level, codec.DEFLATED, -window_bits, memory)
+    reader = codec.decompressobj(-window_bits)
+    size, began = 0, time.process_time()
+    for body in bodies:
+        packed = packer.compress(body) + packer.flush(zlib.Z_SYNC_FLUSH)
+        size += len(packed) - 4  # a WebSocket message leaves out the end of the flush
+        reader.decompress(packed)
+    return Cost(size / len(bodies), (time.process_time() - began) / len(bodies) * 1e6)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--serve", metavar="CODEC", help="serve one agent (the benchmark starts itself so)")
+    parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement (default: %(default)s)")
+    parser.add_argument("--markdown", action="store_true", help="print plain markdown")
+    options = parser.parse_args(argv)
+    if options.serve:
+        serve(options.serve)
+        return 0
+    about = f"{machine()}; one session, {options.rounds} rounds of {options.seconds:g} s, medians"
+    ticks = Table(["body", ">bytes", *(f">{of}, {way}" for way in [*WAYS][1:] for of in ("bytes", "CPU")), ">plain us"])
+    bare = Table(["body", *(f">{of}, {name}" for name in CODECS for of in ("bytes", "us"))])
+    for name, make in BODIES.items():
+        bodies = make()
+        costs: dict[str, list[Cost]] = {way: [] for way in WAYS}
+        apart: dict[str, list[Cost]] = {codec: [] for codec in CODECS}
+        with served("json" if name.startswith("JSON") else "bytes") as (url, server):
+            for _ in range(options.rounds):
+                for way, how in WAYS.items():
+                    costs[way].append(play(url, server, bodies, how, options.seconds))
+                for codec, (module, *options_of) in CODECS.items():
+                    apart[codec].append(alone(bodies, importlib.import_module(module), *options_of))
+        plain = costs.pop("plain")
+        ratios = [
+            median_ratio([getattr(each, of) for each in found], [getattr(each, of) for each in plain])
+            for found in costs.values()
+            for of in ("bytes", "cpu_us")
+        ]
+        size = sum(map(len, bodies)) / len(bodies)
+        ticks.add(name, median([each.bytes for each in plain]), *ratios, median([each.cpu_us for each in plain]))
+        cells = [(median([e.bytes for e in of]), median([e.cpu_us for e in of])) for of in apart.values()]
+        bare.add(name, *(cell for found, us in cells for cell in ((found or 0.0) / size, us)))
+    text = (
+        f"A tick through the door, compressed by plain:\n\n{ticks.markdown()}\n\nCompression alone, bytes by plain:\n\n"
+    )
+    show(about, text + bare.markdown(), markdown=options.markdown)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
