@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brayx.errors import ConfigError
+from brayx.errors import ConfigError, ModelError
 from brayx.gamecore.auth import Keys
 from brayx.tracking.tensorboard import check_installed
 from deployments.code import check_code, scripts_of
@@ -39,9 +39,17 @@ def check_job(job: JobConfig) -> tuple[str, Layout]:
     name = actor_of(job)
     check_code(job, [name] if name else [], mode="train")
     check_gamecores(job)
-    layout = check_learning(job)
-    check_league(job)
     check_pictures(job)
+    learners = check_league(job)
+    if not learners:
+        return name, check_learning(job)
+    for player, own in learners.items():
+        try:
+            layout = check_learning(own)
+        except (ConfigError, ModelError) as error:
+            if own.trainers == job.trainers:
+                raise
+            raise type(error)(f"player {player!r}: {error.message}", **error.details) from None
     return name, layout
 
 
@@ -60,15 +68,18 @@ def check_pictures(job: JobConfig) -> None:
             )
 
 
-def check_league(job: JobConfig) -> None:
+def check_league(job: JobConfig) -> dict[str, JobConfig]:
     """Checks that the job's league, if it has one, can be trained.
+
+    Returns:
+        The job of each player that learns, by name; of several with the same options only the first. Empty: no league.
 
     Raises:
         ConfigError: there are several, it plays with another model than the trainer's, its data would not come from
             games, a script cannot be loaded, or a player's trainer options do not fit.
     """
     if not job.leagues:
-        return
+        return {}
     from pipelines.league import job_of
 
     name = only("league", job.leagues)
@@ -78,9 +89,13 @@ def check_league(job: JobConfig) -> None:
     if not job.needs_games or not job.actors:
         others = ", ".join([*job.rollouts, *job.sources]) or "no actor"
         raise ConfigError(f"{job.file}: {name} needs all its data from games at an actor's doors; the job has {others}")
+    found: dict[str, JobConfig] = {}
     for player in league.learners:
-        job_of(job, name, player)
+        own = job_of(job, name, player)
+        if all(own.trainers != other.trainers for other in found.values()):
+            found[player] = own
     scripts_of(league, job.folder)
+    return found
 
 
 def check_gamecores(job: JobConfig) -> None:

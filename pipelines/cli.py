@@ -19,11 +19,12 @@ from types import FrameType
 
 import brayx
 from brayx.command_line import SWITCH, Parser, count
-from brayx.errors import BrayxError, ConfigError, StartupError
+from brayx.errors import BrayxError, ConfigError
 from pipelines.completion import SHELLS, script
 from pipelines.league_commands import JOB, SET, TRACKING_OF_JOB, league_verbs, trial_option
 from pipelines.new import KINDS
 from pipelines.recordings_commands import recordings_verbs
+from pipelines.service_commands import doctor_options, evaluate_options, keys_options
 from pipelines.shipped import TEMPLATES, job_file
 from pipelines.shutdown import end_within, leave, mark
 
@@ -104,8 +105,6 @@ def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from brayx.gamecore.auth import add_options
-
     parser = Parser(
         prog="brayx",
         description="Train game agents and serve them with one code path.",
@@ -114,17 +113,51 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"brayx {brayx.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    demo = commands.add_parser("demo", help="train CartPole through the door, serve the champion, play 20 games")
+    for name, add_options, what in (
+        ("demo", _demo_options, "train CartPole through the door, serve the champion, play 20 games"),
+        ("train", _train_options, "run a job's training"),
+        ("serve", _serve_options, "serve a job's champion in this process; `serve run` does it on Ray"),
+        ("evaluate", evaluate_options, "play games against a running service"),
+        ("match", _match_options, "play games between two players, each in both seats: win rate and interval"),
+        (
+            "league",
+            league_verbs,
+            "show, ratings, export: look at a league, also while it trains; calibrate: levels of difficulty",
+        ),
+        ("recordings", recordings_verbs, "export: recorded sessions as a Minari dataset, or for Rerun"),
+        ("export", _export_options, "a model as files for other runtimes, compared with torch"),
+        ("new", _new_options, "make a project's folder: a game, an agent, a model and a job that trains as it is"),
+        ("check", _check_options, "validate a job's YAML and print it with every option, its default and its meaning"),
+        ("trials", _trials_options, "list the trials: status, env steps, return, and which is champion"),
+        ("promote", _promote_options, "point an alias of the registry at a version: services follow it"),
+        ("scale", _scale_options, "change the number of rollout workers of a running training"),
+        ("doctor", doctor_options, "try a service layer by layer, and say which one is broken"),
+        ("keys", keys_options, "keys that a service asks for"),
+        ("completion", _completion_options, "print shell completion: source <(brayx completion bash)"),
+    ):
+        add_options(commands.add_parser(name, help=what))
+    gamecore = commands.add_parser("gamecore", help="play as a game: `brayx gamecore gym ENV_ID --url URL`")
+    for name, what in PIPELINES.items():
+        commands.add_parser(name, help=what, add_help=False)
+    kinds = gamecore.add_subparsers(title="kinds", required=True, metavar="KIND")
+    for kind, what in GAMECORES.items():
+        kinds.add_parser(kind, help=what, add_help=False)
+    return parser
+
+
+def _demo_options(demo: argparse.ArgumentParser) -> None:
     _training_options(demo)
     demo.add_argument("--games", type=count, default=20, help="games of the final evaluation (default: 20)")
     demo.set_defaults(run=_demo, config=str(TEMPLATES / "cartpole.yaml"))
 
-    train = commands.add_parser("train", help="run a job's training")
+
+def _train_options(train: argparse.ArgumentParser) -> None:
     train.add_argument("config", type=job_file, help=JOB)
     _training_options(train)
     train.set_defaults(run=_train)
 
-    serve = commands.add_parser("serve", help="serve a job's champion in this process; `serve run` does it on Ray")
+
+def _serve_options(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("config", type=job_file, help=JOB)
     serve.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help=SET)
     serve.add_argument("--actor", default="", help="name of the job's actor (default: the only one)")
@@ -136,35 +169,8 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     serve.set_defaults(run=_serve)
 
-    evaluate = commands.add_parser("evaluate", help="play games against a running service")
-    evaluate.add_argument("env_id", nargs="?", default="", help="Gymnasium id; without it, --gamecore plays")
-    evaluate.add_argument(
-        "--gamecore", default="", metavar="COMMAND",
-        help="any game: {http_url}, {ws_url}, {tcp_url}, {grpc_url} become the doors' URLs; it writes each "
-        "game's return as a line of its standard output",
-    )  # fmt: skip
-    evaluate.add_argument("--at-once", type=count, default=4, metavar="N", help="games at once (default: 4)")
-    evaluate.add_argument("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")
-    evaluate.add_argument("--games", type=count, default=20, help="how many (default: 20)")
-    evaluate.add_argument("--door", choices=["http", "ws"], help="protocol, with a Gymnasium id (default: the URL's)")
-    evaluate.add_argument("--seed", type=int, default=0, help="seed of the games (default: 0)")
-    evaluate.add_argument(
-        "--timeout-s", type=float, default=180.0, help="deadline for the next game to end (default: 180)"
-    )
-    evaluate.add_argument(
-        "--rate",
-        help="write the mean return to the served version's tags in the registry: rating, rating_games, rating_env",
-        **SWITCH,
-    )  # fmt: skip
-    evaluate.add_argument(
-        "--tracking", help="with --rate: MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)"
-    )
-    add_options(evaluate)
-    evaluate.set_defaults(run=_evaluate)
 
-    match = commands.add_parser(
-        "match", help="play games between two players, each in both seats: win rate and interval"
-    )
+def _match_options(match: argparse.ArgumentParser) -> None:
     match.add_argument("config", type=job_file, help=JOB)
     for name in ("a", "b"):
         match.add_argument(name, metavar=name.upper(), help=_PLAYER)
@@ -185,15 +191,8 @@ def _parser() -> argparse.ArgumentParser:
     match.add_argument("--tracking", help=TRACKING_OF_JOB)
     match.set_defaults(run=_match)
 
-    league = commands.add_parser(
-        "league", help="show, ratings, export: look at a league, also while it trains; calibrate: levels of difficulty"
-    )
-    league_verbs(league)
 
-    recordings = commands.add_parser("recordings", help="export: recorded sessions as a Minari dataset, or for Rerun")
-    recordings_verbs(recordings)
-
-    export = commands.add_parser("export", help="a model as files for other runtimes, compared with torch")
+def _export_options(export: argparse.ArgumentParser) -> None:
     export.add_argument("reference", metavar="MODEL", help="models:/NAME@ALIAS, or the folder of a checkpoint")
     export.add_argument(
         "--to", nargs="+", required=True, choices=["onnx", "int8", "tensorrt"], metavar="RUNTIME",
@@ -209,9 +208,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     export.set_defaults(run=_export)
 
-    new = commands.add_parser(
-        "new", help="make a project's folder: a game, an agent, a model and a job that trains as it is"
-    )
+
+def _new_options(new: argparse.ArgumentParser) -> None:
     new.add_argument("name", help="name of the project and its folder: small letters, digits and underscores")
     new.add_argument(
         "--template",
@@ -221,19 +219,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     new.set_defaults(run=_new_project)
 
-    check = commands.add_parser(
-        "check", help="validate a job's YAML and print it with every option, its default and its meaning"
-    )
+
+def _check_options(check: argparse.ArgumentParser) -> None:
     check.add_argument("config", type=job_file, help=JOB)
     check.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     check.set_defaults(run=_check)
 
-    trials = commands.add_parser("trials", help="list the trials: status, env steps, return, and which is champion")
+
+def _trials_options(trials: argparse.ArgumentParser) -> None:
     trials.add_argument("--project", default="", help="only trials of this project (default: all)")
     trials.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     trials.set_defaults(run=_trials)
 
-    promote = commands.add_parser("promote", help="point an alias of the registry at a version: services follow it")
+
+def _promote_options(promote: argparse.ArgumentParser) -> None:
     promote.add_argument(
         "reference", metavar="MODEL", help="version to promote: models:/NAME@candidate, or models:/NAME/3"
     )
@@ -249,7 +248,8 @@ def _parser() -> argparse.ArgumentParser:
     promote.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     promote.set_defaults(run=_promote)
 
-    scale = commands.add_parser("scale", help="change the number of rollout workers of a running training")
+
+def _scale_options(scale: argparse.ArgumentParser) -> None:
     scale.add_argument("trial", metavar="TRIAL", help="id or name of the trial")
     scale.add_argument("num_workers", metavar="WORKERS", type=count, help="how many it is to have from now on")
     scale.add_argument("--rollout", metavar="NAME", help="the component, of a job that has several")
@@ -259,35 +259,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     scale.set_defaults(run=_scale)
 
-    doctor = commands.add_parser("doctor", help="try a service layer by layer, and say which one is broken")
-    doctor.add_argument("url", help="URL of a door: http://, ws://, tcp:// or grpc://host:port")
-    doctor.add_argument("--body", default="{}", help="body of the tried tick; @FILE: the file's content (default: {})")
-    doctor.add_argument("--timeout-s", type=float, default=5.0, help="deadline of each layer (default: %(default)s)")
-    doctor.add_argument("--json", help="print one JSON document", **SWITCH)
-    add_options(doctor)
-    doctor.set_defaults(run=_doctor)
 
-    keys = commands.add_parser("keys", help="keys that a service asks for")
-    verbs = keys.add_subparsers(title="verbs", required=True, metavar="VERB")
-    new = verbs.add_parser("new", help="append a key with a fresh secret to a file, and print its id")
-    new.add_argument("--file", default="keys.txt", help="made if it is not there (default: %(default)s)")
-    new.add_argument("--id", default=None, help="id of the key (default: a generated one)")
-    new.add_argument(
-        "--scope", choices=["read", "control"], default="", help="a key of the console: may read only, or also control"
-    )
-    new.set_defaults(run=_new_key)
-
-    completion = commands.add_parser("completion", help="print shell completion: source <(brayx completion bash)")
+def _completion_options(completion: argparse.ArgumentParser) -> None:
     completion.add_argument("shell", choices=SHELLS)
     completion.set_defaults(run=_completion)
-
-    gamecore = commands.add_parser("gamecore", help="play as a game: `brayx gamecore gym ENV_ID --url URL`")
-    for name, what in PIPELINES.items():
-        commands.add_parser(name, help=what, add_help=False)
-    kinds = gamecore.add_subparsers(title="kinds", required=True, metavar="KIND")
-    for kind, what in GAMECORES.items():
-        kinds.add_parser(kind, help=what, add_help=False)
-    return parser
 
 
 def _training_options(parser: argparse.ArgumentParser) -> None:
@@ -370,50 +345,6 @@ def _serve(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _evaluate(arguments: argparse.Namespace) -> int:
-    from pipelines.evaluate import evaluate
-
-    if arguments.rate:
-        from brayx.tracking import tracking_uri
-        from pipelines.rating import rate, registered_versions, served
-
-        uri = tracking_uri(arguments.tracking)
-        rated = served(arguments.url, uri)  # fails before the games if the service cannot be rated
-        seen = {f"models:/{rated.name}/{rated.version}"}
-
-    def on_game(number: int, game_return: float) -> None:
-        print(f"game {number} of {arguments.games}: {game_return:g}", file=sys.stderr, flush=True)
-        if arguments.rate:
-            with contextlib.suppress(StartupError):  # of one question of many
-                # As another replica may play each game, another may answer: one may be behind, or ahead.
-                seen.update(*registered_versions(arguments.url).values())
-
-    result = evaluate(
-        arguments.url,
-        arguments.env_id,
-        gamecore=arguments.gamecore,
-        games=arguments.games,
-        at_once=arguments.at_once,
-        door=arguments.door,
-        seed=arguments.seed,
-        timeout_s=arguments.timeout_s,
-        keys_file=arguments.keys_file,
-        key=arguments.key,
-        on_game=on_game,
-    )
-    print(result)
-    if arguments.rate:
-        now = served(arguments.url, uri)
-        if now.version != rated.version:
-            games = f"the first games were of {rated.name} version {rated.version}, the last of {now.version}"
-            raise ConfigError(f"{games}: neither is rated")
-        if len(seen) > 1:
-            raise ConfigError(f"during the games sessions got {', '.join(sorted(seen))}: none is rated")
-        rate(rated.name, rated.version, arguments.env_id or arguments.gamecore, result, uri)
-        print(f"{rated.name} version {rated.version} has the rating {result.mean:g} now")
-    return 1 if result.missing else 0
-
-
 def _match(arguments: argparse.Namespace) -> int:
     with _announced(arguments.config, "before the first game"):
         from brayx.tracking import tracking_uri
@@ -492,32 +423,6 @@ def _scale(arguments: argparse.Namespace) -> int:
         timeout_s=arguments.timeout_s,
     )
     print(f"workers of rollout {done.rollout!r}: {done.now} from now on; before, {done.before}")
-    return 0
-
-
-def _doctor(arguments: argparse.Namespace) -> int:
-    from brayx.gamecore.auth import credentials
-    from brayx.gamecore.doctor import examine, report
-
-    body = arguments.body.encode()
-    if body.startswith(b"@"):
-        try:
-            body = Path(arguments.body[1:]).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"--body: {arguments.body[1:]} cannot be read: {error.strerror}") from error
-    findings = examine(
-        arguments.url,
-        body=body,
-        timeout_s=arguments.timeout_s,
-        **credentials(arguments.keys_file, arguments.key),
-    )
-    return report(findings, arguments.url, as_json=arguments.json)
-
-
-def _new_key(arguments: argparse.Namespace) -> int:
-    from brayx.gamecore.auth import new_key
-
-    print(new_key(arguments.file, arguments.id, arguments.scope))
     return 0
 
 

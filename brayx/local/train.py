@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
 from torch import nn
 
 from brayx.actions import ActionSpec
@@ -154,32 +155,9 @@ def train_local(
         given = check_model(algorithm, module, forward_args, state=observed.get(STATE))
         recorded = None
         if demonstrations is not None:
-            at = state_argument(module)  # recurrent state is not part of the observation
-            taken = tuple(arg for index, arg in enumerate(forward_args) if index != at)
-            recorded = Demonstrations(
-                demonstrations,
-                Layout.of_model(taken, actions_of(given)),
-                batch_size=training.batch_size,
-                unroll_length=training.unroll_length,
-                seed=training.seed,
-                # As acting begins an episode (`brayx.engines.base.StateSpec`).
-                initial=None
-                if at is None
-                else {path: leaf[0] for path, leaf in flatten(forward_args[at], "state").items()},
-            )
+            recorded = _recorded(demonstrations, module, forward_args, actions_of(given), training)
         check_updates(algorithm, training, recorded)
-        collector = Collector(
-            envs,
-            Policy(module, forward_args, engine=training.engine),
-            training.unroll_length,
-            seed=training.seed,
-            scale_actions=training.scale_actions,
-            normalise_obs=training.normalise_obs,
-            normalise_reward=training.normalise_reward,
-            gamma=algorithm.discount,
-            reward_clip=training.reward_clip,
-            sde_steps=training.sde_steps,
-        )
+        collector = _collector(envs, Policy(module, forward_args, engine=training.engine), algorithm, training)
         cloning = algorithm.imitates == "everything"
         table = None if training.sampler == "fifo" or cloning else _table(training)
         run = Run(
@@ -195,23 +173,9 @@ def train_local(
             algorithm.first_imitates,
         )
         stream = run.recorded() if cloning else run.alternating() if training.blocking else run.concurrent()
-        config = TrainerConfig(
-            model="model",
-            buffers=["rollout"],
-            algorithm=algorithm,
-            learning_rate=training.learning_rate,
-            num_steps=sys.maxsize,  # the stream ends the training, after `num_steps`
-            target_return=training.target_return,
-            target_games=training.target_games,
-            use_gpu=training.use_gpu,
-            threads=training.threads,
-            checkpoint_interval=training.checkpoint_interval,
-        )
-        if clerk is None:  # there is no trial to draw them for
-            config = config.model_copy(update={"histogram_interval_s": None})
         stack.callback(stream.close)
         summary = learn(
-            config,
+            _trainer_config(algorithm, training, draws=clerk is not None),
             module,
             forward_args,
             batches=stream,
@@ -237,20 +201,7 @@ def train_local(
         evaluation = None
         if training.evaluation_episodes and not stop.is_set():
             collector.load(*run.newest_weights())
-            try:
-                played = evaluate(
-                    envs,
-                    collector.policy,
-                    training.evaluation_episodes,
-                    seed=training.seed + 10_000,
-                    scale_actions=training.scale_actions,
-                    normaliser=collector.obs_normaliser,
-                    max_steps=training.evaluation_steps,
-                    stop=stop,
-                )
-                evaluation = None if stop.is_set() else played
-            except EnvironmentFailed as error:  # keep the trained weights
-                logger.warning("there is no evaluation: %s", error)
+            evaluation = _evaluated(envs, collector, training, stop)
     reached = summary.reason == "target_return"
     return Result(
         reason="target_return" if reached else "num_steps" if run.env_steps >= training.num_steps else "stopped",
@@ -268,6 +219,84 @@ def train_local(
         evaluation=evaluation,
         dropped=run.dropped,
     )
+
+
+def _recorded(
+    demonstrations: str | Path | Dataset,
+    module: nn.Module,
+    forward_args: tuple[NestedArray, ...],
+    actions: ActionSpec,
+    training: Settled,
+) -> Demonstrations:
+    """Reads demonstrations in the layout of the model."""
+    at = state_argument(module)  # recurrent state is not part of the observation
+    taken = tuple(arg for index, arg in enumerate(forward_args) if index != at)
+    # As acting begins an episode (`brayx.engines.base.StateSpec`).
+    initial = None if at is None else {path: leaf[0] for path, leaf in flatten(forward_args[at], "state").items()}
+    return Demonstrations(
+        demonstrations,
+        Layout.of_model(taken, actions),
+        batch_size=training.batch_size,
+        unroll_length=training.unroll_length,
+        seed=training.seed,
+        initial=initial,
+    )
+
+
+def _collector(envs: VectorEnv, policy: Policy, algorithm: AlgorithmConfig, training: Settled) -> Collector:
+    return Collector(
+        envs,
+        policy,
+        training.unroll_length,
+        seed=training.seed,
+        scale_actions=training.scale_actions,
+        normalise_obs=training.normalise_obs,
+        normalise_reward=training.normalise_reward,
+        gamma=algorithm.discount,
+        reward_clip=training.reward_clip,
+        sde_steps=training.sde_steps,
+    )
+
+
+def _trainer_config(algorithm: AlgorithmConfig, training: Settled, *, draws: bool) -> TrainerConfig:
+    """The learner's options.
+
+    Args:
+        algorithm, training: the options of the training.
+        draws: there is a trial that distributions are drawn for.
+    """
+    config = TrainerConfig(
+        model="model",
+        buffers=["rollout"],
+        algorithm=algorithm,
+        learning_rate=training.learning_rate,
+        num_steps=sys.maxsize,  # the stream ends the training, after `num_steps`
+        target_return=training.target_return,
+        target_games=training.target_games,
+        use_gpu=training.use_gpu,
+        threads=training.threads,
+        checkpoint_interval=training.checkpoint_interval,
+    )
+    return config if draws else config.model_copy(update={"histogram_interval_s": None})
+
+
+def _evaluated(envs: VectorEnv, collector: Collector, training: Settled, stop: threading.Event) -> Evaluation | None:
+    """Plays the games of the evaluation; None if they were stopped, or an environment raised."""
+    try:
+        played = evaluate(
+            envs,
+            collector.policy,
+            training.evaluation_episodes,
+            seed=training.seed + 10_000,
+            scale_actions=training.scale_actions,
+            normaliser=collector.obs_normaliser,
+            max_steps=training.evaluation_steps,
+            stop=stop,
+        )
+        return None if stop.is_set() else played
+    except EnvironmentFailed as error:  # keep the trained weights
+        logger.warning("there is no evaluation: %s", error)
+        return None
 
 
 def check_updates(algorithm: AlgorithmConfig, training: Settled, recorded: Demonstrations | None = None) -> None:

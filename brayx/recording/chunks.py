@@ -20,10 +20,12 @@ from brayx.errors import BadRecording
 from brayx.recording.bodies import Bodies
 from brayx.recording.columns import Columns, concatenated
 from brayx.recording.gather import OWN
-from brayx.recording.part import Part
+from brayx.recording.part import FIELDS, Part, check_rows, rows_of
 
 ROWS = 4096
-"""Ticks in a row group, the smallest unit that is read."""
+"""Maximum ticks in a row group, the smallest unit that is read."""
+_GROUP_BYTES = 2**22
+"""Size of a row group's ticks in memory at which it has fewer: large ones make reading one tick slow."""
 _FORMAT = 1
 _KEY = "brayx.recording"
 _LEVEL = 3
@@ -46,8 +48,8 @@ class _Stored:
     at: int = -1
 
 
-def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]]) -> None:
-    """Writes a chunk.
+def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]]) -> tuple[list[Part], list[str]]:
+    """Writes a chunk; returns its index: the parts with their rows, and the names of the arrays that agents set.
 
     Args:
         to: an open file; the caller closes it.
@@ -79,13 +81,11 @@ def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]]) -> None:
         stored[name] = _Stored(values.dtype.str, values.shape[1:], at)
         if at < 0:
             arrays[name] = _array(values)
+    index = [dataclasses.replace(part, row=int(row)) for (part, _), row in zip(parts, rows, strict=False)]
     about = {
         "format": _FORMAT,
         "columns": {name: dataclasses.asdict(each) for name, each in stored.items()},
-        "parts": [
-            dataclasses.asdict(dataclasses.replace(part, row=int(row)))
-            for (part, _), row in zip(parts, rows, strict=False)
-        ],
+        "parts": [dict(zip(FIELDS, row, strict=True)) for row in rows_of(index)],
     }
     table = pa.table(arrays)
     fractions = [_leaf(name, array.type) for name, array in arrays.items() if _fraction(array.type)]
@@ -99,8 +99,10 @@ def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]]) -> None:
         column_encoding=deltas | dict.fromkeys(fractions, "BYTE_STREAM_SPLIT"),
         write_statistics=False,
     ) as writer:
-        writer.write_table(table, row_group_size=ROWS)
+        fitting = _GROUP_BYTES * len(table) // max(table.nbytes, 1)
+        writer.write_table(table, row_group_size=min(max(fitting, 1), ROWS))
         writer.add_key_value_metadata({_KEY: json.dumps(about)})
+    return index, list(columns.arrays)
 
 
 class Chunk:
@@ -144,9 +146,9 @@ class Chunk:
 
     def _check(self) -> None:
         rows = self._file.metadata.num_rows
+        if self.parts:
+            check_rows(rows_of(self.parts))
         for part in self.parts:
-            for name, value in dataclasses.asdict(part).items():
-                _check_field(name, value)
             if part.row + part.ticks > rows:
                 raise ValueError(f"a part ends at row {part.row + part.ticks} of {rows}")
         for name, stored in self._stored.items():
@@ -160,6 +162,9 @@ class Chunk:
     def read(self, row: int, count: int, names: Sequence[str] | None = None) -> Columns:
         """Rows ``row`` to ``row + count``, with the arrays ``names``; None: with all."""
         names = self.columns if names is None else names
+        for name in names:
+            if name not in self._stored:
+                raise BadRecording(f"{self._name} has no array {name!r}", file=self._name, column=name)
         first = int(np.searchsorted(self._bounds, row, "right")) - 1
         last = int(np.searchsorted(self._bounds, row + count, "left"))
         has = set(self._file.schema_arrow.names)
@@ -171,6 +176,8 @@ class Chunk:
         try:
             table = self._file.read_row_groups(range(first, last), columns=[*plain, *stops, *bodies, *own])
             table = table.slice(row - int(self._bounds[first]), count).combine_chunks()
+            if len(table) < count:
+                raise ValueError(f"it ends before row {row + count}")
             found = {name: _body(table, name) for name in _BODIES}
             arrays = {}
             for name in names:
@@ -197,22 +204,6 @@ class Chunk:
             )
         except Exception as error:  # as above
             raise BadRecording(f"{self._name} cannot be read: {_short(error)}", file=self._name) from None
-
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "began": (float, int),
-    "result": (float, int, type(None)),
-    "left_out": (dict,),
-    **dict.fromkeys(("first", "ticks", "events", "lost", "row"), (int,)),
-}
-"""Types of the fields of `Part` that are not strings."""
-
-
-def _check_field(name: str, value: Any) -> None:
-    """Raises a `ValueError` if a field of a part has the wrong type or is negative."""
-    types = _TYPES.get(name, (str,))
-    if type(value) not in types or (types == (int,) and value < 0):
-        raise ValueError(f"a part's {name} is {str(value)[:80]!r}")
 
 
 def _within(values: np.ndarray, numbers: np.ndarray | None) -> int:

@@ -59,6 +59,8 @@ class Packer:
         """Writes everything."""
         for layout in list(self._pending):
             self._write(layout)
+        if self._folder is not None:
+            self._folder.write_index()
 
     def _write(self, layout: Any) -> None:
         parts = self._pending[layout]

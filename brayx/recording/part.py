@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Part:
     """Consecutive ticks of a session in one chunk.
 
@@ -59,3 +61,32 @@ class Part:
             lost=sum(part.lost for part in parts),
             left_out={name: why for part in parts for name, why in part.left_out.items()},
         )
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "began": (float, int),
+    "result": (float, int, type(None)),
+    "left_out": (dict,),
+    **dict.fromkeys(("first", "ticks", "events", "lost", "row"), (int,)),
+}
+"""Types of the fields of `Part` that are not strings."""
+
+
+FIELDS = [each.name for each in dataclasses.fields(Part)]
+_row = attrgetter(*FIELDS)
+
+
+def rows_of(parts: Sequence[Part]) -> list[Sequence[Any]]:
+    """The parts as plain rows of `FIELDS`: a million of them take less memory and time than objects."""
+    return [_row(part) for part in parts]
+
+
+def check_rows(rows: Sequence[Sequence[Any]]) -> None:
+    """Raises a ``ValueError`` if a field of a part has the wrong type or is negative."""
+    for name, values in zip(FIELDS, zip(*rows, strict=True), strict=True):
+        types = _TYPES.get(name, (str,))
+        wrong = set(map(type, values)).difference(types)
+        if wrong:
+            values = tuple(value for value in values if type(value) in wrong)
+        if wrong or (types == (int,) and min(values) < 0):
+            raise ValueError(f"a part's {name} is {str(values[0] if wrong else min(values))[:80]!r}")

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Collection, Iterator, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, overload
+from weakref import WeakValueDictionary
 
 import fsspec
 import numpy as np
 
 from brayx.errors import BadRecording
+from brayx.recording import index
 from brayx.recording.chunks import Chunk
 from brayx.recording.columns import Columns, concatenated, texts
-from brayx.recording.part import Part
+from brayx.recording.index import Entry
+from brayx.recording.part import Part, rows_of
 from brayx.recording.writer import SUFFIX
 
 if TYPE_CHECKING:
@@ -34,9 +38,18 @@ def open(address: str) -> Recordings:
         return Recordings(files, [path])
     if not files.isdir(path):
         raise BadRecording(f"there is no recording at {address}", file=str(address))
-    found = [str(each) for each in files.ls(path, detail=False)]
-    names = {each: PurePosixPath(each).name for each in found}
-    return Recordings(files, sorted(each for each in found if names[each].endswith(SUFFIX) and names[each][0] != "."))
+    found = {PurePosixPath(str(each["name"])).name: each for each in files.ls(path, detail=True)}
+    known: dict[str, Entry] = {}
+    for name in sorted(name for name in found if name.endswith(index.SUFFIX) and not name.startswith(".")):
+        try:
+            entries = index.read(files.cat_file(found[name]["name"]))
+        except OSError:  # deleted meanwhile
+            continue
+        for chunk, entry in entries.items():
+            if chunk in found and found[chunk]["size"] == entry.size:
+                known[str(found[chunk]["name"])] = entry
+    chunks = sorted(name for name in found if name.endswith(SUFFIX) and not name.startswith("."))
+    return Recordings(files, [str(found[name]["name"]) for name in chunks], known)
 
 
 class Recordings(Sequence["Episode"]):
@@ -50,36 +63,58 @@ class Recordings(Sequence["Episode"]):
         unreadable: the error of each chunk that cannot be read, by path.
     """
 
-    def __init__(self, files: Any, paths: Sequence[str]) -> None:
+    def __init__(self, files: Any, paths: Sequence[str], known: Mapping[str, Entry] | None = None) -> None:
         self._files = files
         self._open: dict[str, Chunk] = {}
         self.unreadable: dict[str, str] = {}
-        found: dict[str, list[_Piece]] = {}
+        self._chunks: list[tuple[str, tuple[str, ...], list[Sequence[Any]]]] = []
+        found: dict[str, list[tuple[int, int]]] = {}
         for path in paths:
+            entry = known.get(path) if known else None
             try:
-                for part in self.chunk(path).parts:
-                    found.setdefault(part.episode, []).append(_Piece(path, part))
+                if entry is None:
+                    chunk = self.chunk(path)
+                    columns, rows = tuple(chunk.columns), rows_of(chunk.parts)
+                else:
+                    _, columns, rows = entry
             except BadRecording as error:
                 if len(paths) == 1:
                     raise
                 self.unreadable[path] = error.message
-        self._episodes = [Episode(self, pieces) for pieces in found.values()]
+                continue
+            for at, row in enumerate(rows):
+                found.setdefault(row[0], []).append((len(self._chunks), at))
+            self._chunks.append((path, columns, rows))
+        self._places = list(found.values())
+        self._made: WeakValueDictionary[int, Episode] = WeakValueDictionary()
 
     def __len__(self) -> int:
-        return len(self._episodes)
+        return len(self._places)
 
     def __repr__(self) -> str:
         return f"<Recordings: {len(self)} episodes, {len(self.unreadable)} files that cannot be read>"
 
     @overload
-    def __getitem__(self, index: int) -> Episode: ...
+    def __getitem__(self, number: int) -> Episode: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Episode]: ...
-    def __getitem__(self, index: int | slice) -> Episode | list[Episode]:
-        return self._episodes[index]
+    def __getitem__(self, number: slice) -> list[Episode]: ...
+    def __getitem__(self, number: int | slice) -> Episode | list[Episode]:
+        numbers = range(len(self))[number]
+        return self._episode(numbers) if isinstance(numbers, int) else [self._episode(each) for each in numbers]
 
     def __iter__(self) -> Iterator[Episode]:
-        return iter(self._episodes)
+        return map(self._episode, range(len(self)))
+
+    def _episode(self, number: int) -> Episode:
+        """An episode, made when it is asked for: a folder may have a million."""
+        made = self._made.get(number)
+        if made is None:
+            pieces = []
+            for chunk, at in self._places[number]:
+                path, columns, rows = self._chunks[chunk]
+                pieces.append(_Piece(path, columns, Part(*rows[at])))
+            made = self._made[number] = Episode(self, pieces)
+        return made
 
     def table(self) -> pd.DataFrame:
         """A row for each episode."""
@@ -117,6 +152,7 @@ class Recordings(Sequence["Episode"]):
 @dataclass(frozen=True)
 class _Piece:
     path: str
+    columns: tuple[str, ...]
     part: Part
 
 
@@ -139,7 +175,7 @@ class Episode:
     def __init__(self, of: Recordings, pieces: Sequence[_Piece]) -> None:
         self._of = of
         self._pieces = sorted(pieces, key=lambda piece: piece.part.first)
-        self._ends = np.cumsum([piece.part.ticks for piece in self._pieces]).tolist()
+        self._ends = list(itertools.accumulate(piece.part.ticks for piece in self._pieces))
         first, last = self._pieces[0].part, self._pieces[-1].part
         self.id, self.session, self.began, self.start = first.episode, first.session, first.began, first.start
         self.why, self.player, self.end, self.result = first.why, first.player, last.end, last.result
@@ -157,13 +193,13 @@ class Episode:
     @property
     def columns(self) -> list[str]:
         """Names of the arrays that every tick has."""
-        names = [self._of.chunk(piece.path).columns for piece in self._pieces]
-        return [name for name in names[0] if all(name in each for each in names)]
+        first, *others = dict.fromkeys(piece.columns for piece in self._pieces)
+        return [name for name in first if all(name in each for each in others)]
 
     @property
     def some_columns(self) -> list[str]:
         """Names of the arrays that some ticks have; an error or a fallback may leave ticks without."""
-        return list(dict.fromkeys(name for piece in self._pieces for name in self._of.chunk(piece.path).columns))
+        return list(dict.fromkeys(name for piece in self._pieces for name in piece.columns))
 
     def __getitem__(self, name: str) -> np.ndarray:
         """An array ``[N, ...]`` of all ticks.
@@ -190,7 +226,7 @@ class Episode:
         """Ranges of ticks, as (first, end), that have all arrays of these names."""
         found: list[tuple[int, int]] = []
         for piece, end in zip(self._pieces, self._ends, strict=True):
-            if set(names) <= set(self._of.chunk(piece.path).columns):
+            if set(names) <= set(piece.columns):
                 start = end - piece.part.ticks
                 if found and found[-1][1] == start:
                     start = found.pop()[0]
@@ -211,8 +247,8 @@ class Episode:
         names = self.columns if names is None else names
         last = len(self) if count is None else min(first + count, len(self))
         found = []
-        for index in range(bisect.bisect_right(self._ends, first), len(self._pieces)):
-            piece, end = self._pieces[index], self._ends[index]
+        for at in range(bisect.bisect_right(self._ends, first), len(self._pieces)):
+            piece, end = self._pieces[at], self._ends[at]
             begin = end - piece.part.ticks
             low, high = max(first, begin), min(last, end)
             if low >= high:

@@ -5,21 +5,25 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections import deque
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 import fsspec
 
+from brayx.recording import index
 from brayx.recording.chunks import write_chunk
 from brayx.recording.columns import Columns
-from brayx.recording.part import Part
+from brayx.recording.index import Entry
+from brayx.recording.part import Part, rows_of
 
 logger = logging.getLogger(__name__)
 
 SUFFIX = ".parquet"
 _UNFINISHED = ".unfinished-"
 _ABANDONED_S = 3600.0
+_LIST_S = 60.0
 
 
 class Folder:
@@ -38,6 +42,11 @@ class Folder:
         self._max_bytes = max_bytes
         self._writer = uuid.uuid4().hex[:8]
         self._written = 0
+        self._known: deque[tuple[str, int]] = deque()
+        self._total = 0
+        self._indices: list[str] = []
+        self._list_at = 0.0
+        self._entries: dict[str, Entry] = {}
         self._files.makedirs(self._path, exist_ok=True)
 
     def write(self, parts: Sequence[tuple[Part, Columns]]) -> str:
@@ -47,35 +56,70 @@ class Folder:
         unfinished = self._at(f"{_UNFINISHED}{name}")
         try:
             with self._files.open(unfinished, "wb") as file:
-                write_chunk(file, parts)
+                found, columns = write_chunk(file, parts)
+            size = int(self._files.size(unfinished))
             self._files.mv(unfinished, self._at(name))
         except BaseException:
             if self._files.exists(unfinished):
                 self._files.rm(unfinished)
             raise
+        self._known.append((name, size))
+        self._total += size
+        self._entries[name] = Entry(size, tuple(columns), rows_of(found))
+        if len(self._entries) >= index.CHUNKS:
+            self.write_index()
         return name
+
+    def write_index(self) -> None:
+        """Writes the index of the chunks since the last one. Does not raise: an index only saves time."""
+        entries, self._entries = self._entries, {}
+        if not entries:
+            return
+        name = list(entries)[-1].removesuffix(SUFFIX) + index.SUFFIX
+        try:
+            with self._files.open(self._at(f"{_UNFINISHED}{name}"), "wb") as file:
+                file.write(index.written(entries))
+            self._files.mv(self._at(f"{_UNFINISHED}{name}"), self._at(name))
+        except OSError as error:
+            logger.warning("the index of %d files of recordings is not written: %s", len(entries), error)
 
     def trim(self) -> int:
         """Deletes the oldest chunks beyond the limit, and unfinished files of killed writers.
 
+        Lists the folder once a minute, since that takes long where it has many files. So what other writers add in
+        between is noticed a minute late.
+
         Returns:
             The number of deleted chunks.
         """
-        chunks, deleted = [], 0
+        if time.monotonic() >= self._list_at:
+            self._list()
+        deleted = 0
+        while self._total > self._max_bytes and self._known:
+            name, size = self._known.popleft()
+            self._total -= size
+            deleted += self._delete(self._at(name))
+        if deleted:
+            oldest = self._known[0][0] if self._known else ""
+            for name in [each for each in self._indices if each.removesuffix(index.SUFFIX) + SUFFIX < oldest]:
+                self._indices.remove(name)
+                self._delete(self._at(name))
+        return deleted
+
+    def _list(self) -> None:
+        self._list_at = time.monotonic() + _LIST_S
+        chunks, self._indices = [], []
         for entry in self._files.ls(self._path, detail=True, refresh=True):
             name = PurePosixPath(entry["name"]).name
             if name.startswith(_UNFINISHED):
                 if time.time() - _modified(entry) > _ABANDONED_S:
                     self._delete(entry["name"])
             elif name.endswith(SUFFIX):
-                chunks.append((name, int(entry["size"] or 0), entry["name"]))
-        total = sum(size for _, size, _ in chunks)
-        for _, size, path in sorted(chunks):
-            if total <= self._max_bytes:
-                break
-            total -= size
-            deleted += self._delete(path)
-        return deleted
+                chunks.append((name, int(entry["size"] or 0)))
+            elif name.endswith(index.SUFFIX):
+                self._indices.append(name)
+        self._known = deque(sorted(chunks))
+        self._total = sum(size for _, size in chunks)
 
     def _delete(self, path: str) -> bool:
         try:

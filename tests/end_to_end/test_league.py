@@ -9,13 +9,15 @@ import signal
 import sqlite3
 from pathlib import Path
 
+import numpy as np
 import pytest
 from mlflow import MlflowClient
 
+from brayx.engines.base import load_weights
 from brayx.league.config import LeagueConfig
 from brayx.league.league import League
 from brayx.league.ledger import Ledger
-from brayx.tracking import Trial, aliases, find
+from brayx.tracking import Trial, aliases, files_of, find
 from deployments.job import JobConfig
 from tests.end_to_end.jobs import Command, brayx, setting, trials, without_ray
 from tests.league_games import AT_ONCE, Players
@@ -175,6 +177,43 @@ def test_a_past_player_is_a_registered_version_and_must_have_the_models_graph(fo
     with train(folder, "trial=third", past) as third:
         assert third.process.wait(120) != 0
     assert "player 'old', version 1 of higher: weights lack 'value.0.weight'" in third.err
+
+
+STYLES = """
+  players:
+    bold: {role: main, against: {latest: 1}, trainer: {algorithm: {reward_heads: [{weight: 0.1}, {weight: 1}]}}}
+    timid: {role: main, against: {latest: 1}, trainer: {algorithm: {reward_heads: [{weight: 0.1}, {weight: -1}]}}}
+"""
+
+
+def test_players_with_other_reward_weights_learn_other_styles(folder: Path) -> None:
+    """A reward of two parts, the result and the number named: one player likes high numbers, the other low ones."""
+    job, parts = folder / "league.yaml", folder / "league_parts.py"
+    text = job.read_text()
+    job.write_text(text[: text.index("  players:")].rstrip() + STYLES)
+    parts.write_text(
+        parts.read_text()
+        .replace("self.value(obs).squeeze(-1)", "self.value(obs)")
+        .replace("self.value = nn.Linear(1, 1)", "self.value = nn.Linear(1, 2)")
+        .replace(
+            'push("games", fragment)',
+            'heads = np.array([[episode[-1].input["reward"], int(episode[0].step.action) - 1]], np.float32)\n'
+            '            push("games", dataclasses.replace(fragment, extras={"reward_heads": heads}))',
+        )
+        .replace("import random", "import dataclasses\nimport random")
+    )
+    with train(folder, "trainer.num_steps=1000", "trainer.learning_rate=0.05") as command, Players(door(command)):
+        command.until(lambda: command.process.poll() is not None or "finished after" in command.out, "its end")
+        assert command.process.wait(60) == 0, command.err
+    numbers = {}
+    for player in ("bold", "timid"):
+        newest = [each.member.version for each in books(folder).snapshots if each.member.player == player][-1]
+        with files_of(f"models:/higher/{newest}", f"sqlite:///{folder / 'mlflow.db'}") as version:
+            weights = load_weights(version / "weights.npz")
+        scores = np.exp(weights["logits.weight"][:, 0] + weights["logits.bias"])  # of the one observation, 1
+        numbers[player] = float(np.arange(3) @ scores / scores.sum())
+    assert numbers["bold"] > 1.4, numbers
+    assert numbers["timid"] < 0.6, numbers
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,17 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from mlflow import MlflowClient
 from ray import serve
 from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from brayx.cluster import NAMESPACE
 from brayx.cluster.directory import stop_directory
 from brayx.cluster.hub import HubClient, create_hub, get_hub, numbers_of
 from brayx.errors import AgentError, TrackingError
 from brayx.gamecore.client import Client
+from brayx.metrics import Bars
 from brayx.tracking import Trial
 from deployments.actor import actor_spec, application
 from deployments.job import JobConfig
@@ -30,6 +33,7 @@ from pipelines.watching import Watch
 from tests.integration.conftest import Ingress
 from tests.waiting import until
 
+BARS = Bars((0.0, 1.0, 2.0), (3.0, 4.0))
 JOB = """
 project: raising
 trial: main
@@ -60,8 +64,8 @@ def snapshot(handle: Any) -> dict[str, float]:
 
 
 @pytest.fixture
-def hub(ray_cluster: str, tracking_db: str) -> Iterator[tuple[Any, Trial]]:
-    trial = Trial.open("project", "trial", tracking_db)
+def hub(ray_cluster: str, tracking_db: str, tmp_path: Path) -> Iterator[tuple[Any, Trial]]:
+    trial = Trial.open("project", "trial", tracking_db, tensorboard=str(tmp_path / "board"))
     handle = create_hub("hub-under-test", ray_cluster, trial, interval_s=0.1)
     yield handle, trial
     ray.kill(handle)
@@ -82,6 +86,7 @@ def record(name: str, namespace: str, games: int) -> None:
     for game in range(games):
         client.add("episode_return", float(game))
         client.add("env_steps", 10)
+        client.add_shapes("weights", {"layer": BARS})
         time.sleep(0.002)
     client.close(timeout_s=60)
 
@@ -94,6 +99,10 @@ def test_samples_of_several_processes_meet_in_mlflow(hub: tuple[Any, Trial], ray
     assert (last["games"], last["episode_return.last100"]) == (100, 24.5)
     assert trial.metrics()["replay/env_steps"] == 1000
     assert trial.history("replay/env_steps")[-1] == (1000, 1000.0)
+    assert [file for file in MlflowClient(trial.uri).list_artifacts(trial.run_id, "images") if "weights+" in file.path]
+    read = EventAccumulator(trial.tensorboard).Reload()
+    assert read.Scalars("replay/env_steps")[-1].value == 1000
+    assert read.Histograms("weights/layer")[-1].histogram_value.num == sum(BARS.counts)
 
 
 def test_after_a_flush_the_hub_has_the_numbers(hub: tuple[Any, Trial]) -> None:

@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 from brayx.errors import LeagueError
 from brayx.league.config import GateConfig
-from brayx.league.gates import PATIENCE, at_every_look, failed, opponents, wilson
+from brayx.league.gates import PATIENCE, at_every_look, failed, judge, opponents, wilson
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
 from brayx.league.payoff import Payoff
@@ -139,6 +140,49 @@ def test_of_past_players_those_come_first_that_it_has_met_least() -> None:
         games = [payoff.games(NEW, other) for other in others]
         assert max(games) - min(games) <= 1
     assert 160 < payoff.games(NEW, OLD) < 240
+
+
+def slow_lower(wins: float, games: int, z: float = 1.959964) -> float:
+    """Wilson's lower bound: the least p that the games do not reject, on a grid."""
+    p = np.linspace(0.0, 1.0, 20001)
+    return float(p[np.abs(wins / games - p) <= z * np.sqrt(p * (1 - p) / games) + 1e-12][0]) if games else 0.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_past_player_that_may_win_most_clearly_comes_first(seed: int) -> None:
+    rng, others = random.Random(seed), [Member(name) for name in "abcdef"]
+    payoff, scores = Payoff(), dict.fromkeys(others, (0.0, 0))
+    for _ in range(rng.randrange(40)):
+        rival, score = rng.choice(others), rng.choice((0.0, 0.5, 1.0))
+        payoff.add(NEW, rival, score)
+        won, games = scores[rival]
+        scores[rival] = won + score, games + 1
+    bounds = {rival: (round(slow_lower(*of), 3), of[1]) for rival, of in scores.items()}
+    expected = {rival for rival, bound in bounds.items() if bound == min(bounds.values())}
+    drawn = [opponents(NEW, OLD, payoff, [*others, NEW, OLD], GateConfig(), 1, rng) for _ in range(100)]
+    assert {member for members in drawn for member in members} == {OLD, *expected}
+
+
+def passes(rates: Mapping[Member, float], candidates: int) -> float:
+    """Share of simulated candidates that become champion, of those with these win rates."""
+    config, rng, passed = GateConfig(), random.Random(3), 0
+    past = [*rates, NEW]
+    for _ in range(candidates):
+        payoff = Payoff()
+        while not failed(NEW, OLD, payoff, past, config):
+            found = opponents(NEW, OLD, payoff, past, config, 1, rng)
+            if not found:
+                passed += judge(NEW, OLD, payoff, past, config).passed
+                break
+            payoff.add(NEW, found[0], float(rng.random() < rates[found[0]]))
+    return passed / candidates
+
+
+def test_a_past_player_that_regained_is_found_among_many() -> None:
+    """With games spread evenly, 37 % of the first candidates passed."""
+    others = {Member(f"p{number}"): 0.6 for number in range(9)}
+    assert passes({OLD: 0.6, RANDOM: 0.2, **others}, 60) <= 0.2
+    assert passes({OLD: 0.6, RANDOM: 0.6, **others}, 60) >= 0.85
 
 
 def test_a_candidate_that_has_failed_is_followed_by_a_newer_one() -> None:

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from brayx.errors import ModelError
+from deployments.job import JobConfig
+from pipelines.checks import check_job
+from pipelines.shipped import TEMPLATES
 from tests.unit.gamecore.echo_server import EchoApp, serving
 from tests.unit.pipelines.conftest import Run
 
@@ -59,3 +63,22 @@ def test_check_names_every_file_that_is_missing_also_of_a_job_without_a_trainer(
         f"{tmp_path / 'none.npz'}",
     ):
         assert missing in line
+
+
+HEADS = "trainer.algorithm={name: ppo, reward_heads: [{}]}"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "player 'second': model 'model' gave value [N], expected value [N, K]"),
+        ((HEADS,), "model 'model' gave value [N], expected value [N, K]"),
+    ],
+)
+def test_the_model_must_have_what_each_player_of_a_league_learns_from(options: tuple[str, ...], said: str) -> None:
+    second = "{role: main, trainer: {algorithm: {reward_heads: [{weight: -1}]}}}"
+    players = f"league.players={{first: {{role: main}}, second: {second}}}"
+    job = JobConfig.load(TEMPLATES / "league" / "four.yaml", [players, *options])
+    with pytest.raises(ModelError) as refused:
+        check_job(job)
+    assert refused.value.message == said

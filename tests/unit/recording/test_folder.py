@@ -1,0 +1,225 @@
+"""A folder of recordings: its index, many chunks, full disks, killed writers, and hostile files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from brayx.errors import BadRecording
+from brayx.recording import index, writer
+from brayx.recording import open as open_recordings
+from brayx.recording.columns import Tick, columns_of
+from brayx.recording.packer import Packer
+from brayx.recording.part import Part
+from brayx.recording.writer import Folder
+from tests.waiting import until
+
+WAIT_S = 60.0
+
+
+def ticks(count: int, first: int = 0, **attributes: Any) -> Any:
+    return columns_of([Tick(first + at, 0.0, 0.0, b"%d" % (first + at), b"", attributes) for at in range(count)])
+
+
+def long_session(folder: Folder, chunks: int) -> None:
+    """One session over many chunks, two ticks in each."""
+    for at in range(chunks):
+        end = "stop" if at == chunks - 1 else ""
+        folder.write([(Part("e", "long", 0.0, 2 * at, 2, end=end), ticks(2, 2 * at, x=float(at)))])
+
+
+def indices(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"*{index.SUFFIX}"))
+
+
+def test_a_long_session_is_listed_by_the_index_and_opens_only_the_chunks_that_are_read(tmp_path: Path) -> None:
+    long_session(Folder(str(tmp_path), 10**9), index.CHUNKS + 3)
+    chunks = sorted(tmp_path.glob("*.parquet"))
+    assert len(indices(tmp_path)) == 1
+    broken = chunks[5]
+    broken.write_bytes(bytes(broken.stat().st_size))  # as large as before, so that the index still counts
+    (episode,) = open_recordings(str(tmp_path))
+    assert (len(episode), episode.end, episode.columns) == (2 * len(chunks), "stop", ["x"])
+    assert episode.read(12, 3).number.tolist() == [12, 13, 14]
+    assert episode.read(len(episode) - 1, 1).number.tolist() == [len(episode) - 1]
+    with pytest.raises(BadRecording, match="is no chunk of a recording"):
+        episode.read(10, 1)
+
+
+def test_an_index_that_is_broken_or_out_of_date_is_not_believed(tmp_path: Path) -> None:
+    long_session(Folder(str(tmp_path), 10**9), index.CHUNKS)
+    (listed,) = indices(tmp_path)
+    whole = listed.read_bytes()
+    about = json.loads(gzip.decompress(whole))
+    name = next(iter(about["chunks"]))
+    _, columns, rows = about["chunks"][name]
+    size = (tmp_path / name).stat().st_size
+
+    def entry(**changed: Any) -> dict[str, Any]:
+        at = {**dict(zip(about["fields"], rows[0], strict=True)), **changed}
+        return {name: [size, columns, [[at[field] for field in about["fields"]]]]}
+
+    for hostile in (
+        b"", b"no gzip", whole[:-20], gzip.compress(b"[]"),
+        *(
+            gzip.compress(json.dumps({**about, **changed}).encode())
+            for changed in (
+                {"format": 9}, {"fields": []}, {"chunks": {name: 1}}, {"chunks": {name: [size, columns, [[1]]]}},
+                {"chunks": entry(episode=1)}, {"chunks": entry(ticks=-1)}, {"chunks": entry(ticks=True)},
+                {"chunks": {f"../{tmp_path.name}/{name}": [size, columns, rows]}},
+                {"chunks": {name: [size + 1, columns, rows]}},
+            )
+        ),
+    ):  # fmt: skip
+        listed.write_bytes(hostile)
+        (episode,) = open_recordings(str(tmp_path))
+        assert (len(episode), episode.session) == (2 * index.CHUNKS, "long")
+    for changed in ({"ticks": 9}, {"row": 99}):  # it may only lie about what a chunk has: reading finds out
+        listed.write_bytes(gzip.compress(json.dumps({**about, "chunks": entry(**changed)}).encode()))
+        with pytest.raises(BadRecording, match="cannot be read"):
+            next(iter(open_recordings(str(tmp_path)))).read()
+    listed.write_bytes(gzip.compress(json.dumps({**about, "chunks": {name: [size, ["y"], rows]}}).encode()))
+    with pytest.raises(BadRecording, match="has no array 'y'"):
+        next(iter(open_recordings(str(tmp_path)))).read(0, 1, ["y"])
+
+
+def test_the_oldest_chunks_go_without_a_list_of_the_folder_and_their_index_with_them(tmp_path: Path) -> None:
+    own = Folder(str(tmp_path), 10**9)
+    own.trim()
+    long_session(own, index.CHUNKS)
+    (first,) = indices(tmp_path)
+    size = sum(each.stat().st_size for each in tmp_path.glob("*.parquet"))
+    small = Folder(str(tmp_path), size + 100)
+    assert small.trim() == 0
+    for at in range(index.CHUNKS):
+        small.write([(Part("f", "s", 0.0, at, 1), ticks(1))])
+        small.trim()
+    left = sorted(tmp_path.glob("*.parquet"))
+    assert sum(each.stat().st_size for each in left) <= size + 100
+    assert index.CHUNKS <= len(left) < 2 * index.CHUNKS
+    assert first in indices(tmp_path) or not any(each.name < first.name for each in left)
+    assert {each.session for each in open_recordings(str(tmp_path))} >= {"s"}
+
+
+def test_what_another_writer_adds_counts_once_the_folder_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_LIST_S", 0.0)
+    one, other = Folder(str(tmp_path), 1), Folder(str(tmp_path), 10**9)
+    one.trim()
+    other.write([(Part("e", "s", 0.0, 0, 1), ticks(1))])
+    assert one.trim() == 1
+    assert not list(tmp_path.glob("*.parquet"))
+
+
+def test_two_writers_at_once_keep_all_sessions(tmp_path: Path) -> None:
+    folders = [Folder(str(tmp_path), 10**9) for _ in range(2)]
+    for at in range(4):
+        for name, folder in zip("ab", folders, strict=True):
+            folder.write([(Part(name, name, 0.0, at, 1), ticks(1, at))])
+    for folder in folders:
+        folder.write_index()
+    episodes = open_recordings(str(tmp_path))
+    assert {each.session: each.read().number.tolist() for each in episodes} == {"a": [0, 1, 2, 3], "b": [0, 1, 2, 3]}
+    assert len(indices(tmp_path)) == 2
+
+
+def test_sessions_of_games_with_other_shapes_share_a_folder(tmp_path: Path) -> None:
+    packer = Packer(lambda: Folder(str(tmp_path), 10**9), flush_s=60.0)
+    for name, shape in (("a", (3,)), ("b", (2, 2))):
+        packer.add(Part(name, name, 0.0, 0, 2, end="stop"), ticks(2, obs=np.ones(shape, np.float32)))
+    packer.close()
+    assert {each.session: each["obs"].shape for each in open_recordings(str(tmp_path))} == {"a": (2, 3), "b": (2, 2, 2)}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 128 KiB."""
+    at = tmp_path / "disk"
+    at.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(at)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("only root can mount a small file system")
+    yield at
+    subprocess.run(["umount", str(at)], check=True)
+
+
+def test_a_full_disk_loses_nothing_that_fits_later(small_disk: Path) -> None:
+    packer = Packer(lambda: Folder(str(small_disk), 10**9), flush_s=0.0)
+    rng = random.Random(0)
+
+    def add(name: str) -> None:
+        columns = columns_of([Tick(0, 0.0, 0.0, rng.randbytes(50_000), b"", {})])
+        packer.add(Part(name, name, 0.0, 0, 1, end="stop"), columns)
+        packer.write_due()
+
+    for name in "abcd":
+        add(name)
+    assert "No space left" in packer.failure
+    assert packer.lost == 0
+    assert [each.session for each in open_recordings(str(small_disk))] == ["a", "b"]
+    assert not list(small_disk.glob(".unfinished*"))
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    packer.write_due()
+    assert (packer.failure, packer.lost) == ("", 0)
+    assert {each.session for each in open_recordings(str(small_disk))} == set("abcd")
+
+
+def _write_forever(address: str) -> None:
+    folder, rng = Folder(address, 10**9), np.random.default_rng(0)
+    body = rng.bytes(4_000_000)
+    for at in range(10_000):
+        folder.write([(Part(f"{at}", f"{at}", 0.0, 0, 1), columns_of([Tick(0, 0.0, 0.0, body, b"", {})]))])
+
+
+def test_a_writer_that_is_killed_in_the_middle_of_a_chunk_leaves_readable_files(tmp_path: Path) -> None:
+    code = f"from tests.unit.recording.test_folder import _write_forever; _write_forever({str(tmp_path)!r})"
+    child = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        until(lambda: len(list(tmp_path.glob("2*.parquet"))) > 2, "it writes", WAIT_S)
+
+        def stopped_within_a_chunk() -> bool:
+            os.kill(child.pid, signal.SIGSTOP)
+            if list(tmp_path.glob(".unfinished*")):
+                return True
+            os.kill(child.pid, signal.SIGCONT)
+            return False
+
+        until(stopped_within_a_chunk, "it is in the middle of a chunk", WAIT_S)
+    finally:
+        child.kill()
+        child.wait()
+    assert list(tmp_path.glob(".unfinished*"))
+    episodes = open_recordings(str(tmp_path))
+    assert not episodes.unreadable
+    assert len(episodes) == len(list(tmp_path.glob("2*.parquet"))) > 2
+    assert all(len(each.inputs()[0]) == 4_000_000 for each in episodes)
+
+
+def test_a_chunk_with_changed_bytes_is_read_or_named(tmp_path: Path) -> None:
+    Folder(str(tmp_path), 10**9).write([(Part("e", "s", 0.0, 0, 50), ticks(50, x=1.5))])
+    (path,) = tmp_path.glob("*.parquet")
+    whole, rng = path.read_bytes(), random.Random(0)
+    refused = 0
+    for _ in range(150):
+        data = bytearray(whole)
+        for _ in range(rng.randint(1, 4)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        path.write_bytes(data)
+        try:
+            for episode in open_recordings(str(path)):
+                episode.frame()
+        except BadRecording:
+            refused += 1
+    assert refused > 20
