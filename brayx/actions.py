@@ -17,7 +17,7 @@ environments; Gymnasium's spaces are recognised by their attributes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -143,6 +143,67 @@ def greedy(outputs: Outputs) -> np.ndarray:
         return best
     location: np.ndarray = _location(outputs)
     return np.tanh(location) if "tanh_mean" in outputs else location.copy()
+
+
+def kl_divergence(outputs: Outputs, reference: Outputs) -> np.ndarray:
+    """KL(outputs || reference), float64 ``[..., N]``, in nats and exact; summed over heads or dimensions.
+
+    The divergence of squashed Gaussians is that of the Gaussians inside, and of noise that depends on the state that of
+    the marginals. It is finite also if the reference forbids an action: its log-probability is `MASKED` then.
+
+    Args:
+        outputs, reference: outputs of two models for the same observations, ``[..., N, ...]``.
+
+    Raises:
+        ModelError: these are not a policy's outputs, or the two are for different actions.
+    """
+    if "logits" in outputs and "logits" in reference:
+        ours, theirs = _heads(outputs["logits"]), _heads(reference["logits"])
+        if len(ours) == len(theirs):
+            pairs = zip(ours, theirs, strict=True)
+            joint: np.ndarray = np.stack([_categorical_kl(*pair) for pair in pairs]).sum(0)
+            return joint
+    for mean, log_std in (("mean", "log_std"), ("tanh_mean", "tanh_log_std")):
+        if mean in outputs and mean in reference:
+            means = [np.asarray(each[mean], np.float64) for each in (outputs, reference)]
+            log_stds = [np.asarray(each[log_std], np.float64) for each in (outputs, reference)]
+            if means[0].shape != means[1].shape:
+                break
+            spread = log_stds[0] - log_stds[1]
+            distance = (means[0] - means[1]) * np.exp(-log_stds[1])
+            # Rounding may end below 0.
+            found: np.ndarray = np.maximum(0.5 * (np.exp(2 * spread) + distance**2 - 1) - spread, 0.0).sum(-1)
+            return found
+    raise _other_actions(outputs, reference)
+
+
+def _heads(logits: Any) -> Sequence[np.ndarray]:
+    return logits if isinstance(logits, tuple | list) else (logits,)
+
+
+def _categorical_kl(logits: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    if np.shape(logits) != np.shape(reference):
+        raise _other_actions({"logits": logits}, {"logits": reference})
+    ours, theirs = (np.maximum(_log_softmax(each), MASKED) for each in (logits, reference))
+    found: np.ndarray = np.maximum((np.exp(ours) * (ours - theirs)).sum(-1), 0.0)  # rounding may end below 0
+    return found
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    wide = np.asarray(logits, np.float64)
+    shifted = wide - wide.max(-1, keepdims=True)
+    found: np.ndarray = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return found
+
+
+def _other_actions(outputs: Outputs, reference: Outputs) -> ModelError:
+    def policy(of: Outputs) -> str:
+        if "logits" in of:
+            return f"logits {', '.join(str(list(np.shape(head)[-1:])) for head in _heads(of['logits']))}"
+        means = [f"{name} {list(np.shape(of[name])[-1:])}" for name in ("mean", "tanh_mean") if name in of]
+        return means[0] if means else f"only {sorted(of)}"
+
+    return ModelError(f"the two policies act differently: one has {policy(outputs)}, the other {policy(reference)}")
 
 
 def tempered(outputs: Outputs, temperature: float) -> dict[str, Any]:

@@ -31,6 +31,8 @@
     │   └── BadFragment                 bad_fragment        422
     ├── LeagueError                     league_error        409
     ├── BadRecording                    bad_recording       422
+    ├── NotDeterministic                not_deterministic   409
+    ├── PromotionRefused                promotion_refused   409
     ├── EnvironmentFailed               environment_failed  500
     ├── ConfigError                     bad_config          400
     ├── TrackingError                   tracking_error      500
@@ -356,6 +358,22 @@ class BadRecording(BrayxError):
     code = "bad_recording"
     http_status = 422
     grpc_status = "INVALID_ARGUMENT"
+
+
+class NotDeterministic(BrayxError):
+    """A game that got its recorded replies sent other inputs than in the recording; ``tick`` in details."""
+
+    code = "not_deterministic"
+    http_status = 409
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class PromotionRefused(BrayxError):
+    """A version did not pass a gate; the message has the number that decided."""
+
+    code = "promotion_refused"
+    http_status = 409
+    grpc_status = "FAILED_PRECONDITION"
 
 
 class EnvironmentFailed(BrayxError):

@@ -1,22 +1,34 @@
-"""Recordings: sessions tick by tick, in files. `open` reads them, `dataset` makes demonstrations of them.
+"""Recordings: sessions tick by tick, in files.
 
-Knows nothing of Ray, MLflow or doors.
+`open` reads them, `dataset` makes demonstrations of them, `compare` feeds them to versions of a model. Knows nothing of
+Ray, MLflow or doors.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from brayx.recording.comparison import Comparison as Comparison
+    from brayx.recording.comparison import NotCompared as NotCompared
+    from brayx.recording.comparison import compare as compare
     from brayx.recording.reader import open as open
     from brayx.recording.source import dataset as dataset
+    from brayx.recording.version import Version as Version
 
-__all__ = ["dataset", "open"]
+__all__ = ["Comparison", "NotCompared", "Version", "compare", "dataset", "open"]
 
-_HOME = {"dataset": "brayx.recording.source", "open": "brayx.recording.reader"}
+_HOME = {
+    "Comparison": "brayx.recording.comparison",
+    "NotCompared": "brayx.recording.comparison",
+    "Version": "brayx.recording.version",
+    "compare": "brayx.recording.comparison",
+    "dataset": "brayx.recording.source",
+    "open": "brayx.recording.reader",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the reader on first use: importing Arrow is slow, and recording does not need it."""
+    """Imports a module on first use: importing Arrow is slow, and recording does not need it."""
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -32,6 +32,8 @@ _LEVEL = 3
 _BODIES = ("input", "output")
 _STOP = f"{OWN}stop"
 _TIMES = ("time_us", "duration_us", "queue_us", "forward_us")
+_KEPT_BYTES = 16 * 2**20
+"""Maximum size of the row groups that an open chunk keeps in memory."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,8 @@ class Chunk:
         except Exception as error:  # on a hostile file, pyarrow raises almost any exception
             raise BadRecording(f"{name} is no chunk of a recording: {_short(error)}", file=name) from None
         self.columns = list(self._stored)
+        self._has = frozenset(self._file.schema_arrow.names)
+        self._newest: tuple[Any, pa.Table | None] = (None, None)
         self._bounds = np.cumsum([0, *(self._file.metadata.row_group(i).num_rows for i in range(self._groups))])
 
     @property
@@ -167,14 +171,13 @@ class Chunk:
                 raise BadRecording(f"{self._name} has no array {name!r}", file=self._name, column=name)
         first = int(np.searchsorted(self._bounds, row, "right")) - 1
         last = int(np.searchsorted(self._bounds, row + count, "left"))
-        has = set(self._file.schema_arrow.names)
-        bodies = [c for name in _BODIES for c in _body_columns(name, has)]
+        bodies = [c for name in _BODIES for c in _body_columns(name, self._has)]
         own = [name for name in names if self._stored[name].at < 0]
-        stops = [name for name in (_STOP,) if name in has]  # the first recordings have none
-        timed = [name for name in _TIMES if f"{OWN}{name}" in has]  # nor all times
+        stops = [name for name in (_STOP,) if name in self._has]  # the first recordings have none
+        timed = [name for name in _TIMES if f"{OWN}{name}" in self._has]  # nor all times
         plain = [f"{OWN}{name}" for name in ("number", "event", *timed)]
         try:
-            table = self._file.read_row_groups(range(first, last), columns=[*plain, *stops, *bodies, *own])
+            table = self._row_groups(first, last, (*plain, *stops, *bodies, *own))
             table = table.slice(row - int(self._bounds[first]), count).combine_chunks()
             if len(table) < count:
                 raise ValueError(f"it ends before row {row + count}")
@@ -204,6 +207,15 @@ class Chunk:
             )
         except Exception as error:  # as above
             raise BadRecording(f"{self._name} cannot be read: {_short(error)}", file=self._name) from None
+
+    def _row_groups(self, first: int, last: int, columns: tuple[str, ...]) -> pa.Table:
+        """Some row groups; keeps the newest ones, since short sessions share one."""
+        of = (first, last, columns)
+        if self._newest[0] == of:
+            return self._newest[1]
+        table = self._file.read_row_groups(range(first, last), columns=list(columns))
+        self._newest = (of, table) if table.nbytes <= _KEPT_BYTES else (None, None)
+        return table
 
 
 def _within(values: np.ndarray, numbers: np.ndarray | None) -> int:
@@ -242,7 +254,7 @@ def _numpy(column: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndar
     return made
 
 
-def _body_columns(name: str, has: set[str]) -> list[str]:
+def _body_columns(name: str, has: Collection[str]) -> list[str]:
     return [c for c in (f"{OWN}{name}", f"{OWN}{name}.text", f"{OWN}{name}.numbers") if c in has]
 
 

@@ -1,0 +1,186 @@
+"""Feeds the observations of recordings to versions of a model, and compares what they choose.
+
+Knows nothing of where versions come from.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from brayx.errors import BrayxError
+from brayx.recording.columns import Columns
+from brayx.recording.differences import TOLERANCE, Acted, Differences, differences, is_read
+from brayx.recording.reader import Episode
+from brayx.recording.version import Leaves, Version
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_TICKS = 4096
+"""Ticks of a session that are in memory at once, unless they are large."""
+_BYTES = 64 * 2**20
+"""Maximum size of all observations that are in memory at once."""
+_TOGETHER = 32
+"""Sessions that a model plays at once."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a version differs from a recorded session, or from another version on its observations.
+
+    Attributes:
+        session, episode: id of the session, and of its recording.
+        number: ``[N]`` int64, numbers of the ticks in the session.
+        equal: ``[N]`` bool, whether the version's most likely action is the recorded one.
+        kl: ``[N]`` float32, KL(recorded || version) in nats; NaN: not known.
+        value: ``[N]`` float32, the version's value minus the recorded one; NaN: not known.
+        exact: whether ``kl`` is exact; else it is estimated, see `brayx.recording.differences.differences`.
+    """
+
+    session: str
+    episode: str
+    number: np.ndarray
+    equal: np.ndarray
+    kl: np.ndarray
+    value: np.ndarray
+    exact: bool
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @property
+    def first(self) -> int | None:
+        """Number of the first tick with another action; None: there is none."""
+        other = np.flatnonzero(~self.equal)
+        return int(self.number[other[0]]) if len(other) else None
+
+    def frame(self) -> pd.DataFrame:
+        """A row for each tick."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {"session": self.session, "tick": self.number, "equal": self.equal, "kl": self.kl, "value": self.value}
+        )
+
+
+@dataclass(frozen=True)
+class NotCompared:
+    """A recorded session that could not be compared.
+
+    Attributes:
+        session, episode: id of the session, and of its recording.
+        error: why. `BadRecording`: a file is broken, or lacks an array that is needed, or the action does not fit.
+            `ShapeMismatch`: the observations do not fit a model. `ModelError`: a model failed, or its outputs hold NaN.
+    """
+
+    session: str
+    episode: str
+    error: BrayxError
+
+
+def compare(
+    episodes: Iterable[Episode],
+    version: Version,
+    reference: Version | None = None,
+    *,
+    tolerance: float = TOLERANCE,
+) -> Iterator[Comparison | NotCompared]:
+    """Compares a version with recorded sessions, or with another version on their observations.
+
+    Reads the recordings piece by piece, so memory is bounded.
+
+    Args:
+        episodes: recorded sessions.
+        version: the version.
+        reference: another version, whose most likely actions, distributions and values replace the recorded ones;
+            None: compare with the recording.
+        tolerance: largest difference of continuous actions that count as equal.
+
+    Yields:
+        The comparison of each session, in their order; or why there is none.
+    """
+    versions = [version] if reference is None else [version, reference]
+    left = iter(episodes)
+    while group := list(itertools.islice(left, _TOGETHER)):
+        failed: dict[str, BrayxError] = {}
+        made: dict[str, Comparison] = {}
+        while rest := [episode for episode in group if episode.id not in failed]:
+            try:
+                made = _played(rest, versions, tolerance)
+                break
+            except _Failed as failure:  # the others play again without it
+                failed[failure.episode] = failure.error
+            except BrayxError as error:  # of a model: nobody knows at which session
+                failed.update({episode.id: error for episode in rest})
+        for each in group:
+            why = failed.get(each.id)
+            yield made[each.id] if why is None else NotCompared(each.session, each.id, why)
+
+
+class _Failed(Exception):
+    """A recording that cannot be compared."""
+
+    def __init__(self, episode: str, error: BrayxError) -> None:
+        super().__init__(error.message)
+        self.episode, self.error = episode, error
+
+
+def _played(group: Sequence[Episode], versions: Sequence[Version], tolerance: float) -> dict[str, Comparison]:
+    """The comparison of each session, by the id of its recording; raises `_Failed` for one that has none."""
+    players = [version.players(len(group)) for version in versions]
+    pieces: dict[str, list[tuple[np.ndarray, Differences]]] = {episode.id: [] for episode in group}
+    tick_bytes = sum(version.tick_bytes for version in versions)
+    count = max(1, min(_TICKS, _BYTES // max(1, tick_bytes * len(group))))
+    for first in range(0, max(map(len, group)), count):
+        # Read in the order of the files, then ordered by length, as the players need them.
+        read = [(each, *_read(each, first, count, versions)) for each in group if len(each) > first]
+        read.sort(key=lambda piece: len(piece[0]), reverse=True)
+        outputs = [player.act([inputs[place] for *_, inputs in read]) for place, player in enumerate(players)]
+        for (episode, columns, _), *acted in zip(read, *outputs, strict=True):
+            pieces[episode.id].append((columns.number, _differences(episode, columns, acted, tolerance)))
+    return {episode.id: _joined(episode, pieces[episode.id]) for episode in group}
+
+
+def _read(episode: Episode, first: int, count: int, versions: Sequence[Version]) -> tuple[Columns, list[Leaves]]:
+    """Ticks of a session, and each version's inputs for them."""
+    names = [name for version in versions for name in version.columns]
+    if len(versions) == 1:  # it is compared with the recording
+        names += [name for name in episode.columns if is_read(name)]
+    try:
+        columns = episode.read(first, count, list(dict.fromkeys(names)))
+        return columns, [version.leaves(columns.arrays) for version in versions]
+    except BrayxError as error:
+        raise _Failed(episode.id, error) from None
+
+
+def _differences(
+    episode: Episode, columns: Columns, outputs: Sequence[Mapping[str, Any]], tolerance: float
+) -> Differences:
+    ours, *reference = outputs
+    try:
+        acted = Acted.most_likely(reference[0]) if reference else Acted.recorded(columns.arrays)
+        return differences(acted, ours, tolerance=tolerance)
+    except BrayxError as error:
+        raise _Failed(episode.id, error) from None
+
+
+def _joined(episode: Episode, pieces: Sequence[tuple[np.ndarray, Differences]]) -> Comparison:
+    def all_of(name: str, dtype: Any) -> np.ndarray:
+        found = [getattr(each, name) for _, each in pieces]
+        return np.concatenate(found) if found else np.zeros(0, dtype)
+
+    numbers = [number for number, _ in pieces]
+    return Comparison(
+        episode.session,
+        episode.id,
+        np.concatenate(numbers) if numbers else np.zeros(0, np.int64),
+        all_of("equal", np.bool_),
+        all_of("kl", np.float32),
+        all_of("value", np.float32),
+        all(each.exact for _, each in pieces),
+    )

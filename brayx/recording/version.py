@@ -1,0 +1,184 @@
+"""A version of a model that acts on recorded observations.
+
+A recurrent model gets its memory as in a session: it starts from the initial state, and each forward continues from the
+one before. Knows nothing of files, nor of where versions come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import optree
+
+from brayx.engines.base import Engine, as_dtype
+from brayx.errors import ModelError, ShapeMismatch
+from brayx.types import NestedArray
+
+if TYPE_CHECKING:
+    import torch
+
+_ROWS = 4096
+"""Largest batch of a model without memory."""
+Leaves = Sequence[np.ndarray]
+"""A model's inputs ``[N, ...]`` without its state, of consecutive ticks of one session."""
+
+
+class Version:
+    """A version of a model, to feed recordings to.
+
+    Args:
+        label: its name in results and errors.
+        module: the module with the version's weights; copied.
+        example_args: a tuple of example arguments, each leaf with a batch axis.
+
+    Attributes:
+        columns: names of the recorded arrays that it takes: ``obs``, or ``obs/board`` and the like.
+        tick_bytes: size of one observation.
+        is_recurrent: whether it has a memory.
+
+    Raises:
+        ModelError: the module fails on its example.
+    """
+
+    def __init__(self, label: str, module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> None:
+        from brayx.engines.normalised import observed
+
+        self.label = label
+        self._engine = _engine(module, example_args)
+        self._bound = self._engine.bind(self._engine.initial)
+        self.spec = self._engine.spec
+        self.is_recurrent = self.spec.state is not None
+        taken = () if self.spec.state is None else self.spec.state.inputs
+        self._places = [place for place in range(len(self.spec.inputs)) if place not in taken]
+        self.columns = tuple(observed(module, example_args))
+        leaves = [self.spec.inputs[place] for place in self._places]
+        self.tick_bytes = sum(int(np.prod(leaf.shape, dtype=int)) * leaf.dtype.itemsize for leaf in leaves)
+
+    def leaves(self, arrays: Mapping[str, np.ndarray]) -> Leaves:
+        """Its inputs among the arrays ``[N, ...]`` of a recording.
+
+        Raises:
+            ShapeMismatch: an array does not fit.
+        """
+        found = []
+        for name, place in zip(self.columns, self._places, strict=True):
+            spec, array = self.spec.inputs[place], arrays[name]
+            fits = as_dtype(array, spec.dtype) if array.shape[1:] == spec.shape else None
+            if fits is None:
+                expected, got = f"{name}: {list(spec.shape)} {spec.dtype}", f"{list(array.shape[1:])} {array.dtype}"
+                raise ShapeMismatch(
+                    f"the observations do not fit model {self.label}: expected {expected}, got {got}",
+                    expected=[expected],
+                    got=[f"{name}: {got}"],
+                )
+            found.append(np.ascontiguousarray(fits))
+        return found
+
+    def players(self, sessions: int) -> Players:
+        """Plays the version in some sessions from their first ticks on."""
+        return Players(self, sessions)
+
+    def run(self, inputs: Mapping[int, np.ndarray]) -> list[np.ndarray]:
+        """One forward: output leaves for the input leaf at each place."""
+        return self._engine.run(self._bound, [inputs[place] for place in range(len(self.spec.inputs))])
+
+    def places(self, leaves: Leaves) -> dict[int, np.ndarray]:
+        """Leaves without the state by their places among all inputs."""
+        return dict(zip(self._places, leaves, strict=True))
+
+    def named(self, leaves: Leaves) -> Mapping[str, Any]:
+        """The outputs by name.
+
+        Raises:
+            ModelError: they have no names.
+        """
+        outputs = self.spec.unflatten_outputs(leaves)
+        if not isinstance(outputs, Mapping):
+            raise ModelError(f"model {self.label} returns {type(outputs).__name__}, expected outputs by name")
+        return outputs
+
+
+class Players:
+    """A version that plays in some sessions at once, from one piece of them to the next.
+
+    Args:
+        version: the version.
+        sessions: number of sessions.
+    """
+
+    def __init__(self, version: Version, sessions: int) -> None:
+        self._version = version
+        self._memory: list[np.ndarray] = []
+        if version.spec.state is not None:
+            initial: NestedArray = version.spec.state.initial
+            self._memory = [np.repeat(np.asarray(leaf)[None], sessions, 0) for leaf in optree.tree_leaves(initial)]
+
+    def act(self, pieces: Sequence[Leaves]) -> list[Mapping[str, Any]]:
+        """The outputs ``[N, ...]`` for the next ticks of each session, by name; without the state.
+
+        Args:
+            pieces: inputs of the first sessions, none longer than the one before; the others have ended.
+
+        Raises:
+            ModelError: the model failed, or its outputs have no names.
+        """
+        version = self._version
+        if version.spec.state is None:
+            return _act_at_once(version, pieces)
+        counts = [len(piece[0]) for piece in pieces]
+        rows = [_time_major(leaves, counts) for leaves in zip(*pieces, strict=True)]
+        state = version.spec.state
+        kept: dict[int, np.ndarray] = {}
+        for step in range(counts[0]):
+            playing = sum(count > step for count in counts)
+            inputs = version.places([row[step, :playing] for row in rows])
+            inputs.update({place: leaf[:playing] for place, leaf in zip(state.inputs, self._memory, strict=True)})
+            outputs = version.run(inputs)
+            for leaf, place in zip(self._memory, state.outputs, strict=True):
+                leaf[:playing] = outputs[place]
+            for place, output in enumerate(outputs):
+                if place not in state.outputs:
+                    if place not in kept:
+                        kept[place] = np.zeros((counts[0], len(counts), *output.shape[1:]), output.dtype)
+                    kept[place][step, :playing] = output
+        nothing = np.empty(0)
+        return [
+            version.named(
+                [kept[leaf][:count, place] if leaf in kept else nothing for leaf in range(len(version.spec.outputs))]
+            )
+            for place, count in enumerate(counts)
+        ]
+
+
+def _engine(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> Engine:
+    """ONNX Runtime, as where agents act: for small batches it is faster than torch, which runs what has no export."""
+    from brayx.engines.torch import TorchEngine
+    from brayx.model.build import engine_of
+    from brayx.model.config import ModelConfig
+
+    try:
+        return engine_of(ModelConfig(module="", engine="onnx"), module, example_args)
+    except ModelError:
+        return TorchEngine(module, example_args)
+
+
+def _act_at_once(version: Version, pieces: Sequence[Leaves]) -> list[Mapping[str, Any]]:
+    """The outputs of a model without memory."""
+    rows = [np.concatenate(leaves) for leaves in zip(*pieces, strict=True)]
+    done = [
+        version.run(version.places([leaf[first : first + _ROWS] for leaf in rows]))
+        for first in range(0, len(rows[0]), _ROWS)
+    ]
+    leaves = [np.concatenate(parts) for parts in zip(*done, strict=True)]
+    ends = np.cumsum([len(piece[0]) for piece in pieces])[:-1]
+    return [version.named(own) for own in zip(*(np.split(leaf, ends) for leaf in leaves), strict=True)]
+
+
+def _time_major(leaves: Sequence[np.ndarray], counts: Sequence[int]) -> np.ndarray:
+    """One array ``[T, B, ...]``, so that each step is contiguous; zeros where a session has ended."""
+    found = np.zeros((counts[0], len(counts), *leaves[0].shape[1:]), leaves[0].dtype)
+    for place, leaf in enumerate(leaves):
+        found[: len(leaf), place] = leaf
+    return found

@@ -1,0 +1,343 @@
+"""Versions compared with recordings: against a slow oracle, with masks, heads, memories and what does not fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from brayx import actions
+from brayx.actor.agent import State
+from brayx.errors import BadRecording, ModelError, ShapeMismatch
+from brayx.metrics import Recorder
+from brayx.nets.policy import NetworkConfig, policy_for
+from brayx.recording import Comparison, NotCompared, Version, compare, comparison
+from brayx.recording import open as open_recordings
+from brayx.recording.config import RecordingConfig
+from brayx.recording.differences import Acted, differences
+from brayx.recording.recorder import SessionRecorder
+from brayx.types import Step
+
+N = 60
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+# The oracle: one tick, one number at a time, as in a textbook.
+
+
+def softmax(logits: Sequence[float]) -> list[float]:
+    weights = [math.exp(each - max(logits)) for each in logits]
+    return [each / math.fsum(weights) for each in weights]
+
+
+def categorical_kl(p: Sequence[float], q: Sequence[float]) -> float:
+    pairs = zip(softmax(p), softmax(q), strict=True)
+    return math.fsum(a * (math.log(a) - math.log(max(b, 1e-300))) for a, b in pairs if a > 0)
+
+
+def gaussian_kl(mean: float, log_std: float, other: float, other_log_std: float) -> float:
+    variance, wider = math.exp(2 * log_std), math.exp(2 * other_log_std)
+    return other_log_std - log_std + (variance + (mean - other) ** 2) / (2 * wider) - 0.5
+
+
+def normals(*shape: int, seed: int = 0) -> np.ndarray:
+    return rng(seed).standard_normal((N, *shape)).astype(np.float32)
+
+
+POLICIES: dict[str, Callable[[int], dict[str, Any]]] = {
+    "one head": lambda seed: {"logits": normals(4, seed=seed)},
+    "heads": lambda seed: {"logits": (normals(3, seed=seed), normals(2, seed=seed + 9))},
+    "masked": lambda seed: {"logits": np.where(np.arange(4) % 2, actions.MASKED, normals(4, seed=seed))},
+    "forbidden": lambda seed: {"logits": np.where(np.arange(4) == 1, -np.inf, normals(4, seed=seed))},
+    "gaussian": lambda seed: {"mean": normals(2, seed=seed), "log_std": 0.3 * normals(2, seed=seed + 9)},
+    "squashed": lambda seed: {"tanh_mean": normals(2, seed=seed), "tanh_log_std": 0.3 * normals(2, seed=seed + 9)},
+}
+
+
+def oracle_kl(p: Mapping[str, Any], q: Mapping[str, Any], tick: int) -> float:
+    if "logits" in p:
+        ours, theirs = ([each] if isinstance(each, np.ndarray) else each for each in (p["logits"], q["logits"]))
+        pairs = zip(ours, theirs, strict=True)
+        return math.fsum(categorical_kl(a[tick].tolist(), b[tick].tolist()) for a, b in pairs)
+    mean, log_std = p
+    return math.fsum(
+        gaussian_kl(*numbers)
+        for numbers in zip(*(each[name][tick].tolist() for each in (p, q) for name in (mean, log_std)), strict=True)
+    )
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_known_distributions_are_compared_as_the_oracle_does(kind: str) -> None:
+    p, q = POLICIES[kind](0), POLICIES[kind](1)
+    found = differences(Acted.most_likely({**p, "value": normals(seed=3)}), {**q, "value": normals(seed=4)})
+    expected = [oracle_kl(p, q, tick) for tick in range(N)]
+    np.testing.assert_allclose(found.kl, expected, rtol=1e-5, atol=1e-7)
+    assert found.exact
+    ours, theirs = actions.greedy(p), actions.greedy(q)
+    equal = [np.abs(a - b).max() <= 1e-3 for a, b in zip(ours, theirs, strict=True)]
+    assert found.equal.tolist() == equal
+    np.testing.assert_allclose(found.value, normals(seed=4) - normals(seed=3), rtol=1e-6)
+    same = differences(Acted.most_likely(p), p)
+    assert (same.equal.all(), same.kl.max()) == (True, 0.0)
+
+
+@pytest.mark.parametrize("kind", [name for name in POLICIES if name != "forbidden"])
+def test_the_divergence_is_the_learners(kind: str) -> None:
+    from brayx.nets import distributions
+
+    def tensors(outputs: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: tuple(map(torch.as_tensor, each)) if isinstance(each, tuple) else torch.as_tensor(each)
+            for name, each in outputs.items()
+        }
+
+    p, q = POLICIES[kind](0), POLICIES[kind](1)
+    expected = distributions.kl_divergence(tensors(p), tensors(q))
+    np.testing.assert_allclose(actions.kl_divergence(p, q), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_an_action_that_only_one_policy_forbids_has_a_large_finite_divergence() -> None:
+    free, masked = {"logits": np.zeros((1, 2))}, {"logits": np.asarray([[0.0, -np.inf]])}
+    assert actions.kl_divergence(free, masked).item() == pytest.approx(-0.5 * actions.MASKED, rel=1e-3)
+    assert actions.kl_divergence(masked, free).item() == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_without_the_distribution_the_divergence_is_estimated_from_log_probabilities(kind: str) -> None:
+    p, q = POLICIES[kind](0), POLICIES[kind](1)
+    action, log_prob = actions.sample(p, rng(2))
+    found = differences(Acted(action, None, log_prob), q)
+    ratios = [math.exp(b - a) for a, b in zip(log_prob.tolist(), actions.log_prob(q, action).tolist(), strict=True)]
+    expected = [ratio - 1 - math.log(ratio) for ratio in ratios]
+    np.testing.assert_allclose(found.kl, expected, rtol=1e-4, atol=1e-5)
+    assert not found.exact
+    assert differences(Acted(action, None, log_prob), p).kl.max() < 1e-9
+    assert np.isnan(differences(Acted(action), q).kl).all(), "nothing is known"
+    assert np.isnan(differences(Acted(action), q).value).all()
+
+
+def test_the_estimates_mean_is_the_divergence() -> None:
+    p, q = ({"logits": np.tile(np.asarray([row], np.float32), (40_000, 1))} for row in ([0.0, 1.0, 0.5], [0.4, 0.2, 0]))
+    action, log_prob = actions.sample(p, rng())
+    found = differences(Acted(action, None, log_prob), q).kl.astype(np.float64)
+    error = found.std() / math.sqrt(len(found))
+    assert found.mean() == pytest.approx(oracle_kl(p, q, 0), abs=float(5 * error))
+
+
+def test_continuous_actions_are_equal_within_the_tolerance() -> None:
+    outputs = {"mean": np.zeros((3, 2), np.float32), "log_std": np.zeros((3, 2), np.float32)}
+    done = Acted(np.asarray([[0, 0.0009], [0.0011, 0], [-0.5, 0.5]], np.float32))
+    assert differences(done, outputs).equal.tolist() == [True, False, False]
+    assert differences(done, outputs, tolerance=0.5).equal.all()
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_no_ticks_have_no_differences(kind: str) -> None:
+    def none(outputs: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: tuple(head[:0] for head in each) if isinstance(each, tuple) else each[:0]
+            for name, each in outputs.items()
+        }
+
+    p = none({**POLICIES[kind](0), "value": normals()})
+    acted = Acted.most_likely(p)
+    for done in (acted, Acted(acted.action, None, np.zeros(0, np.float32), acted.value)):
+        found = differences(done, p)
+        assert found.equal.shape == found.kl.shape == found.value.shape == (0,)
+        assert found.equal.dtype == np.bool_
+
+
+@pytest.mark.parametrize(
+    ("action", "outputs", "error", "message"),
+    [
+        (np.zeros(3, np.int64), {"value": np.zeros(3)}, ModelError, "logits, mean with log_std"),
+        (np.zeros((3, 2), np.int64), {"logits": np.zeros((3, 4))}, BadRecording, r"action is int64 \[2\], the model's"),
+        (np.zeros(3, np.float32), {"logits": np.zeros((3, 4))}, BadRecording, "the model's discrete"),
+        (np.asarray([0, 4, 1]), {"logits": np.zeros((3, 4))}, BadRecording, "go from 0 to 4, the model has 4"),
+        (np.asarray([0, -1, 1]), {"logits": np.zeros((3, 4))}, BadRecording, "go from -1 to 1"),
+        (np.zeros(3, np.int64), {"mean": np.zeros((3, 1)), "log_std": np.zeros((3, 1))}, BadRecording, "continuous"),
+        (np.zeros(3, np.int64), {"logits": np.full((3, 4), np.nan)}, ModelError, "logits is NaN at 3 of 3 ticks"),
+    ],
+)
+def test_what_does_not_fit_is_refused(action, outputs, error, message) -> None:
+    with pytest.raises(error, match=message):
+        differences(Acted(action), outputs)
+
+
+def test_recorded_policies_are_found_by_their_names() -> None:
+    assert Acted.recorded({"action": np.zeros(1), "mean": np.zeros(1)}).policy is None, "a number of the game's own"
+    heads = Acted.recorded({"action": np.zeros(1), "logits/0": np.zeros((1, 2)), "logits/1": np.ones((1, 3))}).policy
+    assert heads is not None
+    assert [head.shape[1] for head in heads["logits"]] == [2, 3]
+    with pytest.raises(BadRecording, match="expected an array 'action'"):
+        Acted.recorded({"obs": np.zeros(1)})
+    with pytest.raises(ModelError, match=r"one has logits \[2\], the other logits \[3\]"):
+        differences(Acted(np.zeros(1, np.int64), {"logits": np.zeros((1, 2))}), {"logits": np.zeros((1, 3))})
+
+
+# Real recordings, by the real recorder.
+
+
+class Sessions:
+    """Records sessions of given lengths.
+
+    Args:
+        folder: of the files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._recorder = SessionRecorder(RecordingConfig(folder=str(folder), memory_mb=500), Recorder())
+
+    def play(self, session: str, steps: Sequence[Step], **more: Any) -> None:
+        log = self._recorder.open(session, b"{}", "", "")
+        assert log is not None
+        for number, step in enumerate(steps):
+            state = State(session, tick=number)
+            state.step = step
+            for name, values in more.items():
+                setattr(state, name, values[number])
+            log.tick(state, b"{}", b"{}", 0.0)
+        log.end("stop", None)
+
+    def close(self):
+        self._recorder.close()
+        return open_recordings(str(self.folder))
+
+
+def module_of(
+    seed: int, *, lstm: int = 0, mask: bool = False, size: int = 3
+) -> tuple[torch.nn.Module, tuple[Any, ...]]:
+    obs = np.zeros(size, np.float32)
+    torch.manual_seed(seed)
+    module, example = policy_for(
+        {"x": obs, "action_mask": np.ones(4, np.int8)} if mask else obs,
+        num_actions=4,
+        network=NetworkConfig(hidden=[8], lstm=lstm),
+    )
+    with torch.no_grad():
+        for parameter in module.parameters():  # new policies are almost uniform, and so almost equal
+            parameter.add_(0.5 * torch.randn(parameter.shape))
+    return module, example
+
+
+def tick_by_tick(
+    module: torch.nn.Module, example: tuple[Any, ...], observations: Sequence[Any]
+) -> dict[str, np.ndarray]:
+    """What the module does, one observation after the other."""
+
+    def one(leaf: Any) -> Any:
+        return torch.as_tensor(np.asarray(leaf))[None]
+
+    state = {name: one(leaf[0]) for name, leaf in example[1].items()} if len(example) == 2 else None
+    logits, values = [], []
+    for each in observations:
+        obs = {name: one(leaf) for name, leaf in each.items()} if isinstance(each, dict) else one(each)
+        with torch.no_grad():
+            outputs = module(obs) if state is None else module(obs, state)
+        state = outputs.get("state")
+        logits.append(outputs["logits"][0].numpy())
+        values.append(outputs["value"][0].item())
+    return {"logits": np.asarray(logits).reshape(-1, 4), "value": np.asarray(values, np.float32)}
+
+
+def steps_of(observations: Sequence[Any], outputs: Mapping[str, np.ndarray], seed: int) -> list[Step]:
+    action, log_prob = actions.sample(outputs, rng(seed))
+    return [Step(*each, 1) for each in zip(observations, action, log_prob.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize(("lstm", "mask"), [(0, False), (0, True), (6, False), (6, True)])
+def test_sessions_of_any_length_are_compared_as_if_played_one_after_the_other(
+    lstm: int, mask: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "_TICKS", 16)
+    monkeypatch.setattr(comparison, "_TOGETHER", 3)
+    (played, example), (other, _) = module_of(1, lstm=lstm, mask=mask), module_of(2, lstm=lstm, mask=mask)
+    lengths, sessions, draw = [5, 70, 1, 16, 33, 2, 17], Sessions(tmp_path), rng()
+    expected = {}
+    for number, length in enumerate(lengths):
+        x = draw.standard_normal((length, 3)).astype(np.float32)
+        allowed = (draw.random((length, 4)) < 0.6).astype(np.int8)
+        allowed[:, 0] = 1
+        seen = [{"x": a, "action_mask": b} for a, b in zip(x, allowed, strict=True)] if mask else list(x)
+        before, after = (tick_by_tick(module, example, seen) for module in (played, other))
+        steps = steps_of(seen, before, number)
+        sessions.play(f"{number}", steps, value=before["value"], logits=before["logits"])
+        expected[f"{number}"] = ([int(step.action) for step in steps], before, after)
+    episodes = sessions.close()
+    found = list(compare(episodes, Version("other", other, example)))
+    assert [each.session for each in found] == [each.session for each in episodes]
+    for each in found:
+        assert isinstance(each, Comparison)
+        action, before, after = expected[each.session]
+        assert each.number.tolist() == list(range(len(action)))
+        assert each.equal.tolist() == (after["logits"].argmax(-1) == action).tolist()
+        assert each.exact
+        kl = [oracle_kl(before, after, tick) for tick in range(len(action))]
+        np.testing.assert_allclose(each.kl, kl, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(each.value, after["value"] - before["value"], rtol=1e-3, atol=1e-5)
+        other_ticks = [tick for tick, equal in enumerate(each.equal) if not equal]
+        assert each.first == (other_ticks[0] if other_ticks else None)
+        assert each.frame()["kl"].tolist() == each.kl.tolist()
+    assert any(each.first is not None for each in found if isinstance(each, Comparison))
+
+    itself = list(compare(episodes, Version("played", played, example)))
+    versions = list(compare(episodes, Version("other", other, example), Version("played", played, example)))
+    for each, one, two in zip(found, itself, versions, strict=True):
+        assert isinstance(each, Comparison)
+        assert isinstance(one, Comparison)
+        assert isinstance(two, Comparison)
+        assert one.kl.max() < 1e-6
+        np.testing.assert_allclose(two.kl, each.kl, rtol=1e-3, atol=1e-5)
+        _, before, after = expected[each.session]
+        assert two.equal.tolist() == (before["logits"].argmax(-1) == after["logits"].argmax(-1)).tolist()
+
+
+@pytest.mark.parametrize("lstm", [0, 6])
+def test_a_recording_that_does_not_fit_does_not_stop_the_others(lstm: int, tmp_path: Path) -> None:
+    module, example = module_of(1, lstm=lstm)
+    sessions = Sessions(tmp_path)
+    for number, size in enumerate((3, 5, 3, 3)):
+        obs = list(rng(number).standard_normal((4 + number, size)).astype(np.float32))
+        outputs = tick_by_tick(*module_of(1, lstm=lstm, size=size), obs)
+        steps = steps_of(obs, outputs, number)
+        if number == 2:
+            steps = [Step(step.obs, np.asarray(7), step.log_prob, 1) for step in steps]
+        if number == 3:
+            sessions.play("3", [Step({"board": obs[0]}, np.asarray(0), 0.0, 1)])
+        else:
+            sessions.play(f"{number}", steps)
+    found = {each.session: each for each in compare(sessions.close(), Version("v", module, example))}
+    fits = found["0"]
+    assert isinstance(fits, Comparison)
+    assert (len(fits), fits.exact) == (4, False)
+    assert fits.kl.max() < 1e-6
+    errors = {session: each.error for session, each in found.items() if isinstance(each, NotCompared)}
+    assert {session: type(error) for session, error in errors.items()} == {
+        "1": ShapeMismatch,
+        "2": BadRecording,
+        "3": BadRecording,
+    }
+    assert errors["1"].message == ("the observations do not fit model v: expected obs: [3] float32, got [5] float32")
+    assert "the model has 4" in errors["2"].message
+    assert "has no array 'obs'; it has: obs/board" in errors["3"].message
+
+
+def test_a_model_that_fails_fails_for_every_session(tmp_path: Path) -> None:
+    module, example = module_of(1)
+    sessions = Sessions(tmp_path)
+    for number in range(2):
+        obs = list(normals(3)[:5])
+        sessions.play(f"{number}", steps_of(obs, tick_by_tick(module, example, obs), number))
+    with torch.no_grad():
+        next(module.parameters()).fill_(np.nan)
+    found = list(compare(sessions.close(), Version("v", module, example)))
+    assert all(isinstance(each, NotCompared) and "NaN at 5 of 5" in each.error.message for each in found)
