@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from brayx.types import Columns, Forward, Fragment, NestedArray, Step, Weights, flatten
     from pipelines.evaluate import evaluate
     from pipelines.front import serve, train
+    from pipelines.replay import replay_recording
     from pipelines.search import Domain
     from pipelines.tune import tune
 
@@ -72,6 +73,7 @@ _HOME = {  # pipelines is above brayx, which may import it for types only: so by
     "pinned": "brayx.actor.agent",
     "push": "brayx.actor.agent",
     "record": "brayx.actor.agent",
+    "replay_recording": "pipelines.replay",
     "result": "brayx.actor.agent",
     "sample_categorical": "brayx.actor.decode",
     "serve": "pipelines.front",
@@ -117,6 +119,7 @@ __all__ = [
     "pinned",
     "push",
     "record",
+    "replay_recording",
     "result",
     "sample_categorical",
     "serve",

@@ -187,6 +187,16 @@ class JobConfig(BaseModel):
             document.override(override, TOP_OPTIONS)
         return _Validation(document, file).job()
 
+    @staticmethod
+    def of(options: Mapping[str, Any], folder: str) -> JobConfig:
+        """A job from what `as_dict` gave, and the folder of its modules.
+
+        Raises:
+            ConfigError: as `load`.
+        """
+        file = Path(folder, "job").absolute()
+        return _Validation(Document.parse(json.dumps(options), f"the job recorded in {folder or '.'}"), file).job()
+
     def as_dict(self) -> dict[str, Any]:
         """The job as the YAML has it, defaults filled in, as JSON values; agents and models get this."""
         plain = self.model_dump(mode="json", by_alias=True, exclude={"file", "folder"})

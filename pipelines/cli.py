@@ -24,6 +24,7 @@ from pipelines.completion import SHELLS, script
 from pipelines.league_commands import JOB, SET, TRACKING_OF_JOB, league_verbs, trial_option
 from pipelines.new import KINDS
 from pipelines.recordings_commands import recordings_verbs
+from pipelines.replay_commands import gate_options, passed, replay_options
 from pipelines.service_commands import doctor_options, evaluate_options, keys_options
 from pipelines.shipped import TEMPLATES, job_file
 from pipelines.shutdown import end_within, leave, mark
@@ -125,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
             "show, ratings, export: look at a league, also while it trains; calibrate: levels of difficulty",
         ),
         ("recordings", recordings_verbs, "export: recorded sessions as a Minari dataset, or for Rerun"),
+        ("replay", replay_options, "what another version would have done in recorded sessions"),
         ("export", _export_options, "a model as files for other runtimes, compared with torch"),
         ("new", _new_options, "make a project's folder: a game, an agent, a model and a job that trains as it is"),
         ("check", _check_options, "validate a job's YAML and print it with every option, its default and its meaning"),
@@ -245,6 +247,7 @@ def _promote_options(promote: argparse.ArgumentParser) -> None:
     promote.add_argument("--project", default="", help="with --league and main:7: only leagues of this project")
     trial_option(promote)
     promote.add_argument("--version", type=count, help="this version, of models:/NAME")
+    gate_options(promote)
     promote.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     promote.set_defaults(run=_promote)
 
@@ -401,11 +404,13 @@ def _promote(arguments: argparse.Namespace) -> int:
 
         if arguments.to != "champion" or arguments.version is not None:
             raise ConfigError("--league goes with neither --to nor --version: the league has one champion")
+        passed(arguments, uri)
         entry, before, reason = promote_in_league(
             arguments.reference, uri, project=arguments.project, trial=arguments.trial
         )
         print(reason)
     else:
+        passed(arguments, uri)
         entry, before = promote(arguments.reference, uri, to=arguments.to, version=arguments.version)
     was = "before it was none" if before is None else f"before it was version {before}"
     print(f"{entry.name} version {entry.version} is {arguments.to} now; {was}")

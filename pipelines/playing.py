@@ -18,7 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from brayx import clock
+from brayx.actor.actor import Actor
 from brayx.actor.agent import Services
+from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import ActorConfig
 from brayx.actor.parts import actor_factory
 from brayx.actor.players import SeatedPlayer
@@ -114,21 +116,27 @@ def play(
     with (
         _Display(title, total, rated=len(sides) == 2) as display,
         tracebacks(display.say),
-        _doors(job, actor, uri, model, sides, games) as urls,
+        doors(job, actor, uri, model, sides, games) as urls,
     ):
         return _play(job, actor, urls, games, timeout_s, display)
 
 
 @contextlib.contextmanager
-def _doors(
+def doors(
     job: JobConfig,
     actor: str,
     uri: str,
     model: str,
     sides: Sequence[Opponent],
     games: Seating,
+    actors: Callable[[AgentActorFactory], Callable[[], Actor]] = lambda factory: factory,
 ) -> Iterator[Mapping[str, str]]:
-    """Opens the job's doors for games between the players; yields their URLs."""
+    """Opens the job's doors for games between the players; yields their URLs.
+
+    Args:
+        job, actor, uri, model, sides, games: as for `play`.
+        actors: makes the maker of the sessions' actors from the usual one.
+    """
     config, as_dict, recorder = on_free_ports(job.actors[actor]), job.in_mode("serve").as_dict(), Recorder()
     others = {
         name: acting_from(pooled(job, name, uri), job, name, as_dict, recorder) for name in job.models if name != model
@@ -144,7 +152,7 @@ def _doors(
     players = _Seated(games, sides, services)
     factory = actor_factory(config, job.agents, job.folder, as_dict, Services(models, {}, recorder), players=players)
     close: list[Callable[[], Awaitable[None]]] = [each.model.close for each in built]
-    host = LocalHost(config, Runtime(factory, recorder, lambda: {"mode": "serve"}, close), name=actor)
+    host = LocalHost(config, Runtime(actors(factory), recorder, lambda: {"mode": "serve"}, close), name=actor)
     host.open()
     try:
         with offer(models, dict.fromkeys(job.buffers, NullBuffer()), host.loop):

@@ -168,6 +168,15 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
     after = recorded(folder)
     assert {each.id for each in before} < {each.id for each in after}
     assert {each.end for each in after} <= {"stop", "shutdown", "disconnect", "drained", ""}
+    words = ("replay", "recordings", "--model", "models:/cartpole@champion", "--json")
+    with brayx(folder, *words, environment=without_ray(folder)) as replayed, said_on_failure(replayed):
+        assert replayed.ended() == 0
+    report = json.loads(replayed.out)
+    assert report["model"] == "models:/cartpole/1"
+    assert [row["recording"] for row in report["recordings"]] == [each.id for each in after]
+    assert report["total"]["ticks"] == sum(map(len, after))
+    assert 0.0 < report["total"]["agreement"] < 1.0, "a training explores"
+    assert report["total"]["kl"] > 0.0
     imported = folder / "imported.txt"
     assert not imported.exists(), imported.read_text()
 

@@ -85,6 +85,7 @@ NOT_RUN = {
     "starts a Ray and trains": 1,
     "reads a recording; tests/unit/recording does the same": 2,
     "reads a recording; tests/end_to_end/test_recordings.py does the same": 1,
+    "reads a recording; tests/unit/pipelines/test_replay.py does the same": 1,
     "needs a running job; tests/end_to_end/test_console.py does the same": 1,
     "writes a file of secrets": 1,
     "tests/unit/test_remote.py does the same": 1,

@@ -1,0 +1,168 @@
+"""`brayx replay` and the options of `brayx promote --recordings`: what they take and print.
+
+Imports what it needs when a command runs, see `pipelines.cli`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from brayx.command_line import SWITCH, count
+from brayx.errors import ConfigError
+
+_TRACKING = "MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)"
+_EVERY = 100
+
+
+def replay_options(replay: argparse.ArgumentParser) -> None:
+    """Adds the options to the command's parser."""
+    replay.add_argument("recording", metavar="RECORDING", help="folder of recordings, or one of its files")
+    replay.add_argument(
+        "--model", dest="models", action="append", required=True, metavar="MODEL",
+        help="models:/NAME/12, models:/NAME@ALIAS, or a checkpoint's folder; given twice, the second version is "
+        "compared with the first instead of with the recording",
+    )  # fmt: skip
+    replay.add_argument("--session", default="", metavar="ID", help="only this session (default: all)")
+    replay.add_argument("--job", metavar="YAML", help="the job that made the models (default: as they have it)")
+    replay.add_argument("--component", metavar="NAME", help="the model component, of a job that has several")
+    replay.add_argument(
+        "--tolerance", type=float, default=1e-3, metavar="X",
+        help="largest difference of continuous actions that count as equal (default: %(default)g)",
+    )  # fmt: skip
+    replay.add_argument("--json", help="print one JSON document", **SWITCH)
+    replay.add_argument("--plot", type=Path, metavar="FILE", help="PNG to write: by tick, or by session of several")
+    replay.add_argument("--ticks", type=Path, metavar="FILE", help="CSV to write, with a row for each tick")
+    replay.add_argument(
+        "--resimulate", default="", metavar="COMMAND",
+        help="play the game again: this gamecore gets the recorded replies, from --from-tick on the version's",
+    )  # fmt: skip
+    replay.add_argument(
+        "--from-tick", type=_from_0, default=0, metavar="N",
+        help="with --resimulate: the first tick that the version answers (default: 0)",
+    )  # fmt: skip
+    replay.add_argument(
+        "--out", default="", metavar="FOLDER", help="with --resimulate: record the new game here, from that tick on"
+    )
+    replay.add_argument("--actor", default="", help="with --resimulate: the job's actor (default: the only one)")
+    replay.add_argument(
+        "--timeout-s", type=float, default=60.0,
+        help="with --resimulate: deadline for the game's next tick (default: %(default)g)",
+    )  # fmt: skip
+    replay.add_argument("--tracking", help=_TRACKING)
+    replay.set_defaults(run=_replay)
+
+
+def gate_options(promote: argparse.ArgumentParser) -> None:
+    """Adds the options of the gate to the parser of `brayx promote`."""
+    promote.add_argument(
+        "--recordings", default="", metavar="FOLDER",
+        help="promote it only if it acts in these recordings as --min-agreement and --max-kl ask",
+    )  # fmt: skip
+    promote.add_argument(
+        "--min-agreement", type=float, metavar="X", help="with --recordings: least share of equal actions, 0 to 1"
+    )
+    promote.add_argument(
+        "--max-kl", type=float, metavar="Y", help="with --recordings: largest mean KL divergence, in nats"
+    )
+    promote.add_argument(
+        "--job", metavar="YAML", help="with --recordings: the job that made the model (default: as it has it)"
+    )
+
+
+def _from_0(text: str) -> int:
+    """A number from 0 on."""
+    return 0 if text == "0" else count(text)
+
+
+def passed(arguments: argparse.Namespace, uri: str) -> None:
+    """Checks the version that `brayx promote` is given, if a gate of recordings is, and fixes its number.
+
+    Raises:
+        PromotionRefused: it does not pass.
+        ConfigError: the options do not go together.
+    """
+    if not arguments.recordings:
+        if arguments.min_agreement is not None or arguments.max_kl is not None:
+            raise ConfigError("--min-agreement and --max-kl go with --recordings")
+        return
+    from brayx.tracking import find
+    from pipelines.recordings_gate import RecordingsGate, check_recordings
+
+    if not arguments.reference.startswith("models:/"):
+        raise ConfigError(f"with --recordings the version is named models:/NAME/VERSION, got {arguments.reference!r}")
+    gate = RecordingsGate(arguments.min_agreement, arguments.max_kl)
+    name = arguments.reference.removeprefix("models:/").partition("@")[0].partition("/")[0]
+    given = arguments.reference if arguments.version is None else f"models:/{name}/{arguments.version}"
+    entry = find(given, uri)
+    arguments.reference = f"models:/{entry.name}/{entry.version}"  # an alias may move meanwhile
+    report, reason = check_recordings(arguments.reference, arguments.recordings, gate, uri, job=arguments.job)
+    print(report)
+    print(f"it passes: {reason}")
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from brayx.tracking import tracking_uri
+
+    uri = tracking_uri(arguments.tracking)
+    if arguments.resimulate:
+        return _resimulate(arguments, uri)
+    if arguments.out or arguments.from_tick:
+        raise ConfigError("--from-tick and --out go with --resimulate")
+    from pipelines.replay import replay_recording, write_plot, write_ticks
+
+    def on_session(number: int) -> None:
+        if number % _EVERY == 0:
+            print(f"{number} sessions", file=sys.stderr, flush=True)
+
+    found = replay_recording(
+        arguments.recording,
+        *arguments.models,
+        tracking=uri,
+        session=arguments.session,
+        job=arguments.job,
+        component=arguments.component,
+        tolerance=arguments.tolerance,
+        on_session=on_session,
+    )
+    if arguments.plot is not None:
+        write_plot(found, arguments.plot)
+    if arguments.ticks is not None:
+        write_ticks(found, arguments.ticks)
+    print(json.dumps(found.as_dict()) if arguments.json else found)
+    return 1 if found.failed or found.unreadable else 0
+
+
+def _resimulate(arguments: argparse.Namespace, uri: str) -> int:
+    from brayx.engines.base import load_weights
+    from pipelines.opponents import Opponent
+    from pipelines.replay import recorded
+    from pipelines.resimulate import resimulate
+    from pipelines.stored_models import stored_model
+
+    if arguments.plot is not None or arguments.ticks is not None or len(arguments.models) != 1:
+        raise ConfigError("--resimulate plays one version, and goes with neither --plot nor --ticks")
+    episodes, _ = recorded(arguments.recording, arguments.session)
+    if len(episodes) != 1:
+        raise ConfigError(
+            f"--resimulate plays one session, and {arguments.recording} has {len(episodes)}: name one with --session"
+        )
+    with stored_model(arguments.models[0], uri) as found:
+        side = Opponent(found.label, load_weights(found.folder / "weights.npz"))
+        job = found.job(arguments.job)
+    result = resimulate(
+        episodes[0],
+        side,
+        job,
+        arguments.resimulate,
+        uri,
+        from_tick=arguments.from_tick,
+        actor=arguments.actor,
+        model=arguments.component or "",
+        folder=arguments.out,
+        timeout_s=arguments.timeout_s,
+    )
+    print(json.dumps(result.as_dict()) if arguments.json else result)
+    return 0

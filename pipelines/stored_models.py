@@ -1,0 +1,135 @@
+"""Models at rest: a registered version or a checkpoint's folder, with the module of the job that made it.
+
+Knows nothing of sessions or engines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from brayx.engines.base import load_weights
+from brayx.engines.torch import with_weights
+from brayx.errors import ConfigError, ModelError
+from brayx.model.build import build_model
+from brayx.tracking import files_of, find
+from brayx.types import NestedArray
+from deployments.job import JobConfig
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model that was found by its name.
+
+    Attributes:
+        folder: folder with its ``weights.npz`` and ``meta.json``.
+        label: ``models:/NAME/VERSION``, or the folder as it was given.
+        about: its name, and its version and policy version where it has them.
+        run_id: id of its trial; empty: unknown.
+    """
+
+    folder: Path
+    label: str
+    about: Mapping[str, Any]
+    run_id: str = ""
+
+    def job(self, file: str | None = None) -> JobConfig:
+        """The job that made it.
+
+        Args:
+            file: its YAML; None: as the checkpoint has it.
+
+        Raises:
+            ConfigError: the checkpoint does not say which job made it, or the job cannot be used any more.
+        """
+        if file is not None:
+            return JobConfig.load(file)
+        meta = _meta(self.folder)
+        if "job" not in meta:
+            raise ConfigError(f"{self.label} does not say which job made it: name its YAML with --job")
+        try:
+            return JobConfig.of(meta["job"], str(meta.get("folder", "")))
+        except ConfigError as error:
+            raise ConfigError(f"{error.message}; name the job's YAML with --job", **error.details) from error
+
+    def build(self, job: str | None = None, model: str | None = None) -> tuple[Any, tuple[NestedArray, ...]]:
+        """The module with its weights, and its example arguments.
+
+        Args:
+            job: YAML of the job that made it; None: as the checkpoint has it.
+            model: name of the model component; None: the only one.
+
+        Raises:
+            ConfigError: the job or the component cannot be used.
+            ModelError: the module cannot be built; `BadWeights`: the weights cannot be read, or do not fit it.
+        """
+        module, example = _build(self, job, model)
+        return with_weights(module, load_weights(self.folder / "weights.npz")), example
+
+
+@contextlib.contextmanager
+def stored_model(reference: str, uri: str) -> Iterator[StoredModel]:
+    """Finds a model, to read in a ``with`` block.
+
+    Args:
+        reference: ``models:/NAME@ALIAS`` and its like, or the folder of a checkpoint.
+        uri: tracking URI.
+
+    Raises:
+        ConfigError: it is neither.
+        ModelNotFound: the registry has no such model.
+        TrackingError: MLflow failed.
+    """
+    if reference.startswith("models:"):
+        entry = find(reference, uri)
+        label = f"models:/{entry.name}/{entry.version}"  # an alias may move meanwhile
+        with files_of(label, uri) as folder:
+            about = {"model": entry.name, "version": entry.version, **_policy_version(folder)}
+            yield StoredModel(folder, label, about, entry.run_id)
+        return
+    folder = Path(reference)
+    if not (folder / "weights.npz").is_file():
+        raise ConfigError(f"{reference} is neither models:/NAME@ALIAS nor a folder with a checkpoint's weights.npz")
+    yield StoredModel(folder, reference, {"model": folder.resolve().name, **_policy_version(folder)})
+
+
+def _meta(folder: Path) -> Mapping[str, Any]:
+    try:
+        meta: Mapping[str, Any] = json.loads((folder / "meta.json").read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder / 'meta.json'} cannot be read: {error}") from error
+    return meta
+
+
+def _policy_version(folder: Path) -> dict[str, int]:
+    version = _meta(folder).get("counters", {}).get("policy_version")
+    return {} if version is None else {"policy_version": int(version)}
+
+
+def _build(of: StoredModel, job: str | None, model: str | None) -> tuple[Any, tuple[NestedArray, ...]]:
+    """The module and its example arguments, from the job's ``build_model``."""
+    meta = _meta(of.folder)
+    if job is not None:
+        loaded = JobConfig.load(job)
+        config, where = loaded.as_dict(), loaded.folder
+    elif "job" in meta:
+        config, where = meta["job"], str(meta.get("folder", ""))
+    else:
+        raise ConfigError(f"{of.folder} does not say which job made it: name its YAML with --job")
+    models = {name: part for name, part in config.items() if isinstance(part, dict) and part.get("kind") == "model"}
+    if model is None and len(models) == 1:
+        model = next(iter(models))
+    if model not in models:
+        raise ConfigError(f"name the model with --model: the job has {', '.join(sorted(models)) or 'none'}")
+    try:
+        return build_model(where, models[model]["module"], model, config)
+    except ConfigError as error:
+        if job is not None:
+            raise
+        raise ConfigError(f"{error.message}; name the job's YAML with --job", **error.details) from error
