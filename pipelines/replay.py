@@ -38,6 +38,7 @@ class Summary:
         ticks: number of ticks.
         equal: number of ticks with equal actions.
         first: number of the first tick with another action; None: there is none, or these are several sessions.
+        left_out: number of ticks that could not be compared; they do not count.
         kl, kl_max: mean and maximum KL divergence in nats; None: not known.
         value: mean absolute difference of the values; None: not known.
         exact: whether the divergences are exact; else they are estimated.
@@ -46,6 +47,7 @@ class Summary:
     ticks: int
     equal: int
     first: int | None
+    left_out: int
     kl: float | None
     kl_max: float | None
     value: float | None
@@ -60,6 +62,7 @@ class Summary:
             sum(map(len, comparisons)),
             sum(int(each.equal.sum()) for each in comparisons),
             comparisons[0].first if len(comparisons) == 1 else None,
+            sum(each.left_out for each in comparisons),
             float(kl.mean()) if len(kl) else None,
             float(kl.max()) if len(kl) else None,
             float(value.mean()) if len(value) else None,
@@ -72,9 +75,11 @@ class Summary:
         return self.equal / self.ticks if self.ticks else None
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers as JSON values: ``ticks``, ``agreement``, ``kl``, ``kl_max``, ``kl_exact`` and ``value``."""
+        """The numbers as JSON values: ``ticks``, ``left_out``, ``agreement``, ``kl``, ``kl_max``, ``kl_exact`` and
+        ``value``."""
         return {
             "ticks": self.ticks,
+            "left_out": self.left_out,
             "agreement": self.agreement,
             "kl": self.kl,
             "kl_max": self.kl_max,
@@ -149,6 +154,8 @@ class Replay:
             lines.append("KL is not known: the recordings have neither the policy's outputs nor log-probabilities")
         elif not self.total.exact:
             lines.append("KL is estimated from the log-probabilities of the recorded actions")
+        if self.total.left_out:
+            lines.append(f"{self.total.left_out} ticks were left out: the recording lacks their observation or action")
         lines += [f"{each.session} was not compared: {each.error.message}" for each in self.failed[:_SHOWN]]
         if len(self.failed) > _SHOWN:
             lines.append(f"{len(self.failed) - _SHOWN} more were not compared")

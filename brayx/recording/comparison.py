@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from brayx.errors import BrayxError
-from brayx.recording.columns import Columns
+from brayx.recording.columns import Columns, concatenated
 from brayx.recording.differences import TOLERANCE, Acted, Differences, differences, is_read
 from brayx.recording.reader import Episode
 from brayx.recording.version import Leaves, Version
@@ -40,6 +40,7 @@ class Comparison:
         kl: ``[N]`` float32, KL(recorded || version) in nats; NaN: not known.
         value: ``[N]`` float32, the version's value minus the recorded one; NaN: not known.
         exact: whether ``kl`` is exact; else it is estimated, see `brayx.recording.differences.differences`.
+        left_out: number of ticks without the arrays that are needed, such as one that failed.
     """
 
     session: str
@@ -49,6 +50,7 @@ class Comparison:
     kl: np.ndarray
     value: np.ndarray
     exact: bool
+    left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.number)
@@ -130,32 +132,63 @@ class _Failed(Exception):
         self.episode, self.error = episode, error
 
 
+class _Ticks:
+    """The ticks of a session that have all arrays that are needed; raises `_Failed` if none has.
+
+    Args:
+        episode: the session.
+        versions: the versions that act; a single one is compared with the recording.
+    """
+
+    def __init__(self, episode: Episode, versions: Sequence[Version]) -> None:
+        self.episode, self._versions = episode, versions
+        needed = [name for version in versions for name in version.columns]
+        needed += [] if len(versions) > 1 else ["action"]
+        try:
+            self._spans = episode.spans(needed)
+            if len(episode) and not self._spans:
+                episode.read(0, 1, needed)  # says which arrays there are
+            more = [name for name in episode.some_columns if is_read(name)] if len(versions) == 1 else []
+            self._names = list(
+                dict.fromkeys([*needed, *(name for name in more if episode.spans([*needed, name]) == self._spans)])
+            )
+        except BrayxError as error:
+            raise _Failed(episode.id, error) from None
+
+    def __len__(self) -> int:
+        return sum(end - first for first, end in self._spans)
+
+    def read(self, first: int, count: int) -> tuple[Columns, list[Leaves]]:
+        """Ticks from the ``first`` one on, which exists, and each version's inputs for them."""
+        found, before = [], 0
+        try:
+            for start, end in self._spans:
+                low, high = max(first - before, 0), min(first + count - before, end - start)
+                if low < high:
+                    found.append(self.episode.read(start + low, high - low, self._names))
+                before += end - start
+            columns = concatenated(found)
+            return columns, [version.leaves(columns.arrays) for version in self._versions]
+        except BrayxError as error:
+            raise _Failed(self.episode.id, error) from None
+
+
 def _played(group: Sequence[Episode], versions: Sequence[Version], tolerance: float) -> dict[str, Comparison]:
     """The comparison of each session, by the id of its recording; raises `_Failed` for one that has none."""
+    sessions = [_Ticks(episode, versions) for episode in group]
     players = [version.players(len(group)) for version in versions]
     pieces: dict[str, list[tuple[np.ndarray, Differences]]] = {episode.id: [] for episode in group}
     tick_bytes = sum(version.tick_bytes for version in versions)
     count = max(1, min(_TICKS, _BYTES // max(1, tick_bytes * len(group))))
-    for first in range(0, max(map(len, group)), count):
+    for first in range(0, max(map(len, sessions)), count):
         # Read in the order of the files, then ordered by length, as the players need them.
-        read = [(each, *_read(each, first, count, versions)) for each in group if len(each) > first]
+        read = [(each, *each.read(first, count)) for each in sessions if len(each) > first]
         read.sort(key=lambda piece: len(piece[0]), reverse=True)
         outputs = [player.act([inputs[place] for *_, inputs in read]) for place, player in enumerate(players)]
-        for (episode, columns, _), *acted in zip(read, *outputs, strict=True):
-            pieces[episode.id].append((columns.number, _differences(episode, columns, acted, tolerance)))
+        for (session, columns, _), *acted in zip(read, *outputs, strict=True):
+            further = _differences(session.episode, columns, acted, tolerance)
+            pieces[session.episode.id].append((columns.number, further))
     return {episode.id: _joined(episode, pieces[episode.id]) for episode in group}
-
-
-def _read(episode: Episode, first: int, count: int, versions: Sequence[Version]) -> tuple[Columns, list[Leaves]]:
-    """Ticks of a session, and each version's inputs for them."""
-    names = [name for version in versions for name in version.columns]
-    if len(versions) == 1:  # it is compared with the recording
-        names += [name for name in episode.columns if is_read(name)]
-    try:
-        columns = episode.read(first, count, list(dict.fromkeys(names)))
-        return columns, [version.leaves(columns.arrays) for version in versions]
-    except BrayxError as error:
-        raise _Failed(episode.id, error) from None
 
 
 def _differences(
@@ -183,4 +216,5 @@ def _joined(episode: Episode, pieces: Sequence[tuple[np.ndarray, Differences]]) 
         all_of("kl", np.float32),
         all_of("value", np.float32),
         all(each.exact for _, each in pieces),
+        len(episode) - sum(map(len, numbers)),
     )

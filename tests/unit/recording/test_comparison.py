@@ -13,6 +13,7 @@ import torch
 
 from brayx import actions
 from brayx.actor.agent import State
+from brayx.actor.logs import SessionLog
 from brayx.errors import BadRecording, ModelError, ShapeMismatch
 from brayx.metrics import Recorder
 from brayx.nets.policy import NetworkConfig, policy_for
@@ -20,7 +21,7 @@ from brayx.recording import Comparison, NotCompared, Version, compare, compariso
 from brayx.recording import open as open_recordings
 from brayx.recording.config import RecordingConfig
 from brayx.recording.differences import Acted, differences
-from brayx.recording.recorder import SessionRecorder
+from brayx.recording.recorder import PACK, SessionRecorder
 from brayx.types import Step
 
 N = 60
@@ -197,9 +198,13 @@ class Sessions:
         self.folder = folder
         self._recorder = SessionRecorder(RecordingConfig(folder=str(folder), memory_mb=500), Recorder())
 
-    def play(self, session: str, steps: Sequence[Step], **more: Any) -> None:
+    def start(self, session: str) -> SessionLog:
         log = self._recorder.open(session, b"{}", "", "")
         assert log is not None
+        return log
+
+    def play(self, session: str, steps: Sequence[Step], **more: Any) -> None:
+        log = self.start(session)
         for number, step in enumerate(steps):
             state = State(session, tick=number)
             state.step = step
@@ -329,6 +334,29 @@ def test_a_recording_that_does_not_fit_does_not_stop_the_others(lstm: int, tmp_p
     assert errors["1"].message == ("the observations do not fit model v: expected obs: [3] float32, got [5] float32")
     assert "the model has 4" in errors["2"].message
     assert "has no array 'obs'; it has: obs/board" in errors["3"].message
+
+
+def test_ticks_that_failed_are_left_out(tmp_path: Path) -> None:
+    module, example = module_of(1)
+    ticks, bad = PACK + 6, PACK + 2
+    sessions, obs = Sessions(tmp_path), list(rng().standard_normal((ticks, 3)).astype(np.float32))
+    outputs = tick_by_tick(module, example, obs)
+    log = sessions.start("s")
+    for number, step in enumerate(steps_of(obs, outputs, 0)):
+        state = State("s", tick=number)
+        if number == bad:  # an agent raised before it chose
+            log.failed(state, b"{}", 0.0)
+            continue
+        state.step, state.value = step, outputs["value"][number]
+        log.tick(state, b"{}", b"{}", 0.0)
+    log.end("stop", None)
+    (found,) = compare(sessions.close(), Version("v", module, example))
+    assert isinstance(found, Comparison)
+    assert found.number[:PACK].tolist() == list(range(PACK))
+    assert bad not in found.number
+    assert (len(found) + found.left_out, found.left_out > 0) == (ticks, True)
+    assert found.kl.max() < 1e-6
+    assert np.abs(found.value).max() < 1e-6
 
 
 def test_a_model_that_fails_fails_for_every_session(tmp_path: Path) -> None:
