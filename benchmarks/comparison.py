@@ -48,7 +48,7 @@ def record(folder: Path, ticks: int, length: int) -> None:
             state = State(f"{session}", tick=tick)
             state.step, state.value = Step(obs, chosen, probability, 1), 0.5
             body = json.dumps({"obs": obs.tolist(), "reward": 1.0}).encode()
-            log.tick(state, body, b'{"action":%d}' % chosen, 0.0)
+            log.tick(state, body, b'{"action":%d}' % chosen, 0.0, 0.0)
         log.end("stop", float(length))
     recorder.close(timeout_s=300.0)
 

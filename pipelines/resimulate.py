@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from brayx import clock
-from brayx.actor.agent import State
 from brayx.actor.agent_actor import AgentActor, AgentActorFactory
 from brayx.actor.config import GamecoreConfig
 from brayx.actor.logs import SessionLog
@@ -115,7 +114,7 @@ def resimulate(
         BadWeights: the weights do not fit the job's model.
         StartupError: the command fails, or does not play such a game in time.
     """
-    script = _Script(episode, from_tick)
+    script = _Script(episode, side.label, from_tick)
     actor, model = only("actor", job.actors, actor), only("model", job.models, model)
     config = job.actors[actor].model_copy(
         update={"gamecores": [GamecoreConfig(command=command)], "tick_deadline_ms": None}
@@ -125,8 +124,8 @@ def resimulate(
     recorder = SessionRecorder(RecordingConfig(folder=folder).absolute(), Recorder()) if folder else None
 
     def actors(factory: AgentActorFactory) -> Callable[[], _Driven]:
-        factory = replace(factory, recorders=[_Logs(script, recorder)])
-        return lambda: _Driven(factory, script)
+        factory = replace(factory, recorders=[_Ends(script)])
+        return lambda: _Driven(factory, script, recorder)
 
     try:
         with (
@@ -174,6 +173,7 @@ class _Script:
     """The recorded session, and how far the game has followed it. Belongs to the event loop of the doors.
 
     Attributes:
+        label: the version.
         claimed: whether the game has started.
         over: set once it has ended.
         seen: number of requests so far, of all sessions.
@@ -183,7 +183,7 @@ class _Script:
         end, result: how the session ended.
     """
 
-    def __init__(self, episode: Episode, from_tick: int) -> None:
+    def __init__(self, episode: Episode, label: str, from_tick: int) -> None:
         columns = episode.read(names=[])
         if not 0 <= from_tick <= len(episode) - 1:
             raise ConfigError(f"--from-tick is {from_tick}, the session has ticks 0 to {len(episode) - 1}")
@@ -191,11 +191,12 @@ class _Script:
         if len(missing):
             raise BadRecording(f"session {episode.session!r} lacks tick {int(missing[0])}: it was not recorded")
         for number, event in enumerate(columns.event[:from_tick]):
-            if event and event != "resumed":
+            if any(what in event for what in ("error", "fallback", "skipped")):
                 raise BadRecording(f"tick {number} has the event {event!r}: the game's reply to it is not recorded")
         self._inputs, self._outputs = episode.inputs(), episode.outputs()
         self._start = episode.start.encode(errors="surrogateescape")
         self._from_tick = from_tick
+        self.label = label
         self._other_start = b""
         self._session = ""
         self.over = threading.Event()
@@ -245,9 +246,10 @@ class _Script:
             self.first = tick
         return reply
 
-    def is_new(self, tick: int) -> bool:
-        """Whether the version answers this tick."""
-        return tick >= self._from_tick
+    @property
+    def is_first(self) -> bool:
+        """Whether the next tick is the first one that the version answers."""
+        return self.ticks == self._from_tick
 
     def ended(self, reason: str, result: float | None) -> None:
         """The game has ended."""
@@ -256,60 +258,56 @@ class _Script:
 
 
 class _Driven(AgentActor):
-    """The actor of a session that gets recorded replies at first."""
+    """The actor of a session that gets recorded replies at first.
 
-    def __init__(self, factory: AgentActorFactory, script: _Script) -> None:
+    Args:
+        factory: as for `AgentActor`.
+        script: the recorded session.
+        recorder: records the session from the version's first tick on; None: nobody does.
+    """
+
+    def __init__(self, factory: AgentActorFactory, script: _Script, recorder: SessionRecorder | None) -> None:
         super().__init__(factory)
-        self._script = script
-        self._id = ""
+        self._script, self._recorder = script, recorder
+        self._id, self._body = "", b""
 
     async def start(self, session: str, body: bytes) -> bytes:
-        self._id = session
+        self._id, self._body = session, body
         self._script.started(session, body)
         return await super().start(session, body)
 
     async def tick(self, body: bytes) -> bytes:
-        self._script.seen += 1
-        if not self._script.is_it(self._id):
+        script = self._script
+        script.seen += 1
+        if not script.is_it(self._id):
             return await super().tick(body)
-        self._script.check(body)
-        return self._script.replied(await super().tick(body))
+        script.check(body)
+        if self._recorder is not None and script.is_first:
+            log = self._recorder.open(self._id, self._body, script.label)
+            if log is not None:
+                self.attach(log)
+        return script.replied(await super().tick(body))
 
 
-class _Logs:
-    """Tells the script of the session's end, and keeps the session from the version's first tick on.
-
-    `brayx.actor.logs.SessionRecorder`.
-    """
+class _Ends:
+    """Tells the script of its session's end: `brayx.actor.logs.SessionRecorder`."""
 
     on_request = False
 
-    def __init__(self, script: _Script, recorder: SessionRecorder | None) -> None:
-        self._script, self._recorder = script, recorder
+    def __init__(self, script: _Script) -> None:
+        self._script = script
 
     def open(self, session: str, start: bytes, player: str, why: str) -> SessionLog | None:
-        if not self._script.is_it(session):
-            return None
-        kept = self._recorder.open(session, start, player, why) if self._recorder is not None else None
-        return _Log(self._script, kept)
+        return _End(self._script) if self._script.is_it(session) else None
 
 
-class _Log(SessionLog):
-    def __init__(self, script: _Script, kept: SessionLog | None) -> None:
-        self._script, self._kept = script, kept or SessionLog()
+class _End(SessionLog):
+    is_taking = False
 
-    def tick(self, state: State, body: bytes, reply: bytes, began: float) -> None:
-        if self._script.is_new(state.tick):
-            self._kept.tick(state, body, reply, began)
-
-    def event(self, what: str, *, last: bool = False) -> None:
-        self._kept.event(what, last=last)
-
-    def keep(self, why: str) -> None:
-        self._kept.keep(why)
+    def __init__(self, script: _Script) -> None:
+        self._script = script
 
     def end(self, reason: str, result: float | None) -> None:
-        self._kept.end(reason, result)
         self._script.ended(reason, result)
 
 

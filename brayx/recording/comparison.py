@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from brayx.errors import BrayxError
-from brayx.recording.columns import Columns, concatenated
+from brayx.recording.columns import ERROR, Columns, concatenated
 from brayx.recording.differences import TOLERANCE, Acted, Differences, differences, is_read
 from brayx.recording.reader import Episode
 from brayx.recording.version import Leaves, Version
@@ -135,6 +135,8 @@ class _Failed(Exception):
 class _Ticks:
     """The ticks of a session that have all arrays that are needed; raises `_Failed` if none has.
 
+    A tick that failed has zeros in arrays that its agents did not set.
+
     Args:
         episode: the session.
         versions: the versions that act; a single one is compared with the recording.
@@ -159,7 +161,7 @@ class _Ticks:
         return sum(end - first for first, end in self._spans)
 
     def read(self, first: int, count: int) -> tuple[Columns, list[Leaves]]:
-        """Ticks from the ``first`` one on, which exists, and each version's inputs for them."""
+        """At most ``count`` ticks from the ``first`` one on, without those that failed; and each version's inputs."""
         found, before = [], 0
         try:
             for start, end in self._spans:
@@ -167,10 +169,19 @@ class _Ticks:
                 if low < high:
                     found.append(self.episode.read(start + low, high - low, self._names))
                 before += end - start
-            columns = concatenated(found)
+            columns = _acted(concatenated(found))
             return columns, [version.leaves(columns.arrays) for version in self._versions]
         except BrayxError as error:
             raise _Failed(self.episode.id, error) from None
+
+
+def _acted(columns: Columns) -> Columns:
+    """The ticks that did not fail."""
+    acted = np.array([ERROR not in event for event in columns.event], bool)
+    if acted.all():
+        return columns
+    arrays = {name: array[acted] for name, array in columns.arrays.items()}
+    return replace(columns, number=columns.number[acted], arrays=arrays)
 
 
 def _played(group: Sequence[Episode], versions: Sequence[Version], tolerance: float) -> dict[str, Comparison]:
@@ -181,13 +192,15 @@ def _played(group: Sequence[Episode], versions: Sequence[Version], tolerance: fl
     tick_bytes = sum(version.tick_bytes for version in versions)
     count = max(1, min(_TICKS, _BYTES // max(1, tick_bytes * len(group))))
     for first in range(0, max(map(len, sessions)), count):
-        # Read in the order of the files, then ordered by length, as the players need them.
-        read = [(each, *each.read(first, count)) for each in sessions if len(each) > first]
-        read.sort(key=lambda piece: len(piece[0]), reverse=True)
-        outputs = [player.act([inputs[place] for *_, inputs in read]) for place, player in enumerate(players)]
-        for (session, columns, _), *acted in zip(read, *outputs, strict=True):
-            further = _differences(session.episode, columns, acted, tolerance)
-            pieces[session.episode.id].append((columns.number, further))
+        read = {place: each.read(first, count) for place, each in enumerate(sessions) if len(each) > first}
+        read = {place: (columns, inputs) for place, (columns, inputs) in read.items() if len(columns.number)}
+        outputs = [
+            player.act({place: inputs[index] for place, (_, inputs) in read.items()}) if read else {}
+            for index, player in enumerate(players)
+        ]
+        for place, (columns, _) in read.items():
+            further = _differences(group[place], columns, [acted[place] for acted in outputs], tolerance)
+            pieces[group[place].id].append((columns.number, further))
     return {episode.id: _joined(episode, pieces[episode.id]) for episode in group}
 
 

@@ -115,41 +115,42 @@ class Players:
             initial: NestedArray = version.spec.state.initial
             self._memory = [np.repeat(np.asarray(leaf)[None], sessions, 0) for leaf in optree.tree_leaves(initial)]
 
-    def act(self, pieces: Sequence[Leaves]) -> list[Mapping[str, Any]]:
-        """The outputs ``[N, ...]`` for the next ticks of each session, by name; without the state.
+    def act(self, pieces: Mapping[int, Leaves]) -> dict[int, Mapping[str, Any]]:
+        """The outputs ``[N, ...]`` for the next ticks of some sessions, by name; without the state.
 
         Args:
-            pieces: inputs of the first sessions, none longer than the one before; the others have ended.
+            pieces: inputs of each session by its index, at least one tick each.
 
         Raises:
             ModelError: the model failed, or its outputs have no names.
         """
         version = self._version
-        if version.spec.state is None:
-            return _act_at_once(version, pieces)
-        counts = [len(piece[0]) for piece in pieces]
-        rows = [_time_major(leaves, counts) for leaves in zip(*pieces, strict=True)]
         state = version.spec.state
+        if state is None:
+            return dict(zip(pieces, _act_at_once(version, list(pieces.values())), strict=True))
+        sessions = np.array(list(pieces))
+        counts = np.array([len(piece[0]) for piece in pieces.values()])
+        rows = [_time_major(leaves, counts.max()) for leaves in zip(*pieces.values(), strict=True)]
         kept: dict[int, np.ndarray] = {}
-        for step in range(counts[0]):
-            playing = sum(count > step for count in counts)
-            inputs = version.places([row[step, :playing] for row in rows])
-            inputs.update({place: leaf[:playing] for place, leaf in zip(state.inputs, self._memory, strict=True)})
+        for step in range(counts.max()):
+            playing = np.flatnonzero(counts > step)
+            inputs = version.places([row[step, playing] for row in rows])
+            memory = [leaf[sessions[playing]] for leaf in self._memory]
+            inputs.update(zip(state.inputs, memory, strict=True))
             outputs = version.run(inputs)
             for leaf, place in zip(self._memory, state.outputs, strict=True):
-                leaf[:playing] = outputs[place]
+                leaf[sessions[playing]] = outputs[place]
             for place, output in enumerate(outputs):
                 if place not in state.outputs:
                     if place not in kept:
-                        kept[place] = np.zeros((counts[0], len(counts), *output.shape[1:]), output.dtype)
-                    kept[place][step, :playing] = output
+                        kept[place] = np.zeros((counts.max(), len(counts), *output.shape[1:]), output.dtype)
+                    kept[place][step, playing] = output
         nothing = np.empty(0)
-        return [
-            version.named(
-                [kept[leaf][:count, place] if leaf in kept else nothing for leaf in range(len(version.spec.outputs))]
-            )
-            for place, count in enumerate(counts)
-        ]
+        leaves_of = [kept.get(place) for place in range(len(version.spec.outputs))]
+        return {
+            session: version.named([nothing if leaf is None else leaf[: counts[index], index] for leaf in leaves_of])
+            for index, session in enumerate(pieces)
+        }
 
 
 def _engine(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> Engine:
@@ -176,9 +177,9 @@ def _act_at_once(version: Version, pieces: Sequence[Leaves]) -> list[Mapping[str
     return [version.named(own) for own in zip(*(np.split(leaf, ends) for leaf in leaves), strict=True)]
 
 
-def _time_major(leaves: Sequence[np.ndarray], counts: Sequence[int]) -> np.ndarray:
+def _time_major(leaves: Sequence[np.ndarray], steps: int) -> np.ndarray:
     """One array ``[T, B, ...]``, so that each step is contiguous; zeros where a session has ended."""
-    found = np.zeros((counts[0], len(counts), *leaves[0].shape[1:]), leaves[0].dtype)
+    found = np.zeros((steps, len(leaves), *leaves[0].shape[1:]), leaves[0].dtype)
     for place, leaf in enumerate(leaves):
         found[: len(leaf), place] = leaf
     return found
