@@ -34,6 +34,7 @@ from deployments.weights import WeightSource
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 5.0
+_WAIT_S = 1.0
 _READ_S = 10.0
 
 Run = Callable[[Callable[[], ServedPool]], Awaitable[ServedPool]]
@@ -153,7 +154,7 @@ class ServedOpponents:
         self._read = functools.partial(read_pool, league.name, league.uri, scripts, **which)
         self._pool: ServedPool | None = None
         self._read_at = 0.0
-        self._reading = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
 
     async def seat(self, session: str, asked: Any) -> SeatedPlayer:
         """See `brayx.actor.players.Opponents.seat`."""
@@ -181,22 +182,35 @@ class ServedOpponents:
         )
 
     async def _newest(self) -> ServedPool:
-        """The pool, read again at most every `_LOOK_S` seconds; if that fails, the last one."""
-        async with self._reading:
-            if self._pool is None or clock.now() - self._read_at > _LOOK_S:
-                try:
-                    async with asyncio.timeout(_READ_S):
-                        pool = await self._run(self._read)
-                        levels = await asyncio.to_thread(levels_of, self._levels, self._name)
-                        self._pool = replace(pool, levels=levels)
-                except (BrayxError, TimeoutError) as error:
-                    if isinstance(error, TimeoutError):
-                        error = DeadlineExceeded(f"the registry did not answer within {_READ_S:g} s")
-                    if self._pool is None:
-                        raise error from None
-                    _log.warning("opponents stay as they are: %s", error)
-                self._read_at = clock.now()
-            return self._pool
+        """The pool. A start that finds it older than `_LOOK_S` has it read again, and waits at most `_WAIT_S` for that;
+        others take it as it is. So a registry that does not answer holds up no start but the first.
+        """
+        reading = self._reading
+        if reading is None and (self._pool is None or clock.now() - self._read_at > _LOOK_S):
+            reading = self._reading = asyncio.create_task(self._read_again())
+            if self._pool is not None:
+                await asyncio.wait([reading], timeout=_WAIT_S)
+        if self._pool is None:
+            assert reading is not None
+            await asyncio.shield(reading)
+        assert self._pool is not None
+        return self._pool
+
+    async def _read_again(self) -> None:
+        """Reads the pool; if that fails, the last one stays. Ends after `_READ_S`, so nobody has to stop it."""
+        try:
+            async with asyncio.timeout(_READ_S):
+                pool = await self._run(self._read)
+                levels = await asyncio.to_thread(levels_of, self._levels, self._name)
+            self._pool = replace(pool, levels=levels)
+        except (BrayxError, TimeoutError) as error:
+            if isinstance(error, TimeoutError):
+                error = DeadlineExceeded(f"the registry did not answer within {_READ_S:g} s")
+            if self._pool is None:
+                raise error from None
+            _log.warning("opponents stay as they are: %s", error)
+        finally:
+            self._read_at, self._reading = clock.now(), None
 
 
 class NoOpponents:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,20 @@ from brayx.errors import (
 from brayx.gamecore.client import Client
 from brayx.league.strength import Rated, draw, mix_of
 from brayx.metrics import Recorder
+from brayx.model.local import LocalModel
 from brayx.model.pool import Pool as Registry
 from brayx.tracking.registry import tag
 from deployments.job import JobConfig
 from deployments.league_files import RATING_TAG
-from deployments.opponents import parsed
-from deployments.served_league import served_league
+from deployments.opponents import ServedPool, parsed
+from deployments.served_league import ServedLeague, served_league
 from deployments.weights import pool_args, sources_of
 from pipelines.acting import acting_from
 from pipelines.serving import Serving
 from tests.served_league import BOOKS, LEVELS, PROJECT, Pool, load
+from tests.waiting import until_awaited
+
+WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -290,16 +294,54 @@ def test_a_level_plays_as_it_was_calibrated(levels: Path, serving: Serving, door
         client.start(b'{"opponent": {"level": "hart"}}')
 
 
+def served(pool: Pool, job: JobConfig) -> tuple[ServedLeague, LocalModel]:
+    """The league of a service, and its model."""
+    sources = sources_of(job, pool.uri, {})
+    league = served_league(job, pool.uri, sources)
+    registry = Registry(*pool_args(job, pool.uri, sources, league.versions))
+    fetch = functools.partial(registry.weights, "model")
+    return league, acting_from(sources["model"], job, "model", job.as_dict(), Recorder(), fetch=fetch).model
+
+
+async def test_a_registry_that_hangs_holds_up_no_start_but_the_first(
+    pool: Pool, job: JobConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.served_league._LOOK_S", 0.0)  # each start has the registry read again
+    monkeypatch.setattr("deployments.served_league._READ_S", 3600.0)
+    league, model = served(pool, job)
+    answers = asyncio.Event()
+    answers.set()
+
+    async def run(read: Callable[[], ServedPool]) -> ServedPool:
+        await answers.wait()
+        return await asyncio.to_thread(read)
+
+    opponents = league.opponents(Services({"model": model}), run)
+
+    async def start(asked: dict[str, Any]) -> Any:
+        seated = await asyncio.wait_for(opponents.seat("session", asked), WAIT_S)
+        assert seated is not None
+        assert seated.reply is not None
+        return seated.reply["opponent"]["version"]
+
+    assert await start({"version": 6}) == 6
+    answers.clear()
+    for version in (1, 2, 3):
+        assert await start({"version": version}) == version
+    await asyncio.to_thread(pool.add, 7)
+    answers.set()
+    await until_awaited(lambda: opponents._reading is None, "the registry is read", WAIT_S)
+    assert await start({"version": 7}) == 7
+    await model.close()
+
+
 async def test_a_session_that_moves_keeps_its_opponent_and_how_late_it_sees(
     levels: Path, pool: Pool, job: JobConfig
 ) -> None:
     """Meanwhile the level of its request has become another opponent's."""
-    sources, as_dict, recorder = sources_of(job, pool.uri, {}), job.in_mode("serve").as_dict(), Recorder()
-    league = served_league(job, pool.uri, sources)
-    registry = Registry(*pool_args(job, pool.uri, sources, league.versions))
-    fetch = functools.partial(registry.weights, "model")
-    model = acting_from(sources["model"], job, "model", as_dict, recorder, fetch=fetch).model
-    services = Services({"model": model}, {}, recorder)
+    as_dict = job.in_mode("serve").as_dict()
+    league, model = served(pool, job)
+    services = Services({"model": model})
 
     def replica() -> AgentActorFactory:
         opponents = league.opponents(services, asyncio.to_thread)
