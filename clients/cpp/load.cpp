@@ -13,6 +13,7 @@
 //   --seconds    length of the measurement, after a warm-up
 //   --body       echo (256 bytes, and the reply must be as long), cartpole (JSON) or image (64x64x3 bytes); of these
 //                two the reply must not be an error
+//   --bytes      with echo: size of the body, instead of 256
 //   --check      with echo: each tick has a different body, and the reply must equal it
 #include <fcntl.h>
 #include <netdb.h>
@@ -559,6 +560,7 @@ void read_url(Plan& plan, std::string_view url) {
 Plan read_options(int argc, char** argv) {
     Plan plan;
     std::string url;
+    std::size_t bytes = 0;
     for (int at = 1; at < argc; ++at) {
         const std::string name = argv[at];
         if (name == "--check") {
@@ -581,12 +583,14 @@ Plan read_options(int argc, char** argv) {
         } else if (name == "--seconds") {
             plan.seconds = std::atof(value.c_str());
             if (!(plan.seconds > 0)) fail("option --seconds: expected a number above 0, got " + value);
+        } else if (name == "--bytes") {
+            bytes = number();
         } else if (name == "--body" && (value == "echo" || value == "cartpole" || value == "image")) {
             plan.echo = value == "echo";
             if (!plan.echo) plan.body = value == "image" ? std::string(kImageBytes, '\x7f') : kCartPole;
         } else {
             fail("option " + name + " " + value + ": expected --url, --sessions, --connections, --seconds, "
-                 "--body echo|cartpole|image or --check");
+                 "--body echo|cartpole|image, --bytes or --check");
         }
     }
     read_url(plan, url);
@@ -595,6 +599,8 @@ Plan read_options(int argc, char** argv) {
     if (plan.door != Door::tcp && plan.connections != plan.sessions) {
         fail("over http and ws each session has a connection of its own");
     }
+    if (bytes != 0 && !plan.echo) fail("--bytes is for --body echo");
+    if (bytes != 0) plan.body = std::string(bytes, 'x');
     if (plan.check && !plan.echo) fail("--check is for --body echo");
     return plan;
 }

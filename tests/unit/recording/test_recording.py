@@ -20,7 +20,7 @@ from brayx.errors import BadRecording
 from brayx.metrics import Recorder
 from brayx.recording import open as open_recordings
 from brayx.recording.chunks import write_chunk
-from brayx.recording.columns import Tick, columns_of, packed
+from brayx.recording.columns import Forwarded, Tick, columns_of, packed
 from brayx.recording.config import RecordingConfig
 from brayx.recording.packer import CHUNK_BYTES, Packer
 from brayx.recording.part import Part
@@ -193,19 +193,26 @@ def test_a_tick_is_written_in_time_and_a_killed_writer_is_started_again(tmp_path
     assert recorder.open("late", b"") is None
 
 
-def test_ten_thousand_ticks_of_cartpole_take_at_most_300_kb(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("with_logits", "most_bytes"), [(False, 300_000), (True, 350_000)])
+def test_ten_thousand_ticks_of_cartpole_are_small(tmp_path: Path, with_logits: bool, most_bytes: int) -> None:
     env = gymnasium.make("CartPole-v1")
     rng, ticks = np.random.default_rng(0), []
+    # A random policy of CartPole's size, whose outputs are as hard to compress as a trained one's.
+    hidden, out = rng.normal(size=(4, 64)).astype(np.float32), rng.normal(size=(64, 3)).astype(np.float32) / 8
     obs, _ = env.reset(seed=0)
     for number in range(10_000):
         text = json.dumps({"obs": obs.tolist(), "reward": 1.0}).encode()
         action = int(obs[2] + 0.3 * obs[3] + rng.normal() * 0.02 > 0)
-        attributes = {
-            "step": Step(obs, np.asarray(action), float(np.float32(rng.normal())), 7),
-            "value": float(rng.normal()),
-        }
-        at = number * 0.001 + rng.uniform(0, 1e-4)
-        ticks.append(Tick(number, at, rng.uniform(1e-4, 2e-4), text, b'{"action": %d}' % action, attributes))
+        *logits, value = np.tanh(obs @ hidden) @ out
+        log_prob = float(logits[action] - np.logaddexp(*logits))
+        attributes = {"step": Step(obs, np.asarray(action), log_prob, 7), "value": float(value)}
+        outputs = {"logits": np.array(logits), "value": value}
+        forwards = [Forwarded("model", outputs, 7, rng.uniform(5e-5, 1e-4))] if with_logits else []
+        at, queue_s = number * 0.001 + rng.uniform(0, 1e-4), rng.uniform(0, 1e-4)
+        reply = b'{"action": %d}' % action
+        ticks.append(
+            Tick(number, at, rng.uniform(1e-4, 2e-4), text, reply, attributes, queue_s=queue_s, forwards=forwards)
+        )
         obs, _, terminated, truncated, _ = env.step(action)
         if terminated or truncated:
             obs, _ = env.reset()
@@ -213,7 +220,7 @@ def test_ten_thousand_ticks_of_cartpole_take_at_most_300_kb(tmp_path: Path) -> N
     path = tmp_path / "a.parquet"
     with path.open("wb") as file:
         write_chunk(file, [(Part("e", "s", 0.0, 0, len(ticks)), columns)])
-    assert path.stat().st_size <= 300_000
+    assert path.stat().st_size <= most_bytes
     (episode,) = open_recordings(str(path))
     assert episode.inputs() == [tick.input for tick in ticks]
     assert np.array_equal(episode["obs"], np.array([tick.attributes["step"].obs for tick in ticks]))
