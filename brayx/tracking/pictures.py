@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from brayx.tracking.trial import Trial
 
+_SERIES = "distributions"
+"""Group of the charts on MLflow's page."""
 POSTER_FRAMES = 12
 """Frames of an episode on its poster."""
 _POSTER_COLUMNS = 4
@@ -75,7 +77,7 @@ def log_shapes(trial: Trial, shapes: Mapping[tuple[str, str], Bars], step: int) 
     """
     for name in dict.fromkeys(name for name, _ in shapes):
         panels = {label: bars for (each, label), bars in shapes.items() if each == name}
-        trial.log_image(chart(name, panels), name, step)
+        trial.log_image(chart(name, panels), f"{_SERIES}/{name}", step)
         if trial.tensorboard:
             with writing_events(trial):
                 tags = {f"{name}/{label}" if label else name: bars for label, bars in panels.items()}

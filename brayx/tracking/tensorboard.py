@@ -172,7 +172,9 @@ def _graph(model: bytes) -> Any:
 
 
 def _name(node: onnx.NodeProto) -> str:
-    return node.name or f"{node.op_type}_{node.output[0]}"
+    """A node's name, whose slashes make a tree; TensorBoard's page fails on an empty part, as before a first slash."""
+    name = node.name or f"{node.op_type}_{node.output[0]}"
+    return "/".join(part for part in name.split("/") if part)
 
 
 def _shapes(values: list[onnx.ValueInfoProto]) -> dict[str, Any]:

@@ -155,7 +155,7 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
     assert float(champion.tags["return"]) > 0
     assert list(folder.rglob("curve.png"))
     assert {path.name.split("+")[0] for path in folder.rglob("images/*.png")} == {
-        "actions", "advantages", "weights", "episodes~render"
+        "distributions~actions", "distributions~advantages", "distributions~weights", "episodes~render"
     }  # fmt: skip
     (layers,) = folder.rglob("model/layers.txt")
     assert layers.read_text().endswith("9,155 parameters in all\n")

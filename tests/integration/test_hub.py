@@ -99,7 +99,7 @@ def test_samples_of_several_processes_meet_in_mlflow(hub: tuple[Any, Trial], ray
     assert (last["games"], last["episode_return.last100"]) == (100, 24.5)
     assert trial.metrics()["replay/env_steps"] == 1000
     assert trial.history("replay/env_steps")[-1] == (1000, 1000.0)
-    assert [file for file in MlflowClient(trial.uri).list_artifacts(trial.run_id, "images") if "weights+" in file.path]
+    assert [file for file in MlflowClient(trial.uri).list_artifacts(trial.run_id, "images") if "~weights+" in file.path]
     read = EventAccumulator(trial.tensorboard).Reload()
     assert read.Scalars("replay/env_steps")[-1].value == 1000
     assert read.Histograms("weights/layer")[-1].histogram_value.num == sum(BARS.counts)

@@ -50,7 +50,9 @@ def images(trial: Trial) -> list[str]:
 def test_distributions_become_series_of_images_and_no_metrics(tracking_db: str) -> None:
     trial = Trial.open("p", "t", tracking_db)
     written(trial)
-    assert images(trial) == [f"{name}+step+{step}" for name in ("actions", "weights") for step in (100, 200, 300)]
+    assert images(trial) == [
+        f"distributions~{name}+step+{step}" for name in ("actions", "weights") for step in (100, 200, 300)
+    ]
     assert set(trial.metrics()) <= set(CHARTS.values())
     assert not trial.tensorboard
 
@@ -113,6 +115,8 @@ def test_the_graph_that_tensorboard_shows_is_the_onnx_files(tracking_db: str, tm
     assert {node.op for node in graph.node} == {*operations, "Input", "Output"}
     names = {node.name for node in graph.node}
     assert len(names) == len(graph.node)
+    assert all(all(name.split("/")) for name in names), "TensorBoard's page draws nothing if a part is empty"
+    assert any(name.count("/") > 1 for name in names), "layers are a tree"
     assert all(given in names for node in graph.node for given in node.input)
     (start,) = (node for node in graph.node if node.op == "Input")
     (shape,) = start.attr["_output_shapes"].list.shape
