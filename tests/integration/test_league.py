@@ -50,7 +50,7 @@ ANYWHERE = [
     "model.engine=torch",
     "league.players.main.snapshot_every=80",
     "league.pool_size=1000",
-    "league.gate={check: league_check.first_is_bad, at_most: 0.5, min_games: 5}",
+    "league.gate={check: league_check.score, at_most: 0.5, min_games: 5}",
 ]
 """Options of the job on every host."""
 ON_RAY = [*ANYWHERE, "actor.num_workers=2", "actor.native_port=null", "actor.tcp_port=null"]
@@ -59,13 +59,10 @@ ENDLESS = ["trainer.num_steps=1000000", "league.players.exploiter={role: exploit
 CHECK = """
 from pathlib import Path
 
-def first_is_bad(module, config):
-    seen = Path(__file__).with_name("seen")
-    number = len(seen.read_text()) if seen.exists() else 0
-    seen.write_text("x" * (number + 1))
-    return 0.25 if number else 0.75
+def score(module, config):
+    return 0.25 if Path(__file__).with_name("good").exists() else 0.75
 """
-"""A gate's check that refuses the first snapshot, and lets all others pass."""
+"""A gate's check that lets snapshots pass once a file exists."""
 BREAK_IT = 'def loss(outputs, obs):\n    return outputs["value"].sum() * float("nan")\n'
 WAIT_S = 600.0
 """Every step is of a few seconds; only a hanging one takes as long."""
@@ -194,37 +191,51 @@ def test_a_league_on_ray_goes_on_after_kills_moves_to_one_process_and_back_and_e
         shutil.copy(file, tmp_path)
     (tmp_path / "league_check.py").write_text(CHECK)
     (tmp_path / "break_it.py").write_text(BREAK_IT)
-    ended = hubs_are_killed(ingress, tracking_db, tmp_path)
-    assert re.search(r"main:\d+ does not become champion: league_check.first_is_bad is 0.75", said := spoken(capfd))
-    assert re.search(r"main:\d+ is champion: .*; league_check.first_is_bad is 0.25, at most 0.5", said)
+    ended = hubs_are_killed(ingress, tracking_db, tmp_path, Spoken(capfd))
     steps = in_one_process(tracking_db, tmp_path, ended)
     its_actor_a_learner_and_a_replica_are_killed(ingress, tracking_db, tmp_path, steps)
-    said = spoken(capfd)
+    said = Spoken(capfd)()
     assert re.search(r"main:\d+ joins the pool", said)
     assert "player 'breaker' is out, the league continues" in said
 
 
-def hubs_are_killed(ingress: Ingress, uri: str, folder: Path) -> list[str]:
+def hubs_are_killed(ingress: Ingress, uri: str, folder: Path, spoken: Spoken) -> list[str]:
     """Begins a league on Ray and interrupts it; returns the ids of its games."""
     job = JobConfig.load(folder / "league.yaml", [*ON_RAY, *ENDLESS])
+    door, ended = ingress.http.replace("http", "ws"), list[str]()
+
+    def play_until_a_snapshot() -> None:
+        """Plays no longer, because the check would not be asked about a snapshot that has a successor."""
+        before = len(books_of(job, folder).snapshots)
+        with Players(door) as players:
+            training.until(lambda: len(books_of(job, folder).snapshots) > before, "a snapshot")
+        ended.extend(players.games)
+
     with Training(job, ingress, uri) as training:
-        with Players(ingress.http.replace("http", "ws")) as players:
-            training.until(lambda: books_of(job, folder).champion, "a champion")
+        play_until_a_snapshot()
+        refused = re.compile(r"main:\d+ does not become champion: league_check.score is 0.75, expected at most 0.5")
+        training.until(lambda: refused.search(spoken()), "a snapshot is refused")
+        (folder / "good").touch()
+        play_until_a_snapshot()
+        crowned = re.compile(r"main:\d+ is champion: .*; league_check.score is 0.25, at most 0.5")
+        training.until(lambda: crowned.search(spoken()), "a champion")
+        with Players(door) as players:
             killed = [process_of(name) for name in named_actors() if name.endswith("/hub")]
             assert len(killed) == 3  # the league's, and those of two players
             before = players.ended
             for process in killed:
                 process.kill()
             training.until(lambda: players.ended >= before + 30, "games after the hubs were killed")
-        training.until(lambda: books_of(job, folder).counters["counted"] >= players.ended, "every game is counted")
-        check_books(folder, players.games)
+        ended.extend(players.games)
+        training.until(lambda: books_of(job, folder).counters["counted"] >= len(ended), "every game is counted")
+        check_books(folder, ended)
         hubs = [process_of(name) for name in named_actors() if name.endswith("/hub")]
         assert len(hubs) == 3
         assert not {process.pid for process in killed} & {process.pid for process in hubs}
     assert training.result is not None
     assert not training.result.finished
-    check_books(folder, players.games)
-    return players.games
+    check_books(folder, ended)
+    return ended
 
 
 def in_one_process(uri: str, folder: Path, ended: Sequence[str]) -> int:
@@ -356,6 +367,12 @@ def newest_step(league: Trial) -> int:
     return max((checkpoint.step for checkpoint in Trial.attach(league.uri, run_id).checkpoints()), default=0)
 
 
-def spoken(capfd: pytest.CaptureFixture[str]) -> str:
-    """What was printed since the last call."""
-    return "".join(capfd.readouterr())
+class Spoken:
+    """What was printed since it was made."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self._capfd, self._text = capfd, ""
+
+    def __call__(self) -> str:
+        self._text += "".join(self._capfd.readouterr())
+        return self._text
