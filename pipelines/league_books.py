@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from brayx.errors import ConfigError
+from brayx.league.fit import Fitted, fit
 from brayx.league.ledger import Ledger
 from brayx.league.member import INCUMBENT, Member
 from brayx.league.payoff import Pair, Payoff
@@ -41,6 +42,7 @@ class Row(NamedTuple):
         drawn: seats that it got in games that have ended.
         champion: whether it is the champion.
         snapshot: when and how it was frozen; None: it learns, or is a script.
+        fitted: its points by all games between versions; None: it is no version, or has no such games.
     """
 
     member: Member
@@ -54,10 +56,11 @@ class Row(NamedTuple):
     drawn: int
     champion: bool
     snapshot: Snapshot | None
+    fitted: Fitted | None
 
     def as_dict(self) -> dict[str, Any]:
         """The row as JSON values, the columns of `ratings_csv`."""
-        frozen = self.snapshot
+        frozen, fitted = self.snapshot, self.fitted
         return {
             "member": self.member.label,
             "player": self.member.player,
@@ -67,6 +70,9 @@ class Row(NamedTuple):
             "high": self.high,
             "mu": self.mu,
             "sigma": self.sigma,
+            "fitted": None if fitted is None else fitted.points,
+            "fitted_low": None if fitted is None else fitted.low,
+            "fitted_high": None if fitted is None else fitted.high,
             "elo": self.elo,
             "games": self.games,
             "drawn": self.drawn,
@@ -120,7 +126,7 @@ class Books:
 
     def standings(self) -> list[Row]:
         """All that can be drawn and have been rated, the strongest first."""
-        rows = []
+        rows, fitted = [], self.fitted()
         for member, rating in self.ratings.state().items():
             frozen = self.snapshot(member)
             if frozen is not None and frozen.dropped:
@@ -129,8 +135,21 @@ class Books:
                 continue
             low, high = self.ratings.interval(member)
             drawn, crowned = self.drawn.get(member, 0), member == self.champion
-            rows.append(Row(member, rating.points, low, high, *rating, drawn, crowned, frozen))
+            rows.append(Row(member, rating.points, low, high, *rating, drawn, crowned, frozen, fitted.get(member)))
         return sorted(rows, key=lambda row: (-row.points, row.member))
+
+    def fitted(self) -> dict[Member, Fitted]:
+        """Points of the versions by all games between two of them, on the scale of their ratings.
+
+        A version's rating moves by games against members that learn, whose ratings are late. So it depends on when the
+        version was drawn; these points do not.
+        """
+        pairs = {(a, b): of for (a, b), of in self.pairs.items() if a.version and b.version}
+        members = sorted({member for pair in pairs for member in pair})
+        number = {member: i for i, member in enumerate(members)}
+        results = {(number[a], number[b]): (of.wins, of.draws, of.losses) for (a, b), of in pairs.items()}
+        anchors = {i: self.ratings[member].points for member, i in number.items()}
+        return dict(zip(members, fit(len(members), results, anchors), strict=True)) if members else {}
 
 
 def place_of(where: str, tracking: str | None) -> tuple[str, str]:
@@ -159,16 +178,17 @@ def show(trial: Trial, books: Books, now_s: float | None = None) -> str:
     """
     now_s = time.time() if now_s is None else now_s
     champion = "no champion yet" if books.champion is None else f"champion {books.champion.label}"
-    table = [("player", "points", "95 % interval", "Elo", "games", "drawn", "env steps", "age", "")]
+    table = [("player", "points", "95 % interval", "fitted", "Elo", "games", "drawn", "env steps", "age", "")]
     for row in books.standings():
         frozen = row.snapshot
         steps, age = ("-", "-") if frozen is None else (f"{frozen.env_steps:,}", age_text(now_s - frozen.time_s))
         interval = f"{row.low:.0f} to {row.high:.0f}"
+        fitted = "-" if row.fitted is None else f"{row.fitted.points:.0f}"
         mark = "champion" if row.champion else ""
         table.append(
             (
-                row.member.label, f"{row.points:.0f}", interval, f"{row.elo:.0f}", f"{row.games:,}", f"{row.drawn:,}",
-                steps, age, mark,
+                row.member.label, f"{row.points:.0f}", interval, fitted, f"{row.elo:.0f}", f"{row.games:,}",
+                f"{row.drawn:,}", steps, age, mark,
             )
         )  # fmt: skip
     newest = [("snapshot", "parent", "env steps", "age", "digest", "")]
@@ -212,7 +232,8 @@ def document(trial: Trial, books: Books) -> dict[str, Any]:
         ``counters``: games ``counted``, ``broken_off`` and ``contradictory``, and results ``refused``.
         ``ratings``: a list, the strongest first, of objects as `Row.as_dict`: ``member``, its ``player`` and
         ``version`` (null: it learns, or is a script), ``points`` with the 95 % interval ``low`` to ``high``, ``mu``,
-        ``sigma``, ``elo``, ``games``, ``drawn``, ``champion``, and of snapshots ``env_steps`` and ``time_s``.
+        ``sigma``, the points ``fitted`` (`Books.fitted`) with ``fitted_low`` to ``fitted_high``, or null, ``elo``,
+        ``games``, ``drawn``, ``champion``, and of snapshots ``env_steps`` and ``time_s``.
         ``payoff``: a list of pairs: members ``a`` and ``b``, the ``wins``, ``draws`` and ``losses`` of ``a``, its
         ``win_rate``, a draw as half a win, and ``recent_win_rate``, with recent games weighted more.
         ``snapshots``: a list, the oldest first: ``member``, ``digest`` of its weights, ``parent`` (a member, or null),

@@ -20,7 +20,6 @@ rows = pytest.fixture(scope="module")(printed)
 
 @SEEDS
 def test_connect_four(rows: Rows, seed: int, tmp_path: Path) -> None:
-    """The aims are 97 %, 60 % and a rank correlation of .8; bounds are lower, since one run ended at .59 and .76."""
     for file in (TEMPLATES / "league").glob("four*"):
         shutil.copy(file, tmp_path)
     shutil.copy(Path(__file__).with_name("four_mcts.py"), tmp_path)
@@ -35,7 +34,7 @@ def test_connect_four(rows: Rows, seed: int, tmp_path: Path) -> None:
     with brayx(tmp_path, "league", "export", "books.json") as exported:
         assert exported.process.wait(240) == 0, exported.err
     ratings = json.loads((tmp_path / "books.json").read_text())["ratings"]
-    snapshots = sorted((row["version"], row["points"]) for row in ratings if row["member"].startswith("main:"))
+    snapshots = sorted((row["version"], row["fitted"]) for row in ratings if row["member"].startswith("main:"))
     points = [points for _, points in snapshots]
     correlation = float(np.corrcoef(np.argsort(np.argsort(points)), np.arange(len(points)))[0, 1])
     played = {name: f"{of['wins']}, {of['draws']}, {of['losses']}" for name, of in against.items()}
@@ -43,5 +42,5 @@ def test_connect_four(rows: Rows, seed: int, tmp_path: Path) -> None:
     title = "Connect four: champion's wins, draws and losses; rank correlation of the snapshots' ratings with their age"
     rows.add(title, seed=seed, random=played["random"], mcts=played["four_mcts.move"], correlation=f"{correlation:.2f}")
     assert rate["random"] >= 0.97
-    assert rate["four_mcts.move"] >= 0.5
-    assert correlation >= 0.6
+    assert rate["four_mcts.move"] >= 0.6
+    assert correlation >= 0.8

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,11 @@ import pytest
 from brayx.engines.base import save_weights
 from brayx.errors import ConfigError, LeagueError
 from brayx.league.config import LeagueConfig
+from brayx.league.fit import expected
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
+from brayx.league.payoff import Pair
+from brayx.league.ratings import Rating, Ratings
 from brayx.tracking import Trial, aliases, promote
 from brayx.tracking.registry import register_files
 from deployments.job import JobConfig
@@ -118,6 +121,20 @@ def test_the_table_is_that_of_the_league(written: Written) -> None:
     assert [(row.member, row.points, row.mu, row.sigma, row.elo, row.games, row.drawn) for row in rows] == theirs
     for row in rows:
         assert (row.low, row.high) == written.league.ratings.interval(row.member)
+
+
+def test_versions_have_points_by_their_games_against_each_other_alone() -> None:
+    first, second, alone, live = Member("main", 1), Member("main", 2), Member("main", 3), Member("main")
+    rated = Ratings({each: Rating() for each in (first, second, alone, live)})
+    between = {(first, second): Pair(wins=50, draws=20, losses=130)}
+    books = Books(rated, {}, between, (), None, {})
+    fitted = books.fitted()
+    assert set(fitted) == {first, second}
+    assert expected(fitted[second].points, fitted[first].points) == pytest.approx(0.7, abs=0.01)
+    assert (fitted[first].points + fitted[second].points) / 2 == pytest.approx(rated[first].points)
+    many = replace(books, pairs={**between, (live, second): Pair(wins=900), (live, alone): Pair(losses=100)})
+    assert many.fitted() == fitted
+    assert [row.as_dict()["fitted"] for row in many.standings() if row.member in (alone, live)] == [None, None]
 
 
 def test_ratings_are_csv_or_json(written: Written, command: Run) -> None:
