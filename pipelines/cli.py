@@ -25,7 +25,7 @@ from pipelines.league_commands import JOB, SET, TRACKING_OF_JOB, league_verbs, t
 from pipelines.new import KINDS
 from pipelines.recordings_commands import recordings_verbs
 from pipelines.replay_commands import gate_options, passed, replay_options
-from pipelines.service_commands import doctor_options, evaluate_options, keys_options
+from pipelines.service_commands import console_options, doctor_options, evaluate_options, keys_options
 from pipelines.shipped import TEMPLATES, job_file
 from pipelines.shutdown import end_within, leave, mark
 
@@ -133,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         ("trials", _trials_options, "list the trials: status, env steps, return, and which is champion"),
         ("promote", _promote_options, "point an alias of the registry at a version: services follow it"),
         ("scale", _scale_options, "change the number of rollout workers of a running training"),
+        ("console", console_options, "a page on trials, models and recordings; with a URL, on a running job"),
         ("doctor", doctor_options, "try a service layer by layer, and say which one is broken"),
         ("keys", keys_options, "keys that a service asks for"),
         ("completion", _completion_options, "print shell completion: source <(brayx completion bash)"),

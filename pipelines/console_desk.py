@@ -10,7 +10,7 @@ import io
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -121,10 +121,11 @@ class StoreDesk:
         running = self._run_id()
         return [doc.Trial(**asdict(row), can_stop=row.run_id == running) for row in rows]
 
-    def curves(self, run_id: str) -> doc.Curves:
+    def curves(self, run_id: str, metrics: Sequence[str] = ()) -> doc.Curves:
         trial = Trial.attach(self._uri, run_id)
         numbers = trial.metrics()
-        shown = sorted(set(numbers) & set(CHARTS.values())) + sorted(set(numbers) - set(CHARTS.values()))
+        known = dict.fromkeys((*CHARTS.values(), *sorted(numbers)))  # the most telling first
+        shown = [name for name in metrics or known if name in numbers]
         curves = {name: _thinned(trial.history(name)) for name in shown[:_MOST_CURVES]}
         finite = {name: value for name, value in numbers.items() if np.isfinite(value)}
         return doc.Curves(run_id=run_id, numbers=finite, curves=curves)
@@ -237,7 +238,7 @@ class StoreDesk:
         raise BadRecording(f"there is no recording {recording!r} in {self._folder or 'this job'}")
 
 
-_MOST_CURVES = 48
+_MOST_CURVES = 20
 _WHOLE = 40
 """Thinning up to which a recording is read whole."""
 

@@ -9,12 +9,11 @@ import signal
 import socket
 import sys
 
-import uvicorn
-
 from brayx.console.api import create_app
 from brayx.console.guard import ConsoleKeys
 from brayx.console.link import Link, own_pipes
 from brayx.gamecore.auth import Keys
+from pipelines.console import serve_app
 from pipelines.console_desk import StoreDesk
 
 _NICE = 5
@@ -36,19 +35,7 @@ def main(settings: str, descriptor: int) -> None:
     given = json.loads(settings)
     keys = ConsoleKeys(Keys.load(given["keys"])) if given["keys"] else None
     desk = StoreDesk(given["uri"], project=given["project"], recordings=given["recordings"], link=link)
-    serve_on(socket.socket(fileno=descriptor), create_app(desk, keys))
-
-
-def serve_on(listening: socket.socket, app: object) -> None:
-    """Serves an ASGI application on a listening socket until the process is signalled."""
-    config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=1,
-    )
-    uvicorn.Server(config).run([listening])
+    serve_app(socket.socket(fileno=descriptor), create_app(desk, keys))
 
 
 if __name__ == "__main__":

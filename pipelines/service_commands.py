@@ -136,3 +136,35 @@ def _new_key(arguments: argparse.Namespace) -> int:
 
     print(new_key(arguments.file, arguments.id, arguments.scope))
     return 0
+
+
+def console_options(console: argparse.ArgumentParser) -> None:
+    """Adds the options of `brayx console`."""
+    from brayx.gamecore.auth import add_options
+
+    console.add_argument(
+        "url", nargs="?", default="", help="a job's console, as it prints it (default: the tracking store alone)"
+    )
+    console.add_argument("--port", type=int, default=0, help="port of the page on this machine (default: a free one)")
+    console.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
+    console.add_argument(
+        "--recordings", default="recordings", help="without a URL: folder of recordings (default: %(default)s)"
+    )
+    add_options(console)
+    console.set_defaults(run=_console)
+
+
+def _console(arguments: argparse.Namespace) -> int:
+    from brayx.tracking import tracking_uri
+    from pipelines.console import console
+
+    with contextlib.suppress(KeyboardInterrupt):  # that is how it ends
+        console(
+            arguments.url,
+            uri=tracking_uri(arguments.tracking),
+            recordings=arguments.recordings,
+            port=arguments.port,
+            keys_file=arguments.keys_file,
+            key=arguments.key,
+        )
+    return 0

@@ -92,9 +92,9 @@ def _reading(app: FastAPI, desk: Desk) -> None:
         return desk.trials(project)
 
     @app.get("/api/trials/{run_id}", tags=["trials"])
-    def curves(run_id: str) -> doc.Curves:
+    def curves(run_id: str, metric: Annotated[list[str], Query(description="only these")] = []) -> doc.Curves:  # noqa: B006
         """Numbers and curves of a trial."""
-        return desk.curves(run_id)
+        return desk.curves(run_id, metric)
 
     @app.get("/api/league", tags=["league"])
     def league() -> doc.League | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from brayx.console import documents as doc
@@ -37,8 +38,8 @@ class Desk(Protocol):
     def trials(self, project: str) -> list[doc.Trial]:
         """The newest trials; of all projects if ``project`` is empty."""
 
-    def curves(self, run_id: str) -> doc.Curves:
-        """A trial's numbers and curves."""
+    def curves(self, run_id: str, metrics: Sequence[str] = ()) -> doc.Curves:
+        """A trial's numbers, and its curves: of all metrics, or only of ``metrics``."""
 
     def stop_trial(self, run_id: str) -> doc.Done:
         """Interrupts the trial of the job behind this console, as Ctrl-C does."""

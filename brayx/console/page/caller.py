@@ -1,0 +1,53 @@
+"""A viewer's client of the control API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+from pydantic import TypeAdapter
+
+from brayx.errors import ConnectFailed, from_wire
+
+_TIMEOUT_S = 20.0
+
+Connect = Callable[[str], httpx.AsyncClient]
+"""Makes an HTTP client of the API, given the viewer's ``Authorization`` header, which may be empty."""
+
+
+class Caller:
+    """Calls the API with the viewer's own credentials, so that the page can do no more than its viewer.
+
+    Args:
+        client: reaches the API.
+    """
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+
+    async def get(self, kind: Any, path: str, **query: Any) -> Any:
+        """A document of a kind.
+
+        Raises:
+            BrayxError: the call was refused, or the console does not answer.
+        """
+        return await self._call(kind, "GET", path, params=query)
+
+    async def post(self, kind: Any, path: str, body: Any = None) -> Any:
+        """Controls; errors as `get`."""
+        return await self._call(kind, "POST", path, json=body)
+
+    async def delete(self, kind: Any, path: str, **query: Any) -> Any:
+        """Controls; errors as `get`."""
+        return await self._call(kind, "DELETE", path, params=query)
+
+    async def _call(self, kind: Any, method: str, path: str, **options: Any) -> Any:
+        try:
+            reply = await self._client.request(method, path, timeout=_TIMEOUT_S, **options)
+        except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise ConnectFailed(f"the job's console at {self._client.base_url} does not answer: {reason}") from None
+        if reply.status_code != 200:
+            raise from_wire(reply.content, http_status=reply.status_code)
+        return TypeAdapter(kind).validate_json(reply.content)

@@ -1,0 +1,91 @@
+"""Charts: options of ECharts for lines and heat maps, readable in light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nicegui import ui
+
+COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c"]
+"""Colours that colour-blind people can tell apart (Okabe and Ito 2008), the last one also on black."""
+_TEXT = {"color": "#888"}
+_GRID_LINE = {"lineStyle": {"color": "#8884"}}
+_FEW = 12
+"""Members up to which a heat map has its numbers in it."""
+
+Points = Sequence[tuple[float, float]]
+
+
+def lines(curves: Mapping[str, Points], x: str, *, height: str = "h-64", title: str = "") -> ui.echart:
+    """A chart of curves over a common axis."""
+    return ui.echart(_line_options(curves, x, title)).classes(f"w-full {height}")
+
+
+def put_lines(chart: ui.echart, curves: Mapping[str, Points], x: str, title: str = "") -> None:
+    """Shows other curves, if they differ from those shown."""
+    options = _line_options(curves, x, title)
+    if chart.options["series"] != options["series"]:
+        chart.options.clear()
+        chart.options.update(options)
+        chart.update()
+
+
+def heat_map(members: Sequence[str], cells: Sequence[tuple[int, int, float]]) -> ui.echart:
+    """A win rate of rows against columns; ``cells`` are ``(column, row, win rate)``."""
+    return ui.echart(_heat_options(members, cells)).classes("w-full").style(f"height: {140 + 34 * len(members)}px")
+
+
+def put_heat_map(chart: ui.echart, members: Sequence[str], cells: Sequence[tuple[int, int, float]]) -> None:
+    """Shows another payoff, if it differs from the one shown."""
+    options = _heat_options(members, cells)
+    if chart.options["series"] != options["series"] or chart.options["yAxis"] != options["yAxis"]:
+        chart.style(f"height: {140 + 34 * len(members)}px")
+        chart.options.clear()
+        chart.options.update(options)
+        chart.update()
+
+
+def _line_options(curves: Mapping[str, Points], x: str, title: str) -> dict[str, Any]:
+    return {
+        "animation": False,
+        "color": COLOURS,
+        "title": {"text": title, "textStyle": {"fontSize": 12, "color": "#888"}, "show": bool(title)},
+        "tooltip": {"trigger": "axis", "confine": True},
+        "legend": {"show": len(curves) > 1, "textStyle": _TEXT, "type": "scroll", "bottom": 0},
+        "grid": {"left": 8, "right": 16, "top": 28, "bottom": 44 if len(curves) > 1 else 24, "containLabel": True},
+        "xAxis": {
+            "type": "value", "name": x, "nameLocation": "middle", "nameGap": 22, "axisLabel": _TEXT, "min": "dataMin",
+            "max": "dataMax", "nameTextStyle": _TEXT, "splitLine": {"show": False},
+        },
+        "yAxis": {"type": "value", "scale": True, "axisLabel": _TEXT, "splitLine": _GRID_LINE},
+        "series": [
+            {
+                "type": "line", "name": name, "showSymbol": len(points) == 1, "data": [list(point) for point in points],
+                "lineStyle": {"width": 1.5},
+            }
+            for name, points in curves.items()
+        ],
+    }  # fmt: skip
+
+
+def _heat_options(members: Sequence[str], cells: Sequence[tuple[int, int, float]]) -> dict[str, Any]:
+    return {
+        "animation": False,
+        "tooltip": {"confine": True},
+        "grid": {"left": 8, "right": 16, "top": 8, "bottom": 64, "containLabel": True},
+        "xAxis": {"type": "category", "data": list(members), "axisLabel": {"rotate": 45, **_TEXT}},
+        "yAxis": {"type": "category", "data": list(members), "inverse": True, "axisLabel": _TEXT},
+        "visualMap": {
+            "min": 0, "max": 1, "calculable": False, "orient": "horizontal", "left": "center", "bottom": 0,
+            "inRange": {"color": ["#d55e00", "#f2f2f2", "#0072b2"]}, "textStyle": _TEXT, "itemHeight": 90,
+            "itemWidth": 12, "text": ["wins", "loses"],
+        },
+        "series": [
+            {
+                "type": "heatmap", "name": "win rate",
+                "data": [[column, row, round(rate, 2)] for column, row, rate in cells],
+                "label": {"show": len(members) <= _FEW, "color": "#222", "fontSize": 11},
+            }
+        ],
+    }  # fmt: skip

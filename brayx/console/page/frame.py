@@ -1,0 +1,213 @@
+"""What all pages share: the frame with its navigation, and parts that load, refresh and fail in words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+from nicegui import ui
+
+from brayx.console.page.caller import Caller, Connect
+from brayx.errors import BrayxError
+
+T = TypeVar("T")
+
+PAGES = {
+    "Overview": "/",
+    "Sessions": "/sessions",
+    "Recordings": "/recordings",
+    "Models": "/models",
+    "League": "/league",
+    "Trials": "/trials",
+}
+MUTED = "text-gray-600 dark:text-gray-400"
+_STYLE = """
+<style>
+  body { font-family: system-ui, sans-serif; }
+  .mono { font-family: ui-monospace, SFMono-Regular, Menlo, monospace; font-size: 12.5px; }
+  .q-table th { font-weight: 600; }
+  @media (max-width: 640px) {
+    .q-table td, .q-table th { padding: 4px 8px !important; }
+    .q-table td:first-child { max-width: 8.5rem; overflow: hidden; text-overflow: ellipsis; }
+  }
+  .brayx-nav { scrollbar-width: none; }
+</style>
+"""
+_DARK = "localStorage.getItem('brayx-dark')"
+
+
+@contextmanager
+def frame(title: str, connect: Connect) -> Iterator[Caller]:
+    """A page's frame; what is made in the context is its content.
+
+    Args:
+        title: the page's name, one of `PAGES` or below one.
+        connect: makes the viewer's client.
+    """
+    request = ui.context.client.request
+    caller = Caller(connect(request.headers.get("authorization", "")))
+    ui.page_title(f"{title} - brayx console")
+    ui.add_head_html(_STYLE)
+    ui.colors(primary="#0072b2", positive="#00805f", negative="#c2410c", warning="#b45309")
+    dark = ui.dark_mode(None)
+    path = request.url.path
+    with ui.header().classes("px-3 py-1 bg-primary items-center no-wrap gap-3"):
+        ui.link("brayx", "/").classes("text-white text-lg font-bold no-underline")
+        with ui.row().classes("brayx-nav no-wrap gap-1 overflow-x-auto grow").props('role="navigation"'):
+            for name, target in PAGES.items():
+                here = path == target or (target != "/" and path.startswith(target[:-1]))
+                link = ui.link(name, target).classes("text-white no-underline px-2 py-1 rounded whitespace-nowrap")
+                if here:
+                    link.classes("bg-black/25 font-semibold").props('aria-current="page"')
+        ui.button(icon="contrast", on_click=lambda: _toggle(dark)).props(
+            'flat dense color=white aria-label="light or dark"'
+        )
+    ui.timer(0.1, lambda: _restore(dark), once=True)
+    with ui.column().classes("w-full max-w-6xl mx-auto p-2 sm:p-4 gap-4 items-stretch"):
+        yield caller
+
+
+async def _toggle(dark: ui.dark_mode) -> None:
+    is_dark = await ui.run_javascript("document.body.classList.contains('body--dark')")
+    dark.value = not is_dark
+    ui.run_javascript(f"localStorage.setItem('brayx-dark', '{int(not is_dark)}')")
+
+
+async def _restore(dark: ui.dark_mode) -> None:
+    kept = await ui.run_javascript(_DARK)
+    if kept in ("0", "1"):
+        dark.value = kept == "1"
+
+
+class Panel(Generic[T]):
+    """A part of a page over one document: says that it loads, shows it, refreshes it, and says why it cannot.
+
+    Args:
+        load: gets the document.
+        build: makes the part's elements, once, and returns what updates them with each new document.
+        every_s: time between two loads; 0: loads once.
+    """
+
+    def __init__(
+        self, load: Callable[[], Awaitable[T]], build: Callable[[T], Callable[[T], None]], every_s: float = 2.0
+    ) -> None:
+        self._load, self._build = load, build
+        self._update: Callable[[T], None] | None = None
+        self._seen_at = ""
+        with ui.column().classes("w-full items-stretch gap-3"):
+            self._failure = ui.label().classes(
+                "w-full p-3 rounded border border-orange-700 text-orange-800 dark:text-orange-300"
+            )
+            self._failure.props('role="alert"').set_visibility(False)
+            self._content = ui.column().classes("w-full items-stretch gap-4")
+            with self._content, ui.row().classes("items-center"):
+                ui.spinner(size="sm")
+                ui.label("Loading …").classes(MUTED)
+        self.timer = ui.timer(every_s or 1.0, self.refresh, once=not every_s)
+        if every_s:
+            ui.timer(0.0, self.refresh, once=True)
+
+    async def refresh(self) -> None:
+        """Loads the document and shows it."""
+        try:
+            found = await self._load()
+        except BrayxError as error:
+            shown = f" Below is what it said at {self._seen_at}." if self._seen_at else ""
+            self._failure.set_text(f"{sentence(error.message)}{shown}")
+            self._failure.set_visibility(True)
+            if self._update is None:
+                self._content.clear()
+            return
+        self._failure.set_visibility(False)
+        self._seen_at = time.strftime("%H:%M:%S")
+        with self._content:
+            if self._update is None:
+                self._content.clear()
+                self._update = self._build(found)
+            self._update(found)
+
+
+async def control(work: Awaitable[T], done: Callable[[T], str]) -> bool:
+    """Does what a button asks for, and says what came of it; returns whether it was done."""
+    try:
+        result = await work
+    except BrayxError as error:
+        ui.notify(sentence(error.message), type="negative", multi_line=True, close_button=True, timeout=0)
+        return False
+    ui.notify(done(result), type="positive", multi_line=True)
+    return True
+
+
+async def confirmed(question: str, verb: str) -> bool:
+    """Asks the viewer; False: rather not."""
+    with ui.dialog() as dialog, ui.card():
+        ui.label(question)
+        with ui.row().classes("w-full justify-end"):
+            ui.button("Cancel", on_click=lambda: dialog.submit(False)).props("flat")
+            ui.button(verb, on_click=lambda: dialog.submit(True)).props("color=negative")
+    answer = bool(await dialog)
+    dialog.delete()
+    return answer
+
+
+def empty(text: str) -> ui.label:
+    """What a part says that has nothing to show."""
+    return ui.label(text).classes(f"{MUTED} py-6 text-center w-full")
+
+
+def heading(text: str) -> ui.label:
+    """A heading of a part."""
+    return ui.label(text).classes("text-lg font-semibold").props('role="heading" aria-level="2"')
+
+
+def sentence(text: str) -> str:
+    """A message as a sentence."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number for people; a dash for None."""
+    if value is None:
+        return "-"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:.{digits}g}"
+
+
+def since(seconds: float) -> str:
+    """A time span in its largest units."""
+    for unit, length in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{max(seconds, 0.0):.0f} s"
+
+
+def table(columns: dict[str, str], key: str, *, on_row: Callable[[dict[str, Any]], None] | None = None) -> ui.table:
+    """A table whose first column is text and whose others are numbers or short.
+
+    Args:
+        columns: heading by field.
+        key: field that identifies a row.
+        on_row: called with a row that the viewer chooses.
+    """
+    made = ui.table(
+        columns=[
+            {"name": name, "label": label, "field": name, "align": "left" if not at else "right", "sortable": True}
+            for at, (name, label) in enumerate(columns.items())
+        ],
+        rows=[],
+        row_key=key,
+        pagination=25,
+    ).classes("w-full")
+    made.props("flat bordered dense")
+    if on_row is not None:
+        made.classes("cursor-pointer").on("rowClick", lambda event: on_row(event.args[1]))
+    return made
+
+
+def put_rows(into: ui.table, rows: list[dict[str, Any]]) -> None:
+    """Shows rows, if they differ from those shown."""
+    if into.rows != rows:
+        into.rows = rows

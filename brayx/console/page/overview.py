@@ -1,0 +1,100 @@
+"""The overview: is it learning, is it served, what is lost, what does it wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nicegui import ui
+
+from brayx.charts import RETURN_CHART
+from brayx.console.documents import Curves, Job, Trial
+from brayx.console.page.caller import Caller, Connect
+from brayx.console.page.charts import lines, put_lines
+from brayx.console.page.frame import MUTED, Panel, empty, frame, heading, number, since
+
+
+def add(connect: Connect) -> None:
+    """Adds the page."""
+
+    @ui.page("/")
+    def overview() -> None:
+        with frame("Overview", connect) as caller:
+            Panel(lambda: caller.get(Job, "/api/job"), _job)
+            Panel(lambda: _learning(caller), _curve, every_s=5.0)
+
+
+async def _learning(caller: Caller) -> Curves | None:
+    """The curves of the job's trial, or else of the newest one that has any."""
+    found: list[Trial] = await caller.get(list[Trial], "/api/trials")
+    chosen = sorted(found, key=lambda trial: not trial.can_stop)[:1]
+    return await caller.get(Curves, f"/api/trials/{chosen[0].run_id}", metric=RETURN_CHART) if chosen else None
+
+
+def _curve(first: Curves | None) -> Callable[[Curves | None], None]:
+    none = empty("No trial has a return yet.")
+    chart = lines({}, "env steps")
+
+    def update(found: Curves | None) -> None:
+        points = [] if found is None else found.curves.get(RETURN_CHART, [])
+        none.set_visibility(not points)
+        chart.set_visibility(bool(points))
+        put_lines(chart, {"mean return of the last 100 games": points}, "env steps", "Return of the last 100 games")
+
+    return update
+
+
+def _job(first: Job) -> Callable[[Job], None]:
+    title = ui.label().classes("text-xl font-bold")
+    about = ui.label().classes(MUTED)
+    progress = ui.linear_progress(show_value=False, size="8px").props('instant-feedback aria-label="progress"')
+    with ui.grid().classes("w-full grid-cols-2 sm:grid-cols-4 gap-3"):
+        numbers = {
+            name: _number(name)
+            for name in ("Return", "Ticks/s", "Env steps", "Weights' lag", "Sessions", "Games", "Refused", "Up")
+        }
+    heading("Losses and refusals")
+    losses = ui.label().classes("whitespace-pre-wrap").mark("losses")
+    heading("Doors")
+    doors = ui.label().classes("mono whitespace-pre-wrap break-all")
+
+    def update(job: Job) -> None:
+        of = job.numbers
+        name = " / ".join(filter(None, (job.project, job.trial)))
+        title.set_text(name if job.running else "No job is running here")
+        words = {"train": "is being trained", "serve": "is being served"}.get(job.mode, "")
+        acting = "; ".join(
+            f"{model} acts with {' or '.join(v) or 'weights as built'}" for model, v in job.registered.items()
+        )
+        about.set_text(
+            "; ".join(filter(None, (words, job.waits_for, acting)))
+            if job.running
+            else f"This console shows the tracking store {job.tracking}"
+        )
+        steps = of.get("env_steps")
+        progress.set_visibility(bool(job.num_steps and steps is not None))
+        progress.set_value(min((steps or 0.0) / job.num_steps, 1.0) if job.num_steps else 0.0)
+        target = "" if job.target_return is None else f" of {number(job.target_return)}"
+        mean = of.get("episode_return.last100", of.get("episode_return"))
+        shown = {
+            "Return": number(mean) + target,
+            "Ticks/s": number(round(of.get("ticks_per_s", of.get("env_steps_per_s", 0.0)))),
+            "Env steps": number(steps),
+            "Weights' lag": "-" if "lag_versions" not in of else f"{of['lag_versions']:.1f} versions",
+            "Sessions": number(job.sessions),
+            "Games": number(of.get("games")),
+            "Refused": number(sum(job.refusals.values())),
+            "Up": since(job.up_s),
+        }
+        for key, text in shown.items():
+            numbers[key].set_text(text)
+        refused = [f"{number(count)} requests refused: {code}" for code, count in sorted(job.refusals.items())]
+        losses.set_text("\n".join([*job.errors, *refused]) or "None.")
+        doors.set_text("\n".join(f"{door:<5} {url}" for door, url in job.doors.items()) or "None.")
+
+    return update
+
+
+def _number(name: str) -> ui.label:
+    with ui.card().classes("p-3 gap-0 shadow-none border border-gray-500/30"):
+        ui.label(name).classes(f"text-xs {MUTED}")
+        return ui.label("-").classes("text-xl font-semibold whitespace-nowrap").mark(name)

@@ -1,0 +1,215 @@
+"""The recordings: a table, and one of them with a time line to scrub."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from nicegui import ui
+from nicegui.events import KeyEventArguments
+
+from brayx.console.documents import RecordedCurves, RecordedTicks, Recording, Recordings, Tick
+from brayx.console.page.caller import Caller, Connect
+from brayx.console.page.charts import lines, put_lines
+from brayx.console.page.frame import MUTED, Panel, empty, frame, heading, number, put_rows, sentence, table
+from brayx.console.page.tick import TickView
+from brayx.errors import BrayxError
+
+_WINDOW = 256
+"""Ticks that are loaded at once."""
+_MOST_WINDOWS = 16
+_PLAY_EVERY_S = 1 / 15
+_FIRST_CURVES = ("value", "reward", "log_prob")
+
+
+def add(connect: Connect) -> None:
+    """Adds the pages."""
+
+    @ui.page("/recordings")
+    def recordings() -> None:
+        with frame("Recordings", connect) as caller:
+            Panel(lambda: caller.get(Recordings, "/api/recordings"), _recordings, every_s=5.0)
+
+    @ui.page("/recordings/{recording}")
+    async def recording(recording: str) -> None:
+        with frame("Recordings", connect) as caller:
+            _Recorded(caller, recording)
+
+
+def _recordings(first: Recordings) -> Callable[[Recordings], None]:
+    heading("Recordings")
+    about = ui.label().classes(MUTED)
+    none = empty("Nothing is recorded yet. A component `kind: recording` in the job records its sessions.")
+    rows = table(
+        {
+            "session": "Session", "began": "Began", "ticks": "Ticks", "end": "End", "result": "Return",
+            "events": "Events", "why": "Why",
+        },
+        "id",
+        on_row=lambda row: ui.navigate.to(f"/recordings/{row['id']}"),
+    )  # fmt: skip
+
+    def update(found: Recordings) -> None:
+        none.set_visibility(not found.recordings)
+        rows.set_visibility(bool(found.recordings))
+        broken = f"; {len(found.unreadable)} files cannot be read" if found.unreadable else ""
+        about.set_text(f"{number(found.total)} in {found.folder}{broken}" if found.folder else "")
+        shown = [
+            {
+                "id": each.id,
+                "session": each.session,
+                "began": _clock(each.began_s),
+                "ticks": each.ticks,
+                "end": each.end or "running",
+                "result": number(each.result),
+                "events": each.events + each.lost,
+                "why": each.player or each.why,
+            }
+            for each in found.recordings
+        ]
+        put_rows(rows, shown)
+
+    return update
+
+
+def _clock(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
+
+
+class _Recorded:
+    """One recording. The arrow keys step, Page keys and Home and End jump, the space bar plays."""
+
+    def __init__(self, caller: Caller, recording: str) -> None:
+        self._caller, self._id = caller, recording
+        self._windows: dict[int, list[Tick]] = {}
+        self._at, self._shown, self._last = 0, -1, 0
+        self._failure = ui.label().props('role="alert"').classes("text-orange-800 dark:text-orange-300")
+        self._failure.set_visibility(False)
+        self._loading = ui.spinner(size="md")
+        self._body = ui.column().classes("w-full items-stretch gap-3")
+        with self._body:
+            self._title = ui.label().classes("text-xl font-bold break-all")
+            self._about = ui.label().classes(MUTED)
+            with ui.row().classes("w-full items-center no-wrap gap-3"):
+                self._play = ui.button(icon="play_arrow", on_click=self._toggle).props('round dense aria-label="play"')
+                self._slider = ui.slider(min=0, max=1, step=1, value=0)
+                self._slider.props('label aria-label="tick" instant-feedback').classes("grow")
+                self._slider.on_value_change(lambda event: self._go(int(event.value)))
+            ui.label("← → a tick, shift ten; Page keys a hundred; Home, End; space plays.").classes(f"text-xs {MUTED}")
+            self._tick = TickView()
+            heading("Curves")
+            self._choice = ui.select([], multiple=True, on_change=self._draw).props("dense outlined use-chips")
+            self._choice.classes("w-full max-w-xl").props('aria-label="curves"')
+            self._chart = lines({}, "tick")
+        self._body.set_visibility(False)
+        self._curves: RecordedCurves | None = None
+        self._player = ui.timer(_PLAY_EVERY_S, self._next, active=False)
+        ui.keyboard(self._key, ignore=["input", "textarea"])
+        ui.timer(0.0, self._load, once=True)
+
+    async def _load(self) -> None:
+        try:
+            found: RecordedTicks = await self._caller.get(
+                RecordedTicks, f"/api/recordings/{self._id}", first=0, count=_WINDOW
+            )
+            self._windows[0] = found.ticks
+            self._head(found.recording)
+            await self._show()
+            curves: RecordedCurves = await self._caller.get(RecordedCurves, f"/api/recordings/{self._id}/curves")
+        except BrayxError as error:
+            self._fail(error)
+            return
+        self._curves = curves
+        first = [name for name in _FIRST_CURVES if name in curves.curves]
+        names = [*first, *sorted(set(curves.curves) - set(first))]
+        self._choice.set_options(names, value=names[:1])
+        self._draw()
+
+    def _head(self, recording: Recording) -> None:
+        self._last = max(recording.ticks - 1, 0)
+        self._slider.props(f"max={max(self._last, 1)}")
+        self._title.set_text(recording.session)
+        lost = f", {recording.lost} ticks lost" if recording.lost else ""
+        result = "" if recording.result is None else f", return {number(recording.result)}"
+        player = f", played by {recording.player}" if recording.player else ""
+        self._about.set_text(
+            f"{_clock(recording.began_s)}, {number(recording.ticks)} ticks{lost}, "
+            f"end: {recording.end or 'still running'}{result}{player}"
+        )
+        self._loading.set_visibility(False)
+        self._body.set_visibility(True)
+
+    def _fail(self, error: BrayxError) -> None:
+        self._player.deactivate()
+        self._loading.set_visibility(False)
+        self._failure.set_text(sentence(error.message))
+        self._failure.set_visibility(True)
+
+    async def _go(self, index: int) -> None:
+        self._at = min(max(index, 0), self._last)
+        await self._show()
+
+    async def _show(self) -> None:
+        at = self._at
+        if at == self._shown:
+            return
+        window = at // _WINDOW
+        ticks = self._windows.get(window)
+        if ticks is None:
+            try:
+                found: RecordedTicks = await self._caller.get(
+                    RecordedTicks, f"/api/recordings/{self._id}", first=window * _WINDOW, count=_WINDOW
+                )
+            except BrayxError as error:
+                self._fail(error)
+                return
+            ticks = self._windows[window] = found.ticks
+            if len(self._windows) > _MOST_WINDOWS:
+                del self._windows[next(iter(self._windows))]
+            if at != self._at:  # the viewer has moved on meanwhile
+                return
+        offset = at - window * _WINDOW
+        if offset < len(ticks):
+            self._shown = at
+            self._tick.show(ticks[offset])
+            if self._slider.value != at:
+                self._slider.set_value(at)
+
+    async def _key(self, event: KeyEventArguments) -> None:
+        if not event.action.keydown:
+            return
+        step = 10 if event.modifiers.shift else 1
+        moves = {
+            "ArrowLeft": -step, "ArrowRight": step, "PageUp": -100, "PageDown": 100, "Home": -self._last,
+            "End": self._last,
+        }  # fmt: skip
+        name = str(event.key.name)
+        if name in moves:
+            await self._go(self._at + moves[name])
+        elif name == " ":
+            await self._toggle()
+
+    async def _toggle(self) -> None:
+        if self._player.active:
+            self._player.deactivate()
+        else:
+            if self._at >= self._last:
+                await self._go(0)
+            self._player.activate()
+        self._play.props(f"icon={'pause' if self._player.active else 'play_arrow'}")
+
+    async def _next(self) -> None:
+        if self._at >= self._last:
+            await self._toggle()
+        else:
+            await self._go(self._at + 1)
+
+    def _draw(self) -> None:
+        if self._curves is None:
+            return
+        chosen = {
+            name: list(zip(map(float, self._curves.ticks), self._curves.curves[name], strict=True))
+            for name in self._choice.value or []
+        }
+        self._chart.set_visibility(bool(chosen))
+        put_lines(self._chart, chosen, "tick")

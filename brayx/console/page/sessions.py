@@ -1,0 +1,130 @@
+"""The running sessions, and one of them followed tick by tick."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from urllib.parse import quote
+
+from nicegui import ui
+
+from brayx.console.documents import Done, Session, Ticks
+from brayx.console.page.caller import Caller, Connect
+from brayx.console.page.charts import lines, put_lines
+from brayx.console.page.frame import (
+    MUTED,
+    Panel,
+    confirmed,
+    control,
+    empty,
+    frame,
+    heading,
+    number,
+    put_rows,
+    sentence,
+    table,
+)
+from brayx.console.page.tick import TickView
+from brayx.errors import BrayxError
+
+_TICKS_EVERY_S = 0.125
+_CURVES_EVERY_S = 0.5
+_MOST_POINTS = 300
+
+
+def add(connect: Connect) -> None:
+    """Adds the pages."""
+
+    @ui.page("/sessions")
+    def sessions() -> None:
+        with frame("Sessions", connect) as caller:
+            Panel(lambda: caller.get(list[Session], "/api/sessions"), _sessions)
+
+    @ui.page("/session")
+    def session(id: str) -> None:
+        with frame("Sessions", connect) as caller:
+            _Followed(caller, id)
+
+
+def _sessions(first: list[Session]) -> Callable[[list[Session]], None]:
+    heading("Running sessions")
+    none = empty("No session is running. One begins when a game connects to a door of the job.")
+    rows = table(
+        {"session": "Session", "ticks": "Ticks", "idle": "Idle", "plays": "Plays with", "result": "Return"},
+        "session",
+        on_row=lambda row: ui.navigate.to(f"/session?id={quote(row['session'])}"),
+    )
+
+    def update(found: list[Session]) -> None:
+        none.set_visibility(not found)
+        rows.set_visibility(bool(found))
+        shown = [
+            {
+                "session": each.session,
+                "ticks": each.ticks,
+                "idle": f"{each.idle_s:.0f} s",
+                "plays": each.player or ", ".join(each.arms) or "-",
+                "result": number(each.result),
+            }
+            for each in found
+        ]
+        put_rows(rows, shown)
+
+    return update
+
+
+class _Followed:
+    """One session, followed until it ends."""
+
+    def __init__(self, caller: Caller, session: str) -> None:
+        self._caller, self._session, self._after = caller, session, 0
+        self._values: deque[tuple[float, float]] = deque(maxlen=_MOST_POINTS)
+        with ui.row().classes("w-full items-center justify-between"):
+            with ui.column().classes("gap-0 min-w-0"):
+                ui.label(session).classes("text-xl font-bold break-all")
+                self._state = ui.label("Waiting for its next tick …").classes(MUTED).mark("state")
+            with ui.row():
+                self._pause = ui.switch("Pause")
+                self._end = ui.button("End session", icon="stop", on_click=self._ask_end)
+                self._end.props("outline color=negative")
+        self._body = ui.column().classes("w-full items-stretch gap-4")
+        with self._body:
+            self._tick = TickView()
+            self._chart = lines({}, "tick", height="h-40")
+        self._body.set_visibility(False)
+        self._timer = ui.timer(_TICKS_EVERY_S, self._look)
+        ui.timer(_CURVES_EVERY_S, self._draw)
+
+    async def _look(self) -> None:
+        try:
+            found = await self._caller.get(Ticks, "/api/sessions/ticks", session=self._session, after=self._after)
+        except BrayxError as error:
+            self._over(sentence(error.message))
+            return
+        self._after = found.after
+        for tick in found.ticks:
+            if tick.value is not None:
+                self._values.append((tick.number, tick.value))
+        if found.ticks and not self._pause.value:
+            self._body.set_visibility(True)
+            self._tick.show(found.ticks[-1])
+            self._state.set_text("Live")
+        if found.end:
+            result = "" if found.result is None else f", return {number(found.result)}"
+            self._over(f"The session has ended: {found.end}{result}.")
+
+    def _draw(self) -> None:
+        self._chart.set_visibility(bool(self._values))
+        put_lines(self._chart, {"value": list(self._values)}, "tick", "Value")
+
+    def _over(self, text: str) -> None:
+        self._timer.deactivate()
+        self._end.set_visibility(False)
+        self._pause.set_visibility(False)
+        self._state.set_text(text)
+
+    async def _ask_end(self) -> None:
+        if await confirmed(f"End session {self._session}? Its game gets an error.", "End it"):
+            await control(
+                self._caller.delete(Done, "/api/sessions", session=self._session), lambda done: sentence(done.done)
+            )

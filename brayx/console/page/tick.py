@@ -1,0 +1,109 @@
+"""One tick of a session as a page shows it, live or recorded."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from nicegui import ui
+
+from brayx.console.documents import Tick
+from brayx.console.page.frame import MUTED, heading, number
+
+_MOST_ACTIONS = 24
+_MOST_CHARS = 6000
+
+
+class TickView:
+    """A tick's frame or JSON, action probabilities, value and arrays; `show` puts another one there."""
+
+    def __init__(self) -> None:
+        with ui.row().classes("w-full gap-x-6 gap-y-1"):
+            self._facts = {name: _fact(name) for name in ("Tick", "Action", "Value", "Policy version", "Took")}
+        self._event = ui.badge(color="negative")
+        with ui.grid().classes("w-full grid-cols-1 sm:grid-cols-2 gap-4"):
+            with ui.column().classes("w-full min-w-0"):
+                self._image = ui.image().classes("w-full max-w-sm").style("image-rendering: pixelated")
+                heading("Input")
+                self._input = _text("input")
+                heading("Reply")
+                self._output = _text("reply")
+            with ui.column().classes("w-full min-w-0"):
+                heading("Action probabilities")
+                self._none = ui.label().classes(MUTED)
+                self._bars = ui.column().classes("w-full gap-1").mark("probabilities")
+                self._made: list[tuple[ui.linear_progress, ui.label]] = []
+                heading("Set by the agents")
+                self._arrays = _text("arrays")
+
+    def show(self, tick: Tick) -> None:
+        """Shows a tick."""
+        texts = {
+            "Tick": number(tick.number),
+            "Action": _short(tick.action),
+            "Value": number(tick.value),
+            "Policy version": number(tick.policy_version),
+            "Took": f"{tick.seconds * 1e3:.2f} ms" if tick.seconds else "-",
+        }
+        for name, text in texts.items():
+            self._facts[name].set_text(text)
+        self._event.set_text(tick.event)
+        self._event.set_visibility(bool(tick.event))
+        self._image.set_visibility(tick.image is not None)
+        if tick.image is not None:
+            self._image.set_source(tick.image)
+        self._input.set_text(_pretty(tick.input))
+        self._output.set_text(_pretty(tick.output))
+        self._arrays.set_text("\n".join(f"{name}: {_short(value)}" for name, value in sorted(tick.arrays.items())))
+        self._probabilities(tick.probabilities, tick.action)
+
+    def _probabilities(self, shares: list[float] | None, action: Any) -> None:
+        shown = (shares or [])[:_MOST_ACTIONS]
+        self._none.set_visibility(not shown or len(shares or []) > len(shown))
+        self._none.set_text(
+            f"The first {len(shown)} of {len(shares or [])} actions."
+            if shown
+            else "Not known: neither the model's outputs nor the agents' values have `logits`."
+        )
+        if len(self._made) != len(shown):
+            self._bars.clear()
+            self._made = []
+            with self._bars:
+                for _ in shown:
+                    with ui.row().classes("w-full no-wrap items-center gap-2"):
+                        label = ui.label().classes("mono w-24 shrink-0 whitespace-pre")
+                        bar = ui.linear_progress(show_value=False, size="14px").props("instant-feedback")
+                        self._made.append((bar, label))
+        for index, ((bar, label), share) in enumerate(zip(self._made, shown, strict=True)):
+            label.set_text(f"{'▸' if index == action else ' '}{index:>3} {share:6.1%}")
+            bar.set_value(round(share, 3))
+
+
+def _fact(name: str) -> ui.label:
+    with ui.column().classes("gap-0"):
+        ui.label(name).classes(f"text-xs {MUTED}")
+        return ui.label("-").classes("text-base font-semibold").mark(name)
+
+
+def _text(name: str) -> ui.label:
+    box = ui.label().classes("mono w-full whitespace-pre-wrap break-words max-h-64 overflow-auto p-2 rounded")
+    return box.classes("bg-gray-500/10").mark(name).props('tabindex="0"')
+
+
+def _pretty(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    text = value if isinstance(value, str) else json.dumps(value, indent=1, ensure_ascii=False)
+    if not isinstance(value, str) and len(text) > 400:  # one line for each key, not for each number
+        text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]} … ({len(text):,} characters)"
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(_short(each) for each in value) + "]"
+    return str(value)

@@ -1,0 +1,88 @@
+"""The command `brayx console`: the page over a tracking store, or over the control API of a job elsewhere."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from brayx.console.api import create_app
+from brayx.console.guard import Guard, basic
+from brayx.console.page import add_page
+from brayx.console.page.caller import Connect
+from brayx.errors import StartupError
+from brayx.gamecore.auth import credentials
+from pipelines.console_desk import StoreDesk
+
+_HOST = "127.0.0.1"
+
+
+def serve_app(listening: socket.socket, app: FastAPI, connect: Connect | None = None) -> None:
+    """Serves the page, and the control API if ``app`` has it, until the process is signalled.
+
+    Args:
+        listening: a listening socket.
+        app: an application.
+        connect: reaches the API; None: it is the application's.
+    """
+
+    def in_process(authorization: str) -> httpx.AsyncClient:
+        headers = {"Authorization": authorization} if authorization else {}
+        url = f"http://localhost:{listening.getsockname()[1]}"
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=url, headers=headers)
+
+    add_page(app, connect or in_process)
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1, ws_ping_interval=None
+    )
+    uvicorn.Server(config).run([listening])
+
+
+def console(
+    url: str, *, uri: str, recordings: str = "", port: int = 0, keys_file: str | None = None, key: str | None = None
+) -> None:
+    """Serves the console on this machine until Ctrl-C, and prints its URL.
+
+    Args:
+        url: URL of a job's console; empty: the tracking store.
+        uri: tracking URI, without ``url``.
+        recordings: folder of recordings, without ``url``.
+        port: number of the port; 0: a free one.
+        keys_file, key: credentials for ``url``, as for `brayx.gamecore.auth.credentials`.
+
+    Raises:
+        StartupError: the port is taken, or no console answers at ``url``.
+        ConfigError: the key cannot be used.
+    """
+    connect: Connect | None = None
+    if url:
+        connect = _remote(url, keys_file, key)
+        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+        app.add_middleware(Guard, keys=None)
+    else:
+        app = create_app(StoreDesk(uri, recordings=recordings))
+    try:
+        listening = socket.create_server((_HOST, port))
+    except OSError as error:
+        raise StartupError(
+            f"port {port} of {_HOST} cannot be opened: {error.strerror}; see --port", port=port
+        ) from None
+    shown = url or uri
+    print(f"the console of {shown} is http://{_HOST}:{listening.getsockname()[1]}", file=sys.stderr, flush=True)
+    serve_app(listening, app, connect)
+
+
+def _remote(url: str, keys_file: str | None, key: str | None) -> Connect:
+    """Reaches a job's console with this command's credentials; a viewer here is on this machine and needs none."""
+    given = credentials(keys_file, key)
+    headers = {"Authorization": basic(given["key"], given["secret"])} if given else {}
+    try:
+        reply = httpx.get(f"{url.rstrip('/')}/api/job", headers=headers, timeout=20.0)
+    except httpx.HTTPError as error:
+        raise StartupError(f"no console answers at {url}: {error}", url=url) from None
+    if reply.status_code != 200:
+        raise StartupError(f"the console at {url} refuses: {reply.text[:300]}", url=url)
+    return lambda _: httpx.AsyncClient(base_url=url.rstrip("/"), headers=headers)
