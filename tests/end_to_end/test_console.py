@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,133 +15,25 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-import yaml
 
 import brayx.recording
 from brayx.console.api import create_app
 from brayx.console.guard import ConsoleKeys, basic
-from brayx.engines.base import save_weights
 from brayx.errors import ConfigError, ModelNotFound, SessionLost
 from brayx.gamecore.auth import Keys, new_key
-from brayx.gamecore.client import Client
-from brayx.tracking import Trial, find, promote, register, roll_back
-from deployments.job import JobConfig
+from brayx.tracking import find, promote, roll_back
 from pipelines.console_desk import StoreDesk
 from pipelines.console_job import console_keys
 from pipelines.serving import Serving
+from tests.end_to_end.console_jobs import PROJECT, WAIT_S, Console, Job, playing, write_code
 from tests.end_to_end.jobs import FREE_PORTS, Command, job_folder, setting
 from tests.end_to_end.jobs import brayx as command
 from tests.waiting import until
 
-PROJECT = "watched"
-WAIT_S = 30.0
-MODEL = """
-import numpy as np, torch
-
-class Scale(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.factor = torch.nn.Parameter(torch.zeros(2))
-
-    def forward(self, obs):
-        return {"logits": obs * self.factor, "value": obs.sum(-1)}
-
-def build_model(name, config):
-    return Scale(), (np.zeros((1, 2), np.float32),)
-"""
-AGENT = """
-import numpy as np
-from brayx import Agent, Step, forward, record
-
-class WatchedAgent(Agent):
-    async def on_tick(self, state):
-        obs = np.array([state.input["x"], 0.0], np.float32)
-        outputs, version = await forward("model", obs)
-        state.step = Step(obs, np.asarray(int(np.argmax(outputs["logits"]))), 0.0, version)
-        state.output = {"version": version}
-
-    async def on_session_end(self, reason):
-        record("episode_return", 7.0)
-"""
-
-
-class Console:
-    """A client of a console's API, which gives JSON."""
-
-    def __init__(self, url: str, **options: Any) -> None:
-        self.url = url
-        self.http = httpx.Client(base_url=url, timeout=60.0, **options)
-
-    def get(self, path: str, **query: Any) -> Any:
-        reply = self.http.get(path, params=query)
-        assert reply.status_code == 200, reply.text
-        return reply.json()
-
-    def post(self, path: str, body: Any = None) -> Any:
-        reply = self.http.post(path, json=body)
-        assert reply.status_code == 200, reply.text
-        return reply.json()
-
-    def refusal(self, method: str, path: str, **options: Any) -> tuple[int, str]:
-        reply = self.http.request(method, path, **options)
-        return reply.status_code, reply.json()["error"]
-
-
-class Job:
-    """A served job, its registry and its console.
-
-    Args:
-        folder: of its files.
-        uri: its store.
-        code: folder of its job and modules, which a process can load from one folder only.
-    """
-
-    def __init__(self, folder: Path, uri: str, code: Path) -> None:
-        self.folder, self.uri, self.lines = folder, uri, list[str]()
-        self.trial = Trial.open(PROJECT, "t", uri)
-        parts = {
-            "project": PROJECT,
-            "trial": "t",
-            "console_port": 0,
-            "model": {
-                "kind": "model", "module": "watched_model", "follow_s": 0.2, "engine": "torch",
-                "canary": {"alias": "candidate", "share": 0.0},
-            },
-            "agent": {"kind": "agent", "module": "watched_agent", "class": "WatchedAgent"},
-            "actor": {"kind": "actor", "agents": ["agent"], "port": 0, "native_port": 0, "tcp_port": 0},
-            "recording": {"kind": "recording", "folder": str(folder / "recordings"), "flush_s": 0.2},
-        }  # fmt: skip
-        (code / "job.yaml").write_text(yaml.safe_dump(parts))
-        self.job = JobConfig.load(code / "job.yaml")
-
-    def add(self, version: int, alias: str | None) -> None:
-        folder = self.folder / f"checkpoint-{version}"
-        folder.mkdir()
-        save_weights(folder / "weights.npz", {"factor": np.array([version, -version], np.float32)})
-        register(self.trial, self.trial.save_checkpoint(folder, version), PROJECT, alias=alias)
-
-    @contextlib.contextmanager
-    def served(self) -> Iterator[tuple[Serving, Console]]:
-        with Serving(self.job, self.uri) as serving, serving.console(self.lines.append):
-            yield serving, Console(self.lines[-1].rpartition(" ")[2])
-
-
-@contextlib.contextmanager
-def playing(url: str, session: str) -> Iterator[Callable[[float], Any]]:
-    """A session; call what it gives to play a tick."""
-    with Client(url, timeout_s=WAIT_S) as client:
-        client.start(session=session)
-        yield lambda x: json.loads(client.tick(json.dumps({"x": x})))
-        if client.session is not None:
-            client.stop()
-
 
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("code")
-    (folder / "watched_model.py").write_text(MODEL)
-    (folder / "watched_agent.py").write_text(AGENT)
-    return folder
+    return write_code(tmp_path_factory.getbasetemp() / "watched-code")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from brayx.errors import ConnectFailed, from_wire
 
-_TIMEOUT_S = 20.0
+_TIMEOUT_S = 10.0
 
 Connect = Callable[[str], httpx.AsyncClient]
 """Makes an HTTP client of the API, given the viewer's ``Authorization`` header, which may be empty."""

@@ -131,18 +131,22 @@ class Panel(Generic[T]):
 
 async def control(work: Awaitable[T], done: Callable[[T], str]) -> bool:
     """Does what a button asks for, and says what came of it; returns whether it was done."""
+    client = ui.context.client  # the button may be gone when the answer comes, as a refresh makes it anew
     try:
         result = await work
     except BrayxError as error:
-        ui.notify(sentence(error.message), type="negative", multi_line=True, close_button=True, timeout=0)
+        with client:
+            ui.notify(sentence(error.message), type="negative", multi_line=True, close_button=True, timeout=0)
         return False
-    ui.notify(done(result), type="positive", multi_line=True)
+    with client:
+        ui.notify(done(result), type="positive", multi_line=True)
     return True
 
 
 async def confirmed(question: str, verb: str) -> bool:
     """Asks the viewer; False: rather not."""
-    with ui.dialog() as dialog, ui.card():
+    # Not inside of the part with the button, which a refresh would make anew, and the dialog would go with it.
+    with ui.context.client.content, ui.dialog() as dialog, ui.card():
         ui.label(question)
         with ui.row().classes("w-full justify-end"):
             ui.button("Cancel", on_click=lambda: dialog.submit(False)).props("flat")

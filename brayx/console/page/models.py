@@ -32,23 +32,26 @@ async def _load(caller: Caller) -> Found:
 
 
 def _models(caller: Caller) -> Callable[[Found], None]:
-    body = ui.column().classes("w-full items-stretch gap-6")
-    shown: list[object] = []
+    above, below = (ui.column().classes("w-full items-stretch gap-6") for _ in range(2))
+    shown: dict[str, object] = {}
 
     def update(found: Found) -> None:
+        # Only what has changed is made anew: the viewer may be at the slider or at a button.
         models, job = found
-        now: list[object] = [models, job.canaries, job.registered]
-        if shown == now:
-            return
-        shown[:] = now
-        body.clear()
-        with body:
-            for component, canary in job.canaries.items():
-                _canary(caller, component, canary)
-            for model in models:
-                _model(caller, model)
-            if not models:
-                empty("No model is registered yet: a training registers its best checkpoint when it ends.")
+        if shown.get("canaries") != job.canaries:
+            shown["canaries"] = job.canaries
+            above.clear()
+            with above:
+                for component, canary in job.canaries.items():
+                    _canary(caller, component, canary)
+        if shown.get("models") != models:
+            shown["models"] = models
+            below.clear()
+            with below:
+                for model in models:
+                    _model(caller, model)
+                if not models:
+                    empty("No model is registered yet: a training registers its best checkpoint when it ends.")
 
     return update
 

@@ -1,0 +1,258 @@
+"""The console's page in a real browser: what each page shows, what its controls do, and a server that is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from brayx.errors import BrayxError
+from brayx.gamecore.auth import Keys, new_key
+from pipelines.serving import Serving
+from tests.end_to_end.console_jobs import PROJECT, WAIT_S, Console, Job, playing, write_code
+from tests.end_to_end.jobs import brayx as command
+from tests.waiting import until
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+SHOWN_MS = 60_000
+PAGES = ("", "sessions", "recordings", "models", "league", "trials")
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=SHOWN_MS)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Job, Serving, Console]]:
+    code, folder = write_code(tmp_path_factory.getbasetemp() / "watched-code"), tmp_path_factory.mktemp("page")
+    job = Job(folder, f"sqlite:///{folder / 'mlflow.db'}", code)
+    job.add(1, "champion")
+    job.add(2, "candidate")
+    job.trial.log_metrics({"return/last_100_games": 3.0, "learner/loss": 0.5}, 10)
+    with job.served() as (serving, console):
+        assert console.get("/api/job")["running"]
+        yield job, serving, console
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page that fails the test if it loads anything from elsewhere."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(SHOWN_MS)
+    elsewhere: list[str] = []
+
+    def note(url: str) -> None:
+        if not re.match(r"(http|ws)://(127\.0\.0\.1|localhost)[:/]|data:|blob:", url):
+            elsewhere.append(url)
+
+    page.on("request", lambda request: note(request.url))
+    yield page
+    context.close()
+    assert elsewhere == [], "it works offline"
+
+
+def test_the_overview_says_what_runs_and_what_is_lost(served: tuple[Job, Serving, Console], page: Page) -> None:
+    _, serving, console = served
+    httpx.post(f"{serving.url}/step", content=b"no json")
+    page.goto(console.url)
+    expect(page.get_by_text(PROJECT, exact=True)).to_be_visible()
+    expect(page.get_by_text("is being served; model acts with models:/watched/1")).to_be_visible()
+    expect(page.get_by_text(re.compile(r"requests? refused: bad_body"))).to_be_visible()
+    expect(page.get_by_text(serving.url)).to_be_visible()
+    with playing(serving.url, "counted") as tick:
+        tick(1.0)
+        sessions = page.get_by_text("Sessions", exact=True).last.locator("xpath=..")
+        expect(sessions.get_by_text("1", exact=True)).to_be_visible()
+
+
+def test_a_session_is_followed_while_its_game_plays(served: tuple[Job, Serving, Console], page: Page) -> None:
+    _, serving, console = served
+    stop, played = threading.Event(), 0
+
+    def play() -> None:
+        nonlocal played
+        with playing(serving.url, "watched/1") as tick:
+            while not stop.wait(0.05):
+                try:
+                    tick(float(played % 3) - 1.0)
+                except BrayxError:
+                    return
+                played += 1
+
+    game = threading.Thread(target=play)
+    game.start()
+    try:
+        page.goto(f"{console.url}/sessions")
+        page.get_by_role("cell", name="watched/1").click()
+        expect(page.get_by_text("Live", exact=True)).to_be_visible()
+        number = page.get_by_text("Tick", exact=True).locator("xpath=following-sibling::*")
+        first = int(number.inner_text())
+        until(lambda: int(number.inner_text()) >= first + 10, "the page follows", WAIT_S)
+        expect(page.get_by_text(re.compile(r'\{\s*"x": -?[01]\.0\s*\}'))).to_be_visible()
+        expect(page.get_by_text(re.compile(r"▸ +[01] +(50|73|27)\.\d%"))).to_be_visible()
+        expect(page.get_by_text(re.compile(r"model/logits: \["))).to_be_visible()
+        page.get_by_role("button", name="End session").click()
+        page.get_by_role("button", name="End it").click()
+        expect(page.get_by_text("The session has ended: ended, return 7.")).to_be_visible()
+        game.join(WAIT_S)
+        assert not game.is_alive(), "the game was told"
+    finally:
+        stop.set()
+        game.join(WAIT_S)
+    page.goto(f"{console.url}/session?id=nobody")
+    expect(page.get_by_text("Session 'nobody' is not running.")).to_be_visible()
+
+
+def test_a_promotion_changes_what_the_next_session_acts_with(served: tuple[Job, Serving, Console], page: Page) -> None:
+    _, serving, console = served
+
+    def acts_with() -> int:
+        with playing(serving.url, os.urandom(8).hex()) as tick:
+            return int(tick(1.0)["version"])
+
+    page.goto(f"{console.url}/models")
+    expect(page.get_by_text("0% of new sessions get the candidate of watched")).to_be_visible()
+    assert acts_with() == 1
+    second = page.locator(".q-card", has_text="Version 2")
+    expect(second.get_by_text("candidate", exact=True)).to_be_visible()
+    second.get_by_role("button", name="Promote").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    expect(second.get_by_role("button", name="Promote")).to_be_visible()
+    second.get_by_role("button", name="Promote").click()
+    page.get_by_role("dialog").get_by_role("button", name="Promote").click()
+    expect(page.get_by_text("watched version 2 is champion now; before it was version 1.")).to_be_visible()
+    until(lambda: acts_with() == 2, "the next session gets it", WAIT_S)
+
+    page.get_by_role("button", name="Roll back to 1").click()
+    page.get_by_role("dialog").get_by_role("button", name="Roll back").click()
+    expect(page.get_by_text("watched version 1 is champion now; before it was version 2.")).to_be_visible()
+    until(lambda: acts_with() == 1, "the next session gets the old one", WAIT_S)
+
+    box = page.get_by_role("slider").bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + box["width"] - 1, box["y"] + box["height"] / 2)
+    expect(page.get_by_text("100% of new sessions get the candidate")).to_be_visible()
+    page.get_by_role("button", name="Set", exact=True).click()
+    expect(page.get_by_text("100% of new sessions of model get the canary")).to_be_visible()
+    until(lambda: acts_with() == 2, "every session gets the canary", WAIT_S)
+    console.post("/api/canaries/model", {"share": 0.0})
+
+
+def test_a_recording_is_scrubbed_by_the_keyboard(served: tuple[Job, Serving, Console], page: Page) -> None:
+    _, serving, console = served
+    with playing(serving.url, "recorded") as tick:
+        for x in range(300):  # more than the page loads at once
+            tick(float(x))
+    page.goto(f"{console.url}/recordings")
+    page.get_by_role("cell", name="recorded", exact=True).click()
+    number = page.get_by_text("Tick", exact=True).locator("xpath=following-sibling::*")
+    expect(number).to_have_text("0")
+    expect(page.get_by_text("300 ticks, end: stop, return 7")).to_be_visible()
+    for key, at in (("ArrowRight", 1), ("Shift+ArrowRight", 11), ("PageDown", 111), ("ArrowLeft", 110), ("End", 299)):
+        page.keyboard.press(key)
+        expect(number).to_have_text(str(at))
+        expect(page.get_by_text(re.compile(rf'"x": {at}\.0'))).to_be_visible()
+    page.keyboard.press("Home")
+    expect(number).to_have_text("0")
+    page.keyboard.press(" ")
+    until(lambda: int(number.inner_text()) >= 5, "it plays", WAIT_S)
+    page.goto(f"{console.url}/recordings/none")
+    expect(page.get_by_text(re.compile("There is no recording 'none' in"))).to_be_visible()
+
+
+def test_trials_and_an_empty_league(served: tuple[Job, Serving, Console], page: Page) -> None:
+    _, _, console = served
+    page.goto(f"{console.url}/trials")
+    page.get_by_role("cell", name="t", exact=True).click()
+    expect(page.get_by_text(f"{PROJECT} / t: running")).to_be_visible()
+    expect(page.locator(".nicegui-echart canvas")).to_have_count(2)
+    expect(page.get_by_role("button", name="Stop training")).to_be_hidden()
+    page.goto(f"{console.url}/league")
+    expect(page.get_by_text("There is no league in this store.")).to_be_visible()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_pages_fit_the_screen_in_light_and_dark(
+    served: tuple[Job, Serving, Console], browser: Browser, width: int, scheme: str
+) -> None:
+    _, _, console = served
+    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)  # type: ignore[arg-type]
+    page = context.new_page()
+    page.set_default_timeout(SHOWN_MS)
+    for name in PAGES:
+        page.goto(f"{console.url}/{name}")
+        expect(page.get_by_text("Loading …")).to_have_count(0)
+        wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wider == 0, f"{name or 'overview'} is wider than {width} pixels"
+        assert page.evaluate("document.body.classList.contains('body--dark')") == (scheme == "dark")
+    page.get_by_role("button", name="light or dark").click()
+    expect(page.locator("body")).to_have_class(re.compile("body--light" if scheme == "dark" else "body--dark"))
+    page.reload()
+    expect(page.locator("body")).to_have_class(re.compile("body--light" if scheme == "dark" else "body--dark"))
+    context.close()
+
+
+def test_a_reader_sees_and_cannot_control_and_a_lost_job_is_told(
+    tmp_path: Path, tracking_db: str, tmp_path_factory: pytest.TempPathFactory, browser: Browser
+) -> None:
+    """Through `brayx console URL`, whose page goes on when the job is gone."""
+    file = tmp_path / "keys.txt"
+    key = new_key(file, "eve", "read")
+    job = Job(tmp_path, tracking_db, write_code(tmp_path_factory.getbasetemp() / "watched-code"))
+    job.add(1, "champion")
+    job.add(2, None)
+    job.job = job.job.model_copy(update={"console_keys_file": str(file)})
+    secret = Keys.load(file).secret(key).decode()
+    credentials: Any = {"username": key, "password": secret}
+    with browser.new_context(http_credentials=credentials) as direct, job.served() as (_, console):
+        page = direct.new_page()
+        page.set_default_timeout(SHOWN_MS)
+        page.goto(f"{console.url}/models")
+        page.locator(".q-card", has_text="Version 2").get_by_role("button", name="Promote").click()
+        page.get_by_role("dialog").get_by_role("button", name="Promote").click()
+        expect(page.get_by_text("This key may read only: control calls need a key of scope control.")).to_be_visible()
+
+        words = ["console", console.url, "--keys-file", str(file), "--key", key]
+        with command(tmp_path, *words) as remote:
+            remote.until(remote.says("is http://127.0.0.1:"), "it listens")
+            at = re.findall(r"is (http://127\.0\.0\.1:\d+)", remote.err)[-1]
+            page.goto(at)
+            expect(page.get_by_text(PROJECT, exact=True)).to_be_visible()
+            console.http.close()
+            _lose(job, page)
+            remote.control_c(group=False)
+            assert remote.ended() == 0
+            assert "Traceback" not in remote.err
+
+
+def _lose(job: Job, page: Page) -> None:
+    """The console's process is stopped for good, as when the job is gone."""
+    import psutil
+
+    for child in psutil.Process().children():
+        if "pipelines.console_process" in child.cmdline() and job.uri in " ".join(child.cmdline()):
+            child.suspend()
+    try:
+        alert = page.get_by_role("alert").first
+        expect(alert).to_contain_text(re.compile(r"The job's console at http://\S+ does not answer"))
+        expect(alert).to_contain_text("Below is what it said at")
+    finally:
+        for child in psutil.Process().children():
+            if "pipelines.console_process" in child.cmdline() and job.uri in " ".join(child.cmdline()):
+                child.resume()
