@@ -88,6 +88,7 @@ NOT_RUN = {
     "reads a recording; tests/unit/pipelines/test_replay.py does the same": 1,
     "needs a running job; tests/end_to_end/test_console.py does the same": 1,
     "writes a file of secrets": 1,
+    "serves until Ctrl-C; tests/end_to_end/test_console_page.py does the same": 1,
     "tests/unit/test_remote.py does the same": 1,
     "starts a Ray and trains; tests/end_to_end/test_environments.py runs it with fewer steps": 1,
 }

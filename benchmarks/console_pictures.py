@@ -1,0 +1,113 @@
+"""Draws docs/console-*.png: a training of CartPole, and a league, in the console's page, by a Chromium.
+
+    python -m benchmarks.console_pictures [--chromium PATH] [--out docs] [--league DATABASE]
+
+The training takes half a minute. The league's page shows the newest league of DATABASE, an ``mlflow.db``; without one
+it is not drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from brayx.errors import StartupError
+
+_START_S = 120.0
+_LEARN_S = 25.0
+_WIDE, _NARROW = (1280, 800), (390, 844)
+_JOB = """
+recording: {kind: recording, every: 3, flush_s: 0.5}
+"""
+
+
+def main() -> None:
+    """Draws the pictures."""
+    parser = argparse.ArgumentParser(description="Screenshots of the console for the documentation.")
+    parser.add_argument("--chromium", default=shutil.which("chromium"), help="the browser (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of the pictures (default: %(default)s)")
+    parser.add_argument("--league", type=Path, help="the mlflow.db of a league")
+    arguments = parser.parse_args()
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=arguments.chromium, args=["--no-sandbox"])
+        with tempfile.TemporaryDirectory() as folder, _training(Path(folder)) as url:
+            time.sleep(_LEARN_S)
+            api = httpx.Client(base_url=url, timeout=60.0)
+            recording = api.get("/api/recordings").json()["recordings"][0]["id"]
+            for name, path, size, scheme in (
+                ("overview", "/", _WIDE, "light"),
+                ("recording", f"/recordings/{recording}", _WIDE, "light"),
+                ("session", "", _NARROW, "dark"),
+            ):
+                session = api.get("/api/sessions").json()[-1]["session"]
+                _draw(browser, f"{url}{path or f'/session?id={session}'}", arguments.out, name, size, scheme)
+        if arguments.league is not None:
+            words = ["console", "--tracking", str(arguments.league.absolute())]
+            with _command(words, Path.cwd(), r"is (http://127\S+)") as url:
+                _draw(browser, f"{url}/league", arguments.out, "league", _WIDE, "light")
+        browser.close()
+
+
+def _draw(browser: Any, url: str, out: Path, name: str, size: tuple[int, int], scheme: str) -> None:
+    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(url)
+    page.wait_for_timeout(6000)
+    if "recordings" in url:
+        for _ in range(4):
+            page.keyboard.press("Shift+ArrowRight")
+        page.wait_for_timeout(2000)
+    page.screenshot(path=out / f"console-{name}.png")
+    context.close()
+    print(out / f"console-{name}.png")
+
+
+@contextlib.contextmanager
+def _training(folder: Path) -> Iterator[str]:
+    """A training of CartPole that records; gives the URL of its console."""
+    templates = Path(__file__).parents[1] / "pipelines" / "templates"
+    for file in (templates / "cartpole.yaml", *templates.glob("gym_*.py")):
+        shutil.copy(file, folder)
+    with (folder / "cartpole.yaml").open("a") as job:
+        job.write(_JOB)
+    free = [word for door in ("port", "native_port", "tcp_port") for word in ("--set", f"actor.{door}=0")]
+    endless = ["--set", "trainer.target_return=null", "--set", "console_port=0"]
+    with _command(["train", "cartpole.yaml", *free, *endless], folder, r"the console is (http://127\S+)") as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _command(words: list[str], folder: Path, says: str) -> Iterator[str]:
+    """A command of brayx, until the context's end; gives what the group of ``says`` matches in its output."""
+    log = Path(tempfile.mkstemp(prefix="brayx-console-")[1])
+    with log.open("wb") as err:
+        process = subprocess.Popen([sys.executable, "-m", "pipelines.cli", *words], cwd=folder, stderr=err)
+    try:
+        deadline = time.monotonic() + _START_S
+        while (found := re.search(says, log.read_text())) is None:
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise StartupError(f"brayx {words[0]} did not start: {log.read_text()[-2000:]}")
+            time.sleep(0.2)
+        yield found[1]
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60.0)
+        log.unlink()
+
+
+if __name__ == "__main__":
+    main()
