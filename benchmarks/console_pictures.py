@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,10 +26,12 @@ from typing import Any
 import httpx
 
 from brayx.errors import StartupError
+from brayx.gamecore.client import Client
 
 _START_S = 120.0
 _LEARN_S = 25.0
 _WIDE, _NARROW = (1280, 800), (390, 844)
+_SLOW = "slow-game"
 _JOB = """
 recording: {kind: recording, every: 3, flush_s: 0.5}
 """
@@ -47,14 +51,18 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder, _training(Path(folder)) as url:
             time.sleep(_LEARN_S)
             api = httpx.Client(base_url=url, timeout=60.0)
+            door, over = api.get("/api/job").json()["doors"]["ws"], threading.Event()
+            game = threading.Thread(target=_play_slowly, args=(door, over))
+            game.start()
             recording = api.get("/api/recordings").json()["recordings"][0]["id"]
             for name, path, size, scheme in (
                 ("overview", "/", _WIDE, "light"),
                 ("recording", f"/recordings/{recording}", _WIDE, "light"),
                 ("session", "", _NARROW, "dark"),
             ):
-                session = api.get("/api/sessions").json()[-1]["session"]
-                _draw(browser, f"{url}{path or f'/session?id={session}'}", arguments.out, name, size, scheme)
+                _draw(browser, f"{url}{path or f'/session?id={_SLOW}'}", arguments.out, name, size, scheme)
+            over.set()
+            game.join()
         if arguments.league is not None:
             words = ["console", "--tracking", str(arguments.league.absolute())]
             with _command(words, Path.cwd(), r"is (http://127\S+)") as url:
@@ -62,11 +70,29 @@ def main() -> None:
         browser.close()
 
 
+def _play_slowly(door: str, over: threading.Event) -> None:
+    """Plays CartPole at ten ticks a second, which can be watched; each game is the session `_SLOW`."""
+    import gymnasium
+
+    env = gymnasium.make("CartPole-v1")
+    with Client(door) as client:
+        while not over.is_set():
+            client.start(session=_SLOW)
+            obs, _ = env.reset()
+            reward, done = 0.0, False
+            while not (done or over.wait(0.1)):
+                reply = client.tick(json.dumps({"obs": obs.tolist(), "reward": reward}))
+                obs, step_reward, terminated, truncated, _ = env.step(json.loads(reply)["action"])
+                reward, done = float(step_reward), terminated or truncated
+            client.stop(json.dumps({"obs": obs.tolist(), "reward": reward}))
+
+
 def _draw(browser: Any, url: str, out: Path, name: str, size: tuple[int, int], scheme: str) -> None:
     context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
     page = context.new_page()
     page.goto(url)
-    page.wait_for_timeout(6000)
+    page.wait_for_function("document.body.innerText && !document.body.innerText.includes('Loading')", timeout=120_000)
+    page.wait_for_timeout(5000)
     if "recordings" in url:
         for _ in range(4):
             page.keyboard.press("Shift+ArrowRight")
