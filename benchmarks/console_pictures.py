@@ -50,7 +50,8 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=arguments.chromium, args=["--no-sandbox"])
         with tempfile.TemporaryDirectory() as folder, _training(Path(folder)) as url:
             time.sleep(_LEARN_S)
-            api = httpx.Client(base_url=url, timeout=60.0)
+            api = httpx.Client(base_url=url, timeout=240.0)
+            api.get("/api/trials")
             door, over = api.get("/api/job").json()["doors"]["ws"], threading.Event()
             game = threading.Thread(target=_play_slowly, args=(door, over))
             game.start()
@@ -75,7 +76,7 @@ def _play_slowly(door: str, over: threading.Event) -> None:
     import gymnasium
 
     env = gymnasium.make("CartPole-v1")
-    with Client(door) as client:
+    with Client(door, timeout_s=60.0) as client:
         while not over.is_set():
             client.start(session=_SLOW)
             obs, _ = env.reset()

@@ -8,11 +8,13 @@ import os
 import signal
 import socket
 import sys
+import threading
 
 from brayx.console.api import create_app
 from brayx.console.guard import ConsoleKeys
 from brayx.console.link import Link, own_pipes
 from brayx.gamecore.auth import Keys
+from brayx.tracking.store import import_mlflow
 from pipelines.console import serve_app
 from pipelines.console_desk import StoreDesk
 
@@ -32,6 +34,8 @@ def main(settings: str, descriptor: int) -> None:
         os.nice(_NICE)
     requests, answers = own_pipes()
     link = Link(requests, answers, on_end=lambda: os._exit(0))
+    # MLflow takes seconds to import, more where the job leaves little time: not only when a page needs it.
+    threading.Thread(target=import_mlflow, name="brayx-console-imports", daemon=True).start()
     given = json.loads(settings)
     keys = ConsoleKeys(Keys.load(given["keys"])) if given["keys"] else None
     desk = StoreDesk(given["uri"], project=given["project"], recordings=given["recordings"], link=link)

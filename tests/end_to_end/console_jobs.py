@@ -63,7 +63,7 @@ class Console:
 
     def __init__(self, url: str, **options: Any) -> None:
         self.url = url
-        self.http = httpx.Client(base_url=url, timeout=60.0, **options)
+        self.http = httpx.Client(base_url=url, timeout=240.0, **options)
 
     def get(self, path: str, **query: Any) -> Any:
         reply = self.http.get(path, params=query)
