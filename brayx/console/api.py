@@ -19,7 +19,7 @@ from brayx.console.desk import Desk
 from brayx.console.guard import ConsoleKeys, Guard, refusal
 from brayx.errors import BrayxError, ProtocolError
 
-EVERY_S = 0.125
+EVERY_S = 0.2
 """Time between two messages of a followed session."""
 
 SessionId = Annotated[str, Query(description="id of the session")]

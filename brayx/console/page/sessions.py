@@ -27,7 +27,7 @@ from brayx.console.page.frame import (
 from brayx.console.page.tick import TickView
 from brayx.errors import BrayxError
 
-_TICKS_EVERY_S = 0.125
+_TICKS_EVERY_S = 0.2
 _CURVES_EVERY_S = 0.5
 _MOST_POINTS = 300
 
