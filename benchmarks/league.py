@@ -59,7 +59,7 @@ def config(pool: int) -> LeagueConfig:
 
 
 def a_second(call: Callable[[int], object], seconds: float) -> float:
-    """Calls a second of ``call``, which gets their number."""
+    """Calls of ``call`` per second; each gets its number."""
     calls = 0
     began = time.perf_counter()
     while (spent := time.perf_counter() - began) < seconds:
@@ -70,7 +70,7 @@ def a_second(call: Callable[[int], object], seconds: float) -> float:
 
 
 def draw_rates(pool: int, seconds: float) -> tuple[float, float]:
-    """Draws a second: without results, and with one between two draws."""
+    """Draws per second: without results, and with one between two draws."""
     rng = random.Random(0)
     payoff = Payoff()
     members = [Member("main", version) for version in range(1, pool + 1)]
@@ -88,7 +88,7 @@ def draw_rates(pool: int, seconds: float) -> tuple[float, float]:
 
 
 def play_games(path: Path, pool: int, games: int) -> float:
-    """Plays games in a league whose books are at ``path``; returns games a second."""
+    """Plays games in a league whose books are at ``path``; returns games per second."""
     ledger = Ledger(path)
     league, running = League(config(pool), ledger), GamesInProgress(config(pool))
     for version in range(1, pool + 1):
@@ -131,7 +131,7 @@ class Seats:
 
 
 async def acting(model: LocalModel, snapshots: int, sessions: int, seconds: float) -> float:
-    """Ticks a second of ``sessions`` closed loops over so many snapshots."""
+    """Ticks per second of ``sessions`` closed loops over ``snapshots`` snapshots."""
     make = AgentActorFactory({"agent": Acts}, {"mode": "serve"}, Services(), players=Seats(model, snapshots))
     table = SessionTable(make, SessionConfig(actors_per_worker=sessions))
 
@@ -150,7 +150,7 @@ async def acting(model: LocalModel, snapshots: int, sessions: int, seconds: floa
 
 
 async def many_opponents(snapshots: int, sessions: int, rounds: int, seconds: float) -> list[list[float]]:
-    """Ticks a second with one snapshot, and with many at once."""
+    """Ticks per second with one snapshot, and with many at once."""
     module, example = mlp()
     engine = build_engine("onnx", module, example)
     model = LocalModel(engine, max_versions=snapshots + 1, weights=engine.initial)

@@ -199,7 +199,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def alone(bodies: Sequence[bytes], codec: Any, level: int, window_bits: int = 15, memory: int = 8) -> Cost:
-    """Compresses and expands all bodies, each against those before it."""
+    """Compresses and decompresses all bodies, each against those before it."""
     packer = codec.compressobj(level, codec.DEFLATED, -window_bits, memory)
     reader = codec.decompressobj(-window_bits)
     size, began = 0, time.process_time()

@@ -178,7 +178,7 @@ class Books:
         return fresh
 
     def take_shapes(self) -> dict[tuple[str, str], Bars]:
-        """The newest distributions that came since the last call, by metric and label."""
+        """The newest distributions since the last call, by metric and label."""
         fresh, self._shapes = self._shapes, {}
         return fresh
 

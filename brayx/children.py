@@ -1,6 +1,6 @@
-"""Starts a module of this installation as a child process, with pipes to both of its ends.
+"""Starts a module of this installation as a child process, with pipes to its standard input and output.
 
-Knows nothing of what is said over the pipes.
+Knows nothing of what is sent over the pipes.
 """
 
 from __future__ import annotations

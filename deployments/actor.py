@@ -70,7 +70,7 @@ class ActorSpec:
         recording: how sessions are recorded; None: they are not.
         trial: gets pictures of episodes; None when serving.
         pool: source of aliases for models served by one; None: there are none.
-        league: the league that the sessions' players are of; None: there is none.
+        league: the league in training that the sessions play in; None: there is none.
         served_league: the league whose players a start can request; None: its request is left to the agents.
     """
 
@@ -131,7 +131,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
             models[name] = await _local_model(name, spec, at, runtime)
     league, learners = await _league(spec, runtime)
     players = None if league is None else league.seats(await _snapshots(spec, league, runtime), models)
-    if spec.league is not None:  # requests without a session have the first learner's
+    if spec.league is not None:  # requests without a session use the first learner's
         models[spec.league.config.model] = next(iter(learners.values()))
     following = await _following(spec, models, at, runtime)
     buffers: dict[str, Any] = {}

@@ -34,7 +34,7 @@ LAST_GAMES_S = 1.5
 
 @dataclass(frozen=True)
 class LeagueSpec:
-    """Everything a replica needs to take part in a league; pickles to any node.
+    """Everything that a replica needs to take part in a league; pickles to any node.
 
     Attributes:
         actor: name of the league's Ray actor.

@@ -1,4 +1,4 @@
-"""Where a league keeps what: the folder of its books and snapshots, and its tags of registered versions.
+"""Where a league stores what: the folder of its books and snapshots, and its tags on registered versions.
 
 Loads neither torch nor MLflow.
 """

@@ -1,7 +1,7 @@
-"""Which league a command means: one rule for all that show, match, calibrate, promote and serve.
+"""Which league a command means: one rule for the commands that show, match, calibrate, promote and serve.
 
-The newest league is the one with the newest snapshot, wherever its training goes on. Leagues without a snapshot come
-after these, the one that started last first. Knows nothing of what the books hold.
+The newest league is the one with the newest snapshot, wherever it trains. Leagues without a snapshot come last, the
+latest started first. Knows nothing of what the books hold.
 """
 
 from __future__ import annotations

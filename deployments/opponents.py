@@ -1,4 +1,4 @@
-"""Whom a start requests as its opponent: by level, rating, player or version.
+"""Which opponent a start requests: by level, rating, player or version.
 
 Reads the newest league's versions from the registry, their ratings from its books, and the levels from their file.
 Knows nothing of sessions or hosts.

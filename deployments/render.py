@@ -157,7 +157,7 @@ def draw_pickled(
 ) -> list[str]:
     """As `draw_episode`, for a pickled episode; its classes may be in modules in ``folder``."""
     for render in renders.values():
-        load_module(render.module, folder)  # which looks there from then on
+        load_module(render.module, folder)  # which reads that folder from then on
     return draw_episode(pickle.loads(episode), returned, renders, folder, trial)
 
 

@@ -43,7 +43,8 @@ Run = Callable[[Callable[[], ServedPool]], Awaitable[ServedPool]]
 
 @dataclass(frozen=True)
 class ServedLeague:
-    """What a process needs to serve the opponents of a job's league; plain values, so that it pickles to any node.
+    """Everything that a process needs to serve the opponents of a job's league; plain values, so that it pickles to any
+    node.
 
     Attributes:
         config: the league's options; None: sessions cannot request opponents.
@@ -121,7 +122,7 @@ def served_league(
         refusal = f"{acts_with}, and the league's snapshots are in {name!r}"
     if refusal:
         return ServedLeague(None, refusal=refusal)
-    # Checked now, since otherwise they would fail for the first client.
+    # Checked now: otherwise the first client would get the error.
     scripts_of(config, job.folder)
     levels_of(levels_file(job.folder, config), name)
     if trial:
@@ -158,7 +159,7 @@ class ServedOpponents:
 
     async def seat(self, session: str, asked: Any) -> SeatedPlayer:
         """See `brayx.actor.players.Opponents.seat`."""
-        if isinstance(asked, Chosen):  # of a session that moves: a newer pool would draw another
+        if isinstance(asked, Chosen):  # a session that moves: a newer pool may give another opponent
             chosen = asked
         else:
             want = parsed(asked)
@@ -183,7 +184,7 @@ class ServedOpponents:
 
     async def _newest(self) -> ServedPool:
         """The pool. A start that finds it older than `_LOOK_S` has it read again, and waits at most `_WAIT_S` for that;
-        others take it as it is. So a registry that does not answer holds up no start but the first.
+        others use it as it is. So a registry that does not answer delays only the first start.
         """
         reading = self._reading
         if reading is None and (self._pool is None or clock.now() - self._read_at > _LOOK_S):
@@ -197,7 +198,7 @@ class ServedOpponents:
         return self._pool
 
     async def _read_again(self) -> None:
-        """Reads the pool; if that fails, the last one stays. Ends after `_READ_S`, so nobody has to stop it."""
+        """Reads the pool; if that fails, the last one stays. Ends after `_READ_S`, so it need not be stopped."""
         try:
             async with asyncio.timeout(_READ_S):
                 pool = await self._run(self._read)

@@ -146,7 +146,7 @@ def calibrate(
 
 
 def candidates(pool: ServedPool, league: LeagueConfig) -> list[Rated]:
-    """The snapshots that levels are made of: those of main players, or all if there are none.
+    """The snapshots that levels may use: those of main players, or all if there are none.
 
     An exploiter is strong only against its target, so points do not describe it.
     """

@@ -54,7 +54,7 @@ class ClerkProcess:
 
     Attributes:
         popen: the process.
-        failure: why the process answers no more; None: it answers.
+        failure: why the process no longer answers; None: it answers.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class ClerkProcess:
             self._senders.append(send)
 
     def forget(self, send: Callable[[], None]) -> None:
-        """Calls ``send`` no more."""
+        """Stops calling ``send``."""
         with self._lock:
             self._senders = [each for each in self._senders if each != send]
 

@@ -29,7 +29,7 @@ from brayx.tracking.registry import STEP_TAG
 from pipelines.trials import trials
 
 _OPENED_S = 2.0
-"""Time that a listing of recordings is kept."""
+"""Time for which a listing of recordings is cached."""
 _MOST_POINTS = 500
 _SHOWN_VALUES = 256
 """Elements of an array that are shown as numbers."""
@@ -124,7 +124,7 @@ class StoreDesk:
     def curves(self, run_id: str, metrics: Sequence[str] = ()) -> doc.Curves:
         trial = Trial.attach(self._uri, run_id)
         numbers = trial.metrics()
-        known = dict.fromkeys((*CHARTS.values(), *sorted(numbers)))  # the most telling first
+        known = dict.fromkeys((*CHARTS.values(), *sorted(numbers)))  # the most important first
         shown = [name for name in metrics or known if name in numbers]
         curves = {name: _thinned(trial.history(name)) for name in shown[:_MOST_CURVES]}
         finite = {name: value for name, value in numbers.items() if np.isfinite(value)}
@@ -199,7 +199,7 @@ class StoreDesk:
         if step <= _WHOLE:
             columns = episode.read()
             numbers, arrays = columns.number[::step], {n: array[::step] for n, array in columns.arrays.items()}
-        else:  # of a long recording only the ticks that are drawn are read
+        else:  # reads only the drawn ticks of a long recording
             parts = [episode.read(first, 1) for first in range(0, len(episode), step)]
             numbers = np.concatenate([part.number for part in parts])
             arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays}
@@ -240,7 +240,7 @@ class StoreDesk:
 
 _MOST_CURVES = 20
 _WHOLE = 40
-"""Thinning up to which a recording is read whole."""
+"""Largest thinning at which a recording is read whole."""
 
 
 def _tick(

@@ -28,13 +28,13 @@ _MODULE = "pipelines.console_process"
 
 @dataclass
 class ConsoleJob:
-    """What the console asks a job: the verbs of `brayx.console.link`, called from a thread.
+    """The job's answers to the console: the verbs of `brayx.console.link`, called from a thread.
 
     Attributes:
         facts: values of `brayx.console.documents.Job`.
         live: the job's sessions; None: it has no door.
         follower: the canaries; None: no alias is followed.
-        can_stop: whether the job may be interrupted.
+        can_stop: whether the console may interrupt the job.
     """
 
     facts: Callable[[], dict[str, Any]]
@@ -95,7 +95,7 @@ def console_keys(job: JobConfig) -> str:
 def open_console(
     job: JobConfig, uri: str, parts: ConsoleJob, say: Callable[[str], None]
 ) -> contextlib.AbstractContextManager[object]:
-    """The open console of a job, until the context's end. A console that cannot open is no reason to stop the job.
+    """The open console of a job, until the context's end. A job runs on without a console that cannot open.
 
     Args:
         job: the job.

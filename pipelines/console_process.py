@@ -34,7 +34,7 @@ def main(settings: str, descriptor: int) -> None:
         os.nice(_NICE)
     requests, answers = own_pipes()
     link = Link(requests, answers, on_end=lambda: os._exit(0))
-    # MLflow takes seconds to import, more where the job leaves little time: not only when a page needs it.
+    # Not only when a page needs it: MLflow takes seconds to import, and more beside a busy job.
     threading.Thread(target=import_mlflow, name="brayx-console-imports", daemon=True).start()
     given = json.loads(settings)
     keys = ConsoleKeys(Keys.load(given["keys"])) if given["keys"] else None

@@ -77,7 +77,7 @@ class Player(Protocol):
 
 
 class RunningLeague(Protocol):
-    """The league, as its training sees it: see the methods of `League` and `LocalLeague` of these names."""
+    """The league's interface for its training: see the methods of these names in `League` and `LocalLeague`."""
 
     @property
     def champion(self) -> Member | None: ...
@@ -164,7 +164,7 @@ class LeagueTraining:
             self._check = GateCheck(of, files.read, lambda found: host.numbers.add("gate_check", found))
         self._complete: set[str] = set()
         self._unknown = {name for name in learners if self._restarts(name)}
-        """Players of whose trials it is not known yet whether they were killed as they started anew."""
+        """Players whose trials were perhaps killed during a restart: not checked yet."""
         self._alias_is_set = False
         self._numbers_at = self._curves_at = self._pictures_at = time.monotonic()
         self._games_then: float | None = None
@@ -175,7 +175,7 @@ class LeagueTraining:
         Raises:
             BrayxError: the last main player's learner failed.
         """
-        if not self._alias_is_set:  # a kill may have come between the books and the registry
+        if not self._alias_is_set:  # the process may have been killed between the books and the registry
             if (champion := self._host.league.champion) is not None:
                 self._set_alias(champion)
             self._alias_is_set = True
@@ -200,7 +200,7 @@ class LeagueTraining:
                 self._host.league.refuse(candidate, checked.reason)
                 self._say(f"{candidate.label} does not become champion: {checked.reason}")
                 continue
-            self._alias_is_set = False  # until it is: an answer may be lost
+            self._alias_is_set = False  # repeated until it succeeds: an answer may be lost
             verdict = self._host.league.crown(candidate)
             if verdict.passed:
                 reasons = "; ".join(reason for reason in (verdict.reason, checked.reason) if reason)
@@ -251,8 +251,8 @@ class LeagueTraining:
         return snapshots.restarts(self._config.players[player])
 
     def _was_killed_between(self, player: str) -> bool:
-        """Whether a kill came between a snapshot of a player and its restart: its resumed trial is that of the
-        snapshot, so the steps of that trial are in the books already."""
+        """Whether the process was killed between a snapshot of a player and its restart: the resumed trial is then that
+        of the snapshot, whose steps are already in the books."""
         if player not in self._unknown:
             return False
         own = [row.member.version for row in self._host.league.standings() if row.member.player == player]
@@ -261,9 +261,11 @@ class LeagueTraining:
         return bool(found)
 
     def _freeze(self, player: str, reason: str) -> bool:
-        """Registers a player's newest weights, and adds them to the pool; False: they are there, or have not learned.
+        """Registers a player's newest weights, and adds them to the pool; False: they are in the pool, or have not
+        learned.
 
-        If a kill comes between the two, the trial's next start registers others: a version that is in no pool is left.
+        If the process is killed between the two, the resumed trial registers other weights, and a version in no pool is
+        left over.
         """
         trainee, env_steps = self.trainees[player], self._env_steps(player)
         weights = trainee.newest_weights() if trainee.has_learned else None
@@ -309,7 +311,7 @@ class LeagueTraining:
             return  # the league ends
         self._freeze(player, "it has all its steps")
         self._host.league.retire(player, "it has all its steps")
-        self._complete.add(player)  # last: a league that does not answer is asked again
+        self._complete.add(player)  # last: repeated if the league does not answer
 
     def _out(self, player: str, trainee: Player, error: BrayxError) -> None:
         """Retires a player that failed.
@@ -351,7 +353,7 @@ class LeagueTraining:
 
 
 class Learners:
-    """Several learners as one: it ends when all main players have ended, which ends the others.
+    """Several learners as one, which ends, with the others, when all main players have ended.
 
     Args:
         learners: by player.
@@ -397,7 +399,7 @@ class Learners:
         self._mains = [main for main in self._mains if main != name]
 
     def replace(self, name: str, learner: Any) -> None:
-        """Puts another learner in the place of one that has ended."""
+        """Replaces a learner that has ended."""
         self._learners[name] = learner
 
     def stop(self) -> None:
@@ -484,7 +486,7 @@ def job_of(job: JobConfig, league: str, player: str) -> JobConfig:
 
 
 def _merged(plain: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with those of ``own`` in their place, mapping by mapping."""
+    """Options, overridden by those of ``own``, mapping by mapping."""
     merged = dict(plain)
     for key, value in own.items():
         before = merged.get(key)

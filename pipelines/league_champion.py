@@ -1,7 +1,7 @@
-"""The registry's alias ``champion`` and a league's own champion: the alias moves only to a version that won its place.
+"""The registry's alias ``champion`` and a league's own champion: the alias moves only to a version that earned it.
 
-If the alias is at a version that a league has not met, that version is the champion that its candidates must beat. A
-fresh project's alias goes to the league's first champion. Knows nothing of sessions or learners.
+If the alias points to a version that a league has not met, that version is the champion that its candidates must beat.
+A fresh project's alias goes to the league's first champion. Knows nothing of sessions or learners.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def meet_champion(
         files: where the weights are put.
         desk: runs functions where the league's trial is: ``desk.call(function, *args)``.
         module: the model.
-        say: called with a line about what was done.
+        say: called with a line that says what was done.
 
     Raises:
         BrayxError: the registry or the books failed.

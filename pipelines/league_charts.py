@@ -1,4 +1,4 @@
-"""The pictures of a league: ratings over env steps, who beats whom, who was drawn how often.
+"""The pictures of a league: ratings over env steps, win rates of pairs, and draws of each player.
 
 Reads the league's books, which the training writes meanwhile, so MLflow's process can draw. Loads no torch.
 """
@@ -28,7 +28,7 @@ RATINGS_FILE, PAYOFF_FILE, DRAWN_FILE = "league-ratings.png", "league-payoff.png
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Colours that colour-blind people can tell apart (Okabe and Ito 2008, "Color universal design")."""
 _FEW = 12
-"""Members up to which a payoff has its numbers in the picture."""
+"""Maximum members of a payoff picture that shows its numbers."""
 
 
 def keep_curves(trial: Trial, books: str, env_steps: Mapping[str, int]) -> None:

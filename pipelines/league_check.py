@@ -1,4 +1,4 @@
-"""The gate's check: a function of the studio's own that scores a candidate's weights.
+"""The gate's check: the user's function that scores a candidate's weights.
 
 `score` calls the function. `GateCheck` does so in a separate process, so that neither ticks nor learners wait for it;
 `main` runs there. Knows nothing of games.

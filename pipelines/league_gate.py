@@ -94,7 +94,7 @@ def promote_in_league(reference: str, uri: str, *, project: str = "", trial: str
                 raise LeagueError(f"{member.label} does not become champion: {checked.reason}", member=member.label)
             reason = f"{reason}; {checked.reason}"
         promotion = Promotion(*_point(entry, uri), reason)
-        # Last: if this fails, the command can be repeated. The other way round the gate would refuse the champion.
+        # Last: if this fails, the command can be repeated. In the other order, the gate would refuse the champion.
         league.crown(member)
     return promotion
 
@@ -164,6 +164,6 @@ def _nested(params: Mapping[str, str]) -> dict[str, Any]:
         value: Any = text
         with contextlib.suppress(ValueError, SyntaxError):
             value = ast.literal_eval(text)
-        if not (isinstance(place.get(last), dict) and value == {}):  # it was empty before a resume
+        if not (isinstance(place.get(last), dict) and value == {}):  # it was empty before the trial was resumed
             place[last] = value
     return options

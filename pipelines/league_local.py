@@ -145,7 +145,7 @@ class LocalLeagueTraining:
         _build_quietly(now)
 
     def drop(self, player: str, trainee: Trainee) -> None:
-        """See `Host.drop`. Games that were drawn may still begin with it, so its model is closed at the end."""
+        """See `Host.drop`. Games already drawn may still begin with it, so its model is closed at the end."""
         if trainee.acting is not None and trainee.acting is not self.acting:
             self._dropped.append(trainee.acting.model)
 

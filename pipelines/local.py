@@ -56,7 +56,7 @@ _INTERRUPTED_END_TIMEOUT_S = 4.0
 _OPENED_S = 2.0
 """Share of `_END_S` to wait for MLflow if it is still starting."""
 _OPENED_ON_ERROR_S = 60.0
-"""Wait for MLflow after an error: without it, the trial would stay as running."""
+"""Time to wait for MLflow after an error: otherwise the trial would stay marked as running."""
 
 
 def beyond_local(job: JobConfig) -> list[str]:
@@ -219,7 +219,7 @@ class _Training:
         return host
 
     async def _close_models(self) -> None:
-        """Closes the models that learn, and a league's others: only at the end is it known which there are."""
+        """Closes the models that learn, and those that a league added meanwhile."""
         acting = self.trainee.acting
         for model in (*([] if acting is None else [acting.model]), *self.trainee.opponents):
             await model.close()

@@ -1,10 +1,10 @@
-"""The games of a match: who sits where, and how often each of the two won. Knows nothing of sessions' owners or models.
+"""The games of a match: who sits where, and how often each of the two won. Knows nothing of models.
 
 The two players swap seats from game to game, in blocks of four: ABBA or, at random, BAAB. So each plays every seat as
 often as the other, and also each half of games whose first move alternates between the seats.
 
-A match is of the first N games that begin, and a game that is broken off is replaced by the next one: if it were of the
-first N that end, short games would count more than long ones.
+A match consists of the first N games that begin, and the next game replaces one that is broken off. With the first N
+that end, short games would count more than long ones.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Score(NamedTuple):
 
     Attributes:
         by_seat: games of the first player, by the seat or team that it had.
-        begun: games that have begun, those beyond the match among them.
+        begun: games that have begun, including those beyond the match.
         broken_off: games of the match that had no result.
-        contradictory: those whose results did not go together.
+        contradictory: those whose results contradicted each other.
         done: whether all games of the match have ended.
         reason: why the newest of these two kinds did not count; empty: all counted.
     """
@@ -81,7 +81,7 @@ class _Played:
 
     Attributes:
         game: its seats and results.
-        finished: what it said at its end; None: it goes on.
+        finished: its outcome; None: it goes on.
     """
 
     game: Game
@@ -142,7 +142,7 @@ class MatchGames:
                 self._running.pop(game.id).finished = Finished.of(game, self._teams)
 
     def score(self) -> Score:
-        """How the match stands."""
+        """The score so far."""
         with self._lock:
             return self._score()
 

@@ -1,6 +1,5 @@
-"""Players that a command line names: a registered version, a league's member, a checkpoint, or a script.
-
-Finds and reads them. Knows nothing of games.
+"""Finds the players that a command line names: a registered version, a league's member, a checkpoint, or a script.
+Knows nothing of games.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Opponents:
             model = pool_name(job, self.model) if self._config is not None else ""
             self.league = newest_league(uri, job.project, trial, model=model)
             self.books = Books.read(self.league)
-        except (ConfigError, LeagueError) as error:  # models, checkpoints and scripts can play without
+        except (ConfigError, LeagueError) as error:  # models, checkpoints and scripts can play without a league
             if trial:
                 raise
             self._no_members = error.message

@@ -261,7 +261,7 @@ def _play(
 
 
 def _check_hope(score: Score, cores: Gamecores, urls: Mapping[str, str], waited_s: float | None) -> None:
-    """Raises a `StartupError` if the deadline is over, or the failures so far mean that no game will count.
+    """Raises a `StartupError` if the deadline is over, or so many games failed that none will count.
 
     Args:
         score: a score without a counted game.

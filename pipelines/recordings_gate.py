@@ -1,4 +1,4 @@
-"""`brayx promote --recordings`: a version becomes champion if it acts in recorded sessions as it is expected to.
+"""`brayx promote --recordings`: a version becomes champion if it acts as recorded sessions show.
 
 Knows nothing of leagues, or of how a version is found.
 """

@@ -90,10 +90,9 @@ def resimulate(
     folder: str = "",
     timeout_s: float = 60.0,
 ) -> Resimulation:
-    """Plays a recorded game again, from a tick on with another version.
+    """Plays a recorded game again, from a tick on with another version. The job's agents act as in serving.
 
-    The job's agents act as where they serve. The game is the first session whose start has the recorded body; the
-    command may play others before it.
+    The game is the first session whose start has the recorded body; the command may play others before it.
 
     Args:
         episode: the recorded session.

@@ -58,8 +58,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     def on_game(number: int, game_return: float) -> None:
         print(f"game {number} of {arguments.games}: {game_return:g}", file=sys.stderr, flush=True)
         if arguments.rate:
-            with contextlib.suppress(StartupError):  # of one question of many
-                # As another replica may play each game, another may answer: one may be behind, or ahead.
+            with contextlib.suppress(StartupError):  # of one of several requests
+                # Each game and each request may reach another replica, whose version may be older or newer.
                 seen.update(*registered_versions(arguments.url).values())
 
     result = evaluate(

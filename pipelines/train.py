@@ -247,7 +247,7 @@ def train_on(
 def _trainee(
     job: JobConfig, layout: Layout, trial: Trial, say: Callable[[str], None]
 ) -> RayTrainee | RayLeagueTraining:
-    """All that learns in a job: one model, or the players of a league."""
+    """Everything that learns in a job: one model, or the players of a league."""
     if job.leagues:
         from pipelines.league_on_ray import RayLeagueTraining
 

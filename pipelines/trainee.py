@@ -1,7 +1,5 @@
-"""One model in training on the local host, with all that belongs to it alone.
-
-That is its trial, numbers, replay buffers, rollouts, acting model and learner. A job has one; a job with a league has
-one for each player that learns. Knows nothing of doors, games or progress.
+"""One model in training on the local host: its trial, numbers, replay buffers, rollouts, acting model and learner. A
+job has one; a job with a league has one for each player that learns. Knows nothing of doors, games or progress.
 """
 
 from __future__ import annotations

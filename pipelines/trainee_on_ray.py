@@ -203,7 +203,7 @@ class RayTrainee:
             DeadlineExceeded: a buffer is slow or restarts.
         """
         for buffer in self.learned:
-            if no_more:  # at each call: a restarted buffer has forgotten it
+            if no_more:  # at each call, since a restarted buffer has forgotten it
                 buffer.shards.end(drain=True, timeout_s=_LOOK_S)
             if buffer.shards.stopped(_LOOK_S):
                 return True

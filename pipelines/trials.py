@@ -99,7 +99,7 @@ def _below_parents(runs: Sequence[Run]) -> list[tuple[Run, bool]]:
 
 
 def _status(status: str, tags: Mapping[str, str]) -> str:
-    """Our word for MLflow's status of a run with these tags."""
+    """brayx's name for the status of an MLflow run with these tags."""
     if status == "KILLED" or (status == "RUNNING" and owner_is_gone(tags)):
         return "interrupted"
     return status.lower()

@@ -73,7 +73,7 @@ class Patience:
 class Silence:
     """Detects a door to which no game connects: a wrong URL, or a game that waits for something.
 
-    In a job that starts no gamecores, games connect by themselves, at any time: then there is a hint, but no end.
+    In a job that starts no gamecores, games connect by themselves, at any time: then it only gives advice.
 
     Args:
         gamecores: number of gamecores that the job starts.

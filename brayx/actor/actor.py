@@ -13,7 +13,7 @@ from brayx.errors import ConfigError, LeagueError, ProtocolError
 
 
 class Actor:
-    """Answers one session: ``start``, then ``tick`` any number of times, then ``stop``; then `on_end`, always.
+    """Answers one session: ``start``, then ``tick`` any number of times, then ``stop``; finally always `on_end`.
 
     All calls of one session come from one task. An actor of a session that ran elsewhere gets `restore` instead of
     ``start``.
@@ -31,7 +31,7 @@ class Actor:
             opponent: ``KEY=VALUE``, not checked.
 
         Raises:
-            LeagueError: nobody can be asked for.
+            LeagueError: opponents cannot be requested.
         """
         raise LeagueError("a start cannot ask for its opponent: this service has no league")
 

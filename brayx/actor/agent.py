@@ -73,8 +73,8 @@ class Services:
         outcome: how the session's game went so far.
         report: takes the result of the session's seat in a league; None: there is no league.
         keep: keeps the session's recording, given a reason; None: the job records nothing.
-        seen: gets each forward of a tick: the model's name, the result, and the seconds that it took; None: nobody
-            keeps the session's ticks.
+        seen: called with each forward of a tick: the model's name, the result, and the seconds that it took; None:
+            nothing logs the session's ticks.
     """
 
     models: Mapping[str, ModelHandle] = field(default_factory=dict)
@@ -222,9 +222,8 @@ def result(value: str | float) -> None:
     Args:
         value: ``win``, ``draw`` or ``loss``; or a score, where the seat with the highest wins.
 
-    Raises:
-        ValueError: it is none of these, or another result was reported before.
-        ConfigError: this is not called inside an agent's method.
+    Raises: ValueError: it is none of these, or a different result was reported before. ConfigError: this is not called
+        inside an agent's method.
     """
     report = _current().report
     if report is not None:

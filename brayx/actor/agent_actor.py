@@ -226,7 +226,7 @@ class AgentActor(Actor):
             state = State(self._session, tick=self._tick, kind="stop", input=self._codec.decode(body))
             if self._player.report is not None and isinstance(state.input, dict) and "result" in state.input:
                 self._report(state.input["result"])
-                self._player.leave("stop")  # before the reply: whoever gets it can rely on the result being kept
+                self._player.leave("stop")  # before the reply: its receiver can rely on the stored result
             self._episodes.states.append(state)
             self._logs.stop(body)
         self._leave_game()  # now, so that the game's other sessions do not wait until the session's id is free
@@ -320,7 +320,8 @@ class AgentActor(Actor):
         return OtherArms(arms, fixed) if arms is not None and fixed else arms
 
     def _drawn_by(self, session: str) -> str:
-        """What draws the arm. Sessions of one game share it: otherwise each arm's returns depend on the other arm."""
+        """The key that draws the arm. Sessions of one game share it: otherwise each arm's returns depend on the
+        other's."""
         return (game_of(session) or session) if self._factory.games is not None else session
 
     def _state_of(self, body: bytes) -> State:

@@ -25,7 +25,8 @@ class Episodes:
     Args:
         session: the session's id, for the log.
         agents: its agents.
-        services: what they reach; its recorder counts lost fragments, its outcome keeps why an episode was lost.
+        services: the agents' services; their recorder counts lost fragments, their outcome keeps why an episode was
+            lost.
         failures: counts the failures of `Agent.on_episode`.
         length: transitions an episode is cut at; None: no cut.
 
@@ -83,7 +84,7 @@ class Episodes:
             raise
 
     def give_up(self) -> None:
-        """Counts as lost what is not handed over yet, because the session's end ran out of time."""
+        """Counts states that are not handed over as lost, because the session's end ran out of time."""
         was_running = self._handed_over is not None and self._handed_over.cancel()
         if was_running or self.states:
             self._lose("on_episode")

@@ -1,4 +1,4 @@
-"""Interfaces of an actor to whatever keeps its sessions tick by tick. Knows nothing of files or pictures."""
+"""The interfaces through which sessions are logged tick by tick. Knows nothing of files or pictures."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from brayx.actor.agent import State
 from brayx.types import Forward
 
 REQUESTED = "requested"
-"""Why a session is kept whose start asks for that."""
+"""Reason for keeping a session whose start asks for it."""
 
 
 class SessionLog:
     """The log of one session; the base class keeps nothing. Its methods neither wait nor raise.
 
     Attributes:
-        is_taking: it takes ticks now. While no log of a session does, its ticks cost nothing.
+        is_taking: whether it takes ticks now. While no log of a session does, its ticks cost nothing extra.
         why: why the session is kept; empty: that is undecided.
     """
 
@@ -66,7 +66,7 @@ class SessionRecorder(Protocol):
 
     @property
     def on_request(self) -> bool:
-        """Whether it keeps each session whose start asks for that."""
+        """Whether it keeps every session whose start asks for it."""
 
     def open(self, session: str, start: bytes, player: str, why: str) -> SessionLog | None:
         """Opens the log of a new session; None: this session is not kept.
@@ -75,7 +75,7 @@ class SessionRecorder(Protocol):
             session: the session's id.
             start: body of its start.
             player: its player in a league; else empty.
-            why: why it is kept in any case, such as `REQUESTED`; empty: the recorder chooses.
+            why: reason to keep it in any case, such as `REQUESTED`; empty: the recorder chooses.
         """
 
 

@@ -1,4 +1,4 @@
-"""Players of a league, as one session sees them: who plays its seat, and where its result goes.
+"""Players of a league from the view of one session: who plays its seat, and where its result goes.
 
 Knows nothing of how a league draws players.
 """
@@ -17,7 +17,7 @@ from brayx.actor.models import ArmLike, Arms
 from brayx.errors import LeagueError
 
 OPPONENT = "opponent"
-"""Key in the JSON body of a start by which a client asks for its opponent."""
+"""Key in a start's JSON body that requests an opponent."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class SeatedPlayer:
         leave: call once the session has ended, with the reason; later calls do nothing.
         model: name of the model that plays at the player's own version, whatever its aliases say; empty: none.
         reply: JSON value that answers the session's start; None: the usual answer.
-        explores: whether its agents read ``train`` as the job's ``mode``, and so play as in the rated games.
+        explores: whether its agents read ``train`` as the job's ``mode``, and so explore as in the rated games.
         delay: number of ticks by which its agents see the input late; until then they see the first input.
         release: call once its agents have ended, as nothing acts with its models from then on; later calls do nothing.
         request: the value of ``asked`` with which `Opponents.seat` gives the session the same player again, in any
-            process; pickles. None: a session that moves asks as its start did.
+            process; pickles. None: a session that moves repeats the request of its start.
     """
 
     label: str
@@ -59,7 +59,7 @@ class Delay:
         self._inputs: deque[Any] = deque(maxlen=ticks + 1)
 
     def seen(self, input: Any) -> Any:
-        """Takes a tick's input, and returns the one that the agents see."""
+        """Takes a tick's input; returns the input that the agents see."""
         self._inputs.append(input)
         return self._inputs[0]
 
@@ -114,7 +114,7 @@ async def seated(opponents: Opponents, start: State, asked: Any) -> SeatedPlayer
             return None
         return await opponents.seat(start.session, start.input[OPPONENT])
     found = await opponents.seat(start.session, asked)
-    if found is None:  # outside of the body, nothing is the game's own
+    if found is None:  # outside the body, every request is for us
         raise LeagueError("a start cannot ask for its opponent: no league is served here")
     return found
 

@@ -14,7 +14,7 @@ from brayx.actor.players import SeatedPlayer
 from brayx.metrics import Kind, Recorder
 
 _FAULTS = ("agent_errors", "fragments_dropped", "games_failed")
-"""Metrics that are recorded even for sessions that nobody learns from."""
+"""Metrics that are recorded also for sessions that nobody learns from."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Seating:
 
     Args:
         model: name of the model component that all play with.
-        snapshot: the model that acts with the weights of a snapshot, by its version.
+        snapshot: returns the model that acts with the weights of a snapshot, by its version.
         others: the job's other models by name, which every player shares.
         scripts: agents of the scripted players, by the player's name.
         numbers: the league's recorder.
-        nothing: buffers by name that keep nothing, for sessions that nobody learns from.
+        nothing: buffers by name that drop everything, for sessions that nobody learns from.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Seating:
 
 
 class _Faults(Recorder):
-    """The recorder of sessions that nobody learns from: passes on faults only."""
+    """The recorder of sessions that nobody learns from: records `_FAULTS` only."""
 
     def __init__(self, to: Recorder) -> None:
         super().__init__()

@@ -59,7 +59,7 @@ def create_hub(
         return named_actor(Hub, name, namespace, **options).remote(trial, interval_s=interval_s, x_axis=x_axis)
 
     class PartHub(Hub):
-        """A hub that passes on its samples."""
+        """A hub that also forwards its samples to another one."""
 
         def __init__(self) -> None:
             super().__init__(trial, interval_s=interval_s, x_axis=x_axis)

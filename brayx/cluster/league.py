@@ -31,12 +31,12 @@ from brayx.types import Weights
 THE_LEAGUE = "the league"
 """The actor's name in messages."""
 _MOST_AWAY_S = 300.0
-"""Time without an answer of the league after which a training fails."""
+"""Time without an answer from the league after which a training fails."""
 
 
 @dataclass(frozen=True)
 class Learning:
-    """Names of the Ray actors that get the data of a player that learns.
+    """Names of the Ray actors that receive the data of a player that learns.
 
     Attributes:
         buffers: actor of each buffer, by the buffer's name.
@@ -78,7 +78,7 @@ class _LeagueActor(League):
     def due_of(self, player: str, env_steps: int, learning: Mapping[str, Learning]) -> str:
         """As `due`; also sets the players that learn, which a restarted actor has forgotten.
 
-        No game counts that was drawn before a player's restart acted, see `begin_anew`.
+        Games drawn before a player's restart took effect do not count, see `begin_anew`.
         """
         for name, parts in learning.items():
             known = self._learning.get(name)

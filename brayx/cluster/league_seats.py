@@ -103,7 +103,7 @@ class LeagueSeats:
                     continue
                 try:
                     opened = await self._follow(player, parts)
-                except BrayxError as error:  # the player is restarting: a later draw has its new actors
+                except BrayxError as error:  # the player is restarting: a later draw names its new actors
                     log.warning("nobody learns from player %r until it has restarted: %s", player, error.message)
                     continue
                 self._seating.learn(player, opened)

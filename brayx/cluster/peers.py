@@ -20,7 +20,7 @@ from brayx.gamecore.transports.http import AsyncHttpTransport
 _PROBE_TIMEOUT_S = 2.0
 _PROBE_AGAIN_S = 0.01
 _QUESTION = b"GET / HTTP/1.1\r\nhost: peer\r\n\r\n"
-"""Refused for want of the secret, which is an answer, too."""
+"""The peer refuses it for lack of the secret, which proves that it is alive."""
 _MAX_IDLE = 64
 _DEAD = (errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED)
 """Errors that prove that the listener, and so its process, has ended. A missing answer proves nothing: a peer that is
@@ -136,8 +136,9 @@ async def _step(transport: AsyncHttpTransport, address: str, request: StepReques
 async def _probe(address: str) -> OSError | None:
     """The error of a new connection to a peer; None: the peer answers there, or is silent.
 
-    A broken connection does not prove a death, and one that opens no life: a killed process closes its files one by
-    one, and the kernel accepts connections until it has closed the listener. So the probe asks until it gets an answer.
+    A broken connection does not prove that the peer is dead, nor an open one that it is alive: a killed process closes
+    its files one by one, and the kernel accepts connections until it has closed the listener. So the probe asks until
+    it gets an answer.
     """
     url = urlsplit(address)
     with contextlib.suppress(TimeoutError):

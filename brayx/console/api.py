@@ -120,7 +120,7 @@ def _reading(app: FastAPI, desk: Desk) -> None:
 
     @app.get("/docs", include_in_schema=False)
     def docs() -> HTMLResponse:
-        """The API for people; without downloads, so that it works offline."""
+        """The API's documentation page; it loads nothing from other sites, so that it works offline."""
         return HTMLResponse(importlib.resources.files("brayx.console").joinpath("docs.html").read_text())
 
 
@@ -152,7 +152,7 @@ def _controlling(app: FastAPI, desk: Desk) -> None:
 
 
 async def _events(newer: Callable[[str, int], doc.Ticks], first: doc.Ticks) -> AsyncIterator[str]:
-    """Messages of a followed session; the last one has its end. An error is the last message, an event ``error``."""
+    """Messages of a followed session; the last one has its end, or is an event ``error``."""
     found = first
     while True:
         if found.ticks or found.end:

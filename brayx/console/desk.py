@@ -1,4 +1,4 @@
-"""What the console's API asks: one interface, which `pipelines.console` implements over a job and a tracking store."""
+"""The interface behind the console's API; `pipelines.console_desk` implements it over a job and a tracking store."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Job(Document):
     """The job behind this console, and its health."""
 
     running: bool
-    """False: the console shows a tracking store, and no job."""
+    """False: the console shows a tracking store without a job."""
     mode: str = ""
     """``train`` or ``serve``."""
     project: str = ""
@@ -70,7 +70,7 @@ class Session(Document):
     idle_s: float
     """Seconds since its last request was answered."""
     followed: bool
-    """Whether somebody follows it."""
+    """Whether a viewer follows it."""
     player: str = ""
     """Its player in a league."""
     arms: list[str] = []
@@ -138,7 +138,7 @@ class Model(Document):
     versions: list[Version]
     """The newest first."""
     before: int | None = None
-    """The champion that a roll back brings back; null: not known."""
+    """The champion that a rollback restores; null: not known."""
 
 
 class Move(Document):
@@ -268,7 +268,7 @@ class Reference(Document):
 
 
 class Share(Document):
-    """Body of a new canary share."""
+    """Body of a change of a canary's share."""
 
     share: float
 

@@ -1,8 +1,9 @@
 """Who may use the console: keys with scopes, and protection from foreign web pages in a viewer's browser.
 
 A key is a line ``SCOPE/NAME: secret`` of a keys file (`brayx keys new --scope control`), and comes as HTTP Basic
-credentials. ``read`` sees, ``control`` also changes. Without keys everybody on this machine may do both, and only this
-machine: the console then answers for a loopback name alone, so that no web page can reach it under a name of its own.
+credentials. ``read`` may look, ``control`` may also change things. Without keys everybody on this machine may do both,
+and nobody else: the console then answers only to loopback names, so that no web page can reach it under a domain name
+of its own.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def basic(key: str, secret: bytes) -> str:
 
 
 class Guard:
-    """ASGI middleware that lets in whom the console may answer.
+    """ASGI middleware that refuses requests from callers who may not use the console.
 
     Args:
         app: the console.

@@ -1,6 +1,5 @@
-"""Requests of the console's process to the job's: pickles over the child's pipes. Both ends.
-
-The child asks, the job answers, one request after the other. Knows nothing of what is asked.
+"""Requests from the console's process to the job's, as pickles over the child's pipes: both ends. The child asks, the
+job answers, one request after the other. Knows nothing of what is asked.
 """
 
 from __future__ import annotations

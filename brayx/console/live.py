@@ -1,7 +1,7 @@
 """A job's running sessions, as the console lists, follows and ends them.
 
-A session is hooked into only while somebody asks for its ticks: without viewers a tick does nothing more than before.
-Runs in the job's process, next to the sessions. Knows nothing of HTTP.
+A session has a log only while somebody asks for its ticks: without viewers a tick does no extra work. Runs in the job's
+process, next to the sessions. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from brayx.types import Forward, NestedArray, Step, flatten
 MOST_TICKS = 16
 """Newest ticks of a followed session that wait for its viewers."""
 ENDED = "ended"
-"""Reason of a session's end if the console ended it."""
+"""Reason for a session's end if the console ended it."""
 _FOLLOWED_S = 3.0
-"""Time after the last request for its ticks until a session is no longer followed."""
+"""A session is no longer followed this long after the last request for its ticks."""
 _MOST_FOLLOWED = 64
 _ANSWER_S = 5.0
 _MOST_VALUES = 65_536
@@ -72,7 +72,7 @@ class FollowedSession(SessionLog):
         self.end_reason, self.result = reason, result
 
     def newer(self, after: int) -> tuple[list[_Kept], int]:
-        """The ticks since the first ``after``, as far as they are kept; and the number of all."""
+        """The kept ticks after the first ``after``; and the number of all ticks."""
         fresh = min(max(self._count - after, 0), len(self._ticks))
         return list(self._ticks)[len(self._ticks) - fresh :], self._count
 
@@ -120,7 +120,7 @@ class LiveSessions:
         rows = []
         for name in table.sessions:
             session = table.get(name)
-            if session is not None and hasattr(session, "actor"):  # else it is about to start
+            if session is not None and hasattr(session, "actor"):  # otherwise it is about to start
                 rows.append(
                     {
                         "session": name,
@@ -184,7 +184,7 @@ def _shown(
     seconds: float,
     event: str,
 ) -> LiveTick:
-    """A tick as the console's process gets it: of the state only arrays and numbers, not objects of the user's."""
+    """A tick for the console's process: of the state only arrays and numbers, not the user's objects."""
     arrays: dict[str, np.ndarray] = {}
     for name, value in list(vars(state).items()):
         if name in _OWN:

@@ -1,8 +1,8 @@
 """The console of a running job: its port, and the process behind it.
 
 The job only listens. The first connection starts the console's process, which inherits the socket and answers. So a job
-that nobody looks at pays nothing, and one that somebody looks at does not share its interpreter with web pages. If the
-process ends, the next connection starts another one. Knows nothing of what the console shows.
+without visitors pays nothing, and one with visitors does not share its interpreter with web pages. If the process ends,
+the next connection starts another one. Knows nothing of what the console shows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = limited(__name__)
 DEFAULT_PORT = 8110
 _BACKLOG = 64
 _AGAIN_S = 2.0
-"""Time between two starts of the process, so that one that cannot start is not started all the time."""
+"""Minimum time between two starts of the process, so that one that cannot start is not retried in a loop."""
 _END_S = 3.0
 
 
@@ -65,7 +65,7 @@ class ConsolePort:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the process, which keeps nothing, and frees the port. Idempotent."""
+        """Ends the process, which has no state to save, and frees the port. Idempotent."""
         with self._lock:
             if self._closed:
                 return

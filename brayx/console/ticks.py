@@ -1,4 +1,4 @@
-"""Ticks of a followed session, as the job's process sends them to the console's."""
+"""Ticks of a followed session, in the form that the job's process sends to the console's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LiveTicks(NamedTuple):
 
     Attributes:
         ticks: those that the viewer does not have yet, the oldest first.
-        after: number of ticks that the session was followed for: what the viewer asks with next.
+        after: number of ticks since the session was first followed; the ``after`` of the viewer's next request.
         end: why the session ended; empty: it runs.
         result: its game's return, once it has ended and an agent recorded one.
     """

@@ -188,7 +188,7 @@ def _rename(values: Sequence[Any], paths: Sequence[str], taken: set[str]) -> lis
 
 
 def _weights_to_inputs(graph: Any, known: AbstractSet[str]) -> dict[str, str]:
-    """Makes the weights of these names inputs. A tensor that ``forward`` makes has the prefix too, and stays."""
+    """Turns the weights of these names into inputs. A tensor that ``forward`` creates has the prefix too, and stays."""
     weights = {}
     for name in [name for name in graph.initializers if name.startswith(_PREFIX)]:
         if name.removeprefix(_PREFIX) not in known:

@@ -18,7 +18,7 @@ _ROWS = 2
 def layer_table(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> str:
     """The layers as a text table; its last line has the number of all parameters.
 
-    Only layers without layers inside have a row, and those with parameters of their own. A layer that the module does
+    Only leaf layers, and layers with parameters of their own, have a row. A layer that the module does
     not call, but whose parameters it uses, has no shape. The module runs once, as a copy in eval mode.
 
     Args:

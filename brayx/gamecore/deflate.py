@@ -1,8 +1,8 @@
 """WebSocket compression, permessage-deflate with context takeover: each message is compressed against those before it.
 
-Differs from the package ``websockets`` in two points: short messages are sent as they are, since compressing them takes
-longer than it saves; and ISA-L compresses if the package ``isal`` is installed, in a third of zlib's time. zlib expands
-either's messages.
+It differs from the package ``websockets`` in two points: short messages are sent as they are, since compressing them
+takes longer than it saves; and ISA-L compresses if the package ``isal`` is installed, in a third of zlib's time. zlib
+decompresses the messages of both.
 """
 
 from __future__ import annotations

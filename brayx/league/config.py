@@ -15,7 +15,7 @@ LEARNERS = ("main", "exploiter", "league_exploiter")
 """Roles of players that learn."""
 
 POOLS = ("latest", "uniform", "pfsp", "champion", "past")
-"""What `PlayerConfig.against` can name beside players."""
+"""What `PlayerConfig.against` can name besides players."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")

@@ -1,4 +1,4 @@
-"""A game: its seats, and what the results of the seats say together. Pure."""
+"""A game: its seats, and its outcome by the results of the seats. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Finished(NamedTuple):
 
     Attributes:
         game: its id.
-        outcome: ``counted``; ``broken_off``: a seat has no result; ``contradictory``: the results do not go together;
-            ``repeated``: the books had the id already. Only the first changes payoff and ratings.
-        learner: the player that the game was for; empty: it was to decide about champions.
+        outcome: ``counted``; ``broken_off``: a seat has no result; ``contradictory``: the results contradict each
+            other; ``repeated``: the id was already in the books. Only the first changes payoff and ratings.
+        learner: the player that the game was drawn for; empty: it was a game of the gate.
         teams: members of each team, one for each seat.
         ranks: place of each team, 0 is best and equal ones are a draw; empty unless counted.
         reason: why it was not counted; empty if it was.
@@ -39,7 +39,7 @@ class Finished(NamedTuple):
 
     @staticmethod
     def of(game: Game, teams: Sequence[Sequence[int]]) -> Finished:
-        """What a game that has ended says.
+        """Evaluates a game that has ended.
 
         Args:
             game: the game.
@@ -55,7 +55,7 @@ class Finished(NamedTuple):
         return Finished(game.id, "counted", game.learner, members, places)
 
     def repeated(self) -> Finished:
-        """The same game, if its id was in the books before."""
+        """This game with the outcome ``repeated``: its id was already in the books."""
         reason = "a game of this id has ended before"
         return Finished(self.game, "repeated", self.learner, self.teams, reason=reason)
 
@@ -66,7 +66,7 @@ class Game:
 
     Attributes:
         id: the game's id.
-        learner: the player that it is for; empty: nobody learns from it.
+        learner: the player that it was drawn for; empty: nobody learns from it.
         members: who plays each seat.
         sessions: seat by session.
         results: result by seat.
@@ -85,10 +85,10 @@ class Game:
     drawn_s: float = field(default_factory=time.monotonic, compare=False)
 
     def report(self, session: str, value: Any) -> None:
-        """Takes the result of a session's seat; the same one again changes nothing.
+        """Sets the result of a session's seat. Repeating the same result changes nothing.
 
         Raises:
-            BadResult: it is none (see `checked`), or the seat has another one.
+            BadResult: the value is not a result (see `checked`), or the seat has a different one.
         """
         kept = checked(value)
         first = self.results.setdefault(self.sessions[session], kept)
@@ -100,13 +100,13 @@ class Game:
         return self.sessions[session] in self.ended
 
     def end(self, session: str, reason: str) -> bool:
-        """Ends a session; whether that ends the game."""
+        """Ends a session; returns whether that ends the game."""
         self.ended[self.sessions[session]] = reason
         return len(self.ended) == len(self.sessions)
 
     @property
     def missing(self) -> str:
-        """Why the game is broken off; empty if every seat has a result."""
+        """Why the game is broken off; empty: every seat has a result."""
         seats = len(self.members)
         if len(self.sessions) < seats:
             return f"{len(self.sessions)} of {seats} sessions came"
@@ -118,7 +118,7 @@ class Game:
 
 
 def checked(value: Any) -> Result:
-    """A result as it is kept: ``win``, ``draw``, ``loss``, or a score as a float.
+    """A checked result: ``win``, ``draw``, ``loss``, or a score as a float.
 
     Raises:
         BadResult: it is none of these.

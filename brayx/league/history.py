@@ -36,7 +36,7 @@ def point_of(ratings: Ratings, member: Member, env_steps: int) -> Point:
 
 
 def changed(curve: Sequence[Point], point: Point) -> bool:
-    """Whether a point tells something that the last one of a curve does not: later steps, and another rating."""
+    """Whether a point belongs on a curve: it has later steps than the curve's last one, and another rating."""
     if not curve:
         return True
     last = curve[-1]
@@ -45,7 +45,8 @@ def changed(curve: Sequence[Point], point: Point) -> bool:
 
 
 def thinned(curve: Sequence[Point], most: int) -> list[Point]:
-    """Every second point, counted from the newest, and so on until there are at most ``most``; the first one stays.
+    """Thins a curve: keeps every second point from the newest on, repeatedly, until at most ``most`` are left. The
+    first one stays.
 
     Args:
         most: 2 or more.

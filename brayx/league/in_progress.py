@@ -71,7 +71,7 @@ class GamesInProgress:
         return found.members[seat]
 
     def learns(self, session: str, learners: Collection[str]) -> bool:
-        """Whether somebody learns from a session: its seat is played by the learner that its game was drawn for.
+        """Whether a session is learned from: its seat is played by the learner that its game was drawn for.
 
         Args:
             session: the session's id.

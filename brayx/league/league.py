@@ -53,7 +53,7 @@ class League:
 
     Args:
         config: the component's options.
-        ledger: the books; what they hold is continued.
+        ledger: the books; the league continues from what they hold.
         seed: makes the draws repeatable, with the games' ids and the results so far.
 
     Raises:
@@ -77,17 +77,15 @@ class League:
 
     @property
     def learners(self) -> list[str]:
-        """Names of the players that learn; those that have retired do not."""
+        """Names of the players that learn and have not retired."""
         return [name for name in self._config.learners if name not in self._retired]
 
     # Games
 
     def draw(self, game: str) -> Game:
-        """A new game: the learner that it is for, by the players' shares; the team that it plays, each with the same
-        probability; and an opponent for each other team. A share of the games decides about champions, see
-        `GateConfig.share`.
-
-        The same for the same seed, id and results so far.
+        """Draws a game: its learner by the players' shares, the learner's team uniformly, and an opponent for each
+        other team. A share of the games is for the gate, see `GateConfig.share`. The draw is a function of the seed,
+        the id and the results so far.
         """
         rng = self._seats.rng(game)
         share = self._config.gate.share
@@ -103,8 +101,8 @@ class League:
     def finish(self, game: Game, *, again: bool = False) -> Finished:
         """Takes a game that has ended; it is counted if every seat has a result.
 
-        If one of its players has started anew since it was drawn, it changes neither payoff nor ratings: the results
-        are of a player that is no more.
+        If one of its players has restarted since it was drawn, it changes neither payoff nor ratings: those weights no
+        longer play.
 
         Args:
             game: the game.
@@ -145,7 +143,7 @@ class League:
     # Snapshots
 
     def due(self, player: str, env_steps: int) -> str:
-        """Why a snapshot of a learner is due at these env steps; empty: none is."""
+        """Why a snapshot of a learner is due at these env steps; empty: it is not."""
         if player in self._retired:
             return ""
         live = Member(player)
@@ -153,9 +151,10 @@ class League:
         return snapshots.due(self._learner(player), env_steps - self.frozen_steps(player), win_rates)
 
     def freeze(self, player: str, version: int, digest: str, env_steps: int) -> Member:
-        """Adds a snapshot to the pool. It inherits its player's rating; the pool may lose others, see `dropped`.
+        """Adds a snapshot to the pool. It inherits its player's rating; the pool may drop others, see `dropped`.
 
-        If the player `restarts`, its live results and rating are forgotten, as it is another player from now on.
+        If the player `restarts`, its live results and rating are forgotten, since it starts again from its first
+        weights.
 
         Args:
             player: a learner.
@@ -195,7 +194,7 @@ class League:
         return member
 
     def begin_anew(self, player: str) -> None:
-        """Makes a learner another player, for which no game counts that was drawn before.
+        """Forgets a learner that restarts: games drawn before do not count for it.
 
         `freeze` does so if the player `restarts`; call it again when the new learner acts, for games drawn meanwhile.
         """
@@ -203,7 +202,7 @@ class League:
         self._anew_s[Member(player)] = time.monotonic()
 
     def restarts(self, player: str) -> bool:
-        """Whether a learner starts anew from its first weights after a snapshot."""
+        """Whether a learner restarts from its first weights after a snapshot."""
         return snapshots.restarts(self._learner(player))
 
     def frozen_steps(self, player: str) -> int:
@@ -220,15 +219,15 @@ class League:
         """Snapshots that have left the pool."""
         return [snapshot.member for snapshot in self.snapshots if snapshot.dropped]
 
-    # Learners that end
+    # Retirement
 
     def retire(self, player: str, reason: str) -> None:
-        """Ends a learner: it is drawn no more, neither to learn nor as an opponent. Its snapshots stay.
+        """Retires a learner: it is no longer drawn, neither to learn nor as an opponent. Its snapshots stay.
 
-        The books do not keep this: a league that goes on after a restart has the player again.
+        The books do not store this: a league that is resumed has the player again.
 
         Args:
-            player: a learner; nothing happens if it has retired before.
+            player: a learner; nothing happens if it has already retired.
             reason: why.
 
         Raises:
@@ -255,7 +254,7 @@ class League:
         """Whether the gate lets a candidate become champion.
 
         Raises:
-            LeagueError: it is neither a snapshot of the pool nor a ``past`` player.
+            LeagueError: the candidate is neither a snapshot of the pool nor a ``past`` player.
         """
         if not candidate.version or candidate not in self._matchmaker.frozen:
             raise LeagueError(f"{candidate.label} is no snapshot of the pool, so it cannot become champion")
@@ -264,7 +263,7 @@ class League:
         return gates.judge(candidate, *self._gate)
 
     def refuse(self, candidate: Member, reason: str) -> None:
-        """Never lets a snapshot become champion, whatever its games say. The books do not keep this."""
+        """Bars a snapshot from becoming champion, whatever its results. The books do not store this."""
         self._unfit[candidate] = reason
         self._candidates = None
 
@@ -281,8 +280,8 @@ class League:
         """Snapshots that may become champion, at most one of each ``main`` player.
 
         It is the player's newest, unless that is the champion, was refused (`refuse`) or has `failed`. A snapshot that
-        has begun to play the champion stays the candidate until it has won or failed: if snapshots are frozen often,
-        none would ever finish.
+        has begun to play the champion stays the candidate until it has won or failed: otherwise frequent snapshots
+        would keep any from finishing.
         """
         if self._candidates is None:
             players = [name for name, player in self._config.players.items() if player.role == "main"]
@@ -322,11 +321,11 @@ class League:
 
     @property
     def _gate(self) -> tuple[Member | None, Payoff, list[Member], GateConfig]:
-        """What functions of `gates` take beside a candidate."""
+        """Arguments of the functions in `gates`, besides the candidate."""
         return self._champion, self.payoff, self._matchmaker.frozen, self._config.gate
 
     def _write(self, write: Callable[[], None]) -> None:
-        """Writes to the books; if that fails, what is in memory becomes what is in the books again."""
+        """Writes to the books; if that fails, restores the state in memory from the books."""
         try:
             write()
         except LeagueError:

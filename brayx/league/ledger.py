@@ -1,9 +1,9 @@
-"""Ledger: what a league must not lose, in one SQLite file. Knows nothing of how games are counted.
+"""Ledger: the books of a league, one SQLite file. Knows nothing of how games are counted.
 
-A game is written in one transaction with all that it changes, under its id, so it is counted once or not at all.
+A game is written under its id, in one transaction with all that it changes, so it is counted once or not at all.
 
-The journal is a write-ahead log with ``synchronous=NORMAL``. A transaction that was committed is in the kernel's page
-cache, so kill -9 of the process loses nothing. A power failure may lose the last transactions, but never a part of one.
+The journal is a write-ahead log with ``synchronous=NORMAL``. A committed transaction is in the kernel's page cache, so
+kill -9 of the process loses nothing. A power failure may lose the last transactions, but never a part of one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER) WITHOUT ROWID;
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 """
 
-# Books of before there were curves have no such table, so it is no part of the format.
+# Older books have no such table, so it is not part of the format.
 _CURVES = "CREATE TABLE IF NOT EXISTS curves (member TEXT, env_steps INTEGER, points REAL, low REAL, high REAL)"
 
 
@@ -53,7 +53,7 @@ class Ledger:
 
     Args:
         path: the file, made if there is none; ``:memory:`` keeps nothing.
-        read_only: read the file as it is now, which another process may write meanwhile; all that writes fails.
+        read_only: only reads, while another process may write; methods that write fail.
 
     Raises:
         LeagueError: from here and every method: the file cannot be read or written, or is of another format.
@@ -67,7 +67,7 @@ class Ledger:
                 at, timeout=_WAIT_S, isolation_level=None, check_same_thread=False, uri=read_only
             )  # fmt: skip
             if read_only:
-                self._db.execute("BEGIN")  # all that one transaction reads is of one moment
+                self._db.execute("BEGIN")  # a transaction reads one consistent state
                 self._check_format()
                 return
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -108,7 +108,7 @@ class Ledger:
         return {Member.parse(member): drawn for member, drawn in self._rows("SELECT member, drawn FROM members")}
 
     def snapshots(self) -> list[Snapshot]:
-        """All snapshots, the oldest first, those that left the pool among them."""
+        """All snapshots, the oldest first, including those that left the pool."""
         rows = self._rows(
             "SELECT member, digest, parent, env_steps, time_s, dropped FROM snapshots ORDER BY rowid"
         )  # fmt: skip
@@ -173,7 +173,7 @@ class Ledger:
         dropped: Iterable[Member] = (),
         forgotten: Iterable[Member] = (),
     ) -> None:
-        """Writes a snapshot and what follows from it.
+        """Writes a snapshot and the changes that follow from it.
 
         Args:
             snapshot: its member and digest must not be in the books.

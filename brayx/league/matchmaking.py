@@ -19,7 +19,7 @@ from brayx.league.payoff import Payoff
 TOO_WEAK = 0.1
 """Win rate below which an exploiter mostly plays the past of the player that it exploits."""
 
-_LIVE_WHILE_WEAK = 0.1  # with none at all it would never be seen that it has caught up
+_LIVE_WHILE_WEAK = 0.1  # without any, nobody would notice that it has caught up
 _GAMES_TO_BE_WEAK = 20
 
 
@@ -49,7 +49,7 @@ def pfsp(win_rates: ArrayLike, weighting: Weighting) -> NDArray[np.float64]:
 
 
 def choose(shares: Mapping[str, float], point: float) -> str:
-    """The name at a point, from 0 to 1, of all shares laid end to end; at least one is more than 0."""
+    """The name at ``point``, from 0 to 1, on all shares laid end to end; at least one share is above 0."""
     point *= sum(shares.values())
     for name, share in shares.items():
         point -= share
@@ -124,12 +124,12 @@ class Matchmaker:
 
     @property
     def frozen(self) -> list[Member]:
-        """All that can be drawn and do not learn: scripts, past players and snapshots."""
+        """Every member that can be drawn and does not learn: scripts, past players and snapshots."""
         fixed = [self.member(name) for name, player in self._players.items() if not player.learns]
         return fixed + self._snapshots
 
     def member(self, player: str) -> Member:
-        """A player as it plays now: a learner live, a past player at its version."""
+        """A player's current member: a learner live, a past player at its version."""
         return Member(player, self._players[player].version or 0)
 
     def played(self, a: Member, b: Member) -> None:
@@ -155,7 +155,7 @@ class Matchmaker:
         return pool.draw(rng)
 
     def opponents(self, learner: str) -> list[Member]:
-        """All members that a learner's shares can draw, itself not among them."""
+        """All members that a learner's shares can draw, except itself."""
         shares = [share for share, weight in self._players[learner].shares.items() if weight]
         found = {member for share in shares for member in self._members(learner, share)}
         return sorted(found - {self.member(learner)})

@@ -1,4 +1,4 @@
-"""Member: one opponent that a seat can get. Pure."""
+"""Member: a player at one version. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from brayx.errors import LeagueError
 
 INCUMBENT = "champion"
-"""Player of a version that was champion before a league met it; no player of a league has this name."""
+"""Player name of a champion from outside the league; no player of a league has this name."""
 
 
 class Member(NamedTuple):

@@ -23,7 +23,7 @@ from brayx.league.member import Member
 _MODEL = PlackettLuce()
 
 ELO_K = 16.0
-"""Points that a game moves Elo at most."""
+"""Maximum Elo points that a game moves."""
 
 FIRST_POINTS = 1200.0
 """Elo and points of a new member."""
@@ -51,7 +51,7 @@ class Rating(NamedTuple):
 
     @property
     def points(self) -> float:
-        """The skill as one number for people, on Elo's scale: ``1200 + POINTS_PER_MU * (mu - 25)``."""
+        """The skill as one number on Elo's scale: ``1200 + POINTS_PER_MU * (mu - 25)``."""
         return FIRST_POINTS + POINTS_PER_MU * (self.mu - _MODEL.mu)
 
 
@@ -119,7 +119,7 @@ class Ratings:
         self._ratings[child] = self[parent]._replace(games=0)
 
     def forget(self, member: Member) -> None:
-        """Makes a member new again."""
+        """Resets a member to a new one's rating."""
         self._ratings.pop(member, None)
 
     def state(self) -> dict[Member, Rating]:

@@ -33,12 +33,12 @@ class Seats:
         self.teams = [[next(seats) for _ in range(size)] for size in sizes]
 
     def rng(self, game: str) -> random.Random:
-        """What draws a game: the same for the same seed and game."""
+        """The random generator that draws a game: a function of the seed and the game's id."""
         digest = hashlib.blake2b(f"{self._seed}/{game}".encode(), digest_size=8).digest()
         return random.Random(int.from_bytes(digest, "big"))
 
     def draw(self, game: str, matchmaker: Matchmaker, rng: random.Random) -> Game:
-        """A new game: the learner that it is for, the team that it plays, and an opponent for each other team."""
+        """Draws a game: its learner, the learner's team, and an opponent for each other team."""
         learner = choose(self._shares, rng.random())
         own = int(rng.random() * len(self.teams))
         return self._seated(
@@ -48,7 +48,7 @@ class Seats:
         )
 
     def decide(self, game: str, candidate: Member, opponents: Sequence[Member], rng: random.Random) -> Game:
-        """A new game that decides about champions.
+        """Draws a game for the gate.
 
         Args:
             game: its id.
@@ -61,7 +61,7 @@ class Seats:
         return self._seated(game, "", players)
 
     def retire(self, player: str) -> None:
-        """No further game is for this learner."""
+        """Draws no further game for this learner."""
         self._shares.pop(player, None)
 
     def _seated(self, game: str, learner: str, players: Sequence[Member]) -> Game:

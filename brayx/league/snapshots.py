@@ -1,4 +1,4 @@
-"""Snapshots: when one is frozen, which leave the pool, and when an exploiter starts anew. Pure."""
+"""Snapshots: when one is frozen, which leave the pool, and when an exploiter restarts. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Snapshot(NamedTuple):
     Attributes:
         member: the player, and the version under which the weights are registered.
         digest: hash of the weights.
-        parent: the snapshot before it; None: it grew from the player's first weights.
+        parent: the snapshot before it; None: it was trained from the player's first weights.
         env_steps: the player's env steps when it was frozen.
         time_s: when that was, in seconds since 1970.
         dropped: whether it has left the pool.
@@ -30,13 +30,13 @@ class Snapshot(NamedTuple):
 
 
 def due(player: PlayerConfig, steps: int, win_rates: Sequence[float]) -> str:
-    """Why a snapshot of a learner is due now; empty: none is.
+    """Why a snapshot of a learner is due now; empty: it is not.
 
     Args:
         player: the learner.
         steps: env steps since its last snapshot, or since its start.
         win_rates: against each member that it can be matched with, 0.5 where there were no games. If there are none,
-            `PlayerConfig.snapshot_at` counts as reached: with an empty pool it could never be.
+            `PlayerConfig.snapshot_at` counts as reached: otherwise an empty pool would stay empty.
     """
     if player.snapshot_every is not None and steps >= player.snapshot_every:
         return f"{steps} env steps since the last snapshot, snapshot_every is {player.snapshot_every}"
@@ -72,5 +72,5 @@ def to_drop(
 
 
 def restarts(player: PlayerConfig) -> bool:
-    """Whether a learner starts anew from its first weights after a snapshot."""
+    """Whether a learner restarts from its first weights after a snapshot."""
     return player.restart == "snapshot"

@@ -1,4 +1,4 @@
-"""Chooses an opponent by strength: one of two neighbours in rating, drawn for each game. Pure."""
+"""Chooses an opponent by rating: one of the two nearest, drawn for each game. Pure."""
 
 from __future__ import annotations
 
@@ -57,6 +57,6 @@ def mix_of(pool: Iterable[Rated], rating: float) -> Mix:
 
 
 def draw(mix: Mix, game: str) -> Rated:
-    """The opponent of a game, a function of the game's id."""
+    """The opponent of a game, drawn by the game's id."""
     digest = hashlib.blake2b(game.encode(), digest_size=8, person=b"strength").digest()
     return mix.upper if int.from_bytes(digest, "big") < mix.share * 2**64 else mix.lower

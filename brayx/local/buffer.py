@@ -74,7 +74,7 @@ class LocalBuffer:
 
         If another thread holds the buffer, that thread adds them when it is done. Waits only in `behind`.
         """
-        # Only once a replay was refused, as in `brayx.cluster.outbox`: good pushes need not pay for walking the stack.
+        # Only after a push was refused, as in `brayx.cluster.outbox`: walking the stack is too slow for every push.
         place = called_from() if self._name_places else ""
         self._pushed.extend((replay, place) for replay in replays)
         lost = 0
@@ -177,8 +177,9 @@ class LocalBuffer:
         """Packs pushed data, unless another thread holds the buffer: that thread does so when it releases it.
 
         Args:
-            pushing: the caller is `push`. Refused data whose place is unknown then gets the line of that push, which
-                most likely brought it. Otherwise it gets none: the line of a sampling thread would mislead.
+            pushing: the caller is `push`. Refused data of unknown origin is then reported with the line of that push,
+                its likely source. Otherwise it is reported without a line, since that of a sampling thread would
+                mislead.
         """
         while self._pushed and self._lock.acquire(blocking=False):
             try:

@@ -1,4 +1,4 @@
-"""The league of a training in one process: gives each session its player, and is the league that its job sees.
+"""The league of a training in one process: gives each session its player, and is the league for its job.
 
 Sessions are on the event loop, and snapshots are frozen by the job's thread: a lock guards the league. Knows nothing of
 MLflow: whoever freezes a snapshot registers it.
@@ -64,7 +64,7 @@ class LocalLeague:
             return player
 
     def replace(self, name: str, before: LocalModel, player: LearningPlayer) -> None:
-        """Gives a player that starts anew its parts: see `Seating.learn` and `League.begin_anew`.
+        """Gives a restarted player its parts: see `Seating.learn` and `League.begin_anew`.
 
         Args:
             name: the player.
@@ -85,7 +85,7 @@ class LocalLeague:
             return list(self._replaced)
 
     def retire(self, player: str, reason: str) -> None:
-        """Takes a player that failed out of further games; see `League.retire`."""
+        """Excludes a player that failed from further games; see `League.retire`."""
         with self._lock:
             self._league.retire(player, reason)
 
@@ -120,7 +120,7 @@ class LocalLeague:
             return self._league.crown(candidate)
 
     def refuse(self, candidate: Member, reason: str) -> None:
-        """Never lets a snapshot become champion; see `League.refuse`."""
+        """Bars a snapshot from becoming champion; see `League.refuse`."""
         with self._lock:
             self._league.refuse(candidate, reason)
 

@@ -263,7 +263,7 @@ def _trainer_config(algorithm: AlgorithmConfig, training: Settled, *, draws: boo
 
     Args:
         algorithm, training: the options of the training.
-        draws: there is a trial that distributions are drawn for.
+        draws: whether a trial draws distributions.
     """
     config = TrainerConfig(
         model="model",

@@ -98,14 +98,15 @@ class SnapshotFiles:
 
 
 _MEMBER, _SIZES = struct.Struct("<4s2xHH4xLL4xHH"), struct.Struct("<HHQQ")
-"""Start of a member in a zip archive; and its extra field with the sizes, which `numpy.savez` always writes."""
+"""Header of a member in a zip archive, and its extra field with the sizes, which `numpy.savez` always writes."""
 
 
 def _stored(archive: bytes) -> Weights | None:
     """The read-only arrays of a file of `save_weights`; None if the file is damaged or of another form.
 
-    `numpy.load` takes 250 us for a small model, all the while with the interpreter's lock, so that batches of other
-    versions wait. This holds it for 30 us: only reading, checking and copying take longer, and they release it.
+    `numpy.load` takes 250 us for a small model, and holds the interpreter's lock all the time, so that batches of other
+    versions wait. This function holds it for 30 us: only reading, checking and copying take longer, and they release
+    it.
     """
     found: Weights = {}
     at, view = 0, memoryview(archive)

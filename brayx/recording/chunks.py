@@ -25,7 +25,7 @@ from brayx.recording.part import FIELDS, Part, check_rows, rows_of
 ROWS = 4096
 """Maximum ticks in a row group, the smallest unit that is read."""
 _GROUP_BYTES = 2**22
-"""Size of a row group's ticks in memory at which it has fewer: large ones make reading one tick slow."""
+"""Maximum size of a row group's ticks in memory: a large group makes reading one tick slow."""
 _FORMAT = 1
 _KEY = "brayx.recording"
 _LEVEL = 3

@@ -1,6 +1,6 @@
 """Ticks as columns: arrays ``[N, ...]`` by name, ready for a file. Pure; knows nothing of files or sessions.
 
-`brayx.recording.bodies` turns bodies into columns, `brayx.recording.gather` what the agents left.
+`brayx.recording.bodies` turns bodies into columns, `brayx.recording.gather` what the agents set.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Tick(NamedTuple):
 
     Attributes:
         number: the tick's number in its session, from 0.
-        time_s: seconds from the session's start to the tick's begin at the actor.
+        time_s: seconds from the session's start until the actor began the tick.
         seconds: time that the actor took.
         input, output: body and reply; the reply is empty if the tick failed.
         attributes: values that the agents set on the tick's state, by name.
@@ -123,7 +123,7 @@ def columns_of(ticks: Sequence[Tick], *, without: Collection[str] = ()) -> Colum
         ticks: consecutive ticks of a session.
         without: names of attributes that no agent has set.
     """
-    # By column, because Python is slow at doing something for each value of each tick.
+    # Column by column: a Python step for each value of each tick would be slow.
     number, time_s, seconds, inputs, outputs, attributes, events, stops, queue_s, forwards = zip(*ticks, strict=True)
     failed = [bool(event) and ERROR in event for event in events]
     arrays, left_out = arrays_of(attributes, forwards, failed, without)
@@ -140,7 +140,7 @@ def columns_of(ticks: Sequence[Tick], *, without: Collection[str] = ()) -> Colum
         left_out,
         list(stops),
         _microseconds(queue_s),
-        np.minimum(_microseconds(waited), duration_us),  # agents may wait at the same time
+        np.minimum(_microseconds(waited), duration_us),  # agents may wait concurrently
     )
 
 

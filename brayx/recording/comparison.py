@@ -1,4 +1,4 @@
-"""Feeds the observations of recordings to versions of a model, and compares what they choose.
+"""Feeds the observations of recordings to versions of a model, and compares their choices.
 
 Knows nothing of where versions come from.
 """
@@ -115,9 +115,9 @@ def compare(
             try:
                 made = _played(rest, versions, tolerance)
                 break
-            except _Failed as failure:  # the others play again without it
+            except _Failed as failure:  # the others are played again without it
                 failed[failure.episode] = failure.error
-            except BrayxError as error:  # of a model: nobody knows at which session
+            except BrayxError as error:  # from a model: the session is not known
                 failed.update({episode.id: error for episode in rest})
         for each in group:
             why = failed.get(each.id)

@@ -1,4 +1,4 @@
-"""Compares what a policy did with what another one would do on the same observations. Arrays in, arrays out.
+"""Compares what one policy did with what another would do on the same observations. Arrays in, arrays out.
 
 NumPy only; knows nothing of files, models or sessions.
 """
@@ -24,10 +24,10 @@ _POLICIES = (("mean", "log_std"), ("tanh_mean", "tanh_log_std"))
 
 @dataclass(frozen=True)
 class Acted:
-    """What a policy did at ``N`` ticks, and as much as is known of why.
+    """What a policy did at ``N`` ticks, and what is known of its distribution.
 
     Attributes:
-        action: ``[N, ...]``, as the policy chose it.
+        action: ``[N, ...]``, as chosen by the policy.
         policy: outputs that determine the policy's distribution, see `brayx.actions`; None: not known.
         log_prob: ``[N]``, log-probability of ``action``; None: not known.
         value: ``[N, ...]``; None: not known.
@@ -40,7 +40,7 @@ class Acted:
 
     @staticmethod
     def recorded(arrays: Mapping[str, np.ndarray]) -> Acted:
-        """What the arrays of a recording say, by their names: ``action``, and, if they are there, ``log_prob``,
+        """From the arrays of a recording, by name: ``action`` and, if present, ``log_prob``,
         ``value``, and ``logits`` (of several heads ``logits/0``, ...) or ``mean`` and ``log_std``.
 
         Raises:

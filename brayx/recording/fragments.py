@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _INPUT, _OUTPUT = "input/", "output/"
 _NOT_TAKEN = ("fallback", "error")
-"""Events of ticks whose action the game did not get."""
+"""Events of ticks whose action did not reach the game."""
 _OWN = ("obs", "action", "reward", "terminated", "log_prob", "policy_version")
 
 
@@ -51,7 +51,7 @@ class Fields:
 
     @property
     def names(self) -> list[str]:
-        """The fields that come from somewhere."""
+        """The fields that have an origin."""
         has = {"reward": self.reward, "log_prob": self.log_prob, "policy_version": self.policy_version}
         return [*self.obs, "action", "terminated", *(name for name, origin in has.items() if origin), *self.extras]
 
@@ -144,7 +144,7 @@ def fragments(episode: Episode, fields: Fields, most: int | None = BLOCK_ROWS) -
 
 
 def _run(rows: Columns) -> int:
-    """Number of leading ticks without a gap whose actions the game got."""
+    """Number of leading ticks without a gap whose actions reached the game."""
     number, events = rows.number, rows.event
     for index, event in enumerate(events):
         if any(name in event for name in _NOT_TAKEN):
@@ -243,7 +243,7 @@ class _Values:
 
 
 def _document(body: bytes) -> Any:
-    """A body as JSON; None: it is not."""
+    """A body as JSON; None: it is not JSON."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):

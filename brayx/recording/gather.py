@@ -1,8 +1,8 @@
-"""What the agents left at ticks as arrays ``[N, ...]`` by name. Pure.
+"""What the agents set at each tick, as arrays ``[N, ...]`` by name. Pure.
 
 Each array that agents set on a tick's state becomes one column. ``step`` gives ``obs``, ``action``, ``log_prob``,
 ``policy_version`` and its extras; other attributes keep their names. Nested arrays are named by their paths:
-``obs/board``. The outputs of forwards come after them: what an agent sets under a name is what is recorded.
+``obs/board``. Outputs of forwards are added under names that no agent has set.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def arrays_of(
     failed: Sequence[bool],
     without: Collection[str],
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays of some ticks, and why others are left out; see `brayx.recording.columns.columns_of`."""
+    """The arrays of some ticks, and why other values are left out; see `brayx.recording.columns.columns_of`."""
     left_out: dict[str, str] = {}
     try:
         found: Found = {}

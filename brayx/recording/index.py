@@ -1,7 +1,7 @@
 """The index of a folder: which sessions each chunk has, so that a reader opens a chunk only to read its ticks.
 
-A writer adds a file for each `CHUNKS` of its chunks. The index may be missing or out of date: it counts only for chunks
-of the size that it names, and whoever reads a folder opens the others. Knows nothing of ticks.
+A writer adds a file for each `CHUNKS` of its chunks. The index may be missing or out of date: an entry is valid only
+for a chunk of the size that it names, and readers open the other chunks. Knows nothing of ticks.
 """
 
 from __future__ import annotations

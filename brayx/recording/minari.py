@@ -1,6 +1,6 @@
 """Writes recordings as a Minari dataset, which Minari and `brayx.replay.minari` read. Needs h5py, the extra ``minari``.
 
-The dataset has the spaces of the data, no environment: Minari needs none to read it.
+The dataset has the spaces of the data and no environment, which Minari does not need to read it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def write_minari(fragments: Iterator[Fragment], out: Path) -> tuple[int, int]:
         Numbers of episodes and steps.
 
     Raises:
-        ConfigError: h5py is missing, the folder is not empty, or there is no episode or another one of other shapes.
+        ConfigError: h5py is missing, the folder is not empty, there is no episode, or episodes differ in their shapes.
     """
     try:
         import h5py
@@ -99,7 +99,7 @@ class _Range:
         self._low = self._high = 0.0
 
     def add(self, tree: NestedArray) -> None:
-        """Adds arrays. Raises ConfigError if their shape or dtype is another than before."""
+        """Adds arrays. Raises ConfigError if their shape or dtype differs from that of earlier ones."""
         if isinstance(tree, dict):
             for name, leaf in tree.items():
                 self._inner.setdefault(name, _Range()).add(leaf)

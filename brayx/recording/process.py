@@ -21,7 +21,7 @@ _END_S = 10.0
 _NICE = 5
 
 Message = list[tuple[Part, Columns]]
-"""Ticks of sessions. Whatever comes, the process then writes what is due."""
+"""Ticks of sessions. After each message, even an empty one, the process writes what is due."""
 
 
 class WriterProcess:

@@ -106,7 +106,7 @@ class Recordings(Sequence["Episode"]):
         return map(self._episode, range(len(self)))
 
     def _episode(self, number: int) -> Episode:
-        """An episode, made when it is asked for: a folder may have a million."""
+        """An episode, created on access: a folder may have a million."""
         made = self._made.get(number)
         if made is None:
             pieces = []

@@ -33,7 +33,7 @@ logger = limited(__name__)
 PACK = 64
 """Ticks that a session hands over at once."""
 PACK_BYTES = 2**18
-"""Size of a session's ticks at which it hands over fewer."""
+"""Size of a session's ticks at which it hands them over early."""
 _GATHER_S = 0.02
 _MOST_GATHERED = 256
 _IDLE_S = 1.0

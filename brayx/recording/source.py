@@ -1,6 +1,5 @@
-"""Recordings as a dataset: the sessions that are selected, as demonstrations for training.
-
-`dataset` opens a folder of recordings or files of another format alike. Knows nothing of buffers and models.
+"""Recordings as a dataset: selected sessions, as training data. `dataset` opens a folder of recordings, or files of
+another format. Knows nothing of buffers and models.
 """
 
 from __future__ import annotations
@@ -80,8 +79,8 @@ def reader(path: str | Path, only: Selection | Mapping[str, Any] | None = None) 
 class Reader:
     """Reads recordings as `brayx.replay.files.Reader` reads files. Pickles.
 
-    Sessions that lack a field are left out, and a warning says how many and why. So are those of another game, unless
-    they have all fields; the buffer refuses what does not fit.
+    Sessions that lack a field are left out, and a warning says how many and why. That includes sessions of another
+    game; if those have all fields, the buffer refuses what does not fit.
 
     Attributes:
         address: the folder, file or fsspec address.
@@ -171,7 +170,7 @@ def selects(only: Selection, episode: Episode) -> bool:
 
 
 def _within(low: float | None, high: float | None, least: float | None, most: float | None) -> bool:
-    """Whether a range lies within bounds; None as a bound is none, as a value it lies within no bound."""
+    """Whether a range lies within bounds. A bound of None is no limit; a value of None satisfies no limit."""
     if least is not None and (low is None or low < least):
         return False
     return most is None or (high is not None and high <= most)

@@ -77,7 +77,7 @@ class Version:
         return found
 
     def players(self, sessions: int) -> Players:
-        """Plays the version in some sessions from their first ticks on."""
+        """A player of the version for some sessions, from their first ticks on."""
         return Players(self, sessions)
 
     def run(self, inputs: Mapping[int, np.ndarray]) -> list[np.ndarray]:
@@ -101,7 +101,7 @@ class Version:
 
 
 class Players:
-    """A version that plays in some sessions at once, from one piece of them to the next.
+    """A version that plays several sessions at once, piece by piece.
 
     Args:
         version: the version.

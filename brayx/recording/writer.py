@@ -86,8 +86,8 @@ class Folder:
     def trim(self) -> int:
         """Deletes the oldest chunks beyond the limit, and unfinished files of killed writers.
 
-        Lists the folder once a minute, since that takes long where it has many files. So what other writers add in
-        between is noticed a minute late.
+        Lists the folder once a minute, since that is slow with many files. So files of other writers count up to a
+        minute late.
 
         Returns:
             The number of deleted chunks.

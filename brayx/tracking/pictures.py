@@ -1,7 +1,7 @@
 """Pictures of a trial: posters of episodes, and bar charts of distributions.
 
-Drawn with Pillow, which takes milliseconds where matplotlib takes tenths of a second: they are made again and again
-while a training needs the processor. Knows nothing of what the frames or the numbers are of.
+Drawn with Pillow, which takes milliseconds where Matplotlib takes tenths of a second: a training needs the processor
+while they are drawn. Knows nothing of what the frames or the numbers mean.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def chart(title: str, panels: Mapping[str, Bars]) -> np.ndarray:
     """Draws distributions side by side, ``[height, width, 3]`` uint8.
 
     Args:
-        title: name of what they are of.
+        title: name of the quantity.
         panels: the distributions by label; an empty label is shown as the title.
     """
     from PIL import Image, ImageDraw

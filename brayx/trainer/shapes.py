@@ -1,4 +1,4 @@
-"""Distributions of actions, advantages and weights, taken now and then in the learner's loop.
+"""Distributions of actions, advantages and weights, taken at intervals in the learner's loop.
 
 Taking them costs about a millisecond. They leave as `brayx.metrics.Bars` among the metrics; the trial's hub draws them.
 """
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from brayx.trainer.loop import Numbers
 
 _SAMPLES = 8192
-"""Values that a distribution is taken of, evenly spread over all there are."""
+"""Maximum values in a distribution, evenly spread over all values."""
 _BARS = 48
 _COMPONENTS, _PARAMETERS = 8, 24
-"""Components of an action, and parameters of the model, that are shown."""
+"""Maximum number of action components and of model parameters that are shown."""
 _SHARE = 0.02
 """Least time between two, as a share of the time since the start: a training of weeks makes hundreds, not millions."""
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _RECONNECT_S = 10.0
-"""Time that a browser may be gone before its page is forgotten."""
+"""Time without a connection after which a browser's page is dropped."""
 
 
 def add_page(app: FastAPI, connect: Connect) -> None:

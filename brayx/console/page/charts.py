@@ -12,7 +12,7 @@ COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 _TEXT = {"color": "#888"}
 _GRID_LINE = {"lineStyle": {"color": "#8884"}}
 _FEW = 12
-"""Members up to which a heat map has its numbers in it."""
+"""Maximum members of a heat map that shows its numbers."""
 
 Points = Sequence[tuple[float, float]]
 

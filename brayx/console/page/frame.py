@@ -1,4 +1,4 @@
-"""What all pages share: the frame with its navigation, and parts that load, refresh and fail in words."""
+"""What all pages share: the frame with its navigation, and parts that load, refresh, and show their errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _DARK = "localStorage.getItem('brayx-dark')"
 
 @contextmanager
 def frame(title: str, connect: Connect) -> Iterator[Caller]:
-    """A page's frame; what is made in the context is its content.
+    """A page's frame; elements created in the context are its content.
 
     Args:
         title: the page's name, one of `PAGES` or below one.
@@ -82,7 +82,7 @@ async def _restore(dark: ui.dark_mode) -> None:
 
 
 class Panel(Generic[T]):
-    """A part of a page over one document: says that it loads, shows it, refreshes it, and says why it cannot.
+    """A part of a page that shows one document, and refreshes it; or shows that it is loading, or why it cannot.
 
     Args:
         load: gets the document.
@@ -130,8 +130,8 @@ class Panel(Generic[T]):
 
 
 async def control(work: Awaitable[T], done: Callable[[T], str]) -> bool:
-    """Does what a button asks for, and says what came of it; returns whether it was done."""
-    client = ui.context.client  # the button may be gone when the answer comes, as a refresh makes it anew
+    """Runs a button's action and shows the outcome; returns whether it succeeded."""
+    client = ui.context.client  # the button may be gone when the answer comes: a refresh recreates it
     try:
         result = await work
     except BrayxError as error:
@@ -144,8 +144,8 @@ async def control(work: Awaitable[T], done: Callable[[T], str]) -> bool:
 
 
 async def confirmed(question: str, verb: str) -> bool:
-    """Asks the viewer; False: rather not."""
-    # Not inside of the part with the button, which a refresh would make anew, and the dialog would go with it.
+    """Asks the viewer to confirm; False: cancelled."""
+    # Not inside the part with the button: a refresh recreates that part, and would close the dialog.
     with ui.context.client.content, ui.dialog() as dialog, ui.card():
         ui.label(question)
         with ui.row().classes("w-full justify-end"):
@@ -157,7 +157,7 @@ async def confirmed(question: str, verb: str) -> bool:
 
 
 def empty(text: str) -> ui.label:
-    """What a part says that has nothing to show."""
+    """The text of a part that has nothing to show."""
     return ui.label(text).classes(f"{MUTED} py-6 text-center w-full")
 
 

@@ -1,4 +1,4 @@
-"""The registered models: versions, promotion, roll back, canaries."""
+"""The registered models: versions, promotion, rollback, canaries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _models(caller: Caller) -> Callable[[Found], None]:
     shown: dict[str, object] = {}
 
     def update(found: Found) -> None:
-        # Only what has changed is made anew: the viewer may be at the slider or at a button.
+        # Recreates only what has changed: the viewer may be using the slider or a button.
         models, job = found
         if shown.get("canaries") != job.canaries:
             shown["canaries"] = job.canaries

@@ -1,4 +1,4 @@
-"""The overview: is it learning, is it served, what is lost, what does it wait for."""
+"""The overview: whether the job learns and serves, what it loses, and what it waits for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add(connect: Connect) -> None:
 
 
 async def _learning(caller: Caller) -> Curves | None:
-    """The curves of the job's trial, or else of the newest one that has any."""
+    """The curves of the job's trial, otherwise of the newest trial that has any."""
     found: list[Trial] = await caller.get(list[Trial], "/api/trials")
     chosen = sorted(found, key=lambda trial: not trial.can_stop)[:1]
     return await caller.get(Curves, f"/api/trials/{chosen[0].run_id}", metric=RETURN_CHART) if chosen else None

@@ -15,7 +15,7 @@ _MOST_CHARS = 6000
 
 
 class TickView:
-    """A tick's frame or JSON, action probabilities, value and arrays; `show` puts another one there."""
+    """A tick's frame or JSON, action probabilities, value and arrays; `show` replaces it with another tick."""
 
     def __init__(self) -> None:
         with ui.row().classes("w-full gap-x-6 gap-y-1"):
