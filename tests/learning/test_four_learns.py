@@ -34,7 +34,9 @@ def test_connect_four(rows: Rows, seed: int, tmp_path: Path) -> None:
     with brayx(tmp_path, "league", "export", "books.json") as exported:
         assert exported.process.wait(240) == 0, exported.err
     ratings = json.loads((tmp_path / "books.json").read_text())["ratings"]
-    snapshots = sorted((row["version"], row["fitted"]) for row in ratings if row["member"].startswith("main:"))
+    snapshots = sorted(
+        (row["version"], row["fitted"]) for row in ratings if row["member"].startswith("main:") and row["fitted"]
+    )
     points = [points for _, points in snapshots]
     correlation = float(np.corrcoef(np.argsort(np.argsort(points)), np.arange(len(points)))[0, 1])
     played = {name: f"{of['wins']}, {of['draws']}, {of['losses']}" for name, of in against.items()}
