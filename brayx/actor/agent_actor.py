@@ -7,6 +7,7 @@ sessions there are, of doors, or of time limits.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -234,18 +235,16 @@ class AgentActor(Actor):
 
     def on_moved(self) -> None:
         self._leave_game(moved=True)
-        self._player.leave("moved")
-        self._player.release()
-        self._logs.end("moved", self._services.outcome.result)
+        self._leave_league("moved")
 
     async def on_end(self, reason: str) -> None:
-        self._leave_game()
-        self._count_ticks()
-        if reason == "error":
-            self._models.count("arm_errors", 1.0)
-            self._failures.ended_by_error()
         episodes = self._episodes
         try:
+            self._leave_game()
+            self._count_ticks()
+            if reason == "error":
+                self._models.count("arm_errors", 1.0)
+                self._failures.ended_by_error()
             with self._services.use():
                 try:
                     if episodes.states:
@@ -261,10 +260,8 @@ class AgentActor(Actor):
         finally:
             if reason == "error" or (self._failures and self._services.outcome.result is None):
                 self._failures.count_game()
-            self._player.leave(reason)
-            self._player.release()
-            self._logs.end(reason, self._services.outcome.result)
             self._agents, episodes.states = (), []
+            self._leave_league(reason)
 
     async def call(self, body: bytes) -> bytes:
         state = State("", input=self._codec.decode(body), output=self._codec.empty())
@@ -343,6 +340,13 @@ class AgentActor(Actor):
     def _leave_game(self, *, moved: bool = False) -> None:
         if self._seat is not None:
             self._seat.leave(moved=moved)
+
+    def _leave_league(self, reason: str) -> None:
+        """Gives the player back and ends the logs, each of them whatever another raises."""
+        with contextlib.ExitStack() as last:  # from the last to the first
+            last.callback(self._logs.end, reason, self._services.outcome.result)
+            last.callback(self._player.release)
+            last.callback(self._player.leave, reason)
 
     def _make_agents(self, state: State) -> None:
         player, classes, config = self._player, self._factory.agents, self._factory.config

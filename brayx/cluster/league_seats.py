@@ -20,7 +20,7 @@ from brayx.errors import BrayxError, DeadlineExceeded
 from brayx.gamecore.protocol import game_of
 from brayx.league.config import LeagueConfig
 from brayx.league.games import Finished, Game
-from brayx.league.in_progress import GamesInProgress
+from brayx.league.in_progress import LOST, GamesInProgress
 from brayx.logs import limited
 from brayx.metrics import Recorder
 
@@ -28,8 +28,6 @@ log = limited(__name__)
 
 _MOST_QUEUED = 10_000
 """Maximum games that wait to be counted; when it is reached, further games are lost."""
-LOST = "lost"
-"""Outcome of a game that ended but could not be counted."""
 
 
 class LeagueSeats:

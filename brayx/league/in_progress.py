@@ -16,6 +16,8 @@ from brayx.league.seats import seat_of
 
 MOST_GAMES = 10_000
 """Maximum games in progress; further ones are refused."""
+LOST = "lost"
+"""Outcome of a game that ended but could not be counted."""
 
 
 class GamesInProgress:

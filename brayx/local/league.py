@@ -13,9 +13,10 @@ from typing import Any
 
 from brayx.actor.players import SeatedPlayer
 from brayx.actor.seating import LearningPlayer, Seating
+from brayx.errors import LeagueError
 from brayx.gamecore.protocol import game_of
 from brayx.league.gates import Verdict
-from brayx.league.in_progress import GamesInProgress
+from brayx.league.in_progress import LOST, GamesInProgress
 from brayx.league.league import League, Standing
 from brayx.league.member import Member
 from brayx.metrics import Recorder
@@ -160,6 +161,11 @@ class LocalLeague:
     def _leave(self, session: str, reason: str) -> None:
         with self._lock:
             game = self._games.ended(session, reason)
-            finished = None if game is None else self._league.finish(game)
-        if finished is not None:
-            self._numbers.add("league_games", 1.0, label=finished.outcome)
+            if game is None:
+                return
+            outcome, note = LOST, ""
+            try:
+                outcome = self._league.finish(game).outcome
+            except LeagueError as error:  # the session has ended all the same
+                note = error.message
+        self._numbers.add("league_games", 1.0, label=outcome, note=note)

@@ -14,7 +14,8 @@ from brayx.actor.agent import Agent, Services, State, record
 from brayx.actor.agent_actor import AgentActor, AgentActorFactory
 from brayx.actor.codec import Codec
 from brayx.actor.logs import SessionLog
-from brayx.errors import AgentError, BadBody, BrayxError, DeadlineExceeded, ModelError, QueueFull
+from brayx.actor.players import SeatedPlayer
+from brayx.errors import AgentError, BadBody, BrayxError, DeadlineExceeded, LeagueError, ModelError, QueueFull
 from brayx.metrics import Kind
 from brayx.metrics import Recorder as MetricsRecorder
 
@@ -761,3 +762,51 @@ async def test_agents_without_a_choice_of_their_own_have_no_fallback() -> None:
     await actor.start("s", b"")
     await actor.tick(b"1")
     assert actor.fallback(0, b"1") is None
+
+
+class Ends(SessionLog):
+    """Notes the end of its session."""
+
+    def __init__(self, log: list[Any]) -> None:
+        self.log = log
+
+    def end(self, reason: str, result: float | None) -> None:
+        self.log.append(("log", reason))
+
+
+class Breaks:
+    """A league that cannot let a session go; it is also the recorder of its sessions."""
+
+    on_request = False
+
+    def __init__(self) -> None:
+        self.log: list[Any] = []
+
+    async def seat(self, session: str) -> SeatedPlayer:
+        def leave(reason: str) -> None:
+            raise LeagueError("the books are broken")
+
+        def release() -> None:
+            self.log.append("released")
+
+        return SeatedPlayer("main", Services(), None, None, leave, release=release)
+
+    def open(self, session: str, start: bytes, player: str, why: str) -> SessionLog:
+        return Ends(self.log)
+
+
+@pytest.mark.parametrize("end", ["stop", "moved"])
+async def test_a_session_is_released_and_its_logs_end_whatever_the_league_raises(end: str) -> None:
+    league, agent = Breaks(), type("Agent", (Recorder,), {"log": []})
+    actor = AgentActorFactory({"agent": agent}, {}, Services(), players=league, recorders=[league])()
+    await actor.start("session", b"")
+
+    async def ended() -> None:
+        if end == "moved":
+            actor.on_moved()
+        else:
+            await actor.on_end(end)
+
+    with pytest.raises(LeagueError, match="broken"):
+        await ended()
+    assert league.log == ["released", ("log", end)]

@@ -64,14 +64,15 @@ class Kept:
 class Played:
     """A league of two learners and a script, and all that it is made of."""
 
-    def __init__(self, folder, **players):
+    def __init__(self, folder, ledger=":memory:", **players):
         players = players or {
             "main": {"role": "main", "against": {"rival": 1.0}},
             "rival": {"role": "main", "against": {"main": 0.5, "script": 0.5}},
             "script": {"role": "script", "script": "module.function"},
         }
         config = LeagueConfig.model_validate({"model": "model", "players": players})
-        self.league = Playing(config, Ledger(":memory:"))
+        self.ledger = Ledger(ledger)
+        self.league = Playing(config, self.ledger)
         self.files = SnapshotFiles(folder / "weights")
         self.fetched = []
         self.snapshots = LocalModel(engine(), max_versions=2, fetch=self.fetch)
@@ -216,6 +217,21 @@ async def test_a_model_that_was_replaced_is_closed_when_the_last_session_that_ac
     await settle()
     assert not await works(second), "no session acted with it"
     assert await works(played.learning["main"].model)
+
+
+async def test_a_game_that_the_books_do_not_take_is_lost_and_its_stop_is_answered(tmp_path):
+    played = Played(tmp_path, ledger=tmp_path / "league.db")
+    first = played.learning["main"].model
+    actors = await played.game("main", "rival")
+    played.replace("main", 2, 2.0)
+    played.ledger._db.execute("PRAGMA query_only=1")  # as if the disk were full
+    await finish(actors["rival"], "loss")
+    await finish(actors["main"], "win")
+    assert played.numbers.summary() == {"league_games.lost": 1.0}
+    assert "readonly" in str(played.numbers.drain())
+    await settle()
+    assert not await works(first), "no session acts with it"
+    await played.close()
 
 
 async def works(model):
