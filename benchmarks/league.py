@@ -8,6 +8,7 @@
 Sessions of agents that act with a 64x64 MLP are ticked in closed loops, without a network: all with one snapshot, then
 each with another. A *miss* is a forward with a snapshot of 1 MB that is not in memory, while eight are. Another session
 acts with one version beside a session that misses with every tick: its slowest hundredth, with and without misses.
+In a service, snapshots come from the registry, here one in a local SQLite file.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from brayx.actor.players import SeatedPlayer
 from brayx.actor.service import into
 from brayx.actor.table import SessionTable
 from brayx.engines import build_engine
+from brayx.engines.base import save_weights
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.league.config import LeagueConfig
 from brayx.league.in_progress import GamesInProgress
@@ -45,9 +47,13 @@ from brayx.league.matchmaking import Matchmaker
 from brayx.league.member import Member
 from brayx.league.payoff import Payoff
 from brayx.metrics import Recorder
+from brayx.model.arms import Followed
 from brayx.model.handles import PinnedVersion
 from brayx.model.local import LocalModel
+from brayx.model.pool import Pool
 from brayx.model.snapshots import SnapshotFiles
+from brayx.tracking import Trial
+from brayx.tracking.registry import register_files
 
 MAIN = Member("main")
 
@@ -190,6 +196,32 @@ async def misses(folder: Path, rounds: int, seconds: float) -> list[list[float]]
     return found
 
 
+async def registered(folder: Path, rounds: int, seconds: float) -> list[float]:
+    """Milliseconds of a service's miss, where each version was read before."""
+    module, example = large(1)
+    engine = build_engine("onnx", module, example)
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    trial = Trial.open("league", "league", uri)
+    for version in range(1, 5):
+        files = folder / f"snapshot-{version}"
+        files.mkdir()
+        save_weights(files / "weights.npz", {name: array + version for name, array in engine.initial.items()})
+        register_files(trial, files, "policy", version, tags={})
+    trial.finish()
+    pool = Pool(uri, "", {"model": Followed("policy")})
+    model = LocalModel(engine, max_versions=3, fetch=functools.partial(pool.weights, "model"))
+    obs: Any = example[0][0]
+    turns = itertools.cycle(range(1, 5))  # four in turn, of which two stay
+    for version in range(1, 5):
+        await model.forward(obs, version=version)
+    found = []
+    for _ in range(rounds):
+        took = median(await paced(lambda: model.forward(obs, version=next(turns)), 0.003, seconds))
+        found.append(1e3 * (took or 0.0))
+    await model.close()
+    return found
+
+
 async def paced(forward: Callable[[], Awaitable[object]], pause_s: float, seconds: float) -> list[float]:
     """Seconds of each forward of a session whose game takes ``pause_s`` between two: whole milliseconds, since uvloop
     rounds a shorter pause to none."""
@@ -243,6 +275,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         table.add("... not in memory: ms", median(missed))
         table.add("... another session beside it, p99, ms", median(beside))
         table.add("... that session without misses, p99, ms", median(apart))
+        served = runner.run(registered(Path(folder), options.rounds, options.seconds))
+        table.add("... not in memory of a service: ms", median(served))
     show(about, table.markdown(), markdown=options.markdown)
     return 0
 

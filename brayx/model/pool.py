@@ -13,6 +13,7 @@ import logging
 import re
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from brayx.charts import SERVING_CHARTS
@@ -21,13 +22,15 @@ from brayx.errors import BadWeights, ModelNotFound, TrackingError, VersionUnknow
 from brayx.metrics import Metric, Part
 from brayx.model.arms import Arm, Followed, Results, results_of
 from brayx.model.versions import version_unknown
-from brayx.tracking import Trial, aliases, files_of, tag
+from brayx.tracking import Trial, aliases, files_of, find, local_files, tag
 from brayx.types import Weights
 
 _log = logging.getLogger(__name__)
 
 _WRITE_S = 10.0
 _LOOK_S = 10.0
+_MOST_FILES = 10_000
+"""Maximum weight files of which the path is remembered; as many as a league's pool may have snapshots."""
 
 Aliases = dict[str, dict[str, int]]
 """Version by alias, by model component; an alias without a version is absent."""
@@ -64,6 +67,7 @@ class Pool:
         self._at: Aliases | None = None
         self._changed = asyncio.Event()
         self._failing = False
+        self._files: dict[tuple[str, int], Path] = {}
         self._refused: dict[tuple[str, int], tuple[str, dict[str, Any]]] = {}
         self._counting = threading.Lock()  # guards what `add` changes on the event loop: never held for long
         self._results: dict[Arm, Results] = {}
@@ -168,8 +172,19 @@ class Pool:
                     trial.finish()
 
     def _read(self, name: str, version: int) -> Weights:
+        """Reads a version's weights. Where their file is local, only the first read asks the registry, which takes
+        tens of milliseconds."""
+        if (name, version) in self._files:
+            with contextlib.suppress(BadWeights):  # its files may have moved
+                return load_weights(self._files[name, version])
+        reference = f"models:/{name}/{version}"
         try:
-            with files_of(f"models:/{name}/{version}", self._uri) as folder:
+            if (local := local_files(find(reference, self._uri), self._uri)) is not None:
+                weights = load_weights(local / "weights.npz")
+                if len(self._files) < _MOST_FILES:
+                    self._files[name, version] = local / "weights.npz"
+                return weights
+            with files_of(reference, self._uri) as folder:
                 return load_weights(folder / "weights.npz")
         except ModelNotFound as error:
             if known := error.details.get("known"):

@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 
 from brayx.cluster.pool import PoolClient
 from brayx.engines.base import save_weights
-from brayx.errors import BadWeights, VersionUnknown
+from brayx.errors import BadWeights, TrackingError, VersionUnknown
 from brayx.metrics import Recorder
 from brayx.model.arms import Arm, Followed, Results, results_of
 from brayx.model.pool import Pool
@@ -141,6 +141,19 @@ async def test_a_version_with_nan_is_refused_and_read_once(versions, tmp_path):
         file.unlink()
     with pytest.raises(BadWeights, match="version 3 of model 'policy': weights: 'factor' holds 1 values that are NaN"):
         await pool.weights("model", 3)
+
+
+async def test_a_version_that_was_read_is_read_again_without_the_registry(versions, tmp_path):
+    pool = Pool(versions, "", {"model": Followed("policy")})
+    await pool.weights("model", 1)
+    pool._uri = f"sqlite:///{tmp_path / 'text.db'}"
+    (tmp_path / "text.db").write_text("no database")
+    assert (await pool.weights("model", 1))["factor"] == 1
+    with pytest.raises(TrackingError):
+        await pool.weights("model", 2)
+    pool._uri = versions
+    pool._files["policy", 1] = tmp_path / "moved" / "weights.npz"
+    assert (await pool.weights("model", 1))["factor"] == 1, "the registry knows where it is now"
 
 
 async def test_an_unreadable_registry_leaves_the_aliases_unchanged(versions, tmp_path, caplog):
