@@ -203,7 +203,7 @@ async def _snapshots(spec: ActorSpec, league: LeagueInReplica, runtime: ActorRun
         engine,
         version=version,
         buckets=config.buckets,
-        max_versions=spec.league.config.resident,
+        max_versions=spec.league.config.max_versions,
         fetch=league.weights,
         **batching(config, runtime.recorder),
     )

@@ -69,13 +69,11 @@ class ServedLeague:
         return {} if self.config is None else {self.config.model: Followed(self.name)}
 
     def resident(self, models: Mapping[str, ModelConfig]) -> dict[str, ModelConfig]:
-        """A job's models, where the league's keeps enough versions in memory."""
+        """A job's models, where the league's keeps ``resident`` opponents in memory, besides what aliases point to."""
         if self.config is None:
             return dict(models)
         of = models[self.config.model]
-        # The champion, a canary, and the snapshots that sessions request.
-        kept = max(of.max_versions, self.config.resident + 2)
-        return {**models, self.config.model: of.model_copy(update={"max_versions": kept})}
+        return {**models, self.config.model: of.model_copy(update={"max_versions": self.config.max_versions})}
 
     def opponents(self, services: Services, run: Run) -> Opponents:
         """Opponents for the sessions of one process.
@@ -156,6 +154,7 @@ class ServedOpponents:
         self._pool: ServedPool | None = None
         self._read_at = 0.0
         self._reading: asyncio.Task[None] | None = None
+        self._unfinished: asyncio.Task[ServedPool] | None = None
 
     async def seat(self, session: str, asked: Any) -> SeatedPlayer:
         """See `brayx.actor.players.Opponents.seat`."""
@@ -198,20 +197,28 @@ class ServedOpponents:
         return self._pool
 
     async def _read_again(self) -> None:
-        """Reads the pool; if that fails, the last one stays. Ends after `_READ_S`, so it need not be stopped."""
+        """Reads the pool; if that fails, the last one stays. Ends after `_READ_S`, so it need not be stopped.
+
+        A read that takes longer goes on, and the next call waits for the same one: no timeout ends its thread, and each
+        further read would take another one.
+        """
+        reading = self._unfinished = self._unfinished or asyncio.create_task(self._read_now())
         try:
-            async with asyncio.timeout(_READ_S):
-                pool = await self._run(self._read)
-                levels = await asyncio.to_thread(levels_of, self._levels, self._name)
-            self._pool = replace(pool, levels=levels)
-        except (BrayxError, TimeoutError) as error:
-            if isinstance(error, TimeoutError):
-                error = DeadlineExceeded(f"the registry did not answer within {_READ_S:g} s")
+            await asyncio.wait([reading], timeout=_READ_S)
+            if not reading.done():
+                raise DeadlineExceeded(f"the registry did not answer within {_READ_S:g} s")
+            self._unfinished = None
+            self._pool = reading.result()
+        except BrayxError as error:
             if self._pool is None:
                 raise error from None
             _log.warning("opponents stay as they are: %s", error)
         finally:
             self._read_at, self._reading = clock.now(), None
+
+    async def _read_now(self) -> ServedPool:
+        pool = await self._run(self._read)
+        return replace(pool, levels=await asyncio.to_thread(levels_of, self._levels, self._name))
 
 
 class NoOpponents:

@@ -75,7 +75,7 @@ class LocalLeagueTraining:
         self.batch_steps = max(trainee.batch_steps for trainee in trainees.values())
         model = job.models[self._config.model]
         module, example = build_model(job.folder, model.module, self._config.model, job.in_mode("train").as_dict())
-        resident = model.model_copy(update={"max_versions": self._config.resident})
+        resident = model.model_copy(update={"max_versions": self._config.max_versions})
         self._snapshots = ActingModel(resident, module, example, self.numbers, fetch=files.get)
         self._ledger = Ledger(books_file(trial))
         meet_champion(job, self._ledger, files, clerk, module, say)

@@ -19,7 +19,7 @@ import ray
 from ray.exceptions import RayError
 
 from brayx.cluster.named import answer_with_retry, end_actor, find_actor, named_actor
-from brayx.errors import BrayxError, ModelError
+from brayx.errors import BrayxError, DeadlineExceeded, ModelError
 from brayx.metrics import Metric, Part
 from brayx.model.arms import Followed
 from brayx.model.pool import Aliases, Pool
@@ -31,6 +31,8 @@ _ALONE_S = 60.0
 _FIRST_LOOK_S = 20.0
 """Longest wait of a starting replica for the aliases."""
 _KEPT = 4
+_MOST_RUNS = 2
+"""Maximum functions that run at once: a registry that hangs must not take the threads that read weights and aliases."""
 
 _Result = TypeVar("_Result")
 
@@ -45,6 +47,7 @@ class _PoolActor:
         self._waiting = 0
         self._kept: OrderedDict[tuple[str, int], Any] = OrderedDict()
         self._fetches: dict[tuple[str, int], asyncio.Task[Any]] = {}
+        self._running = asyncio.Semaphore(_MOST_RUNS)
         self._task: asyncio.Task[None] | None = None
 
     async def newer(self, than: Aliases | None, timeout_s: float) -> Aliases | None:
@@ -77,7 +80,15 @@ class _PoolActor:
     async def run(self, function: Callable[[], Any]) -> Any:
         self._start()
         self._last_call = time.monotonic()
-        return await asyncio.to_thread(function)
+        try:
+            async with asyncio.timeout(_MARGIN_S):
+                await self._running.acquire()
+        except TimeoutError:
+            raise DeadlineExceeded(f"the registry has not answered {_MOST_RUNS} earlier reads") from None
+        try:
+            return await asyncio.to_thread(function)
+        finally:
+            self._running.release()
 
     async def push(self, part: tuple[Part, dict[str, Metric]]) -> None:
         self._start()

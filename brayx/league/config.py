@@ -158,7 +158,7 @@ class LeagueConfig(BaseModel):
     """Snapshots to play against. Beyond that the weakest is dropped, but never the champion, the strongest, or a
     player's newest."""
     resident: Annotated[int, Field(ge=1)] = 8
-    """Sets of frozen weights in memory at most; others are fetched when they are drawn."""
+    """Sets of opponents' weights in memory at most, besides the live weights; others are fetched when they play."""
     recency: Annotated[float, Field(gt=0, le=1)] = 0.99
     """Factor by which the earlier games of a pair lose weight with each further one, in the win rates that opponents
     are drawn by; 1: all count alike."""
@@ -167,6 +167,11 @@ class LeagueConfig(BaseModel):
     levels: str = "levels.yaml"
     """File of difficulty levels, relative to the YAML's folder: `brayx league calibrate` writes it, services read
     it, if it is there."""
+
+    @property
+    def max_versions(self) -> int:
+        """``max_versions`` of the model that acts with the opponents: `resident`, and the live weights."""
+        return self.resident + 1
 
     @property
     def learners(self) -> list[str]:

@@ -26,7 +26,7 @@ from brayx.types import Weights
 logger = logging.getLogger(__name__)
 
 _KEPT_VERSIONS = 4
-"""Minimum number of versions kept ready, for forwards with a slightly older one."""
+"""Minimum number of versions kept ready where others cannot be fetched, for forwards with a slightly older one."""
 
 
 class ActingModel:
@@ -70,7 +70,7 @@ class ActingModel:
             version=version,
             weights=weights,
             buckets=config.buckets,
-            max_versions=max(config.max_versions, _KEPT_VERSIONS),
+            max_versions=max(config.max_versions, 0 if fetch else _KEPT_VERSIONS),
             fetch=fetch,
             **batching(config, sink),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,11 @@ from mlflow import MlflowClient
 
 from brayx.actor.config import ActorConfig
 from brayx.cluster.pool import PoolClient
-from brayx.cluster.replica import ActorReplica
+from brayx.cluster.replica import ActorReplica, ActorRuntime
 from brayx.engines.base import save_weights
 from brayx.engines.torch import TorchEngine, module_weights
 from brayx.errors import ConfigError
+from brayx.league.config import LeagueConfig
 from brayx.model.arms import Followed
 from brayx.model.build import build_model
 from brayx.model.following import AliasFollower
@@ -25,11 +27,13 @@ from brayx.types import Weights
 from deployments.actor import (
     _normalising,
     _Refused,
+    _snapshots,
     actor_spec,
     application,
     build_runtime,
 )
 from deployments.job import JobConfig
+from deployments.league import LeagueSpec
 from deployments.weights import WeightSource, pooled, registered
 
 ROOT = Path(__file__).parents[3]
@@ -140,6 +144,28 @@ async def test_the_status_page_names_the_registered_version(tmp_path: Path, trac
     }
     await following.move({"model": {"champion": 1}})
     assert registered({"model": source}, following.versions()) == {"model": ["models:/cartpole/1"]}
+    await model.close()
+
+
+@pytest.mark.parametrize("resident", [1, 2])
+async def test_a_replica_keeps_as_many_snapshots_as_may_stay_in_memory(resident: int) -> None:
+    job = JobConfig.load(ROOT / "pipelines" / "templates" / "cartpole.yaml", ["model.engine=torch"])
+    players = {"main": {"role": "main"}}
+    config = LeagueConfig.model_validate({"model": "model", "resident": resident, "players": players})
+    spec = actor_spec(job, "actor", mode="train", weights={"model": WeightSource()})
+    spec = replace(spec, league=LeagueSpec("league", config, {}, ()))
+    module, _ = build_model(job.folder, job.models["model"].module, "model", job.as_dict())
+
+    class Files:
+        async def weights(self, version: int) -> Weights:
+            return module_weights(module)
+
+    league: Any = Files()
+    model = await _snapshots(spec, league, ActorRuntime(make_actor=Built))  # type: ignore[arg-type]
+    for version in range(1, 6):
+        await model.pin(version)
+    await asyncio.sleep(0.01)  # the last fetch ends, and no longer holds its version
+    assert model._versions.known() == [0, *range(6 - resident, 6)]
     await model.close()
 
 

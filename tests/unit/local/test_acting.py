@@ -118,3 +118,17 @@ async def test_where_torch_is_asked_for_nothing_else_is_built():
 def test_an_engine_that_takes_no_new_weights_is_refused(engine):
     with pytest.raises(ConfigError, match="is frozen and takes no new weights"):
         made(Scale(), engine=engine)
+
+
+@pytest.mark.parametrize("keep", [2, 3])
+async def test_where_others_can_be_fetched_it_keeps_no_more_versions_than_it_is_told_to(keep):
+    async def fetch(version):
+        return factor(float(version))
+
+    config = ModelConfig(module="m", max_versions=keep)
+    acting = ActingModel(config, Scale(), (torch.zeros(2, 2),), Recorder(), fetch=fetch)
+    for version in range(1, 7):
+        _, made_by = await acting.model.forward(OBS, version=version)
+        assert made_by == version
+    assert acting.model._versions.known() == [0, *range(8 - keep, 7)]
+    await acting.model.close()
