@@ -15,8 +15,9 @@ PLAYER_TAG = "brayx.player"
 """Tag of a registered version: the player of a league that it is a snapshot of."""
 DIGEST_TAG = "brayx.digest"
 """Tag of a registered version: the hash of a snapshot's weights, as in the league's books."""
-RATING_TAG = "rating"
-"""Tag of a registered version: its points, for services without the league's books."""
+POINTS_TAG = "brayx.points"
+"""Tag of a registered version: its points, for services without the league's books. The tag ``rating`` of any version
+is a mean return."""
 
 
 def league_folder(trial: Trial) -> Path:

@@ -6,14 +6,19 @@ latest started first. Knows nothing of what the books hold.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from brayx.errors import ConfigError, LeagueError
 from brayx.tracking import Trial
 from brayx.tracking.store import client_of, sqlite_path, telling
 from brayx.tracking.trial import PARENT_TAG, newest_runs
 from deployments.league_files import PLAYER_TAG, books_file
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 _SNAPSHOTS_A_PAGE = 200
 _TRIALS_NAMED = 10
@@ -65,9 +70,12 @@ def leagues(uri: str, project: str = "", model: str = "") -> Iterator[Trial]:
     """
     seen: set[str] = set()
     for run_id in _snapshot_runs(uri, model):
-        league = _parent(uri, run_id)
-        if league is not None and league.run_id not in seen and project in ("", league.project):
-            seen.add(league.run_id)
+        parent = parent_of(uri, run_id)
+        if parent is None or parent in seen:
+            continue
+        seen.add(parent)
+        league = _league(uri, parent)
+        if league is not None and project in ("", league.project):
             yield league
     projects, runs = newest_runs(uri, project)
     for run in runs:
@@ -129,16 +137,41 @@ def _snapshot_runs(uri: str, model: str) -> Iterator[str]:
             return
 
 
-def _parent(uri: str, run_id: str) -> Trial | None:
-    """The league's trial of a player's trial; None: it has been deleted."""
+@functools.lru_cache(10_000)
+def parent_of(uri: str, run_id: str) -> str | None:
+    """The run of a player's league, or the run itself if it has no parent; None: `mlflow gc` has removed it.
+
+    Neither changes, and services ask every few seconds: it is read once.
+
+    Raises:
+        TrackingError: the store cannot be read.
+    """
+    player = _run(uri, run_id)
+    return None if player is None else player.data.tags.get(PARENT_TAG, run_id)
+
+
+def _league(uri: str, run_id: str) -> Trial | None:
+    """A league's trial; None: it has been deleted."""
+    league = _run(uri, run_id)
+    if league is None or league.info.lifecycle_stage != "active":
+        return None
     with telling(f"cannot read trial {run_id!r} from {uri}"):
-        client = client_of(uri)
-        player = client.get_run(run_id)
-        league = client.get_run(player.data.tags.get(PARENT_TAG, run_id))
-        if league.info.lifecycle_stage != "active":
-            return None
-        project = client.get_experiment(league.info.experiment_id).name
-        return Trial(uri, league.info.run_id, project, league.info.run_name or "")
+        project = client_of(uri).get_experiment(league.info.experiment_id).name
+    return Trial(uri, league.info.run_id, project, league.info.run_name or "")
+
+
+def _run(uri: str, run_id: str) -> Run | None:
+    """A run of the store; None: there is none."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+
+    with telling(f"cannot read trial {run_id!r} from {uri}"):
+        try:
+            return client_of(uri).get_run(run_id)
+        except MlflowException as error:
+            if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+                return None
+            raise
 
 
 def _books_folder(uri: str) -> Path:

@@ -21,9 +21,8 @@ from brayx.league.member import Member
 from brayx.league.strength import Rated, draw, mix_of
 from brayx.tracking import aliases
 from brayx.tracking.store import client_of, telling
-from brayx.tracking.trial import PARENT_TAG
-from deployments.league_files import PLAYER_TAG, RATING_TAG, books_file
-from deployments.leagues import newest_league
+from deployments.league_files import PLAYER_TAG, POINTS_TAG, books_file
+from deployments.leagues import newest_league, parent_of
 
 KEYS = {
     "rating": "a finite number",
@@ -161,7 +160,7 @@ class ServedPool:
         if not rated:
             raise LeagueError(
                 "no snapshot has a rating: the league's books are not here, and no version has the tag "
-                f"{RATING_TAG!r}; ask for a player or a version"
+                f"{POINTS_TAG!r}; ask for a player or a version"
             )
         mix = mix_of([Rated(member, chosen.points or 0.0) for member, chosen in rated.items()], asked.value)
         return rated[draw(mix, game).member]._replace(limit=mix.limit)
@@ -221,18 +220,16 @@ def read_pool(name: str, uri: str, scripts: Collection[str] = (), *, project: st
     with telling(f"cannot read the versions of model {name!r}"):
         client = client_of(uri)
         found = sorted(client.search_model_versions(f"name = '{name}'"), key=lambda each: int(each.version))
-        tagged = [each for each in found if PLAYER_TAG in each.tags]
-        parents = {
-            run: client.get_run(run).data.tags.get(PARENT_TAG, run) for run in {str(each.run_id) for each in tagged}
-        }
+    leagues = {int(each.version): parent_of(uri, str(each.run_id)) for each in found if PLAYER_TAG in each.tags}
+    tagged = [each for each in found if leagues.get(int(each.version)) is not None]
     versions = {int(each.version): each.tags.get(PLAYER_TAG) for each in found}
     champion = aliases(name, uri).get("champion")
     if not tagged and not trial:
         return ServedPool(versions, [], {}, champion, scripts=scripts)
     league = newest_league(uri, project, trial, model=name)
-    tagged = [each for each in tagged if parents[str(each.run_id)] == league.run_id]
+    tagged = [each for each in tagged if leagues[int(each.version)] == league.run_id]
     members = {Member(each.tags[PLAYER_TAG], int(each.version)): each.tags for each in tagged}
-    points = {member: value for member, tags in members.items() if (value := _number(tags.get(RATING_TAG))) is not None}
+    points = {member: value for member, tags in members.items() if (value := _number(tags.get(POINTS_TAG))) is not None}
     snapshots = list(members)
     books = books_file(league)
     if books.exists():

@@ -18,7 +18,7 @@ from brayx.league.ratings import Ratings
 from brayx.league.snapshots import Snapshot
 from brayx.tracking import Trial, tag
 from brayx.tracking.registry import versions
-from deployments.league_files import DIGEST_TAG, RATING_TAG
+from deployments.league_files import DIGEST_TAG, POINTS_TAG
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,8 +90,8 @@ def draw_league(trial: Trial, books: str, env_steps: Mapping[str, int], pool: st
 def tags_of(snapshot: Snapshot, ratings: Ratings) -> dict[str, str]:
     """The tags of a snapshot's registered version. ``brayx.parent`` is a member; ``parent`` would be another model."""
     return {
-        RATING_TAG: f"{ratings.points(snapshot.member):.0f}",
-        "rating.sigma": f"{ratings[snapshot.member].sigma:.2f}",
+        POINTS_TAG: f"{ratings.points(snapshot.member):.0f}",
+        "brayx.points.sigma": f"{ratings[snapshot.member].sigma:.2f}",
         "player": snapshot.member.player,
         "brayx.parent": snapshot.parent.label if snapshot.parent else "",
         DIGEST_TAG: snapshot.digest,

@@ -88,7 +88,12 @@ def test_the_books_are_drawn_into_the_trial_and_versions_have_their_ratings(
     assert {RATINGS_FILE, PAYOFF_FILE, DRAWN_FILE} <= artifacts
     tags = find("models:/pool/1", tracking_db).tags
     points = Ratings({FIRST: Rating(30.0, 2.0)}).points(FIRST)
-    expected = {"rating": f"{points:.0f}", "rating.sigma": "2.00", "player": "main", "brayx.digest": "digest"}
+    expected = {
+        "brayx.points": f"{points:.0f}",
+        "brayx.points.sigma": "2.00",
+        "player": "main",
+        "brayx.digest": "digest",
+    }
     assert expected.items() <= tags.items()
 
     written = []
@@ -103,5 +108,5 @@ def test_the_books_are_drawn_into_the_trial_and_versions_have_their_ratings(
     assert written == [], "nothing has changed"
     ledger.count_game("two", {}, {FIRST: Rating(30.0, 1.9)}, {FIRST: 1}, {"counted": 1})
     draw_league(trial, books, {"main": 5000}, "pool", ["main:1", "main"])
-    assert [key for _, key, _ in written if key != "rating"] == ["rating.sigma"]
-    assert find("models:/pool/1", tracking_db).tags["rating.sigma"] == "1.90"
+    assert [key for _, key, _ in written if key != "brayx.points"] == ["brayx.points.sigma"]
+    assert find("models:/pool/1", tracking_db).tags["brayx.points.sigma"] == "1.90"

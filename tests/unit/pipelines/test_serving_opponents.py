@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import functools
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from mlflow import MlflowClient
 from websockets.sync.client import connect
 
 from brayx.actor.agent import Services
@@ -34,9 +36,9 @@ from brayx.model.local import LocalModel
 from brayx.model.pool import Pool as Registry
 from brayx.tracking.registry import tag
 from deployments.job import JobConfig
-from deployments.league_files import RATING_TAG
-from deployments.opponents import ServedPool, parsed
-from deployments.served_league import ServedLeague, served_league
+from deployments.league_files import POINTS_TAG
+from deployments.opponents import ServedPool, parsed, read_pool
+from deployments.served_league import ServedLeague, ServedOpponents, served_league
 from deployments.weights import pool_args, sources_of
 from pipelines.acting import acting_from
 from pipelines.serving import Serving
@@ -132,6 +134,16 @@ def test_who_asks_for_nothing_gets_the_alias_while_others_have_their_opponents(s
             assert [ticked(client)[1] for client in clients] == [2, 1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("resident", [1, 2])
+def test_beside_the_champion_as_many_opponents_stay_in_memory_as_may(pool: Pool, folder: Path, resident: int) -> None:
+    job = load(folder, league=True, engine="torch")
+    leagues = {name: of.model_copy(update={"resident": resident}) for name, of in job.leagues.items()}
+    with Serving(job.model_copy(update={"leagues": leagues}), pool.uri) as serving:
+        for version in (1, 3, 4, 5, 6):
+            assert start(serving, {"version": version}, "tcp")[1] == [version, version]
+        assert serving._models["model"]._versions.known() == [2, *(4, 5, 6)[-resident:]]
+
+
 def test_a_rating_is_mixed_of_two_neighbours_by_the_games_id(serving: Serving) -> None:
     rated = [Rated(member, points) for member, points in BOOKS.items() if member.version != 5]
     mix = mix_of(rated, 1040.0)
@@ -192,8 +204,8 @@ def test_without_the_books_the_tags_say_the_ratings(pool: Pool, job: JobConfig) 
         client.stop()
         with pytest.raises(LeagueError, match="no snapshot has a rating"):
             client.start(b'{"opponent": {"rating": 1000}}')
-    tag(PROJECT, 1, {RATING_TAG: "812.5"}, pool.uri)
-    tag(PROJECT, 4, {RATING_TAG: "nan"}, pool.uri)
+    tag(PROJECT, 1, {POINTS_TAG: "812.5"}, pool.uri)
+    tag(PROJECT, 4, {POINTS_TAG: "nan"}, pool.uri)
     with Serving(job, pool.uri) as serving:
         found = {"player": "main", "version": 1, "points": 812.5}
         assert start(serving, {"rating": 812.5})[0] == {"opponent": found}
@@ -333,6 +345,57 @@ async def test_a_registry_that_hangs_holds_up_no_start_but_the_first(
     await until_awaited(lambda: opponents._reading is None, "the registry is read", WAIT_S)
     assert await start({"version": 7}) == 7
     await model.close()
+
+
+async def test_a_read_that_hangs_takes_one_thread_however_many_start(
+    pool: Pool, job: JobConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.served_league._LOOK_S", 0.0)
+    monkeypatch.setattr("deployments.served_league._READ_S", 0.01)
+    league, model = served(pool, job)
+    opponents = league.opponents(Services({"model": model}), asyncio.to_thread)
+    assert isinstance(opponents, ServedOpponents)
+    read, answers, begun = opponents._read, threading.Event(), []
+
+    def hangs() -> ServedPool:
+        begun.append(threading.current_thread())
+        answers.wait(WAIT_S)
+        return read()
+
+    opponents._pool, opponents._read = await asyncio.to_thread(read), hangs  # type: ignore[assignment]
+    try:
+        for _ in range(20):
+            assert await opponents.seat("session", {"version": 6}) is not None
+            await until_awaited(lambda: opponents._reading is None, "the read has timed out", WAIT_S)
+        assert len(begun) == 1
+    finally:
+        answers.set()
+    await asyncio.to_thread(pool.add, 7)
+    monkeypatch.setattr("deployments.served_league._READ_S", WAIT_S)
+    monkeypatch.setattr("deployments.served_league._WAIT_S", WAIT_S)
+    await opponents._newest()  # takes what the hanging read found
+    assert (await opponents._newest()).versions.keys() == set(range(1, 8))
+    await model.close()
+
+
+def test_a_player_whose_trial_was_removed_for_good_is_left_out_and_trials_are_read_once(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MlflowClient(pool.uri)._tracking_client.store._hard_delete_run(pool.players["exploiter"].run_id)
+    asked: list[str] = []
+    get_run = MlflowClient.get_run
+
+    def counted(self: MlflowClient, run_id: str) -> Any:
+        asked.append(run_id)
+        return get_run(self, run_id)
+
+    monkeypatch.setattr(MlflowClient, "get_run", counted)
+    for _ in range(3):
+        found = read_pool(PROJECT, pool.uri)
+        assert [member.label for member in found.snapshots] == ["main:1", "main:2", "main:4", "main:5"]
+        assert found.versions.keys() == set(range(1, 7))
+    players = [trial.run_id for trial in pool.players.values()]
+    assert sorted(run for run in asked if run in players) == sorted(players)
 
 
 async def test_a_session_that_moves_keeps_its_opponent_and_how_late_it_sees(
