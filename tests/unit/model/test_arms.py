@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from mlflow import MlflowClient
 
-from brayx.cluster.pool import PoolClient
+from brayx.cluster.pool import PoolClient, _PoolActor
 from brayx.engines.base import save_weights
-from brayx.errors import BadWeights, TrackingError, VersionUnknown
+from brayx.errors import BadWeights, DeadlineExceeded, TrackingError, VersionUnknown
 from brayx.metrics import Recorder
 from brayx.model.arms import Arm, Followed, Results, results_of
 from brayx.model.pool import Pool
 from brayx.tracking import Trial, promote, register
+from tests.waiting import WAIT_S, until_awaited
 
 SESSIONS = [f"game-{i}" for i in range(10_000)]
 
@@ -154,6 +156,30 @@ async def test_a_version_that_was_read_is_read_again_without_the_registry(versio
     pool._uri = versions
     pool._files["policy", 1] = tmp_path / "moved" / "weights.npz"
     assert (await pool.weights("model", 1))["factor"] == 1, "the registry knows where it is now"
+
+
+async def test_reads_that_hang_take_two_threads_of_the_pools_actor(versions, monkeypatch):
+    monkeypatch.setattr("brayx.cluster.pool._MARGIN_S", 0.05)
+    actor = _PoolActor(versions, "", {"model": Followed("policy")}, 3600.0)
+    answers, begun = threading.Event(), []
+
+    def hangs():
+        begun.append(threading.current_thread())
+        answers.wait(WAIT_S)
+
+    try:
+        hanging = [asyncio.create_task(actor.run(hangs)) for _ in range(2)]
+        await until_awaited(lambda: len(begun) == 2, "both have begun", WAIT_S)
+        for _ in range(3):
+            with pytest.raises(DeadlineExceeded, match="2 earlier reads"):
+                await actor.run(hangs)
+        assert (await actor._pool.weights("model", 1))["factor"] == 1
+    finally:
+        answers.set()
+    await asyncio.gather(*hanging)
+    assert len(begun) == 2
+    assert await actor.run(lambda: 7) == 7
+    actor._task.cancel()
 
 
 async def test_an_unreadable_registry_leaves_the_aliases_unchanged(versions, tmp_path, caplog):
