@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from brayx.errors import ConfigError
 from brayx.league.fit import Fitted, fit
 from brayx.league.ledger import Ledger
-from brayx.league.member import INCUMBENT, Member
+from brayx.league.member import Member
 from brayx.league.payoff import Pair, Payoff
 from brayx.league.ratings import Ratings
 from brayx.league.snapshots import Snapshot
@@ -130,8 +130,6 @@ class Books:
         for member, rating in self.ratings.state().items():
             frozen = self.snapshot(member)
             if frozen is not None and frozen.dropped:
-                continue
-            if member.player == INCUMBENT and member != self.champion:
                 continue
             low, high = self.ratings.interval(member)
             drawn, crowned = self.drawn.get(member, 0), member == self.champion

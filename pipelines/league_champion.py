@@ -68,7 +68,8 @@ def meet_champion(
 ) -> None:
     """Makes the version with the alias ``champion`` the league's champion, if the league has not met it.
 
-    If its weights do not fit the model, it cannot play: the league has champions of its own, and the alias stays.
+    If its weights do not fit the model, it cannot play: the league has champions of its own, and the alias stays. Also
+    fetches the weights of such champions that were beaten, if their files are missing.
 
     Args:
         job: the job.
@@ -86,6 +87,9 @@ def meet_champion(
     past = {player.version: name for name, player in config.players.items() if player.version is not None}
     holder = desk.call(alias_of, pool)
     champion = ledger.champion()
+    for each in ledger.incumbents():  # beaten ones play the gate's games
+        if each != champion and not files.path(each.version).exists():
+            files.put(each.version, desk.call(registered_weights, pool, each.version))
     if holder is None or holder in met(ledger):
         if champion is None or champion.player != INCUMBENT:
             return

@@ -115,7 +115,8 @@ class GateConfig(BaseModel):
 
     min_games: Annotated[int, Field(ge=1)] = 100
     """Games that a candidate must have played against the champion. Beyond that it plays until the interval decides, at
-    most four times as many games. A past player that beats it holds it back; after as many games, for good."""
+    most four times as many games. A past player that beats it, and not the champion as well, holds it back; after as
+    many games, for good."""
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
     """Confidence of the interval of its win rate, whose lower bound must be above a half."""
     share: Annotated[float, Field(ge=0, lt=1)] = 0.1

@@ -47,12 +47,18 @@ def wilson(wins: int, draws: int, losses: int, confidence: float = 0.95) -> tupl
     games = wins + draws + losses
     if games == 0:
         return 0.0, 1.0
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    z = _deviations(confidence)
     p = (wins + 0.5 * draws) / games
     scale = 1.0 + z * z / games
     middle = (p + z * z / (2 * games)) / scale
     half = z / scale * math.sqrt(p * (1 - p) / games + z * z / (4 * games * games))
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+@functools.cache
+def _deviations(confidence: float) -> float:
+    """Half the width of a normal distribution's two-sided interval, in standard deviations."""
+    return NormalDist().inv_cdf(0.5 + confidence / 2)  # 2 µs, which a gate's game would pay for each rival
 
 
 @functools.cache
@@ -86,8 +92,9 @@ def judge(
     """Whether a candidate may replace the champion.
 
     After ``min_games`` games against the champion, the lower bound of its win rate must be above a half. And no past
-    player may beat it, which means that the upper bound of its win rate against that player is below a half. Without a
-    champion, only the past players count.
+    player may have regained: beat it, which means that the upper bound of its win rate against that player is below a
+    half, without beating the champion as well. A player that beats both, a perfect one for example, would otherwise
+    keep the first champion forever. Without a champion, only the past players count.
 
     A candidate is judged after every game, up to `PATIENCE` times ``min_games``. So the bound against the champion is
     that of `at_every_look`. With the defaults, simulated:
@@ -115,13 +122,17 @@ def judge(
         reason = f"its win rate against {champion.label} is {_spell(low, high, pair, config)}"
         if not low > 0.5:
             return Verdict(False, f"{reason}, expected a lower bound above 0.5")
-    rivals = [member for member in past if member not in (candidate, champion)]
+    others = [member for member in past if member not in (candidate, champion)]
+    rivals = _rivals(candidate, champion, payoff, others, config)
     for rival in rivals:
         if _beats(rival, candidate, payoff, config):
             pair = payoff.pair(candidate, rival)
             spelt = _spell(*_interval(pair, config), pair, config)
             return Verdict(False, f"{rival.label} beats {candidate.label}, whose win rate is {spelt}")
-    return Verdict(True, f"{reason}, and none of {len(rivals)} past players beats it")
+    reason += f", and none of {len(rivals)} past players beats it"
+    if champion is not None and len(others) > len(rivals):
+        reason += f"; {len(others) - len(rivals)} more beat {champion.label}, so they do not count"
+    return Verdict(True, reason)
 
 
 def failed(
@@ -133,7 +144,8 @@ def failed(
 
     - after ``min_games`` games against the champion, the upper bound of its win rate is at most a half;
     - after `PATIENCE` times as many games, the lower bound is at most a half;
-    - a past player beats it after ``min_games`` games. With fewer games this only delays the candidate.
+    - a past player that does not beat the champion beats it, and both have played it ``min_games`` times. With fewer
+      games this only delays the candidate.
     """
     if champion is not None:
         pair = payoff.pair(candidate, champion)
@@ -141,10 +153,10 @@ def failed(
             return True
         if pair.games >= PATIENCE * config.min_games and _at_every_look(pair, config)[0] <= 0.5:
             return True
-    rivals = (member for member in past if member not in (candidate, champion))
     return any(
-        payoff.games(candidate, rival) >= config.min_games and _beats(rival, candidate, payoff, config)
-        for rival in rivals
+        all(payoff.games(player, rival) >= config.min_games for player in (candidate, champion) if player is not None)
+        and _beats(rival, candidate, payoff, config)
+        for rival in _rivals(candidate, champion, payoff, past, config)
     )
 
 
@@ -199,7 +211,8 @@ def opponents(
     Until the candidate has beaten the champion, half of its games are against the champion. The others are against the
     past player that may beat it most clearly: the one with the lowest lower bound of the candidate's win rate, of equal
     ones the one with fewer games, among those with fewer than ``min_games``. So each is met once, and those that won
-    are met again. After that it plays only the past players that beat it so far.
+    are met again. After that it plays only the past players that beat it so far. Those that beat the champion as well
+    are left out; see `plays` for how that is found.
 
     With the games spread evenly, a large pool hides a past player that has regained. Simulated, with a candidate that
     wins 60 % of its games, but 20 % against one past player: of 10 past players, 37 % passed, and now 4 %; of 50, 96 %
@@ -213,7 +226,7 @@ def opponents(
     Returns:
         ``teams`` members, with repetitions if there are too few; empty if no game is needed.
     """
-    rivals = [member for member in past if member not in (candidate, champion)]
+    rivals = _rivals(candidate, champion, payoff, past, config)
     undecided = champion is not None and not _beaten(champion, candidate, payoff, config)
     if undecided:
         rivals = [rival for rival in rivals if payoff.games(candidate, rival) < config.min_games]
@@ -228,6 +241,44 @@ def opponents(
     if champion is not None and undecided:
         chosen.insert(0 if teams > 1 or rng.random() < 0.5 else len(chosen), champion)
     return list(islice(cycle(chosen), teams))
+
+
+def plays(
+    candidate: Member, champion: Member | None, payoff: Payoff, rivals: Sequence[Member], config: GateConfig
+) -> Member:
+    """Who plays the next game against the `opponents` of a candidate: the candidate, or the champion in its place.
+
+    It is the champion if one of them beats the candidate, and has played the champion less often: only games can show
+    whether it beats both.
+
+    Args:
+        candidate, champion, payoff, config: as for `judge`.
+        rivals: the `opponents`.
+    """
+    if champion is None or champion in rivals:
+        return candidate
+    unknown = any(
+        payoff.games(champion, rival) < payoff.games(candidate, rival) and _beats(rival, candidate, payoff, config)
+        for rival in rivals
+    )
+    return champion if unknown else candidate
+
+
+def _rivals(
+    candidate: Member, champion: Member | None, payoff: Payoff, past: Iterable[Member], config: GateConfig
+) -> list[Member]:
+    """The past players that count against a candidate: those that do not beat the champion.
+
+    Whether one beats the champion is tested after every game, so the interval is that of `at_every_look`.
+    """
+    others = [member for member in past if member not in (candidate, champion)]
+    if champion is None:
+        return others
+    return [
+        rival
+        for rival in others
+        if not payoff.games(champion, rival) or _at_every_look(payoff.pair(champion, rival), config)[1] >= 0.5
+    ]
 
 
 def _beaten(champion: Member, candidate: Member, payoff: Payoff, config: GateConfig) -> bool:

@@ -64,6 +64,7 @@ class League:
     ratings: Ratings
     snapshots: list[Snapshot]
     _champion: Member | None
+    _incumbents: list[Member]
     _candidates: list[Member] | None
 
     def __init__(self, config: LeagueConfig, ledger: Ledger, *, seed: int = 0) -> None:
@@ -90,12 +91,13 @@ class League:
         rng = self._seats.rng(game)
         share = self._config.gate.share
         if share and rng.random() < share:
-            candidates = self.candidates()
+            candidates, gate = self.candidates(), self._gate
             rng.shuffle(candidates)
             for candidate in candidates:
-                opponents = gates.opponents(candidate, *self._gate, len(self._seats.teams) - 1, rng)
+                opponents = gates.opponents(candidate, *gate, len(self._seats.teams) - 1, rng)
                 if opponents:
-                    return self._seats.decide(game, candidate, opponents, rng)
+                    player = gates.plays(candidate, self._champion, self.payoff, opponents, self._config.gate)
+                    return self._seats.decide(game, player, opponents, rng)
         return self._seats.draw(game, self._matchmaker, rng)
 
     def finish(self, game: Game, *, again: bool = False) -> Finished:
@@ -151,7 +153,7 @@ class League:
         return snapshots.due(self._learner(player), env_steps - self.frozen_steps(player), win_rates)
 
     def freeze(self, player: str, version: int, digest: str, env_steps: int) -> Member:
-        """Adds a snapshot to the pool. It inherits its player's rating; the pool may drop others, see `dropped`.
+        """Adds a snapshot to the pool. It inherits its player's rating; the pool may drop others.
 
         If the player `restarts`, its live results and rating are forgotten, since it starts again from its first
         weights.
@@ -214,10 +216,6 @@ class League:
     def pool(self) -> list[Member]:
         """Snapshots that can be drawn, the oldest first."""
         return [snapshot.member for snapshot in self.snapshots if not snapshot.dropped]
-
-    def dropped(self) -> list[Member]:
-        """Snapshots that have left the pool."""
-        return [snapshot.member for snapshot in self.snapshots if snapshot.dropped]
 
     # Retirement
 
@@ -291,9 +289,8 @@ class League:
 
     @property
     def members(self) -> list[Member]:
-        """All that can be drawn now: learners live, scripts, past players, the pool, and a champion from elsewhere."""
-        found = [Member(player) for player in self.learners] + self._matchmaker.frozen
-        return found if self._champion is None or self._champion in found else [*found, self._champion]
+        """All that can be drawn now: learners live, scripts, past players, the pool, and champions from elsewhere."""
+        return [Member(player) for player in self.learners] + self._matchmaker.frozen + self._incumbents
 
     def standings(self) -> list[Standing]:
         """The table of `members`, the strongest first."""
@@ -309,6 +306,7 @@ class League:
         self.snapshots = self._ledger.snapshots()
         self._drawn = Counter(self._ledger.drawn())
         self._champion = self._ledger.champion()
+        self._incumbents = self._ledger.incumbents()
         self._matchmaker = Matchmaker(self._config.players, self.payoff)
         for player in self._retired:
             self._matchmaker.retire(player)
@@ -322,7 +320,7 @@ class League:
     @property
     def _gate(self) -> tuple[Member | None, Payoff, list[Member], GateConfig]:
         """Arguments of the functions in `gates`, besides the candidate."""
-        return self._champion, self.payoff, self._matchmaker.frozen, self._config.gate
+        return self._champion, self.payoff, self._matchmaker.frozen + self._incumbents, self._config.gate
 
     def _write(self, write: Callable[[], None]) -> None:
         """Writes to the books; if that fails, restores the state in memory from the books."""

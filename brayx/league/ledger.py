@@ -17,7 +17,7 @@ from typing import Any
 
 from brayx.errors import LeagueError
 from brayx.league.history import MOST_POINTS, Point, thinned
-from brayx.league.member import Member
+from brayx.league.member import INCUMBENT, Member
 from brayx.league.payoff import Pair
 from brayx.league.ratings import Rating
 from brayx.league.snapshots import Snapshot
@@ -136,6 +136,11 @@ class Ledger:
         """The champion, if there is one."""
         rows = self._rows("SELECT value FROM facts WHERE name = 'champion'")
         return Member.parse(rows[0][0]) if rows else None
+
+    def incumbents(self) -> list[Member]:
+        """Champions from outside the league: the present one, and those that were beaten in its games."""
+        known = {*self.ratings(), self.champion()}
+        return sorted(member for member in known if member is not None and member.player == INCUMBENT)
 
     # Writing
 

@@ -18,9 +18,6 @@ from brayx.errors import ConfigError, LeagueError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
-LEVELS = ("beginner", "easy", "normal", "hard", "expert")
-"""Default names of the levels, the easiest first."""
-
 
 class Strength(BaseModel):
     """A snapshot, its temperature and delay, and the measured points."""
@@ -40,11 +37,6 @@ class Strength(BaseModel):
     low: float
     high: float
     games: Annotated[int, Field(ge=0)]
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is the unchanged snapshot."""
-        return self.temperature == 1.0 and self.delay == 0
 
 
 class Levels(BaseModel):

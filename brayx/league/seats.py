@@ -47,16 +47,16 @@ class Seats:
             [Member(learner) if team == own else matchmaker.draw(learner, rng) for team in range(len(self.teams))],
         )
 
-    def decide(self, game: str, candidate: Member, opponents: Sequence[Member], rng: random.Random) -> Game:
+    def decide(self, game: str, player: Member, opponents: Sequence[Member], rng: random.Random) -> Game:
         """Draws a game for the gate.
 
         Args:
             game: its id.
-            candidate: plays one team.
+            player: plays one team.
             opponents: one for each other team.
             rng: places them.
         """
-        players = [candidate, *opponents]
+        players = [player, *opponents]
         rng.shuffle(players)
         return self._seated(game, "", players)
 

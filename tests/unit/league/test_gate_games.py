@@ -12,7 +12,7 @@ import pytest
 
 from brayx.errors import LeagueError
 from brayx.league.config import GateConfig
-from brayx.league.gates import PATIENCE, at_every_look, failed, judge, opponents, wilson
+from brayx.league.gates import PATIENCE, at_every_look, failed, judge, opponents, plays, wilson
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
 from brayx.league.payoff import Payoff
@@ -109,7 +109,15 @@ def test_a_candidate_fails_exactly_where_the_rule_says(min_games: int) -> None:
             champion = games >= min_games and (high <= 0.5 or (games >= PATIENCE * min_games and low <= 0.5))
             assert failed(NEW, OLD, book(old=(wins, losses)), [NEW, OLD], config) is champion
             past = games >= min_games and high < 0.5
-            assert failed(NEW, OLD, book(script=(wins, losses)), [NEW, OLD, RANDOM], config) is past
+            payoff = book(script=(wins, losses))
+            assert not failed(NEW, OLD, payoff, [NEW, OLD, RANDOM], config), "the champion may lose to it, too"
+            for _ in range(min_games):
+                payoff.add(OLD, RANDOM, 1.0)
+            assert failed(NEW, OLD, payoff, [NEW, OLD, RANDOM], config) is past
+            for _ in range(min_games + 6):
+                payoff.add(OLD, RANDOM, 0.0)
+                payoff.add(OLD, RANDOM, 0.0)
+            assert not failed(NEW, OLD, payoff, [NEW, OLD, RANDOM], config)
 
 
 @pytest.mark.parametrize(
@@ -163,8 +171,9 @@ def test_the_past_player_that_may_win_most_clearly_comes_first(seed: int) -> Non
     assert {member for members in drawn for member in members} == {OLD, *expected}
 
 
-def passes(rates: Mapping[Member, float], candidates: int) -> float:
-    """Share of simulated candidates that become champion, of those with these win rates."""
+def passes(rates: Mapping[Member, float], candidates: int, of_champion: Mapping[Member, float] | None = None) -> float:
+    """Share of simulated candidates that become champion, of those with these win rates; the champion wins 60 % of its
+    games against past players, or as often as told."""
     config, rng, passed = GateConfig(), random.Random(3), 0
     past = [*rates, NEW]
     for _ in range(candidates):
@@ -174,7 +183,9 @@ def passes(rates: Mapping[Member, float], candidates: int) -> float:
             if not found:
                 passed += judge(NEW, OLD, payoff, past, config).passed
                 break
-            payoff.add(NEW, found[0], float(rng.random() < rates[found[0]]))
+            player = plays(NEW, OLD, payoff, found, config)
+            rate = rates[found[0]] if player == NEW else (of_champion or {}).get(found[0], 0.6)
+            payoff.add(player, found[0], float(rng.random() < rate))
     return passed / candidates
 
 
@@ -183,6 +194,42 @@ def test_a_past_player_that_regained_is_found_among_many() -> None:
     others = {Member(f"p{number}"): 0.6 for number in range(9)}
     assert passes({OLD: 0.6, RANDOM: 0.2, **others}, 60) <= 0.2
     assert passes({OLD: 0.6, RANDOM: 0.6, **others}, 60) >= 0.85
+
+
+def test_a_past_player_that_beats_the_champion_too_holds_nobody_back() -> None:
+    """A perfect script, for example. Before, no candidate ever passed."""
+    others = {Member(f"p{number}"): 0.6 for number in range(9)}
+    assert passes({OLD: 0.6, RANDOM: 0.0, **others}, 60, {RANDOM: 0.0}) >= 0.85
+    assert passes({OLD: 0.4, RANDOM: 0.0, **others}, 60, {RANDOM: 0.0}) <= 0.05
+
+
+def test_the_champion_plays_a_past_player_that_beats_its_candidate() -> None:
+    """The first champion came without a game; its games decide whether the script has regained, or beats all."""
+    league = with_champion(share=0.99, min_games=20)
+    lost: Counter[Member] = Counter()
+    for game in range(400):
+        sessions = sessions_of(f"g{game}")
+        members = [league.assign(f"g{game}", session) for session in sessions]
+        strongest = RANDOM if RANDOM in members else NEW if NEW in members else members[0]
+        play(league, f"g{game}", ["win" if member == strongest else "loss" for member in members])
+        lost.update(member for member in members if RANDOM in members and MAIN not in members)
+        if league.crown(NEW).passed:
+            break
+    assert league.champion == NEW
+    assert lost[OLD] == 6, "as few as show it, with a look after each"
+    assert 4 <= lost[NEW] <= 7
+
+
+def test_a_past_player_that_beats_the_champion_too_is_named_in_the_verdict() -> None:
+    payoff = book(old=(80, 20), script=(0, 10))
+    past = [NEW, OLD, RANDOM]
+    refused = judge(NEW, OLD, payoff, past, GateConfig())
+    assert refused == (False, "random beats main:2, whose win rate is 0.000 to 0.278 (95% confidence, 10 games)")
+    for _ in range(10):
+        payoff.add(OLD, RANDOM, 0.0)
+    passed = judge(NEW, OLD, payoff, past, GateConfig())
+    assert passed.passed
+    assert passed.reason.endswith("none of 0 past players beats it; 1 more beat main:1, so they do not count")
 
 
 def test_a_candidate_that_has_failed_is_followed_by_a_newer_one() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from brayx.errors import LeagueError
-from brayx.league.league import Standing
+from brayx.league.league import League, Standing
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
 from brayx.league.ratings import Rating, Ratings
@@ -41,6 +41,10 @@ def books(league: Playing) -> tuple[object, ...]:
         league.payoff.state(), league.ratings.state(), league.snapshots, league.standings(), league.counters(),
         league.champion,
     )  # fmt: skip
+
+
+def dropped(league: League) -> list[Member]:
+    return [snapshot.member for snapshot in league.snapshots if snapshot.dropped]
 
 
 # Seats
@@ -215,9 +219,9 @@ def test_a_full_pool_drops_the_weakest_and_their_results() -> None:
         members = [league.assign(f"g{game}", session) for session in sessions_of(f"g{game}")]
         play(league, f"g{game}", ["loss" if member == MAIN else "win" for member in members])
     second = league.freeze("main", 2, "b", 2)
-    assert league.dropped() == []
+    assert dropped(league) == []
     third = league.freeze("main", 3, "c", 3)
-    assert (league.pool, league.dropped()) == ([first, third], [second]), "the first is the strongest"
+    assert (league.pool, dropped(league)) == ([first, third], [second]), "the first is the strongest"
     assert second not in {row.member for row in league.standings()}
 
 
@@ -232,7 +236,7 @@ def test_a_result_against_a_snapshot_that_left_the_pool_is_not_kept() -> None:
     league._champion = second  # so that the first may leave
     league.ratings._ratings[second] = Rating(mu=40.0)
     league.freeze("main", 3, "c", 3)
-    assert first in league.dropped()
+    assert first in dropped(league)
     assert play(league, "g").outcome == "counted"
     assert league.payoff.state() == {}
 
@@ -315,7 +319,19 @@ def test_a_champion_from_elsewhere_must_be_beaten_like_any() -> None:
         game += 1
     assert league.payoff.games(first, incumbent) == 10
     assert league.champion == first
-    assert incumbent not in league.members, "nobody plays it any more"
+    again = Playing(league_config({"main": {"role": "main"}}, gate={"min_games": 10, "share": 0.99}), ledger)
+    for each in (league, again):
+        second = each.freeze("main", 9 if each is league else 10, str(each), 2)
+        assert incumbent in each.members
+        assert incumbent not in each._matchmaker.opponents("main"), "no learner plays it any more"
+        for _ in range(20):
+            each.payoff.add(second, first, 1.0)
+            each.payoff.add(second, incumbent, 0.0)
+        refused = f"champion:7 beats {second.label}, whose win rate is 0.000 to 0.161 (95% confidence, 20 games)"
+        assert each.crown(second) == (False, refused)
+    again.freeze("main", 11, "unbeaten", 3)
+    drawn = {again.assign(f"h{game}", session) for game in range(40) for session in sessions_of(f"h{game}")}
+    assert incumbent in drawn, "the gate does"
 
 
 @pytest.mark.parametrize("member", [MAIN, Member("random"), Member("main", 9)])
@@ -360,7 +376,7 @@ def test_books_reopened_in_the_middle_of_a_hundred_games_go_on(tmp_path: Path) -
     assert found == expected
     again = Playing(config, Ledger(tmp_path / "league.db"), seed=7)
     assert again.champion is not None
-    assert len(again.dropped()) == 4
+    assert len(dropped(again)) == 4
     assert books(again) == books(same_times(once, again))
 
 
