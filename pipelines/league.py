@@ -190,7 +190,7 @@ class LeagueTraining:
             if starts_anew:
                 try:
                     self._start_anew(name)
-                except StartupError as error:
+                except BrayxError as error:  # the registry's, too: the others need not end with it
                     self._out(name, self.trainees[name], error)
         for candidate in self._host.league.candidates():
             checked = Verdict(True, "") if self._check is None else self._check.verdict(candidate)
@@ -201,16 +201,17 @@ class LeagueTraining:
                 self._say(f"{candidate.label} does not become champion: {checked.reason}")
                 continue
             self._alias_is_set = False  # repeated until it succeeds: an answer may be lost
+            before = self._host.league.champion
             verdict = self._host.league.crown(candidate)
             if verdict.passed:
                 reasons = "; ".join(reason for reason in (verdict.reason, checked.reason) if reason)
                 self._say(f"{candidate.label} is champion: {reasons}")
-                self._set_alias(candidate)
+                self._set_alias(candidate, before)
             self._alias_is_set = True
         self._report()
 
-    def _set_alias(self, champion: Member) -> None:
-        if note := self._desk.call(set_champion, self._pool, champion.version):
+    def _set_alias(self, champion: Member, before: Member | None = None) -> None:
+        if note := self._desk.call(set_champion, self._pool, champion.version, before and before.version):
             self._say(note)
 
     def _report(self) -> None:
@@ -321,11 +322,17 @@ class LeagueTraining:
         """
         if [name for name in self.mains if name in self.trainees] == [player]:
             raise error
-        self._say(f"player {player!r} is out, the league continues: {error.message}")
         del self.trainees[player]
         self.learner.drop(player)
-        self._host.league.retire(player, error.message)
-        trainee.end("FAILED")
+        if self.trainees.keys() <= self._complete:  # those are retired, and a league needs one that is not
+            self._say(f"player {player!r} is out, and the others have all their steps: {error.message}")
+        else:
+            self._say(f"player {player!r} is out, the league continues: {error.message}")
+            self._host.league.retire(player, error.message)
+        try:
+            trainee.end("FAILED")
+        except BrayxError as failed:  # of a restart that failed, the trial has ended
+            log.warning("player %r is out, and its trial is not marked as failed: %s", player, failed.message)
         self._host.drop(player, trainee)
 
     def register(self, say: Callable[[str], None]) -> tuple[int | None, str]:

@@ -32,13 +32,19 @@ def met(ledger: Ledger) -> set[int]:
     return {member.version for member in ledger.ratings() if member.version}
 
 
-def set_champion(trial: Trial, pool: str, version: int) -> str:
+def set_champion(trial: Trial, pool: str, version: int, before: int | None = None) -> str:
     """Points the pool's alias at a league's champion, unless it is at a version that the league has not met.
 
     Runs in the process that has the trial.
 
+    Args:
+        trial: the league's trial.
+        pool: name of the registered model.
+        version: the champion's version.
+        before: version of the champion before it, where the alias is unless somebody moved it; None: unknown.
+
     Returns:
-        Why the alias stays; empty: it is at the version now.
+        Why the alias stays, or from which other version it was moved; empty: neither.
     """
     holder = aliases(pool, trial.uri).get(ALIAS)
     if holder == version:
@@ -47,7 +53,9 @@ def set_champion(trial: Trial, pool: str, version: int) -> str:
         if holder is not None and holder not in met(ledger):
             return stays(pool, holder)
     promote(f"models:/{pool}/{version}", trial.uri)
-    return ""
+    if holder in (None, before):
+        return ""
+    return f"the alias {ALIAS} of {pool} was at version {holder}, and is at version {version} now, the league's champion"
 
 
 def stays(pool: str, holder: int) -> str:

@@ -20,6 +20,11 @@ PATIENCE = 4
 """Maximum games of a candidate against the champion, as a multiple of ``min_games``."""
 
 
+_ENOUGH, _PART = 8, 4
+"""Games of the champion against a past player that beats its candidate: at least eight, and a quarter of the
+candidate's."""
+
+
 class Verdict(NamedTuple):
     """The decision of a gate.
 
@@ -144,8 +149,8 @@ def failed(
 
     - after ``min_games`` games against the champion, the upper bound of its win rate is at most a half;
     - after `PATIENCE` times as many games, the lower bound is at most a half;
-    - a past player that does not beat the champion beats it, and both have played it ``min_games`` times. With fewer
-      games this only delays the candidate.
+    - a past player that does not beat the champion beats it after ``min_games`` games. With fewer games, or before the
+      champion has met that player (see `plays`), this only delays the candidate.
     """
     if champion is not None:
         pair = payoff.pair(candidate, champion)
@@ -154,7 +159,8 @@ def failed(
         if pair.games >= PATIENCE * config.min_games and _at_every_look(pair, config)[0] <= 0.5:
             return True
     return any(
-        all(payoff.games(player, rival) >= config.min_games for player in (candidate, champion) if player is not None)
+        payoff.games(candidate, rival) >= config.min_games
+        and _is_known(rival, candidate, champion, payoff)
         and _beats(rival, candidate, payoff, config)
         for rival in _rivals(candidate, champion, payoff, past, config)
     )
@@ -248,8 +254,8 @@ def plays(
 ) -> Member:
     """Who plays the next game against the `opponents` of a candidate: the candidate, or the champion in its place.
 
-    It is the champion if one of them beats the candidate, and has played the champion less often: only games can show
-    whether it beats both.
+    It is the champion if one of them beats the candidate, and the champion has not met it, or a few times only: games
+    alone show whether it beats both. The candidate needs most of them, since they show whether it is beaten.
 
     Args:
         candidate, champion, payoff, config: as for `judge`.
@@ -258,10 +264,17 @@ def plays(
     if champion is None or champion in rivals:
         return candidate
     unknown = any(
-        payoff.games(champion, rival) < payoff.games(candidate, rival) and _beats(rival, candidate, payoff, config)
+        not _is_known(rival, candidate, champion, payoff) and _beats(rival, candidate, payoff, config)
         for rival in rivals
     )
     return champion if unknown else candidate
+
+
+def _is_known(rival: Member, candidate: Member, champion: Member | None, payoff: Payoff) -> bool:
+    """Whether the champion has met a past player often enough to show whether it loses to it, too."""
+    if champion is None:
+        return True
+    return payoff.games(champion, rival) >= max(_ENOUGH, payoff.games(candidate, rival) / _PART)
 
 
 def _rivals(

@@ -111,11 +111,10 @@ def test_a_candidate_fails_exactly_where_the_rule_says(min_games: int) -> None:
             past = games >= min_games and high < 0.5
             payoff = book(script=(wins, losses))
             assert not failed(NEW, OLD, payoff, [NEW, OLD, RANDOM], config), "the champion may lose to it, too"
-            for _ in range(min_games):
+            for _ in range(max(8, games // 4 + 1)):
                 payoff.add(OLD, RANDOM, 1.0)
             assert failed(NEW, OLD, payoff, [NEW, OLD, RANDOM], config) is past
-            for _ in range(min_games + 6):
-                payoff.add(OLD, RANDOM, 0.0)
+            for _ in range(100):
                 payoff.add(OLD, RANDOM, 0.0)
             assert not failed(NEW, OLD, payoff, [NEW, OLD, RANDOM], config)
 

@@ -318,8 +318,12 @@ def test_the_alias_of_a_version_that_the_league_has_not_played_stays(
     assert (refused.returncode, f"main:1 does not become champion: {stays}" in refused.stderr) == (2, True)
     assert aliases("four", uri) == {"champion": 3}
     promote("models:/four/2", uri)  # of this league, so the books decide
-    assert set_champion(written.trial, "four", 1) == ""
+    moved = "the alias champion of four was at version 2, and is at version 1 now, the league's champion"
+    assert set_champion(written.trial, "four", 1) == moved, "somebody may have rolled back to it"
     assert aliases("four", uri) == {"champion": 1}
+    assert set_champion(written.trial, "four", 1) == ""
+    assert set_champion(written.trial, "four", 2, 1) == "", "it was at the champion before"
+    assert aliases("four", uri) == {"champion": 2}
 
 
 CHECK = """

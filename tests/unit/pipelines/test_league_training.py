@@ -1,0 +1,168 @@
+"""`LeagueTraining`: learners that end or fail, with a real league, books and store; only the learners do not learn."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from brayx.errors import BrayxError, Diverged, TrackingError
+from brayx.league.in_progress import GamesInProgress
+from brayx.league.league import League
+from brayx.league.ledger import Ledger
+from brayx.local.league import LocalLeague
+from brayx.local.numbers import LocalNumbers
+from brayx.model.snapshots import SnapshotFiles
+from brayx.tracking import Trial
+from brayx.tracking.trial import Status
+from brayx.types import Weights
+from deployments.job import JobConfig
+from deployments.league_files import books_file
+from pipelines.league import LeagueTraining
+
+JOB = Path(__file__).parents[2] / "end_to_end" / "own_league" / "league.yaml"
+
+
+@dataclass
+class Learner:
+    """Ends when told."""
+
+    running: bool = True
+    error: BrayxError | None = None
+
+    def result(self, timeout_s: float | None = None) -> str:
+        if self.error is not None:
+            raise self.error
+        return "summary"
+
+    def stop(self) -> None:
+        self.running = False
+
+    def wait(self, timeout_s: float) -> bool:
+        return not self.running
+
+
+@dataclass
+class Desk:
+    """Runs functions here."""
+
+    trial: Trial
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(self.trial, *args)
+
+    def aside(self, function: Callable[..., Any], *args: Any) -> None:
+        function(self.trial, *args)
+
+
+@dataclass
+class Player:
+    """A player whose trial can be ended once, like a clerk's."""
+
+    clerk: Desk
+    env_steps: int = 0
+    has_learned: bool = False
+    learner: Learner = field(default_factory=Learner)
+    status: Status | None = None
+
+    def newest_weights(self) -> Weights:
+        return {"w": np.zeros(3, np.float32)}
+
+    def start(self, timeout_s: float) -> bool:
+        return True
+
+    def end(self, status: Status) -> None:
+        if self.status is not None:
+            raise TrackingError("the trial is closed")
+        self.status = status
+
+
+class Host:
+    """A league in this process.
+
+    Attributes:
+        said: lines of the training.
+        fails: raised instead of making a player.
+    """
+
+    def __init__(self, uri: str, players: str, folder: Path) -> None:
+        job = JobConfig.load(JOB, [f"league.players={players}"])
+        trial = Trial.open("higher", "league", uri)
+        books_file(trial).parent.mkdir(parents=True)
+        self.desk, self.said, self.fails = Desk(trial), list[str](), list[BrayxError]()
+        self.numbers = LocalNumbers({}, "env_steps")
+        self.ledger = Ledger(books_file(trial))
+        config = job.leagues["league"]
+        self.league = LocalLeague(League(config, self.ledger), GamesInProgress(config), self.numbers)
+        files = SnapshotFiles(folder / "weights")
+        self.training = LeagueTraining(job, trial, self.desk, self, files, self.said.append)
+
+    def trainee(self, player: str) -> Player:
+        if self.fails:
+            raise self.fails.pop()
+        return Player(self.desk)
+
+    def replace(self, player: str, before: Player, now: Player) -> None: ...
+
+    def drop(self, player: str, trainee: Player) -> None: ...
+
+
+@pytest.fixture
+def host(tracking_db: str, tmp_path: Path) -> Iterator[Callable[[str], Host]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(players: str) -> Host:
+            made = Host(tracking_db, players, tmp_path)
+            stack.callback(made.ledger.close)
+            stack.callback(made.desk.trial.finish)
+            return made
+
+        yield make
+
+
+def test_the_league_finishes_if_the_last_main_player_that_learns_fails(host: Callable[[str], Host]) -> None:
+    made = host("{a: {role: main}, b: {role: main}}")
+    first, second = made.training.trainees["a"], made.training.trainees["b"]
+    first.learner.running = False
+    made.training.look()
+    assert made.training.learner.running
+    second.learner.running, second.learner.error = False, Diverged("loss is NaN")
+    made.training.look()
+    assert made.said == ["player 'b' is out, and the others have all their steps: loss is NaN"]
+    assert (made.training.learner.wait(0.0), made.training.learner.result(0.0)) == (True, "summary")
+    made.training.look()
+    made.training.close(finished=True)
+    assert (first.status, second.status) == ("FINISHED", "FAILED")
+
+
+def test_the_league_fails_with_its_last_main_player(host: Callable[[str], Host]) -> None:
+    made = host("{a: {role: main}, b: {role: main}}")
+    for name, said in (("a", "loss is NaN"), ("b", "loss is infinite")):
+        learner = made.training.trainees[name].learner
+        learner.running, learner.error = False, Diverged(said)
+        if name == "a":
+            made.training.look()
+    assert made.said == ["player 'a' is out, the league continues: loss is NaN"]
+    with pytest.raises(Diverged, match="loss is infinite"):
+        made.training.look()
+
+
+def test_an_exploiter_that_cannot_restart_is_out_and_the_league_goes_on(host: Callable[[str], Host]) -> None:
+    made = host("{main: {role: main}, x: {role: exploiter, of: main, snapshot_every: 150, restart: snapshot}}")
+    before = made.training.trainees["x"]
+    before.env_steps, before.has_learned = 150, True
+    made.fails.append(TrackingError("MLflow is away"))
+    made.training.look()
+    assert made.said == [
+        "x:1 joins the pool: 150 env steps since the last snapshot, snapshot_every is 150",
+        "player 'x' is out, the league continues: MLflow is away",
+    ]
+    assert before.status == "FINISHED"
+    made.training.look()
+    assert list(made.training.trainees) == ["main"]
+    assert made.training.learner.running
