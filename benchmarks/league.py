@@ -3,6 +3,8 @@
     python -m benchmarks.league
 
 ``draw`` is the matchmaker alone, ``draw, result`` with a new result between two draws, which changes a win rate.
+``draw for the gate`` is the league's draw with a champion and a candidate that has met every tenth of the pool, where
+each game is the gate's.
 ``game`` is a whole game of two seats in the league, with its transaction in the books.
 
 Sessions of agents that act with a 64x64 MLP are ticked in closed loops, without a network: all with one snapshot, then
@@ -46,6 +48,7 @@ from brayx.league.ledger import Ledger
 from brayx.league.matchmaking import Matchmaker
 from brayx.league.member import Member
 from brayx.league.payoff import Payoff
+from brayx.league.snapshots import Snapshot
 from brayx.metrics import Recorder
 from brayx.model.arms import Followed
 from brayx.model.handles import PinnedVersion
@@ -91,6 +94,22 @@ def draw_rates(pool: int, seconds: float) -> tuple[float, float]:
         matchmaker.played(MAIN, opponent)
 
     return a_second(lambda call: matchmaker.draw("main", rng), seconds), a_second(draw_and_play, seconds)
+
+
+def gate_draw_rate(pool: int, seconds: float) -> float:
+    """Draws per second of a league whose games are nearly all the gate's."""
+    options = config(pool).model_dump() | {"gate": {"share": 0.999}}
+    ledger = Ledger(":memory:")
+    for version in range(1, pool + 1):
+        ledger.freeze(Snapshot(Member("main", version), f"digest {version}", None, version, 0.0), {})
+    ledger.crown(Member("main", pool - 1))
+    league = League(LeagueConfig.model_validate(options), ledger)
+    for version in range(1, pool - 1, 10):
+        for member in (Member("main", pool - 1), Member("main", pool)):
+            league.payoff.add(member, Member("main", version), 1.0)
+    rate = a_second(lambda call: league.draw(f"{call:032x}"), seconds)
+    ledger.close()
+    return rate
 
 
 def play_games(path: Path, pool: int, games: int) -> float:
@@ -246,12 +265,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = f"{machine()}; {options.rounds} rounds of {options.seconds:g} s, medians; {options.games:,} games"
     draws: list[float | None] = []
     with_results: list[float | None] = []
+    for_gate: list[float | None] = []
     games: list[float | None] = []
     sizes: list[float | None] = []
     for _ in range(options.rounds):
         alone, between = draw_rates(options.pool, options.seconds)
         draws.append(alone)
         with_results.append(between)
+        for_gate.append(gate_draw_rate(options.pool, options.seconds))
         with tempfile.TemporaryDirectory(prefix="brayx-league-") as folder:
             empty = Path(folder, "empty.db")
             play_games(empty, options.pool, 0)
@@ -261,6 +282,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = Table(["what", ">value"])
     table.add(f"pool of {options.pool:,}: draw, a second", median(draws))
     table.add("draw, result, a second", median(with_results))
+    table.add("draw for the gate, a second", median(for_gate))
     table.add("game, a second", median(games))
     table.add("bytes of a game in the books", median(sizes))
     with (

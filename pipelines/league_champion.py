@@ -55,7 +55,9 @@ def set_champion(trial: Trial, pool: str, version: int, before: int | None = Non
     promote(f"models:/{pool}/{version}", trial.uri)
     if holder in (None, before):
         return ""
-    return f"the alias {ALIAS} of {pool} was at version {holder}, and is at version {version} now, the league's champion"
+    return (
+        f"the alias {ALIAS} of {pool} was at version {holder}, and is at version {version} now, the league's champion"
+    )
 
 
 def stays(pool: str, holder: int) -> str:

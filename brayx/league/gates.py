@@ -158,11 +158,10 @@ def failed(
             return True
         if pair.games >= PATIENCE * config.min_games and _at_every_look(pair, config)[0] <= 0.5:
             return True
+    met = [rival for rival in past if payoff.games(candidate, rival) >= config.min_games]
     return any(
-        payoff.games(candidate, rival) >= config.min_games
-        and _is_known(rival, candidate, champion, payoff)
-        and _beats(rival, candidate, payoff, config)
-        for rival in _rivals(candidate, champion, payoff, past, config)
+        _is_known(rival, candidate, champion, payoff) and _beats(rival, candidate, payoff, config)
+        for rival in _rivals(candidate, champion, payoff, met, config)
     )
 
 
@@ -240,8 +239,9 @@ def opponents(
         rivals = [rival for rival in rivals if _beats(rival, candidate, payoff, config)]
 
     def danger(rival: Member) -> tuple[float, int, float]:
-        pair = payoff.pair(candidate, rival)
-        return _interval(pair, config)[0], pair.games, rng.random()
+        games = payoff.games(candidate, rival)
+        low = _interval(payoff.pair(candidate, rival), config)[0] if games else 0.0
+        return low, games, rng.random()
 
     chosen = heapq.nsmallest(teams, rivals, key=danger)
     if champion is not None and undecided:
