@@ -11,6 +11,7 @@ import logging
 import os
 import sqlite3
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 DEFAULT_FILE = "mlflow.db"
 
 _SQLITE = "sqlite:///"
+_CREATED_S = 60.0
+_LOOK_S = 0.05
 
 
 def tracking_uri(where: str | os.PathLike[str] | None = None) -> str:
@@ -68,7 +71,7 @@ def check_writable(uri: str) -> str:
 
 
 def initialise(uri: str) -> str:
-    """Creates or opens the store, once, in the process that starts the job: concurrent first use races on migrations.
+    """Creates or opens the store, once, in the process that starts the job.
 
     Args:
         uri: as from `tracking_uri`.
@@ -111,7 +114,31 @@ def client_of(uri: str) -> MlflowClient:
     from mlflow.tracking import MlflowClient
 
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+    path = sqlite_path(uri)
+    with contextlib.nullcontext() if path is None or not path.parent.exists() else _alone(path):
+        return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Holds other processes back from opening a database: if two create it, MLflow's migrations race."""
+    try:
+        import fcntl
+    except ImportError:  # not on every system
+        yield
+        return
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        until = time.monotonic() + _CREATED_S
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_LOOK_S)
+        yield
+    finally:
+        os.close(folder)
 
 
 @contextlib.contextmanager

@@ -419,6 +419,19 @@ def check_options(words: list[str], usage: str) -> None:
         assert not word.startswith("--") or re.search(rf"{word}\b", usage), f"there is no option {word}"
 
 
+@contextlib.contextmanager
+def own_modules(folder: Path) -> Iterator[None]:
+    """Forgets modules named like an example's, which other tests may have imported from elsewhere, for the time."""
+    names = {file.stem for each in folder.iterdir() if not each.is_symlink() for file in each.glob("*.py")}
+    others = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
+    try:
+        yield
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
+        sys.modules.update(others)
+
+
 def check_serve(target: str, args: Mapping[str, Any], folder: Path) -> None:
     """Checks the target of ``serve run``, a file or an import path, without serving it."""
     if not target.endswith(".yaml"):
@@ -444,7 +457,8 @@ def test_yaml(snippet: Snippet, examples: Path, tmp_path: Path) -> None:
     if snippet.is_("serve"):
         path = examples / "serve_example.yaml"
         path.write_text(snippet.text)
-        check_serve(path.name, {}, examples)
+        with own_modules(examples):
+            check_serve(path.name, {}, examples)
         return
     assert snippet.is_("job"), f"{snippet}: a comment before a YAML snippet says what it is"
     parts = yaml.safe_load(snippet.text)

@@ -108,7 +108,7 @@ def test_the_graph_that_tensorboard_shows_is_the_onnx_files(tracking_db: str, tm
     torch.manual_seed(0)
     model = standalone(ActorCritic(3, 2, hidden=(16,)), (np.zeros((1, 3), np.float32),))
     log_onnx(trial, model)
-    (file,) = tmp_path.parent.rglob(ONNX_FILE)
+    (file,) = tmp_path.rglob(ONNX_FILE)
     assert file.read_bytes() == model
     graph = EventAccumulator(f"{trial.tensorboard}/model").Reload().Graph()
     operations = {node.op_type for node in onnx.load_model_from_string(model).graph.node}

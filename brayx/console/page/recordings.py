@@ -19,6 +19,7 @@ _WINDOW = 256
 """Ticks that are loaded at once."""
 _MOST_WINDOWS = 16
 _PLAY_EVERY_S = 1 / 15
+_GROWN_EVERY_S = 3.0
 _FIRST_CURVES = ("value", "reward", "log_prob")
 
 
@@ -104,6 +105,7 @@ class _Recorded:
         self._body.set_visibility(False)
         self._curves: RecordedCurves | None = None
         self._player = ui.timer(_PLAY_EVERY_S, self._next, active=False)
+        self._growth = ui.timer(_GROWN_EVERY_S, self._grow, active=False)
         ui.keyboard(self._key, ignore=["input", "textarea"])
         ui.timer(0.0, self._load, once=True)
 
@@ -115,14 +117,37 @@ class _Recorded:
             self._windows[0] = found.ticks
             self._head(found.recording)
             await self._show()
-            curves: RecordedCurves = await self._caller.get(RecordedCurves, f"/api/recordings/{self._id}/curves")
+            await self._load_curves()
         except BrayxError as error:
             self._fail(error)
             return
+        if not found.recording.end:
+            self._growth.activate()
+
+    async def _grow(self) -> None:
+        """Looks for further ticks of a session that still runs."""
+        try:
+            found: RecordedTicks = await self._caller.get(
+                RecordedTicks, f"/api/recordings/{self._id}", first=0, count=1
+            )
+            recording = found.recording
+            if recording.ticks - 1 != self._last or recording.end:
+                self._windows = {at: ticks for at, ticks in self._windows.items() if len(ticks) == _WINDOW}
+                self._head(recording)
+                await self._load_curves()
+        except BrayxError as error:
+            self._growth.deactivate()
+            self._fail(error)
+            return
+        if recording.end:
+            self._growth.deactivate()
+
+    async def _load_curves(self) -> None:
+        curves: RecordedCurves = await self._caller.get(RecordedCurves, f"/api/recordings/{self._id}/curves")
         self._curves = curves
         first = [name for name in _FIRST_CURVES if name in curves.curves]
         names = [*first, *sorted(set(curves.curves) - set(first))]
-        self._choice.set_options(names, value=names[:1])
+        self._choice.set_options(names, value=[name for name in self._choice.value or [] if name in names] or names[:1])
         self._draw()
 
     def _head(self, recording: Recording) -> None:

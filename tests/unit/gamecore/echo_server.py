@@ -162,10 +162,10 @@ class EchoApp:
             await send({"type": "websocket.http.response.body", "body": ProtocolError("no such path").to_wire()})
             return
         envelope = WS_SUBPROTOCOL in scope["subprotocols"]
-        await send({"type": "websocket.accept", "subprotocol": WS_SUBPROTOCOL if envelope else None})
+        accept = {"type": "websocket.accept", "subprotocol": WS_SUBPROTOCOL if envelope else None}
         session = _headers(scope).get("session") or parse_qs(scope["query_string"].decode()).get("session", [""])[0]
         credentials = {name: _headers(scope).get(name, "") for name in ("key", "time", "token")}
-        started, code = False, 1006
+        accepted, started, code = False, False, 1006
         loop = asyncio.get_running_loop()
 
         def taken() -> None:
@@ -180,6 +180,8 @@ class EchoApp:
             if not envelope:
                 self.step(StepRequest(StepKind.START, session, b"", **credentials, holder=holder))
                 started = True
+            accepted = True
+            await send(accept)  # after the start: an open connection means that its session runs
             while (message := await receive())["type"] == "websocket.receive":
                 text = message.get("text")
                 data = text.encode() if text is not None else message["bytes"]
@@ -210,6 +212,8 @@ class EchoApp:
                     return
             code = message.get("code", 1006)
         except BrayxError as error:
+            if not accepted:
+                await send(accept)
             await _send_error(send, error, envelope)
             reason = error.to_wire()[:123].decode(errors="ignore")
             await send({"type": "websocket.close", "code": close_code(error.http_status), "reason": reason})
