@@ -244,10 +244,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         ticks.add(name, median([each.bytes for each in plain]), *ratios, median([each.cpu_us for each in plain]))
         cells = [(median([e.bytes for e in of]), median([e.cpu_us for e in of])) for of in apart.values()]
         bare.add(name, *(cell for found, us in cells for cell in ((found or 0.0) / size, us)))
-    text = (
-        f"A tick through the door, compressed by plain:\n\n{ticks.markdown()}\n\nCompression alone, bytes by plain:\n\n"
-    )
-    show(about, text + bare.markdown(), markdown=options.markdown)
+    door = f"A tick through the door, relative to plain:\n\n{ticks.markdown()}\n\n"
+    compression = f"Compression alone, bytes relative to plain:\n\n{bare.markdown()}"
+    show(about, door + compression, markdown=options.markdown)
     return 0
 
 

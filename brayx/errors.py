@@ -154,8 +154,8 @@ class BadBody(ProtocolError):
 
 
 class BadResult(BadBody):
-    """A result that is no win, draw, loss or finite score, differs from the seat's first one, or is for no session that
-    runs. The session continues, if there is one."""
+    """A result that is not a win, draw, loss or finite score, differs from the seat's first one, or is for a session
+    that does not run. A running session continues."""
 
     code = "bad_result"
 
@@ -353,7 +353,7 @@ class LeagueError(BrayxError):
 
 
 class BadRecording(BrayxError):
-    """A file is no recording, is broken, or does not fit its use; names the file."""
+    """A file is not a recording, is broken, or does not fit its use; names the file."""
 
     code = "bad_recording"
     http_status = 422
@@ -361,7 +361,7 @@ class BadRecording(BrayxError):
 
 
 class NotDeterministic(BrayxError):
-    """A game that got its recorded replies sent other inputs than in the recording; ``tick`` in details."""
+    """A game that got its recorded replies sent inputs that differ from the recording; ``tick`` in details."""
 
     code = "not_deterministic"
     http_status = 409

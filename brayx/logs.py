@@ -17,10 +17,10 @@ from collections.abc import Callable
 LINES = 10
 """Lines logged in `PERIOD_S` from one place in the code, or for one fault there."""
 PERIOD_S = 60.0
-_MOST_PLACES = 4096
-_MOST_CHARS = 4000
-_MOST_FRAMES = 8
-_MOST_CAUSES = 4
+_MAX_PLACES = 4096
+_MAX_CHARS = 4000
+_MAX_FRAMES = 8
+_MAX_CAUSES = 4
 _OTHERS = ("asyncio", "grpc._cython.cygrpc", "ray.serve", "uvicorn.error")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -65,7 +65,7 @@ class Limit(logging.Filter):
         with self._lock:
             count = self._places.setdefault(place, [now, 0])
             self._places.move_to_end(place)
-            if len(self._places) > _MOST_PLACES:
+            if len(self._places) > _MAX_PLACES:
                 self._places.popitem(last=False)
             left_out = 0
             if now - count[0] >= PERIOD_S:
@@ -94,7 +94,7 @@ def limit_others() -> None:
 
 def one_line(text: str) -> str:
     """A text without line breaks and control characters, cut if it is very long."""
-    cut = text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}…"
+    cut = text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}…"
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], cut.strip())
 
 
@@ -102,8 +102,8 @@ def in_one_line(error: BaseException) -> str:
     """An exception on one line: its text, its calls, the innermost first, and its causes."""
     parts: list[str] = []
     cause: BaseException | None = error
-    while cause is not None and len(parts) < _MOST_CAUSES:
-        frames = traceback.extract_tb(cause.__traceback__)[-_MOST_FRAMES:]
+    while cause is not None and len(parts) < _MAX_CAUSES:
+        frames = traceback.extract_tb(cause.__traceback__)[-_MAX_FRAMES:]
         calls = " < ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in reversed(frames))
         text = "".join(traceback.format_exception_only(cause)).strip()
         parts.append(f"{text} [{calls}]" if calls else text)

@@ -50,9 +50,9 @@ class SourceConfig(BaseModel):
     """File of the data, a pattern with ``*``, or a folder of recordings, from the YAML file's folder; or an address of
     recordings; null: a module gives the data."""
     format: Literal["npz", "parquet", "minari", "recording"] | None = None
-    """Format of the files; null: by their ending. A folder has recordings, unless it is a Minari dataset."""
+    """Format of the files; null: by their extension. A folder has recordings, unless it is a Minari dataset."""
     fields: dict[str, str] = {}
-    """Names that the files have for brayx's own: ``obs: observations``, say; of recordings also ``input/KEY``."""
+    """The files' names for brayx's fields, such as ``obs: observations``; of recordings also ``input/KEY``."""
     only: Selection | None = None
     """Which recorded sessions are read; null: all."""
     demonstration: bool = False
@@ -133,9 +133,9 @@ class JobConfig(BaseModel):
     """Where trials are kept: MLflow's ``uri``, or a mapping of options."""
 
     console_port: Annotated[int, Field(ge=0, le=65535)] | None = 8110
-    """Port of the console while the job runs in this process; taken, or 0: a free one; null: no console."""
+    """Port of the console, for a job in one process. 0, or if it is taken: a free port; null: no console."""
     console_host: str = "127.0.0.1"
-    """Address of the console; other than loopback it needs ``console_keys_file``."""
+    """Address of the console; any other than loopback needs ``console_keys_file``."""
     console_keys_file: str | None = None
     """File of the console's keys (`brayx keys new --scope control`), relative to the YAML's folder; null: everybody on
     this machine may use it."""

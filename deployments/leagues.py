@@ -96,7 +96,7 @@ def league_of(run_id: str, uri: str) -> Trial:
     player = Trial.attach(uri, run_id)
     parent = player.tags().get(PARENT_TAG)
     if parent is None:
-        raise LeagueError(f"trial {player.name!r} (run {run_id}) is of no league", run_id=run_id)
+        raise LeagueError(f"trial {player.name!r} (run {run_id}) belongs to no league", run_id=run_id)
     return Trial.attach(uri, parent)
 
 

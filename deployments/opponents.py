@@ -33,7 +33,7 @@ KEYS = {
 """Keys of a request, and what their values must be."""
 
 
-class Asked(NamedTuple):
+class OpponentRequest(NamedTuple):
     """A start's request: one of `KEYS`, and its checked value."""
 
     key: str
@@ -84,7 +84,7 @@ class Chosen(NamedTuple):
         return {"opponent": found | {name: value for name, value in more.items() if value}}
 
 
-def parsed(value: Any) -> Asked:
+def parse_request(value: Any) -> OpponentRequest:
     """Parses the value of ``opponent`` in a start's body.
 
     Raises:
@@ -94,21 +94,21 @@ def parsed(value: Any) -> Asked:
     expected = 'expected one of {"rating": NUMBER}, {"player": NAME}, {"version": NUMBER} and {"level": NAME}'
     if not isinstance(value, dict) or len(value) != 1:
         raise BadBody(f"opponent is {_short(value)}; {expected}", field="opponent")
-    ((key, asked),) = value.items()
+    ((key, wanted),) = value.items()
     if key not in KEYS:
         near = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.5)
         advice = f"nearest is {near[0]!r}, " if near else ""
         raise BadBody(f"opponent has {_short(key)}; {advice}{expected}", field="opponent")
-    number = isinstance(asked, int | float) and not isinstance(asked, bool)
+    number = isinstance(wanted, int | float) and not isinstance(wanted, bool)
     if key == "rating" and number:
         with contextlib.suppress(OverflowError):  # an integer may exceed the range of floats
-            if math.isfinite(asked):
-                return Asked(key, float(asked))
-    elif (key in ("player", "level") and isinstance(asked, str)) or (
-        key == "version" and type(asked) is int and asked > 0
+            if math.isfinite(wanted):
+                return OpponentRequest(key, float(wanted))
+    elif (key in ("player", "level") and isinstance(wanted, str)) or (
+        key == "version" and type(wanted) is int and wanted > 0
     ):
-        return Asked(key, asked)
-    raise BadBody(f"opponent.{key} is {_short(asked)}, expected {KEYS[key]}", field=f"opponent.{key}")
+        return OpponentRequest(key, wanted)
+    raise BadBody(f"opponent.{key} is {_short(wanted)}, expected {KEYS[key]}", field=f"opponent.{key}")
 
 
 def _short(value: Any) -> str:
@@ -136,7 +136,7 @@ class ServedPool:
     levels: Levels | None = None
     scripts: Collection[str] = ()
 
-    def choose(self, asked: Asked, game: str) -> Chosen:
+    def choose(self, request: OpponentRequest, game: str) -> Chosen:
         """The opponent of a game.
 
         Raises:
@@ -144,25 +144,25 @@ class ServedPool:
             LeagueError: there are no snapshots, none of this player (names the nearest), none with a rating, no levels,
                 or no such level (names the nearest).
         """
-        if asked.key == "version":
-            return self._version(asked.value)
-        if asked.key == "level":
+        if request.key == "version":
+            return self._version(request.value)
+        if request.key == "level":
             if self.levels is None:
                 raise LeagueError("the league has no levels yet: `brayx league calibrate` measures them")
-            return Chosen.of(self.levels.level(asked.value), asked.value)
-        if asked.key == "player" and asked.value in self.scripts:
-            return Chosen(None, asked.value, self.points.get(Member(asked.value)))
+            return Chosen.of(self.levels.level(request.value), request.value)
+        if request.key == "player" and request.value in self.scripts:
+            return Chosen(None, request.value, self.points.get(Member(request.value)))
         if not self.snapshots:
             raise LeagueError("the league has no snapshots yet, so it has no opponents: train it first")
-        if asked.key == "player":
-            return self._player(asked.value)
+        if request.key == "player":
+            return self._player(request.value)
         rated = self._rated()
         if not rated:
             raise LeagueError(
                 "no snapshot has a rating: the league's books are not here, and no version has the tag "
                 f"{POINTS_TAG!r}; ask for a player or a version"
             )
-        mix = mix_of([Rated(member, chosen.points or 0.0) for member, chosen in rated.items()], asked.value)
+        mix = mix_of([Rated(member, chosen.points or 0.0) for member, chosen in rated.items()], request.value)
         return rated[draw(mix, game).member]._replace(limit=mix.limit)
 
     def _rated(self) -> dict[Member, Chosen]:
@@ -193,7 +193,7 @@ class ServedPool:
             known = sorted({*self.scripts, *(member.player for member in self.snapshots)})
             near = difflib.get_close_matches(player, known, n=1, cutoff=0.0)
             raise LeagueError(
-                f"no snapshot is of player {_short(player)}, nearest is {near[0]!r}; there are: {', '.join(known)}",
+                f"player {_short(player)} has no snapshot, nearest is {near[0]!r}; there are: {', '.join(known)}",
                 player=player[:80],
                 nearest=near[0],
                 known=list(known),

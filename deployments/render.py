@@ -34,7 +34,7 @@ ARTIFACTS = "episodes"
 """Folder of the pictures among a trial's artifacts."""
 _FRAME_MS = 50
 _SHOWN_FRAMES = 200
-_MOST_STATES = 10_000
+_MAX_STATES = 10_000
 
 
 class Render(NamedTuple):
@@ -85,7 +85,7 @@ class _Drawn(SessionLog):
 
     def __init__(self, draw: Callable[[list[State], float | None], None]) -> None:
         self._draw = draw
-        self._states: deque[State] = deque(maxlen=_MOST_STATES)
+        self._states: deque[State] = deque(maxlen=_MAX_STATES)
         self._failed = False
 
     def tick(self, state: State, body: bytes, reply: bytes, began: float, arrived: float) -> None:

@@ -28,7 +28,7 @@ from deployments.code import scripts_of
 from deployments.job import JobConfig, only, pool_name
 from deployments.league_files import levels_file
 from deployments.leagues import newest_league
-from deployments.opponents import KEYS, Chosen, ServedPool, levels_of, parsed, read_pool
+from deployments.opponents import KEYS, Chosen, ServedPool, levels_of, parse_request, read_pool
 from deployments.weights import WeightSource
 
 _log = logging.getLogger(__name__)
@@ -156,12 +156,12 @@ class ServedOpponents:
         self._reading: asyncio.Task[None] | None = None
         self._unfinished: asyncio.Task[ServedPool] | None = None
 
-    async def seat(self, session: str, asked: Any) -> SeatedPlayer:
+    async def seat(self, session: str, request: Any) -> SeatedPlayer:
         """See `brayx.actor.players.Opponents.seat`."""
-        if isinstance(asked, Chosen):  # a session that moves: a newer pool may give another opponent
-            chosen = asked
+        if isinstance(request, Chosen):  # a session that moves: a newer pool may give another opponent
+            chosen = request
         else:
-            want = parsed(asked)
+            want = parse_request(request)
             chosen = (await self._newest()).choose(want, game_of(session) or session)
         models, version, script = dict(self._services.models), chosen.version, self._scripts.get(chosen.player or "")
         if version is not None:
@@ -231,14 +231,14 @@ class NoOpponents:
     def __init__(self, why: str) -> None:
         self._why = why
 
-    async def seat(self, session: str, asked: Any) -> None:
+    async def seat(self, session: str, request: Any) -> None:
         """See `brayx.actor.players.Opponents.seat`; any other value of ``opponent`` belongs to the game.
 
         Raises:
             LeagueError: the start requests an opponent.
         """
-        if isinstance(asked, dict) and len(asked) == 1 and next(iter(asked)) in KEYS:
-            raise LeagueError(f"a start cannot ask for its opponent: {self._why}")
+        if isinstance(request, dict) and len(request) == 1 and next(iter(request)) in KEYS:
+            raise LeagueError(f"a start cannot request an opponent: {self._why}")
 
 
 def _ignore(value: Any) -> None:

@@ -131,7 +131,7 @@ def calibrate(
     champion = next((each.member for each in rated if each.member.version == pool.champion), None)
     rungs = ladder(rated, champion, delay)
     if len(names) > len(rungs):
-        raise ConfigError(f"--levels: {len(names)} levels, and {len(rungs)} strengths to choose from")
+        raise ConfigError(f"--levels: {len(names)} levels, but only {len(rungs)} strengths to choose from")
 
     def played(sides: Sequence[Rung], pairs: Mapping[Pair, int], title: str) -> Mapping[Pair, Tally]:
         return _played(job, actor, uri, name, league, sides, pairs, title, timeout_s)

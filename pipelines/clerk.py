@@ -191,7 +191,7 @@ class Clerk:
         self._begun()
         self._ask("call", function, args).add_done_callback(partial(_log_failure, self._key[-1]))
 
-    def aside(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+    def in_background(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """As `call`, in a thread of the process and without the result. Returns the future of the request.
 
         One at a time for all trials: calls meanwhile, or while the process is busy, are dropped.
@@ -206,7 +206,7 @@ class Clerk:
         except Exception as error:
             future.set_exception(error)
             return future
-        return self._ask("aside", pickled)
+        return self._ask("in_background", pickled)
 
     def settle(self) -> None:
         """Waits until the last checkpoint and all metrics are written.

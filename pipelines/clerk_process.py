@@ -40,7 +40,7 @@ SEND_EVERY_S = 1.0
 _LEAVE_S = 2.0
 _WAITING = 8
 """Requests that may wait before background tasks are dropped."""
-_BESIDE_S = 2.0
+_BACKGROUND_S = 2.0
 """Time for background tasks to finish after the last write."""
 _NICE = 5
 """Training has priority, but MLflow's process must not starve."""
@@ -173,13 +173,13 @@ class _Opened(NamedTuple):
     hub: Hub
 
 
-class _Desk:
+class _RequestHandler:
     """Answers requests, in the process. Each method with a key answers requests of its name."""
 
     def __init__(self) -> None:
         self._opened: dict[Key, _Opened] = {}
-        self._beside: threading.Thread | None = None
-        self._beside_of: Key = ()
+        self._background: threading.Thread | None = None
+        self._background_of: Key = ()
 
     def answer(self, verb: str, key: Key, *arguments: Any) -> Any:
         """Carries out a request of a trial."""
@@ -231,21 +231,22 @@ class _Desk:
     def _call(self, key: Key, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         return function(self._opened[key].trial, *args)
 
-    def _aside(self, key: Key, pickled: bytes) -> None:
-        if self._beside is None or not self._beside.is_alive():
+    def _in_background(self, key: Key, pickled: bytes) -> None:
+        if self._background is None or not self._background.is_alive():
             arguments = (self._opened[key].trial, pickled)
-            self._beside, self._beside_of = threading.Thread(target=_run_beside, args=arguments, daemon=True), key
-            self._beside.start()
+            self._background = threading.Thread(target=_run_in_background, args=arguments, daemon=True)
+            self._background_of = key
+            self._background.start()
 
     def _finish(self, key: Key, status: Status) -> None:
-        if self._beside is not None and self._beside_of == key:
-            self._beside.join(_BESIDE_S)
+        if self._background is not None and self._background_of == key:
+            self._background.join(_BACKGROUND_S)
         opened = self._opened.pop(key)
         opened.hub.close()
         opened.trial.finish(status)
 
 
-def _run_beside(trial: Trial, pickled: bytes) -> None:
+def _run_in_background(trial: Trial, pickled: bytes) -> None:
     try:
         function, args = pickle.loads(pickled)
         function(trial, *args)
@@ -269,7 +270,7 @@ def main() -> int:
     os.dup2(2, 1)  # prints must not mix with the replies
     with contextlib.suppress(Exception):  # the first request fails with it again, and reports it
         import_mlflow()  # while the training process imports torch
-    desk = _Desk()
+    handler = _RequestHandler()
     while True:
         try:
             request = pickle.load(sys.stdin.buffer)
@@ -279,7 +280,7 @@ def main() -> int:
             with telling("MLflow's process cannot read a request"):
                 verb, key, *arguments = pickle.loads(request)
             with telling(f"MLflow's process cannot {verb}"):
-                reply = pickle.dumps((desk.answer(verb, key, *arguments), None))
+                reply = pickle.dumps((handler.answer(verb, key, *arguments), None))
         except BrayxError as error:
             reply = pickle.dumps((None, error))
         try:

@@ -126,16 +126,16 @@ def _parser() -> argparse.ArgumentParser:
             "show, ratings, export: look at a league, also while it trains; calibrate: levels of difficulty",
         ),
         ("recordings", recordings_verbs, "export: recorded sessions as a Minari dataset, or for Rerun"),
-        ("replay", replay_options, "what another version would have done in recorded sessions"),
+        ("replay", replay_options, "compare what another version would have done in recorded sessions"),
         ("export", _export_options, "a model as files for other runtimes, compared with torch"),
         ("new", _new_options, "make a project's folder: a game, an agent, a model and a job that trains as it is"),
         ("check", _check_options, "validate a job's YAML and print it with every option, its default and its meaning"),
         ("trials", _trials_options, "list the trials: status, env steps, return, and which is champion"),
         ("promote", _promote_options, "point an alias of the registry at a version: services follow it"),
         ("scale", _scale_options, "change the number of rollout workers of a running training"),
-        ("console", console_options, "a page on trials, models and recordings; with a URL, on a running job"),
+        ("console", console_options, "a web page of trials, models and recordings; with a URL, of a running job"),
         ("doctor", doctor_options, "try a service layer by layer, and say which one is broken"),
-        ("keys", keys_options, "keys that a service asks for"),
+        ("keys", keys_options, "make keys for a service or a console"),
         ("completion", _completion_options, "print shell completion: source <(brayx completion bash)"),
     ):
         add_options(commands.add_parser(name, help=what))
@@ -177,16 +177,16 @@ def _match_options(match: argparse.ArgumentParser) -> None:
     match.add_argument("config", type=job_file, help=JOB)
     for name in ("a", "b"):
         match.add_argument(name, metavar=name.upper(), help=_PLAYER)
-    match.add_argument("--games", type=count, default=200, help="games that are to count (default: 200)")
+    match.add_argument("--games", type=count, default=200, help="number of games that count (default: 200)")
     match.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help=SET)
     match.add_argument("--actor", default="", help="name of the job's actor (default: the only one)")
-    match.add_argument("--seed", type=int, help="seed of the agents and of who sits where (default: the job's)")
+    match.add_argument("--seed", type=int, help="seed of the agents and the seats (default: the job's)")
     match.add_argument(
         "--timeout-s", type=float, default=180.0, help="deadline for the next game to end (default: 180)"
     )
     match.add_argument(
         "--explore",
-        help="both play as in training, where ratings come from, and explore (default: as they are served)",
+        help="both explore, as in training, where ratings come from (default: they play as served)",
         **SWITCH,
     )
     match.add_argument("--json", help="print one JSON document", **SWITCH)
@@ -242,7 +242,7 @@ def _promote_options(promote: argparse.ArgumentParser) -> None:
     promote.add_argument("--to", default="champion", metavar="ALIAS", help="the alias (default: %(default)s)")
     promote.add_argument(
         "--league",
-        help="a snapshot, also named main:7, becomes champion of its league if the league's gate lets it",
+        help="make a snapshot, also named main:7, champion of its league, if the league's gate lets it",
         **SWITCH,
     )  # fmt: skip
     promote.add_argument("--project", default="", help="with --league and main:7: only leagues of this project")
@@ -404,7 +404,7 @@ def _promote(arguments: argparse.Namespace) -> int:
         from pipelines.league_gate import promote_in_league
 
         if arguments.to != "champion" or arguments.version is not None:
-            raise ConfigError("--league goes with neither --to nor --version: the league has one champion")
+            raise ConfigError("--league cannot be combined with --to or --version: a league has one champion")
         passed(arguments, uri)
         entry, before, reason = promote_in_league(
             arguments.reference, uri, project=arguments.project, trial=arguments.trial

@@ -30,10 +30,10 @@ from pipelines.trials import trials
 
 _OPENED_S = 2.0
 """Time for which a listing of recordings is cached."""
-_MOST_POINTS = 500
+_MAX_POINTS = 500
 _SHOWN_VALUES = 256
 """Elements of an array that are shown as numbers."""
-_MOST_TEXT = 65_536
+_MAX_TEXT = 65_536
 _LEAST_PIXELS = 16
 
 
@@ -126,7 +126,7 @@ class StoreDesk:
         numbers = trial.metrics()
         known = dict.fromkeys((*CHARTS.values(), *sorted(numbers)))  # the most important first
         shown = [name for name in metrics or known if name in numbers]
-        curves = {name: _thinned(trial.history(name)) for name in shown[:_MOST_CURVES]}
+        curves = {name: _thinned(trial.history(name)) for name in shown[:_MAX_CURVES]}
         finite = {name: value for name, value in numbers.items() if np.isfinite(value)}
         return doc.Curves(run_id=run_id, numbers=finite, curves=curves)
 
@@ -194,7 +194,7 @@ class StoreDesk:
 
     def recorded_curves(self, recording: str) -> doc.RecordedCurves:
         episode = self._episode(recording)
-        step = -(-len(episode) // _MOST_POINTS)
+        step = -(-len(episode) // _MAX_POINTS)
         curves: dict[str, list[float]] = {}
         if step <= _WHOLE:
             columns = episode.read()
@@ -238,7 +238,7 @@ class StoreDesk:
         raise BadRecording(f"there is no recording {recording!r} in {self._folder or 'this job'}")
 
 
-_MOST_CURVES = 20
+_MAX_CURVES = 20
 _WHOLE = 40
 """Largest thinning at which a recording is read whole."""
 
@@ -274,7 +274,7 @@ def _body(body: bytes) -> Any:
     try:
         return json.loads(body) if body else None
     except (ValueError, RecursionError):
-        return body[:_MOST_TEXT].decode(errors="replace")
+        return body[:_MAX_TEXT].decode(errors="replace")
 
 
 def _array(array: np.ndarray) -> Any:
@@ -313,7 +313,7 @@ def _image(array: np.ndarray) -> str | None:
 
 def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
     finite = [(step, value) for step, value in points if np.isfinite(value)]
-    every = -(-len(finite) // _MOST_POINTS) or 1
+    every = -(-len(finite) // _MAX_POINTS) or 1
     return finite[::-every][::-1]
 
 

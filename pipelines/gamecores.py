@@ -228,7 +228,7 @@ def filled(command: str, urls: Mapping[str, str], *, door: str, index: int) -> l
     try:
         words = [word.replace("{index}", str(index)) for word in shlex.split(command)]
     except ValueError as error:
-        raise ConfigError(f"gamecore {command!r} is no command line: {error}") from None
+        raise ConfigError(f"gamecore {command!r} is not a valid command line: {error}") from None
     for mark, name in (("{url}", door), *((f"{{{name}_url}}", name) for name in ("http", "ws", "tcp", "grpc"))):
         if mark not in command:
             continue

@@ -45,13 +45,13 @@ _NUMBERS_S, _CURVES_S, _PICTURES_S = 1.0, 5.0, 60.0
 """Time between two metrics of the league, two points of its curves, and two drawings of its pictures."""
 
 
-class Desk(Protocol):
+class TrialClerk(Protocol):
     """Runs functions where a trial is: ``function(trial, *args)``. `Clerk` is one."""
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Returns the function's result."""
 
-    def aside(self, function: Callable[..., Any], *args: Any) -> Any:
+    def in_background(self, function: Callable[..., Any], *args: Any) -> Any:
         """Does not wait; drops the call if another is running."""
 
 
@@ -61,7 +61,7 @@ class Player(Protocol):
     learner: Any
 
     @property
-    def clerk(self) -> Desk: ...
+    def clerk(self) -> TrialClerk: ...
 
     @property
     def env_steps(self) -> int: ...
@@ -131,7 +131,7 @@ class LeagueTraining:
     Args:
         job: the job.
         trial: the league's trial.
-        desk: runs functions where that trial is.
+        clerk: runs functions where that trial is.
         host: the host.
         files: the snapshots' weights.
         say: prints a line above the display.
@@ -146,13 +146,13 @@ class LeagueTraining:
         self,
         job: JobConfig,
         trial: Trial,
-        desk: Desk,
+        clerk: TrialClerk,
         host: Host,
         files: SnapshotFiles,
         say: Callable[[str], None],
     ) -> None:
         self._config = config = job.leagues[only("league", job.leagues)]
-        self._trial, self._desk, self._host, self._files, self._say = trial, desk, host, files, say
+        self._trial, self._clerk, self._host, self._files, self._say = trial, clerk, host, files, say
         self._pool = pool_name(job, config.model)
         learners = config.learners
         self.trainees: dict[str, Any] = {name: host.trainee(name) for name in learners}
@@ -163,7 +163,7 @@ class LeagueTraining:
             of = Checked(config.gate, job.folder, config.model, job.in_mode("train").as_dict())
             self._check = GateCheck(of, files.read, lambda found: host.numbers.add("gate_check", found))
         self._complete: set[str] = set()
-        self._unknown = {name for name in learners if self._restarts(name)}
+        self._unverified = {name for name in learners if self._restarts(name)}
         """Players whose trials were perhaps killed during a restart: not checked yet."""
         self._alias_is_set = False
         self._numbers_at = self._curves_at = self._pictures_at = time.monotonic()
@@ -183,13 +183,13 @@ class LeagueTraining:
             if not trainee.learner.running:
                 self._ended(name, trainee)
                 continue
-            starts_anew = self._was_killed_between(name)
-            if not starts_anew:
+            restarts = self._was_killed_between(name)
+            if not restarts:
                 reason = self._host.league.due(name, self._env_steps(name))
-                starts_anew = bool(reason) and self._freeze(name, reason) and self._restarts(name)
-            if starts_anew:
+                restarts = bool(reason) and self._freeze(name, reason) and self._restarts(name)
+            if restarts:
                 try:
-                    self._start_anew(name)
+                    self._restart(name)
                 except BrayxError as error:  # the registry's, too: the others need not end with it
                     self._out(name, self.trainees[name], error)
         for candidate in self._host.league.candidates():
@@ -211,7 +211,7 @@ class LeagueTraining:
         self._report()
 
     def _set_alias(self, champion: Member, before: Member | None = None) -> None:
-        if note := self._desk.call(set_champion, self._pool, champion.version, before and before.version):
+        if note := self._clerk.call(set_champion, self._pool, champion.version, before and before.version):
             self._say(note)
 
     def _report(self) -> None:
@@ -232,10 +232,10 @@ class LeagueTraining:
                 self._host.numbers.add("league_champion", champion.version)
         if now - self._pictures_at >= _PICTURES_S:
             self._pictures_at = self._curves_at = now
-            self._desk.aside(draw_league, *self._charted())
+            self._clerk.in_background(draw_league, *self._charted())
         elif now - self._curves_at >= _CURVES_S:
             self._curves_at = now
-            self._desk.aside(keep_curves, *self._charted()[:2])
+            self._clerk.in_background(keep_curves, *self._charted()[:2])
 
     def _charted(self) -> tuple[str, dict[str, int], str, list[str]]:
         """Arguments of `draw_league`."""
@@ -254,11 +254,11 @@ class LeagueTraining:
     def _was_killed_between(self, player: str) -> bool:
         """Whether the process was killed between a snapshot of a player and its restart: the resumed trial is then that
         of the snapshot, whose steps are already in the books."""
-        if player not in self._unknown:
+        if player not in self._unverified:
             return False
         own = [row.member.version for row in self._host.league.standings() if row.member.player == player]
         found = bool(max(own, default=0)) and self.trainees[player].clerk.call(is_of_trial, self._pool, max(own))
-        self._unknown.discard(player)
+        self._unverified.discard(player)
         return bool(found)
 
     def _freeze(self, player: str, reason: str) -> bool:
@@ -285,19 +285,19 @@ class LeagueTraining:
         self._say(f"{member.label} joins the pool: {reason}")
         return True
 
-    def _start_anew(self, player: str) -> None:
+    def _restart(self, player: str) -> None:
         """Restarts a player: a new learner with its first weights, and a new trial of the same name."""
         before = self.trainees[player]
         before.learner.stop()
         if not before.learner.wait(_LAST_CHECKPOINT_S):
-            raise StartupError(f"player {player!r} cannot start anew: its learner has not ended")
+            raise StartupError(f"player {player!r} cannot restart: its learner has not ended")
         before.end("FINISHED")
         trainee = self.trainees[player] = self._host.trainee(player)
         self.learner.replace(player, trainee.learner)
         if not trainee.start(_FIRST_WEIGHTS_S):
-            raise StartupError(f"player {player!r} cannot start anew: it has published no weights")
+            raise StartupError(f"player {player!r} cannot restart: it has published no weights")
         self._host.replace(player, before, trainee)
-        self._say(f"player {player!r} starts anew")
+        self._say(f"player {player!r} restarts from its first weights")
 
     def _ended(self, player: str, trainee: Player) -> None:
         """Retires a player whose learner has ended; if it has all its steps, it first gets a last snapshot."""
@@ -341,7 +341,7 @@ class LeagueTraining:
         for name in self.trainees:
             self._freeze(name, "the end of its training")
         try:
-            self._desk.call(draw_league, *self._charted())
+            self._clerk.call(draw_league, *self._charted())
         except BrayxError as error:  # a failed picture must not end the training
             say(f"the league's pictures are not drawn: {error.message}")
         champion = self._host.league.champion
@@ -445,7 +445,7 @@ class _AllReady:
 
 
 def fetch_snapshots(
-    job: JobConfig, pool: Sequence[Member], files: SnapshotFiles, desk: Desk, module: nn.Module
+    job: JobConfig, pool: Sequence[Member], files: SnapshotFiles, clerk: TrialClerk, module: nn.Module
 ) -> None:
     """Fetches weights of ``past`` players, and of snapshots without a file, and checks that they fit the model.
 
@@ -453,7 +453,7 @@ def fetch_snapshots(
         job: the job.
         pool: the snapshots.
         files: where the weights are put.
-        desk: as for `LeagueTraining`.
+        clerk: as for `LeagueTraining`.
         module: the model.
 
     Raises:
@@ -466,7 +466,7 @@ def fetch_snapshots(
     for player, version in [*past, *pool]:
         path = files.path(version)
         if not path.exists():
-            files.put(version, desk.call(registered_weights, registered, version))
+            files.put(version, clerk.call(registered_weights, registered, version))
         try:
             check_weights(layout, load_weights(path))
         except BadWeights as error:

@@ -72,7 +72,7 @@ def meet_champion(
     job: JobConfig,
     ledger: Ledger,
     files: SnapshotFiles,
-    desk: Any,
+    clerk: Any,
     module: nn.Module,
     say: Callable[[str], None],
 ) -> None:
@@ -85,7 +85,7 @@ def meet_champion(
         job: the job.
         ledger: the league's books.
         files: where the weights are put.
-        desk: runs functions where the league's trial is: ``desk.call(function, *args)``.
+        clerk: runs functions where the league's trial is: ``clerk.call(function, *args)``.
         module: the model.
         say: called with a line that says what was done.
 
@@ -95,11 +95,11 @@ def meet_champion(
     config = job.leagues[only("league", job.leagues)]
     pool = pool_name(job, config.model)
     past = {player.version: name for name, player in config.players.items() if player.version is not None}
-    holder = desk.call(alias_of, pool)
+    holder = clerk.call(alias_of, pool)
     champion = ledger.champion()
     for each in ledger.incumbents():  # beaten ones play the gate's games
         if each != champion and not files.path(each.version).exists():
-            files.put(each.version, desk.call(registered_weights, pool, each.version))
+            files.put(each.version, clerk.call(registered_weights, pool, each.version))
     if holder is None or holder in met(ledger):
         if champion is None or champion.player != INCUMBENT:
             return
@@ -107,7 +107,7 @@ def meet_champion(
     member = Member(past.get(holder, INCUMBENT), holder)
     try:
         kept = files.path(holder).exists()
-        weights = files.read(holder) if kept else desk.call(registered_weights, pool, holder)
+        weights = files.read(holder) if kept else clerk.call(registered_weights, pool, holder)
         check_weights(layout_of(module_weights(module)), weights)
     except BadWeights as error:
         say(f"version {holder} of {pool}, its champion, does not fit this model: {error.message}; its alias stays")

@@ -48,7 +48,7 @@ def league_verbs(league: argparse.ArgumentParser) -> None:
 def trial_option(parser: argparse.ArgumentParser) -> None:
     """Adds the option that chooses among the leagues of a project, see `deployments.leagues.newest_league`."""
     parser.add_argument(
-        "--trial", default="", metavar="NAME", help=f"the league of this trial, a name or id (default: {_NEWEST})"
+        "--trial", default="", metavar="NAME", help=f"trial of the league, by name or id (default: {_NEWEST})"
     )
 
 
@@ -63,14 +63,14 @@ def _calibrate_options(calibrate: argparse.ArgumentParser) -> None:
     calibrate.add_argument("--games", type=count, default=400, help="minimum games of each level (default: 400)")
     calibrate.add_argument(
         "--delay", type=count, default=0, metavar="TICKS",
-        help="for real-time games: easy levels see late, the easiest by this many ticks (default: no delay)",
+        help="for real-time games: easy levels react late, the easiest by this many ticks (default: no delay)",
     )  # fmt: skip
     calibrate.add_argument(
         "--out", type=Path, metavar="FILE", help="file to write (default: the league's option levels)"
     )
     calibrate.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help=SET)
     calibrate.add_argument("--actor", default="", help="name of the job's actor (default: the only one)")
-    calibrate.add_argument("--seed", type=int, help="seed of the agents and of the seats (default: the job's)")
+    calibrate.add_argument("--seed", type=int, help="seed of the agents and the seats (default: the job's)")
     calibrate.add_argument(
         "--timeout-s", type=float, default=180.0, help="deadline for the next game to end (default: 180)"
     )

@@ -67,7 +67,7 @@ def promote_in_league(reference: str, uri: str, *, project: str = "", trial: str
             raise ConfigError(f"trial is {trial!r}, and {reference} is of its own: name a snapshot as NAME:VERSION")
         entry = find(reference, uri)
         if PLAYER_TAG not in entry.tags:
-            raise LeagueError(f"version {entry.version} of model {entry.name!r} is no snapshot of a league")
+            raise LeagueError(f"version {entry.version} of model {entry.name!r} is not a snapshot of a league")
         member, of = Member(entry.tags[PLAYER_TAG], entry.version), league_of(entry.run_id, uri)
         _, config, job = recorded_league(of)
     else:
@@ -130,7 +130,7 @@ def recorded_league(trial: Trial) -> tuple[str, LeagueConfig, dict[str, Any]]:
     leagues = [part for part in job.values() if isinstance(part, dict) and part.get("kind") == "league"]
     models = [part for part in job.values() if isinstance(part, dict) and part.get("kind") == "model"]
     if len(leagues) != 1:
-        raise LeagueError(f"trial {trial.name!r} (run {trial.run_id}) records no league's options")
+        raise LeagueError(f"trial {trial.name!r} (run {trial.run_id}) has no league options recorded")
     league = leagues[0]
     players = {name: {**options, "trainer": {}} for name, options in league["players"].items()}
     try:

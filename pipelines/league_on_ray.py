@@ -27,7 +27,7 @@ from deployments.league_files import books_file, league_folder
 from pipelines.league import LeagueTraining, fetch_snapshots, job_of
 from pipelines.league_champion import meet_champion
 from pipelines.scale import hub_name
-from pipelines.trainee_on_ray import RayTrainee, TrialDesk
+from pipelines.trainee_on_ray import InProcessClerk, RayTrainee
 
 if TYPE_CHECKING:
     from brayx.cluster.remote_buffer import RemoteBuffer
@@ -77,11 +77,11 @@ class RayLeagueTraining:
         module, _ = build_model(
             job.folder, job.models[config.model].module, config.model, job.in_mode("train").as_dict()
         )
-        desk = TrialDesk(trial)
+        clerk = InProcessClerk(trial)
         with contextlib.closing(Ledger(books)) as ledger:
             pool = [each.member for each in ledger.snapshots() if not each.dropped]
-            meet_champion(job, ledger, files, desk, module, say)
-        fetch_snapshots(job, pool, files, desk, module)
+            meet_champion(job, ledger, files, clerk, module, say)
+        fetch_snapshots(job, pool, files, clerk, module)
         self.buffers: dict[str, RemoteBuffer] = {}
         self.actors: dict[str, str] = {}
         self._made: list[RayTrainee] = []
@@ -94,7 +94,7 @@ class RayLeagueTraining:
                 keep = max(KEPT_VERSIONS, job.models[config.model].max_versions)
                 stack.callback(end_weight_store, create_weight_store(store, NAMESPACE, keep=keep))
             stack.callback(self._close_trainees)
-            self.training = LeagueTraining(job, trial, desk, self, files, say)
+            self.training = LeagueTraining(job, trial, clerk, self, files, say)
             self.learner = self.training.learner
             learning = {name: _learning(trainee) for name, trainee in self.training.trainees.items()}
             actor = create_league(

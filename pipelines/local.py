@@ -394,7 +394,7 @@ def _renderer(job: JobConfig, actor: str, clerk: Clerk) -> list[EpisodeRenderer]
         return []
 
     def draw(episode: list[State], returned: float | None) -> Future[Any]:
-        return clerk.aside(draw_pickled, pickle.dumps(episode), returned, renders, job.folder)
+        return clerk.in_background(draw_pickled, pickle.dumps(episode), returned, renders, job.folder)
 
     return [EpisodeRenderer(draw, every=every)]
 

@@ -38,7 +38,7 @@ from brayx.faults import AGENTS_LOGGER, fault_id
 from brayx.logs import one_line
 
 _LINE_EVERY_S = 5.0
-_MOST_LINES = 100
+_MAX_LINES = 100
 """Lines of a traceback that are shown: the last ones."""
 _COUNTED = ("errors", "fragments", "games", "gamecores")
 
@@ -149,7 +149,7 @@ def tracebacks(say: Callable[[str], None]) -> Iterator[None]:
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and (fault := fault_id(error)) not in shown:
             shown.add(fault)
-            lines = "".join(traceback.format_exception(error)).splitlines()[-_MOST_LINES:]
+            lines = "".join(traceback.format_exception(error)).splitlines()[-_MAX_LINES:]
             # A message may quote what a client sent, and no client controls this terminal.
             safe = [" " * (len(line) - len(line.lstrip())) + one_line(line) for line in lines]
             say("\n".join([one_line(record.getMessage()), *safe]))

@@ -21,7 +21,7 @@ def recordings_verbs(recordings: argparse.ArgumentParser) -> None:
     export.add_argument("--out", required=True, type=Path, help="folder to write")
     export.add_argument(
         "--only", action="append", default=[], metavar="KEY=VALUE",
-        help="sessions to export, as in a source: player=main, min_result=400; several options select what all select",
+        help="sessions to export, as in a source: player=main, min_result=400; if repeated, all must hold",
     )  # fmt: skip
     export.add_argument(
         "--field", dest="fields", action="append", default=[], metavar="NAME=ORIGIN",

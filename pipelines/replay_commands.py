@@ -26,14 +26,18 @@ def replay_options(replay: argparse.ArgumentParser) -> None:
         "compared with the first instead of with the recording",
     )  # fmt: skip
     replay.add_argument("--session", default="", metavar="ID", help="only this session (default: all)")
-    replay.add_argument("--job", metavar="YAML", help="the job that made the models (default: as they have it)")
+    replay.add_argument(
+        "--job", metavar="YAML", help="the job that made the models (default: the one in their checkpoints)"
+    )
     replay.add_argument("--component", metavar="NAME", help="the model component, of a job that has several")
     replay.add_argument(
         "--tolerance", type=float, default=1e-3, metavar="X",
         help="largest difference of continuous actions that count as equal (default: %(default)g)",
     )  # fmt: skip
     replay.add_argument("--json", help="print one JSON document", **SWITCH)
-    replay.add_argument("--plot", type=Path, metavar="FILE", help="PNG to write: by tick, or by session of several")
+    replay.add_argument(
+        "--plot", type=Path, metavar="FILE", help="PNG to write: by tick for one session, by session for several"
+    )
     replay.add_argument("--ticks", type=Path, metavar="FILE", help="CSV to write, with a row for each tick")
     replay.add_argument(
         "--resimulate", default="", metavar="COMMAND",
@@ -59,16 +63,18 @@ def gate_options(promote: argparse.ArgumentParser) -> None:
     """Adds the options of the gate to the parser of `brayx promote`."""
     promote.add_argument(
         "--recordings", default="", metavar="FOLDER",
-        help="promote it only if it acts in these recordings as --min-agreement and --max-kl ask",
+        help="promote only a version that meets --min-agreement and --max-kl on these recordings",
     )  # fmt: skip
     promote.add_argument(
-        "--min-agreement", type=float, metavar="X", help="with --recordings: least share of equal actions, 0 to 1"
+        "--min-agreement", type=float, metavar="X", help="with --recordings: minimum share of equal actions, 0 to 1"
     )
     promote.add_argument(
-        "--max-kl", type=float, metavar="Y", help="with --recordings: largest mean KL divergence, in nats"
+        "--max-kl", type=float, metavar="Y", help="with --recordings: maximum mean KL divergence, in nats"
     )
     promote.add_argument(
-        "--job", metavar="YAML", help="with --recordings: the job that made the model (default: as it has it)"
+        "--job",
+        metavar="YAML",
+        help="with --recordings: the job that made the model (default: the one in its checkpoint)",
     )
 
 
@@ -86,7 +92,7 @@ def passed(arguments: argparse.Namespace, uri: str) -> None:
     """
     if not arguments.recordings:
         if arguments.min_agreement is not None or arguments.max_kl is not None:
-            raise ConfigError("--min-agreement and --max-kl go with --recordings")
+            raise ConfigError("--min-agreement and --max-kl need --recordings")
         return
     from brayx.tracking import find
     from pipelines.recordings_gate import RecordingsGate, check_recordings
@@ -110,7 +116,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     if arguments.resimulate:
         return _resimulate(arguments, uri)
     if arguments.out or arguments.from_tick:
-        raise ConfigError("--from-tick and --out go with --resimulate")
+        raise ConfigError("--from-tick and --out need --resimulate")
     from pipelines.replay import replay_recording, write_plot, write_ticks
 
     def on_session(number: int) -> None:
@@ -143,7 +149,7 @@ def _resimulate(arguments: argparse.Namespace, uri: str) -> int:
     from pipelines.stored_models import stored_model
 
     if arguments.plot is not None or arguments.ticks is not None or len(arguments.models) != 1:
-        raise ConfigError("--resimulate plays one version, and goes with neither --plot nor --ticks")
+        raise ConfigError("--resimulate plays one version, and cannot be combined with --plot or --ticks")
     episodes, _ = recorded(arguments.recording, arguments.session)
     if len(episodes) != 1:
         raise ConfigError(

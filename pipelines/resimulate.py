@@ -66,7 +66,7 @@ class Resimulation:
         def ended(ticks: int, result: float | None) -> str:
             return f"{ticks} ticks, {'no return' if result is None else f'return {result:g}'}"
 
-        first = "no reply differs" if self.first is None else f"the first other reply is that to tick {self.first}"
+        first = "no reply differs" if self.first is None else f"the first different reply is to tick {self.first}"
         return "\n".join(
             [
                 f"session {self.session}: the game's inputs were equal up to tick {self.from_tick}",
@@ -161,11 +161,13 @@ def _wait(script: _Script, cores: Gamecores, timeout_s: float) -> None:
         said = f": {cores.messages[-1]}" if cores.messages else ""
         if not script.claimed and (cores.restarts or cores.failures):
             raise StartupError(
-                f"the command ended without a session that starts as the recorded one{script.asked}{said}"
+                f"the command ended without a session that starts as the recorded one{script.expected_start}{said}"
             )
         if clock.now() - since > timeout_s:
             what = f"tick {script.ticks} of the game" if script.claimed else "session that starts as the recorded one"
-            raise StartupError(f"no {what} came within {timeout_s:g} s{'' if script.claimed else script.asked}{said}")
+            raise StartupError(
+                f"no {what} came within {timeout_s:g} s{'' if script.claimed else script.expected_start}{said}"
+            )
 
 
 class _Script:
@@ -207,7 +209,7 @@ class _Script:
         self.result: float | None = None
 
     @property
-    def asked(self) -> str:
+    def expected_start(self) -> str:
         """What was expected of a start, for messages."""
         got = f"; the last start was {_short(self._other_start)}" if self._other_start else ""
         return f", {_short(self._start)}{got}"
@@ -229,7 +231,7 @@ class _Script:
         tick = self.ticks
         if tick <= self._from_tick and body != self._inputs[tick]:
             self.difference = NotDeterministic(
-                f"the game is not deterministic: its body at tick {tick} is {_short(body)}, recorded is "
+                f"the game is not deterministic: its body at tick {tick} is {_short(body)}, the recorded one is "
                 f"{_short(self._inputs[tick])}, and all replies before were as recorded",
                 tick=tick,
             )

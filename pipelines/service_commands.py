@@ -26,7 +26,7 @@ def evaluate_options(evaluate: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     evaluate.add_argument("--at-once", type=count, default=4, metavar="N", help="games at once (default: 4)")
     evaluate.add_argument("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")
-    evaluate.add_argument("--games", type=count, default=20, help="how many (default: 20)")
+    evaluate.add_argument("--games", type=count, default=20, help="number of games (default: 20)")
     evaluate.add_argument("--door", choices=["http", "ws"], help="protocol, with a Gymnasium id (default: the URL's)")
     evaluate.add_argument("--seed", type=int, default=0, help="seed of the games (default: 0)")
     evaluate.add_argument(
@@ -123,10 +123,13 @@ def keys_options(keys: argparse.ArgumentParser) -> None:
     """Adds the verbs of `brayx keys`."""
     verbs = keys.add_subparsers(title="verbs", required=True, metavar="VERB")
     new = verbs.add_parser("new", help="append a key with a fresh secret to a file, and print its id")
-    new.add_argument("--file", default="keys.txt", help="made if it is not there (default: %(default)s)")
+    new.add_argument("--file", default="keys.txt", help="created if it is missing (default: %(default)s)")
     new.add_argument("--id", default=None, help="id of the key (default: a generated one)")
     new.add_argument(
-        "--scope", choices=["read", "control"], default="", help="a key of the console: may read only, or also control"
+        "--scope",
+        choices=["read", "control"],
+        default="",
+        help="make a key for the console: may only read, or also control",
     )
     new.set_defaults(run=_new_key)
 
@@ -143,7 +146,10 @@ def console_options(console: argparse.ArgumentParser) -> None:
     from brayx.gamecore.auth import add_options
 
     console.add_argument(
-        "url", nargs="?", default="", help="a job's console, as it prints it (default: the tracking store alone)"
+        "url",
+        nargs="?",
+        default="",
+        help="URL of a job's console, as the job prints it (default: the tracking store alone)",
     )
     console.add_argument("--port", type=int, default=0, help="port of the page on this machine (default: a free one)")
     console.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")

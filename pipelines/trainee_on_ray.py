@@ -42,12 +42,12 @@ _LAST_NUMBERS_S = 10.0
 _POLL_S, _LOOK_S = 0.1, 2.0
 
 
-class TrialDesk:
+class InProcessClerk:
     """Runs functions with a trial in this process, as `pipelines.clerk.Clerk` does in another."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
-        self._aside: threading.Thread | None = None
+        self._background: threading.Thread | None = None
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Returns ``function(trial, *args)``."""
@@ -57,12 +57,12 @@ class TrialDesk:
         """As `call`, without the result."""
         self.call(function, *args)
 
-    def aside(self, function: Callable[..., Any], *args: Any) -> None:
+    def in_background(self, function: Callable[..., Any], *args: Any) -> None:
         """As `call`, in a thread and without a result; skipped while another such call runs."""
-        if self._aside is None or not self._aside.is_alive():
+        if self._background is None or not self._background.is_alive():
             target = functools.partial(function, self._trial, *args)
-            self._aside = threading.Thread(target=target, name="brayx-aside", daemon=True)
-            self._aside.start()
+            self._background = threading.Thread(target=target, name="brayx-background", daemon=True)
+            self._background.start()
 
 
 class RayTrainee:
@@ -77,7 +77,7 @@ class RayTrainee:
 
     Attributes:
         config: options of its trainer.
-        trial, clerk: its trial, and the desk that runs functions with it.
+        trial, clerk: its trial, and what runs functions with it.
         names: names of its Ray actors, by part.
         hub: Ray's handle of its hub.
         numbers: its recorder in this process.
@@ -89,7 +89,7 @@ class RayTrainee:
     def __init__(self, job: JobConfig, layout: Layout, trial: Trial, *, store: str = "", part_of: str = "") -> None:
         self._job, self.trial = job, trial
         self.config = config = job.trainers[only("trainer", job.trainers)]
-        self.clerk = TrialDesk(trial)
+        self.clerk = InProcessClerk(trial)
         run = trial.run_id
         actors = {name: f"{run}/buffer/{name}" for name in (*config.buffers, *config.eval_buffers)}
         self.names = {part: f"{run}/{part}" for part in ("weights", "moments", "sessions")} | {"hub": hub_name(trial)}

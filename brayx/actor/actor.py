@@ -33,7 +33,7 @@ class Actor:
         Raises:
             LeagueError: opponents cannot be requested.
         """
-        raise LeagueError("a start cannot ask for its opponent: this service has no league")
+        raise LeagueError("a start cannot request an opponent: this service has no league")
 
     def record(self) -> None:
         """Called before ``start``, if that asks for the session to be recorded.
@@ -41,7 +41,7 @@ class Actor:
         Raises:
             ProtocolError: sessions are not recorded on request.
         """
-        raise ProtocolError("this service records no session on request", header="record")
+        raise ProtocolError("this service does not record sessions on request", header="record")
 
     async def start(self, session: str, body: bytes) -> bytes:
         """Begins the session ``session``."""

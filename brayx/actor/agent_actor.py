@@ -22,7 +22,7 @@ from brayx.actor.failures import SessionFailures, note
 from brayx.actor.games import Games, Seat
 from brayx.actor.logs import REQUESTED, SessionLog, SessionLogs, SessionRecorder
 from brayx.actor.models import Arms, Carried, SessionModels
-from brayx.actor.players import Delay, Opponents, OtherArms, Players, SeatedPlayer, asked_in_header, no_league, seated
+from brayx.actor.players import Delay, Opponents, OtherArms, Players, SeatedPlayer, no_league, request_in_header, seated
 from brayx.errors import AgentError, BrayxError
 from brayx.faults import AGENTS_LOGGER
 from brayx.gamecore.protocol import game_of
@@ -85,7 +85,7 @@ class AgentActor(Actor):
         self._seat: Seat | None = None
         self._session = ""
         self._start = b""
-        self._asked: Any = None
+        self._request: Any = None
         self._recorded_for = ""
         self._carried: Carried | None = None
         self._tick = 0
@@ -94,7 +94,7 @@ class AgentActor(Actor):
     def ask(self, opponent: str) -> None:
         if self._factory.opponents is None:
             super().ask(opponent)
-        self._asked = asked_in_header(opponent)
+        self._request = request_in_header(opponent)
 
     def record(self) -> None:
         if not any(recorder.on_request for recorder in self._factory.recorders):
@@ -106,7 +106,7 @@ class AgentActor(Actor):
         state = State(session, kind="start", input=self._codec.decode(body), output=self._codec.empty())
         self._session, self._start = session, body
         self._player = player = await self._seated(state)
-        self._asked = player.request or self._asked  # in case the session moves
+        self._request = player.request or self._request  # in case the session moves
         self._delay = Delay(player.delay) if player.delay else None
         try:
             self._failures = SessionFailures(player.services.recorder)
@@ -148,11 +148,11 @@ class AgentActor(Actor):
                 return None
             self._count_ticks()
         # Between Ray's own processes only: no door ever reads it.
-        kept = self._start, self._asked, self._delay, self._logs.why, self._tick
+        kept = self._start, self._request, self._delay, self._logs.why, self._tick
         return pickle.dumps((*kept, agents, self._models.carried()))
 
     async def restore(self, session: str, snapshot: bytes) -> None:
-        start, self._asked, delay, self._recorded_for, self._tick, agents, self._carried = pickle.loads(snapshot)
+        start, self._request, delay, self._recorded_for, self._tick, agents, self._carried = pickle.loads(snapshot)
         self._counted = self._tick
         await self.start(session, start)
         self._delay = delay
@@ -307,7 +307,7 @@ class AgentActor(Actor):
         if factory.players is not None:
             return await factory.players.seat(start.session)
         if factory.opponents is not None:
-            found = await seated(factory.opponents, start, self._asked)
+            found = await seated(factory.opponents, start, self._request)
             if found is not None:
                 return found
         return no_league(factory.services)

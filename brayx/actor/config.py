@@ -130,8 +130,8 @@ class ActorConfig(SessionConfig):
     max_body_bytes: Annotated[int, Field(ge=1)] = DEFAULT_MAX_BODY_BYTES
     """Limit on a request's body."""
     websocket_window_bits: Annotated[int, Field(ge=9, le=15)] | None = None
-    """Compresses the WebSockets of the native ports for clients that offer it: each message against the 2^this bytes
-    before it, so more than a message pays; 15 takes up to 300 kB for a connection. null: no compression."""
+    """Compresses WebSockets of the native ports for clients that offer it: each message against the 2^this bytes before
+    it, which should cover more than one message. 15 takes up to 300 kB per connection; null: no compression."""
     cors_origins: Annotated[list[str], AfterValidator(are_origins)] = []
     """Origins of web pages whose scripts may call the HTTP doors, like ``https://play.example.com``; ``*``: all; empty:
     none."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = limited(__name__)
 
 _LEAST_SWEEP_S = 0.01
-_MOST_SWEEP_S = 0.25
+_MAX_SWEEP_S = 0.25
 _LEASE_CHECK_S = 0.05
 _now = clock.now
 
@@ -231,8 +231,8 @@ class Sweeper:
     async def run(self) -> None:
         """Sweeps until cancelled, often enough to be late by a quarter of the shortest limit at most."""
         config = self._shared.config
-        shortest_s = min(config.tick_timeout_s, config.idle_timeout_s, config.reconnect_timeout_s or _MOST_SWEEP_S * 4)
-        every_s = min(max(_LEAST_SWEEP_S, shortest_s / 4), _MOST_SWEEP_S)
+        shortest_s = min(config.tick_timeout_s, config.idle_timeout_s, config.reconnect_timeout_s or _MAX_SWEEP_S * 4)
+        every_s = min(max(_LEAST_SWEEP_S, shortest_s / 4), _MAX_SWEEP_S)
         while True:
             due = _now() + every_s
             await asyncio.sleep(every_s)

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from brayx.errors import BrayxError, Overloaded, ServiceFull, SessionLost, SessionUnknown
 from brayx.gamecore.protocol import StepKind, StepRequest
 
-_MOST_KEPT = 4096
+_MAX_KEPT = 4096
 
 BETWEEN = "between"
 """Layer of the error for a request that came while its session was moved: the request was not applied."""
@@ -25,7 +25,7 @@ class Ends:
     def add(self, session: str, reason: str) -> None:
         """Keeps why a session ended."""
         self._reasons[session] = reason
-        while len(self._reasons) > _MOST_KEPT:
+        while len(self._reasons) > _MAX_KEPT:
             self._reasons.popitem(last=False)
 
     def forget(self, session: str) -> None:

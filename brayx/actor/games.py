@@ -2,7 +2,7 @@
 
 A game's sessions have the ids ``GAME-agent-AGENT``. Each tick number has one board, which the states of all sessions
 read and write. A board is kept while a session of the game may still reach its tick, and no game keeps more than
-`MOST_BOARDS`. Pure asyncio, one event loop; knows nothing of routing.
+`MAX_BOARDS`. Pure asyncio, one event loop; knows nothing of routing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from brayx.actor.agent import State, unset_error
 from brayx.errors import DeadlineExceeded
 from brayx.gamecore.protocol import game_of
 
-MOST_BOARDS = 1024
+MAX_BOARDS = 1024
 """Boards of a game: a session further behind than this misses the oldest ticks."""
 
 _OWN = frozenset(State.__annotations__)
@@ -188,7 +188,7 @@ class Games:
         most_boards: ticks that a game keeps boards of; past it the oldest goes.
     """
 
-    def __init__(self, most_boards: int = MOST_BOARDS) -> None:
+    def __init__(self, most_boards: int = MAX_BOARDS) -> None:
         self.most_boards = most_boards
         self._games: dict[str, _Game] = {}
 

@@ -35,8 +35,8 @@ class SeatedPlayer:
         explores: whether its agents read ``train`` as the job's ``mode``, and so explore as in the rated games.
         delay: number of ticks by which its agents see the input late; until then they see the first input.
         release: call once its agents have ended, as nothing acts with its models from then on; later calls do nothing.
-        request: the value of ``asked`` with which `Opponents.seat` gives the session the same player again, in any
-            process; pickles. None: a session that moves repeats the request of its start.
+        request: what makes `Opponents.seat` give the session the same player again, in any process; pickles.
+            None: a session that moves repeats the request of its start.
     """
 
     label: str
@@ -83,12 +83,12 @@ class Players(Protocol):
 class Opponents(Protocol):
     """Gives a session the player that its start asks for."""
 
-    async def seat(self, session: str, asked: Any) -> SeatedPlayer | None:
+    async def seat(self, session: str, request: Any) -> SeatedPlayer | None:
         """The player of a session that starts.
 
         Args:
             session: the session's id.
-            asked: the value of `OPPONENT` in the start's body, or the `SeatedPlayer.request` of a session that moves.
+            request: the value of `OPPONENT` in the start's body, or the `SeatedPlayer.request` of a session that moves.
 
         Returns:
             None: the start asks for nobody, and the value is the game's own.
@@ -98,28 +98,29 @@ class Opponents(Protocol):
         """
 
 
-async def seated(opponents: Opponents, start: State, asked: Any) -> SeatedPlayer | None:
+async def seated(opponents: Opponents, start: State, request: Any) -> SeatedPlayer | None:
     """The player that a start asks for; None: it asks for nobody.
 
     Args:
         opponents: the players of the league that is served.
         start: state of the start; its body may ask, too.
-        asked: what the start asks for outside of its body, which comes first; or `SeatedPlayer.request`; None: nothing.
+        request: what the start asks for outside of its body, which takes precedence; or `SeatedPlayer.request`. None:
+            nothing.
 
     Raises:
         BrayxError: there is no such player, or its weights cannot be loaded; or there are no opponents.
     """
-    if asked is None:
+    if request is None:
         if not isinstance(start.input, dict) or OPPONENT not in start.input:
             return None
         return await opponents.seat(start.session, start.input[OPPONENT])
-    found = await opponents.seat(start.session, asked)
+    found = await opponents.seat(start.session, request)
     if found is None:  # outside the body, every request is for us
-        raise LeagueError("a start cannot ask for its opponent: no league is served here")
+        raise LeagueError("a start cannot request an opponent: no league is served here")
     return found
 
 
-def asked_in_header(text: str) -> dict[str, Any]:
+def request_in_header(text: str) -> dict[str, Any]:
     """Parses ``rating=1200`` to the value of `OPPONENT` in a start's body: ``{"rating": 1200}``.
 
     Does not check values; text that should be a number stays text.

@@ -54,9 +54,9 @@ _SPACES: Mapping[str, tuple[Policy, ...]] = {
     "box": ("gaussian", "squashed"),
 }
 _LEAST_GRADIENTS = 50
-"""Least gradient steps of a training, or one per `_MOST_STEPS` transitions if that is fewer. A training with fewer
+"""Least gradient steps of a training, or one per `_MAX_STEPS` transitions if that is fewer. A training with fewer
 learns next to nothing."""
-_MOST_STEPS = 1_000
+_MAX_STEPS = 1_000
 
 
 def config_class(options: Mapping[str, Any], folder: str = "") -> type[AlgorithmConfig]:
@@ -268,7 +268,7 @@ def check_enough(config: AlgorithmConfig, *, num_steps: int, batches: float, bat
         ConfigError: names the number of gradient steps, and what to change.
     """
     gradients = batches * config.gradients(batch_steps)
-    if gradients < min(_LEAST_GRADIENTS, num_steps / _MOST_STEPS):
+    if gradients < min(_LEAST_GRADIENTS, num_steps / _MAX_STEPS):
         raise ConfigError(
             f"{num_steps:,} transitions come to {gradients:.0f} gradients of algorithm {config.name!r}, of "
             f"{batch_steps:,} transitions each: too few to learn anything; expected {change}",

@@ -6,6 +6,9 @@ then converge in two-player zero-sum games where the policy gradient alone cycle
 equilibrium, the further from a Nash equilibrium the larger the term's weight; with a magnet that slowly follows the
 policy to a Nash equilibrium. The paper averages policies; this copy averages weights.
 
+Rudolph et al. 2025, "Reevaluating policy gradient methods for imperfect-information games",
+https://arxiv.org/abs/2502.08938, find that algorithms made for such games do not outperform policy gradients.
+
 Knows nothing of losses and batches.
 """
 

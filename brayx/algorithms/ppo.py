@@ -3,11 +3,7 @@
 Schulman et al. 2017, "Proximal policy optimization algorithms", https://arxiv.org/abs/1707.06347. Input: the learner
 batches of `brayx.replay.packing`, as tensors. Knows nothing of where they come from, of publishing or of checkpoints.
 
-For self-play, an optional magnet adds KL(learning policy || reference policy) to the loss (`brayx.algorithms.magnet`):
-Sokota et al. 2023, "A unified approach to reinforcement learning, quantal response equilibria, and two-player zero-sum
-games", https://arxiv.org/abs/2206.05825. Rudolph et al. 2025, "Reevaluating policy gradient methods for
-imperfect-information games", https://arxiv.org/abs/2502.08938, find that algorithms made for such games do not
-outperform policy gradients.
+For self-play, an optional magnet adds KL(learning policy || reference policy) to the loss: `brayx.algorithms.magnet`.
 
 The module returns a policy's outputs (`brayx.nets.distributions`) and ``value`` ``[N]``, or ``[N, K]`` with reward
 heads. A recurrent module is replayed over whole columns, see `brayx.algorithms.forward`.
@@ -83,8 +79,7 @@ class PPOConfig(OptimiseConfig):
     entropy_coef: Annotated[float, Field(ge=0)] = 0.01
     """Weight of the entropy bonus."""
     magnet_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of KL(policy || magnet), the divergence from a reference policy; in self-play it stops cycles. 0: no
-    magnet."""
+    """Weight of KL(policy || magnet), the divergence from a reference policy; stops cycles in self-play. 0: none."""
     magnet: Literal["fixed", "average"] = "average"
     """Weights of the magnet. ``fixed``: those before the first update from play. ``average``: an exponential moving
     average of the policy's."""
@@ -194,9 +189,8 @@ def ppo_loss(
         raise ValueError(f"value: expected the shape of its targets, {tuple(target.shape)}, got {tuple(value.shape)}")
     log_ratio = log_prob - old_log_prob
     ratio = log_ratio.exp()
-    surrogate = torch.minimum(
-        ratio * weighted_advantage, ratio.clamp(1 - clip_param, 1 + clip_param) * weighted_advantage
-    )
+    clipped = ratio.clamp(1 - clip_param, 1 + clip_param)
+    surrogate = torch.minimum(ratio * weighted_advantage, clipped * weighted_advantage)
     error = (value - target).square()
     if clip_value is not None:
         assert old_value is not None
@@ -291,13 +285,8 @@ class _Data(NamedTuple):
 
 @dataclass
 class _Done:
-    """Results of an update's gradient steps so far.
-
-    Attributes:
-        losses: `Loss.parts` of each micro-batch.
-        log_ratios, weights: ``[N]`` of each micro-batch.
-        norms: gradient norm of each step.
-    """
+    """Results of an update's gradient steps so far: `Loss.parts`, ``[N]`` log-ratios and ``[N]`` weights of each
+    micro-batch, and the gradient norm of each step."""
 
     losses: list[Tensor] = field(default_factory=list)
     log_ratios: list[Tensor] = field(default_factory=list)
@@ -500,8 +489,7 @@ class PPO(Algorithm):
     def _outputs(
         self, forward: Forward, take: Callable[[Outputs], Any], obs: Any, state: Any, carry: Tensor | None
     ) -> Any:
-        """The outputs that ``take`` selects, of every step, ``[T * B, ...]``, or ``[T, B, ...]`` if recurrent; in
-        pieces, to bound memory."""
+        """What ``take`` selects of each step, ``[T * B, ...]`` or, if recurrent, ``[T, B, ...]``; in bounded pieces."""
         leaves = optree.tree_leaves(obs)
         axis = 0 if carry is None else 1
         units = leaves[0].shape[axis]

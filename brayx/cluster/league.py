@@ -30,7 +30,7 @@ from brayx.types import Weights
 
 THE_LEAGUE = "the league"
 """The actor's name in messages."""
-_MOST_AWAY_S = 300.0
+_MAX_AWAY_S = 300.0
 """Time without an answer from the league after which a training fails."""
 
 
@@ -70,7 +70,7 @@ class _LeagueActor(League):
         super().__init__(config, Ledger(books), seed=seed)
         self._files = SnapshotFiles(Path(weights))
         self._learning = dict(learning)
-        self._is_told = False
+        self._knows_learners = False
 
     def drawn(self, game: str) -> Drawn:
         return Drawn(self.draw(game), self._learning)
@@ -78,13 +78,14 @@ class _LeagueActor(League):
     def due_of(self, player: str, env_steps: int, learning: Mapping[str, Learning]) -> str:
         """As `due`; also sets the players that learn, which a restarted actor has forgotten.
 
-        Games drawn before a player's restart took effect do not count, see `begin_anew`.
+        Games drawn before a player's restart took effect do not count, see `void_games`.
         """
         for name, parts in learning.items():
             known = self._learning.get(name)
-            if self._is_told and known is not None and parts.life > known.life:  # else this actor restarted, not it
-                self.begin_anew(name)
-        self._is_told, self._learning = True, dict(learning)
+            restarted = known is not None and parts.life > known.life
+            if restarted and self._knows_learners:  # otherwise this actor restarted, not the player
+                self.void_games(name)
+        self._knows_learners, self._learning = True, dict(learning)
         for other in set(self.learners) - self._learning.keys():
             self.retire(other, "its learner has ended")
         return self.due(player, env_steps)
@@ -239,7 +240,7 @@ class RemoteLeague:
                 self._away_since = began
                 self._say(f"{error.message}: the training goes on, and asks again")
             away_s = time.monotonic() - self._away_since
-            if away_s > _MOST_AWAY_S:
+            if away_s > _MAX_AWAY_S:
                 raise ModelError(f"{THE_LEAGUE} has not answered for {away_s:.0f} s") from error
             raise
         except BrayxError:  # an answer, too

@@ -26,7 +26,7 @@ from brayx.metrics import Recorder
 
 log = limited(__name__)
 
-_MOST_QUEUED = 10_000
+_MAX_QUEUED = 10_000
 """Maximum games that wait to be counted; when it is reached, further games are lost."""
 
 
@@ -132,7 +132,7 @@ class EndedGames:
 
     def put(self, game: Game) -> None:
         """Queues a game; returns at once."""
-        if self._closed or len(self._queue) >= _MOST_QUEUED:
+        if self._closed or len(self._queue) >= _MAX_QUEUED:
             self._lose("no room for it" if not self._closed else "the replica ends")
             return
         self._queue.append(game)

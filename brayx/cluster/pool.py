@@ -31,7 +31,7 @@ _ALONE_S = 60.0
 _FIRST_LOOK_S = 20.0
 """Longest wait of a starting replica for the aliases."""
 _KEPT = 4
-_MOST_RUNS = 2
+_MAX_RUNS = 2
 """Maximum functions that run at once: a registry that hangs must not take the threads that read weights and aliases."""
 
 _Result = TypeVar("_Result")
@@ -47,7 +47,7 @@ class _PoolActor:
         self._waiting = 0
         self._kept: OrderedDict[tuple[str, int], Any] = OrderedDict()
         self._fetches: dict[tuple[str, int], asyncio.Task[Any]] = {}
-        self._running = asyncio.Semaphore(_MOST_RUNS)
+        self._running = asyncio.Semaphore(_MAX_RUNS)
         self._task: asyncio.Task[None] | None = None
 
     async def newer(self, than: Aliases | None, timeout_s: float) -> Aliases | None:
@@ -84,7 +84,7 @@ class _PoolActor:
             async with asyncio.timeout(_MARGIN_S):
                 await self._running.acquire()
         except TimeoutError:
-            raise DeadlineExceeded(f"the registry has not answered {_MOST_RUNS} earlier reads") from None
+            raise DeadlineExceeded(f"the registry has not answered {_MAX_RUNS} earlier reads") from None
         try:
             return await asyncio.to_thread(function)
         finally:

@@ -100,7 +100,7 @@ class Guard:
     def _check(self, request: HTTPConnection) -> None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if self._keys is None and not is_loopback(urlsplit(f"//{host}").hostname):
-            raise Forbidden(f"this console has no keys and answers for localhost only, not for {host[:80]!r}")
+            raise Forbidden(f"this console has no keys and answers to localhost only, not to {host[:80]!r}")
         if origin is not None and urlsplit(origin).netloc != host:
             raise Forbidden(f"a web page of {origin[:80]!r} may not use this console")
         if self._keys is None:

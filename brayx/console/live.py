@@ -21,15 +21,15 @@ from brayx.errors import ServiceFull, SessionUnknown
 from brayx.local.host import LocalHost
 from brayx.types import Forward, NestedArray, Step, flatten
 
-MOST_TICKS = 16
+MAX_TICKS = 16
 """Newest ticks of a followed session that wait for its viewers."""
 ENDED = "ended"
 """Reason for a session's end if the console ended it."""
 _FOLLOWED_S = 3.0
 """A session is no longer followed this long after the last request for its ticks."""
-_MOST_FOLLOWED = 64
+_MAX_FOLLOWED = 64
 _ANSWER_S = 5.0
-_MOST_VALUES = 65_536
+_MAX_VALUES = 65_536
 """Elements of an array that the console shows; larger ones are left out."""
 
 
@@ -44,7 +44,7 @@ class FollowedSession(SessionLog):
         self.end_reason = ""
         self.result: float | None = None
         self._count = 0
-        self._ticks: deque[_Kept] = deque(maxlen=MOST_TICKS)
+        self._ticks: deque[_Kept] = deque(maxlen=MAX_TICKS)
         self._event = ""
         self._outputs: dict[str, NestedArray] = {}
 
@@ -137,8 +137,8 @@ class LiveSessions:
         found = self._followed.get(name)
         # Not followed so far, or a new session of the same id.
         if session is not None and (found is None or (found.end_reason and not after)):
-            if len(self._followed) >= _MOST_FOLLOWED:
-                raise ServiceFull(f"{len(self._followed)} sessions are followed, and more may not be: close a view")
+            if len(self._followed) >= _MAX_FOLLOWED:
+                raise ServiceFull(f"{len(self._followed)} sessions are followed, which is the limit: close a view")
             found = FollowedSession()
             session.actor.attach(found)
             if not self._followed:
@@ -196,7 +196,5 @@ def _shown(
             arrays |= flatten(value, name)
     for model, output in outputs.items():
         arrays |= flatten(output, model)
-    arrays = {
-        name: array for name, array in arrays.items() if array.dtype.kind in "biuf" and array.size <= _MOST_VALUES
-    }
+    arrays = {name: array for name, array in arrays.items() if array.dtype.kind in "biuf" and array.size <= _MAX_VALUES}
     return LiveTick(state.tick, at_s, seconds, body, reply, arrays, event)

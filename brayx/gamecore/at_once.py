@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from brayx.errors import BrayxError, ConfigError
-from brayx.gamecore.games import MOST_RESUMED, RESUMED, RETRIED, Patience, Result, seeds
+from brayx.gamecore.games import MAX_RESUMED, RESUMED, RETRIED, Patience, Result, seeds
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.tcp import TcpSessions
@@ -136,7 +136,7 @@ class _Table:
         """
         try:
             if isinstance(reply, BrayxError):
-                if not isinstance(reply, RESUMED) or running.repeats == MOST_RESUMED:
+                if not isinstance(reply, RESUMED) or running.repeats == MAX_RESUMED:
                     raise reply
                 running.repeats += 1
             else:

@@ -33,7 +33,7 @@ KEYS_FILE_VARIABLE = "BRAYX_KEYS_FILE"
 KEYS_VARIABLE = "BRAYX_KEYS"
 
 _KEY_ID = re.compile(rf"(?!#)[!-9;-~]{{1,{MAX_KEY_CHARS}}}")
-_MOST_TIME_DIGITS = 19
+_MAX_TIME_DIGITS = 19
 _NEW_SECRET_BYTES = 32
 _NOBODYS_SECRET = secrets.token_bytes(_NEW_SECRET_BYTES)
 _PRIVATE = 0o600
@@ -156,7 +156,7 @@ class Keys:
         if not (key and time and token):
             absent = ", ".join(repr(name) for name in ("key", "time", "token") if not getattr(request, name))
             raise Unauthorized(f"this service requires keys: {absent} missing", missing=absent)
-        if not (time.isascii() and time.isdigit() and len(time) <= _MOST_TIME_DIGITS):
+        if not (time.isascii() and time.isdigit() and len(time) <= _MAX_TIME_DIGITS):
             raise Unauthorized(f"'time' is {time[:40]!r}, expected Unix seconds, a decimal number", field="time")
         behind_s = now - int(time)
         if not -self._window_s <= behind_s <= self._window_s:

@@ -252,8 +252,8 @@ class Client(_Session):
             record: ask for the session to be recorded, where the service does that on request.
 
         Raises:
-            ProtocolError: the service records no session on request.
-            BadBody: there is no such key, or its value is none.
+            ProtocolError: the service does not record sessions on request.
+            BadBody: the key is unknown, or its value is not valid.
             LeagueError, VersionUnknown: there is no such opponent; or no league.
             SessionExists: a session is running in this client, or under this id at the service.
             ServiceFull: the service has no room for another session.

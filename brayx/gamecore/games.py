@@ -45,7 +45,7 @@ RESUMED = (SessionResumed, OutOfSequence)
 """Errors that mean: the session continues from an earlier tick, and this request was not applied. The second one comes
 if the first was lost with its connection."""
 
-MOST_RESUMED = 3
+MAX_RESUMED = 3
 """Maximum number of such errors in a row for one request before its game is given up."""
 
 RETRIED = (*RESUMED, SessionLost, SessionUnknown, AgentError, Overloaded, DeadlineExceeded, TransportError)
@@ -132,7 +132,7 @@ def send(request: Callable[[bytes], bytes], body: bytes) -> bytes:
     Raises:
         BrayxError: any error of ``request``.
     """
-    for _ in range(MOST_RESUMED):
+    for _ in range(MAX_RESUMED):
         try:
             return request(body)
         except RESUMED:

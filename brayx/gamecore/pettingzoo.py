@@ -35,7 +35,7 @@ from brayx.components import load_module
 from brayx.errors import BrayxError, ConfigError
 from brayx.gamecore import games as playing
 from brayx.gamecore.client import AsyncClient
-from brayx.gamecore.games import MOST_RESUMED, RESUMED, Ended, action_reader, encode, jsonable, start_body
+from brayx.gamecore.games import MAX_RESUMED, RESUMED, Ended, action_reader, encode, jsonable, start_body
 from brayx.gamecore.protocol import AGENT_MARK
 
 Api = Literal["aec", "parallel"]
@@ -383,7 +383,7 @@ async def _together(work: Iterable[Coroutine[Any, Any, _Answer]]) -> list[_Answe
 
 async def _send(request: Callable[[bytes], Awaitable[bytes]], body: bytes) -> bytes:
     """`brayx.gamecore.games.send`, awaited."""
-    for _ in range(MOST_RESUMED):
+    for _ in range(MAX_RESUMED):
         try:
             return await request(body)
         except RESUMED:

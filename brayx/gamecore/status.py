@@ -11,7 +11,7 @@ from brayx.gamecore.transports.base import Endpoint
 HAS_STATUS = ("http", "https", "ws", "wss")
 """Schemes of the doors that share a port with the status page."""
 
-_MOST_BYTES = 64 * 1024
+_MAX_BYTES = 64 * 1024
 
 
 def read_status(endpoint: Endpoint, timeout_s: float) -> dict[str, Any] | None:
@@ -25,7 +25,7 @@ def read_status(endpoint: Endpoint, timeout_s: float) -> dict[str, Any] | None:
         connection = http.client.HTTPSConnection(endpoint.host, endpoint.port, timeout=timeout_s, context=context)
     try:
         connection.request("GET", endpoint.prefix + "/")
-        page = json.loads(connection.getresponse().read(_MOST_BYTES))
+        page = json.loads(connection.getresponse().read(_MAX_BYTES))
     except (OSError, http.client.HTTPException, ValueError):
         return None
     finally:

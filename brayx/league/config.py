@@ -42,7 +42,7 @@ class PlayerConfig(BaseModel):
     """Shares of its opponents: ``latest`` (itself, as it is now), ``uniform`` or ``pfsp`` (all that do not learn:
     snapshots, ``past`` and ``script``), ``champion``, ``past`` (its own snapshots and those of its exploiters; for an
     exploiter those of the player that it exploits), or a player's name. Empty: by role, 0.5 ``pfsp``, 0.35 ``latest``
-    and 0.15 ``past`` for ``main``; all of them the exploited player for ``exploiter``; ``pfsp`` for
+    and 0.15 ``past`` for ``main``; only the exploited player for ``exploiter``; only ``pfsp`` for
     ``league_exploiter``."""
     weighting: Weighting | None = None
     """How ``pfsp`` and ``past`` weigh an opponent that is beaten with probability p: ``squared`` (1 - p)^2, ``linear``
@@ -52,11 +52,11 @@ class PlayerConfig(BaseModel):
     snapshot_at: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Mean win rate over its opponents at which a snapshot is frozen before that; null: never."""
     snapshot_min_steps: Annotated[int, Field(ge=1)] = 50_000
-    """Env steps between two snapshots at least, with ``snapshot_at``."""
+    """Minimum env steps between two snapshots, with ``snapshot_at``."""
     restart: Literal["never", "snapshot"] = "never"
-    """When an exploiter starts anew from its first weights: ``snapshot``, after each of its snapshots."""
+    """When an exploiter restarts from its first weights. ``snapshot``: after each of its snapshots."""
     share: Annotated[float, Field(gt=0)] = 1.0
-    """Share of the games in which it is the one that learns, in proportion to the other learners'."""
+    """Share of the games that it learns from, in proportion to the shares of the other learners."""
     trainer: dict[str, Any] = {}
     """Options of the job's trainer that differ for this player."""
 
@@ -104,7 +104,7 @@ class PlayerConfig(BaseModel):
         if self.against and not sum(self.against.values()):
             raise ValueError("all shares of against are 0, so there is nobody to play")
         if self.restart != "never" and self.role == "main":
-            raise ValueError("restart is snapshot, and only an exploiter starts anew, not role main")
+            raise ValueError("restart is snapshot, and only an exploiter restarts, not role main")
         return self
 
 
@@ -114,22 +114,22 @@ class GateConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     min_games: Annotated[int, Field(ge=1)] = 100
-    """Games that a candidate must have played against the champion. Beyond that it plays until the interval decides, at
-    most four times as many games. A past player that beats it, and not the champion as well, holds it back; after as
-    many games, for good."""
+    """Games that a candidate must have played against the champion. After these it plays on until the interval decides,
+    at most four times as many games. A past player that beats it, and not the champion as well, holds it back; after
+    this many games against that player, for good."""
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
     """Confidence of the interval of its win rate, whose lower bound must be above a half."""
     share: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share of the games that decide about champions, while there is a candidate: the newest snapshot of a ``main``
-    player, until it has won or failed. Half of them are against the champion, half against the frozen players that may
-    beat the candidate. Nobody learns from these games."""
+    """Share of the games that the gate takes while there is a candidate: the newest snapshot of a ``main`` player,
+    until it has won or failed. Half of them are against the champion, half against the frozen players that may beat the
+    candidate. Nobody learns from these games."""
     check: str | None = None
     """Import path of a function, ``module.function``, searched in the YAML file's folder first, that scores a
-    candidate, less is better: it gets the torch module with the candidate's weights, and the whole job as plain dicts.
-    It runs once for each candidate, in a process beside; for games that OpenSpiel knows, brayx.exploitability has one.
-    null: games decide alone."""
+    candidate: less is better. It gets the torch module with the candidate's weights, and the whole job as plain dicts.
+    It runs once for each candidate, in a separate process. brayx.exploitability has one for games that OpenSpiel knows.
+    null: only games decide."""
     at_most: float | None = None
-    """With ``check``: the largest score with which a candidate can become champion."""
+    """With ``check``: the maximum score of a champion."""
 
     @model_validator(mode="after")
     def _a_check_has_its_limit(self) -> Self:
@@ -156,13 +156,13 @@ class LeagueConfig(BaseModel):
     players: dict[str, PlayerConfig]
     """Players by name; at least one of role ``main``, ``exploiter`` or ``league_exploiter``."""
     pool_size: Annotated[int, Field(ge=1, le=10_000)] = 100
-    """Snapshots to play against. Beyond that the weakest is dropped, but never the champion, the strongest, or a
-    player's newest."""
+    """Maximum snapshots to play against. Beyond that the weakest is dropped, but never the champion, the strongest, or
+    a player's newest."""
     resident: Annotated[int, Field(ge=1)] = 8
-    """Sets of opponents' weights in memory at most, besides the live weights; others are fetched when they play."""
+    """Maximum sets of opponents' weights in memory, besides the live weights; others are fetched when they play."""
     recency: Annotated[float, Field(gt=0, le=1)] = 0.99
-    """Factor by which the earlier games of a pair lose weight with each further one, in the win rates that opponents
-    are drawn by; 1: all count alike."""
+    """Factor on the weight of a pair's earlier games with each further game, in the win rates by which opponents are
+    drawn; 1: all games count alike."""
     gate: GateConfig = GateConfig()
     """When a snapshot becomes champion."""
     levels: str = "levels.yaml"

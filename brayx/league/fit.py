@@ -19,7 +19,7 @@ from brayx.league.ratings import FIRST_POINTS, POINTS_PER_MU, Rating
 
 _SCALE = math.log(10.0) / 400.0
 _PRIOR = (Rating().sigma * POINTS_PER_MU) ** -2.0
-_MOST_STEPS = 200
+_MAX_STEPS = 200
 _LONGEST_STEP = 200.0
 _CLOSE = 1e-6
 _Z95 = 1.959964
@@ -63,7 +63,7 @@ def fit(
         won[a] += wins + 0.5 * draws
         won[b] += losses + 0.5 * draws
     points = np.full(count, FIRST_POINTS)
-    for _ in range(_MOST_STEPS):  # Newton's method; the posterior is concave
+    for _ in range(_MAX_STEPS):  # Newton's method; the posterior is concave
         rate = 0.5 * (1.0 + np.tanh(0.5 * _SCALE * (points[:, None] - points[None, :])))
         slope = _SCALE * (won - (games * rate).sum(1)) - _PRIOR * (points - FIRST_POINTS)
         step = np.linalg.solve(_curvature(games, rate), slope)

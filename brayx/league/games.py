@@ -109,12 +109,12 @@ class Game:
         """Why the game is broken off; empty: every seat has a result."""
         seats = len(self.members)
         if len(self.sessions) < seats:
-            return f"{len(self.sessions)} of {seats} sessions came"
+            return f"{len(self.sessions)} of {seats} sessions started"
         without = [session for session, seat in self.sessions.items() if seat not in self.results]
         if not without:
             return ""
         why = self.ended.get(self.sessions[without[0]], "")
-        return f"{len(without)} of {seats} sessions gave no result; {without[0]!r} ended with reason {why!r}"
+        return f"{len(without)} of {seats} sessions reported no result; {without[0]!r} ended with reason {why!r}"
 
 
 def checked(value: Any) -> Result:

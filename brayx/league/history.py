@@ -8,7 +8,7 @@ from typing import NamedTuple
 from brayx.league.member import Member
 from brayx.league.ratings import Ratings
 
-MOST_POINTS = 500
+MAX_POINTS = 500
 """Points of a curve at most."""
 
 _MOVED = 2.0

@@ -14,7 +14,7 @@ from brayx.league.games import Game
 from brayx.league.member import Member
 from brayx.league.seats import seat_of
 
-MOST_GAMES = 10_000
+MAX_GAMES = 10_000
 """Maximum games in progress; further ones are refused."""
 LOST = "lost"
 """Outcome of a game that ended but could not be counted."""
@@ -61,8 +61,8 @@ class GamesInProgress:
         if self._sessions.get(session, found) is not found:
             raise SessionError(f"session {session!r} plays in another game than {game!r}", session=session)
         if found is None:
-            if len(self._games) >= MOST_GAMES:
-                raise ServiceFull(f"{MOST_GAMES} games are in progress: no room for another", games=MOST_GAMES)
+            if len(self._games) >= MAX_GAMES:
+                raise ServiceFull(f"{MAX_GAMES} games are in progress: no room for another", games=MAX_GAMES)
             found = draw(game)
         seat = found.sessions.get(session)
         if seat is None:

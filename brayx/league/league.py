@@ -73,7 +73,7 @@ class League:
         self._seats = Seats(config, seed)
         self._retired: dict[str, str] = {}
         self._unfit: dict[Member, str] = {}
-        self._anew_s: dict[Member, float] = {}
+        self._voided_s: dict[Member, float] = {}
         self._read()
 
     @property
@@ -118,7 +118,7 @@ class League:
         if self._ledger.has(game.id):
             return finished if again else finished.repeated()
         pairs: dict[tuple[Member, Member], Pair] = {}
-        if finished.ranks and not any(game.drawn_s <= self._anew_s.get(member, -math.inf) for member in game.members):
+        if finished.ranks and not any(game.drawn_s <= self._voided_s.get(member, -math.inf) for member in game.members):
             for a, b, score in pair_results(finished.teams, finished.ranks):
                 if a in self._known and b in self._known:  # one may have left the pool since the game began
                     self.payoff.add(a, b, score)
@@ -191,17 +191,18 @@ class League:
         self.snapshots = [each._replace(dropped=each.dropped or each.member in lost) for each in self.snapshots]
         self.snapshots.append(snapshot)
         if restarts:
-            self.begin_anew(player)
+            self.void_games(player)
         self._fill()
         return member
 
-    def begin_anew(self, player: str) -> None:
-        """Forgets a learner that restarts: games drawn before do not count for it.
+    def void_games(self, player: str) -> None:
+        """Voids the games of a learner that were drawn before now: they count for nobody.
 
-        `freeze` does so if the player `restarts`; call it again when the new learner acts, for games drawn meanwhile.
+        `freeze` does so if the player `restarts`. Call it again when the restarted learner acts, for games drawn
+        meanwhile.
         """
         self._learner(player)
-        self._anew_s[Member(player)] = time.monotonic()
+        self._voided_s[Member(player)] = time.monotonic()
 
     def restarts(self, player: str) -> bool:
         """Whether a learner restarts from its first weights after a snapshot."""
@@ -255,7 +256,7 @@ class League:
             LeagueError: the candidate is neither a snapshot of the pool nor a ``past`` player.
         """
         if not candidate.version or candidate not in self._matchmaker.frozen:
-            raise LeagueError(f"{candidate.label} is no snapshot of the pool, so it cannot become champion")
+            raise LeagueError(f"{candidate.label} is not a snapshot of the pool, so it cannot become champion")
         if candidate in self._unfit:
             return Verdict(False, self._unfit[candidate])
         return gates.judge(candidate, *self._gate)

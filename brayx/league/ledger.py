@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from brayx.errors import LeagueError
-from brayx.league.history import MOST_POINTS, Point, thinned
+from brayx.league.history import MAX_POINTS, Point, thinned
 from brayx.league.member import INCUMBENT, Member
 from brayx.league.payoff import Pair
 from brayx.league.ratings import Rating
@@ -204,8 +204,8 @@ class Ledger:
             self._db.execute("INSERT OR REPLACE INTO facts VALUES ('champion', ?)", (champion.label,))
 
     def write_curve(self, member: Member, curve: Sequence[Point]) -> None:
-        """Replaces the curve of a member; one of more than `MOST_POINTS` is thinned out."""
-        rows = [(member.label, *point) for point in thinned(curve, MOST_POINTS)]
+        """Replaces the curve of a member; one of more than `MAX_POINTS` is thinned out."""
+        rows = [(member.label, *point) for point in thinned(curve, MAX_POINTS)]
         with self._transaction():
             self._db.execute("DELETE FROM curves WHERE member = ?", (member.label,))
             self._db.executemany("INSERT INTO curves VALUES (?, ?, ?, ?, ?)", rows)

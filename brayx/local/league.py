@@ -65,7 +65,7 @@ class LocalLeague:
             return player
 
     def replace(self, name: str, before: LocalModel, player: LearningPlayer) -> None:
-        """Gives a restarted player its parts: see `Seating.learn` and `League.begin_anew`.
+        """Gives a restarted player its parts: see `Seating.learn` and `League.void_games`.
 
         Args:
             name: the player.
@@ -74,7 +74,7 @@ class LocalLeague:
         """
         with self._lock:
             self._seating.learn(name, player)
-            self._league.begin_anew(name)
+            self._league.void_games(name)
             self._replaced.append(before)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._close_unused)

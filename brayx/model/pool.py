@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 _WRITE_S = 10.0
 _LOOK_S = 10.0
-_MOST_FILES = 10_000
+_MAX_FILES = 10_000
 """Maximum weight files of which the path is remembered; as many as a league's pool may have snapshots."""
 
 Aliases = dict[str, dict[str, int]]
@@ -181,7 +181,7 @@ class Pool:
         try:
             if (local := local_files(find(reference, self._uri), self._uri)) is not None:
                 weights = load_weights(local / "weights.npz")
-                if len(self._files) < _MOST_FILES:
+                if len(self._files) < _MAX_FILES:
                     self._files[name, version] = local / "weights.npz"
                 return weights
             with files_of(reference, self._uri) as folder:

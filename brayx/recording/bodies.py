@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-MOST_NUMBERS = 64
+MAX_NUMBERS = 64
 """Maximum numbers in a body; with more, splitting takes longer than it saves."""
 _LONGEST = 2048
 _FLOAT, _INT, _BETWEEN = b"\x00", b"\x01", b"\x02"
@@ -49,7 +49,7 @@ def split(bodies: Sequence[bytes]) -> Bodies | None:
         return None
     pieces = _NUMBER.split(joined.decode("latin-1"))  # text, number, its fraction, text, ...
     tokens, fractions = pieces[1::3], pieces[2::3]
-    if not 0 < len(tokens) <= MOST_NUMBERS * len(bodies):
+    if not 0 < len(tokens) <= MAX_NUMBERS * len(bodies):
         return None
     pieces[1::3] = [_FRACTION_MARK if fraction else _WHOLE_MARK for fraction in fractions]
     pieces[2::3] = [""] * len(tokens)
@@ -59,7 +59,7 @@ def split(bodies: Sequence[bytes]) -> Bodies | None:
     if len(known) > 4 + len(bodies) // 8:
         return None
     counts = np.array([each.count(_FLOAT) + each.count(_INT) for each in known])[which]
-    if counts.max() > MOST_NUMBERS:
+    if counts.max() > MAX_NUMBERS:
         return None
     exact = np.array(list(map(float, tokens)))
     with np.errstate(over="ignore"):
@@ -79,7 +79,7 @@ def _may_split(body: bytes) -> bool:
     digits = len(body) - len(body.translate(None, _DIGITS))
     if not digits or len(body) > _LONGEST:
         return not body
-    return len(_NUMBER.findall(body.decode("latin-1"))) <= MOST_NUMBERS
+    return len(_NUMBER.findall(body.decode("latin-1"))) <= MAX_NUMBERS
 
 
 def joined(bodies: Bodies) -> list[bytes]:

@@ -138,7 +138,7 @@ class Chunk:
         except BadRecording:
             raise
         except Exception as error:  # on a hostile file, pyarrow raises almost any exception
-            raise BadRecording(f"{name} is no chunk of a recording: {_short(error)}", file=name) from None
+            raise BadRecording(f"{name} is not a file of a recording: {_short(error)}", file=name) from None
         self.columns = list(self._stored)
         self._has = frozenset(self._file.schema_arrow.names)
         self._newest: tuple[Any, pa.Table | None] = (None, None)

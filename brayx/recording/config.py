@@ -51,13 +51,13 @@ class Selection(BaseModel):
     player: str | None = None
     """Player of the seat in a league, such as ``main`` or ``main:*``."""
     min_version: int | None = None
-    """Least policy version that acted; sessions with an older one are left out, and those without versions."""
+    """Minimum policy version that acted; leaves out sessions with an older one, and those without versions."""
     max_version: int | None = None
-    """Largest policy version that acted."""
+    """Maximum policy version that acted."""
     min_result: float | None = None
-    """Least return of the game; sessions without a return are left out."""
+    """Minimum return of the game; leaves out sessions without a return."""
     max_result: float | None = None
-    """Largest return of the game."""
+    """Maximum return of the game."""
     reported: str | None = None
     """Result of the seat in a league: ``win``, ``draw``, ``loss`` or a score."""
     human: bool | None = None

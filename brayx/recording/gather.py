@@ -17,11 +17,11 @@ from brayx.types import NestedArray, Step, flatten
 if TYPE_CHECKING:
     from brayx.recording.columns import Forwarded
 
-MOST_COLUMNS = 64
+MAX_COLUMNS = 64
 """Maximum columns that agents can set; further ones are left out, with the reason."""
 OWN = "tick."
 """Prefix of a recording's own columns in a file; arrays of agents with this prefix are left out."""
-_VARIES = "it is no array, or its shape varies"
+_VARIES = "it is not an array, or its shape varies"
 _NOT_ALWAYS = "not every tick has it"
 _STATE = "state"
 """Output of recurrent models: the agent's `Step` has the memory before the tick, which is enough to replay it."""
@@ -58,8 +58,8 @@ def arrays_of(
         found.update({name: values for name, values in outputs.items() if name not in found})
     arrays: dict[str, np.ndarray] = {}
     for name, values in found.items():
-        if len(arrays) == MOST_COLUMNS:
-            left_out[name] = f"there are more than {MOST_COLUMNS} columns"
+        if len(arrays) == MAX_COLUMNS:
+            left_out[name] = f"there are more than {MAX_COLUMNS} columns"
         elif name.startswith(OWN):
             left_out[name] = f"its name starts with {OWN}"
         elif (array := _stacked(values)) is None:

@@ -24,7 +24,7 @@ from brayx.recording.writer import SUFFIX
 if TYPE_CHECKING:
     import pandas as pd
 
-_MOST_OPEN = 32
+_MAX_OPEN = 32
 
 
 def open(address: str) -> Recordings:
@@ -144,7 +144,7 @@ class Recordings(Sequence["Episode"]):
             except OSError as error:
                 raise BadRecording(f"{path} cannot be read: {error}", file=path) from None
         self._open[path] = found  # the most recently used comes last
-        if len(self._open) > _MOST_OPEN:
+        if len(self._open) > _MAX_OPEN:
             self._open.pop(next(iter(self._open))).close()
         return found
 

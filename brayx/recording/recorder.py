@@ -35,7 +35,7 @@ PACK = 64
 PACK_BYTES = 2**18
 """Size of a session's ticks at which it hands them over early."""
 _GATHER_S = 0.02
-_MOST_GATHERED = 256
+_MAX_GATHERED = 256
 _IDLE_S = 1.0
 _AGAIN_S = 5.0
 _END_S = 10.0
@@ -109,7 +109,7 @@ class SessionRecorder:
             self._queue.put(None)
             self._thread.join(timeout_s)
             if self._thread.is_alive():
-                logger.warning("the recordings are not written within %g s: their last ticks may be missing", timeout_s)
+                logger.warning("recordings were not written within %g s: their last ticks may be missing", timeout_s)
             self._thread = None
 
     def hand_over(self, part: Part, columns: Columns, size: int) -> None:
@@ -142,7 +142,7 @@ class SessionRecorder:
     def _waiting(self) -> list[Pack | None]:
         found: list[Pack | None] = []
         with contextlib.suppress(queue.Empty):
-            while len(found) < _MOST_GATHERED:
+            while len(found) < _MAX_GATHERED:
                 found.append(self._queue.get_nowait())
         return found
 
@@ -183,7 +183,7 @@ class _Writer:
             self._of.lose(lost - self._lost, "disk")
             self._lost = lost
         if failure:
-            logger.warning("recordings are not written: %s", failure)
+            logger.warning("cannot write recordings: %s", failure)
 
     def close(self) -> None:
         """Ends the process, which first writes what it has."""

@@ -59,7 +59,7 @@ def dataset(
         format = "recording"
     if format != "recording":
         if only:
-            raise ConfigError(f"{path}: `only` selects recorded sessions, and this is no folder of recordings")
+            raise ConfigError(f"{path}: `only` selects recorded sessions, and this is not a folder of recordings")
         return Dataset(path, format, fields, demonstration)
     return Dataset(path, None, fields, demonstration, reader(path, only))
 

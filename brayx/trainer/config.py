@@ -53,7 +53,7 @@ class TrainerConfig(BaseModel):
     checkpoints_kept: Annotated[int, Field(ge=1)] = 2
     """Newest checkpoints kept, in addition to the best."""
     histogram_interval_s: Annotated[float, Field(gt=0)] | None = 30.0
-    """Least seconds between two pictures of the distributions of actions, advantages and weights; they become rarer
+    """Minimum seconds between two pictures of the distributions of actions, advantages and weights; they become rarer
     with time, and each takes about a millisecond of the learner. null: none."""
     prefetch: Annotated[int, Field(ge=0, le=64)] = 0
     """Batches that a thread prepares in advance, on a GPU with a stream; each ages the data by an update."""

@@ -251,7 +251,7 @@ def _lose(job: Job, page: Page) -> None:
     try:
         alert = page.get_by_role("alert").first
         expect(alert).to_contain_text(re.compile(r"The job's console at http://\S+ does not answer"))
-        expect(alert).to_contain_text("Below is what it said at")
+        expect(alert).to_contain_text("Below is its last answer, of")
     finally:
         for child in psutil.Process().children():
             if "pipelines.console_process" in child.cmdline() and job.uri in " ".join(child.cmdline()):

@@ -113,9 +113,9 @@ def test_a_league_is_killed_resumed_and_finished_and_its_books_have_each_game_on
 
 
 def test_ctrl_c_prints_the_standings_and_a_restart_that_was_killed_goes_on(folder: Path) -> None:
-    said = "player 'exploiter' starts anew"
+    said = "player 'exploiter' restarts from its first weights"
     with train(folder, "trainer.num_steps=100000") as stopped, Players(door(stopped)):
-        stopped.until(stopped.says(said), "the exploiter starts anew")
+        stopped.until(stopped.says(said), "the exploiter restarts")
         stopped.process.send_signal(signal.SIGINT)
         assert stopped.process.wait(60) == 130, stopped.err
     league = books(folder)
@@ -133,7 +133,7 @@ def test_ctrl_c_prints_the_standings_and_a_restart_that_was_killed_goes_on(folde
             client.delete_run(run.info.run_id)
     client.update_run(before, status="KILLED")
     with train(folder, "trainer.num_steps=100000") as resumed, Players(door(resumed)):
-        resumed.until(lambda: said in resumed.err or "exploiter:" in resumed.err, "the exploiter has started anew")
+        resumed.until(lambda: said in resumed.err or "exploiter:" in resumed.err, "the exploiter has restarted")
         assert said in resumed.err
         assert "exploiter:" not in resumed.err.partition(said)[0], "its steps were in the books, so no snapshot was due"
         resumed.process.send_signal(signal.SIGINT)

@@ -55,7 +55,7 @@ ANYWHERE = [
 """Options of the job on every host."""
 ON_RAY = [*ANYWHERE, "actor.num_workers=2", "actor.native_port=null", "actor.tcp_port=null"]
 ENDLESS = ["trainer.num_steps=1000000", "league.players.exploiter={role: exploiter, of: main, share: 0.3}"]
-"""Options of a training that is interrupted; its exploiter never starts anew, since its results are then forgotten."""
+"""Options of a training that is interrupted; its exploiter never restarts, since its results are then forgotten."""
 CHECK = """
 from pathlib import Path
 
@@ -288,7 +288,7 @@ def its_actor_a_learner_and_a_replica_are_killed(
             os.kill(pid, signal.SIGKILL)
             training.until(lambda: players.ended >= before + 60, "games after the league and a learner were killed")
             trials = functools.partial(children, tracking_db, league.partition("/")[0])
-            training.until(lambda: "FINISHED" in trials()["exploiter"], "an exploiter that starts anew")
+            training.until(lambda: "FINISHED" in trials()["exploiter"], "an exploiter that restarts")
         told = at_first.counters["counted"]
         training.until(lambda: books().counters["counted"] >= told + players.ended, "every game that ended is counted")
         assert books().counters["counted"] <= told + players.begun
@@ -322,7 +322,7 @@ def its_actor_a_learner_and_a_replica_are_killed(
     assert set(status["exploiter"]) == {"FINISHED"}
     assert status["breaker"] == ["FAILED"]
     starts = sum(member.player == "exploiter" for member in digests)
-    assert len(status["exploiter"]) in (starts, starts + 1), "an exploiter starts anew after each of its snapshots"
+    assert len(status["exploiter"]) in (starts, starts + 1), "an exploiter restarts after each of its snapshots"
     assert not [name for name in named_actors() if result.trial.run_id in name]
 
 

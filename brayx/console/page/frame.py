@@ -114,7 +114,7 @@ class Panel(Generic[T]):
         try:
             found = await self._load()
         except BrayxError as error:
-            shown = f" Below is what it said at {self._seen_at}." if self._seen_at else ""
+            shown = f" Below is its last answer, of {self._seen_at}." if self._seen_at else ""
             self._failure.set_text(f"{sentence(error.message)}{shown}")
             self._failure.set_visibility(True)
             if self._update is None:

@@ -11,7 +11,7 @@ from brayx.console.page.caller import Connect
 from brayx.console.page.charts import heat_map, lines, put_heat_map, put_lines
 from brayx.console.page.frame import MUTED, Panel, empty, frame, heading, number, put_rows, table
 
-_MOST_MEMBERS = 24
+_MAX_MEMBERS = 24
 """Members in the heat map: the strongest."""
 
 
@@ -42,7 +42,7 @@ def _league(first: League | None) -> Callable[[League | None], None]:
         ui.label("Share of games that the row won against the column; a draw is half a win.").classes(MUTED)
         heat = heat_map([], [])
         heading("Ratings")
-        no_curves = empty("No player's rating has moved yet.")
+        no_curves = empty("No player's rating has changed yet.")
         ratings = lines({}, "env steps")
 
     def update(found: League | None) -> None:
@@ -66,7 +66,7 @@ def _league(first: League | None) -> Callable[[League | None], None]:
             for each in found.standings
         ]
         put_rows(rows, shown)
-        members = [each.member for each in found.standings][:_MOST_MEMBERS]
+        members = [each.member for each in found.standings][:_MAX_MEMBERS]
         at = {member: index for index, member in enumerate(members)}
         cells = []
         for pair in found.payoff:

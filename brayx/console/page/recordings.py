@@ -17,7 +17,7 @@ from brayx.errors import BrayxError
 
 _WINDOW = 256
 """Ticks that are loaded at once."""
-_MOST_WINDOWS = 16
+_MAX_WINDOWS = 16
 _PLAY_EVERY_S = 1 / 15
 _GROWN_EVERY_S = 3.0
 _FIRST_CURVES = ("value", "reward", "log_prob")
@@ -189,7 +189,7 @@ class _Recorded:
                 self._fail(error)
                 return
             ticks = self._windows[window] = found.ticks
-            if len(self._windows) > _MOST_WINDOWS:
+            if len(self._windows) > _MAX_WINDOWS:
                 del self._windows[next(iter(self._windows))]
             if at != self._at:  # the viewer has moved on meanwhile
                 return

@@ -29,7 +29,7 @@ from brayx.errors import BrayxError
 
 _TICKS_EVERY_S = 0.2
 _CURVES_EVERY_S = 0.5
-_MOST_POINTS = 300
+_MAX_POINTS = 300
 
 
 def add(connect: Connect) -> None:
@@ -78,7 +78,7 @@ class _Followed:
 
     def __init__(self, caller: Caller, session: str) -> None:
         self._caller, self._session, self._after = caller, session, 0
-        self._values: deque[tuple[float, float]] = deque(maxlen=_MOST_POINTS)
+        self._values: deque[tuple[float, float]] = deque(maxlen=_MAX_POINTS)
         with ui.row().classes("w-full items-center justify-between"):
             with ui.column().classes("gap-0 min-w-0"):
                 ui.label(session).classes("text-xl font-bold break-all")

@@ -10,8 +10,8 @@ from nicegui import ui
 from brayx.console.documents import Tick
 from brayx.console.page.frame import MUTED, heading, number
 
-_MOST_ACTIONS = 24
-_MOST_CHARS = 6000
+_MAX_ACTIONS = 24
+_MAX_CHARS = 6000
 
 
 class TickView:
@@ -58,7 +58,7 @@ class TickView:
         self._probabilities(tick.probabilities, tick.action)
 
     def _probabilities(self, shares: list[float] | None, action: Any) -> None:
-        shown = (shares or [])[:_MOST_ACTIONS]
+        shown = (shares or [])[:_MAX_ACTIONS]
         self._none.set_visibility(not shown or len(shares or []) > len(shown))
         self._none.set_text(
             f"The first {len(shown)} of {len(shares or [])} actions."
@@ -96,7 +96,7 @@ def _pretty(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, indent=1, ensure_ascii=False)
     if not isinstance(value, str) and len(text) > 400:  # one line for each key, not for each number
         text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]} … ({len(text):,} characters)"
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]} … ({len(text):,} characters)"
 
 
 def _short(value: Any) -> str:

@@ -136,7 +136,7 @@ def side_by_side(url, games, at_once, on_error):
                     begin()
 
 
-def asked(text):
+def parse_opponent(text):
     """Parses ``level=easy`` to ``{"level": "easy"}``, ``rating=1200`` to ``{"rating": 1200}``."""
     key, _, value = text.partition("=")
     return {key: json.loads(value) if key in ("rating", "version") else value}
@@ -148,7 +148,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0, help="even: red begins the first game; who begins alternates")
     parser.add_argument("--games", type=int, default=None, help="number of games (default: no end)")
     parser.add_argument(
-        "--opponent", type=asked, default=None, metavar="KEY=VALUE",
+        "--opponent", type=parse_opponent, default=None, metavar="KEY=VALUE",
         help="who plays red: level=easy, rating=1200, player=main or version=3 (default: the champion)",
     )  # fmt: skip
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="concurrent games, over a tcp:// URL")

@@ -209,7 +209,7 @@ async def test_a_league_that_does_not_answer_refuses_starts_in_time_and_keeps_wh
 
 
 async def test_what_cannot_be_sent_in_the_end_is_counted_as_lost(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_QUEUED", 2)
+    monkeypatch.setattr(module, "_MAX_QUEUED", 2)
     replica = Replica(actor)
     games = [[await replica.seats.seat(session) for session in sessions_of(f"g{game}")] for game in range(3)]
     actor.gate.clear()

@@ -15,7 +15,7 @@ import pytest
 from brayx.errors import AgentError, BadBody, BodyTooLarge, ConfigError, ConnectFailed, DeadlineExceeded, SessionResumed
 from brayx.gamecore import StepKind, gym
 from brayx.gamecore.auth import sign
-from brayx.gamecore.games import MOST_RESUMED
+from brayx.gamecore.games import MAX_RESUMED
 from brayx.gamecore.protocol import StepRequest
 from tests.unit.gamecore.echo_server import EchoApp, serving_tcp
 from tests.unit.gamecore.relay import relaying
@@ -114,7 +114,7 @@ def test_a_resumed_session_gets_its_tick_again(app: EchoApp, url: str) -> None:
     app.answer = answer
     with pytest.raises(SessionResumed):
         gym.run_games("CartPole-v1", url, games=1, at_once=2, give_up_after_s=0.0)
-    assert [request.kind for request in app.requests].count(StepKind.TICK) == MOST_RESUMED + 1
+    assert [request.kind for request in app.requests].count(StepKind.TICK) == MAX_RESUMED + 1
 
 
 def test_an_error_that_every_game_would_get_ends_the_run(app: EchoApp, url: str) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from brayx.errors import AgentError, BadBody, ConfigError, ConnectFailed, OutOfSequence, SessionLost, SessionResumed
 from brayx.gamecore import Client, StepKind, gym
-from brayx.gamecore.games import MOST_RESUMED
+from brayx.gamecore.games import MAX_RESUMED
 from tests.unit.gamecore.echo_server import EchoApp, serving, serving_tcp
 from tests.unit.gamecore.relay import When, relaying
 from tests.waiting import until
@@ -291,7 +291,7 @@ def test_a_session_that_always_resumes_ends_its_game(app: EchoApp, address: str)
     app.answer = answer
     with pytest.raises(SessionResumed):
         gym.run_games("CartPole-v1", f"http://{address}", games=1, give_up_after_s=0.0)
-    assert [request.kind for request in app.requests].count(StepKind.TICK) == MOST_RESUMED + 1
+    assert [request.kind for request in app.requests].count(StepKind.TICK) == MAX_RESUMED + 1
 
 
 def test_giving_up_has_a_bound(capsys: pytest.CaptureFixture[str]) -> None:

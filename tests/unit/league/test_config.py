@@ -29,7 +29,7 @@ from tests.unit.league.play import league_config
         ({"role": "main", "against": {"pfsp": float("nan")}}, "finite number"),
         ({"role": "past", "version": 1, "against": {"pfsp": 1.0}}, "against is for players that learn"),
         ({"role": "script", "script": "bots.first", "share": 2.0}, "share is for players that learn"),
-        ({"role": "main", "restart": "snapshot"}, "only an exploiter starts anew"),
+        ({"role": "main", "restart": "snapshot"}, "only an exploiter restarts"),
         ({"role": "main", "share": 0.0}, "greater than 0"),
         ({"role": "boss"}, "'main', 'exploiter', 'league_exploiter', 'past' or 'script'"),
         ({"role": "main", "opponents": 3}, "Extra inputs are not permitted"),

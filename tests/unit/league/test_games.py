@@ -79,10 +79,10 @@ def test_places_of_scores_count_who_is_better(scores: list[float]) -> None:
 def test_what_is_missing_is_named() -> None:
     game = Game("g", "main", [Member("main")] * 2)
     game.sessions["g-agent-0"] = 0
-    assert game.missing == "1 of 2 sessions came"
+    assert game.missing == "1 of 2 sessions started"
     game.sessions["g-agent-1"] = 1
     game.results[0] = "win"
     game.ended = {0: "stop", 1: "idle"}
-    assert game.missing == "1 of 2 sessions gave no result; 'g-agent-1' ended with reason 'idle'"
+    assert game.missing == "1 of 2 sessions reported no result; 'g-agent-1' ended with reason 'idle'"
     game.results[1] = "loss"
     assert game.missing == ""

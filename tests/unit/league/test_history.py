@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from brayx.league.history import MOST_POINTS, Point, changed, point_of, thinned
+from brayx.league.history import MAX_POINTS, Point, changed, point_of, thinned
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
 from brayx.league.ratings import Ratings
@@ -52,14 +52,14 @@ def test_a_thinned_curve_keeps_its_ends_and_every_second_point(count: int, most:
 def test_the_books_keep_curves_of_bounded_length(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "league.db")
     assert ledger.curves() == {}
-    curve = [LAST._replace(env_steps=step) for step in range(MOST_POINTS + 1)]
+    curve = [LAST._replace(env_steps=step) for step in range(MAX_POINTS + 1)]
     ledger.write_curve(MAIN, curve)
     ledger.write_curve(Member("other"), curve[:2])
     ledger.write_curve(Member("other"), curve[:1])
     ledger.close()
     again = Ledger(tmp_path / "league.db", read_only=True).curves()
-    assert again == {MAIN: thinned(curve, MOST_POINTS), Member("other"): [curve[0]]}
-    assert len(again[MAIN]) <= MOST_POINTS
+    assert again == {MAIN: thinned(curve, MAX_POINTS), Member("other"): [curve[0]]}
+    assert len(again[MAIN]) <= MAX_POINTS
 
 
 def test_books_from_before_there_were_curves_are_read_and_get_some(tmp_path: Path) -> None:

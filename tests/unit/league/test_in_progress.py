@@ -56,7 +56,7 @@ def test_a_session_plays_in_one_game() -> None:
 
 
 def test_games_in_progress_are_bounded_and_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_GAMES", 3)
+    monkeypatch.setattr(module, "MAX_GAMES", 3)
     league = new()
     for game in "abc":
         league.assign(game, f"{game}-agent-0")
@@ -125,7 +125,7 @@ def test_a_game_whose_sessions_did_not_all_come_is_broken_off() -> None:
     league.result("g-agent-0", "win")
     finished = league.ended("g-agent-0", "disconnect")
     assert finished is not None
-    assert (finished.outcome, finished.reason) == ("broken_off", "1 of 2 sessions came")
+    assert (finished.outcome, finished.reason) == ("broken_off", "1 of 2 sessions started")
 
 
 def test_a_session_ends_once() -> None:

@@ -116,8 +116,8 @@ def test_a_team_is_played_by_one_player_whoever_comes_first() -> None:
     [
         (("win", "loss"), "counted", ""),
         ((1, 3.5), "counted", ""),
-        (("win", None), "broken_off", "1 of 2 sessions gave no result; 'g-agent-1' ended with reason 'stop'"),
-        ((None, None), "broken_off", "2 of 2 sessions gave no result"),
+        (("win", None), "broken_off", "1 of 2 sessions reported no result; 'g-agent-1' ended with reason 'stop'"),
+        ((None, None), "broken_off", "2 of 2 sessions reported no result"),
         (("win", "win"), "contradictory", "expected one win"),
         (("win", 1.0), "contradictory", "expected either words or scores"),
     ],
@@ -277,7 +277,7 @@ def test_games_that_were_drawn_before_a_restart_count_for_nobody() -> None:
     league.freeze("exploiter", 1, "digest", 1000)
     rated = league.ratings.state()
     assert win("before") == "counted"
-    league.begin_anew("exploiter")  # the new learner acts
+    league.void_games("exploiter")  # the new learner acts
     assert win("meanwhile") == "counted"
     assert league.payoff.state() == {}
     assert league.ratings.state() == rated
@@ -337,7 +337,7 @@ def test_a_champion_from_elsewhere_must_be_beaten_like_any() -> None:
 @pytest.mark.parametrize("member", [MAIN, Member("random"), Member("main", 9)])
 def test_only_a_snapshot_of_the_pool_can_be_champion(member: Member) -> None:
     league = new({"main": {"role": "main"}, "random": {"role": "script", "script": "bots.random"}})
-    with pytest.raises(LeagueError, match="is no snapshot of the pool"):
+    with pytest.raises(LeagueError, match="is not a snapshot of the pool"):
         league.crown(member)
 
 

@@ -109,7 +109,7 @@ class Played:
         raise AssertionError
 
     def replace(self, name, version, value):
-        """A learner starts anew, with other parts."""
+        """A learner restarts, with other parts."""
         before = self.learning[name].model
         model = LocalModel(engine(), version=version, weights=factor(value))
         self.learning[name] = LearningPlayer(model, {"games": Kept()}, Recorder())

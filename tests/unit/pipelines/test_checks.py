@@ -43,7 +43,7 @@ def test_an_evaluations_quote_that_is_not_closed_is_one_line(command: Run) -> No
     with serving(EchoApp(lambda body: body)) as address:
         done = command("evaluate", "--gamecore", OPEN, "--url", f"http://{address}")
     assert done.returncode == 2
-    assert done.stderr == f'brayx: gamecore "{OPEN}" is no command line: No closing quotation\n'
+    assert done.stderr == f'brayx: gamecore "{OPEN}" is not a valid command line: No closing quotation\n'
 
 
 def test_check_names_every_file_that_is_missing_also_of_a_job_without_a_trainer(command: Run, tmp_path: Path) -> None:

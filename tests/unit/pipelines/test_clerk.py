@@ -113,8 +113,8 @@ def test_the_clerks_process_does_the_work_that_needs_mlflow(tmp_path, tracking_d
         clerk.call(Trial.set_tag, "called", "yes")
         with pytest.raises(TrackingError, match=r"MLflow's process cannot call: .*Trial"):
             clerk.call(len)
-        assert clerk.aside(lambda trial: None).exception() is not None, "a call that does not pickle is reported"
-        clerk.aside(Trial.set_tag, "beside", "yes").result(60)
+        assert clerk.in_background(lambda trial: None).exception() is not None, "it does not pickle, and says so"
+        clerk.in_background(Trial.set_tag, "beside", "yes").result(60)
         tags = clerk.close("FINISHED").tags()
         assert (tags["called"], tags["beside"]) == ("yes", "yes")
     finally:

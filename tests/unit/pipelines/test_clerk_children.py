@@ -202,7 +202,7 @@ def test_a_child_ends_alone_and_its_parent_ends_the_rest(tmp_path, tracking_db):
             with pytest.raises(TrackingError, match="trial 'first' is closed"):
                 closed()
 
-        again = parent.child("first", {})  # as an exploiter that starts anew
+        again = parent.child("first", {})  # as an exploiter that restarts
         assert again.trial().run_id != trial.run_id
         with pytest.raises(TrackingError, match="no trial was opened"):
             unused.close("FINISHED")

@@ -373,9 +373,9 @@ def test_what_is_no_snapshot_of_a_league_cannot_pass_its_gate(written: Written, 
     register_files(Trial.open("four", "alone", written.trial.uri), tmp_path / "files", "four", 1, tags={})
     finish(written)
     for reference, said in {
-        "models:/four/3": "version 3 of model 'four' is no snapshot of a league",
+        "models:/four/3": "version 3 of model 'four' is not a snapshot of a league",
         "main": "expected NAME:VERSION",
-        "main:3": "main:3 is no snapshot of the pool",
+        "main:3": "main:3 is not a snapshot of the pool",
         "models:/four/9": "no version 9",
     }.items():
         refused = command("promote", "--league", reference, "--tracking", written.trial.uri)
@@ -397,7 +397,7 @@ def test_a_trial_records_the_leagues_options(tracking_db: str) -> None:
     assert found.gate == CONFIG.gate.model_copy(update={"min_games": 300})
     expected = {name: player.model_copy(update={"trainer": {}}) for name, player in config.players.items()}
     assert found.players == expected
-    with pytest.raises(LeagueError, match="records no league"):
+    with pytest.raises(LeagueError, match="has no league options recorded"):
         recorded_league(Trial.open("four", "plain", tracking_db))
 
 

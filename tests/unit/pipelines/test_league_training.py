@@ -48,7 +48,7 @@ class Learner:
 
 
 @dataclass
-class Desk:
+class Clerk:
     """Runs functions here."""
 
     trial: Trial
@@ -56,7 +56,7 @@ class Desk:
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         return function(self.trial, *args)
 
-    def aside(self, function: Callable[..., Any], *args: Any) -> None:
+    def in_background(self, function: Callable[..., Any], *args: Any) -> None:
         function(self.trial, *args)
 
 
@@ -64,7 +64,7 @@ class Desk:
 class Player:
     """A player whose trial can be ended once, like a clerk's."""
 
-    clerk: Desk
+    clerk: Clerk
     env_steps: int = 0
     has_learned: bool = False
     learner: Learner = field(default_factory=Learner)
@@ -94,18 +94,18 @@ class Host:
         job = JobConfig.load(JOB, [f"league.players={players}"])
         trial = Trial.open("higher", "league", uri)
         books_file(trial).parent.mkdir(parents=True)
-        self.desk, self.said, self.fails = Desk(trial), list[str](), list[BrayxError]()
+        self.clerk, self.said, self.fails = Clerk(trial), list[str](), list[BrayxError]()
         self.numbers = LocalNumbers({}, "env_steps")
         self.ledger = Ledger(books_file(trial))
         config = job.leagues["league"]
         self.league = LocalLeague(League(config, self.ledger), GamesInProgress(config), self.numbers)
         files = SnapshotFiles(folder / "weights")
-        self.training = LeagueTraining(job, trial, self.desk, self, files, self.said.append)
+        self.training = LeagueTraining(job, trial, self.clerk, self, files, self.said.append)
 
     def trainee(self, player: str) -> Player:
         if self.fails:
             raise self.fails.pop()
-        return Player(self.desk)
+        return Player(self.clerk)
 
     def replace(self, player: str, before: Player, now: Player) -> None: ...
 
@@ -119,7 +119,7 @@ def host(tracking_db: str, tmp_path: Path) -> Iterator[Callable[[str], Host]]:
         def make(players: str) -> Host:
             made = Host(tracking_db, players, tmp_path)
             stack.callback(made.ledger.close)
-            stack.callback(made.desk.trial.finish)
+            stack.callback(made.clerk.trial.finish)
             return made
 
         yield make

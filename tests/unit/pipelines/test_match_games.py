@@ -77,7 +77,7 @@ def test_a_game_that_does_not_count_is_replaced_by_the_next() -> None:
     play(games, "broken", ("win", "win"))
     play(games, "left", None)
     play(games, "third", ("draw", "draw"))
-    assert games.score().reason == "2 of 2 sessions gave no result; 'left-agent-x' ended with reason 'stop'"
+    assert games.score().reason == "2 of 2 sessions reported no result; 'left-agent-x' ended with reason 'stop'"
     assert not games.score().done
     play(games, "fourth", ("draw", "draw"))
     score = games.score()
@@ -89,7 +89,7 @@ def test_a_game_of_one_session_is_broken_off() -> None:
     games.assign("alone")
     games.ended("alone", "idle")
     games.ended("alone", "idle")
-    assert games.score().reason == "1 of 2 sessions came"
+    assert games.score().reason == "1 of 2 sessions started"
     assert games.score().broken_off == 1
 
 

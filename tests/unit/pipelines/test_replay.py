@@ -153,7 +153,7 @@ def test_two_versions_are_compared_with_each_other_exactly(recorded: Recorded, c
         (["--model", "nowhere"], ConfigError, "nowhere is neither models:/NAME@ALIAS nor a folder"),
         (["--model", "models:/cartpole/1", "--session", "x"], BadRecording, "no session 'x'"),
         (["--model", "models:/cartpole/1"] * 3, ConfigError, "3 models are given"),
-        (["--model", "models:/cartpole/1", "--from-tick", "2"], ConfigError, "go with --resimulate"),
+        (["--model", "models:/cartpole/1", "--from-tick", "2"], ConfigError, "need --resimulate"),
         (["--model", "models:/cartpole/1", "--resimulate", "true"], ConfigError, "has 2: name one with --session"),
         (["--model", "models:/cartpole/1", "--plot", "no/such/folder/a.png"], ConfigError, "cannot be written"),
     ],
@@ -225,7 +225,7 @@ def test_a_game_that_differs_is_refused_with_its_tick(recorded: Recorded, comman
     written(tmp_path / "random", 1)
     words[1] = str(tmp_path / "random")
     words[words.index("--session") + 1] = open_recordings(words[1])[0].session
-    with pytest.raises(NotDeterministic, match=r"its body at tick 2 is .*, recorded is ") as refused:
+    with pytest.raises(NotDeterministic, match=r"its body at tick 2 is .*, the recorded one is ") as refused:
         command(*words, game, "--from-tick", "2")
     assert refused.value.details["tick"] == 2
     assert command(*words, game, "--from-tick", "1").returncode == 0, "up to there it is deterministic"
@@ -252,7 +252,7 @@ def test_a_version_is_promoted_only_if_it_acts_as_recorded(recorded: Recorded, c
     ):
         with pytest.raises(ConfigError, match=message):
             command(*words, *more)
-    with pytest.raises(ConfigError, match="go with --recordings"):
+    with pytest.raises(ConfigError, match="need --recordings"):
         command("promote", "models:/cartpole/1", "--tracking", recorded.uri, "--max-kl", "1")
 
 

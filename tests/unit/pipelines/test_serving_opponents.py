@@ -37,7 +37,7 @@ from brayx.model.pool import Pool as Registry
 from brayx.tracking.registry import tag
 from deployments.job import JobConfig
 from deployments.league_files import POINTS_TAG
-from deployments.opponents import ServedPool, parsed, read_pool
+from deployments.opponents import ServedPool, parse_request, read_pool
 from deployments.served_league import ServedLeague, ServedOpponents, served_league
 from deployments.weights import pool_args, sources_of
 from pipelines.acting import acting_from
@@ -182,13 +182,13 @@ def test_what_cannot_be_is_refused_and_others_play_on(serving: Serving) -> None:
 @pytest.mark.parametrize("bad", [True, None, [], {}, 10**400, float("inf"), -float("inf")])
 def test_only_finite_numbers_are_ratings(bad: Any) -> None:
     with pytest.raises(BadBody, match=r"opponent\.rating"):
-        parsed({"rating": bad})
+        parse_request({"rating": bad})
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.0, True, "1"])
 def test_only_positive_integers_are_versions(bad: Any) -> None:
     with pytest.raises(BadBody, match=r"opponent\.version"):
-        parsed({"version": bad})
+        parse_request({"version": bad})
 
 
 def test_weights_of_another_model_refuse_the_start(serving: Serving, pool: Pool) -> None:

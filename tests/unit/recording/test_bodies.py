@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brayx.recording.bodies import MOST_NUMBERS, joined, split
+from brayx.recording.bodies import MAX_NUMBERS, joined, split
 
 _NUMBERS = st.one_of(st.integers(), st.floats(width=32), st.floats(), st.just(-0.0))
 _JSON = st.recursive(
@@ -58,7 +58,7 @@ def test_shorter_bodies_end_with_zeros() -> None:
         b"1e999",
         b"a\0b 1",
         b"a\2b 1",
-        b"[" + b"1," * MOST_NUMBERS + b"1]",
+        b"[" + b"1," * MAX_NUMBERS + b"1]",
         b"1" + b"x" * 3000,
     ],
 )

@@ -53,7 +53,7 @@ def test_a_long_session_is_listed_by_the_index_and_opens_only_the_chunks_that_ar
     assert (len(episode), episode.end, episode.columns) == (2 * len(chunks), "stop", ["x"])
     assert episode.read(12, 3).number.tolist() == [12, 13, 14]
     assert episode.read(len(episode) - 1, 1).number.tolist() == [len(episode) - 1]
-    with pytest.raises(BadRecording, match="is no chunk of a recording"):
+    with pytest.raises(BadRecording, match="is not a file of a recording"):
         episode.read(10, 1)
 
 

@@ -71,7 +71,7 @@ def test_a_session_is_recorded_over_each_door_if_its_start_asks(tmp_path: Path) 
 @pytest.mark.parametrize("door", DOORS)
 def test_a_start_that_asks_is_refused_where_that_is_off(tmp_path: Path, door: str) -> None:
     with host(tmp_path) as served, Client(served.urls[door]) as client:
-        with pytest.raises(ProtocolError, match="records no session on request"):
+        with pytest.raises(ProtocolError, match="does not record sessions on request"):
             client.start(b"", "s", record=True)
         client.start(b"", "s")
         client.stop()

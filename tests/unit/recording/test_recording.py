@@ -76,7 +76,7 @@ def test_a_session_comes_back_as_it_was(tmp_path: Path) -> None:
     )
     assert a.inputs() == [body(number) for number in range(3 * PACK)]
     assert a.outputs()[:2] == [b'{"action": 0}', b'{"action": 1}']
-    assert a.left_out == {"note": "it is no array, or its shape varies"}
+    assert a.left_out == {"note": "it is not an array, or its shape varies"}
     assert {name: (a[name].dtype.name, a[name].shape[1:]) for name in a.columns} == {
         "obs/action_mask": ("int8", (2,)),
         "obs/x": ("float32", (4,)),
@@ -302,7 +302,7 @@ def test_broken_and_hostile_files_are_named_and_the_others_are_read(tmp_path: Pa
     episodes = open_recordings(str(tmp_path))
     assert [each.session for each in episodes] == ["good"]
     assert len(episodes.unreadable) == 8
-    with pytest.raises(BadRecording, match="is no chunk of a recording"):
+    with pytest.raises(BadRecording, match="is not a file of a recording"):
         open_recordings(str(tmp_path / "cut.parquet"))
     with pytest.raises(BadRecording, match="there is no recording at"):
         open_recordings(str(tmp_path / "nowhere"))
