@@ -327,7 +327,8 @@ def test_sh(snippet: Snippet, door: str, examples: Path) -> None:
                 folder = folder / words[1]
                 assert folder.is_dir(), f"{snippet}: {folder}"
             else:
-                check_command(words, folder)
+                with own_modules(examples):
+                    check_command(words, folder)
     assert folder.resolve() == examples.resolve(), f"{snippet}: the snippets after it are for another folder"
 
 
