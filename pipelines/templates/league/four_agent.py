@@ -29,8 +29,9 @@ class FourAgent(Agent):
         self.temperature = 1.0 if config["mode"] == "train" else options.get("temperature", 0.0)
         self.buffer = options.get("buffer")  # None: plays without learning
         self.rng = random.Random(f"{config['seed']}/{state.session}")
-        # Learn half of the games from a mirrored board: the game is symmetric.
-        self.mirrored = config["mode"] == "train" and self.rng.random() < 0.5
+        # The game is symmetric: half of the games are learned from a mirrored board, and served ones look at both.
+        self.looks_twice = config["mode"] != "train"
+        self.mirrored = not self.looks_twice and self.rng.random() < 0.5
         self.against = (state.input or {}).get("against")  # the game's script or human; empty: another session
 
     async def on_tick(self, state):
@@ -39,6 +40,9 @@ class FourAgent(Agent):
         logits = outputs["logits"]
         if len(logits) != WIDTH:
             raise ValueError(f"the model has {len(logits)} actions, the game {WIDTH}")
+        if self.looks_twice:
+            mirror, _ = await forward("model", encode(state.input, mirrored=True))
+            state.logits = logits = (logits + mirror["logits"][::-1]) / 2
         greedy = self.temperature == 0.0
         action, log_prob = sample_categorical(logits / (self.temperature or 1.0), self.rng, greedy=greedy)
         state.step = Step(obs, np.asarray(action), log_prob, version)

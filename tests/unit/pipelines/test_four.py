@@ -160,6 +160,17 @@ class Uniform:
         return Forward({"logits": logits}, 1)
 
 
+class Skewed:
+    """A model handle that likes a board and its mirror differently."""
+
+    def __init__(self) -> None:
+        self.weights = np.random.default_rng(0).normal(size=(7, 2 * 42))
+
+    async def forward(self, obs: Any) -> Forward:
+        logits = np.where(obs["action_mask"] > 0, self.weights @ obs["board"].ravel(), -3e4)
+        return Forward({"logits": logits}, 1)
+
+
 class Box:
     def __init__(self) -> None:
         self.fragments: list[Fragment] = []
@@ -173,9 +184,11 @@ def tick(*columns: int, **more: Any) -> bytes:
     return json.dumps({"board": game.see(RED), "legal": game.legal, "reward": 0.0, **more}).encode()
 
 
-def factory(box: Box, recorder: Recorder, mode: str = "train", actions: int = 7, **options: Any) -> AgentActorFactory:
+def factory(
+    box: Box, recorder: Recorder, mode: str = "train", actions: int = 7, model: Any = None, **options: Any
+) -> AgentActorFactory:
     config = {"mode": mode, "seed": 0, "agent": {"options": {"buffer": "moves", **options}}}
-    services = Services(models={"model": Uniform(actions)}, buffers={"moves": box}, recorder=recorder)
+    services = Services(models={"model": model or Uniform(actions)}, buffers={"moves": box}, recorder=recorder)
     agents = {"agent": load("four_agent", "FourAgent", str(FOLDER))}
     return AgentActorFactory(agents, config, services, episode_length=None)
 
@@ -195,6 +208,16 @@ async def test_it_explores_in_training_and_is_greedy_when_it_serves_unless_told_
     assert await chosen(mode="serve") == {3}
     assert await chosen(mode="serve", temperature=1.0) == set(range(7))
     assert await chosen(mode="serve", temperature=1e-8) == {3}
+
+
+async def test_a_served_agent_plays_a_mirrored_board_as_the_mirror_of_its_move() -> None:
+    for columns in ((0,), (0, 1), (5, 5, 2)):
+        moves = []
+        for each in (columns, tuple(6 - column for column in columns)):
+            actor = factory(Box(), Recorder(), mode="serve", model=Skewed())()
+            await actor.start("game-agent-red", b'{"against":""}')
+            moves.append(json.loads(await actor.tick(tick(*each)))["move"])
+        assert moves[0] == 6 - moves[1]
 
 
 @pytest.mark.parametrize("against", ["", "tactical"])
