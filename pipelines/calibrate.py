@@ -24,6 +24,7 @@ from deployments.job import JobConfig, only, pool_name
 from deployments.league_files import levels_file
 from deployments.leagues import newest_league
 from deployments.opponents import ServedPool, read_pool
+from pipelines.columns import aligned
 from pipelines.match_games import Tally
 from pipelines.opponents import Opponent, Opponents
 from pipelines.playing import check_playable, play
@@ -57,12 +58,8 @@ class Calibration:
             interval = f"{each.low:.0f} to {each.high:.0f}"
             rows.append((name, f"{each.points:.0f}", interval, f"{self.targets[name]:.0f}", f"{each.games:,}", beats))
             below = each
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         plays = ["plays as", *(rung_of(each).label for each in self.levels.levels.values())]
-        lines = [
-            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]), label])
-            for row, label in zip(rows, plays, strict=True)
-        ]
+        lines = [f"{line}  {label}" for line, label in zip(aligned(rows), plays, strict=True)]
         lines.append(f"{self.games:,} games, {len(self.levels.others)} more strengths measured")
         if self.moved is not None:
             lines.append(f"the snapshots' points differ from the league's table by {self.moved:.0f} on average")

@@ -25,6 +25,7 @@ from brayx.league.snapshots import Snapshot
 from brayx.tracking import Trial, tracking_uri
 from deployments.job import JobConfig
 from deployments.leagues import books_of
+from pipelines.columns import aligned
 
 EXPORT_FORMAT = 1
 """Number of the format of `document`; another one means that keys changed their meaning."""
@@ -200,12 +201,12 @@ def show(trial: Trial, books: Books, now_s: float | None = None) -> str:
         [
             f"league {trial.name!r} of project {trial.project!r}: {champion}",
             "",
-            *_aligned(table),
+            *aligned(table),
             "",
             f"games: {counted['counted']} counted, {counted['broken_off']} broken off, {counted['contradictory']} "
             f"contradictory; results refused: {counted['refused']}",
             "",
-            *(_aligned(newest) if len(newest) > 1 else ["no snapshots yet"]),
+            *(aligned(newest) if len(newest) > 1 else ["no snapshots yet"]),
         ]
     )
 
@@ -290,11 +291,3 @@ def age_text(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(seconds, 0.0):.0f} s"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table whose first column is at the left, and the others at the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows
-    ]  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 
 from brayx.errors import ConfigError
 from deployments.job import JobConfig, only
+from pipelines.columns import aligned
 from pipelines.match_games import MatchGames, Score, Tally
 from pipelines.opponents import Opponents
 from pipelines.playing import check_playable, play
@@ -68,9 +69,8 @@ class MatchResult:
             rate = "-" if tally.win_rate is None else f"{tally.win_rate:.3f}"
             label = name if name == "in all" else f"as {name}"
             rows.append((label, *map(str, (tally.games, *tally)), rate, f"{low:.3f} to {high:.3f}"))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [f"{self.a} against {self.b}: {score.all.games} of {self.wanted} games"]
-        lines += ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+        lines += aligned(rows)
         not_counted = {"broken off": score.broken_off, "with results that contradict each other": score.contradictory}
         lines += [f"{count} more {what}: {score.reason}" for what, count in not_counted.items() if count]
         lines.append(

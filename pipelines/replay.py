@@ -21,6 +21,7 @@ from brayx.recording.reader import Episode
 from brayx.recording.reader import open as open_recordings
 from brayx.recording.version import Version
 from brayx.tracking import tracking_uri
+from pipelines.columns import aligned
 from pipelines.stored_models import stored_model
 
 if TYPE_CHECKING:
@@ -145,9 +146,7 @@ class Replay:
         rows += [_row(each.session, Summary.of([each])) for each in self.compared if each.episode in shown]
         if len(self.compared) != 1:
             rows.append(_row("in all", self.total))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [title]
-        lines += ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+        lines = [title, *aligned(rows)]
         if len(self.compared) > _SHOWN:
             lines.append(f"only the {_SHOWN} sessions with the fewest equal actions are shown; --json has all")
         if self.total.kl is None and self.compared:
