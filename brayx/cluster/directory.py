@@ -5,10 +5,10 @@ when a session starts or ends, and when a tick reaches a replica that does not o
 tick.
 
 Owners renew a lease. An owner loses its sessions when its lease expires or a peer finds it dead. The directory reports
-each loss once, then the id is free. An owner that returns gets a list of the sessions it has lost. After a restart, the
-directory gets its sessions back from the owners' next renewals. Until each owner has had time for one, the directory
-reports no session as unknown and gives out no id. For owners that died meanwhile, it reads their sessions at their last
-renewal from Ray's key-value store.
+each loss until a client has been told, then the id is free. An owner that returns gets a list of the sessions it has
+lost. After a restart, the directory gets its sessions back from the owners' next renewals. Until each owner has had
+time for one, the directory reports no session as unknown and gives out no id. For owners that died meanwhile, it reads
+their sessions at their last renewal from Ray's key-value store.
 
 A session's id names its game; the owner of a game is the living owner of the game's first session.
 """
@@ -40,7 +40,7 @@ logger = limited(__name__)
 _REMEMBERED_ENDS = 65536
 MAX_SNAPSHOT_BYTES = 1024 * 1024
 MAX_SNAPSHOTS_BYTES = 512 * 1024 * 1024
-INTERFACE = 2
+INTERFACE = 3
 """Version of the directory's methods and replies. The actor outlives its replicas, and so an update of brayx."""
 PARKED = "parked"
 """Owner of sessions that are moving between replicas; never alive."""
@@ -212,7 +212,7 @@ class Directory:
         return None
 
     def release(self, session: str, owner: str, reason: str = "stop") -> None:
-        """Frees a session's id, if this owner still has it. The next `locate` reports the reason, once."""
+        """Frees a session's id, if this owner still has it. `locate` reports the reason until it is `told`."""
         if self._owner_of.get(session) != owner:
             return
         self._forget(session)
@@ -262,24 +262,22 @@ class Directory:
         self._snapshot_bytes = total
         return True
 
-    def locate(self, session: str, taker: str = "", repeats: bool = False) -> Location | Snapshot | None:
+    def locate(self, session: str, taker: str = "") -> Location | Snapshot | None:
         """Finds the living owner of a session; None if the session does not exist.
 
         Args:
             session: id of the session.
             taker: the calling owner. If the session's owner is dead and left a snapshot, the caller gets the snapshot
                 and becomes the owner; if it repeats the call it gets the snapshot again. Empty: it takes no session.
-            repeats: the request may repeat an earlier one with a lost reply.
 
         Raises:
-            SessionLost: its owner ended it, or died without a snapshot. Raised once, then the id is free; with
-                ``repeats`` raised each time until the id is claimed.
+            SessionLost: its owner ended it, or died without a snapshot. Raised until the loss is `told` or the id is
+                claimed: the answer to the first call may be lost, or come after its deadline.
             DirectoryRecovering: it is not known yet whether the session exists.
         """
         owner = self._owner_of.get(session)
         if owner is None:
-            reason = self._reasons.get(session, "") if repeats else self._reasons.pop(session, "")
-            if reason:
+            if reason := self._reasons.get(session):
                 raise SessionLost(f"session {session!r} was ended: {reason}", reason=reason)
             self._check_recovered()
             return None
@@ -297,11 +295,14 @@ class Directory:
         self._forget(session)
         self._leave(session, owner)
         self._forgotten += 1
-        if repeats:
-            self._keep_reason(session, "owner_died")
+        self._keep_reason(session, "owner_died")
         raise SessionLost(
             f"session {session!r} was lost: the replica that ran it died; start a new one", reason="owner_died"
         )
+
+    def told(self, session: str) -> None:
+        """A client gets the loss of its session as answer: the id is free, and unknown from now on."""
+        self._reasons.pop(session, None)
 
     def bury(self, owner: str) -> None:
         """Ends the lease of an owner that a peer could not reach."""

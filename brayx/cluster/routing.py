@@ -8,6 +8,7 @@ to the client once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Coroutine
@@ -107,7 +108,7 @@ class Routing(Ownership):
     async def disconnect(self, session: str, holder: str, for_good: bool) -> None:
         """Reports to a session's owner that the session's connection to this replica has ended."""
         try:
-            found = await self._member.ask("locate", session, "", True)
+            found = await self._member.ask("locate", session)
             if isinstance(found, Location) and found.owner != self._member.owner:
                 left = StepRequest(StepKind.STOP, session, b"1" if for_good else b"", holder=holder)
                 await self._member.peers.tell(found.address, LEFT_PREFIX, left)
@@ -180,9 +181,13 @@ class Routing(Ownership):
         """
         table = self.table
         taker = "" if table.is_shut or table.is_ending(request.session) else self._member.owner
-        found: Location | Snapshot | None = await self._member.ask(
-            "locate", request.session, taker, may_be_repeat(request)
-        )
+        try:
+            found: Location | Snapshot | None = await self._member.ask("locate", request.session, taker)
+        except SessionLost:
+            if not may_be_repeat(request):
+                with contextlib.suppress(Overloaded):  # the client gets the loss in any case
+                    await self._member.ask("told", request.session)
+            raise
         return found
 
     async def _start_in_game(self, request: StepRequest, reply: Reply, forwarded: bool, again: bool = False) -> None:

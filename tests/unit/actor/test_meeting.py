@@ -50,13 +50,17 @@ from tests.waiting import until_awaited as until
 
 
 class DirectoryHandle:
-    """The directory behind the interface of a Ray actor's handle. Records its calls; a test may set a claim's reply."""
+    """The directory behind the interface of a Ray actor's handle. Records its calls; a test may set a claim's reply.
+
+    Each method in ``late`` is called once without an answer.
+    """
 
     def __init__(self) -> None:
         self.directory = Directory()
         self.calls: list[str] = []
         self.claims: dict[tuple[str, str], Location | None] = {}
         self.hold: asyncio.Event | None = None
+        self.late: list[str] = []
         self.refused: Counter[str] = Counter()
 
     def __getattr__(self, method: str) -> Any:
@@ -66,7 +70,12 @@ class DirectoryHandle:
                 await self.hold.wait()
             if method == "claim" and args[:2] in self.claims:
                 return self.claims.pop(args[:2])
-            return getattr(self.directory, method)(*args)
+            try:
+                return getattr(self.directory, method)(*args)
+            finally:
+                if method in self.late:
+                    self.late.remove(method)
+                    await asyncio.sleep(math.inf)
 
         return SimpleNamespace(remote=remote)
 
@@ -569,6 +578,24 @@ async def test_sessions_of_a_replica_that_ends_are_moved_only_if_the_application
         assert calls == [(3, False, "")]
         assert isinstance(handle.directory.locate("s", "b"), Snapshot)
         assert ended == {"sessions_ended.moved": 1}
+
+
+@pytest.mark.parametrize("late", ["locate", "told"])
+async def test_a_loss_reaches_the_client_once_if_an_answer_of_the_directory_comes_too_late(
+    replicas: Open, handle: DirectoryHandle, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    monkeypatch.setattr("brayx.cluster.membership._ANSWER_S", 0.2)
+    (a,) = await replicas("a", "none")
+    handle.directory.claim("s", "dead")
+    handle.late = [late]
+    if late == "locate":
+        with pytest.raises(Overloaded, match="did not answer locate"):
+            await a.ask("tick", "s")
+    with pytest.raises(SessionLost) as lost:
+        await a.ask("tick", "s")
+    assert lost.value.details["reason"] == "owner_died"
+    with pytest.raises(SessionUnknown):
+        await a.ask("tick", "s")
 
 
 async def test_a_replica_counts_the_sessions_that_the_directory_forgot(

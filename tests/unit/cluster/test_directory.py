@@ -48,13 +48,14 @@ def test_a_session_has_one_owner(directory: Directory) -> None:
     directory.claim("s", "b")
 
 
-def test_a_dead_owner_is_reported_once_and_then_the_id_is_free(directory: Directory, clock: Clock) -> None:
+def test_a_dead_owner_is_reported_and_then_the_id_is_free(directory: Directory, clock: Clock) -> None:
     directory.claim("s", "a")
     clock.now = 4.0
     directory.renew("b", "http://b")
     clock.now = 6.0
     with pytest.raises(SessionLost, match="died"):
         directory.locate("s")
+    directory.told("s")
     assert directory.locate("s") is None
     directory.claim("s", "b")
     assert owners(directory) == {"b": 1}
@@ -65,10 +66,9 @@ def test_a_reported_loss_is_counted_once(directory: Directory) -> None:
         directory.claim(session, "a")
     directory.keep("resumed", "a", snapshot())
     directory.bury("a")
-    with pytest.raises(SessionLost):
-        directory.locate("reported", "b", True)
-    with pytest.raises(SessionLost):
-        directory.locate("reported", "b")
+    for _ in range(2):
+        with pytest.raises(SessionLost):
+            directory.locate("reported", "b")
     assert directory.locate("resumed", "b") == snapshot()
     assert [directory.renew("b", "http://b", []) for _ in range(2)] == [Renewal([], 1), Renewal([], 0)]
 
@@ -96,6 +96,7 @@ def test_an_owner_that_wakes_up_learns_of_lost_sessions_even_without_a_new_owner
     elif way == "reported":
         with pytest.raises(SessionLost):
             directory.locate("s", "b")
+        directory.told("s")
     elif way == "resumed":
         directory.keep("s", "a", snapshot())
         assert directory.locate("s", "b") == snapshot()
@@ -159,6 +160,7 @@ class TestRenewals:
         clock.now = 3.0
         with pytest.raises(SessionLost, match="died"):
             directory.locate("a1", "b")
+        directory.told("a1")
         assert directory.locate("a1", "b") is None
         directory.claim("a2", "b")
         assert directory.renew("b", "http://b") == Renewal([], 2)
@@ -285,12 +287,13 @@ def snapshot(data: bytes = b"x", *, exact: bool = False) -> Snapshot:
     return Snapshot(4, 4, b"kept", data, exact)
 
 
-def test_the_reason_of_an_end_is_reported_once_except_for_a_stop(directory: Directory) -> None:
+def test_the_reason_of_an_end_is_reported_except_for_a_stop(directory: Directory) -> None:
     for session, reason in (("s", "idle"), ("t", "stop")):
         directory.claim(session, "a")
         directory.release(session, "a", reason)
     with pytest.raises(SessionLost, match="idle") as lost:
         directory.locate("s")
+    directory.told("s")
     assert lost.value.details == {"reason": "idle"}
     assert directory.locate("s") is None
     assert directory.locate("t") is None
@@ -319,20 +322,21 @@ class TestSnapshots:
         directory.bury("b")
         assert directory.locate("s", "c") == snapshot(b"moved")
 
-    def test_a_loss_is_reported_once_and_again_to_repeated_requests(self, directory: Directory) -> None:
+    def test_a_loss_is_reported_until_it_is_told(self, directory: Directory) -> None:
         directory.claim("ended", "a")
         directory.claim("died", "b")
         directory.release("ended", "a", "idle")
         directory.bury("b")
         for session, reason in (("ended", "idle"), ("died", "owner_died")):
-            for repeats in (True, True, False):
+            for _ in range(2):
                 with pytest.raises(SessionLost) as lost:
-                    directory.locate(session, "a", repeats)
+                    directory.locate(session, "a")
                 assert lost.value.details["reason"] == reason
-            assert directory.locate(session, "a", True) is None
+            directory.told(session)
+            assert directory.locate(session, "a") is None
             directory.claim(session, "a")
             directory.release(session, "a")
-            assert directory.locate(session, "a", True) is None
+            assert directory.locate(session, "a") is None
 
     def test_only_the_owner_can_keep_a_snapshot(self, directory: Directory) -> None:
         directory.claim("s", "a")
@@ -356,6 +360,7 @@ class TestSnapshots:
         directory.leave("a")
         with pytest.raises(SessionLost, match="drained"):
             directory.locate("left", "b")
+        directory.told("left")
         assert directory.locate("left", "b") is None
         assert directory.locate("moved", "b") == snapshot(exact=True)
         assert owners(directory) == {"b": 1}
