@@ -4,8 +4,8 @@
 
 A game sends bodies that change a little each tick, and gets a short reply. The CPU is that of both processes, the game
 with brayx's Python client and the local host, and the bytes are those of both directions without TCP's headers. The
-second table has the compression alone, without a door, also with the window that uvicorn chooses. Needs the package
-``isal``.
+second table has the compression alone, without a door, also with the window that uvicorn chooses; and a delta encoding
+written in Python: changed fields of JSON, changed ranges of other bodies. Needs the package ``isal``.
 """
 
 from __future__ import annotations
@@ -210,6 +210,57 @@ def alone(bodies: Sequence[bytes], codec: Any, level: int, window_bits: int = 15
     return Cost(size / len(bodies), (time.process_time() - began) / len(bodies) * 1e6)
 
 
+def delta(bodies: Sequence[bytes]) -> Cost:
+    """Sends each body as its difference from the one before it, and puts it together again."""
+    differs, merged = (_fields, _merged) if bodies[0].startswith(b"{") else (_ranges, _patched)
+    size, before, there, began = len(bodies[0]), bodies[0], bodies[0], time.process_time()
+    for body in bodies[1:]:
+        sent = differs(before, body)
+        size += len(sent)
+        before, there = body, merged(there, sent)
+        assert there == body
+    return Cost(size / len(bodies), (time.process_time() - began) / len(bodies) * 1e6)
+
+
+def _fields(before: bytes, body: bytes) -> bytes:
+    """The fields of two levels that differ, as JSON. A real encoding would also need removed and reordered ones."""
+    old, new = json.loads(before), json.loads(body)
+    found = {}
+    for name, fields in new.items():
+        if old[name] != fields:
+            found[name] = {key: value for key, value in fields.items() if old[name][key] != value}
+    return json.dumps(found).encode()
+
+
+def _merged(before: bytes, sent: bytes) -> bytes:
+    there = json.loads(before)
+    for name, fields in json.loads(sent).items():
+        there[name].update(fields)
+    return json.dumps(there).encode()
+
+
+def _ranges(before: bytes, body: bytes) -> bytes:
+    """Changed ranges of two bodies of the same length: starts and ends as uint16, then their bytes."""
+    old, new = np.frombuffer(before, np.uint8), np.frombuffer(body, np.uint8)
+    changed = np.flatnonzero(old != new)
+    if not len(changed):
+        return b""
+    gaps = np.flatnonzero(np.diff(changed) > 4)  # a range costs four bytes
+    starts, ends = changed[np.append(0, gaps + 1)], changed[np.append(gaps, -1)] + 1
+    edges = np.stack([starts, ends], 1).astype(np.uint16)
+    return struct.pack("<H", len(edges)) + edges.tobytes() + b"".join(body[a:b] for a, b in edges.tolist())
+
+
+def _patched(before: bytes, sent: bytes) -> bytes:
+    if not sent:
+        return before
+    there, at = bytearray(before), 2 + 4 * struct.unpack_from("<H", sent)[0]
+    for start, end in np.frombuffer(sent[2:at], np.uint16).reshape(-1, 2).tolist():
+        there[start:end] = sent[at : at + end - start]
+        at += end - start
+    return bytes(there)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -223,17 +274,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     about = f"{machine()}; one session, {options.rounds} rounds of {options.seconds:g} s, medians"
     ticks = Table(["body", ">bytes", *(f">{of}, {way}" for way in [*WAYS][1:] for of in ("bytes", "CPU")), ">plain us"])
-    bare = Table(["body", *(f">{of}, {name}" for name in CODECS for of in ("bytes", "us"))])
+    bare = Table(["body", *(f">{of}, {name}" for name in [*CODECS, "delta"] for of in ("bytes", "us"))])
     for name, make in BODIES.items():
         bodies = make()
         costs: dict[str, list[Cost]] = {way: [] for way in WAYS}
-        apart: dict[str, list[Cost]] = {codec: [] for codec in CODECS}
+        apart: dict[str, list[Cost]] = {codec: [] for codec in [*CODECS, "delta"]}
         with served("json" if name.startswith("JSON") else "bytes") as (url, server):
             for _ in range(options.rounds):
                 for way, how in WAYS.items():
                     costs[way].append(play(url, server, bodies, how, options.seconds))
                 for codec, (module, *options_of) in CODECS.items():
                     apart[codec].append(alone(bodies, importlib.import_module(module), *options_of))
+                apart["delta"].append(delta(bodies))
         plain = costs.pop("plain")
         ratios = [
             median_ratio([getattr(each, of) for each in found], [getattr(each, of) for each in plain])
