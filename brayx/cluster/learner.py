@@ -35,7 +35,7 @@ from brayx.trainer.checkpoint import Normaliser
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.fits import built_to_learn
 from brayx.trainer.hooks import Hooks, load_hooks
-from brayx.trainer.loop import Summary, learn
+from brayx.trainer.loop import LearnerLoop, Summary
 from brayx.trainer.prefetch import close
 from brayx.trainer.ranks import Alone, Processes, Ranks
 from brayx.types import Weights
@@ -164,7 +164,7 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks, numbers: Trial
     evaluated = {name: _acknowledged(actor, spec.namespace) for name, actor in spec.eval_buffers.items()}
     try:
         measured = [Shards.find(actor, namespace=spec.namespace) for actor in spec.eval_buffers.values()]
-        summary = learn(
+        summary = LearnerLoop(
             spec.config,
             module,
             forward_args,
@@ -180,7 +180,7 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks, numbers: Trial
             eval_batches=evaluated,
             normaliser=None if spec.normaliser is None else spec.normaliser(),
             resumed=lambda learned: setattr(batches, "before", learned),
-        )
+        ).run()
         # End all buffers: this stops rollouts while Ray Train shuts its ranks down, and wakes ranks that wait for a
         # batch. The shards were found at the start, because finding one that hangs now would delay the end.
         batches.end()

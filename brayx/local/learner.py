@@ -17,7 +17,7 @@ from brayx.local.stream import Batches
 from brayx.trainer.checkpoint import Normaliser
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.hooks import Hooks
-from brayx.trainer.loop import Numbers, Summary, learn
+from brayx.trainer.loop import LearnerLoop, Numbers, Summary
 from brayx.trainer.ranks import Alone
 from brayx.trainer.saving import Keeper
 from brayx.types import Weights
@@ -31,7 +31,7 @@ class LocalLearner:
         module, forward_args: a new model; only the learner's thread may use it.
         followers: get each published version with its weights, in the learner's thread.
         batches: the stream to learn from. The learner ends with it, and ends it.
-        numbers, keeper, about, hooks, normaliser: as for `brayx.trainer.loop.learn`.
+        numbers, keeper, about, hooks, normaliser: as for `brayx.trainer.loop.LearnerLoop`.
         eval_batches: batches to evaluate, by buffer.
 
     Attributes:
@@ -121,12 +121,11 @@ class LocalLearner:
 
     def _run(self) -> None:
         try:
-            self._summary = learn(
+            self._summary = LearnerLoop(
                 self._config,
                 self._module,
                 self._forward_args,
                 batches=self._batches,
-                took=lambda: None,
                 publisher=self._publisher,
                 numbers=self._numbers,
                 keeper=self._keeper,
@@ -137,7 +136,7 @@ class LocalLearner:
                 feedback=self._batches.update_priorities,
                 eval_batches=self._eval_batches,
                 resumed=self._batches.skip,
-            )
+            ).run()
         except BaseException as error:  # `result` raises it
             self._error = error
         finally:
@@ -145,6 +144,6 @@ class LocalLearner:
             self.ready.set()
 
     def _publisher(self, newest: int) -> LocalLearner:
-        """The publisher for `learn`; versions continue from ``newest``."""
+        """The publisher for the `LearnerLoop`; versions continue from ``newest``."""
         self._version = newest
         return self

@@ -44,7 +44,7 @@ from brayx.rollout.networks import Model, observation_of, ready_made
 from brayx.rollout.policy import Policy
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.fits import actions_of, check_model
-from brayx.trainer.loop import RETURN_METRIC, learn
+from brayx.trainer.loop import RETURN_METRIC, LearnerLoop
 from brayx.trainer.ranks import Alone
 from brayx.types import DEMONSTRATION, NestedArray, flatten
 
@@ -174,12 +174,11 @@ def train_local(
         )
         stream = run.recorded() if cloning else run.alternating() if training.blocking else run.concurrent()
         stack.callback(stream.close)
-        summary = learn(
+        summary = LearnerLoop(
             _trainer_config(algorithm, training, draws=clerk is not None),
             module,
             forward_args,
             batches=stream,
-            took=lambda: None,
             publisher=run.publisher,
             numbers=run,
             keeper=run,
@@ -190,7 +189,7 @@ def train_local(
             due=None if due is None else lambda: due(run.env_steps, run.newest()),
             progress=run.progress,
             resumed=run.resumed,
-        )
+        ).run()
         stream.close()
         run.settle()
         run.check_learned()

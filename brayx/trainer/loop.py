@@ -1,16 +1,15 @@
 """The learner's loop: takes batches, updates, publishes, records, saves, stops. Reads top to bottom.
 
-Both hosts run `learn`, and pass it everything it works with. It knows nothing of Ray, MLflow or games: batches are an
-iterator, weights go to a `Publisher`, numbers to `Numbers`, folders to a `Keeper`.
+Both hosts run a `LearnerLoop`, and pass it everything it works with. It knows nothing of Ray, MLflow or games: batches
+are an iterator, weights go to a `Publisher`, numbers to `Numbers`, folders to a `Keeper`.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -100,41 +99,23 @@ class Summary:
     resumed: bool
 
 
-def learn(
-    config: TrainerConfig,
-    module: nn.Module,
-    forward_args: tuple[NestedArray, ...],
-    *,
-    batches: Iterator[Batch],
-    took: Callable[[], None],
-    publisher: Callable[[int], Publisher],
-    numbers: Numbers,
-    keeper: Keeper,
-    ranks: Ranks | None = None,
-    about: Mapping[str, Any] | None = None,
-    hooks: Hooks | None = None,
-    normaliser: Normaliser | None = None,
-    feedback: Callable[[np.ndarray, np.ndarray], None] | None = None,
-    eval_batches: Mapping[str, Iterator[Batch]] | None = None,
-    due: Callable[[], bool] | None = None,
-    progress: Callable[[], float] | None = None,
-    resumed: Callable[[int], None] | None = None,
-) -> Summary:
-    """Trains ``module`` from a stream of learner batches.
+@dataclass
+class LearnerLoop:
+    """Trains ``module`` from a stream of learner batches; `run` does it once.
 
-    Args:
+    Attributes:
         config: options.
         module: new module; restored from the newest checkpoint of ``keeper`` if there is one.
         forward_args: example arguments of the module; observations of a batch get the same layout.
         batches: the stream; its end is a request to stop.
-        took: called once for every batch taken from the stream, so that another may be sent.
         publisher: makes the publisher, given the newest version that the checkpoint knows.
         numbers: metrics of the trial.
         keeper: checkpoints of the trial.
         ranks: the ranks that learn together; None: one. Only rank 0 publishes, records, evaluates and saves.
-        about: JSON values for a checkpoint's ``meta.json``.
+        about: JSON values for a checkpoint's ``meta.json``; not copied, since it may fill during training.
         hooks: the user's hooks.
         normaliser: its moments go into checkpoints, and into published weights for acting outside of rollouts.
+        took: called once for every batch taken from the stream, so that another may be sent.
         feedback: given a batch's ``index`` and the new priorities of its columns, ``[B]`` each.
         eval_batches: streams of batches to evaluate, by buffer.
         due: called after each update but the last; True saves an extra checkpoint.
@@ -142,159 +123,212 @@ def learn(
             ``num_steps``. None: the share of ``num_steps`` learned from.
         resumed: called when training resumes, before its first batch, with the number of learner batches that all
             ranks had learned from.
-
-    Raises:
-        Diverged, BadWeights: a loss or a weight is NaN or infinite; the last checkpoint is from before.
-        TrackingError: the last checkpoint could not be saved. An earlier failure is counted and logged, and the
-            next interval tries again.
-        ConfigError: batches do not have the observation that the module takes.
-        ModelError: a hook failed, or a batch or the module's outputs do not fit the algorithm.
     """
-    ranks, hooks = ranks or Alone(), hooks or Hooks()
-    paths = list(observed(module, forward_args))
-    acting = functools.partial(checkpoint.acting_weights, module, normaliser, paths)
-    torch.set_num_threads(config.threads)
-    module.to(ranks.device)
-    optimizer = Adam(module.parameters(), lr=config.learning_rate, eps=EPS, fused=True)
-    folder = keeper.latest()
-    restored = None if folder is None else checkpoint.restore(folder, module, optimizer, normaliser)
-    counters = Counters() if restored is None else restored.counters
-    for group in optimizer.param_groups:  # a resumed trial may have been given another rate
-        group["initial_lr"] = group["lr"] = config.learning_rate
-    wrapped = ranks.wrap(module)
-    algorithm = build(
-        config.algorithm, WithLoss(wrapped, hooks) if hooks.loss is not None else wrapped, optimizer, ranks
-    )
-    if restored is not None:
-        restored.go_on(algorithm, ranks.rank)
-        if resumed is not None:
-            resumed(counters.updates * ranks.size)
 
-    publish: Publisher | None = None
-    if ranks.rank == 0:
-        publish = publisher(counters.policy_version)
-        counters.policy_version = publish.publish(acting(), counters.env_steps)
-        numbers.add("policy_version", counters.policy_version)
-    version_at_start, published_at = counters.policy_version, counters.updates
-    learned_from: Batch | None = None
+    config: TrainerConfig
+    module: nn.Module
+    forward_args: tuple[NestedArray, ...]
+    _: KW_ONLY
+    batches: Iterator[Batch]
+    publisher: Callable[[int], Publisher]
+    numbers: Numbers
+    keeper: Keeper
+    ranks: Ranks | None = None
+    about: Mapping[str, Any] | None = None
+    hooks: Hooks | None = None
+    normaliser: Normaliser | None = None
+    took: Callable[[], None] = lambda: None
+    feedback: Callable[[np.ndarray, np.ndarray], None] | None = None
+    eval_batches: Mapping[str, Iterator[Batch]] | None = None
+    due: Callable[[], bool] | None = None
+    progress: Callable[[], float] | None = None
+    resumed: Callable[[int], None] | None = None
 
-    def write(folder: Path, said: Mapping[str, Any]) -> None:
-        samples = samples_of(learned_from)
-        checkpoint.save(
-            folder,
-            module,
-            optimizer,
-            counters,
-            said,
-            samples,
-            algorithm=algorithm,
-            normaliser=normaliser,
-            observed=paths,
+    def __post_init__(self) -> None:
+        self._ranks, self._hooks = self.ranks or Alone(), self.hooks or Hooks()
+        self._paths = list(observed(self.module, self.forward_args))
+        self._shapes = Shapes(self.numbers, self.config.histogram_interval_s)
+        self._learned_from: Batch | None = None
+        self._score: Score | None = None
+
+    def run(self) -> Summary:
+        """Trains until the steps, the target or the stream end it.
+
+        Raises:
+            Diverged, BadWeights: a loss or a weight is NaN or infinite; the last checkpoint is from before.
+            TrackingError: the last checkpoint could not be saved. An earlier failure is counted and logged, and the
+                next interval tries again.
+            ConfigError: batches do not have the observation that the module takes.
+            ModelError: a hook failed, or a batch or the module's outputs do not fit the algorithm.
+        """
+        torch.set_num_threads(self.config.threads)
+        restored = self._build()
+        counters, device, at = self._counters, self._ranks.device, state_argument(self.module)
+        handle = self._hooks.handled if self._hooks.handle is not None else None
+        prepare = Prepare(self.forward_args, device, handle, aside=self.config.prefetch > 0, state_at=at)
+        to_evaluate = (self.eval_batches or {}) if self._ranks.rank == 0 else {}
+        evaluated = Prepare(self.forward_args, device, state_at=at)
+        self._began = time.monotonic() - counters.seconds
+        with (
+            Services(recorder=self.numbers).use(),  # type: ignore[arg-type]  # hooks only use `add`
+            Evaluation(self.config, self.module, evaluated, to_evaluate, self._hooks) as evaluation,
+            Prefetch(self.batches, prepare, self.config.prefetch) as stream,
+        ):
+            reason = self._until_end(stream, evaluation)
+        self._end(reason)
+        return Summary(
+            reason=reason,
+            env_steps=counters.env_steps,
+            updates=counters.updates,
+            policy_version=counters.policy_version,
+            seconds=counters.seconds,
+            return_mean=float("nan") if self._score is None else self._score.mean,
+            return_games=0 if self._score is None else self._score.games,
+            resumed=restored,
         )
 
-    saver = Saver(
-        keeper,
-        write,
-        counters,
-        config.checkpoint_interval_s,
-        {} if about is None else about,  # not a copy: it may fill during training
-        failed=lambda: numbers.add("checkpoints_failed", 1),
-        every=config.checkpoint_interval,
-    )
-    shapes = Shapes(numbers, config.histogram_interval_s)
-    at = state_argument(module)
-    handle = hooks.handled if hooks.handle is not None else None
-    prepare = Prepare(forward_args, ranks.device, handle, aside=config.prefetch > 0, state_at=at)
-    to_evaluate = (eval_batches or {}) if ranks.rank == 0 else {}
-    reason: Reason | None = None
-    score: Score | None = None
-    began = time.monotonic() - counters.seconds
-    with (
-        Services(recorder=numbers).use(),  # type: ignore[arg-type]  # hooks only use `add`
-        Evaluation(config, module, Prepare(forward_args, ranks.device, state_at=at), to_evaluate, hooks) as evaluation,
-        Prefetch(batches, prepare, config.prefetch) as stream,
-    ):
+    def _build(self) -> bool:
+        """Builds what learns, from the newest checkpoint if there is one, and publishes; returns whether there was."""
+        config, module, ranks = self.config, self.module, self._ranks
+        module.to(ranks.device)
+        self._optimizer = Adam(module.parameters(), lr=config.learning_rate, eps=EPS, fused=True)
+        folder = self.keeper.latest()
+        restored = None if folder is None else checkpoint.restore(folder, module, self._optimizer, self.normaliser)
+        self._counters = counters = Counters() if restored is None else restored.counters
+        for group in self._optimizer.param_groups:  # a resumed trial may have been given another rate
+            group["initial_lr"] = group["lr"] = config.learning_rate
+        wrapped = ranks.wrap(module)
+        with_loss = WithLoss(wrapped, self._hooks) if self._hooks.loss is not None else wrapped
+        self._algorithm = build(config.algorithm, with_loss, self._optimizer, ranks)
+        if restored is not None:
+            restored.go_on(self._algorithm, ranks.rank)
+            if self.resumed is not None:
+                self.resumed(counters.updates * ranks.size)
+        self._saver = Saver(
+            self.keeper,
+            self._write,
+            counters,
+            config.checkpoint_interval_s,
+            {} if self.about is None else self.about,
+            failed=lambda: self.numbers.add("checkpoints_failed", 1),
+            every=config.checkpoint_interval,
+        )
+        self._publisher: Publisher | None = None
+        if ranks.rank == 0:
+            self._publisher = self.publisher(counters.policy_version)
+            self._publish(self._publisher)
+            self.numbers.add("policy_version", counters.policy_version)
+        self._published_at, self._version_at_start = counters.updates, counters.policy_version
+        return restored is not None
+
+    def _write(self, folder: Path, said: Mapping[str, Any]) -> None:
+        checkpoint.save(
+            folder,
+            self.module,
+            self._optimizer,
+            self._counters,
+            said,
+            samples_of(self._learned_from),
+            algorithm=self._algorithm,
+            normaliser=self.normaliser,
+            observed=self._paths,
+        )
+
+    def _publish(self, publisher: Publisher, learned: int = 0) -> None:
+        """Publishes the weights; ``learned``: steps of the newest update, which are not counted yet."""
+        weights = checkpoint.acting_weights(self.module, self.normaliser, self._paths)
+        self._counters.policy_version = publisher.publish(weights, self._counters.env_steps + learned)
+        self._published_at = self._counters.updates
+
+    def _until_end(self, stream: Iterator[Ready], evaluation: Evaluation) -> Reason:
+        counters, ranks = self._counters, self._ranks
         waiting_since = time.monotonic()
-        while reason is None:
+        while True:
             requested = time.time()
             ready = next(stream, None)
             if ready is not None:
-                took()  # before the ranks wait for each other: another rank's batch may wait for this call
+                self.took()  # before the ranks wait for each other: another rank's batch may wait for this call
             # A rank whose stream has ended must announce it before the others wait for its gradients.
             _, over = agree(ranks, 0, ready is None)
             if ready is None or over:
-                reason = "stream_ended"
-                break
+                return "stream_ended"
             came, started = time.time() - ready.prepare_s, time.monotonic() - ready.prepare_s
-            done = min(counters.env_steps / config.num_steps, 1.0) if progress is None else progress()
-            check_batch(config.algorithm, ready.tensors)
-            try:
-                measured = algorithm.update(ready.tensors, done)
-            except ValueError as error:  # the next batch would fail the same way
-                message = f"algorithm {config.algorithm.name!r} cannot learn from this: {first_line(error)}"
-                raise ModelError(message) from error
-            except Exception as error:
-                if config.algorithm.module is None or isinstance(error, BrayxError):
-                    raise
-                raise ModelError(failure(config.algorithm, error)) from error
-            _refuse_divergence(measured, ready, module, counters.updates)
-            learned = 0
-            if algorithm.learned:  # otherwise the algorithm only kept the batch
-                counters.updates += 1
-                learned_from = ready.batch
-                learned = int(ready.batch["mask"].sum()) if algorithm.counts else 0
-            if feedback is not None and algorithm.priorities is not None:
-                feedback(ready.batch["index"], algorithm.priorities.cpu().numpy())
+            share = min(counters.env_steps / self.config.num_steps, 1.0)
+            done = share if self.progress is None else self.progress()
+            measured, learned = self._update(ready, done)
             reached = False
-            if publish is not None and algorithm.learned:
-                if counters.updates % config.weights_publish_interval == 0:
-                    counters.policy_version = publish.publish(acting(), counters.env_steps + learned)
-                    published_at = counters.updates
+            if self._publisher is not None and self._algorithm.learned:
+                if counters.updates % self.config.weights_publish_interval == 0:
+                    self._publish(self._publisher, learned)
                 ended = time.monotonic()
-                if learned:
-                    measured["lag_versions"] = version_at_start - _version(ready.batch)
-                version_at_start = counters.policy_version
-                measured |= {"updates": 1, "policy_version": counters.policy_version, "update_seconds": ended - started}
-                for name, value in measured.items():
-                    numbers.add(name if name in METRICS else f"learner/{name}", value)
-                record_waiting(numbers, ready, requested, came, started - waiting_since, ended - waiting_since)
-                shapes.record_in_turn(ready.batch, algorithm, module)
+                self._record(ready, measured, learned, ended - started)
+                record_waiting(self.numbers, ready, requested, came, started - waiting_since, ended - waiting_since)
                 if evaluation.due(counters.updates):
-                    for (name, label), value in evaluation.run(algorithm, done, counters.env_steps).items():
-                        numbers.add(name, value, label=label)
-                score = _score(numbers.newest(), config.target_games)
-                if score is not None and config.target_return is not None:
-                    reached = score.mean >= config.target_return
+                    for (name, label), value in evaluation.run(self._algorithm, done, counters.env_steps).items():
+                        self.numbers.add(name, value, label=label)
+                reached = self._reached()
             total, stop = agree(ranks, learned, reached)
             counters.env_steps += total
-            counters.seconds = time.monotonic() - began
+            counters.seconds = time.monotonic() - self._began
             if stop:
-                reason = "target_return"
-            elif counters.env_steps >= config.num_steps:
-                reason = "num_steps"
-            elif publish is not None and algorithm.learned:
-                saver.save_in_turn(score, due=due is not None and due())
-            if algorithm.learned:
+                return "target_return"
+            if counters.env_steps >= self.config.num_steps:
+                return "num_steps"
+            if self._algorithm.learned:
+                if self._publisher is not None:
+                    self._saver.save_in_turn(self._score, due=self.due is not None and self.due())
                 waiting_since = time.monotonic()
-    if publish is not None:
-        counters.seconds = time.monotonic() - began
-        if counters.updates != published_at:  # new weights would make waiting workers collect once more
-            counters.policy_version = publish.publish(acting(), counters.env_steps)
+
+    def _update(self, ready: Ready, done: float) -> tuple[dict[str, float], int]:
+        """Updates from a batch; returns the measured values, and the number of steps learned from."""
+        algorithm = self._algorithm
+        check_batch(self.config.algorithm, ready.tensors)
+        try:
+            measured = algorithm.update(ready.tensors, done)
+        except ValueError as error:  # the next batch would fail the same way
+            message = f"algorithm {self.config.algorithm.name!r} cannot learn from this: {first_line(error)}"
+            raise ModelError(message) from error
+        except Exception as error:
+            if self.config.algorithm.module is None or isinstance(error, BrayxError):
+                raise
+            raise ModelError(failure(self.config.algorithm, error)) from error
+        _refuse_divergence(measured, ready, self.module, self._counters.updates)
+        learned = 0
+        if algorithm.learned:  # otherwise the algorithm only kept the batch
+            self._counters.updates += 1
+            self._learned_from = ready.batch
+            learned = int(ready.batch["mask"].sum()) if algorithm.counts else 0
+        if self.feedback is not None and algorithm.priorities is not None:
+            self.feedback(ready.batch["index"], algorithm.priorities.cpu().numpy())
+        return measured, learned
+
+    def _record(self, ready: Ready, measured: dict[str, float], learned: int, seconds: float) -> None:
+        version = self._counters.policy_version
+        if learned:
+            measured["lag_versions"] = self._version_at_start - _version(ready.batch)
+        self._version_at_start = version
+        for name, value in (measured | {"updates": 1, "policy_version": version, "update_seconds": seconds}).items():
+            self.numbers.add(name if name in METRICS else f"learner/{name}", value)
+        self._shapes.record_in_turn(ready.batch, self._algorithm, self.module)
+
+    def _reached(self) -> bool:
+        self._score = _score(self.numbers.newest(), self.config.target_games)
+        target = self.config.target_return
+        return self._score is not None and target is not None and self._score.mean >= target
+
+    def _end(self, reason: Reason) -> None:
+        """Publishes and saves the last weights, and waits for the games' last returns."""
+        counters = self._counters
+        if self._publisher is None:
+            return
+        counters.seconds = time.monotonic() - self._began
+        if counters.updates != self._published_at:  # new weights would make waiting workers collect once more
+            self._publish(self._publisher)
         deadline = time.monotonic() + _LAST_RETURNS_S
-        while reason == "num_steps" and score is None and time.monotonic() < deadline:
+        while reason == "num_steps" and self._score is None and time.monotonic() < deadline:
             time.sleep(0.05)
-            score = _score(numbers.newest(), config.target_games)
-        saver.save(score)
-    return Summary(
-        reason=reason,
-        env_steps=counters.env_steps,
-        updates=counters.updates,
-        policy_version=counters.policy_version,
-        seconds=counters.seconds,
-        return_mean=float("nan") if score is None else score.mean,
-        return_games=0 if score is None else score.games,
-        resumed=restored is not None,
-    )
+            self._score = _score(self.numbers.newest(), self.config.target_games)
+        self._saver.save(self._score)
 
 
 def record_waiting(

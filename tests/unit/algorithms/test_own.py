@@ -22,7 +22,7 @@ from brayx.local.training import Training
 from brayx.nets.mlp import ActorCritic
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.fits import check_model
-from brayx.trainer.loop import learn
+from brayx.trainer.loop import LearnerLoop
 from deployments.job import JobConfig
 from pipelines import search
 from tests.unit.algorithms.tables import Table, random_batch, sgd
@@ -188,16 +188,15 @@ def run(folder, keeper, count, algorithm):
     torch.manual_seed(0)
     config = TrainerConfig(model="model", buffers=["buffer"], algorithm=algorithm, num_steps=10_000)
     weights, numbers = Weights(), Numbers()
-    summary = learn(
+    summary = LearnerLoop(
         config,
         ActorCritic(3, 2, hidden=(16,)),
         (np.zeros((1, 3), np.float32),),
         batches=batches(count),
-        took=lambda: None,
         publisher=lambda newest: weights,
         numbers=numbers,
         keeper=keeper,
-    )
+    ).run()
     return summary, numbers
 
 

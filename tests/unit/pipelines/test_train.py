@@ -23,7 +23,7 @@ from brayx.ports import free_port
 from brayx.tracking import Trial, files_of, find
 from brayx.tracking.hub import Hub, totals_of
 from brayx.trainer.config import TrainerConfig
-from brayx.trainer.loop import Summary, learn
+from brayx.trainer.loop import LearnerLoop, Summary
 from deployments.job import JobConfig
 from pipelines import cli
 from pipelines import train as train_module
@@ -456,16 +456,15 @@ def learned(request, tmp_path, tracking_db, monkeypatch):
             return {"episode_return.last100": next(left), "games": 50, "games_in_window": 30}
 
         def run(keeper):
-            return learn(
+            return LearnerLoop(
                 config,
                 module,
                 example,
                 batches=batches(len(returns)),
-                took=lambda: None,
                 publisher=Weights,
                 numbers=Numbers(newest),
                 keeper=keeper,
-            )
+            ).run()
 
         if request.param == "Ray":
             trial = Trial.open("p", "t", tracking_db)

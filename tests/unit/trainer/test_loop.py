@@ -26,7 +26,7 @@ from brayx.replay.packing import READY_KEY
 from brayx.trainer import checkpoint
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.hooks import Hooks
-from brayx.trainer.loop import learn, record_waiting
+from brayx.trainer.loop import LearnerLoop, record_waiting
 from brayx.trainer.prefetch import Ready
 from brayx.trainer.ranks import Alone
 from brayx.types import DEMONSTRATION
@@ -56,7 +56,7 @@ def run(
         weights.version = newest_version
         return weights
 
-    summary = learn(
+    summary = LearnerLoop(
         config,
         ActorCritic(3, 2, hidden=(16,)),
         (np.zeros((1, 3), np.float32),),
@@ -68,7 +68,7 @@ def run(
         ranks=ranks,
         about={"project": "test"},
         **parts,
-    )
+    ).run()
     return summary, weights, numbers, keeper, taken
 
 
@@ -329,18 +329,17 @@ def soft(keeper, stream, seed, normaliser, feedback):
     """Trains SAC, which has its own targets and temperature and draws actions while it learns."""
     torch.manual_seed(seed)
     weights, numbers = Weights(), Numbers()
-    learn(
+    LearnerLoop(
         TrainerConfig(model="model", buffers=["buffer"], algorithm=SACConfig(tau=0.1), num_steps=1000),
         SoftActorCritic(np.zeros(3, np.float32), 1, SMALL),
         (np.zeros((1, 3), np.float32),),
         batches=iter(stream),
-        took=lambda: None,
         publisher=lambda newest: weights,
         numbers=numbers,
         keeper=keeper,
         normaliser=normaliser,
         feedback=lambda index, priorities: feedback.append((index, priorities)),
-    )
+    ).run()
     return weights.published[-1][2], numbers.samples
 
 
@@ -441,16 +440,15 @@ def test_weights_of_another_model_are_refused(tmp_path):
     run(keeper, count=1)
     config = TrainerConfig(model="model", buffers=["buffer"])
     with pytest.raises(BadWeights, match="policy"):
-        learn(
+        LearnerLoop(
             config,
             ActorCritic(3, 5, hidden=(16,)),
             (np.zeros((1, 3), np.float32),),
             batches=batches(1),
-            took=lambda: None,
             publisher=Weights,
             numbers=Numbers(),
             keeper=keeper,
-        )
+        ).run()
 
 
 @pytest.mark.parametrize(
@@ -558,17 +556,16 @@ def test_ranks_end_together_if_one_has_no_batch(tmp_path):
 
     def rank(number):
         config = TrainerConfig(model="model", buffers=["buffer"], algorithm=PPOConfig(epochs=1, minibatch_size=16))
-        return learn(
+        return LearnerLoop(
             config,
             ActorCritic(3, 2, hidden=(16,)),
             (np.zeros((1, 3), np.float32),),
             batches=batches(3 - number),
-            took=lambda: None,
             publisher=Weights,
             numbers=Numbers(),
             keeper=Folders(tmp_path / str(number)),
             ranks=Threads(number, barrier, given),
-        )
+        ).run()
 
     with ThreadPoolExecutor(2) as pool:
         summaries = list(pool.map(rank, range(2)))

@@ -23,7 +23,7 @@ from brayx.nets.mlp import ActorCritic
 from brayx.nets.policy import NetworkConfig
 from brayx.nets.soft import SoftActorCritic
 from brayx.trainer.config import TrainerConfig
-from brayx.trainer.loop import learn
+from brayx.trainer.loop import LearnerLoop
 from brayx.trainer.ranks import Processes
 from brayx.types import DEMONSTRATION
 from tests.unit.trainer.parts import Folders, Numbers, Weights
@@ -116,17 +116,16 @@ def learned(folder, algorithm, stream, ranks=None):
     """The weights after the stream, and the summary."""
     torch.manual_seed(0)
     module, forward_args = model(algorithm)
-    summary = learn(
+    summary = LearnerLoop(
         TrainerConfig(model="model", buffers=["buffer"], algorithm=algorithm, learning_rate=1e-2, num_steps=10**4),
         module,
         forward_args,
         batches=seeded_batches(stream, algorithm, 0 if ranks is None else ranks.rank),
-        took=lambda: None,
         publisher=lambda newest: Weights(),
         numbers=Numbers(),
         keeper=Folders(folder),
         ranks=ranks,
-    )
+    ).run()
     return module_weights(module), summary
 
 

@@ -15,7 +15,7 @@ from brayx.rollout.collector import Collector
 from brayx.rollout.envs import make_envs
 from brayx.rollout.policy import Policy
 from brayx.trainer.config import TrainerConfig
-from brayx.trainer.loop import learn
+from brayx.trainer.loop import LearnerLoop
 from tests.unit.trainer.parts import Folders, Numbers, Weights
 
 ENVS, STEPS, RUNS = 4, 16, 10
@@ -77,17 +77,16 @@ def train(keeper, make, runs, seed):
 
     options = {"learning_rate": 1e-2, "num_steps": RUNS * ENVS * STEPS, "checkpoint_interval": SAVED_EVERY}
     try:
-        summary = learn(
+        summary = LearnerLoop(
             TrainerConfig(model="model", buffers=["buffer"], algorithm=algorithm, **options),
             module,
             (OBS[None],),
             batches=played(),
-            took=lambda: None,
             publisher=publisher,
             numbers=numbers,
             keeper=keeper,
             normaliser=collector,
-        )
+        ).run()
     finally:
         collector.close()
     return summary, learned(weights.published[-1][2]), collector.state_dict(), numbers.samples

@@ -27,7 +27,7 @@ from brayx.tracking import Trial
 from brayx.tracking.hub import Hub
 from brayx.trainer import checkpoint
 from brayx.trainer.config import TrainerConfig
-from brayx.trainer.loop import learn
+from brayx.trainer.loop import LearnerLoop
 from tests.unit.trainer.parts import BATCH_STEPS, Numbers, Weights, batches
 from tests.waiting import until
 
@@ -60,18 +60,17 @@ def train(trial, stream, numbers, hidden=(8,), **options):
         return weights
 
     algorithm = PPOConfig(epochs=1, minibatch_size=1024)
-    return learn(
+    return LearnerLoop(
         TrainerConfig(
             model="model", buffers=["buffer"], algorithm=algorithm, **{"checkpoint_interval_s": 1e-6, **options}
         ),
         module(hidden),
         (np.zeros((1, 3), np.float32),),
         batches=stream,
-        took=lambda: None,
         publisher=publisher,
         numbers=numbers,
         keeper=TrialKeeper(trial, 2),
-    )
+    ).run()
 
 
 def files_below(folder):
