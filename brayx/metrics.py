@@ -109,6 +109,7 @@ METRICS: dict[str, Metric] = {
         Metric("gamecores_failed", "processes", Kind.SUM, "game processes of the job that ended in failure"),
         Metric("recordings", "sessions", Kind.SUM, "recorded sessions, by reason"),
         Metric("recording_lost", "ticks", Kind.SUM, "ticks that could not be recorded, by reason"),
+        Metric("recording_frames_lost", "frames", Kind.SUM, "frames that their ticks lack, by reason"),
         Metric("arm_sessions", "sessions", Kind.SUM, "sessions begun, by model, arm and version"),
         Metric("arm_ticks", "ticks", Kind.SUM, "ticks answered, by model, arm and version"),
         Metric("arm_return", "reward", Kind.MEAN, "return of a finished game, by model, arm and version"),

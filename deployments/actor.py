@@ -41,6 +41,7 @@ from brayx.model.following import AliasFollower, initial_version
 from brayx.model.local import LocalModel, batching
 from brayx.model.pool import Aliases
 from brayx.recording.config import RecordingConfig
+from brayx.recording.drawing import Drawing
 from brayx.recording.recorder import closing, recorders_of
 from brayx.tracking import Trial, tracking_uri
 from brayx.types import Weights
@@ -84,6 +85,7 @@ class ActorSpec:
     hub: str = ""
     renders: Mapping[str, Render] = field(default_factory=dict)
     recording: RecordingConfig | None = None
+    drawing: Drawing | None = None
     trial: Trial | None = None
     pool: PoolClient | None = None
     league: LeagueSpec | None = None
@@ -149,7 +151,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         )
         runtime.close.append(functools.partial(asyncio.to_thread, buffers[name].close))
     runtime.close.append(close_recorder)
-    recorders = recorders_of(spec.recording, recorder)
+    recorders = recorders_of(spec.recording, recorder, spec.drawing)
     runtime.close[:0] = closing(recorders)
     services = Services(models=models, buffers=buffers, recorder=runtime.recorder)
     run: Any = asyncio.to_thread if spec.pool is None else spec.pool.run
@@ -378,6 +380,7 @@ def actor_spec(
         hub=hub,
         renders={name: Render(render.module, render.func, render.video) for name, render in job.renders.items()},
         recording=None if job.recording is None else job.recording.absolute(),
+        drawing=job.drawing,
         trial=trial,
         pool=pool,
         league=league,

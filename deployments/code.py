@@ -13,6 +13,7 @@ from brayx.actor.players import scripted
 from brayx.components import load
 from brayx.errors import ConfigError
 from brayx.league.config import LeagueConfig
+from brayx.recording.frames import check_video
 from deployments.job import JobConfig
 
 
@@ -22,10 +23,12 @@ def check_code(job: JobConfig, actors: Iterable[str], *, mode: Literal["train", 
     Args:
         job: the job.
         actors: its actors that will run.
-        mode: sources, rollouts and renders are needed for training only.
+        mode: sources, rollouts and renders are needed for training only; but a render that draws the frames of
+            recordings always is.
 
     Raises:
-        ConfigError: something is missing; the message names the file, the key, and the module, class or function.
+        ConfigError: something is missing; the message names the file, the key, and the module, class, function or
+            package.
     """
     for place, key, module, attribute in _named(job, actors, mode):
         try:
@@ -33,6 +36,8 @@ def check_code(job: JobConfig, actors: Iterable[str], *, mode: Literal["train", 
         except ConfigError as error:
             key = key if "attribute" in error.details else "module"
             raise ConfigError(f"{job.file}: {place}.{key}: {error.message}", **error.details) from error
+    if job.recording is not None and job.recording.frames is not None:
+        check_video()
     if mode == "train":
         for name, trainer in job.trainers.items():
             _check_hooks(job, name, trainer.hooks)
@@ -70,7 +75,8 @@ def _named(job: JobConfig, actors: Iterable[str], mode: str) -> Iterator[tuple[s
         for name, rollout in job.rollouts.items():
             if rollout.module is not None and rollout.func is not None:
                 yield name, "func", rollout.module, rollout.func
-        for name, render in job.renders.items():
+    for name, render in job.renders.items():
+        if mode == "train" or name == job.frames_render:
             yield name, "func", render.module, render.func
 
 

@@ -25,6 +25,7 @@ from brayx.errors import ConfigError
 from brayx.league.config import LeagueConfig
 from brayx.model.config import ModelConfig
 from brayx.recording.config import RecordingConfig, Selection
+from brayx.recording.drawing import Drawing
 from brayx.replay.config import BufferConfig, buffer_options
 from brayx.rollout.component import RolloutComponent
 from brayx.tracking.config import TrackingConfig
@@ -212,6 +213,18 @@ class JobConfig(BaseModel):
     def recording(self) -> RecordingConfig | None:
         """The options of its recording; None: nothing is recorded."""
         return next(iter(self.recordings.values()), None)
+
+    @property
+    def frames_render(self) -> str:
+        """Name of the render that draws the frames of its recording; empty: they are an array, or there are none."""
+        name = self.recording.frames if self.recording is not None else None
+        return name if name in self.renders else ""
+
+    @property
+    def drawing(self) -> Drawing | None:
+        """The function of that render."""
+        render = self.renders.get(self.frames_render)
+        return None if render is None else Drawing(render.module, render.func, self.folder)
 
     def in_mode(self, mode: Literal["train", "serve"]) -> JobConfig:
         """The same job in another mode."""

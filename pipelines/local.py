@@ -191,7 +191,7 @@ class _Training:
         self.champions = {name: self._champion(name) for name in job.models if name != self.config.model}
         others = {name: champion.model for name, champion in self.champions.items()}
         models = {self.config.model: learned, **others}
-        recorders = recorders_of(job.recording, self.numbers)
+        recorders = recorders_of(job.recording, self.numbers, job.drawing)
         make_actor = actor_factory(
             actor,
             job.agents,

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from brayx.errors import BadRecording
 from brayx.recording.bodies import Bodies
 from brayx.recording.columns import Columns, concatenated
+from brayx.recording.frames import MAX_SIDE, sizes_of
 from brayx.recording.gather import OWN
 from brayx.recording.part import FIELDS, Part, check_rows, rows_of
 
@@ -50,12 +51,13 @@ class _Stored:
     at: int = -1
 
 
-def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]]) -> tuple[list[Part], list[str]]:
+def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]], fps: int = 30) -> tuple[list[Part], list[str]]:
     """Writes a chunk; returns its index: the parts with their rows, and the names of the arrays that agents set.
 
     Args:
         to: an open file; the caller closes it.
         parts: ticks of sessions, at least one part, all with the same layout.
+        fps: frames per second of the chunk's video, if ticks have frames: frame i of it belongs to row i.
     """
     rows = np.cumsum([0, *(len(each.number) for _, each in parts)])
     columns = concatenated([each for _, each in parts])
@@ -83,12 +85,17 @@ def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]]) -> tuple[l
         stored[name] = _Stored(values.dtype.str, values.shape[1:], at)
         if at < 0:
             arrays[name] = _array(values)
-    index = [dataclasses.replace(part, row=int(row)) for (part, _), row in zip(parts, rows, strict=False)]
-    about = {
+    index = [
+        dataclasses.replace(part, row=int(row), frames=sum(frame is not None for frame in each.frames))
+        for (part, each), row in zip(parts, rows, strict=False)
+    ]
+    about: dict[str, Any] = {
         "format": _FORMAT,
         "columns": {name: dataclasses.asdict(each) for name, each in stored.items()},
         "parts": [dict(zip(FIELDS, row, strict=True)) for row in rows_of(index)],
     }
+    if sizes := sizes_of(columns.frames):
+        about["video"] = {"fps": fps, "sizes": sizes}
     table = pa.table(arrays)
     fractions = [_leaf(name, array.type) for name, array in arrays.items() if _fraction(array.type)]
     deltas = {f"{OWN}{name}": "DELTA_BINARY_PACKED" for name in ("number", *_TIMES)}
@@ -117,6 +124,8 @@ class Chunk:
     Attributes:
         parts: index of the sessions in it.
         columns: names of the arrays that agents set.
+        fps: frames per second of its video.
+        sizes: heights and widths of the video's tracks; empty: it has no video.
 
     Raises:
         BadRecording: the file is no chunk; also raised by `read`.
@@ -134,6 +143,8 @@ class Chunk:
                 column: _Stored(str(each["dtype"]), tuple(map(int, each["shape"])), int(each["at"]))
                 for column, each in about["columns"].items()
             }
+            video = about.get("video", {"fps": 1, "sizes": []})
+            self.fps, self.sizes = int(video["fps"]), [(int(height), int(width)) for height, width in video["sizes"]]
             self._check()
         except BadRecording:
             raise
@@ -155,6 +166,8 @@ class Chunk:
         for part in self.parts:
             if part.row + part.ticks > rows:
                 raise ValueError(f"a part ends at row {part.row + part.ticks} of {rows}")
+        if self.fps < 1 or any(not 0 < side <= MAX_SIDE for size in self.sizes for side in size):
+            raise ValueError(f"its video has {self.fps} frames per second, of {self.sizes[:4]}")
         for name, stored in self._stored.items():
             if np.dtype(stored.dtype).kind not in "biuf" or any(size < 0 for size in stored.shape):
                 raise ValueError(f"column {name!r} has dtype {stored.dtype!r} and shape {stored.shape}")

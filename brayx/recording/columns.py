@@ -13,7 +13,8 @@ import numpy as np
 
 from brayx.recording import bodies
 from brayx.recording.bodies import Bodies
-from brayx.recording.gather import arrays_of
+from brayx.recording.frames import is_image
+from brayx.recording.gather import arrays_of, value_at
 from brayx.types import NestedArray
 
 ERROR = "error"
@@ -82,6 +83,8 @@ class Columns:
         arrays: arrays that the agents set, and outputs of their forwards, ``[N, ...]`` by name.
         left_out: attributes that could not become columns, with the reason.
         stop: ``N`` bodies of stops, as `Tick.stop`.
+        frames: ``N`` images, or frames once they are encoded, None for a tick without; empty: no tick has one. A chunk
+            has them in its video, and `Chunk.read` leaves them out.
     """
 
     number: np.ndarray
@@ -95,12 +98,13 @@ class Columns:
     stop: list[bytes] = field(default_factory=list, repr=False)
     queue_us: np.ndarray = field(default_factory=_no_times)
     forward_us: np.ndarray = field(default_factory=_no_times)
+    frames: Sequence[Any] = field(default=(), repr=False)
 
     @property
     def nbytes(self) -> int:
-        """Approximate size in memory."""
+        """Approximate size in memory, once frames are encoded."""
         found = sum(array.nbytes for array in self.arrays.values()) + 48 * len(self.number)
-        found += sum(map(len, self.stop))
+        found += sum(map(len, self.stop)) + sum(len(each.data) for each in self.frames if each is not None)
         for of in (self.input, self.output):
             found += of.numbers.nbytes if isinstance(of, Bodies) else sum(map(len, of))
         return found
@@ -112,7 +116,7 @@ class Columns:
         return _form(self.input), _form(self.output), arrays
 
 
-def columns_of(ticks: Sequence[Tick], *, without: Collection[str] = ()) -> Columns:
+def columns_of(ticks: Sequence[Tick], *, without: Collection[str] = (), frames: str = "") -> Columns:
     """The columns of one or more ticks.
 
     An attribute is left out unless every tick has it with the same shape; a failed tick has zeros for what it lacks.
@@ -122,11 +126,14 @@ def columns_of(ticks: Sequence[Tick], *, without: Collection[str] = ()) -> Colum
     Args:
         ticks: consecutive ticks of a session.
         without: names of attributes that no agent has set.
+        frames: name of the array that becomes `Columns.frames` instead, if it is an image; empty: none.
     """
     # Column by column: a Python step for each value of each tick would be slow.
     number, time_s, seconds, inputs, outputs, attributes, events, stops, queue_s, forwards = zip(*ticks, strict=True)
     failed = [bool(event) and ERROR in event for event in events]
-    arrays, left_out = arrays_of(attributes, forwards, failed, without)
+    images = [value_at(each, frames) for each in attributes] if frames else []
+    has_frames = any(map(is_image, images))
+    arrays, left_out = arrays_of(attributes, forwards, failed, without, frames if has_frames else "")
     duration_us = _microseconds(seconds)
     waited = [sum([each.seconds for each in of]) for of in forwards] if any(forwards) else [0.0] * len(ticks)
     return Columns(
@@ -141,6 +148,7 @@ def columns_of(ticks: Sequence[Tick], *, without: Collection[str] = ()) -> Colum
         list(stops),
         _microseconds(queue_s),
         np.minimum(_microseconds(waited), duration_us),  # agents may wait concurrently
+        images if has_frames else (),
     )
 
 
@@ -177,7 +185,15 @@ def concatenated(parts: Sequence[Columns]) -> Columns:
         [stop for part in parts for stop in part.stop],
         np.concatenate([part.queue_us for part in parts]),
         np.concatenate([part.forward_us for part in parts]),
+        frames_of(parts),
     )
+
+
+def frames_of(parts: Sequence[Columns]) -> Sequence[Any]:
+    """The frames of all parts, one for each tick; empty: there are none."""
+    if not any(part.frames for part in parts):
+        return ()
+    return [frame for part in parts for frame in part.frames or [None] * len(part.number)]
 
 
 def _merged(parts: Sequence[Bodies | list[bytes]]) -> Bodies | list[bytes]:

@@ -31,6 +31,11 @@ class RecordingConfig(BaseModel):
     memory_mb: Annotated[float, Field(gt=0)] = 64.0
     """Maximum memory of ticks that wait: to be written, or for the decision whether to record their session. Beyond it
     ticks are lost, and counted as ``recording_lost``."""
+    frames: str | None = None
+    """Picture of each tick, kept as video: name of an array that the agents set, such as ``obs/image``, or of a render
+    component, which draws it; null: none. Needs the extra ``video``. The array itself is then not kept."""
+    fps: Annotated[int, Field(ge=1, le=240)] = 30
+    """Ticks per second of the videos."""
     flush_s: Annotated[float, Field(gt=0)] = 5.0
     """Maximum age of a tick in the writer's process before it is written; killing that process loses no more."""
 

@@ -39,6 +39,7 @@ def arrays_of(
     forwards: Sequence[Sequence[Forwarded]],
     failed: Sequence[bool],
     without: Collection[str],
+    frames: str = "",
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The arrays of some ticks, and why other values are left out; see `brayx.recording.columns.columns_of`."""
     left_out: dict[str, str] = {}
@@ -56,6 +57,9 @@ def arrays_of(
         except _Irregular:
             outputs = _by_tick([_flat_forwards(each) for each in forwards], failed, left_out)
         found.update({name: values for name, values in outputs.items() if name not in found})
+    if frames:
+        found.pop(frames, None)
+        left_out[frames] = "it is recorded as frames"
     arrays: dict[str, np.ndarray] = {}
     for name, values in found.items():
         if len(arrays) == MAX_COLUMNS:
@@ -67,6 +71,24 @@ def arrays_of(
         else:
             arrays[name] = array
     return arrays, left_out
+
+
+def value_at(attributes: Mapping[str, Any], name: str) -> Any:
+    """The value of a tick that would become the column ``name``; None: there is none."""
+    for step in attributes.values():
+        if type(step) is Step:
+            if name in step.extras:
+                return step.extras[name]
+            attributes = {**attributes, "obs": step.obs, "action": step.action}
+    found: Any = attributes
+    for key in name.split("/"):
+        if isinstance(found, Mapping):
+            found = found.get(key)
+        elif isinstance(found, list | tuple) and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+        else:
+            return None
+    return found
 
 
 def _of_names(ticks: Sequence[Mapping[str, Any]]) -> Found:

@@ -8,6 +8,8 @@ from typing import Any
 
 from brayx.errors import first_line
 from brayx.recording.columns import Columns, concatenated, packed
+from brayx.recording.drawing import Drawer
+from brayx.recording.frames import Encoders
 from brayx.recording.part import Part
 from brayx.recording.writer import Folder
 
@@ -22,13 +24,14 @@ class Packer:
     Args:
         folder: opens the folder of the chunks; called again after a failure.
         flush_s: age at which a chunk is written even if it is not full.
+        drawer: draws the frames of ticks that come with their states.
 
     Attributes:
         lost: ticks lost so far because they could not be written.
         failure: why the last write failed; empty: it succeeded.
     """
 
-    def __init__(self, folder: Callable[[], Folder], flush_s: float) -> None:
+    def __init__(self, folder: Callable[[], Folder], flush_s: float, drawer: Drawer | None = None) -> None:
         self._make = folder
         self._folder: Folder | None = None
         self._flush_s = flush_s
@@ -37,11 +40,29 @@ class Packer:
         self._bytes: dict[Any, int] = {}
         self.lost = 0
         self.failure = ""
+        self._encoders, self._drawer = Encoders(), drawer
 
-    def add(self, part: Part, columns: Columns) -> None:
-        """Adds consecutive ticks of a session."""
+    @property
+    def frames_failure(self) -> str:
+        """Why the last ticks could not be drawn; empty: they could."""
+        return "" if self._drawer is None else self._drawer.failure
+
+    @property
+    def frames_lost(self) -> dict[str, int]:
+        """Number of frames lost so far, by reason."""
+        lost = {"error": self._encoders.lost}
+        if self._drawer is not None:
+            lost = {"error": lost["error"] + self._drawer.lost, "slow": self._drawer.slow}
+        return lost
+
+    def add(self, part: Part, columns: Columns, states: bytes = b"") -> None:
+        """Adds consecutive ticks of a session; ``states`` as for `Drawer.drawn`, empty: they are not drawn."""
         columns = packed(columns)
+        if states and self._drawer is not None:
+            columns.frames = self._drawer.drawn(states, part.ticks)
         layout = columns.layout
+        if columns.frames:
+            columns.frames = self._encoders.encode(layout, part.episode, columns.frames)
         pending = self._pending.setdefault(layout, [])
         self._since.setdefault(layout, time.monotonic())
         self._bytes[layout] = self._bytes.get(layout, 0) + columns.nbytes
@@ -78,6 +99,7 @@ class Packer:
                 return
             self.lost += sum(part.ticks for part, _ in parts)
         del self._pending[layout], self._since[layout], self._bytes[layout]
+        self._encoders.cut(layout)
 
 
 def _by_episode(parts: list[tuple[Part, Columns]]) -> list[tuple[Part, Columns]]:

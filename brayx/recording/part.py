@@ -29,6 +29,7 @@ class Part:
         left_out: attributes that agents set and that were left out, with the reason.
         row: the part's first row in the chunk.
         reported: result of the session's seat in a league: ``win``, ``draw``, ``loss`` or a score; empty: none yet.
+        frames: number of ticks with a frame.
     """
 
     episode: str
@@ -46,6 +47,7 @@ class Part:
     left_out: dict[str, str] = field(default_factory=dict)
     row: int = 0
     reported: str = ""
+    frames: int = 0
 
     def after(self, before: Sequence[Part]) -> Part:
         """Joins this part to the parts before it."""
@@ -59,6 +61,7 @@ class Part:
             ticks=sum(part.ticks for part in parts),
             events=sum(part.events for part in parts),
             lost=sum(part.lost for part in parts),
+            frames=sum(part.frames for part in parts),
             left_out={name: why for part in parts for name, why in part.left_out.items()},
         )
 
@@ -67,7 +70,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "began": (float, int),
     "result": (float, int, type(None)),
     "left_out": (dict,),
-    **dict.fromkeys(("first", "ticks", "events", "lost", "row"), (int,)),
+    **dict.fromkeys(("first", "ticks", "events", "lost", "row", "frames"), (int,)),
 }
 """Types of the fields of `Part` that are not strings."""
 

@@ -5,38 +5,61 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
-from typing import IO
+from typing import IO, NamedTuple
 
 from brayx.children import start_module
 from brayx.errors import BrayxError
 from brayx.recording.columns import Columns
+from brayx.recording.drawing import Drawing
 from brayx.recording.part import Part
 
 _END_S = 10.0
 _NICE = 5
 
-Message = list[tuple[Part, Columns]]
-"""Ticks of sessions. After each message, even an empty one, the process writes what is due."""
+Message = list[tuple[Part, Columns, bytes]]
+"""Ticks of sessions; the bytes are for `Drawer.drawn`, empty: they are not drawn. After each message, even an empty
+one, the process writes what is due."""
+
+
+class Reply(NamedTuple):
+    """What the process says of all messages so far.
+
+    Attributes:
+        lost: number of lost ticks.
+        failure: why the last write failed; empty: it succeeded.
+        frames_lost: number of lost frames by reason.
+        frames_failure: why the last ticks could not be drawn; empty: they could.
+    """
+
+    lost: int
+    failure: str
+    frames_lost: dict[str, int]
+    frames_failure: str
 
 
 class WriterProcess:
     """Starts the process and sends it ticks. Belongs to one thread.
 
     Args:
-        address, max_bytes: as for `Folder`.
+        address, max_bytes, fps: as for `Folder`.
         flush_s: as for `Packer`.
+        drawing: draws the frames.
     """
 
-    def __init__(self, address: str, max_bytes: int, flush_s: float) -> None:
-        self._process = start_module("brayx.recording.process", address, str(max_bytes), str(flush_s))
+    def __init__(
+        self, address: str, max_bytes: int, flush_s: float, fps: int = 30, drawing: Drawing | None = None
+    ) -> None:
+        options = json.dumps([max_bytes, flush_s, fps, drawing])
+        self._process = start_module("brayx.recording.process", address, options)
 
-    def send(self, message: Message) -> tuple[int, str]:
-        """Sends ticks; returns how many ticks were lost so far, and why the last write failed (empty: it succeeded).
+    def send(self, message: Message) -> Reply:
+        """Sends ticks.
 
         Raises:
             OSError, EOFError: the process has died.
@@ -45,8 +68,7 @@ class WriterProcess:
         assert self._process.stdout is not None
         pickle.dump(message, self._process.stdin, protocol=5)
         self._process.stdin.flush()
-        lost, failure = pickle.load(self._process.stdout)
-        return int(lost), str(failure)
+        return Reply(*pickle.load(self._process.stdout))
 
     def close(self) -> None:
         """Ends the process once it has written everything, or kills it after 10 s."""
@@ -64,24 +86,30 @@ class WriterProcess:
             self._process.stdout.close()
 
 
-def main(address: str, max_bytes: int, flush_s: float, requests: IO[bytes], replies: IO[bytes]) -> None:
+def main(address: str, options: str, requests: IO[bytes], replies: IO[bytes]) -> None:
     """Takes messages until the pipe closes, then writes what is left."""
+    from brayx.recording.drawing import Drawer, Drawing
     from brayx.recording.packer import Packer  # imports Arrow, which is slow, so only this process does
     from brayx.recording.writer import Folder
 
-    packer = Packer(lambda: Folder(address, max_bytes), flush_s)
+    max_bytes, flush_s, fps, drawing = json.loads(options)
+    drawer = None if drawing is None else Drawer(Drawing(*drawing))
+    packer = Packer(lambda: Folder(address, max_bytes, fps), flush_s, drawer)
     while True:
         try:
             message: Message = pickle.load(requests)
         except (EOFError, pickle.UnpicklingError):  # the sender ended, or was killed while it wrote
             break
-        for part, columns in message:
+        if drawer is not None:
+            drawer.begin()
+        for part, columns, states in message:
             try:
-                packer.add(part, columns)
+                packer.add(part, columns, states)
             except BrayxError as error:
                 packer.failure = error.message
         packer.write_due()
-        pickle.dump((packer.lost, packer.failure), replies)
+        reply = (packer.lost, packer.failure, packer.frames_lost, packer.frames_failure)
+        pickle.dump(reply, replies)  # without the class, which this process has in the module __main__
         replies.flush()
     packer.close()
 
@@ -90,4 +118,4 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process, too; only the sender ends it
     os.nice(_NICE)
     out, sys.stdout = sys.stdout.buffer, sys.stderr  # prints of libraries must not mix with the replies
-    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.stdin.buffer, out)
+    main(sys.argv[1], sys.argv[2], sys.stdin.buffer, out)

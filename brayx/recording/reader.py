@@ -19,12 +19,14 @@ from brayx.recording.chunks import Chunk
 from brayx.recording.columns import Columns, concatenated, texts
 from brayx.recording.index import Entry
 from brayx.recording.part import Part, rows_of
-from brayx.recording.writer import SUFFIX
+from brayx.recording.video import Video
+from brayx.recording.writer import SUFFIX, video_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _MAX_OPEN = 32
+_MAX_VIDEOS = 8
 
 
 def open(address: str) -> Recordings:
@@ -66,6 +68,7 @@ class Recordings(Sequence["Episode"]):
     def __init__(self, files: Any, paths: Sequence[str], known: Mapping[str, Entry] | None = None) -> None:
         self._files = files
         self._open: dict[str, Chunk] = {}
+        self._videos: dict[str, Video] = {}
         self.unreadable: dict[str, str] = {}
         self._chunks: list[tuple[str, tuple[str, ...], list[Sequence[Any]]]] = []
         found: dict[str, list[tuple[int, int]]] = {}
@@ -148,6 +151,21 @@ class Recordings(Sequence["Episode"]):
             self._open.pop(next(iter(self._open))).close()
         return found
 
+    def video(self, path: str) -> Video:
+        """The open video of a chunk. At most 8 stay open."""
+        found = self._videos.pop(path, None)
+        if found is None:
+            chunk, name = self.chunk(path), video_of(path)
+            try:
+                file = self._files.open(name, "rb")
+            except OSError as error:
+                raise BadRecording(f"the frames of {path} cannot be read: {error}", file=name) from None
+            found = Video(file, name, chunk.sizes, chunk.fps)
+        self._videos[path] = found
+        if len(self._videos) > _MAX_VIDEOS:
+            self._videos.pop(next(iter(self._videos))).close()
+        return found
+
 
 @dataclass(frozen=True)
 class _Piece:
@@ -169,6 +187,7 @@ class Episode:
         reported: see `brayx.recording.part.Part`.
         events: number of ticks with an event.
         lost: number of ticks that were lost.
+        frames: number of ticks with a frame.
         left_out: attributes that agents set and that were left out, with the reason.
     """
 
@@ -182,6 +201,7 @@ class Episode:
         self.reported = last.reported
         self.events = sum(piece.part.events for piece in self._pieces)
         self.lost = sum(piece.part.lost for piece in self._pieces)
+        self.frames = sum(piece.part.frames for piece in self._pieces)
         self.left_out = {name: why for piece in self._pieces for name, why in piece.part.left_out.items()}
 
     def __len__(self) -> int:
@@ -262,6 +282,37 @@ class Episode:
             nothing = np.zeros(0, np.int64)
             return Columns(nothing, nothing, nothing, [], [], [], {})
         return concatenated(found)
+
+    def image(self, tick: int) -> np.ndarray | None:
+        """The frame of a tick.
+
+        Args:
+            tick: index of the tick, from 0 to ``len(self)``, as in `read`; not the tick's number in its session.
+
+        Returns:
+            ``[height, width, 3]`` uint8, RGB, as H.264 kept it: nearly the image of the game, with half the resolution
+            of colours; grey images have three equal channels. None: the tick has no frame.
+
+        Raises:
+            BadRecording: the video is broken or missing, or there is no such tick.
+            ConfigError: PyAV is missing (``pip install 'brayx[video]'``).
+        """
+        if not 0 <= tick < len(self):
+            raise BadRecording(f"session {self.session!r} has no tick {tick}; it has {len(self)} ticks", tick=tick)
+        at = bisect.bisect_right(self._ends, tick)
+        piece = self._pieces[at]
+        if not piece.part.frames:
+            return None
+        return self._of.video(piece.path).image(piece.part.row + tick - (self._ends[at] - piece.part.ticks))
+
+    def images(self, first: int = 0, count: int | None = None) -> Iterator[np.ndarray | None]:
+        """The frames of consecutive ticks, each as from `image`, decoded one by one.
+
+        Args:
+            first, count: as for `read`.
+        """
+        last = len(self) if count is None else min(first + count, len(self))
+        return map(self.image, range(first, last))
 
     def frame(self) -> pd.DataFrame:
         """A row for each tick: number, times, event, bodies, and a column for each array."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import pickle
 import queue
 import threading
 import time
@@ -22,8 +23,11 @@ from brayx.actor.agent import State
 from brayx.actor.logs import SessionLog
 from brayx.logs import limited
 from brayx.metrics import Recorder
-from brayx.recording.columns import Columns, Forwarded, Tick, columns_of
+from brayx.recording.columns import ERROR, Columns, Forwarded, Tick, columns_of
 from brayx.recording.config import RecordingConfig
+from brayx.recording.drawing import Drawing
+from brayx.recording.frames import check_video
+from brayx.recording.gather import value_at
 from brayx.recording.part import Part
 from brayx.recording.process import Message, WriterProcess
 from brayx.types import Forward
@@ -34,6 +38,8 @@ PACK = 64
 """Ticks that a session hands over at once."""
 PACK_BYTES = 2**18
 """Size of a session's ticks at which it hands them over early."""
+_FRAMES_BYTES = 2**21
+"""As `PACK_BYTES`, with frames, which are large."""
 _GATHER_S = 0.02
 _MAX_GATHERED = 256
 _IDLE_S = 1.0
@@ -43,13 +49,15 @@ _ATTRIBUTES_BYTES = 512
 """Estimated size of what agents set on a tick."""
 _OWN = frozenset(("session", "game", "agent", "tick", "kind", "input", "output", "end", "_waiters", "_seat", "_board"))
 
-Pack = tuple[Part, Columns, int]
-"""Ticks of a session, and their size in memory."""
+Pack = tuple[Part, Columns, "list[State | None]", int]
+"""Ticks of a session, their states to draw, and their size in memory."""
 
 
-def recorders_of(config: RecordingConfig | None, metrics: Recorder) -> list[SessionRecorder]:
+def recorders_of(
+    config: RecordingConfig | None, metrics: Recorder, drawing: Drawing | None = None
+) -> list[SessionRecorder]:
     """The recorder of a job, as a list; empty: the job has no recording. `closing` ends it."""
-    return [] if config is None else [SessionRecorder(config, metrics)]
+    return [] if config is None else [SessionRecorder(config, metrics, drawing=drawing)]
 
 
 def closing(recorders: Sequence[SessionRecorder]) -> list[Callable[[], Awaitable[None]]]:
@@ -62,21 +70,34 @@ class SessionRecorder:
 
     Args:
         config: the component's options.
-        metrics: counts ``recordings`` and ``recording_lost``.
+        metrics: counts ``recordings``, ``recording_lost`` and ``recording_frames_lost``.
         start: starts the writer's process; None: a `WriterProcess`.
+        drawing: draws the frames; None: they are the array ``config.frames``, if that is given.
 
     Attributes:
-        most_bytes: memory limit of waiting ticks; undecided sessions may use half of it.
+        most_bytes: memory limit of waiting ticks; undecided sessions and frames may use half of it.
+        frames: name of the array with the frames; empty: there is none.
+        pack_bytes: size of a session's ticks at which it hands them over early.
         taken: bytes of all ticks so far, without those that sessions dropped; only the event loop changes it.
         freed: bytes of all ticks sent so far; only the recorder's thread changes it, so neither needs a lock.
     """
 
     def __init__(
-        self, config: RecordingConfig, metrics: Recorder, start: Callable[[], WriterProcess] | None = None
+        self,
+        config: RecordingConfig,
+        metrics: Recorder,
+        start: Callable[[], WriterProcess] | None = None,
+        drawing: Drawing | None = None,
     ) -> None:
+        if config.frames:
+            check_video()
         self.config = config
         self.metrics = metrics
-        self.start = start or (lambda: WriterProcess(config.folder, round(config.max_mb * 2**20), config.flush_s))
+        self.drawing = drawing
+        self.frames = config.frames or "" if drawing is None else ""
+        self.pack_bytes = _FRAMES_BYTES if self.frames else PACK_BYTES
+        max_bytes = round(config.max_mb * 2**20)
+        self.start = start or (lambda: WriterProcess(config.folder, max_bytes, config.flush_s, config.fps, drawing))
         self._sessions = 0
         self.most_bytes = round(config.memory_mb * 2**20)
         self.taken = self.freed = 0
@@ -112,13 +133,32 @@ class SessionRecorder:
                 logger.warning("recordings were not written within %g s: their last ticks may be missing", timeout_s)
             self._thread = None
 
-    def hand_over(self, part: Part, columns: Columns, size: int) -> None:
+    def is_crowded(self) -> bool:
+        """Whether half of the memory is in use, so that frames are dropped to leave room for ticks."""
+        return bool(self.config.frames) and self.taken - self.freed > self.most_bytes // 2
+
+    def hand_over(self, part: Part, columns: Columns, states: list[State | None], size: int) -> None:
         """Queues ticks; their memory is freed once they have been sent."""
-        self._queue.put((replace(part, left_out=columns.left_out), columns, size))
+        if self.frames and not columns.frames:
+            what = f"no image {self.frames!r}: uint8 [height, width] or [height, width, 3]"
+            columns.left_out.setdefault("frames", what)
+            logger.warning("ticks of session %s are recorded without frames: their agents set %s", part.session, what)
+        elif self.is_crowded():
+            images = [image for image in columns.frames if image is not None]
+            size_of_frames = sum(getattr(image, "nbytes", 0) for image in images)
+            self.lose_frames(len(images) + sum(state is not None for state in states), "memory")
+            self.taken -= size_of_frames
+            columns.frames, states, size = (), [], size - size_of_frames
+        self._queue.put((replace(part, left_out=columns.left_out), columns, states, size))
 
     def lose(self, ticks: int, why: str) -> None:
         """Counts lost ticks."""
         self.metrics.add("recording_lost", ticks, label=why)
+
+    def lose_frames(self, frames: int, why: str) -> None:
+        """Counts lost frames of ticks that are recorded."""
+        if frames:
+            self.metrics.add("recording_frames_lost", frames, label=why)
 
     def _work(self) -> None:
         """Runs in the recorder's thread: sends packs to the writer's process."""
@@ -134,10 +174,20 @@ class SessionRecorder:
             ended = None in items
             packs = [item for item in items if item is not None]
             try:
-                writer.send([(part, columns) for part, columns, _ in packs])
+                writer.send([(part, columns, self._pickled(states)) for part, columns, states, _ in packs])
             finally:
-                self.freed += sum(size for _, _, size in packs)
+                self.freed += sum(size for *_, size in packs)
         writer.close()
+
+    def _pickled(self, states: list[State | None]) -> bytes:
+        if not states:
+            return b""
+        try:
+            return pickle.dumps(states, protocol=5)
+        except Exception as error:  # agents may set anything
+            logger.warning("ticks cannot be drawn: their states do not pickle: %r", error)
+            self.lose_frames(sum(state is not None for state in states), "error")
+            return b""
 
     def _waiting(self) -> list[Pack | None]:
         found: list[Pack | None] = []
@@ -155,10 +205,11 @@ class _Writer:
         self._process: WriterProcess | None = None
         self._down_until = 0.0
         self._lost = 0
+        self._frames_lost: dict[str, int] = {}
 
     def send(self, parts: Message) -> None:
         """Sends ticks, and counts those that were lost."""
-        ticks = sum(part.ticks for part, _ in parts)
+        ticks = sum(part.ticks for part, *_ in parts)
         try:
             if self._process is None:
                 if not parts:
@@ -166,8 +217,8 @@ class _Writer:
                 if time.monotonic() < self._down_until:
                     self._of.lose(ticks, "writer")
                     return
-                self._process, self._lost = self._of.start(), 0
-            lost, failure = self._process.send(parts)
+                self._process, self._lost, self._frames_lost = self._of.start(), 0, {}
+            reply = self._process.send(parts)
         except (OSError, EOFError) as error:
             logger.warning("the writer of recordings has died, its last ticks are lost: %r", error)
             if parts:
@@ -179,11 +230,16 @@ class _Writer:
             logger.exception("ticks of %d sessions cannot be recorded", len(parts))
             self._of.lose(ticks, "error")
             return
-        if lost > self._lost:
-            self._of.lose(lost - self._lost, "disk")
-            self._lost = lost
-        if failure:
-            logger.warning("cannot write recordings: %s", failure)
+        if reply.lost > self._lost:
+            self._of.lose(reply.lost - self._lost, "disk")
+            self._lost = reply.lost
+        for why, frames in reply.frames_lost.items():
+            self._of.lose_frames(frames - self._frames_lost.get(why, 0), why)
+        self._frames_lost = reply.frames_lost
+        if reply.failure:
+            logger.warning("cannot write recordings: %s", reply.failure)
+        if reply.frames_failure:
+            logger.warning("cannot draw frames of recordings: %s", reply.frames_failure)
 
     def close(self) -> None:
         """Ends the process, which first writes what it has."""
@@ -235,6 +291,8 @@ class RecordedSession(SessionLog):
         """See `brayx.actor.logs.SessionLog.tick`."""
         of, ticks, now = self._of, self._ticks, clock.now()
         size = len(body) + len(reply) + _ATTRIBUTES_BYTES
+        if of.frames:
+            size += getattr(value_at(vars(state), of.frames), "nbytes", 0)
         if of.taken - of.freed + size > self._limit and not self._make_room(size):
             return
         of.taken += size
@@ -244,7 +302,12 @@ class RecordedSession(SessionLog):
         if not self.why:
             if len(ticks) > (of.config.before or 1):  # a failed tick comes also if none is kept
                 self._drop()
-        elif len(ticks) > PACK or self._bytes > PACK_BYTES or now - ticks[0][5] > of.config.flush_s:
+        elif (
+            len(ticks) > PACK
+            or self._bytes > of.pack_bytes
+            or now - ticks[0][5] > of.config.flush_s
+            or (of.config.frames and of.is_crowded())
+        ):
             self._hand_over(len(ticks) - 1)
 
     def _make_room(self, size: int) -> bool:
@@ -350,10 +413,13 @@ class RecordedSession(SessionLog):
             self._of.lose(self._lost, "memory")
         self._sent, self._lost = self._sent + len(ticks), 0
         try:
-            columns = columns_of(ticks, without=_OWN)
+            columns = columns_of(ticks, without=_OWN, frames=self._of.frames)
         except Exception:  # agents may set anything; one bad pack must not end the session
             logger.exception("ticks of session %s cannot be recorded", self._session)
             self._of.lose(len(ticks), "error")
             self._of.taken -= size
             return
-        self._of.hand_over(part, columns, size)
+        states = []
+        if self._of.drawing is not None:  # a failed tick's state may be incomplete
+            states = [None if ERROR in tick[6] else tick[0] for tick in kept]
+        self._of.hand_over(part, columns, states, size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import time
 import uuid
@@ -14,16 +15,24 @@ import fsspec
 
 from brayx.recording import index
 from brayx.recording.chunks import write_chunk
-from brayx.recording.columns import Columns
+from brayx.recording.columns import Columns, frames_of
+from brayx.recording.frames import write_video
 from brayx.recording.index import Entry
 from brayx.recording.part import Part, rows_of
 
 logger = logging.getLogger(__name__)
 
 SUFFIX = ".parquet"
+VIDEO = ".mp4"
+"""Ending of a chunk's video; its frame i belongs to row i."""
 _UNFINISHED = ".unfinished-"
 _ABANDONED_S = 3600.0
 _LIST_S = 60.0
+
+
+def video_of(chunk: str) -> str:
+    """Path of a chunk's video."""
+    return chunk.removesuffix(SUFFIX) + VIDEO
 
 
 class Folder:
@@ -31,44 +40,60 @@ class Folder:
 
     Args:
         address: a path, or an fsspec address such as ``s3://bucket/recordings``; created if it is missing.
-        max_bytes: maximum size of all chunks, those of other writers included.
+        max_bytes: maximum size of all chunks and their videos, those of other writers included.
+        fps: frames per second of the videos.
 
     Raises:
         OSError: the folder cannot be created; also raised by `write`.
     """
 
-    def __init__(self, address: str, max_bytes: int) -> None:
+    def __init__(self, address: str, max_bytes: int, fps: int = 30) -> None:
         self._files, self._path = fsspec.core.url_to_fs(address)
-        self._max_bytes = max_bytes
+        self._max_bytes, self._fps = max_bytes, fps
         self._writer = uuid.uuid4().hex[:8]
         self._written = 0
         self._known: deque[tuple[str, int]] = deque()
         self._total = 0
         self._indices: list[str] = []
+        self._has_videos = False
         self._list_at = 0.0
         self._entries: dict[str, Entry] = {}
         self._files.makedirs(self._path, exist_ok=True)
 
     def write(self, parts: Sequence[tuple[Part, Columns]]) -> str:
-        """Writes a chunk, whole or not at all; returns its name. Names sort by time."""
+        """Writes a chunk and its video, whole or not at all; returns its name. Names sort by time."""
         self._written += 1
         name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{self._writer}-{self._written:06d}{SUFFIX}"
-        unfinished = self._at(f"{_UNFINISHED}{name}")
+        video = video_of(name)
+        frames = frames_of([columns for _, columns in parts])
         try:
-            with self._files.open(unfinished, "wb") as file:
-                found, columns = write_chunk(file, parts)
-            size = int(self._files.size(unfinished))
-            self._files.mv(unfinished, self._at(name))
+            with self._files.open(self._at(f"{_UNFINISHED}{name}"), "wb") as file:
+                found, columns = write_chunk(file, parts, self._fps)
+            size = whole = int(self._files.size(self._at(f"{_UNFINISHED}{name}")))
+            if any(frame is not None for frame in frames):
+                self._has_videos = True
+                whole += self._write_video(f"{_UNFINISHED}{video}", frames)
+                self._files.mv(self._at(f"{_UNFINISHED}{video}"), self._at(video))
+            self._files.mv(self._at(f"{_UNFINISHED}{name}"), self._at(name))  # last: readers find a chunk by it
         except BaseException:
-            if self._files.exists(unfinished):
-                self._files.rm(unfinished)
+            for each in (f"{_UNFINISHED}{name}", f"{_UNFINISHED}{video}", video):
+                if self._files.exists(self._at(each)):
+                    self._files.rm(self._at(each))
             raise
-        self._known.append((name, size))
-        self._total += size
+        self._known.append((name, whole))
+        self._total += whole
         self._entries[name] = Entry(size, tuple(columns), rows_of(found))
         if len(self._entries) >= index.CHUNKS:
             self.write_index()
         return name
+
+    def _write_video(self, name: str, frames: Sequence[Any]) -> int:
+        """Writes a video; returns its size."""
+        made = io.BytesIO()  # not every file system can write at random
+        write_video(made, frames, self._fps)
+        with self._files.open(self._at(name), "wb") as file:
+            file.write(made.getvalue())
+        return len(made.getvalue())
 
     def write_index(self) -> None:
         """Writes the index of the chunks since the last one. Does not raise: an index only saves time."""
@@ -99,6 +124,8 @@ class Folder:
             name, size = self._known.popleft()
             self._total -= size
             deleted += self._delete(self._at(name))
+            if self._has_videos:
+                self._delete(self._at(video_of(name)))
         if deleted:
             oldest = self._known[0][0] if self._known else ""
             for name in [each for each in self._indices if each.removesuffix(index.SUFFIX) + SUFFIX < oldest]:
@@ -108,18 +135,28 @@ class Folder:
 
     def _list(self) -> None:
         self._list_at = time.monotonic() + _LIST_S
-        chunks, self._indices = [], []
+        sizes: dict[str, int] = {}
+        videos: dict[str, dict[str, Any]] = {}
+        self._indices = []
         for entry in self._files.ls(self._path, detail=True, refresh=True):
             name = PurePosixPath(entry["name"]).name
             if name.startswith(_UNFINISHED):
                 if time.time() - _modified(entry) > _ABANDONED_S:
                     self._delete(entry["name"])
             elif name.endswith(SUFFIX):
-                chunks.append((name, int(entry["size"] or 0)))
+                sizes[name] = int(entry["size"] or 0)
+            elif name.endswith(VIDEO):
+                videos[name.removesuffix(VIDEO) + SUFFIX] = entry
             elif name.endswith(index.SUFFIX):
                 self._indices.append(name)
-        self._known = deque(sorted(chunks))
-        self._total = sum(size for _, size in chunks)
+        for name, entry in videos.items():
+            if name in sizes:
+                sizes[name] += int(entry["size"] or 0)
+            elif time.time() - _modified(entry) > _ABANDONED_S:  # its writer was killed before it wrote the chunk
+                self._delete(entry["name"])
+        self._has_videos = bool(videos)
+        self._known = deque(sorted(sizes.items()))
+        self._total = sum(sizes.values())
 
     def _delete(self, path: str) -> bool:
         try:

@@ -1,0 +1,94 @@
+"""Draws frames of ticks by a function of the user's. Runs in the writer's process; knows nothing of video."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from brayx.components import load
+from brayx.errors import ConfigError
+
+_MAX_S = 1.0
+"""Time for drawing between two replies of the writer's process; meanwhile ticks wait in the recorder."""
+_AT_ONCE = 8
+"""States of one call."""
+
+
+class Drawing(NamedTuple):
+    """A function that draws ticks.
+
+    Attributes:
+        module, function: where it is. It takes ``list[State]``, consecutive ticks of a session, and returns an image
+            for each; for a single one it may return just the image.
+        folder: where the module is looked up first.
+    """
+
+    module: str
+    function: str
+    folder: str
+
+
+class Drawer:
+    """Draws the ticks of a message, as many as there is time for.
+
+    Attributes:
+        slow: number of ticks that were not drawn for lack of time.
+        lost: number of ticks that could not be drawn.
+        failure: why the last ticks could not be drawn; empty: they could.
+    """
+
+    def __init__(self, drawing: Drawing) -> None:
+        self._drawing = drawing
+        self._until = 0.0
+        self.slow = self.lost = 0
+        self.failure = ""
+
+    def begin(self) -> None:
+        """A message has come."""
+        self._until = time.monotonic() + _MAX_S
+
+    def drawn(self, states: bytes, ticks: int) -> list[Any]:
+        """The images of some ticks.
+
+        Args:
+            states: pickled list of states; None for a tick that is not drawn.
+            ticks: their number.
+        """
+        module, name, folder = self._drawing
+        try:
+            function = load(module, name, folder)  # before its states, whose classes may be of modules beside it
+            found = pickle.loads(states)
+        except Exception as error:
+            self._failed(error, ticks)
+            return []
+        images: list[Any] = [None] * len(found)
+        drawable = [at for at, state in enumerate(found) if state is not None]
+        for first in range(0, len(drawable), _AT_ONCE):
+            if time.monotonic() >= self._until:
+                self.slow += len(drawable) - first
+                break
+            some = drawable[first : first + _AT_ONCE]
+            try:
+                made = _each(function([found[at] for at in some]), len(some), name)
+            except Exception as error:  # a user's function may raise anything
+                self._failed(error, len(some))
+                continue
+            self.failure = ""
+            for at, image in zip(some, made, strict=True):
+                images[at] = image
+        return images
+
+    def _failed(self, error: Exception, ticks: int) -> None:
+        self.lost += ticks
+        self.failure = f"{type(error).__name__}: {error}"[:500]
+
+
+def _each(made: Any, count: int, name: str) -> list[Any]:
+    """An image for each of ``count`` states."""
+    images = [made] if isinstance(made, np.ndarray) and made.ndim < 4 else list(made)
+    if len(images) != count:
+        raise ConfigError(f"{name} returned {len(images)} images for {count} states, expected one for each")
+    return images

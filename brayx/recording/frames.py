@@ -1,0 +1,176 @@
+"""Frames of ticks as H.264: encodes images, and writes the frames of consecutive ticks as one MP4.
+
+Needs PyAV, the extra ``video``. Runs in the writer's process; knows nothing of sessions, files or chunks.
+`brayx.recording.video` reads the MP4.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import math
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from fractions import Fraction
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from brayx.errors import ConfigError
+
+MAX_SIDE = 4096
+"""Maximum height and width of a frame."""
+MAX_SIZES = 16
+"""Maximum different frame sizes in one MP4; frames of further ones are lost."""
+_GROUP = 16
+"""Maximum frames from one keyframe to the next: showing any frame decodes at most these."""
+_OPTIONS = {"preset": "veryfast", "tune": "zerolatency", "crf": "18"}
+_MOST_PIXELS = 2**24
+"""Maximum pixels of a frame of all open encoders together: an encoder takes about ten bytes for each."""
+_MOST_OPEN = 64
+
+
+class Frame(NamedTuple):
+    """An encoded frame.
+
+    Attributes:
+        data: H.264 as Annex B; a keyframe begins with its parameter sets.
+        is_key: whether it can be decoded without the frames before it.
+        size: height and width of the image. The coded frame has even sides, so it may be larger by one.
+    """
+
+    data: bytes
+    is_key: bool
+    size: tuple[int, int]
+
+
+def check_video() -> None:
+    """Raises a `ConfigError` if PyAV is missing."""
+    if importlib.util.find_spec("av") is None:
+        raise ConfigError("frames in recordings need the package av: pip install 'brayx[video]'", key="frames")
+
+
+def is_image(value: Any) -> bool:
+    """Whether a value can be a frame: uint8 ``[height, width]``, or ``[height, width, C]`` with C of 1, 3 or 4."""
+    return (
+        isinstance(value, np.ndarray)
+        and value.dtype == np.uint8
+        and (value.ndim == 2 or (value.ndim == 3 and value.shape[2] in (1, 3, 4)))
+        and min(value.shape[:2]) > 0
+        and max(value.shape[:2]) <= MAX_SIDE
+    )
+
+
+class _Encoder(NamedTuple):
+    context: Any
+    size: tuple[int, int]
+
+
+class Encoders:
+    """Encodes the frames of many sessions, each as a stream of its own.
+
+    The newest encoders stay open; a session whose encoder was closed goes on with a keyframe.
+
+    Attributes:
+        lost: number of images that could not be encoded.
+    """
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[tuple[Hashable, str], _Encoder] = OrderedDict()
+        self._sizes: dict[Hashable, set[tuple[int, int]]] = {}
+        self.lost = 0
+
+    def encode(self, video: Hashable, session: str, images: Sequence[Any]) -> list[Frame | None]:
+        """The next frames of a session.
+
+        Args:
+            video: the MP4 that they will be in, until `cut`.
+            session: names the session.
+            images: one for each tick, as `is_image` takes them; None: none; anything else is lost.
+        """
+        frames = [None if image is None else self._encoded(video, session, image) for image in images]
+        self.lost += sum(image is not None and frame is None for image, frame in zip(images, frames, strict=True))
+        return frames
+
+    def cut(self, video: Hashable) -> None:
+        """Ends an MP4: all sessions begin the next one with a keyframe."""
+        self._sizes.pop(video, None)
+        for key in [key for key in self._open if key[0] == video]:
+            del self._open[key]
+
+    def _encoded(self, video: Hashable, session: str, image: Any) -> Frame | None:
+        import av
+
+        sizes = self._sizes.setdefault(video, set())
+        if not is_image(image) or (len(sizes) == MAX_SIZES and image.shape[:2] not in sizes):
+            return None
+        size = (int(image.shape[0]), int(image.shape[1]))
+        try:
+            picture = av.VideoFrame.from_ndarray(_even(image), format="rgb24")
+            (packet,) = self._encoder((video, session), size, picture).encode(picture)
+        except (av.error.FFmpegError, ValueError):
+            self._open.pop((video, session), None)
+            return None
+        sizes.add(size)
+        return Frame(bytes(packet), packet.is_keyframe, size)
+
+    def _encoder(self, key: tuple[Hashable, str], size: tuple[int, int], like: Any) -> Any:
+        import av
+
+        found = self._open.pop(key, None)
+        if found is None or found.size != size:
+            made = av.CodecContext.create("libx264", "w")
+            made.height, made.width, made.pix_fmt = like.height, like.width, "yuv420p"
+            made.time_base, made.gop_size, made.thread_count = Fraction(1, 30), _GROUP, 1
+            made.options = _OPTIONS
+            found = _Encoder(made, size)
+        self._open[key] = found  # the most recently used comes last
+        while len(self._open) > 1 and (
+            len(self._open) > _MOST_OPEN or sum(math.prod(each.size) for each in self._open.values()) > _MOST_PIXELS
+        ):
+            self._open.popitem(last=False)
+        return found.context
+
+
+def _even(image: np.ndarray) -> np.ndarray:
+    """RGB with even sides, since H.264 halves the resolution of colours: an odd side repeats its last line."""
+    if image.ndim == 2 or image.shape[2] == 1:
+        image = np.broadcast_to(image.reshape(*image.shape[:2], 1), (*image.shape[:2], 3))
+    height, width = image.shape[:2]
+    return np.ascontiguousarray(np.pad(image[:, :, :3], ((0, height % 2), (0, width % 2), (0, 0)), "edge"))
+
+
+def sizes_of(frames: Sequence[Frame | None]) -> list[tuple[int, int]]:
+    """Heights and widths of the tracks that `write_video` makes of these frames."""
+    return list(dict.fromkeys(frame.size for frame in frames if frame is not None))[:MAX_SIZES]
+
+
+def write_video(to: IO[bytes], frames: Sequence[Frame | None], fps: int) -> None:
+    """Writes an MP4 in which frame ``frames[i]`` is shown from ``i / fps`` seconds on.
+
+    Each size of frames has a track of its own. Where a tick has no frame, the one before is shown for longer.
+
+    Args:
+        to: a file that can seek.
+        frames: at least one, each stream of which begins with a keyframe; None: no frame.
+        fps: frames per second.
+    """
+    import av
+
+    step = Fraction(1, fps)
+    # Timestamps are shifted by the first frame's, in units of the whole movie's: by default milliseconds.
+    with av.open(to, "w", format="mp4", options={"movie_timescale": str(1000 * fps)}) as out:
+        tracks = {}
+        for size in sizes_of(frames):
+            key = next(frame for frame in frames if frame is not None and frame.size == size)
+            with av.open(io.BytesIO(key.data), format="h264") as source:
+                track = out.add_stream_from_template(source.streams.video[0])
+            track.time_base = step
+            tracks[size] = track
+        for at, frame in enumerate(frames):
+            if frame is None or frame.size not in tracks:
+                continue
+            packet = av.Packet(frame.data)
+            packet.pts = packet.dts = at
+            packet.time_base, packet.is_keyframe, packet.stream = step, frame.is_key, tracks[frame.size]
+            out.mux(packet)

@@ -1,0 +1,169 @@
+"""Reads the frames of ticks from an MP4, one by one. Needs PyAV, the extra ``video``.
+
+`brayx.recording.frames` writes them. Knows nothing of sessions or ticks.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import IO, Any
+
+import numpy as np
+
+from brayx.errors import BadRecording
+from brayx.recording.frames import Frame, check_video
+
+_MAX_FRAMES = 2**22
+
+
+class Video:
+    """An MP4 of `write_video`, open for reading. Threads may share it.
+
+    Args:
+        file: an open file; `close` closes it.
+        name: the file's name in errors.
+        sizes: height and width of each track's images.
+        fps: frames per second.
+
+    Raises:
+        BadRecording: the file is no such video; also raised by `image` and `frames`.
+        ConfigError: PyAV is missing.
+    """
+
+    def __init__(self, file: IO[bytes], name: str, sizes: Sequence[tuple[int, int]], fps: int) -> None:
+        check_video()
+        import av
+
+        self._file, self._name = file, name
+        # FFmpeg's contexts break if two threads use them at once.
+        self._lock = threading.Lock()
+        with self._translated():
+            self._container = av.open(file, format="mp4")
+            streams = self._container.streams.video
+            if len(streams) != len(sizes):
+                raise ValueError(f"it has {len(streams)} tracks, expected {len(sizes)}")
+            self._tracks = [
+                _Track(self._container, stream, size, fps) for stream, size in zip(streams, sizes, strict=True)
+            ]
+
+    def image(self, at: int) -> np.ndarray | None:
+        """Frame ``at``, ``[height, width, 3]`` uint8; None: there is none."""
+        with self._translated():
+            for track in self._tracks:
+                if at in track.known:
+                    for other in self._tracks:
+                        if other is not track:
+                            other.forget()  # they share the file's position
+                    return track.image(at)
+        return None
+
+    def frames(self, first: int, count: int) -> list[Frame | None]:
+        """Frames ``first`` to ``first + count``, as `write_video` takes them: not decoded, and of the same quality."""
+        found: list[Frame | None] = [None] * count
+        with self._translated():
+            for track in self._tracks:
+                track.forget()
+                for at, frame in track.packets(first):
+                    if at >= first + count:
+                        break
+                    if at >= first:
+                        found[at - first] = frame
+        return found
+
+    def close(self) -> None:
+        """Closes the file."""
+        with self._lock:
+            self._container.close()
+            self._file.close()
+
+    def _translated(self) -> _Translated:
+        return _Translated(self._lock, self._name)
+
+
+class _Translated:
+    """Holds a lock; turns exceptions into a `BadRecording`."""
+
+    def __init__(self, lock: threading.Lock, name: str) -> None:
+        self._lock, self._name = lock, name
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._lock.release()
+        if isinstance(error, Exception):  # on a hostile file, FFmpeg raises almost any
+            what = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+            raise BadRecording(f"{self._name} is not a video of a recording: {what}", file=self._name) from None
+
+
+class _Track:
+    """A track of an open MP4, which has the images of one size."""
+
+    def __init__(self, container: Any, stream: Any, size: tuple[int, int], fps: int) -> None:
+        self._container, self._stream, self._size = container, stream, size
+        stream.thread_type, stream.codec_context.thread_count = "NONE", 1
+        self._per_unit: Fraction = stream.time_base * fps
+        if len(stream.index_entries) > _MAX_FRAMES:
+            raise ValueError(f"a track has {len(stream.index_entries)} frames")
+        entries = list(stream.index_entries)
+        self.known = {self._place(entry.timestamp): entry.timestamp for entry in entries}
+        self._keys = sorted(self._place(entry.timestamp) for entry in entries if entry.is_keyframe)
+        self._decoding: Iterator[Any] = iter(())
+        self._last = -1
+        self._shape = tuple(side + side % 2 for side in size)
+        context = stream.codec_context
+        if context.name != "h264" or (context.height, context.width) != self._shape:
+            raise ValueError(f"a track is {context.name} of {context.width}x{context.height}")
+
+    def forget(self) -> None:
+        """Ends reading frame after frame; the next one begins at a keyframe."""
+        self._decoding, self._last = iter(()), -1
+
+    def image(self, at: int) -> np.ndarray:
+        key = self._key(at)
+        if not key <= self._last < at:  # else decoding goes on
+            self._seek(key)
+            self._decoding = self._container.decode(self._stream)
+        self._last = -1  # in case decoding fails
+        for decoded in self._decoding:
+            found = self._place(decoded.pts)
+            if found >= at:
+                break
+        else:
+            raise ValueError(f"it ends before frame {at}")
+        if found != at or (decoded.height, decoded.width) != self._shape:
+            raise ValueError(f"frame {at} is missing, or of another size")
+        self._last = at
+        image: np.ndarray = decoded.to_ndarray(format="rgb24")
+        return np.ascontiguousarray(image[: self._size[0], : self._size[1]])
+
+    def packets(self, first: int) -> Iterator[tuple[int, Frame]]:
+        """The frames from the keyframe at or before ``first`` on, not decoded."""
+        import av
+
+        later = [at for at in self.known if at >= first]
+        if not later:
+            return
+        self._seek(self._key(min(later)))
+        annex_b = av.BitStreamFilterContext("h264_mp4toannexb", self._stream)
+        for packet in self._container.demux(self._stream):
+            for each in annex_b.filter(packet) if packet.size else ():
+                if each.pts is not None:
+                    yield self._place(each.pts), Frame(bytes(each), each.is_keyframe, self._size)
+
+    def _place(self, timestamp: int) -> int:
+        """The frame that is shown from a timestamp on."""
+        return round(timestamp * self._per_unit)
+
+    def _key(self, at: int) -> int:
+        """The last keyframe at or before a frame."""
+        key = bisect.bisect_right(self._keys, at)
+        if not key:
+            raise ValueError(f"frame {at} has no keyframe before it")
+        return self._keys[key - 1]
+
+    def _seek(self, key: int) -> None:
+        self._container.seek(self.known[key], stream=self._stream, backward=True)

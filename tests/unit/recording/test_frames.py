@@ -1,0 +1,409 @@
+"""Frames of ticks: from an agent's image through the writer's process into a video, and back by tick."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import itertools
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import brayx.clock as clock
+from brayx.actor.agent import State
+from brayx.errors import BadRecording, ConfigError
+from brayx.metrics import Recorder
+from brayx.recording import frames as h264
+from brayx.recording import open as open_recordings
+from brayx.recording import writer
+from brayx.recording.columns import Tick, columns_of
+from brayx.recording.config import RecordingConfig
+from brayx.recording.drawing import Drawing
+from brayx.recording.frames import Encoders, sizes_of, write_video
+from brayx.recording.packer import Packer
+from brayx.recording.part import Part
+from brayx.recording.process import WriterProcess
+from brayx.recording.recorder import PACK, SessionRecorder
+from brayx.recording.video import Video
+from brayx.recording.writer import Folder
+from brayx.types import Step
+from tests.waiting import until
+
+CLOSE = 4.0
+"""Mean difference of a grey image from what H.264 kept of it."""
+
+
+def image(number: int, height: int = 48, width: int = 64) -> np.ndarray:
+    """A grey picture of blocks that moves to the right; each number has another."""
+    blocks = np.random.default_rng(0).integers(0, 255, (height // 8 + 1, width // 8 + 1), np.uint8)
+    grey = np.roll(blocks.repeat(8, 0).repeat(8, 1)[:height, :width], number, 1)
+    return np.ascontiguousarray(np.broadcast_to(grey[:, :, None], (height, width, 3)))
+
+
+def is_close(found: np.ndarray | None, expected: np.ndarray) -> bool:
+    return found is not None and found.shape == expected.shape and difference(found, expected) < CLOSE
+
+
+def difference(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(found.astype(int) - expected).mean())
+
+
+def config(folder: Path, **options: Any) -> RecordingConfig:
+    return RecordingConfig(folder=str(folder), **{"frames": "screen", **options})
+
+
+def play(recorder: SessionRecorder, session: str, images: Sequence[Any]) -> None:
+    log = recorder.open(session, b"")
+    assert log is not None
+    for number, each in enumerate(images):
+        state = State(session, tick=number)
+        state.score = float(number)
+        if each is not None:
+            state.screen = each
+        log.tick(state, b"x", b"y", 0.0, 0.0)
+    log.end("stop", None)
+
+
+def video_of(images: Sequence[Any]) -> tuple[io.BytesIO, list[tuple[int, int]]]:
+    frames = Encoders().encode("video", "session", images)
+    file = io.BytesIO()
+    write_video(file, frames, 30)
+    return file, sizes_of(frames)
+
+
+def test_each_ticks_image_comes_back_and_is_not_kept_twice(tmp_path: Path) -> None:
+    recorder = SessionRecorder(config(tmp_path), Recorder())
+    play(recorder, "all", [image(number) for number in range(2 * PACK + 3)])
+    play(recorder, "some", [image(number) if number % 5 else None for number in range(20)])
+    play(recorder, "none", [None] * 3)
+    play(recorder, "one", [image(7)])
+    recorder.close()
+    every, some, none, one = open_recordings(str(tmp_path))
+    assert (every.columns, every.left_out) == (["score"], {"screen": "it is recorded as frames"})
+    assert (every.frames, some.frames, none.frames, one.frames) == (2 * PACK + 3, 16, 0, 1)
+    assert all(is_close(found, image(number)) for number, found in enumerate(every.images()))
+    order = list(range(len(every)))
+    random.Random(0).shuffle(order)
+    assert all(is_close(every.image(number), image(number)) for number in order)
+    assert [found is None for found in some.images()] == [number % 5 == 0 for number in range(20)]
+    assert is_close(some.image(19), image(19))
+    assert [found is None for found in some.images(4, 3)] == [False, True, False]
+    assert list(none.images()) == [None] * 3
+    assert "no image 'screen'" in none.left_out["frames"]
+    assert is_close(one.image(0), image(7))
+    for tick in (-1, len(every)):
+        with pytest.raises(BadRecording, match=f"has no tick {tick}"):
+            every.image(tick)
+
+
+def test_the_image_may_be_a_part_of_the_observation(tmp_path: Path) -> None:
+    recorder = SessionRecorder(config(tmp_path, frames="obs/eye/0"), Recorder())
+    log = recorder.open("s", b"")
+    assert log is not None
+    for number in range(5):
+        state = State("s", tick=number)
+        obs = {"eye": [image(number), np.zeros(2, np.float32)], "speed": np.float32(number)}
+        state.step = Step(obs, np.asarray(1), -0.5, 3)  # type: ignore[arg-type]
+        log.tick(state, b"x", b"y", 0.0, 0.0)
+    log.end("stop", None)
+    recorder.close()
+    (episode,) = open_recordings(str(tmp_path))
+    assert {"obs/eye/1", "obs/speed"} <= set(episode.columns)
+    assert "obs/eye/0" not in episode.columns
+    assert is_close(episode.image(4), image(4))
+
+
+def test_what_is_no_image_stays_an_array_and_a_wrong_one_is_a_lost_frame(tmp_path: Path) -> None:
+    metrics = Recorder()
+    recorder = SessionRecorder(config(tmp_path), metrics)
+    play(recorder, "numbers", [np.zeros(4, np.float32)] * 3)
+    play(recorder, "mixed", [image(0), np.zeros(4, np.float32), image(2)])
+    recorder.close()
+    numbers, mixed = open_recordings(str(tmp_path))
+    assert numbers["screen"].shape == (3, 4)
+    assert "no image 'screen'" in numbers.left_out["frames"]
+    assert [found is None for found in mixed.images()] == [False, True, False]
+    assert metrics.summary()["recording_frames_lost.error"] == 1
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (17, 16), (84, 84, 1), (30, 31, 4), (2, 300, 3)])
+def test_odd_sizes_and_other_channels_come_back_in_their_size(shape: tuple[int, ...]) -> None:
+    picture = np.full(shape, 100, np.uint8)
+    file, sizes = video_of([picture] * 2)
+    found = Video(file, "video", sizes, 30).image(1)
+    assert found is not None
+    assert found.shape == (*shape[:2], 3)
+    assert difference(found, np.full(found.shape, 100)) < CLOSE
+
+
+def test_sizes_may_change_and_frames_of_too_many_sizes_are_counted() -> None:
+    images = [image(number, 20 + number // 3 % 2 * 11, 32) for number in range(40)]
+    file, sizes = video_of(images)
+    assert sizes == [(20, 32), (31, 32)]
+    video = Video(file, "video", sizes, 30)
+    for at in [*range(40), 39, 0, 17, 3, 4, 5, 30]:
+        assert is_close(video.image(at), images[at])
+    encoders = Encoders()
+    encoded = encoders.encode("video", "s", [image(0, 16, 16 + each) for each in range(h264.MAX_SIZES + 2)])
+    assert encoders.lost == sum(frame is None for frame in encoded) == 2
+    encoders.cut("video")
+    assert encoders.encode("video", "s", [image(0, 99, 99)])[0] is not None
+
+
+def test_an_encoder_that_was_closed_for_others_goes_on_with_a_keyframe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(h264, "_MOST_OPEN", 2)
+    encoders, frames = Encoders(), []
+    for number in range(3):
+        for session in "abc":
+            frames += encoders.encode("video", session, [image(number)])
+    assert all(frame is not None and frame.is_key for frame in frames)
+
+
+def test_frames_of_a_video_can_be_copied_without_decoding_them() -> None:
+    images = [image(number) if number % 7 else None for number in range(60)]
+    file, sizes = video_of(images)
+    video = Video(file, "video", sizes, 30)
+    file = io.BytesIO()
+    write_video(file, video.frames(0, 60), 30)
+    copied = Video(file, "copy", sizes, 30)
+    for at in range(60):
+        one, other = video.image(at), copied.image(at)
+        assert (one is None and other is None) or np.array_equal(one, other)  # type: ignore[arg-type]
+
+
+def test_frames_count_toward_the_memory_and_go_before_ticks_do(tmp_path: Path) -> None:
+    metrics = Recorder()
+    recorder = SessionRecorder(config(tmp_path, memory_mb=1.0), metrics)
+    picture = np.zeros((200, 200, 3), np.uint8)  # 120 kB: four fill half of the memory
+    play(recorder, "s", [picture] * 200)
+    assert recorder.taken - recorder.freed <= recorder.most_bytes
+    recorder.close()
+    (episode,) = open_recordings(str(tmp_path))
+    assert (len(episode), episode.lost) == (200, 0)
+    assert 0 < episode.frames < 200
+    assert metrics.summary()["recording_frames_lost.memory"] == 200 - episode.frames
+    assert recorder.taken == recorder.freed
+
+
+RENDERS = """
+import time
+import numpy as np
+
+class Board:  # unpickles only once this module is loaded
+    def __init__(self, shade):
+        self.shade = shade
+
+def render(episode):
+    return [np.full((20, 30, 3), state.board.shade, np.uint8) for state in episode]
+
+def single(episode):
+    return np.full((20, 30, 3), 9, np.uint8)
+
+def slow(episode):
+    time.sleep(0.3)
+    return render(episode)
+"""
+
+
+@pytest.fixture
+def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A class of a module beside the job's YAML, which other processes find only by its folder."""
+    (tmp_path / "own_renders.py").write_text(RENDERS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = importlib.import_module("own_renders").Board
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(tmp_path)])
+    yield made
+    del sys.modules["own_renders"]
+
+
+def drawn(folder: Path, function: str, states: Sequence[Any], metrics: Recorder) -> Any:
+    """The episode of a session with these boards; None: a tick that failed before its agent set one."""
+    drawing = Drawing("own_renders", function, str(folder))
+    recorder = SessionRecorder(config(folder / function, frames="a render"), metrics, drawing=drawing)
+    log = recorder.open("s", b"")
+    assert log is not None
+    for number, board in enumerate(states):
+        state = State("s", tick=number)
+        if board is None:
+            log.event("error")
+        else:
+            state.board = board
+        log.tick(state, b"x", b"y", 0.0, 0.0)
+    log.end("stop", None)
+    recorder.close()
+    (episode,) = open_recordings(str(folder / function))
+    assert len(episode) == len(states)
+    return episode
+
+
+def test_a_render_draws_each_tick_in_the_writers_process(tmp_path: Path, board: Any) -> None:
+    metrics = Recorder()
+    boards = [None if number == 4 else board(number) for number in range(PACK + 6)]
+    episode = drawn(tmp_path, "render", boards, metrics)
+    for number, found in enumerate(episode.images()):
+        assert (found is None) == (number == 4)
+        assert found is None or is_close(found, np.full((20, 30, 3), number))
+    assert "recording_frames_lost.error" not in metrics.summary()
+
+
+@pytest.mark.parametrize(("function", "why"), [("single", "error"), ("missing", "error"), ("slow", "slow")])
+def test_ticks_are_recorded_also_if_they_cannot_be_drawn(
+    tmp_path: Path, board: Any, function: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = Recorder()
+    episode = drawn(tmp_path, function, [board(number) for number in range(PACK)], metrics)
+    assert episode.frames < PACK
+    assert metrics.summary()[f"recording_frames_lost.{why}"] == PACK - episode.frames
+    if why == "error":
+        assert "cannot draw frames of recordings" in caplog.text
+        assert episode.frames == 0
+
+
+def test_states_that_do_not_pickle_are_recorded_without_frames(tmp_path: Path, board: Any) -> None:
+    metrics = Recorder()
+    assert drawn(tmp_path, "render", [lambda: None] * 3, metrics).frames == 0
+    assert metrics.summary()["recording_frames_lost.error"] == 3
+
+
+def ticks(count: int, first: int = 0) -> Any:
+    columns = columns_of([Tick(first + at, 0.0, 0.0, b"x", b"", {}) for at in range(count)])
+    columns.frames = [image(first + at) for at in range(count)]
+    return columns
+
+
+def write(folder: Folder, chunks: int, session: str = "s") -> None:
+    """Chunks of four ticks of a session."""
+    for at in range(chunks):
+        packer = Packer(lambda: folder, flush_s=60.0)
+        packer.add(Part(session, session, 0.0, 4 * at, 4), ticks(4, 4 * at))
+        packer.close()
+
+
+def test_videos_count_toward_the_folder_and_go_with_their_chunks(tmp_path: Path) -> None:
+    write(Folder(str(tmp_path), 10**9), 6)
+    size = sum(each.stat().st_size for each in tmp_path.glob("*.*[t4]"))
+    one, other = Folder(str(tmp_path), size // 2), Folder(str(tmp_path), size // 2)
+    assert one.trim() == 3
+    assert other.trim() == 0
+    left = {each.stem for each in tmp_path.glob("*.parquet")}
+    assert {each.stem for each in tmp_path.glob("*.mp4")} == left
+    write(one, 1, "one")
+    write(other, 1, "other")
+    assert {each.session for each in open_recordings(str(tmp_path))} == {"s", "one", "other"}
+    for episode in open_recordings(str(tmp_path)):
+        assert episode.image(len(episode) - 1) is not None
+
+
+def test_a_video_without_a_chunk_is_deleted_once_it_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(Folder(str(tmp_path), 10**9), 2)
+    first, second = sorted(tmp_path.glob("*.parquet"))
+    first.unlink()
+    Folder(str(tmp_path), 10**9).trim()
+    assert len(list(tmp_path.glob("*.mp4"))) == 2
+    monkeypatch.setattr(writer, "_ABANDONED_S", -1.0)
+    Folder(str(tmp_path), 10**9).trim()
+    assert [each.stem for each in tmp_path.glob("*.mp4")] == [second.stem]
+
+
+def test_a_failed_write_leaves_nothing_and_the_frames_go_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    packer = Packer(lambda: Folder(str(tmp_path), 10**9), flush_s=0.0)
+    packer.add(Part("s", "s", 0.0, 0, 4), ticks(4))
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, "write_video", full)
+        packer.write_due()
+    assert "no space left" in packer.failure
+    assert list(tmp_path.iterdir()) == []
+    packer.add(Part("s", "s", 0.0, 4, 4), ticks(4, 4))
+    packer.close()
+    (episode,) = open_recordings(str(tmp_path))
+    assert all(is_close(found, image(number)) for number, found in enumerate(episode.images()))
+    assert len(episode) == 8
+
+
+def test_a_killed_writer_leaves_videos_that_can_be_read(tmp_path: Path) -> None:
+    started: list[WriterProcess] = []
+
+    def start() -> WriterProcess:
+        started.append(WriterProcess(str(tmp_path), 10**9, 0.1))
+        return started[-1]
+
+    recorder = SessionRecorder(config(tmp_path, flush_s=0.1), Recorder(), start)
+    log = recorder.open("s", b"")
+    assert log is not None
+    numbers = itertools.count()
+
+    def played() -> bool:
+        state = State("s", tick=next(numbers))
+        state.screen = image(state.tick)
+        log.tick(state, b"x", b"y", clock.now(), clock.now())
+        time.sleep(0.02)
+        return len(list(tmp_path.glob("[!.]*.parquet"))) >= 2
+
+    until(played, "two files are written", 60.0)
+    started[0]._process.kill()
+    log.end("stop", None)
+    recorder.close()
+    (episode,) = open_recordings(str(tmp_path))
+    assert episode.frames == len(episode) > 0
+    assert all(is_close(found, image(number)) for number, found in enumerate(episode.images()))
+
+
+def test_broken_videos_are_typed_errors_and_ticks_stay_readable(tmp_path: Path) -> None:
+    write(Folder(str(tmp_path), 10**9), 1)
+    (path,) = tmp_path.glob("*.mp4")
+    whole = path.read_bytes()
+    rng = random.Random(1)
+    broken = [b"", b"no video", whole[: len(whole) // 2], whole[:-40], bytes(len(whole))]
+    for _ in range(200):
+        changed = bytearray(whole)
+        for _ in range(rng.randint(1, 30)):
+            changed[rng.randrange(len(changed))] = rng.randrange(256)
+        broken.append(bytes(changed))
+    for data in broken:
+        path.write_bytes(data)
+        (episode,) = open_recordings(str(tmp_path))
+        assert episode.inputs() == [b"x"] * 4
+        for tick in (3, 0, 1):
+            with contextlib.suppress(BadRecording):
+                found = episode.image(tick)
+                assert found is None or found.shape == (48, 64, 3)
+    for data in broken[:3]:
+        path.write_bytes(data)
+        (episode,) = open_recordings(str(tmp_path))
+        with pytest.raises(BadRecording, match="is not a video of a recording"):
+            episode.image(0)
+    path.unlink()
+    (episode,) = open_recordings(str(tmp_path))
+    with pytest.raises(BadRecording, match="cannot be read"):
+        episode.image(0)
+
+
+def test_another_chunks_video_is_refused(tmp_path: Path) -> None:
+    write(Folder(str(tmp_path), 10**9), 1)
+    (path,) = tmp_path.glob("*.mp4")
+    for other in ([image(0, 50, 64)], [image(0), image(0, 20, 20)], [image(0)]):
+        path.write_bytes(video_of(other)[0].getvalue())
+        (episode,) = open_recordings(str(tmp_path))
+        if len(other) == 1 and other[0].shape == (48, 64, 3):
+            assert episode.image(3) is None
+        else:
+            with pytest.raises(BadRecording, match="is not a video of a recording"):
+                episode.image(0)
+
+
+def test_without_av_the_recorder_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'brayx\[video\]'"):
+        SessionRecorder(config(tmp_path), Recorder())
