@@ -15,9 +15,9 @@ from brayx.errors import ConfigError
 def recordings_verbs(recordings: argparse.ArgumentParser) -> None:
     """Adds the verbs to the command's parser."""
     verbs = recordings.add_subparsers(title="verbs", required=True, metavar="VERB")
-    export = verbs.add_parser("export", help="as a Minari dataset, or as files for Rerun's viewer")
+    export = verbs.add_parser("export", help="as a Minari dataset, as files for Rerun's viewer, or as videos")
     export.add_argument("folder", help="the recordings: a folder, or an address such as s3://bucket/folder")
-    export.add_argument("--format", required=True, choices=["minari", "rerun"], help="minari or rerun")
+    export.add_argument("--format", required=True, choices=["minari", "rerun", "mp4"], help="minari, rerun or mp4")
     export.add_argument("--out", required=True, type=Path, help="folder to write")
     export.add_argument(
         "--only", action="append", default=[], metavar="KEY=VALUE",
@@ -42,7 +42,13 @@ def _export(arguments: argparse.Namespace) -> int:
         print(f"{episodes} episodes of {steps} steps: {arguments.out}")
         return 0
     if arguments.fields:
-        raise ConfigError("--field is for --format minari: files for Rerun have every array", key="--field")
+        raise ConfigError("--field is for --format minari: other formats have no fields", key="--field")
+    if arguments.format == "mp4":
+        from brayx.recording.copying import write_videos
+
+        sessions, frames = write_videos(found.selected(), arguments.out)
+        print(f"{sessions} sessions of {frames} frames: {arguments.out}")
+        return 0
     from brayx.recording.rerun import write_rerun
 
     sessions, ticks = write_rerun(found.selected(), arguments.out)

@@ -77,17 +77,23 @@ class Encoders:
 
     def __init__(self) -> None:
         self._open: OrderedDict[tuple[Hashable, str], _Encoder] = OrderedDict()
+        self._next: dict[tuple[Hashable, str], int] = {}
         self._sizes: dict[Hashable, set[tuple[int, int]]] = {}
         self.lost = 0
 
-    def encode(self, video: Hashable, session: str, images: Sequence[Any]) -> list[Frame | None]:
+    def encode(self, video: Hashable, session: str, first: int, images: Sequence[Any]) -> list[Frame | None]:
         """The next frames of a session.
 
         Args:
             video: the MP4 that they will be in, until `cut`.
             session: names the session.
-            images: one for each tick, as `is_image` takes them; None: none; anything else is lost.
+            first: number of its ticks before; after a gap the next frame is a keyframe.
+            images: one for each tick, as `is_image` takes them; None: none; anything else is lost. Frames that are
+                encoded already are kept.
         """
+        if self._next.get((video, session)) != first:
+            self._open.pop((video, session), None)
+        self._next[video, session] = first + len(images)
         frames = [None if image is None else self._encoded(video, session, image) for image in images]
         self.lost += sum(image is not None and frame is None for image, frame in zip(images, frames, strict=True))
         return frames
@@ -95,12 +101,15 @@ class Encoders:
     def cut(self, video: Hashable) -> None:
         """Ends an MP4: all sessions begin the next one with a keyframe."""
         self._sizes.pop(video, None)
-        for key in [key for key in self._open if key[0] == video]:
-            del self._open[key]
+        for of in (self._open, self._next):
+            for key in [key for key in of if key[0] == video]:
+                del of[key]
 
     def _encoded(self, video: Hashable, session: str, image: Any) -> Frame | None:
         import av
 
+        if isinstance(image, Frame):
+            return image
         sizes = self._sizes.setdefault(video, set())
         if not is_image(image) or (len(sizes) == MAX_SIZES and image.shape[:2] not in sizes):
             return None

@@ -62,7 +62,7 @@ class Packer:
             columns.frames = self._drawer.drawn(states, part.ticks)
         layout = columns.layout
         if columns.frames:
-            columns.frames = self._encoders.encode(layout, part.episode, columns.frames)
+            columns.frames = self._encoders.encode(layout, part.episode, part.first, columns.frames)
         pending = self._pending.setdefault(layout, [])
         self._since.setdefault(layout, time.monotonic())
         self._bytes[layout] = self._bytes.get(layout, 0) + columns.nbytes

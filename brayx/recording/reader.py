@@ -6,7 +6,7 @@ import bisect
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, overload
 from weakref import WeakValueDictionary
 
@@ -17,6 +17,7 @@ from brayx.errors import BadRecording
 from brayx.recording import index
 from brayx.recording.chunks import Chunk
 from brayx.recording.columns import Columns, concatenated, texts
+from brayx.recording.frames import Frame, write_video
 from brayx.recording.index import Entry
 from brayx.recording.part import Part, rows_of
 from brayx.recording.video import Video
@@ -313,6 +314,58 @@ class Episode:
         """
         last = len(self) if count is None else min(first + count, len(self))
         return map(self.image, range(first, last))
+
+    @property
+    def fps(self) -> int:
+        """Ticks per second of its videos, as they were configured."""
+        return self._of.chunk(self._pieces[0].path).fps
+
+    def parts(self) -> Iterator[tuple[Part, Columns]]:
+        """The ticks with their frames, as the files have them, to be copied."""
+        for piece, end in zip(self._pieces, self._ends, strict=True):
+            part, chunk = piece.part, self._of.chunk(piece.path)
+            columns = chunk.read(part.row, part.ticks)
+            if part.frames:
+                columns.frames = self.encoded(end - part.ticks, part.ticks)
+            yield part, columns
+
+    def encoded(self, first: int = 0, count: int | None = None) -> list[Frame | None]:
+        """The frames of consecutive ticks as the files have them, to be copied; None: the tick has none.
+
+        Args:
+            first, count: as for `read`.
+        """
+        last = len(self) if count is None else min(first + count, len(self))
+        found: list[Frame | None] = []
+        for piece, end in zip(self._pieces, self._ends, strict=True):
+            low, high = max(first, end - piece.part.ticks), min(last, end)
+            if low >= high:
+                continue
+            if piece.part.frames:
+                row = piece.part.row + low - (end - piece.part.ticks)
+                found += self._of.video(piece.path).frames(row, high - low)
+            else:
+                found += [None] * (high - low)
+        return found
+
+    def save_video(self, path: str | Path, fps: int | None = None) -> None:
+        """Writes an MP4 of all frames, one for each tick; encodes nothing anew.
+
+        Frames of another size than the first have a track of their own, which most players do not show.
+
+        Args:
+            path: the file; replaced if it exists.
+            fps: ticks per second; None: as configured.
+
+        Raises:
+            BadRecording: the session has no frames, or a video is broken or missing.
+            ConfigError: PyAV is missing.
+        """
+        if not self.frames:
+            raise BadRecording(f"session {self.session!r} has no frames")
+        frames = self.encoded()
+        with Path(path).open("wb") as file:
+            write_video(file, frames, fps or self.fps)
 
     def frame(self) -> pd.DataFrame:
         """A row for each tick: number, times, event, bodies, and a column for each array."""

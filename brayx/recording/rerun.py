@@ -1,13 +1,13 @@
 """Writes recordings as files of Rerun's viewer, one for each session. Needs rerun-sdk, the extra ``rerun``.
 
 Each array that the agents set is an entity: numbers are curves, images are images, anything else is a tensor. ``input``
-and ``output`` are texts, and events a log. The timelines are ``tick`` and ``time``, since the session's start.
+and ``output`` are texts, events a log, and frames a video. The timelines are ``tick`` and ``time``, since the session's
+start.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,8 @@ import numpy as np
 
 from brayx.errors import ConfigError
 from brayx.recording.columns import Columns, texts
+from brayx.recording.copying import file_name
+from brayx.recording.frames import Frame
 
 if TYPE_CHECKING:
     from brayx.recording.reader import Episode
@@ -23,7 +25,6 @@ _BLOCK = 4096
 """Ticks that are read at once."""
 _CURVES = 64
 """Most numbers of a vector that is drawn as curves."""
-_NOT_IN_NAMES = re.compile(r"[^\w.-]")
 
 
 def write_rerun(episodes: Iterable[Episode], out: Path) -> tuple[int, int]:
@@ -48,13 +49,16 @@ def write_rerun(episodes: Iterable[Episode], out: Path) -> tuple[int, int]:
     sessions = ticks = 0
     for episode in episodes:
         stream = rr.RecordingStream("brayx", recording_id=episode.id)
-        stream.save(out / f"{_NOT_IN_NAMES.sub('_', f'{episode.session}-{episode.id[:8]}').lstrip('.')}.rrd")
+        stream.save(out / f"{file_name(episode)}.rrd")
         stream.send_recording_name(episode.session)
         facts = {"player": episode.player, "end": episode.end, "why": episode.why, "start": episode.start}
         result = {} if episode.result is None else {"result": episode.result}
         stream.send_property("session", rr.AnyValues(**facts, **result))
         for first in range(0, len(episode), _BLOCK):
-            _write(rr, stream, episode.read(first, _BLOCK))
+            columns = episode.read(first, _BLOCK)
+            _write(rr, stream, columns)
+            if episode.frames:
+                _write_frames(rr, stream, columns, episode.encoded(first, _BLOCK))
         stream.disconnect()  # once everything is written
         sessions, ticks = sessions + 1, ticks + len(episode)
     if not sessions:
@@ -62,21 +66,22 @@ def write_rerun(episodes: Iterable[Episode], out: Path) -> tuple[int, int]:
     return sessions, ticks
 
 
-def _write(rr: Any, stream: Any, ticks: Columns) -> None:
-    def index(rows: slice | list[int]) -> list[Any]:
-        return [
-            rr.TimeColumn("tick", sequence=ticks.number[rows]),
-            rr.TimeColumn("time", duration=ticks.time_us[rows] / 1e6),
-        ]
+def _index(rr: Any, ticks: Columns, rows: slice | list[int]) -> list[Any]:
+    return [
+        rr.TimeColumn("tick", sequence=ticks.number[rows]),
+        rr.TimeColumn("time", duration=ticks.time_us[rows] / 1e6),
+    ]
 
-    every = index(slice(None))
+
+def _write(rr: Any, stream: Any, ticks: Columns) -> None:
+    every = _index(rr, ticks, slice(None))
     for name in ("input", "output"):
         bodies = [body.decode(errors="replace") for body in texts(getattr(ticks, name))]
         stream.send_columns(name, indexes=every, columns=rr.TextDocument.columns(text=bodies))
     events = [row for row, event in enumerate(ticks.event) if event]
     if events:
         columns = rr.TextLog.columns(text=[ticks.event[row] for row in events])
-        stream.send_columns("event", indexes=index(events), columns=columns)
+        stream.send_columns("event", indexes=_index(rr, ticks, events), columns=columns)
     images = {}
     for name, array in ticks.arrays.items():
         if array.ndim == 1 or (array.ndim == 2 and array.shape[1] <= _CURVES):
@@ -91,6 +96,15 @@ def _write(rr: Any, stream: Any, ticks: Columns) -> None:
         for name, array in images.items():
             stream.log(name, rr.Image(array[row]) if _is_image(array) else rr.Tensor(array[row]))
     stream.reset_time()
+
+
+def _write_frames(rr: Any, stream: Any, ticks: Columns, frames: Sequence[Frame | None]) -> None:
+    """Frames as the recording has them: Rerun plays H.264."""
+    shown = [row for row, frame in enumerate(frames) if frame is not None]
+    if shown:
+        stream.log("frames", rr.VideoStream(codec=rr.VideoCodec.H264), static=True)
+        columns = rr.VideoStream.columns(sample=[frame.data for frame in frames if frame is not None])
+        stream.send_columns("frames", indexes=_index(rr, ticks, shown), columns=columns)
 
 
 def _is_image(array: np.ndarray) -> bool:

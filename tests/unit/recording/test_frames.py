@@ -25,6 +25,7 @@ from brayx.recording import open as open_recordings
 from brayx.recording import writer
 from brayx.recording.columns import Tick, columns_of
 from brayx.recording.config import RecordingConfig
+from brayx.recording.copying import copy
 from brayx.recording.drawing import Drawing
 from brayx.recording.frames import Encoders, sizes_of, write_video
 from brayx.recording.packer import Packer
@@ -34,6 +35,7 @@ from brayx.recording.recorder import PACK, SessionRecorder
 from brayx.recording.video import Video
 from brayx.recording.writer import Folder
 from brayx.types import Step
+from pipelines import cli
 from tests.waiting import until
 
 CLOSE = 4.0
@@ -72,7 +74,7 @@ def play(recorder: SessionRecorder, session: str, images: Sequence[Any]) -> None
 
 
 def video_of(images: Sequence[Any]) -> tuple[io.BytesIO, list[tuple[int, int]]]:
-    frames = Encoders().encode("video", "session", images)
+    frames = Encoders().encode("video", "session", 0, images)
     file = io.BytesIO()
     write_video(file, frames, 30)
     return file, sizes_of(frames)
@@ -151,10 +153,10 @@ def test_sizes_may_change_and_frames_of_too_many_sizes_are_counted() -> None:
     for at in [*range(40), 39, 0, 17, 3, 4, 5, 30]:
         assert is_close(video.image(at), images[at])
     encoders = Encoders()
-    encoded = encoders.encode("video", "s", [image(0, 16, 16 + each) for each in range(h264.MAX_SIZES + 2)])
+    encoded = encoders.encode("video", "s", 0, [image(0, 16, 16 + each) for each in range(h264.MAX_SIZES + 2)])
     assert encoders.lost == sum(frame is None for frame in encoded) == 2
     encoders.cut("video")
-    assert encoders.encode("video", "s", [image(0, 99, 99)])[0] is not None
+    assert encoders.encode("video", "s", 0, [image(0, 99, 99)])[0] is not None
 
 
 def test_an_encoder_that_was_closed_for_others_goes_on_with_a_keyframe(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +164,7 @@ def test_an_encoder_that_was_closed_for_others_goes_on_with_a_keyframe(monkeypat
     encoders, frames = Encoders(), []
     for number in range(3):
         for session in "abc":
-            frames += encoders.encode("video", session, [image(number)])
+            frames += encoders.encode("video", session, number, [image(number)])
     assert all(frame is not None and frame.is_key for frame in frames)
 
 
@@ -407,3 +409,57 @@ def test_without_av_the_recorder_names_the_extra(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'brayx\[video\]'"):
         SessionRecorder(config(tmp_path), Recorder())
+
+
+def test_sessions_are_copied_with_their_frames(tmp_path: Path) -> None:
+    recorder = SessionRecorder(config(tmp_path / "from", fps=12), Recorder())
+    for session in "abc":
+        play(recorder, session, [image(number) if number % 9 else None for number in range(PACK + 9)])
+    recorder.close()
+    a, b, c = open_recordings(str(tmp_path / "from"))
+    target = str(tmp_path / "to")
+    assert copy([a, c, a], target) == (2, 2 * len(a))
+    assert copy([a, b, c], target, without=[a.id, c.id]) == (1, len(b))
+    copied = {each.session: each for each in open_recordings(target)}
+    for episode in (a, b, c):
+        other = copied[episode.session]
+        assert (other.fps, other.frames, other.left_out) == (12, episode.frames, episode.left_out)
+        assert other.inputs() == episode.inputs()
+        assert np.array_equal(other["score"], episode["score"])
+        for one, two in zip(episode.images(), other.images(), strict=True):
+            assert (one is None and two is None) or np.array_equal(one, two)  # type: ignore[arg-type]
+
+
+def test_a_session_over_several_files_becomes_one_video(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(Folder(str(tmp_path / "from"), 10**9), 5)
+    words = ["recordings", "export", str(tmp_path / "from"), "--format", "mp4", "--out", str(tmp_path / "to")]
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out == f"1 sessions of 20 frames: {tmp_path / 'to'}\n"
+    video = Video((tmp_path / "to" / "s-s.mp4").open("rb"), "s", [(48, 64)], 30)
+    assert all(is_close(video.image(number), image(number)) for number in range(20))
+    assert video.image(20) is None
+    video.close()
+    recorder = SessionRecorder(config(tmp_path / "none"), Recorder())
+    play(recorder, "s", [None])
+    recorder.close()
+    words[2] = str(tmp_path / "none")
+    assert cli.main(words) == 2
+    assert "no selected session has frames" in capsys.readouterr().err
+    with pytest.raises(BadRecording, match="has no frames"):
+        open_recordings(str(tmp_path / "none"))[0].save_video(tmp_path / "x.mp4")
+    assert not (tmp_path / "x.mp4").exists()
+
+
+def test_rerun_plays_the_frames(tmp_path: Path) -> None:
+    pytest.importorskip("rerun", reason="the extra `rerun` is not installed")
+    from rerun.chunk import RrdReader
+
+    write(Folder(str(tmp_path / "from"), 10**9), 2)
+    words = ["recordings", "export", str(tmp_path / "from"), "--format", "rerun", "--out", str(tmp_path / "to")]
+    assert cli.main(words) == 0
+    (file,) = (tmp_path / "to").iterdir()
+    found = [
+        chunk.to_record_batch().to_pydict() for chunk in RrdReader(file).stream() if chunk.entity_path == "/frames"
+    ]
+    ticks = [tick for each in found for tick in each.get("tick", [])]
+    assert ticks == list(range(8))

@@ -1,0 +1,85 @@
+"""Copies recorded sessions: into a folder of their own, or as a video of each. Encodes nothing anew."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from brayx.errors import ConfigError
+from brayx.recording.packer import Packer
+from brayx.recording.reader import Episode
+from brayx.recording.writer import Folder
+
+_NO_LIMIT = 2**62
+_NOT_IN_NAMES = re.compile(r"[^\w.-]")
+
+
+def copy(episodes: Iterable[Episode], folder: str, without: Collection[str] = ()) -> tuple[int, int]:
+    """Copies sessions with their frames into a folder of recordings.
+
+    Args:
+        episodes: recorded sessions.
+        folder: its path or fsspec address; created if it is missing.
+        without: ids of episodes that are left out, since the folder has them.
+
+    Returns:
+        Numbers of copied sessions and ticks.
+
+    Raises:
+        BadRecording: a file is broken.
+        OSError: the folder cannot be written.
+    """
+    packer: Packer | None = None
+    known = set(without)
+    sessions = ticks = 0
+    for episode in episodes:
+        if episode.id in known:
+            continue
+        known.add(episode.id)
+        if packer is None:
+            packer = Packer(functools.partial(Folder, folder, _NO_LIMIT, episode.fps), flush_s=float("inf"))
+        for part, columns in episode.parts():
+            packer.add(part, columns)
+            _check(packer)
+        sessions, ticks = sessions + 1, ticks + len(episode)
+    if packer is not None:
+        packer.close()
+        _check(packer)
+    return sessions, ticks
+
+
+def _check(packer: Packer) -> None:
+    if packer.failure:
+        raise OSError(packer.failure)
+
+
+def write_videos(episodes: Iterable[Episode], out: Path) -> tuple[int, int]:
+    """Writes ``SESSION-ID.mp4`` for each session with frames.
+
+    Args:
+        episodes: recorded sessions.
+        out: the folder; created if it is missing.
+
+    Returns:
+        Numbers of sessions and frames.
+
+    Raises:
+        BadRecording: a file is broken.
+        ConfigError: PyAV is missing, or no session has frames.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    sessions = frames = 0
+    for episode in episodes:
+        if episode.frames:
+            episode.save_video(out / f"{file_name(episode)}.mp4")
+            sessions, frames = sessions + 1, frames + episode.frames
+    if not sessions:
+        raise ConfigError("no selected session has frames", path=str(out))
+    return sessions, frames
+
+
+def file_name(episode: Episode) -> str:
+    """Name of a session's file, without an ending; a session's id may be any text."""
+    return _NOT_IN_NAMES.sub("_", f"{episode.session}-{episode.id[:8]}").lstrip(".")
