@@ -11,29 +11,64 @@ from pathlib import Path
 
 from brayx.errors import ConfigError
 
+_FOLDER = "the recordings: a folder, or an address such as s3://bucket/folder"
+
 
 def recordings_verbs(recordings: argparse.ArgumentParser) -> None:
     """Adds the verbs to the command's parser."""
     verbs = recordings.add_subparsers(title="verbs", required=True, metavar="VERB")
     export = verbs.add_parser("export", help="as a Minari dataset, as files for Rerun's viewer, or as videos")
-    export.add_argument("folder", help="the recordings: a folder, or an address such as s3://bucket/folder")
+    export.add_argument("folder", help=_FOLDER)
     export.add_argument("--format", required=True, choices=["minari", "rerun", "mp4"], help="minari, rerun or mp4")
     export.add_argument("--out", required=True, type=Path, help="folder to write")
-    export.add_argument(
-        "--only", action="append", default=[], metavar="KEY=VALUE",
-        help="sessions to export, as in a source: player=main, min_result=400; if repeated, all must hold",
-    )  # fmt: skip
+    _choice(export)
     export.add_argument(
         "--field", dest="fields", action="append", default=[], metavar="NAME=ORIGIN",
         help="for minari, where a field comes from, as in a source: reward=input/score",
     )  # fmt: skip
     export.set_defaults(run=_export)
+    log = verbs.add_parser("log", help="copy chosen sessions to the artifacts of a trial in MLflow")
+    log.add_argument("folder", help=_FOLDER)
+    log.add_argument("--trial", required=True, metavar="TRIAL", help="id or name of the trial")
+    _choice(log)
+    log.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
+    log.set_defaults(run=_log)
+
+
+def _choice(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--session", metavar="ID", help="only this session; short for --only session=ID")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="KEY=VALUE",
+        help="only these sessions, as in a source: player=main, min_result=400; if repeated, all must hold",
+    )  # fmt: skip
+
+
+def _only(arguments: argparse.Namespace) -> dict[str, str]:
+    """Options of `brayx.recording.config.Selection`."""
+    session = {} if arguments.session is None else {"session": arguments.session}
+    return _pairs("--only", arguments.only) | session
+
+
+def _log(arguments: argparse.Namespace) -> int:
+    from brayx.recording.source import reader
+    from brayx.recording.trials import log
+    from brayx.tracking import tracking_uri
+    from pipelines.visualize import find_trial
+
+    only = _only(arguments)
+    if not only:
+        raise ConfigError("a trial gets chosen sessions: name them with --session or --only", key="--session")
+    found = reader(arguments.folder, only)
+    trial = find_trial(arguments.trial, tracking_uri(arguments.tracking))
+    sessions, ticks, address = log(found.selected(), trial)
+    print(f"{sessions} sessions of {ticks} ticks: {address}")
+    return 0
 
 
 def _export(arguments: argparse.Namespace) -> int:
     from brayx.recording.source import reader
 
-    found = reader(arguments.folder, _pairs("--only", arguments.only))
+    found = reader(arguments.folder, _only(arguments))
     if arguments.format == "minari":
         from brayx.recording.minari import write_minari
 

@@ -18,7 +18,7 @@ from brayx.errors import BadRecording, ConfigError
 from brayx.recording.comparison import Comparison, NotCompared, compare
 from brayx.recording.differences import TOLERANCE
 from brayx.recording.reader import Episode
-from brayx.recording.reader import open as open_recordings
+from brayx.recording.trials import open as open_recordings
 from brayx.recording.version import Version
 from brayx.tracking import tracking_uri
 from pipelines.columns import aligned
@@ -176,7 +176,7 @@ def replay_recording(
     """Feeds the observations of recordings to a version of a model, and compares it with what was recorded.
 
     Args:
-        recording: a folder of recordings, or one of its files, as for `brayx.recording.open`.
+        recording: a folder of recordings, or one of its files, or a trial's, as for `brayx.recording.open`.
         *models: ``models:/NAME/VERSION``, ``models:/NAME@ALIAS`` or the folder of a checkpoint. Of two versions the
             second one is compared with the first one instead of with the recording.
         tracking: MLflow's URI, or the path of its sqlite file.
@@ -195,8 +195,8 @@ def replay_recording(
     """
     if not 1 <= len(models) <= 2:
         raise ConfigError(f"{len(models)} models are given, expected one version, or two to compare")
-    episodes, unreadable = recorded(recording, session)
     uri = tracking_uri(tracking)
+    episodes, unreadable = recorded(recording, session, uri)
     *reference, version = [version_of(each, uri, job=job, component=component) for each in models]
     compared: list[Comparison] = []
     failed: list[NotCompared] = []
@@ -212,17 +212,17 @@ def replay_recording(
     return Replay(version.label, reference[0].label if reference else "", compared, failed, unreadable)
 
 
-def recorded(recording: str, session: str = "") -> tuple[Sequence[Episode], int]:
+def recorded(recording: str, session: str = "", tracking: str | None = None) -> tuple[Sequence[Episode], int]:
     """Recorded sessions, and the number of files that cannot be read.
 
     Args:
-        recording: folder or file.
+        recording, tracking: as for `brayx.recording.open`.
         session: only the sessions of this id; empty: all.
 
     Raises:
         BadRecording: there are none.
     """
-    found = open_recordings(recording)
+    found = open_recordings(recording, tracking=tracking)
     episodes: Sequence[Episode] = found
     if session:
         episodes = [each for each in found if each.session == session]

@@ -150,7 +150,7 @@ def _resimulate(arguments: argparse.Namespace, uri: str) -> int:
 
     if arguments.plot is not None or arguments.ticks is not None or len(arguments.models) != 1:
         raise ConfigError("--resimulate plays one version, and cannot be combined with --plot or --ticks")
-    episodes, _ = recorded(arguments.recording, arguments.session)
+    episodes, _ = recorded(arguments.recording, arguments.session, arguments.tracking)
     if len(episodes) != 1:
         raise ConfigError(
             f"--resimulate plays one session, and {arguments.recording} has {len(episodes)}: name one with --session"

@@ -1,7 +1,7 @@
 """Recordings: sessions tick by tick, in files.
 
-`open` reads them, `dataset` makes demonstrations of them, `compare` feeds them to versions of a model. Knows nothing of
-Ray, MLflow or doors.
+`open` reads them, `dataset` makes demonstrations of them, `compare` feeds them to versions of a model, `log` copies
+them to a trial. Knows nothing of Ray or doors; only `open` and `log` know MLflow.
 """
 
 import importlib
@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from brayx.recording.comparison import Comparison as Comparison
     from brayx.recording.comparison import NotCompared as NotCompared
     from brayx.recording.comparison import compare as compare
-    from brayx.recording.reader import open as open
     from brayx.recording.source import dataset as dataset
+    from brayx.recording.trials import log as log
+    from brayx.recording.trials import open as open
     from brayx.recording.version import Version as Version
 
-__all__ = ["Comparison", "NotCompared", "Version", "compare", "dataset", "open"]
+__all__ = ["Comparison", "NotCompared", "Version", "compare", "dataset", "log", "open"]
 
 _HOME = {
     "Comparison": "brayx.recording.comparison",
@@ -23,7 +24,8 @@ _HOME = {
     "Version": "brayx.recording.version",
     "compare": "brayx.recording.comparison",
     "dataset": "brayx.recording.source",
-    "open": "brayx.recording.reader",
+    "log": "brayx.recording.trials",
+    "open": "brayx.recording.trials",
 }
 
 

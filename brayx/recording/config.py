@@ -51,6 +51,8 @@ class Selection(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    session: str | None = None
+    """The session's id; may have ``*``."""
     agent: str | None = None
     """Agent of the session's id, ``GAME-agent-AGENT``; may have ``*``."""
     player: str | None = None

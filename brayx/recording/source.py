@@ -151,6 +151,8 @@ class Reader:
 
 def selects(only: Selection, episode: Episode) -> bool:
     """Whether an episode is selected; reads its ticks only to select by policy version."""
+    if only.session is not None and not fnmatchcase(episode.session, only.session):
+        return False
     if only.agent is not None and not fnmatchcase(episode.session.rpartition(AGENT_MARK)[2], only.agent):
         return False
     if only.player is not None and not fnmatchcase(episode.player, only.player):

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from brayx.engines.base import LeafSpec, ModelSpec, check_finite, load_weights
 from brayx.errors import BadWeights, ConfigError, ModelNotFound, nearest_version
+from brayx.tracking.artifacts import files_at, local_folder
 from brayx.tracking.lineage import LINEAGE_TAG, origins_in
 from brayx.tracking.store import client_of, sqlite_path, telling
 from brayx.tracking.trial import Checkpoint, Trial
@@ -354,14 +355,8 @@ def files_of(reference: str, uri: str) -> Iterator[Path]:
     `find`.
     """
     entry = find(reference, uri)
-    with tempfile.TemporaryDirectory(prefix="brayx-version-") as temporary:
-        folder = local_files(entry, uri)
-        if folder is None:
-            with telling(f"cannot read the files of {reference} (version {entry.version}) at {entry.source}"):
-                from mlflow.artifacts import download_artifacts
-
-                source = download_artifacts(artifact_uri=entry.source, dst_path=temporary, tracking_uri=uri)
-                folder = Path(source)
+    what = f"the files of {reference} (version {entry.version}) at {entry.source}"
+    with files_at(entry.source, uri, what) as folder:
         yield folder
 
 
@@ -375,20 +370,8 @@ def local_files(entry: PoolEntry, uri: str) -> Path | None:
     Raises:
         TrackingError: the store could not be read.
     """
-    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-    from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
-
-    root, path = entry.source, ""
     with telling(f"cannot find the files of version {entry.version} of model {entry.name!r} at {entry.source}"):
-        if match := re.fullmatch("runs:/([^/]+)/(.+)", root):
-            # Not by the repository of such URIs, which also copies local files.
-            path = match[2]
-            root = client_of(uri).get_run(match[1]).info.artifact_uri
-        repository = get_artifact_repository(root, tracking_uri=uri)
-        if not isinstance(repository, LocalArtifactRepository):
-            return None
-        folder = Path(repository.artifact_dir, path)
-        return folder if folder.is_dir() else None
+        return local_folder(entry.source, uri)
 
 
 def _having(versions: Iterable[ModelVersion], tags: Mapping[str, str]) -> ModelVersion | None:

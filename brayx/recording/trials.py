@@ -1,0 +1,67 @@
+"""Recordings among the artifacts of trials: chosen sessions are copied there, and read from there."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+
+from brayx.errors import BadRecording
+from brayx.recording import reader
+from brayx.recording.copying import copy
+from brayx.recording.reader import Episode, Recordings
+from brayx.tracking import Trial, tracking_uri
+from brayx.tracking.artifacts import files_at
+from brayx.tracking.store import client_of, telling
+
+_OF_RUN = "runs:/"
+_FOLDER = "recordings"
+
+
+def open(address: str, *, tracking: str | None = None) -> Recordings:
+    """Opens recordings: a folder, or one of its Parquet files, by its path or fsspec address; or those of a trial.
+
+    Args:
+        address: the path or address; ``runs:/ID/recordings`` for what `log` copied to the trial with that id.
+        tracking: of a trial, MLflow's URI or the path of its sqlite file; None: as for `brayx.tracking.tracking_uri`.
+
+    Raises:
+        BadRecording: there is no such folder or file, or the file is not of a recording.
+        TrackingError: MLflow failed, or there is no such trial, or it has no recordings.
+    """
+    if not str(address).startswith(_OF_RUN):
+        return reader.open(str(address))
+    with contextlib.ExitStack() as stack:
+        found = reader.open(str(stack.enter_context(files_at(str(address), tracking_uri(tracking)))))
+        weakref.finalize(found, stack.pop_all().close)  # a download is needed for as long as its episodes
+    return found
+
+
+def log(episodes: Iterable[Episode], trial: Trial) -> tuple[int, int, str]:
+    """Copies sessions with their frames to a trial's artifacts. Those that it has are left out.
+
+    Args:
+        episodes: recorded sessions.
+        trial: any trial, also a finished one.
+
+    Returns:
+        Numbers of copied sessions and ticks, and the address of all that the trial has, for `open`.
+
+    Raises:
+        BadRecording: a file is broken, or there are no episodes.
+        TrackingError: MLflow failed.
+    """
+    address = f"{_OF_RUN}{trial.run_id}/{_FOLDER}"
+    with telling(f"cannot read {address}"):
+        has_some = bool(client_of(trial.uri).list_artifacts(trial.run_id, _FOLDER))
+    known = [each.id for each in open(address, tracking=trial.uri)] if has_some else []
+    with tempfile.TemporaryDirectory(prefix="brayx-recordings-") as folder:
+        chosen = list(episodes)
+        if not chosen:
+            raise BadRecording("no recorded session is selected")
+        sessions, ticks = copy(chosen, folder, known)
+        for file in sorted(Path(folder).iterdir()):  # a chunk comes after its video, and so is never without
+            trial.log_file(file, _FOLDER)
+    return sessions, ticks, address

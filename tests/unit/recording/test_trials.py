@@ -1,0 +1,88 @@
+"""Chosen sessions among the artifacts of a trial, in a real MLflow store."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import brayx.recording
+from brayx.errors import BadRecording, TrackingError
+from brayx.metrics import Recorder
+from brayx.recording.recorder import SessionRecorder
+from brayx.tracking import Trial, initialise, tracking_uri
+from pipelines import cli
+from tests.unit.recording.test_frames import config, image, is_close, play
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three sessions of ten ticks with frames."""
+    made = tmp_path_factory.mktemp("recorded")
+    recorder = SessionRecorder(config(made), Recorder())
+    for session in ("red", "blue", "green"):
+        play(recorder, session, [image(number) for number in range(10)])
+    recorder.close()
+    return made
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    uri = initialise(tracking_uri(tmp_path_factory.mktemp("store")))
+    made = Trial.open("game", "first", uri)
+    made.finish()
+    return made
+
+
+def sessions(trial: Trial) -> list[str]:
+    return sorted(each.session for each in brayx.recording.open(f"runs:/{trial.run_id}/recordings", tracking=trial.uri))
+
+
+def test_chosen_sessions_go_to_a_trial_once_and_are_read_from_there(
+    folder: Path, trial: Trial, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["recordings", "log", str(folder), "--trial", "first", "--tracking", trial.uri]
+    assert cli.main([*words, "--session", "red"]) == 0
+    assert capsys.readouterr().out == f"1 sessions of 10 ticks: runs:/{trial.run_id}/recordings\n"
+    assert sessions(trial) == ["red"]
+    assert cli.main([*words, "--only", "session=*e*"]) == 0
+    assert capsys.readouterr().out.startswith("2 sessions of 20 ticks")
+    assert sessions(trial) == ["blue", "green", "red"]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", trial.uri)
+    for episode in brayx.recording.open(f"runs:/{trial.run_id}/recordings"):
+        assert episode["score"].tolist() == list(range(10))
+        assert all(is_close(found, image(number)) for number, found in enumerate(episode.images()))
+
+
+def test_what_cannot_be_logged_or_read_is_said(folder: Path, trial: Trial, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["recordings", "log", str(folder), "--tracking", trial.uri]
+    assert cli.main([*words, "--trial", "first"]) == 2
+    assert "name them with --session or --only" in capsys.readouterr().err
+    assert cli.main([*words, "--trial", "first", "--session", "nobody"]) == 2
+    assert "no recorded session is selected" in capsys.readouterr().err
+    assert cli.main([*words, "--trial", "second", "--session", "red"]) == 2
+    assert "no trial has the id or the name 'second'" in capsys.readouterr().err
+    other = Trial.open("game", "other", trial.uri)
+    for missing in (f"runs:/{other.run_id}/recordings", "runs:/nothing/recordings"):
+        with pytest.raises(TrackingError, match=f"cannot read {missing}"):
+            brayx.recording.open(missing, tracking=trial.uri)
+    with pytest.raises(BadRecording, match="there is no recording at"):
+        brayx.recording.open(str(folder / "nothing"))
+
+
+def test_a_download_lives_as_long_as_its_episodes(folder: Path, trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a store that is not local, which is its files' own repository here."""
+    brayx.recording.log(brayx.recording.open(str(folder)), trial)
+    monkeypatch.setattr("brayx.tracking.artifacts.local_folder", lambda reference, uri: None)
+    found: Any = brayx.recording.open(f"runs:/{trial.run_id}/recordings", tracking=trial.uri)
+    episode = found[0]
+    (copied,) = {Path(path).parent for path, *_ in found._chunks}
+    del found
+    assert is_close(episode.image(9), image(9))
+    assert np.array_equal(episode["score"], np.arange(10, dtype=np.float32))
+    del episode
+    gc.collect()
+    assert not copied.exists()
