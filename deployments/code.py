@@ -36,8 +36,12 @@ def check_code(job: JobConfig, actors: Iterable[str], *, mode: Literal["train", 
         except ConfigError as error:
             key = key if "attribute" in error.details else "module"
             raise ConfigError(f"{job.file}: {place}.{key}: {error.message}", **error.details) from error
-    if job.recording is not None and job.recording.frames is not None:
-        check_video()
+    for name, recording in job.recordings.items():
+        if recording.frames is not None:
+            try:
+                check_video()
+            except ConfigError as error:
+                raise ConfigError(f"{job.file}: {name}.frames: {error.message}", **error.details) from error
     if mode == "train":
         for name, trainer in job.trainers.items():
             _check_hooks(job, name, trainer.hooks)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from brayx.errors import ConfigError
+from brayx.recording.drawing import Drawing
 from deployments.code import check_code
 from deployments.job import JobConfig
 from pipelines.cli import _parser
@@ -79,6 +80,20 @@ def test_hooks_that_cannot_be_called_are_refused_before_anything_starts(file: Pa
 
 def test_serving_needs_neither_sources_nor_renders(file: Path) -> None:
     check_code(JobConfig.load(file, [override for override, *_ in WRONG[1:]]), ["actor"], mode="serve")
+
+
+def test_serving_needs_the_render_that_draws_frames_of_recordings(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text(f"{file.read_text()}recording: {{kind: recording, frames: picture}}\n")
+    job = JobConfig.load(file)
+    assert job.drawing == Drawing(f"code_of_{file.parent.name}", "render", str(file.parent))
+    check_code(job, ["actor"], mode="serve")
+    with pytest.raises(ConfigError, match=r"picture\.func: .*'rendr'; nearest is 'render'"):
+        check_code(JobConfig.load(file, ["picture.func=rendr"]), ["actor"], mode="serve")
+    assert JobConfig.load(file, ["recording.frames=obs/image"]).drawing is None
+    assert JobConfig.load(file, ["recording.frames=null"]).drawing is None
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"recording\.frames: .* pip install 'brayx\[video\]'"):
+        check_code(job, ["actor"], mode="serve")
 
 
 def test_the_check_command_reports_it(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

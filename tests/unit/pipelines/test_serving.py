@@ -25,6 +25,7 @@ from brayx.gamecore.status import read_status
 from brayx.gamecore.transports.base import Endpoint
 from brayx.model.arms import Followed
 from brayx.model.checkpoints import engine_from
+from brayx.recording import open as open_recordings
 from brayx.tracking import Trial, register
 from deployments.job import JobConfig
 from pipelines import cli
@@ -60,6 +61,14 @@ class VersionAgent(Agent):
 
     async def on_session_end(self, reason):
         record("episode_return", 10.0 * self.version)
+"""
+
+
+DRAWING = """
+import numpy as np
+
+def render(states):
+    return [np.full((40, 50, 3), 20 * state.tick, np.uint8) for state in states]
 """
 
 
@@ -271,3 +280,23 @@ def test_a_failed_start_leaves_no_door_open(job: JobConfig, registry: Registry) 
         port = serving.url.rpartition(":")[2]
         with pytest.raises(BrayxError, match=f"port {port}"):
             Serving(JobConfig.load(job.file, [f"actor.port={port}"]), registry.uri)
+
+
+def test_a_render_draws_the_frames_of_recorded_sessions(job: JobConfig, registry: Registry, tmp_path: Path) -> None:
+    registry.add(1, "champion")
+    Path(job.folder, "served_drawing.py").write_text(DRAWING)
+    parts = yaml.safe_load(Path(job.file).read_text())
+    parts["picture"] = {"kind": "render", "module": "served_drawing"}
+    parts["recording"] = {"kind": "recording", "folder": str(tmp_path / "recorded"), "frames": "picture"}
+    file = Path(job.folder, "drawn.yaml")
+    file.write_text(yaml.safe_dump(parts))
+    with Serving(JobConfig.load(file), registry.uri) as serving:
+        client = Players(serving.url).begin("drawn")
+        for _ in range(10):
+            client.tick(b"{}")
+        client.stop()
+        client.close()
+    (episode,) = open_recordings(str(tmp_path / "recorded"))
+    assert (len(episode), episode.frames) == (10, 10)
+    shades = [float(found.mean()) for found in episode.images() if found is not None]
+    assert shades == pytest.approx([20 * tick for tick in range(10)], abs=3)
