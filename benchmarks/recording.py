@@ -2,13 +2,14 @@
 
     python -m benchmarks.recording
 
-Two agents run behind the TCP door: one echoes a body of 1 kB, the other is CartPole's with its model. Each is served by
-four processes: without a recorder; with one that records no session; with one that keeps the newest ticks of each
-session in memory, in case of an error; and with one that records every session. CPU is that of the serving process and
-of the process that it starts to write.
+Three agents run behind the TCP door: one echoes a body of 1 kB, another is CartPole's with its model, and the third
+echoes, too, and sets an image of 84x84 on each tick. Each is served by four processes: without a recorder; with one
+that records no session; with one that keeps the newest ticks of each session in memory, in case of an error; and with
+one that records every session, the images as frames. CPU is that of the serving process and of the process that it
+starts to write.
 
 The second table opens a session of a million ticks over thousands of files, reads single ticks of it, and lists a
-folder of many sessions.
+folder of many sessions. The third one encodes frames of three sizes, and shows them one after the other and anywhere.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.servers import TEMPLATE
 from benchmarks.tables import Table, machine, median, median_ratio, show
 from benchmarks.ticks import compiled
 
-AGENTS = ("echo", "cartpole")
+AGENTS = ("echo", "cartpole", "screen")
 _WARM_UP_S = 0.3
 _PER_FILE = 300
 _SESSIONS_PER_FILE = 2000
+_FRAMES = 300
 RECORDINGS: dict[str, dict[str, Any] | None] = {
     "none": None,
     "no session": {"every": 0, "errors": False, "before": 0},
@@ -63,12 +67,22 @@ def serve(agent: str, recording: str, folder: str) -> None:
         async def on_tick(self, state: State) -> None:
             state.output = state.input
 
+    images = pictures(84, 84, 256)
+
+    class Screen(Agent):
+        async def on_tick(self, state: State) -> None:
+            state.output = state.input
+            state.screen = images[state.tick % len(images)]
+
     recorder, options = Recorder(), RECORDINGS[recording]
-    config = None if options is None else RecordingConfig(folder=folder, **options)
+    frames = {"frames": "screen"} if agent == "screen" else {}
+    config = None if options is None else RecordingConfig(folder=folder, **options, **frames)
     recorders = recorders_of(config, recorder)
     actor = ActorConfig(agents=["agent"], port=0, native_port=None, tcp_port=0, actors_per_worker=1024)
-    if agent == "echo":
-        factory = AgentActorFactory({"agent": Echo}, {}, Services(), Codec(None), recorders=recorders)
+    if agent != "cartpole":
+        factory = AgentActorFactory(
+            {"agent": Echo if agent == "echo" else Screen}, {}, Services(), Codec(None), recorders=recorders
+        )
     else:
         job = JobConfig.load(str(TEMPLATE))
         as_dict = job.in_mode("serve").as_dict()
@@ -93,9 +107,7 @@ def served(agent: str, recording: str, folder: Path) -> Iterator[tuple[str, int]
         assert process.stdin is not None
         yield json.loads(process.stdout.readline())["tcp"], process.pid
         process.stdin.close()
-        lost = {
-            name: value for name, value in json.loads(process.stdout.readline()).items() if "recording_lost" in name
-        }
+        lost = {name: value for name, value in json.loads(process.stdout.readline()).items() if "_lost" in name}
         if lost:
             print(f"{agent}, {recording}: {lost}", file=sys.stderr)
 
@@ -126,8 +138,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for _ in range(options.rounds):
                     for name, (url, pid) in servers.items():
                         words = [*command, "--url", url, "--sessions", str(options.sessions)]
-                        words += ["--seconds", str(options.seconds), "--body", agent]
-                        words += ["--bytes", str(ECHO_BYTES)] if agent == "echo" else []
+                        words += ["--seconds", str(options.seconds)]
+                        words += (
+                            ["--body", "cartpole"]
+                            if agent == "cartpole"
+                            else ["--body", "echo", "--bytes", str(ECHO_BYTES)]
+                        )
                         before = cpu_s(pid)
                         done = json.loads(subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout)
                         rates[name].append(done["ticks_per_s"])
@@ -146,7 +162,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                     median_ratio(costs[name], costs["none"]),
                     _kb_a_tick(folders[name]),
                 )
-    show(about, table.markdown() + "\n\n" + reading(options.many).markdown(), markdown=options.markdown)
+    tables = (table, reading(options.many), showing())
+    show(about, "\n\n".join(each.markdown() for each in tables), markdown=options.markdown)
     return 0
 
 
@@ -203,13 +220,74 @@ def reading(many: int) -> Table:
     return table
 
 
+def pictures(height: int, width: int, count: int) -> list[np.ndarray]:
+    """Frames of a game that scrolls over a landscape with things that move: ``[height, width, 3]`` uint8 each."""
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(40, 200, (height // 12 + 2, (width + 2 * count) // 12 + 2, 3)).astype(np.float32)
+    rows, columns = np.arange(height) / 12, np.arange(width + 2 * count) / 12
+    for axis, at in ((0, rows), (1, columns)):  # linear interpolation
+        low, part = at.astype(int), (at % 1).astype(np.float32)
+        part = part[:, None, None] if axis == 0 else part[None, :, None]
+        coarse = coarse.take(low, axis) * (1 - part) + coarse.take(low + 1, axis) * part
+    land, made = coarse.astype(np.uint8), []
+    for number in range(count):
+        frame = land[:, 2 * number : 2 * number + width].copy()
+        for thing in range(5):
+            y = (thing * height // 5 + number * (thing % 3)) % height
+            x = (thing * width // 7 + number * (1 + thing % 2)) % width
+            frame[y : y + height // 10, x : x + width // 14] = (230, 40 * thing, 30)
+        made.append(frame)
+    return made
+
+
+def showing() -> Table:
+    """Frames of a session of 300 ticks: the cost of encoding, their size, and the time until one is shown."""
+    from brayx.recording import open as open_recordings
+    from brayx.recording.columns import Tick, columns_of
+    from brayx.recording.packer import Packer
+    from brayx.recording.part import Part
+    from brayx.recording.writer import Folder
+
+    table = Table(["frames", ">kB each", ">encoded in", ">the next in", ">any in", ">any, p95"])
+    for height, width in ((84, 84), (480, 640), (720, 1280)):
+        images = pictures(height, width, _FRAMES)
+        columns = columns_of([Tick(at, at / 60, 1e-4, b"", b"", {"screen": images[at]}) for at in range(_FRAMES)])
+        columns.frames = images
+        with tempfile.TemporaryDirectory(prefix="brayx-recording-") as temporary:
+            packer = Packer(lambda folder=temporary: Folder(folder, 10**12), flush_s=math.inf)  # type: ignore[misc]
+            began = time.perf_counter()
+            packer.add(Part("s", "s", 0.0, 0, _FRAMES), columns)
+            encoded_s = (time.perf_counter() - began) / _FRAMES
+            packer.close()
+            (video,) = Path(temporary).glob("*.mp4")
+            (episode,) = open_recordings(temporary)
+            took: dict[str, list[float]] = {}
+            for name, ticks in (
+                ("next", list(range(_FRAMES))),
+                ("any", np.random.default_rng(1).integers(0, _FRAMES, _FRAMES).tolist()),
+            ):
+                for tick in ticks:
+                    began = time.perf_counter()
+                    episode.image(tick)
+                    took.setdefault(name, []).append(time.perf_counter() - began)
+            table.add(
+                f"{width}x{height}",
+                video.stat().st_size / _FRAMES / 1e3,
+                f"{encoded_s * 1e3:.2f} ms",
+                f"{(median(took['next']) or 0.0) * 1e3:.2f} ms",
+                f"{(median(took['any']) or 0.0) * 1e3:.1f} ms",
+                f"{float(np.quantile(took['any'], 0.95)) * 1e3:.1f} ms",
+            )
+    return table
+
+
 def _kb_a_tick(folder: Path) -> float | None:
     """Size of the files for each recorded tick, in kB; None: no files."""
     from brayx.recording import open as open_recordings
 
     files = [*folder.glob("*.parquet")]
     ticks = sum(len(each) for each in open_recordings(str(folder))) if files else 0
-    return sum(file.stat().st_size for file in files) / ticks / 1e3 if ticks else None
+    return sum(file.stat().st_size for file in [*files, *folder.glob("*.mp4")]) / ticks / 1e3 if ticks else None
 
 
 if __name__ == "__main__":

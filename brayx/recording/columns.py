@@ -14,7 +14,7 @@ import numpy as np
 from brayx.recording import bodies
 from brayx.recording.bodies import Bodies
 from brayx.recording.frames import is_image
-from brayx.recording.gather import arrays_of, value_at
+from brayx.recording.gather import DROPPED, arrays_of, value_at
 from brayx.types import NestedArray
 
 ERROR = "error"
@@ -132,7 +132,7 @@ def columns_of(ticks: Sequence[Tick], *, without: Collection[str] = (), frames: 
     number, time_s, seconds, inputs, outputs, attributes, events, stops, queue_s, forwards = zip(*ticks, strict=True)
     failed = [bool(event) and ERROR in event for event in events]
     images = [value_at(each, frames) for each in attributes] if frames else []
-    has_frames = any(map(is_image, images))
+    has_frames = any(image is DROPPED or is_image(image) for image in images)
     arrays, left_out = arrays_of(attributes, forwards, failed, without, frames if has_frames else "")
     duration_us = _microseconds(seconds)
     waited = [sum([each.seconds for each in of]) for of in forwards] if any(forwards) else [0.0] * len(ticks)
@@ -148,7 +148,7 @@ def columns_of(ticks: Sequence[Tick], *, without: Collection[str] = (), frames: 
         list(stops),
         _microseconds(queue_s),
         np.minimum(_microseconds(waited), duration_us),  # agents may wait concurrently
-        images if has_frames else (),
+        [None if image is DROPPED else image for image in images] if has_frames else (),
     )
 
 

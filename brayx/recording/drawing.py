@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from typing import Any, NamedTuple
@@ -11,8 +12,6 @@ import numpy as np
 from brayx.components import load
 from brayx.errors import ConfigError
 
-_MAX_S = 1.0
-"""Time for drawing between two replies of the writer's process; meanwhile ticks wait in the recorder."""
 _AT_ONCE = 8
 """States of one call."""
 
@@ -32,9 +31,10 @@ class Drawing(NamedTuple):
 
 
 class Drawer:
-    """Draws the ticks of a message, as many as there is time for.
+    """Draws ticks.
 
     Attributes:
+        left_s: time that is left for drawing; once it is spent, ticks are not drawn.
         slow: number of ticks that were not drawn for lack of time.
         lost: number of ticks that could not be drawn.
         failure: why the last ticks could not be drawn; empty: they could.
@@ -42,13 +42,9 @@ class Drawer:
 
     def __init__(self, drawing: Drawing) -> None:
         self._drawing = drawing
-        self._until = 0.0
+        self.left_s = math.inf
         self.slow = self.lost = 0
         self.failure = ""
-
-    def begin(self) -> None:
-        """A message has come."""
-        self._until = time.monotonic() + _MAX_S
 
     def drawn(self, states: bytes, ticks: int) -> list[Any]:
         """The images of some ticks.
@@ -67,15 +63,17 @@ class Drawer:
         images: list[Any] = [None] * len(found)
         drawable = [at for at, state in enumerate(found) if state is not None]
         for first in range(0, len(drawable), _AT_ONCE):
-            if time.monotonic() >= self._until:
+            if self.left_s <= 0:
                 self.slow += len(drawable) - first
                 break
-            some = drawable[first : first + _AT_ONCE]
+            some, began = drawable[first : first + _AT_ONCE], time.monotonic()
             try:
                 made = _each(function([found[at] for at in some]), len(some), name)
             except Exception as error:  # a user's function may raise anything
                 self._failed(error, len(some))
                 continue
+            finally:
+                self.left_s -= time.monotonic() - began
             self.failure = ""
             for at, image in zip(some, made, strict=True):
                 images[at] = image

@@ -76,10 +76,10 @@ class Encoders:
     """
 
     def __init__(self) -> None:
+        self.lost = 0
         self._open: OrderedDict[tuple[Hashable, str], _Encoder] = OrderedDict()
         self._next: dict[tuple[Hashable, str], int] = {}
         self._sizes: dict[Hashable, set[tuple[int, int]]] = {}
-        self.lost = 0
 
     def encode(self, video: Hashable, session: str, first: int, images: Sequence[Any]) -> list[Frame | None]:
         """The next frames of a session.
@@ -94,9 +94,7 @@ class Encoders:
         if self._next.get((video, session)) != first:
             self._open.pop((video, session), None)
         self._next[video, session] = first + len(images)
-        frames = [None if image is None else self._encoded(video, session, image) for image in images]
-        self.lost += sum(image is not None and frame is None for image, frame in zip(images, frames, strict=True))
-        return frames
+        return [None if image is None else self._encoded(video, session, image) for image in images]
 
     def cut(self, video: Hashable) -> None:
         """Ends an MP4: all sessions begin the next one with a keyframe."""
@@ -112,6 +110,7 @@ class Encoders:
             return image
         sizes = self._sizes.setdefault(video, set())
         if not is_image(image) or (len(sizes) == MAX_SIZES and image.shape[:2] not in sizes):
+            self.lost += 1
             return None
         size = (int(image.shape[0]), int(image.shape[1]))
         try:
@@ -119,6 +118,7 @@ class Encoders:
             (packet,) = self._encoder((video, session), size, picture).encode(picture)
         except (av.error.FFmpegError, ValueError):
             self._open.pop((video, session), None)
+            self.lost += 1
             return None
         sizes.add(size)
         return Frame(bytes(packet), packet.is_keyframe, size)

@@ -8,6 +8,7 @@ Each array that agents set on a tick's state becomes one column. ``step`` gives 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,6 +90,32 @@ def value_at(attributes: Mapping[str, Any], name: str) -> Any:
         else:
             return None
     return found
+
+
+DROPPED: Any = object()
+"""Stands for an image in `without_image`."""
+
+
+def without_image(attributes: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A tick's attributes with `DROPPED` for the value that would become the column ``name``; there is one."""
+    head, *rest = name.split("/")
+    for key, step in attributes.items():
+        if type(step) is Step:
+            if name in step.extras:
+                return {**attributes, key: replace(step, extras={**step.extras, name: DROPPED})}
+            if head in ("obs", "action"):
+                return {**attributes, key: replace(step, **{head: _dropped(getattr(step, head), rest)})}
+    return {**attributes, head: _dropped(attributes[head], rest)}
+
+
+def _dropped(value: Any, keys: Sequence[str]) -> Any:
+    if not keys:
+        return DROPPED
+    first, *rest = keys
+    if isinstance(value, Mapping):
+        return {**value, first: _dropped(value[first], rest)}
+    items = [_dropped(each, rest) if at == int(first) else each for at, each in enumerate(value)]
+    return items if isinstance(value, list) else tuple(items)
 
 
 def _of_names(ticks: Sequence[Mapping[str, Any]]) -> Found:

@@ -50,10 +50,9 @@ class Packer:
     @property
     def frames_lost(self) -> dict[str, int]:
         """Number of frames lost so far, by reason."""
-        lost = {"error": self._encoders.lost}
-        if self._drawer is not None:
-            lost = {"error": lost["error"] + self._drawer.lost, "slow": self._drawer.slow}
-        return lost
+        if self._drawer is None:
+            return {"error": self._encoders.lost}
+        return {"error": self._encoders.lost + self._drawer.lost, "slow": self._drawer.slow}
 
     def add(self, part: Part, columns: Columns, states: bytes = b"") -> None:
         """Adds consecutive ticks of a session; ``states`` as for `Drawer.drawn`, empty: they are not drawn."""

@@ -21,6 +21,8 @@ from brayx.recording.part import Part
 
 _END_S = 10.0
 _NICE = 5
+_DRAW_S = 0.5
+"""Time for drawing the ticks of a message: its sender waits, and meanwhile further ticks take up its memory."""
 
 Message = list[tuple[Part, Columns, bytes]]
 """Ticks of sessions; the bytes are for `Drawer.drawn`, empty: they are not drawn. After each message, even an empty
@@ -101,7 +103,7 @@ def main(address: str, options: str, requests: IO[bytes], replies: IO[bytes]) ->
         except (EOFError, pickle.UnpicklingError):  # the sender ended, or was killed while it wrote
             break
         if drawer is not None:
-            drawer.begin()
+            drawer.left_s = _DRAW_S
         for part, columns, states in message:
             try:
                 packer.add(part, columns, states)

@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 import brayx.clock as clock
 from brayx.actor.agent import State
 from brayx.actor.logs import SessionLog
@@ -27,7 +29,7 @@ from brayx.recording.columns import ERROR, Columns, Forwarded, Tick, columns_of
 from brayx.recording.config import RecordingConfig
 from brayx.recording.drawing import Drawing
 from brayx.recording.frames import check_video
-from brayx.recording.gather import value_at
+from brayx.recording.gather import value_at, without_image
 from brayx.recording.part import Part
 from brayx.recording.process import Message, WriterProcess
 from brayx.types import Forward
@@ -42,6 +44,8 @@ _FRAMES_BYTES = 2**21
 """As `PACK_BYTES`, with frames, which are large."""
 _GATHER_S = 0.02
 _MAX_GATHERED = 256
+_MESSAGE_BYTES = 2**20
+"""Size at which a message with frames is sent: the writer takes some 20 ms to encode them."""
 _IDLE_S = 1.0
 _AGAIN_S = 5.0
 _END_S = 10.0
@@ -75,7 +79,8 @@ class SessionRecorder:
         drawing: draws the frames; None: they are the array ``config.frames``, if that is given.
 
     Attributes:
-        most_bytes: memory limit of waiting ticks; undecided sessions and frames may use half of it.
+        most_bytes: memory limit of waiting ticks; undecided sessions may use half of it.
+        most_frame_bytes: memory in use from which on recorded ticks lose their frames, to leave room for others.
         frames: name of the array with the frames; empty: there is none.
         pack_bytes: size of a session's ticks at which it hands them over early.
         taken: bytes of all ticks so far, without those that sessions dropped; only the event loop changes it.
@@ -100,6 +105,7 @@ class SessionRecorder:
         self.start = start or (lambda: WriterProcess(config.folder, max_bytes, config.flush_s, config.fps, drawing))
         self._sessions = 0
         self.most_bytes = round(config.memory_mb * 2**20)
+        self.most_frame_bytes = self.most_bytes * 5 // 8
         self.taken = self.freed = 0
         # Bounded by `most_bytes`.
         self._queue: queue.SimpleQueue[Pack | None] = queue.SimpleQueue()
@@ -133,22 +139,12 @@ class SessionRecorder:
                 logger.warning("recordings were not written within %g s: their last ticks may be missing", timeout_s)
             self._thread = None
 
-    def is_crowded(self) -> bool:
-        """Whether half of the memory is in use, so that frames are dropped to leave room for ticks."""
-        return bool(self.config.frames) and self.taken - self.freed > self.most_bytes // 2
-
     def hand_over(self, part: Part, columns: Columns, states: list[State | None], size: int) -> None:
         """Queues ticks; their memory is freed once they have been sent."""
         if self.frames and not columns.frames:
             what = f"no image {self.frames!r}: uint8 [height, width] or [height, width, 3]"
             columns.left_out.setdefault("frames", what)
             logger.warning("ticks of session %s are recorded without frames: their agents set %s", part.session, what)
-        elif self.is_crowded():
-            images = [image for image in columns.frames if image is not None]
-            size_of_frames = sum(getattr(image, "nbytes", 0) for image in images)
-            self.lose_frames(len(images) + sum(state is not None for state in states), "memory")
-            self.taken -= size_of_frames
-            columns.frames, states, size = (), [], size - size_of_frames
         self._queue.put((replace(part, left_out=columns.left_out), columns, states, size))
 
     def lose(self, ticks: int, why: str) -> None:
@@ -167,12 +163,15 @@ class SessionRecorder:
             try:
                 items = [self._queue.get(timeout=_IDLE_S)]
                 time.sleep(_GATHER_S)  # waking this thread for each pack would interrupt ticks more often
-                items += self._waiting()
+                is_crowded = self.taken - self.freed > self.most_frame_bytes
+                items += self._waiting(_MESSAGE_BYTES if self.config.frames and not is_crowded else None)
             except queue.Empty:
                 writer.send([])
                 continue
             ended = None in items
             packs = [item for item in items if item is not None]
+            if self.config.frames and is_crowded:
+                self._drop_frames(packs)
             try:
                 writer.send([(part, columns, self._pickled(states)) for part, columns, states, _ in packs])
             finally:
@@ -189,12 +188,21 @@ class SessionRecorder:
             self.lose_frames(sum(state is not None for state in states), "error")
             return b""
 
-    def _waiting(self) -> list[Pack | None]:
+    def _waiting(self, most_bytes: int | None) -> list[Pack | None]:
         found: list[Pack | None] = []
+        size = 0
         with contextlib.suppress(queue.Empty):
-            while len(found) < _MAX_GATHERED:
-                found.append(self._queue.get_nowait())
+            while len(found) < _MAX_GATHERED and (most_bytes is None or size < most_bytes):
+                found.append(item := self._queue.get_nowait())
+                size += 0 if item is None else item[-1]
         return found
+
+    def _drop_frames(self, packs: Sequence[Pack]) -> None:
+        """Takes the frames from waiting ticks: while they are encoded, further ticks would find no room."""
+        for _, columns, states, _ in packs:
+            self.lose_frames(sum(each is not None for each in (*columns.frames, *states)), "memory")
+            columns.frames = ()
+            states.clear()
 
 
 class _Writer:
@@ -292,7 +300,7 @@ class RecordedSession(SessionLog):
         of, ticks, now = self._of, self._ticks, clock.now()
         size = len(body) + len(reply) + _ATTRIBUTES_BYTES
         if of.frames:
-            size += getattr(value_at(vars(state), of.frames), "nbytes", 0)
+            state, size = self._with_room(state, size)
         if of.taken - of.freed + size > self._limit and not self._make_room(size):
             return
         of.taken += size
@@ -302,13 +310,20 @@ class RecordedSession(SessionLog):
         if not self.why:
             if len(ticks) > (of.config.before or 1):  # a failed tick comes also if none is kept
                 self._drop()
-        elif (
-            len(ticks) > PACK
-            or self._bytes > of.pack_bytes
-            or now - ticks[0][5] > of.config.flush_s
-            or (of.config.frames and of.is_crowded())
-        ):
+        elif len(ticks) > PACK or self._bytes > of.pack_bytes or now - ticks[0][5] > of.config.flush_s:
             self._hand_over(len(ticks) - 1)
+
+    def _with_room(self, state: State, size: int) -> tuple[State, int]:
+        """A state and its size with its frame; without it if other frames leave no room."""
+        of = self._of
+        image = value_at(vars(state), of.frames)
+        taken = image.nbytes if isinstance(image, np.ndarray) else 0
+        if not taken or not self.why or of.taken - of.freed + size + taken <= of.most_frame_bytes:
+            return state, size + taken
+        of.lose_frames(1, "memory")
+        slim = State.__new__(State)  # the agent may still hold the state itself
+        vars(slim).update(without_image(vars(state), of.frames))
+        return slim, size
 
     def _make_room(self, size: int) -> bool:
         """Drops the oldest ticks of an undecided session; returns whether the new tick fits now."""
