@@ -135,7 +135,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
     players = None if league is None else league.seats(await _snapshots(spec, league, runtime), models)
     if spec.league is not None:  # requests without a session use the first learner's
         models[spec.league.config.model] = next(iter(learners.values()))
-    following = await _following(spec, models, at, runtime)
+    following = runtime.follower = await _following(spec, models, at, runtime)
     buffers: dict[str, Any] = {}
     for name, actor_name in spec.buffers.items():
         rollout = _normalising(spec.config)
@@ -402,6 +402,11 @@ def pool_of(
     return PoolClient(f"{directory}/pool", NAMESPACE, *args) if args[2] else None
 
 
+def directory_of(job: JobConfig, actor: str) -> str:
+    """Name of the session directory of a served actor."""
+    return f"{job.project}/{actor}/sessions"
+
+
 class ServeArgs(BaseModel):
     """Arguments of `app`, as ``serve_config.yaml`` or ``serve run`` gives them."""
 
@@ -451,7 +456,7 @@ def serving_application(
     check_code(job, [actor], mode="serve")
     weights = sources_of(job, uri, models or {})
     league = served_league(job, uri, weights, trial=trial, on_ray=True)
-    directory = f"{job.project}/{actor}/sessions"
+    directory = directory_of(job, actor)
     pool = pool_of(job, uri, directory, weights, league.versions)
     spec = actor_spec(job, actor, mode="serve", weights=weights, pool=pool)
     spec = dataclasses.replace(spec, models=league.resident(spec.models), served_league=league)

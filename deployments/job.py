@@ -134,7 +134,7 @@ class JobConfig(BaseModel):
     """Where trials are kept: MLflow's ``uri``, or a mapping of options."""
 
     console_port: Annotated[int, Field(ge=0, le=65535)] | None = 8110
-    """Port of the console, for a job in one process. 0, or if it is taken: a free port; null: no console."""
+    """Port of the console. 0, or if it is taken: a free port; null: no console."""
     console_host: str = "127.0.0.1"
     """Address of the console; any other than loopback needs ``console_keys_file``."""
     console_keys_file: str | None = None

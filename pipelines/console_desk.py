@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 import brayx.recording
+from brayx.actor.live_ticks import LiveTicks
 from brayx.charts import CHARTS
 from brayx.console import documents as doc
 from brayx.console.link import Link
-from brayx.console.ticks import LiveTicks
 from brayx.errors import BadRecording, ConfigError, JobNotRunning
 from brayx.recording.columns import texts
 from brayx.recording.reader import Episode, Recordings

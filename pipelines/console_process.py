@@ -26,7 +26,7 @@ def main(settings: str, descriptor: int) -> None:
     """Serves until the job ends.
 
     Args:
-        settings: JSON, as `pipelines.console_job.open_console` makes it.
+        settings: JSON, as `deployments.console_job.words_of` makes it.
         descriptor: number of the listening socket's.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process, too; only the job ends it

@@ -15,10 +15,10 @@ from brayx.league.league import League
 from brayx.league.ledger import Ledger
 from brayx.local.acting import ActingModel
 from brayx.local.league import LocalLeague
-from brayx.local.numbers import LocalNumbers
 from brayx.metrics import without_shapes
 from brayx.model.build import build_model
 from brayx.model.snapshots import SnapshotFiles, SnapshotModel
+from brayx.numbers import LocalNumbers
 from brayx.replay.null import NullBuffer
 from deployments.code import scripts_of
 from deployments.job import JobConfig, only

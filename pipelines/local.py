@@ -22,11 +22,11 @@ from brayx.ports import check_ports
 from brayx.remote import offer
 from brayx.temporary import temporary_files
 from brayx.tracking import Trial, check_writable, tracking_uri
+from deployments.console_job import ConsoleJob, console_keys, open_console
 from deployments.job import JobConfig, only, pool_name
 from pipelines.champion import champion_of, drawn_curve
 from pipelines.checks import check_job, ports_of
 from pipelines.clerk import Clerk
-from pipelines.console_job import ConsoleJob, console_keys, open_console
 from pipelines.environments import lag_notes
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines, tracebacks

@@ -23,21 +23,21 @@ from brayx.actor.serving import Runtime
 from brayx.console.live import LiveSessions
 from brayx.gamecore.auth import Keys
 from brayx.local.host import LocalHost
-from brayx.local.numbers import LocalNumbers
 from brayx.model.following import AliasFollower
 from brayx.model.local import LocalModel
 from brayx.model.pool import Pool
+from brayx.numbers import LocalNumbers
 from brayx.ports import check_ports
 from brayx.recording.recorder import closing, recorders_of
 from brayx.remote import offer
 from brayx.replay.null import NullBuffer
 from deployments.code import check_code
+from deployments.console_job import ConsoleJob, console_keys, open_console
 from deployments.job import JobConfig, only
 from deployments.served_league import served_league
 from deployments.weights import followed_by, pool_args, registered, sources_of
 from pipelines.acting import acting_from
 from pipelines.checks import ports_of
-from pipelines.console_job import ConsoleJob, console_keys, open_console
 
 _log = logging.getLogger(__name__)
 
@@ -160,8 +160,9 @@ class Serving:
         return registered(self._sources, self._follower.versions() if self._follower is not None else {})
 
     def console(self, say: Callable[[str], None]) -> contextlib.AbstractContextManager[object]:
-        """The console of this service while the context lasts; see `pipelines.console_job.open_console`."""
-        parts = ConsoleJob(self._console_facts, LiveSessions(self._host), self._follower)
+        """The console of this service while the context lasts; see `deployments.console_job.open_console`."""
+        set_share = None if self._follower is None else self._follower.set_share
+        parts = ConsoleJob(self._console_facts, LiveSessions(self._host), set_share)
         return open_console(self._job, self._uri, parts, say)
 
     def drain(self, timeout_s: float) -> bool:
@@ -184,6 +185,7 @@ class Serving:
             "doors": dict(self.urls),
             "numbers": dict(self._recorder.newest()),
             "registered": self.registered,
+            "canaries": {} if self._follower is None else self._follower.shares(),
         }
 
     async def _start_work(self) -> None:

@@ -26,11 +26,13 @@ from brayx.logs import one_line
 from brayx.tracking import Trial, initialise, tracking_uri
 from brayx.tracking.store import sqlite_path
 from deployments.actor import actor_spec, application
+from deployments.console_job import console_keys
 from deployments.job import JobConfig, only, pool_name
 from deployments.league import check_placement
 from deployments.weights import WeightSource, pooled
 from pipelines.champion import drawn_curve
 from pipelines.checks import actor_of, check_job, ports_of
+from pipelines.console_on_ray import console_of
 from pipelines.environments import Rollouts, lag_notes
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines
@@ -88,6 +90,7 @@ def train(
     """
     _, layout = check_job(job)
     check_placement(job)
+    console_keys(job)
     uri = initialise(tracking_uri(tracking or job.tracking.uri))
     started = cluster_for(job, ingress, cluster) if isinstance(cluster, str) else contextlib.nullcontext(cluster)
     with started as running:
@@ -171,6 +174,9 @@ def train_on(
         served = stack.enter_context(contextlib.ExitStack())
         try:
             urls: dict[str, str] = {}
+            served.enter_context(
+                console_of(job, trainee, urls, has_actor=bool(actor), say=progress.say),
+            )
             if actor:
                 served.callback(stop_directory, names["sessions"])
                 served.callback(
@@ -182,7 +188,7 @@ def train_on(
                     progress.say(f"{actor}.keys_file: keys are required when the job is served, not while it trains")
                 _deploy(job, actor, trainee)
                 doors = _wait_for_weights(cluster.url, learner, config.model, progress)
-                urls = {**doors, "http": cluster.door("http"), "ws": cluster.door("ws")}
+                urls |= {**doors, "http": cluster.door("http"), "ws": cluster.door("ws")}
             began, learning = time.monotonic(), True
             sources = Sources(job, trainee.buffers)
             games = Gamecores(

@@ -11,9 +11,9 @@ from brayx.engines.layers import layer_table
 from brayx.local.acting import ActingModel
 from brayx.local.buffer import LocalBuffer
 from brayx.local.learner import LocalLearner
-from brayx.local.numbers import LocalNumbers
 from brayx.local.rollouts import LocalMoments, LocalRollout
 from brayx.local.stream import Batches
+from brayx.numbers import LocalNumbers
 from brayx.rollout.worker import Newest
 from brayx.tracking import Trial
 from brayx.tracking.tensorboard import LAYERS_FILE

@@ -36,13 +36,15 @@ class Peers:
     """Idle connections to other replicas, by address.
 
     Args:
-        secret: proves that this is a replica.
+        secret: proves that this is a replica, or asks for one's application.
         max_idle: connections kept open to each of them.
+        prefix: path prefix of what `forward` sends.
     """
 
-    def __init__(self, secret: Callable[[], str], max_idle: int = _MAX_IDLE) -> None:
+    def __init__(self, secret: Callable[[], str], max_idle: int = _MAX_IDLE, *, prefix: str = FORWARDED_PREFIX) -> None:
         self._secret = secret
         self._max_idle = max_idle
+        self._prefix = prefix
         self._idle: dict[str, list[AsyncHttpTransport]] = {}
 
     def knows(self, address: str) -> bool:
@@ -58,7 +60,7 @@ class Peers:
         """
         transport = self.take(address)
         try:
-            answer: bytes | BrayxError = await _step(transport, address, request, timeout_s)
+            answer: bytes | BrayxError = await _step(transport, f"{address}{self._prefix}", request, timeout_s)
         except TransportError as error:
             await transport.close()
             sent = not isinstance(error, ConnectFailed)
@@ -90,7 +92,7 @@ class Peers:
     def take(self, address: str) -> AsyncHttpTransport:
         """An idle connection, or a new one."""
         idle = self._idle.get(address)
-        return idle.pop() if idle else self._open(f"{address}{FORWARDED_PREFIX}")
+        return idle.pop() if idle else self._open(f"{address}{self._prefix}")
 
     def _open(self, url: str) -> AsyncHttpTransport:
         return AsyncHttpTransport(Endpoint.parse(url), {SECRET_HEADER: self._secret()})
@@ -122,12 +124,12 @@ class Peers:
             await self.drop(address)
 
 
-async def _step(transport: AsyncHttpTransport, address: str, request: StepRequest, timeout_s: float) -> bytes:
+async def _step(transport: AsyncHttpTransport, url: str, request: StepRequest, timeout_s: float) -> bytes:
     """As `AsyncHttpTransport.step`; a missed deadline of this call is a `TransportError`, the owner's is unchanged."""
     try:
         return await transport.step(request, timeout_s)
     except DeadlineExceeded as error:
-        if error.details.get("url") != f"{address}{FORWARDED_PREFIX}":
+        if error.details.get("url") != url:
             raise
         late = TimeoutError(f"no answer within {timeout_s:g} s")
         raise (ConnectFailed if error.details["layer"] == "connect" else TransportError)(str(late)) from late

@@ -26,6 +26,7 @@ from brayx.actor.holders import Holder
 from brayx.actor.service import Reply
 from brayx.actor.serving import ActorService, Runtime
 from brayx.cluster import ray_private
+from brayx.cluster.console import ConsoleAnswers
 from brayx.cluster.directory import check_directory, create_directory
 from brayx.cluster.draining import Draining
 from brayx.cluster.hub import HubClient
@@ -35,6 +36,7 @@ from brayx.cluster.routing import Routing
 from brayx.gamecore.auth import Keys
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.logs import limit_others, limited
+from brayx.model.following import AliasFollower
 from brayx.ports import free_port
 
 logger = limited(__name__)
@@ -55,11 +57,13 @@ class ActorRuntime(Runtime):
     Attributes:
         recorder: recorder of the process.
         versions: the policy version of each model.
+        follower: the canaries; None: no alias is followed.
         check: raises if a part behind the actors is broken for good; called by Serve's health check.
     """
 
     recorder: HubClient = field(default_factory=lambda: HubClient(None))
     versions: Callable[[], Mapping[str, int]] = dict
+    follower: AliasFollower | None = None
     check: Callable[[], None] = lambda: None
 
 
@@ -113,7 +117,7 @@ class ActorReplica(GrpcDoor, ActorService):
         runtime.recorder.listen(Exporter(self._levels, **tags).show)
 
     def _assemble(
-        self, runtime: Runtime, config: ActorConfig, application: str, directory: Any, keys: Keys | None
+        self, runtime: ActorRuntime, config: ActorConfig, application: str, directory: Any, keys: Keys | None
     ) -> None:
         """Makes the replica's parts; ``directory`` is the session directory's handle."""
         self.max_body_bytes = config.max_body_bytes
@@ -122,6 +126,7 @@ class ActorReplica(GrpcDoor, ActorService):
         self._routing = Routing(self._member, config, keys, runtime.recorder)
         ActorService.__init__(self, runtime, config, application, keys=keys, ownership=self._routing, shared=True)
         self._routing.table = self.table
+        self._console = ConsoleAnswers(self.table, self.status, runtime.recorder, runtime.follower)
         self._peer_doors = PeerDoors(self)
 
     def __serve_build_asgi_app__(self) -> DoorApp:
@@ -155,7 +160,7 @@ class ActorReplica(GrpcDoor, ActorService):
         async def ended(request: StepRequest) -> None:
             self.table.end_holder(request.holder, request.body.decode())
 
-        return ForPeers(left, ended, self._member.secret, closed=closed)
+        return ForPeers(left, ended, self._console.answer, self._member.secret, closed=closed)
 
     async def check_health(self) -> None:
         """Serve's health check: raises when this replica should be replaced."""

@@ -18,7 +18,7 @@ class Desk(Protocol):
         """The running sessions."""
 
     def ticks(self, session: str, after: int) -> doc.Ticks:
-        """The newest ticks of a session; see `brayx.console.live.LiveSessions.ticks`."""
+        """The newest ticks of a session; see `brayx.actor.live.LiveTable.newer`."""
 
     def end_session(self, session: str) -> doc.Done:
         """Ends a session."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from brayx.errors import BrayxError, ConfigError, first_line
 from brayx.model.arms import Arm, Followed
@@ -123,6 +123,10 @@ class AliasFollower:
     def canaries(self) -> dict[str, Followed]:
         """What is followed for each model that has a canary."""
         return {name: of for name, of in self._followed.items() if of.canary}
+
+    def shares(self) -> dict[str, dict[str, Any]]:
+        """``name``, ``alias`` and ``share`` of each canary by model, as JSON values."""
+        return {model: {"name": of.name, "alias": of.canary, "share": of.share} for model, of in self.canaries.items()}
 
     def set_share(self, model: str, share: float) -> None:
         """Changes a canary's share of the sessions that start from now on.

@@ -11,6 +11,7 @@ import logging
 import os
 import sqlite3
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,10 +102,15 @@ def sqlite_path(uri: str) -> Path | None:
     return Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None
 
 
+_importing = threading.Lock()
+"""Two threads that import parts of MLflow at once may each see the other's half."""
+
+
 def import_mlflow() -> None:
     """Imports MLflow without its telemetry. It takes a second; call it in advance where possible."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    import mlflow.tracking  # noqa: F401
+    with _importing:
+        import mlflow.tracking  # noqa: F401
 
 
 @functools.lru_cache(maxsize=8)

@@ -22,8 +22,8 @@ from brayx.console.guard import ConsoleKeys, basic
 from brayx.errors import ConfigError, ModelNotFound, SessionLost
 from brayx.gamecore.auth import Keys, new_key
 from brayx.tracking import find, promote, roll_back
+from deployments.console_job import console_keys
 from pipelines.console_desk import StoreDesk
-from pipelines.console_job import console_keys
 from pipelines.serving import Serving
 from tests.end_to_end.console_jobs import PROJECT, WAIT_S, Console, Job, playing, write_code
 from tests.end_to_end.jobs import FREE_PORTS, Command, job_folder, setting

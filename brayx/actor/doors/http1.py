@@ -59,15 +59,19 @@ body, for good."""
 ENDED_PREFIX = "/-/ended"
 """Path prefix by which a replica notifies a peer that one of the peer's connections lost its session; the body is the
 reason."""
+CONSOLE_PREFIX = "/-/console"
+"""Path prefix of a console's questions to a replica; the body is a JSON list of a verb and its arguments."""
 SECRET_HEADER = "peer-secret"
 """Header with the secret by which a replica proves to a peer that it is a replica."""
-PeerHandler = Callable[[StepRequest], Awaitable[None]]
+PeerHandler = Callable[[StepRequest], Awaitable[bytes | None]]
+"""Answers a peer's message; None: with an empty body."""
 _SECRET = SECRET_HEADER.encode()
 PEER = "peer"
 """Layer of the errors on the way from replica to replica."""
 _LEFT_STEP = LEFT_PREFIX.encode() + _STEP
 _ENDED_STEP = ENDED_PREFIX.encode() + _STEP
-_PEERS_STEPS = (_FORWARDED_STEP, _LEFT_STEP, _ENDED_STEP)
+_CONSOLE_STEP = CONSOLE_PREFIX.encode() + _STEP
+_PEERS_STEPS = (_FORWARDED_STEP, _LEFT_STEP, _ENDED_STEP, _CONSOLE_STEP)
 _OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: %d\r\n\r\n%b"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JSON = b"application/json"
@@ -224,12 +228,14 @@ class ForPeers:
     Attributes:
         left: handles messages about sessions whose connection is gone.
         ended: handles messages about connections that lost their session.
+        asked: answers a console's questions.
         secret: gives the secret that a peer's requests carry.
         closed: refuse all other requests; False: the listener is also a normal door.
     """
 
     left: PeerHandler
     ended: PeerHandler
+    asked: PeerHandler
     secret: Callable[[], str]
     closed: bool = True
 
@@ -432,9 +438,8 @@ class HttpConnection(Connection):
                         self.service.refused(request)
                     status = request.details.pop("status", request.http_status)
                     self._write(status, request.to_wire(), connection, bodiless=bodiless)
-                elif self._peers is not None and url.startswith((_LEFT_STEP, _ENDED_STEP)):
+                elif (handler := self._peer_handler(url)) is not None:
                     self.in_flight = 1
-                    handler = self._peers.left if url.startswith(_LEFT_STEP) else self._peers.ended
                     self._handling = asyncio.get_running_loop().create_task(self._handle(handler, request))
                 else:
                     self.in_flight = 1
@@ -460,9 +465,24 @@ class HttpConnection(Connection):
         else:
             super().regulate()
 
+    def _peer_handler(self, url: bytes) -> PeerHandler | None:
+        """What handles a peer's message at this path; None: it is a request."""
+        if self._peers is None:
+            return None
+        handlers = (
+            (_LEFT_STEP, self._peers.left),
+            (_ENDED_STEP, self._peers.ended),
+            (_CONSOLE_STEP, self._peers.asked),
+        )
+        return next((handler for path, handler in handlers if url.startswith(path)), None)
+
     async def _handle(self, handler: PeerHandler, request: StepRequest) -> None:
-        await handler(request)
-        self._reply(b"")
+        answer: bytes | BrayxError
+        try:
+            answer = await handler(request) or b""
+        except BrayxError as error:
+            answer = error
+        self._reply(answer, to_peer=True)
 
     def _reply(self, result: bytes | BrayxError, connection: bytes = _KEEP_IMPLICIT, *, to_peer: bool = False) -> None:
         self.in_flight = 0

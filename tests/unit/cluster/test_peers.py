@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.doors.http1 import ENDED_PREFIX, LEFT_PREFIX, ForPeers, HttpConnection, WebSockets
+from brayx.actor.doors.http1 import CONSOLE_PREFIX, ENDED_PREFIX, LEFT_PREFIX, ForPeers, HttpConnection, WebSockets
 from brayx.actor.doors.native import Limits, Listener
 from brayx.cluster.peers import PeerDied, Peers
 from brayx.errors import Overloaded
@@ -35,7 +35,12 @@ def for_peers(received: list[tuple[str, StepRequest]], *, closed: bool = True) -
     async def ended(request: StepRequest) -> None:
         received.append((ENDED_PREFIX, request))
 
-    return ForPeers(left, ended, secret, closed)
+    async def asked(request: StepRequest) -> bytes:
+        if not request.body:
+            raise Overloaded("no question")
+        return request.body.upper()
+
+    return ForPeers(left, ended, asked, secret, closed)
 
 
 def is_open(transport: AsyncHttpTransport) -> bool:
@@ -78,13 +83,36 @@ async def test_a_peer_is_notified_of_ended_sessions_and_connections() -> None:
     assert received == messages
 
 
+async def test_a_console_asks_a_peer_and_gets_its_answer_or_its_error() -> None:
+    table = TableService()
+    websockets = WebSockets(DoorApp(table), Limits())
+    listener = Listener(table, lambda door: HttpConnection(door, websockets, for_peers([])), Limits())
+    await listener.open("127.0.0.1", 0)
+    peers = Peers(secret, prefix=CONSOLE_PREFIX)
+    async with contextlib.aclosing(_Closing(listener)):
+        address = "http://{}:{}".format(*listener.address)
+        assert await peers.forward(address, StepRequest(StepKind.CALL, "", b"who"), 5.0) == b"WHO"
+        refused = await peers.forward(address, StepRequest(StepKind.CALL, "", b""), 5.0)
+        assert isinstance(refused, Overloaded)
+        assert refused.message == "no question"
+        await peers.close()
+
+
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize(
     "shown", ["", "peer-secret: \r\n", "peer-secret: between others\r\n", "peer-secret: between us\r\n"]
 )
 @pytest.mark.parametrize(
     "target",
-    ["GET /", "POST /step", "GET /session", "POST /-/peer/step", "POST /-/left/step", "POST /-/ended/step"],
+    [
+        "GET /",
+        "POST /step",
+        "GET /session",
+        "POST /-/peer/step",
+        "POST /-/left/step",
+        "POST /-/ended/step",
+        "POST /-/console/step",
+    ],
 )
 async def test_a_port_for_peers_refuses_requests_without_the_secret(target: str, shown: str, closed: bool) -> None:
     received: list[tuple[str, StepRequest]] = []

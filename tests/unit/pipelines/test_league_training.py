@@ -16,8 +16,8 @@ from brayx.league.in_progress import GamesInProgress
 from brayx.league.league import League
 from brayx.league.ledger import Ledger
 from brayx.local.league import LocalLeague
-from brayx.local.numbers import LocalNumbers
 from brayx.model.snapshots import SnapshotFiles
+from brayx.numbers import LocalNumbers
 from brayx.tracking import Trial
 from brayx.tracking.trial import Status
 from brayx.types import Weights

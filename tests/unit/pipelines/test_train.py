@@ -16,9 +16,9 @@ from rich.console import Console
 from brayx.cluster.learner import TrialKeeper
 from brayx.engines.base import save_weights
 from brayx.errors import ConfigError, DeadlineExceeded, StartupError
-from brayx.local.numbers import LocalNumbers
 from brayx.metrics import Recorder
 from brayx.model.build import build_model
+from brayx.numbers import LocalNumbers
 from brayx.ports import free_port
 from brayx.tracking import Trial, files_of, find
 from brayx.tracking.hub import Hub, totals_of

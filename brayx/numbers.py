@@ -1,4 +1,4 @@
-"""The metrics of a training in one process: every thread records here, and the newest numbers can be read at any time.
+"""The metrics of a process: every thread records here, and the newest numbers can be read at any time.
 
 Knows nothing of MLflow: a callback takes the numbers.
 """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from brayx.local.numbers import LocalNumbers
 from brayx.metrics import Recorder
+from brayx.numbers import LocalNumbers
 from tests.waiting import until
 
 

@@ -1,4 +1,4 @@
-"""Opens the console of a job that runs in this process; the console runs in another (`pipelines.console_process`).
+"""Opens the console of a job from this process; the console runs in another (`pipelines.console_process`).
 
 Imports neither FastAPI nor the page. Knows nothing of what the console shows.
 """
@@ -10,20 +10,33 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from brayx.console.live import LiveSessions
+from brayx.actor.live_ticks import LiveTicks
 from brayx.console.port import ConsolePort
 from brayx.errors import ConfigError, StartupError
 from brayx.gamecore.auth import Keys
-from brayx.model.following import AliasFollower
 from brayx.ports import is_loopback
 from deployments.job import JobConfig
 
-_MODULE = "pipelines.console_process"
+MODULE = "pipelines.console_process"
+"""The program that serves the console."""
+
+
+class Live(Protocol):
+    """A job's running sessions; see `brayx.actor.live.LiveTable`."""
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """A row for each."""
+
+    def ticks(self, session: str, after: int) -> LiveTicks:
+        """The newest ticks of one."""
+
+    def end(self, session: str) -> None:
+        """Ends one."""
 
 
 @dataclass
@@ -31,15 +44,15 @@ class ConsoleJob:
     """The job's answers to the console: the verbs of `brayx.console.link`, called from a thread.
 
     Attributes:
-        facts: values of `brayx.console.documents.Job`.
+        facts: values of `brayx.console.documents.Job`; ``sessions`` may be left out.
         live: the job's sessions; None: it has no door.
-        follower: the canaries; None: no alias is followed.
+        set_share: sets a canary's share; None: no alias is followed.
         can_stop: whether the console may interrupt the job.
     """
 
     facts: Callable[[], dict[str, Any]]
-    live: LiveSessions | None = None
-    follower: AliasFollower | None = None
+    live: Live | None = None
+    set_share: Callable[[str, float], None] | None = None
     can_stop: bool = False
     began: float = field(default_factory=time.monotonic)
 
@@ -51,9 +64,9 @@ class ConsoleJob:
             os.kill(os.getpid(), signal.SIGINT)  # what Ctrl-C does: the trial can be resumed
             return None
         if verb == "set_share":
-            if self.follower is None:
+            if self.set_share is None:
                 raise ConfigError("this job serves no model by an alias, so none has a canary")
-            return self.follower.set_share(*arguments)
+            return self.set_share(*arguments)
         if verb in ("sessions", "ticks", "end"):
             if self.live is None:
                 raise ConfigError("this job has no actor, so there are no sessions")
@@ -61,17 +74,10 @@ class ConsoleJob:
         raise ConfigError(f"this job cannot be asked to {verb}")
 
     def _job(self) -> dict[str, Any]:
-        canaries = {} if self.follower is None else self.follower.canaries
-        return {
-            "running": True,
-            "up_s": time.monotonic() - self.began,
-            "can_stop": self.can_stop,
-            "sessions": 0 if self.live is None else len(self.live.sessions()),
-            "canaries": {
-                model: {"name": of.name, "alias": of.canary, "share": of.share} for model, of in canaries.items()
-            },
-            **self.facts(),
-        }
+        facts = {"running": True, "up_s": time.monotonic() - self.began, "can_stop": self.can_stop, **self.facts()}
+        if self.live is not None and "sessions" not in facts:
+            facts["sessions"] = len(self.live.sessions())
+        return facts
 
 
 def console_keys(job: JobConfig) -> str:
@@ -106,25 +112,29 @@ def open_console(
     Raises:
         ConfigError: as `console_keys`.
     """
-    settings: Mapping[str, Any] = {
-        "uri": uri,
-        "project": job.project,
-        "recordings": "" if job.recording is None else job.recording.absolute().folder,
-        "keys": console_keys(job),
-    }
-    port = job.console_port
+    port, words = job.console_port, words_of(job, uri)
     if port is None:
         return contextlib.nullcontext()
-    words = (json.dumps(settings),)
     try:
         try:
-            console = ConsolePort(job.console_host, port, _MODULE, words, parts.answer)
+            console = ConsolePort(job.console_host, port, MODULE, words, parts.answer)
         except StartupError:
             if not port:
                 raise
-            console = ConsolePort(job.console_host, 0, _MODULE, words, parts.answer)
+            console = ConsolePort(job.console_host, 0, MODULE, words, parts.answer)
     except StartupError as error:
         say(f"there is no console: {error.message}")
         return contextlib.nullcontext()
     say(f"the console is {console.url}")
     return contextlib.closing(console)
+
+
+def words_of(job: JobConfig, uri: str) -> tuple[str, ...]:
+    """Arguments of the console's process; errors as `console_keys`."""
+    settings = {
+        "uri": uri,
+        "project": job.project,
+        "recordings": "" if job.recording is None else job.recording.absolute().folder,
+        "keys": console_keys(job),
+    }
+    return (json.dumps(settings),)

@@ -1,0 +1,209 @@
+"""The running sessions of one process, as a console lists, follows and ends them.
+
+A session has a log only while somebody asks for its ticks: without viewers a tick does no extra work. Belongs to the
+sessions' event loop. Knows nothing of who asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import brayx.clock as clock
+from brayx.actor.agent import State
+from brayx.actor.live_ticks import LiveTick, LiveTicks
+from brayx.actor.logs import SessionLog
+from brayx.actor.table import SessionTable
+from brayx.errors import ServiceFull, SessionUnknown
+from brayx.types import Forward, NestedArray, Step, flatten
+
+MAX_TICKS = 16
+"""Newest ticks of a followed session that wait for its viewers."""
+ENDED = "ended"
+"""Reason for a session's end if the console ended it."""
+_FOLLOWED_S = 3.0
+"""A session is no longer followed this long after the last request for its ticks."""
+_MAX_FOLLOWED = 64
+_MAX_VALUES = 65_536
+"""Elements of an array that the console shows; larger ones are left out."""
+
+
+_Kept = tuple[State, Mapping[str, NestedArray], bytes, bytes, float, float, str]
+
+
+class NewTicks(NamedTuple):
+    """The newest ticks of a followed session, as the session kept them.
+
+    Attributes:
+        kept: those that the viewer does not have yet, the oldest first.
+        after, end, result: as for `LiveTicks`.
+    """
+
+    kept: list[_Kept]
+    after: int
+    end: str
+    result: float | None
+
+    def shown(self) -> LiveTicks:
+        """The ticks for another process. It may take milliseconds, and may run in any thread."""
+        return LiveTicks([_shown(*each) for each in self.kept], self.after, self.end, self.result)
+
+
+class FollowedSession(SessionLog):
+    """Keeps the newest ticks of one session for its viewers. Belongs to the sessions' event loop."""
+
+    def __init__(self) -> None:
+        self.asked_at = clock.now()
+        self.end_reason = ""
+        self.result: float | None = None
+        self._count = 0
+        self._ticks: deque[_Kept] = deque(maxlen=MAX_TICKS)
+        self._event = ""
+        self._outputs: dict[str, NestedArray] = {}
+
+    def forward(self, model: str, found: Forward, seconds: float) -> None:
+        """See `brayx.actor.logs.SessionLog.forward`."""
+        self._outputs[model] = found.outputs
+
+    def tick(self, state: State, body: bytes, reply: bytes, began: float, arrived: float) -> None:
+        """See `brayx.actor.logs.SessionLog.tick`; ``began`` is 0 if the tick began before the log was attached."""
+        seconds = clock.now() - began if began else 0.0
+        self._ticks.append((state, self._outputs, body, reply, time.time(), seconds, self._event))
+        self._count += 1
+        self._event, self._outputs = "", {}
+
+    def event(self, what: str, *, last: bool = False) -> None:
+        """See `brayx.actor.logs.SessionLog.event`."""
+        if last and self._ticks:
+            *tick, _ = self._ticks[-1]
+            self._ticks[-1] = (*tick, what)  # type: ignore[assignment]
+        else:
+            self._event = what
+
+    def end(self, reason: str, result: float | None) -> None:
+        """See `brayx.actor.logs.SessionLog.end`."""
+        self.end_reason, self.result = reason, result
+
+    def newer(self, after: int) -> tuple[list[_Kept], int]:
+        """The kept ticks after the first ``after``; and the number of all ticks. All, if ``after`` is another log's."""
+        fresh = min(self._count - after if after <= self._count else self._count, len(self._ticks))
+        return list(self._ticks)[len(self._ticks) - fresh :], self._count
+
+
+class LiveTable:
+    """Lists, follows and ends the sessions of a table.
+
+    Args:
+        table: the sessions.
+    """
+
+    def __init__(self, table: SessionTable) -> None:
+        self._table = table
+        self._followed: dict[str, FollowedSession] = {}
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """A row for each session: ``session``, ``ticks``, ``idle_s``, ``followed`` and `Actor.facts`."""
+        now = clock.now()
+        rows = []
+        for name in self._table.sessions:
+            session = self._table.get(name)
+            if session is not None and hasattr(session, "actor"):  # otherwise it is about to start
+                rows.append(
+                    {
+                        "session": name,
+                        "ticks": session.ticks,
+                        "idle_s": now - session.last_seen,
+                        "followed": name in self._followed,
+                        **session.actor.facts(),
+                    }
+                )
+        return rows
+
+    def newer(self, name: str, after: int) -> NewTicks:
+        """The newest ticks of a session, which is followed from the first request on.
+
+        Args:
+            name: id of the session.
+            after: `LiveTicks.after` of the previous answer; 0: there was none.
+
+        Raises:
+            SessionUnknown: it does not run, or not any more.
+            ConfigError: sessions of its kind cannot be followed.
+            ServiceFull: too many are followed.
+        """
+        session = self._table.get(name)
+        found = self._followed.get(name)
+        # Not followed so far, or a new session of the same id.
+        if session is not None and (found is None or (found.end_reason and not after)):
+            if len(self._followed) >= _MAX_FOLLOWED:
+                raise ServiceFull(f"{len(self._followed)} sessions are followed, which is the limit: close a view")
+            found = FollowedSession()
+            session.actor.attach(found)
+            if not self._followed:
+                asyncio.get_running_loop().call_later(_FOLLOWED_S, self._unfollow)
+            self._followed[name] = found
+        if found is None:
+            raise unknown_session(name)
+        found.asked_at = clock.now()
+        return NewTicks(*found.newer(after), found.end_reason, found.result)
+
+    def end(self, name: str) -> None:
+        """Ends a session; its client gets `SessionLost` with reason ``ended``.
+
+        Raises:
+            SessionUnknown: it does not run.
+        """
+        session = self._table.get(name)
+        if session is None:
+            raise unknown_session(name)
+        session.end(ENDED)
+
+    def _unfollow(self) -> None:
+        """Detaches from sessions that nobody has asked for lately; runs while any is followed."""
+        now = clock.now()
+        for name, found in list(self._followed.items()):
+            if now - found.asked_at > _FOLLOWED_S:
+                del self._followed[name]
+                session = self._table.get(name)
+                if session is not None and hasattr(session, "actor"):
+                    session.actor.detach(found)
+        if self._followed:
+            asyncio.get_running_loop().call_later(_FOLLOWED_S / 2, self._unfollow)
+
+
+def unknown_session(session: str) -> SessionUnknown:
+    """The error for a session that does not run."""
+    return SessionUnknown(f"session {session!r} is not running")
+
+
+_OWN = frozenset(("session", "game", "agent", "tick", "kind", "input", "output", "end", "_waiters", "_seat", "_board"))
+
+
+def _shown(
+    state: State,
+    outputs: Mapping[str, NestedArray],
+    body: bytes,
+    reply: bytes,
+    at_s: float,
+    seconds: float,
+    event: str,
+) -> LiveTick:
+    """A tick for the console's process: of the state only arrays and numbers, not the user's objects."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, value in list(vars(state).items()):
+        if name in _OWN:
+            continue
+        if isinstance(value, Step):
+            arrays |= flatten(value.obs, "obs") | flatten(value.action, "action") | dict(value.extras)
+            arrays |= {"log_prob": np.asarray(value.log_prob), "policy_version": np.asarray(value.policy_version)}
+        elif isinstance(value, np.ndarray | np.generic | bool | int | float | dict | list | tuple):
+            arrays |= flatten(value, name)
+    for model, output in outputs.items():
+        arrays |= flatten(output, model)
+    arrays = {name: array for name, array in arrays.items() if array.dtype.kind in "biuf" and array.size <= _MAX_VALUES}
+    return LiveTick(state.tick, at_s, seconds, body, reply, arrays, event)

@@ -1,0 +1,368 @@
+"""What a console asks the replicas of an actor: running sessions, the ticks of one, numbers; and both ends of it.
+
+A console finds the replicas in the session directory and asks them over the listeners that they have for each other.
+Knows nothing of HTTP APIs or pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from brayx.actor.doors.http1 import CONSOLE_PREFIX
+from brayx.actor.live import LiveTable, unknown_session
+from brayx.actor.live_ticks import LiveTick, LiveTicks
+from brayx.actor.table import SessionTable
+from brayx.cluster.directory import Location
+from brayx.cluster.named import answer_with_retry, find_actor
+from brayx.cluster.peers import PeerDied, Peers
+from brayx.errors import (
+    BrayxError,
+    ConfigError,
+    DeadlineExceeded,
+    JobNotRunning,
+    Overloaded,
+    ProtocolError,
+    SessionUnknown,
+)
+from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.logs import limited
+from brayx.metrics import METRICS, Drained, Kind, Recorder
+from brayx.model.encoding import pack, unpack
+from brayx.model.following import AliasFollower
+from brayx.numbers import LocalNumbers
+
+logger = limited(__name__)
+
+_ASK_S = 2.0
+"""Deadline of a replica's answer."""
+_DIRECTORY_S = 4.0
+_RUN_S = 8.0
+_MOVED = ("moved", "lost")
+"""Ends of a session that continues at another replica."""
+_MAX_KNOWN = 64
+_SHARES_S = 2.0
+"""Interval at which replicas that have started since get the shares of the canaries."""
+_LEVELS_ADD = ("sessions_active", "replay_batches")
+_COUNTS = ("games", "ticks_this_run", "ticks_per_s", "env_steps_per_s")
+
+T = TypeVar("T")
+
+
+class ConsoleAnswers:
+    """A replica's answers. Belongs to the event loop of its sessions.
+
+    Args:
+        table: the replica's sessions.
+        status: values of its status page.
+        recorder: its recorder.
+        follower: its canaries; None: it follows no alias.
+    """
+
+    def __init__(
+        self,
+        table: SessionTable,
+        status: Callable[[], Mapping[str, Any]],
+        recorder: Recorder,
+        follower: AliasFollower | None,
+    ) -> None:
+        self._live, self._status, self._follower = LiveTable(table), status, follower
+        self._numbers = numbers = LocalNumbers({}, "seconds")
+
+        def add(part: Drained) -> None:
+            numbers.merge(part)
+            numbers.drain()  # now, because rates depend on when samples come
+
+        recorder.listen(add)
+
+    async def answer(self, request: StepRequest) -> bytes:
+        """Answers a question: a JSON list of a verb and its arguments.
+
+        Raises:
+            BrayxError: the answer of `LiveTable` or `AliasFollower`; or `ProtocolError`: there is no such question.
+        """
+        match json.loads(request.body):
+            case ["ticks", str(session), int(after)]:
+                found = self._live.newer(session, after)
+                return await asyncio.to_thread(lambda: packed(found.shown()))
+            case ["sessions"]:
+                return json.dumps(self._live.sessions()).encode()
+            case ["end", str(session)]:
+                self._live.end(session)
+            case ["set_share", str(model), float(share) | int(share)]:
+                if self._follower is None:
+                    raise ConfigError("this service follows no alias, so no model has a canary")
+                self._follower.set_share(model, share)
+            case ["facts"]:
+                return json.dumps(self._facts()).encode()
+            case other:
+                raise ProtocolError(f"a console asks {other!r:.100}, which this replica does not know")
+        return b""
+
+    def _facts(self) -> dict[str, Any]:
+        numbers = {name: value for name, value in self._numbers.snapshot().items() if np.isfinite(value)}
+        return {
+            **self._status(),
+            "canaries": {} if self._follower is None else self._follower.shares(),
+            "numbers": numbers,
+        }
+
+
+class ReplicaSessions:
+    """The sessions of all replicas of an actor. Its methods block, and may be called from any thread.
+
+    Args:
+        directory: name of the actor's session directory.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._secret = ""
+        self._peers = Peers(lambda: self._secret, prefix=CONSOLE_PREFIX)
+        self._at: OrderedDict[str, Location] = OrderedDict()
+        self._shares: dict[str, float] = {}
+        self._told: set[str] = set()
+        self._keeping: asyncio.Task[None] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="brayx-console-replicas", daemon=True)
+        self._thread.start()
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """The rows of `LiveTable.sessions` of all replicas; those of a replica that does not answer are missing."""
+        answers, _ = self._run(self._of_all("sessions"))
+        return [row for answer in answers.values() for row in json.loads(answer)]
+
+    def ticks(self, session: str, after: int) -> LiveTicks:
+        """The newest ticks of a session; arguments and errors as for `LiveTable.newer`.
+
+        Raises:
+            SessionLost: the session has ended, or was lost with its replica.
+            JobNotRunning: there are no replicas.
+            Overloaded: its replica could not be reached.
+        """
+        return self._run(self._newer(session, after))
+
+    def end(self, session: str) -> None:
+        """Ends a session; errors as for `ticks`."""
+        self._run(self._end(session))
+
+    def set_share(self, model: str, share: float) -> None:
+        """Sets a canary's share of new sessions at all replicas, also at those that start later.
+
+        Raises:
+            ConfigError: as `AliasFollower.set_share`.
+            JobNotRunning: there are no replicas.
+        """
+        self._run(self._set_share(model, share))
+
+    def facts(self) -> dict[str, Any]:
+        """Values of `brayx.console.documents.Job`, of all replicas together."""
+        try:
+            answers, errors = self._run(self._of_all("facts"))
+        except BrayxError as error:
+            return {"errors": [error.message]}
+        return merged([json.loads(answer) for answer in answers.values()]) | {"errors": errors}
+
+    def close(self) -> None:
+        """Closes all connections, and ends the thread."""
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(_ASK_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_ASK_S)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(_RUN_S)
+        except TimeoutError:
+            future.cancel()
+            raise DeadlineExceeded(f"the replicas of {self._directory!r} gave no answer for {_RUN_S:g} s") from None
+
+    async def _newer(self, session: str, after: int) -> LiveTicks:
+        waits = LiveTicks([], after, "", None)  # the session is between two replicas
+        try:
+            found = unpacked(await self._of_owner(session, "ticks", session, after))
+        except Overloaded as error:
+            if error.details.get("layer") != "directory":
+                raise
+            return waits
+        if found.end:
+            self._at.pop(session, None)
+        return waits if found.end in _MOVED else found
+
+    async def _end(self, session: str) -> None:
+        await self._of_owner(session, "end", session)
+
+    async def _set_share(self, model: str, share: float) -> None:
+        answers, errors = await self._of_all("set_share", model, share)
+        if not answers:
+            raise Overloaded(errors[0])
+        self._shares[model] = share
+        self._told = set(answers)
+        if self._keeping is None:
+            self._keeping = asyncio.create_task(self._keep_shares())
+
+    async def _keep_shares(self) -> None:
+        while True:
+            await asyncio.sleep(_SHARES_S)
+            try:
+                there = set(await self._ask_directory("addresses"))
+                self._told &= there
+                for address in there - self._told:
+                    for model, share in self._shares.items():
+                        await self._ask(address, "set_share", model, share)
+                    self._told.add(address)
+            except (BrayxError, PeerDied) as error:
+                logger.warning("a replica has not got the canaries' shares yet: %s", error)
+
+    async def _of_owner(self, session: str, *question: Any) -> bytes:
+        """The answer of the replica that has the session, or had it when it was last asked."""
+        for again in (True, False):
+            known = self._at.get(session)
+            found = await self._locate(session) if known is None else known
+            try:
+                return await self._ask(found.address, *question)
+            except PeerDied:
+                await self._ask_directory("bury", found.owner)
+            except SessionUnknown:
+                if known is None or not again:
+                    raise
+            self._at.pop(session, None)
+        raise unknown_session(session)
+
+    async def _locate(self, session: str) -> Location:
+        found: Location | None = await self._ask_directory("locate", session)
+        if found is None:
+            raise unknown_session(session)
+        self._at[session] = found
+        while len(self._at) > _MAX_KNOWN:
+            self._at.popitem(last=False)
+        return found
+
+    async def _of_all(self, *question: Any) -> tuple[dict[str, bytes], list[str]]:
+        """The replicas' answers by address, and a line for each one that has none.
+
+        Raises:
+            ConfigError: a replica refuses the question.
+            JobNotRunning: there are no replicas.
+        """
+        addresses: list[str] = await self._ask_directory("addresses")
+        if not addresses:
+            raise JobNotRunning(f"no replica of {self._directory!r} is running")
+        found = await asyncio.gather(*(self._ask(each, *question) for each in addresses), return_exceptions=True)
+        answers, errors = {}, []
+        for address, answer in zip(addresses, found, strict=True):
+            if isinstance(answer, bytes):
+                answers[address] = answer
+            elif isinstance(answer, ConfigError):
+                raise answer
+            elif isinstance(answer, PeerDied):
+                errors.append(f"the replica at {address} has died")
+            elif isinstance(answer, BrayxError):
+                errors.append(f"the replica at {address} does not answer: {answer.message}")
+            else:
+                raise answer
+        return answers, errors
+
+    async def _ask(self, address: str, *question: Any) -> bytes:
+        """A replica's answer.
+
+        Raises:
+            PeerDied: it is dead.
+            BrayxError: it refuses the question, or does not answer.
+        """
+        if not self._secret:
+            self._secret = await self._ask_directory("secret", "")  # the empty offer is none
+        request = StepRequest(StepKind.CALL, "", json.dumps(question).encode())
+        try:
+            answer = await self._peers.forward(address, request, _ASK_S)
+        except Overloaded:
+            self._secret = ""  # the directory may have another one
+            raise
+        if isinstance(answer, BrayxError):
+            raise answer
+        return answer
+
+    async def _ask_directory(self, method: str, *args: Any) -> Any:
+        async def call() -> Any:
+            found = await asyncio.to_thread(find_actor, self._directory)
+            if found is None:
+                raise JobNotRunning(f"no replica of {self._directory!r} has started yet")
+            return await getattr(found, method).remote(*args)
+
+        return await answer_with_retry(call, _DIRECTORY_S, "the session directory", finds_actor=True)
+
+    async def _close(self) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
+        await self._peers.close()
+
+
+def merged(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The facts of several replicas as one: sums add up, percentiles and times are the largest, other numbers the mean.
+
+    Args:
+        facts: what each replica answers.
+    """
+    first = facts[0] if facts else {}
+    registered: dict[str, set[str]] = {}
+    by_name: dict[str, list[float]] = {}
+    for each in facts:
+        for model, versions in each.get("registered", {}).items():
+            registered.setdefault(model, set()).update(versions)
+        for name, value in each["numbers"].items():
+            by_name.setdefault(name, []).append(value)
+    return {
+        "sessions": sum(each["sessions"] for each in facts),
+        "doors": first.get("doors", {}),
+        "canaries": first.get("canaries", {}),
+        "registered": {model: sorted(versions) for model, versions in registered.items()},
+        "numbers": {name: _together(name, values) for name, values in by_name.items()},
+    }
+
+
+def _together(name: str, values: list[float]) -> float:
+    metric = METRICS.get(name.partition(".")[0])
+    if name in _COUNTS or name in _LEVELS_ADD or (metric is not None and metric.kind is Kind.SUM):
+        return sum(values)
+    if name == "seconds" or (metric is not None and metric.kind in (Kind.MAX, Kind.PERCENTILE)):
+        return max(values)
+    return sum(values) / len(values)
+
+
+def packed(found: LiveTicks) -> bytes:
+    """Ticks as bytes: arrays in safetensors, the rest in its metadata."""
+    arrays, rows = dict[str, np.ndarray](), []
+    for at, tick in enumerate(found.ticks):
+        rows.append((tick.number, tick.at_s, tick.seconds, tick.event))
+        arrays[f"{at}/input"] = np.frombuffer(tick.input, np.uint8)
+        arrays[f"{at}/output"] = np.frombuffer(tick.output, np.uint8)
+        arrays |= {f"{at}/arrays/{name}": array for name, array in tick.arrays.items() if array.dtype.itemsize <= 8}
+    return pack(arrays, {"ticks": json.dumps([rows, found.after, found.end, found.result])})
+
+
+def unpacked(body: bytes) -> LiveTicks:
+    """The inverse of `packed`.
+
+    Raises:
+        BadBody: it is not in that format.
+    """
+    arrays, metadata = unpack(body)
+    rows, after, end, result = json.loads(metadata["ticks"])
+    of: list[dict[str, np.ndarray]] = [{} for _ in rows]
+    for name, array in arrays.items():
+        at, _, path = name.partition("/")
+        of[int(at)][path] = array
+    ticks = []
+    for (number, at_s, seconds, event), parts in zip(rows, of, strict=True):
+        body, reply = parts.pop("input").tobytes(), parts.pop("output").tobytes()
+        named = {path.removeprefix("arrays/"): array for path, array in parts.items()}
+        ticks.append(LiveTick(number, at_s, seconds, body, reply, named, event))
+    return LiveTicks(ticks, after, end, result)

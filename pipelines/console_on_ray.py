@@ -1,0 +1,72 @@
+"""The console of a training on Ray: it runs beside the command, which asks the hub and the actor's replicas.
+
+Knows nothing of what the console shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from brayx.cluster.console import ReplicaSessions
+from brayx.cluster.hub import numbers_of
+from deployments.console_job import ConsoleJob, open_console
+from pipelines.progress import error_lines
+
+if TYPE_CHECKING:
+    from deployments.job import JobConfig
+    from pipelines.league_on_ray import RayLeagueTraining
+    from pipelines.trainee_on_ray import RayTrainee
+
+
+@contextlib.contextmanager
+def console_of(
+    job: JobConfig,
+    trainee: RayTrainee | RayLeagueTraining,
+    doors: Mapping[str, str],
+    *,
+    has_actor: bool,
+    say: Callable[[str], None],
+) -> Iterator[None]:
+    """The console while the context lasts; see `deployments.console_job.open_console`.
+
+    Args:
+        job: the job.
+        trainee: what learns in it.
+        doors: URL of each door by name; may be filled later.
+        has_actor: whether the job has sessions.
+        say: called with the console's URL.
+    """
+    trial, config = trainee.trial, trainee.config
+
+    def facts() -> dict[str, Any]:
+        numbers, notes = numbers_of(trainee.hub) or ({}, {})
+        return {
+            "mode": "train",
+            "project": job.project,
+            "trial": trial.name,
+            "run_id": trial.run_id,
+            "num_steps": config.num_steps,
+            "target_return": config.target_return,
+            "waits_for": f"the learner {trainee.learner.state()}",
+            "doors": dict(doors),
+            "numbers": numbers,
+            "errors": error_lines(numbers, notes),
+            **({} if live is None else counted(live)),
+        }
+
+    live = ReplicaSessions(trainee.names["sessions"]) if has_actor else None
+    parts = ConsoleJob(facts, live, can_stop=threading.current_thread() is threading.main_thread())
+    try:
+        with open_console(job, trial.uri, parts, say):
+            yield
+    finally:
+        if live is not None:
+            live.close()
+
+
+def counted(live: ReplicaSessions) -> dict[str, Any]:
+    """The number of running sessions, as far as replicas answer: none do while the first one starts."""
+    return {"sessions": live.facts().get("sessions", 0)}

@@ -1,0 +1,231 @@
+"""The console of an actor on two replicas of a real Serve: its API with real clients, keys, and a replica that dies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import ray
+import yaml
+from ray import serve
+from ray.util import list_named_actors
+
+from brayx.cluster import NAMESPACE
+from brayx.cluster.directory import Location, stop_directory
+from brayx.console.guard import basic
+from brayx.errors import BrayxError, ConfigError, SessionLost
+from brayx.gamecore.auth import Keys, new_key
+from deployments.actor import serving_application
+from deployments.console import console_application
+from deployments.job import JobConfig
+from tests.end_to_end.console_jobs import PROJECT, Console, Job, playing, write_code
+from tests.integration.conftest import Ingress
+from tests.processes import ours
+from tests.waiting import until
+
+WAIT_S = 60.0
+DIRECTORY = f"{PROJECT}/actor/sessions"
+
+
+class Served:
+    """A job on two replicas, and its console.
+
+    Attributes:
+        door: URL of Serve's ingress.
+        console, reader: clients of the console with the key of each scope.
+        job: the job.
+    """
+
+    def __init__(self, door: str, folder: Path, uri: str) -> None:
+        self.door, self.job = door, Job(folder, uri, write_code(folder / "code"))
+        self.job.add(1, "champion")
+        self.job.add(2, "candidate")
+        file = folder / "keys.txt"
+        read, control = new_key(file, "eve", "read"), new_key(file, "bob", "control")
+        self.keys = Keys.load(file)
+        parts = yaml.safe_load(Path(self.job.job.file).read_text())
+        parts["actor"] |= {"num_workers": 2, "native_port": None, "tcp_port": None}
+        parts |= {"console_host": "0.0.0.0", "console_keys_file": str(file)}
+        Path(self.job.job.file).write_text(yaml.safe_dump(parts))
+        self.job.job = JobConfig.load(self.job.job.file)
+        serve.run(serving_application(self.job.job, uri), name=PROJECT, route_prefix="/")
+        serve.run(console_application(self.job.job, uri), name="console", route_prefix=None)
+        port = serve.get_app_handle("console").remote().result(timeout_s=WAIT_S).rpartition(":")[2]
+        self.at = f"http://127.0.0.1:{port}"
+        self.reader, self.console = (self.client(key, self.keys.secret(key)) for key in (read, control))
+
+    def client(self, key: str, secret: bytes) -> Console:
+        return Console(self.at, headers={"Authorization": basic(key, secret)})
+
+
+@pytest.fixture(scope="module")
+def served(
+    loopback_ingress: Ingress, new_tracking_db: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("console")
+    yield Served(loopback_ingress.http, folder, new_tracking_db(folder))
+    for name in ("console", PROJECT):
+        serve.delete(name)
+    stop_directory(DIRECTORY)
+    for actor in list_named_actors(True):
+        if actor["name"].startswith(f"{DIRECTORY}/pool/"):
+            stop_directory(actor["name"])
+
+
+@contextlib.contextmanager
+def both_replicas(served: Served) -> Iterator[dict[str, Any]]:
+    """Running sessions, at least one on each replica: their ticks, by id."""
+    with contextlib.ExitStack() as stack:
+        playing_ = {
+            name: stack.enter_context(playing(served.door, name)) for name in (f"session/{i}" for i in range(12))
+        }
+        assert len({owner(name).address for name in playing_}) == 2
+        yield playing_
+
+
+def owner(session: str) -> Location:
+    directory = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
+    found = ray.get(directory.locate.remote(session), timeout=WAIT_S)
+    assert isinstance(found, Location)
+    return found
+
+
+def test_sessions_of_both_replicas_are_listed_and_one_is_followed_and_ended(served: Served) -> None:
+    with both_replicas(served) as sessions:
+        listed = {each["session"]: each for each in served.console.get("/api/sessions")}
+        assert set(listed) == set(sessions)
+        assert listed["session/0"]["arms"] == ["model/champion/1"]
+        job = served.console.get("/api/job")
+        assert (job["mode"], job["sessions"], job["errors"]) == ("serve", len(sessions), [])
+        assert job["registered"]["model"][0] == f"models:/{PROJECT}/1"
+
+        for name, tick in list(sessions.items())[:4]:
+            found, stopped = [], threading.Event()
+
+            def play(tick: Any = tick, stopped: threading.Event = stopped) -> None:
+                x = 0.0
+                with contextlib.suppress(SessionLost):
+                    while not stopped.wait(0.02):
+                        tick(x := x + 1.0)
+
+            player = threading.Thread(target=play, daemon=True)
+            with served.console.http.stream("GET", "/api/sessions/follow", params={"session": name}) as stream:
+                player.start()
+                for line in stream.iter_lines():
+                    if line.startswith("data: "):
+                        message = json.loads(line.removeprefix("data: "))
+                        found += message["ticks"]
+                        if len(found) > 10 and not stopped.is_set():
+                            stopped.set()
+                            served.console.http.delete("/api/sessions", params={"session": name}).raise_for_status()
+                    elif line.startswith("event: "):
+                        pytest.fail(str(next(stream.iter_lines())))
+            player.join(WAIT_S)
+            assert message["end"] == "ended"
+            assert [each["number"] for each in found[-5:]] == list(range(found[-5]["number"], found[-1]["number"] + 1))
+            shown = found[-1]
+            assert (shown["arrays"]["obs"], shown["output"]) == ([shown["input"]["x"], 0.0], {"version": 1})
+            assert len(shown["probabilities"]) == 2
+            with pytest.raises(SessionLost, match="ended"):
+                tick(0.0)
+        assert served.console.refusal("GET", "/api/sessions/ticks?session=none") == (404, "session_unknown")
+        assert served.console.refusal("DELETE", "/api/sessions?session=none") == (404, "session_unknown")
+
+
+def test_a_promotion_changes_what_the_next_session_acts_with_and_shares_reach_every_replica(served: Served) -> None:
+    def acts_with() -> set[int]:
+        found = set()
+        for _ in range(8):
+            with playing(served.door, os.urandom(8).hex()) as tick:
+                found.add(int(tick(1.0)["version"]))
+        return found
+
+    assert acts_with() == {1}
+    served.console.post("/api/canaries/model", {"share": 1.0})
+    until(lambda: acts_with() == {2}, "both replicas give the canary", WAIT_S)
+    assert served.console.get("/api/job")["canaries"]["model"]["share"] == 1.0
+    served.console.post("/api/canaries/model", {"share": 0.0})
+    assert served.console.refusal("POST", "/api/canaries/other", json={"share": 0.5}) == (400, "bad_config")
+    assert acts_with() == {1}
+
+    moved = served.console.post(f"/api/models/{PROJECT}/promote", {"version": 2})
+    assert (moved["version"], moved["before"]) == (2, 1)
+    until(lambda: acts_with() == {2}, "the next sessions get the new champion", WAIT_S)
+    served.console.post(f"/api/models/{PROJECT}/roll-back")
+    until(lambda: acts_with() == {1}, "the next sessions get the old champion", WAIT_S)
+
+
+def test_health_refusals_recordings_and_trials(served: Served) -> None:
+    before = served.reader.get("/api/job")["refusals"].get("bad_body", 0.0)
+    for _ in range(6):
+        httpx.post(f"{served.door}/step", content=b"no json")
+    until(
+        lambda: served.reader.get("/api/job")["refusals"].get("bad_body", 0.0) == before + 6,
+        "refusals of both replicas add up",
+        WAIT_S,
+    )
+    numbers = served.reader.get("/api/job")["numbers"]
+    assert numbers["sessions_started"] == numbers["sessions_ended.stop"] + numbers.get("sessions_ended.ended", 0.0)
+    until(lambda: served.reader.get("/api/recordings")["total"] > 10, "recordings are written", WAIT_S)
+    assert {each["project"] for each in served.reader.get("/api/trials")} == {PROJECT}
+    assert served.reader.get("/api/league") is None
+
+
+def test_keys_have_scopes_and_a_games_door_has_no_control(served: Served) -> None:
+    assert Console(served.at).refusal("GET", "/api/job") == (401, "unauthorized")
+    promotion = {"json": {"version": 2}}
+    assert served.reader.refusal("POST", f"/api/models/{PROJECT}/promote", **promotion) == (403, "forbidden")
+    assert served.reader.refusal("DELETE", "/api/sessions?session=x") == (403, "forbidden")
+    addresses = ray.get(ray.get_actor(DIRECTORY, namespace=NAMESPACE).addresses.remote(), timeout=WAIT_S)
+    headers = {"Authorization": served.console.http.headers["Authorization"]}
+    for url in (served.door, *addresses):
+        for path in ("/api/job", "/console/api/job", "/docs"):
+            assert httpx.get(f"{url}{path}", headers=headers).status_code == 404
+        assert httpx.post(f"{url}/api/models/{PROJECT}/promote", headers=headers, **promotion).status_code >= 400
+        asked = httpx.post(f"{url}/-/console/step", content=b'["sessions"]', headers={"step_kind": "call"})
+        assert asked.status_code in (401, 404), "only who has the application's secret may ask a replica"
+    with pytest.raises(ConfigError, match="console_keys_file is not set"):
+        console_application(served.job.job.model_copy(update={"console_keys_file": None}), served.job.uri)
+    with pytest.raises(ConfigError, match="console_port is null"):
+        console_application(served.job.job.model_copy(update={"console_port": None}), served.job.uri)
+
+
+def test_a_replica_that_is_killed_while_its_session_is_followed_is_reported(served: Served) -> None:
+    reached = False
+    with contextlib.suppress(BrayxError), both_replicas(served) as sessions:  # of sessions that died
+        name = next(iter(sessions))
+        sessions[name](1.0)
+        pids = {process.pid: process for process in ours(f"ray::ServeReplica:{PROJECT}:actor")}
+        port = int(owner(name).address.rpartition(":")[2])
+        (pid,) = [
+            pid
+            for pid, process in pids.items()
+            if any(each.laddr.port == port and each.status == "LISTEN" for each in process.net_connections())
+        ]
+        lines = []
+        with served.console.http.stream("GET", "/api/sessions/follow", params={"session": name}) as stream:
+            sessions[name](2.0)
+            for line in stream.iter_lines():
+                lines.append(line)
+                if line.startswith("data: ") and pid:
+                    os.kill(pid, signal.SIGKILL)
+                    pid = 0
+        error = json.loads(lines[-2].removeprefix("data: "))
+        assert error["error"] == "session_lost"
+        assert "the replica that ran it died" in error["message"]
+        left = {each["session"] for each in served.console.get("/api/sessions")}
+        assert name not in left
+        assert left, "the other replica's sessions go on"
+        # The new replica is asked, too.
+        until(lambda: len(ours(f"ray::ServeReplica:{PROJECT}:actor")) == 2, "there is another replica", WAIT_S)
+        until(lambda: not served.console.get("/api/job")["errors"], "and it answers", WAIT_S)
+        reached = True
+    assert reached
