@@ -96,7 +96,7 @@ class ActorReplica(GrpcDoor, ActorService):
         await check_directory(directory, found)
         if config.show_errors is None:
             config = config.model_copy(update={"show_errors": await _on_loopback(config)})
-        self._assemble(runtime, config, directory, found, keys)
+        self._assemble(runtime, config, directory, found, keys, runtime.follower)
         await self._member.agree(fresh=True)
         try:
             self._member.address = await self._peer_doors.open()  # first: connections' names contain it
@@ -117,7 +117,13 @@ class ActorReplica(GrpcDoor, ActorService):
         runtime.recorder.listen(Exporter(self._levels, **tags).show)
 
     def _assemble(
-        self, runtime: ActorRuntime, config: ActorConfig, application: str, directory: Any, keys: Keys | None
+        self,
+        runtime: Runtime,
+        config: ActorConfig,
+        application: str,
+        directory: Any,
+        keys: Keys | None,
+        follower: AliasFollower | None = None,
     ) -> None:
         """Makes the replica's parts; ``directory`` is the session directory's handle."""
         self.max_body_bytes = config.max_body_bytes
@@ -126,7 +132,7 @@ class ActorReplica(GrpcDoor, ActorService):
         self._routing = Routing(self._member, config, keys, runtime.recorder)
         ActorService.__init__(self, runtime, config, application, keys=keys, ownership=self._routing, shared=True)
         self._routing.table = self.table
-        self._console = ConsoleAnswers(self.table, self.status, runtime.recorder, runtime.follower)
+        self._console = ConsoleAnswers(self.table, self.status, runtime.recorder, follower)
         self._peer_doors = PeerDoors(self)
 
     def __serve_build_asgi_app__(self) -> DoorApp:
