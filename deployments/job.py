@@ -78,7 +78,7 @@ class SourceConfig(BaseModel):
 
 
 class RenderConfig(BaseModel):
-    """A function that draws an episode."""
+    """A function that draws an episode, or the frames of recordings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -86,7 +86,8 @@ class RenderConfig(BaseModel):
     module: str
     """Import path of the module, searched in the YAML file's folder first."""
     func: str = "render"
-    """Function in it, ``(episode)``, that returns an image ``[height, width, 3]`` uint8 or a list of them."""
+    """Function in it, ``(episode)``, that returns an image ``[height, width, 3]`` uint8 or a list of them; for frames
+    of recordings one for each state that it gets."""
     video: Literal["gif", "mp4"] = "gif"
     """File that a list of images becomes; ``mp4`` has all colours, is smaller, and needs the extra ``video``."""
 
