@@ -164,7 +164,7 @@ class Recordings(Sequence["Episode"]):
             found = Video(file, name, chunk.sizes, chunk.fps)
         self._videos[path] = found
         if len(self._videos) > _MAX_VIDEOS:
-            self._videos.pop(next(iter(self._videos))).close()
+            self._videos.pop(next(iter(self._videos)))  # not closed: another thread may decode it
         return found
 
 

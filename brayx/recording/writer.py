@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import time
 import uuid
 from collections import deque
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 SUFFIX = ".parquet"
 VIDEO = ".mp4"
 """Ending of a chunk's video; its frame i belongs to row i."""
+_VIDEO_NAME = re.compile(r"\d{8}T\d{6}-[0-9a-f]{8}-\d{6,}\.mp4")
 _UNFINISHED = ".unfinished-"
 _ABANDONED_S = 3600.0
 _LIST_S = 60.0
@@ -145,7 +147,7 @@ class Folder:
                     self._delete(entry["name"])
             elif name.endswith(SUFFIX):
                 sizes[name] = int(entry["size"] or 0)
-            elif name.endswith(VIDEO):
+            elif _VIDEO_NAME.fullmatch(name):  # not a video that a user saved here
                 videos[name.removesuffix(VIDEO) + SUFFIX] = entry
             elif name.endswith(index.SUFFIX):
                 self._indices.append(name)

@@ -10,6 +10,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -334,11 +335,12 @@ def test_a_video_without_a_chunk_is_deleted_once_it_is_old(tmp_path: Path, monke
     write(Folder(str(tmp_path), 10**9), 2)
     first, second = sorted(tmp_path.glob("*.parquet"))
     first.unlink()
+    (tmp_path / "own.mp4").write_bytes(b"a user's")
     Folder(str(tmp_path), 10**9).trim()
-    assert len(list(tmp_path.glob("*.mp4"))) == 2
+    assert len(list(tmp_path.glob("*.mp4"))) == 3
     monkeypatch.setattr(writer, "_ABANDONED_S", -1.0)
     Folder(str(tmp_path), 10**9).trim()
-    assert [each.stem for each in tmp_path.glob("*.mp4")] == [second.stem]
+    assert {each.stem for each in tmp_path.glob("*.mp4")} == {second.stem, "own"}
 
 
 def test_a_failed_write_leaves_nothing_and_the_frames_go_with_the_next(
@@ -417,6 +419,15 @@ def test_broken_videos_are_typed_errors_and_ticks_stay_readable(tmp_path: Path) 
     (episode,) = open_recordings(str(tmp_path))
     with pytest.raises(BadRecording, match="cannot be read"):
         episode.image(0)
+
+
+def test_threads_share_a_video(tmp_path: Path) -> None:
+    write(Folder(str(tmp_path), 10**9), 10)
+    (episode,) = open_recordings(str(tmp_path))
+    order = random.Random(2).choices(range(len(episode)), k=200)
+    with ThreadPoolExecutor(4) as pool:
+        for number, found in zip(order, pool.map(episode.image, order), strict=True):
+            assert is_close(found, image(number))
 
 
 def test_another_chunks_video_is_refused(tmp_path: Path) -> None:
