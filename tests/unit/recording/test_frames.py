@@ -32,7 +32,8 @@ from brayx.recording.frames import Encoders, sizes_of, write_video
 from brayx.recording.packer import Packer
 from brayx.recording.part import Part
 from brayx.recording.process import WriterProcess
-from brayx.recording.recorder import PACK, SessionRecorder
+from brayx.recording.recorder import SessionRecorder
+from brayx.recording.session import PACK
 from brayx.recording.video import Video
 from brayx.recording.writer import Folder
 from brayx.types import Step

@@ -24,7 +24,8 @@ from brayx.recording.columns import Forwarded, Tick, columns_of, packed
 from brayx.recording.config import RecordingConfig
 from brayx.recording.packer import CHUNK_BYTES, Packer
 from brayx.recording.part import Part
-from brayx.recording.recorder import PACK, SessionRecorder
+from brayx.recording.recorder import SessionRecorder
+from brayx.recording.session import PACK
 from brayx.recording.writer import Folder
 from brayx.types import Step
 from tests.waiting import until

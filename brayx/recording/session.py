@@ -1,0 +1,217 @@
+"""One session that is recorded: its ticks until they are handed over. Knows nothing of threads, processes or files."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import brayx.clock as clock
+from brayx.actor.agent import State
+from brayx.actor.logs import SessionLog
+from brayx.logs import limited
+from brayx.recording.columns import ERROR, Forwarded, Tick, columns_of
+from brayx.recording.gather import value_at, without_image
+from brayx.recording.part import Part
+from brayx.types import Forward
+
+if TYPE_CHECKING:
+    from brayx.recording.recorder import SessionRecorder
+
+logger = limited(__name__)
+
+PACK = 64
+"""Ticks that a session hands over at once."""
+PACK_BYTES = 2**18
+"""Size of a session's ticks at which it hands them over early."""
+FRAMES_BYTES = 2**21
+"""As `PACK_BYTES`, with frames, which are large."""
+_ATTRIBUTES_BYTES = 512
+"""Estimated size of what agents set on a tick."""
+_OWN = frozenset(("session", "game", "agent", "tick", "kind", "input", "output", "end", "_waiters", "_seat", "_board"))
+
+_Kept = tuple[State, bytes, bytes, float, float, float, str, "tuple[Forwarded, ...]", int]
+"""A tick in memory: state, body, reply, arrival, begin, end, event, forwards, size. A plain tuple: each tick creates
+one."""
+
+
+class RecordedSession(SessionLog):
+    """The ticks of one session. Belongs to the session's event loop.
+
+    Args:
+        of: the recorder.
+        session, start, player: as in `brayx.recording.part.Part`.
+        why: why the session is recorded; empty: undecided.
+    """
+
+    __slots__ = (
+        "_began", "_began_at", "_bytes", "_episode", "_event", "_forwards", "_limit", "_lost", "_of", "_player",
+        "_reported", "_sent", "_session", "_start", "_stop", "_ticks", "is_taking", "why",
+    )  # fmt: skip
+
+    def __init__(self, of: SessionRecorder, session: str, start: bytes, player: str, why: str) -> None:
+        self.why = why
+        self.is_taking = bool(why) or of.config.before > 0
+        self._of = of
+        self._session = session
+        self._start = start
+        self._player = player
+        self._episode = uuid.uuid4().hex
+        self._began = clock.now()
+        self._began_at = time.time()
+        self._ticks: deque[_Kept] = deque()
+        self._bytes = 0
+        self._limit = of.most_bytes if why else of.most_bytes // 2
+        self._sent = 0
+        self._lost = 0
+        self._event = ""
+        self._forwards: tuple[Forwarded, ...] = ()
+        self._reported = ""
+        self._stop = b""
+
+    def tick(self, state: State, body: bytes, reply: bytes, began: float, arrived: float) -> None:
+        """See `brayx.actor.logs.SessionLog.tick`."""
+        of, ticks, now = self._of, self._ticks, clock.now()
+        size = len(body) + len(reply) + _ATTRIBUTES_BYTES
+        if of.frames:
+            state, size = self._with_room(state, size)
+        if of.taken - of.freed + size > self._limit and not self._make_room(size):
+            return
+        of.taken += size
+        self._bytes += size
+        ticks.append((state, body, reply, arrived, began or now, now, self._event, self._forwards, size))
+        self._event, self._forwards = "", ()
+        if not self.why:
+            if len(ticks) > (of.config.before or 1):  # a failed tick comes also if none is kept
+                self._drop()
+        elif len(ticks) > PACK or self._bytes > of.pack_bytes or now - ticks[0][5] > of.config.flush_s:
+            self._hand_over(len(ticks) - 1)
+
+    def _with_room(self, state: State, size: int) -> tuple[State, int]:
+        """A state and its size with its frame; without it if other frames leave no room."""
+        of = self._of
+        image = value_at(vars(state), of.frames)
+        taken = image.nbytes if isinstance(image, np.ndarray) else 0
+        if not taken or not self.why or of.taken - of.freed + size + taken <= of.most_frame_bytes:
+            return state, size + taken
+        of.lose_frames(1, "memory")
+        slim = State.__new__(State)  # the agent may still hold the state itself
+        vars(slim).update(without_image(vars(state), of.frames))
+        return slim, size
+
+    def _make_room(self, size: int) -> bool:
+        """Drops the oldest ticks of an undecided session; returns whether the new tick fits now."""
+        of = self._of
+        while of.taken - of.freed + size > self._limit:
+            self._lost += 1
+            if self.why or not self._ticks:
+                return False
+            self._drop()  # keep the newest ticks: they explain an error
+        return True
+
+    def _drop(self) -> None:
+        size = self._ticks.popleft()[-1]
+        self._bytes -= size
+        self._of.taken -= size
+
+    def forward(self, model: str, found: Forward, seconds: float) -> None:
+        """See `brayx.actor.logs.SessionLog.forward`."""
+        self._forwards = (*self._forwards, Forwarded(model, *found, seconds))
+
+    def event(self, what: str, *, last: bool = False) -> None:
+        """See `brayx.actor.logs.SessionLog.event`."""
+        if last and self._ticks:
+            *tick, event, forwards, size = self._ticks[-1]
+            self._ticks[-1] = (*tick, f"{event}, {what}" if event else what, forwards, size)  # type: ignore[assignment]
+        else:
+            self._event = f"{self._event}, {what}" if self._event else what
+
+    def stop(self, body: bytes) -> None:
+        """See `brayx.actor.logs.SessionLog.stop`."""
+        if not self._ticks:
+            return
+        if self._of.taken - self._of.freed + len(body) > self._limit:
+            self._lost += 1
+            return
+        *tick, size = self._ticks[-1]
+        self._ticks[-1] = (*tick, size + len(body))  # type: ignore[assignment]
+        self._of.taken += len(body)
+        self._bytes += len(body)
+        self._stop = body
+
+    def keep(self, why: str) -> None:
+        """Decides to record the session, with its ticks that are still in memory."""
+        self.why, self._limit, self.is_taking = self.why or why, self._of.most_bytes, True
+
+    def reported(self, result: str | float) -> None:
+        """See `brayx.actor.logs.SessionLog.reported`."""
+        self._reported = str(result)
+
+    def end(self, reason: str, result: float | None) -> None:
+        """Ends the session; an undecided one is dropped."""
+        if reason == "error" and self._of.config.errors:
+            self.keep("error")
+        if self.why:
+            self._hand_over(len(self._ticks), reason, result)
+            self._of.metrics.add("recordings", 1.0, label=self.why)
+        else:
+            self._of.taken -= self._bytes
+        self._ticks.clear()
+
+    def _hand_over(self, count: int, end: str = "", result: float | None = None) -> None:
+        """Hands over the oldest ticks. `tick` keeps at least one, so that the last pack has the session's end."""
+        kept = [self._ticks.popleft() for _ in range(count)]
+        if not kept:
+            return
+        size = sum(tick[-1] for tick in kept)
+        self._bytes -= size
+        since = self._began
+        ticks = [
+            Tick(
+                state.tick,
+                began - since,
+                ended - began,
+                body,
+                reply,
+                vars(state),
+                event,
+                b"",
+                began - arrived,
+                forwards,
+            )
+            for state, body, reply, arrived, began, ended, event, forwards, _ in kept
+        ]
+        if end:
+            ticks[-1] = ticks[-1]._replace(stop=self._stop)
+        part = Part(
+            self._episode,
+            self._session,
+            self._began_at,
+            self._sent,
+            len(ticks),
+            self._start.decode(errors="surrogateescape"),
+            self.why,
+            self._player,
+            end,
+            result,
+            sum(bool(tick.event) for tick in ticks),
+            self._lost,
+            reported=self._reported,
+        )
+        if self._lost:
+            self._of.lose(self._lost, "memory")
+        self._sent, self._lost = self._sent + len(ticks), 0
+        try:
+            columns = columns_of(ticks, without=_OWN, frames=self._of.frames)
+        except Exception:  # agents may set anything; one bad pack must not end the session
+            logger.exception("ticks of session %s cannot be recorded", self._session)
+            self._of.lose(len(ticks), "error")
+            self._of.taken -= size
+            return
+        states = []
+        if self._of.drawing is not None:  # a failed tick's state may be incomplete
+            states = [None if ERROR in tick[6] else tick[0] for tick in kept]
+        self._of.hand_over(part, columns, states, size)
