@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from brayx.cluster.named import ANSWER_S, WEIGHT_STORE, answer_with_retry, call_with_retry, result_or
 from brayx.cluster.relay import Line, weights_in
 from brayx.engines.base import check_finite
-from brayx.errors import BrayxError, ConfigError, StartupError, first_line
+from brayx.errors import BrayxError, ConfigError, ConnectFailed, StartupError, first_line
 from brayx.model.versions import version_unknown
 from brayx.types import Weights
 
@@ -251,6 +251,8 @@ class WeightSubscriber:
                     await self._hear()
                     away = False
                 except Exception as error:
+                    if self._disconnected():  # which is why the call failed
+                        return
                     # Any error: nothing awaits this task, so one that ended it would silently end all updates.
                     if not away and isinstance(error, RayError | TimeoutError):
                         _log.warning("no news from the weight store (%s), asking again", type(error).__name__)
@@ -264,6 +266,16 @@ class WeightSubscriber:
     def _disconnected(self) -> bool:
         """Whether this process has left Ray: a call to the store would then start a new local cluster."""
         return isinstance(self._store, ray.actor.ActorHandle) and not ray.is_initialized()
+
+    def _connected_store(self) -> StoreHandle:
+        """The store, for a call right now: the process may have left Ray during the call before.
+
+        Raises:
+            ConnectFailed: it has.
+        """
+        if self._disconnected():
+            raise ConnectFailed("this process has left Ray, where the weight store is")
+        return self._store
 
     async def _hear(self) -> None:
         """Waits some time for the next weights, from the relay if connected, otherwise from the store."""
@@ -294,7 +306,7 @@ class WeightSubscriber:
 
     async def _dial(self) -> Line | None:
         async with asyncio.timeout(MARGIN_S):
-            address = await self._store.relay.remote(ray.get_runtime_context().get_node_id())
+            address = await self._connected_store().relay.remote(ray.get_runtime_context().get_node_id())
         try:
             return None if address is None else Line(address)
         except OSError as error:
@@ -310,13 +322,14 @@ class WeightSubscriber:
 
     async def _poll(self, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s + MARGIN_S):
-            found = await self._store.wait_newer.remote(self._version, timeout_s)
+            found = await self._connected_store().wait_newer.remote(self._version, timeout_s)
         if found is None:
             return
         if isinstance(found, int):
             await self._give_back()
             return
         version, step, [reference] = found
+        self._connected_store()
         # A blocking get in a thread polls for the object. Awaiting a borrowed reference relies on one notification;
         # that hung once on a loaded machine.
         await asyncio.to_thread(lambda: self._take(version, step, ray.get(reference, timeout=MARGIN_S)))
@@ -339,5 +352,5 @@ class WeightSubscriber:
         if self._newest is None:
             return
         async with asyncio.timeout(MARGIN_S):
-            if await self._store.restore.remote(*self._newest):
+            if await self._connected_store().restore.remote(*self._newest):
                 _log.warning("the weight store was restarted: it has version %d back from here", self._version)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -226,7 +227,7 @@ async def test_a_named_model_from_start_to_end(model):
         mine = pinned("policy", 4)
         model.publish_weights(factor(11), 13)
         await until_awaited(lambda: model.client().version == 5 or model(X, ZERO)["scaled"][0] == 11)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while (newest := await forward("policy", X, ZERO)).policy_version < 5:
                 pass
         assert newest.outputs["scaled"][0] == 11
@@ -238,22 +239,23 @@ async def test_a_named_model_from_start_to_end(model):
 def test_clones_have_their_own_weights_and_lineage(model):
     model.publish_weights(factor(3), step=5)
     model.publish_weights(factor(4), step=6)
-    clone = model.clone(step=5)
-    grandchild = clone.clone(name=f"{model.name}-grandchild")
-    try:
+    with contextlib.ExitStack() as stack:
+        clone = model.clone(step=5)
+        stack.callback(clone.delete)
         assert clone.name == f"{model.name}-1"
+        if model._recipe.local:  # a further deployment takes seconds, and would show nothing else
+            grandchild = clone.clone(name=f"{model.name}-grandchild")
+            stack.callback(grandchild.delete)
         clone.publish_weights(factor(30), step=1)
         seen(clone, 30)
-        assert grandchild(X, ZERO)["scaled"][0] == 3
         seen(model, 4)
         [parent] = clone.lineage
         assert (parent.name, parent.version, parent.step) == (model.name, 2, 5)
-        assert [origin.name for origin in RemoteModel(grandchild.name).lineage] == [clone.name, model.name]
+        if model._recipe.local:
+            assert grandchild(X, ZERO)["scaled"][0] == 3
+            assert [origin.name for origin in RemoteModel(grandchild.name).lineage] == [clone.name, model.name]
         with pytest.raises(ConfigError, match="already runs"):
             model.clone(name=clone.name)
-    finally:
-        grandchild.delete()
-        clone.delete()
 
 
 def test_forwards_over_http(serve_instance):
@@ -334,7 +336,7 @@ async def test_forwards_over_grpc(serve_instance, grpc_ingress):
     forwards = await asyncio.gather(*[dialled.forward(X, np.float32(i)) for i in range(32)])
     assert [forward.outputs["scaled"].tolist() for forward in forwards] == [[2 + i, 4 + i, 6 + i] for i in range(32)]
     assert await asyncio.to_thread(model.publish_weights, factor(3)) == 2
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while (newest := await dialled.forward(X, ZERO)).policy_version < 2:
             pass
     assert newest.outputs["scaled"].tolist() == [3, 6, 9]
@@ -671,6 +673,8 @@ import logging, os, sys
 import numpy as np, ray, torch
 from brayx import RemoteModel
 from brayx.cluster.start import join_ray
+from brayx.cluster.weights import WeightSubscriber
+WeightSubscriber.__init__.__kwdefaults__["quiet_s"] = 0.5  # 30 s by default, which it would be waited for
 join_ray(sys.argv[1], log_to_driver=False, logging_level=logging.ERROR)
 model = RemoteModel("left", torch.nn.Linear(2, 1), (np.zeros((1, 2), np.float32),), local_mode=True, use_onnx=False)
 assert model(np.zeros(2, np.float32)).shape == (1,)
