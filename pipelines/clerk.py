@@ -32,9 +32,8 @@ from pipelines.clerk_process import SEND_EVERY_S, ClerkProcess, Key
 
 log = logging.getLogger(__name__)
 
-_OPEN_S = 120.0
-"""Time for MLflow to start: it creates its tables, on a machine that is busy training."""
-_ANSWER_S = 60.0
+_ANSWER_S = 120.0
+"""Longest time for an answer. MLflow takes long to start and creates its tables, on a machine that is busy training."""
 _EARLY = 120
 """Seconds of metrics that wait separately for MLflow to start; later ones are merged into the last."""
 _NEWEST_RUN = f"""
@@ -148,7 +147,7 @@ class Clerk:
         Raises:
             TrackingError: it could not be opened.
         """
-        opened: Trial = self._result(self._begun(), _OPEN_S)
+        opened: Trial = self._result(self._begun(), _ANSWER_S)
         return opened
 
     def push(self, part: Drained) -> None:
@@ -166,7 +165,7 @@ class Clerk:
     def totals(self) -> dict[str, float]:
         """The trial's initial sums, see `brayx.tracking.hub.totals_of`; waits as `latest` does."""
         self._begun()
-        found: dict[str, float] = self._result(self._ask("totals"), _OPEN_S) if self.may_resume else {}
+        found: dict[str, float] = self._result(self._ask("totals"), _ANSWER_S) if self.may_resume else {}
         return found
 
     def opened(self, timeout_s: float = 0.0) -> bool:
@@ -184,7 +183,7 @@ class Clerk:
             TrackingError: it failed.
         """
         self._begun()
-        return self._result(self._ask("call", function, args), _OPEN_S)
+        return self._result(self._ask("call", function, args), _ANSWER_S)
 
     def later(self, function: Callable[..., Any], *args: Any) -> None:
         """As `call`, but does not wait: neither for the trial to open, nor for the end. A failure is logged."""
@@ -214,7 +213,7 @@ class Clerk:
         Raises:
             TrackingError: they could not be.
         """
-        self._begun()
+        self.trial()
         self._saved()
         self._flush()
 
@@ -229,7 +228,7 @@ class Clerk:
         self._begun()
         if not self.may_resume:
             return None
-        found: Path | None = self._result(self._ask("latest"), _OPEN_S)
+        found: Path | None = self._result(self._ask("latest"), _ANSWER_S)
         return found
 
     def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
@@ -295,7 +294,7 @@ class Clerk:
             children = list(self._children.values())
         lost = None
         for child in children:
-            if child.opened(_OPEN_S):
+            if child.opened(_ANSWER_S):
                 try:
                     child.close(status)
                 except TrackingError as error:
@@ -329,7 +328,7 @@ class Clerk:
     def _saved(self) -> None:
         if self._saving is not None:
             saving, self._saving = self._saving, None
-            self._result(saving, _OPEN_S)
+            self._result(saving, _ANSWER_S)
 
     def _not_kept(self, error: TrackingError) -> None:
         with self._lock:
