@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import secrets
+import signal
 import sqlite3
 import sys
 import tempfile
@@ -42,6 +43,10 @@ os.environ.pop("RAY_ADDRESS", None)
 for _threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background of a script: the commands of the tests would inherit that, and not end on Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 _leftovers: list[str] = []
 
 
@@ -70,15 +75,18 @@ def ray_cluster() -> Iterator[str]:
 
     from brayx.cluster.start import start_ray
 
-    start_ray(
-        ray_trouble.append,
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        namespace=NAMESPACE,
-        object_store_memory=512 * 1024 * 1024,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        # 15 by default, so Ray's workers would starve while other workers of pytest-xdist compute.
+        patch.setenv("RAY_worker_niceness", "0")
+        start_ray(
+            ray_trouble.append,
+            num_cpus=4,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            namespace=NAMESPACE,
+            object_store_memory=512 * 1024 * 1024,
+        )
     yield NAMESPACE
     ray.shutdown()
 
