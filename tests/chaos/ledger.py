@@ -157,6 +157,7 @@ class LedgerArgs(BaseModel):
     native_port: int
     tcp_port: int
     snapshot_every: int = 5
+    drain_timeout_s: float = 10.0
     generation: int = 0
     """Changes with every redeployment."""
 
@@ -182,7 +183,7 @@ def app(args: LedgerArgs) -> Any:
         idle_timeout_s=60.0,
         reconnect_timeout_s=60.0,
         tick_timeout_s=20.0,
-        drain_timeout_s=10.0,
+        drain_timeout_s=args.drain_timeout_s,
     )
     return actor_deployment(build, config, name=APPLICATION, directory=f"{APPLICATION}/sessions")
 

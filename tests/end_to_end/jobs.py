@@ -45,6 +45,11 @@ ONE_GAME_EACH_OVER_WS = (f"actor.gamecores.0.command={ONE_GAME_EACH}", "actor.ga
 """Overrides of the CartPole job: each gamecore plays one game, whose session ends with its connection."""
 START_S = 240.0
 """For a whole stack to come up, on a machine that does other things too."""
+LEFT_S = 60.0
+"""For the last process of a command that has ended; no promise, only a failing test waits as long."""
+CONTROL_C_S = 10.0
+"""From Ctrl-C to the last process's end on an idle machine: the eight seconds that are promised, and what measuring
+takes."""
 
 
 def job_folder(folder: Path, **files: str) -> Path:
@@ -169,7 +174,7 @@ class Command:
         else:
             self.process.send_signal(signal.SIGINT)
 
-    def gone(self, timeout_s: float) -> float:
+    def gone(self, timeout_s: float = LEFT_S) -> float:
         """Waits until neither the command nor anything that it started is alive; seconds that took."""
         began = time.monotonic()
         while self.process.poll() is None or self.processes():
@@ -253,6 +258,19 @@ def alone_for(seconds: float, command: Command) -> float:
     others = max(0.0, (_cpu_seconds() - busy) - max(0.0, _cpu_seconds(command) - ours)) / elapsed
     free = max(cores - others, cores / 5)
     return seconds * cores / free if others > 0.1 * cores else seconds
+
+
+def control_c_in_time(command: Command, *, group: bool = True) -> None:
+    """Ctrl-C, after which nothing may be left within `CONTROL_C_S`, scaled to the load before or after it.
+
+    Others may begin to need the CPUs at any moment, so one look does not do.
+    """
+    limit_s = alone_for(CONTROL_C_S, command)
+    command.control_c(group=group)
+    gone_s = command.gone(5 * CONTROL_C_S)
+    if gone_s >= limit_s:
+        limit_s = alone_for(CONTROL_C_S, command)
+    assert gone_s < limit_s, f"{gone_s:.1f} s after Ctrl-C, expected at most {limit_s:.1f} s; it said:\n{command.err}"
 
 
 def _cpu_seconds(command: Command | None = None) -> float:

@@ -89,7 +89,7 @@ def test_agents_of_one_game_learn_together_through_the_door_and_are_served(folde
     watched = setting(*FREE_PORTS, "agent.module=watch", "agent.class=LabelledRower", "trainer.hooks=watch")
     with brayx(folder, "train", "crew/crew.yaml", *watched, environment=without_ray(folder)) as training:
         assert training.ended() == 0, training.err
-        training.gone(15.0)
+        training.gone()
         assert "champion: crew version 1" in training.out
     (trial,) = trials(folder, "crew")["first"]
     metrics = trial.metrics()
@@ -108,7 +108,7 @@ def test_agents_of_one_game_learn_together_through_the_door_and_are_served(folde
             games = [json.loads(line)["return"] for line in playing.out.splitlines()]
         serving.control_c()
         assert serving.ended() == 0
-        serving.gone(15.0)
+        serving.gone()
     assert len(games) == 20
     assert all(set(game) == set(ROWERS) for game in games)
     assert statistics.fmean(game["bow"] for game in games) > 1.8 * BY_CHANCE, games
@@ -117,7 +117,7 @@ def test_agents_of_one_game_learn_together_through_the_door_and_are_served(folde
 def test_agents_as_rows_learn_the_same_without_a_door(folder: Path) -> None:
     with brayx(folder, "train", "crew/crew_rows.yaml", environment=without_ray(folder)) as training:
         assert training.ended() == 0, training.err
-        training.gone(15.0)
+        training.gone()
         assert "champion: crew version 1" in training.out
     (trial,) = trials(folder, "crew")["rows"]
     assert trial.metrics()["replay/env_steps"] >= 40_000

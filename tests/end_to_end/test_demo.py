@@ -31,7 +31,7 @@ def test_a_demo_without_a_good_champion_fails_and_says_why(tmp_path: Path, clust
         assert "over 4 games" in command.out
         assert "is below 475" in command.out.splitlines()[-1]
         assert "next:" not in command.out
-        command.gone(10.0)
+        command.gone()
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     (trial,) = trials(tmp_path)["main"]
     assert trial.status == "FINISHED"

@@ -111,13 +111,13 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Begun:
         scaled = scale(folder, "3")
         os.kill(command.process.pid, signal.SIGKILL)
         command.process.wait(timeout=30)
-        command.gone(60.0)
+        command.gone()
         left = command.lines()
         killed = max(saved(folder)), seen(trial_of(command))
     with locally(folder, *ENDLESS) as command, said_on_failure(command):
         command.until(lambda: max(saved(folder)) > killed[0], "it is saved again")
         command.control_c()
-        command.gone(60.0)
+        command.gone()
         assert command.process.returncode == 130
         said, temporary = command.err + command.out, command.temporary
         return Begun(folder, left, killed, (max(saved(folder)), seen(trial_of(command))), said, temporary, scaled)
@@ -193,7 +193,7 @@ def killed(begun: Begun) -> Iterator[Killed]:
         workers = [value for _, value in written(trial_of(command), "rollout/workers.rollout")]
         os.kill(command.process.pid, signal.SIGKILL)
         command.process.wait(timeout=30)
-        command.gone(60.0)
+        command.gone()
         left = command.lines()
     more = (f"trainer.num_steps={int(at_kill) + 6000}", "trainer.target_return=null")
     with locally(folder, *more) as command, said_on_failure(command):
@@ -263,18 +263,18 @@ def test_an_environment_that_always_raises_ends_the_training_with_its_line(tmp_p
     with locally(tmp_path, *ENDLESS, *own) as command, said_on_failure(command):
         assert command.ended() == 2
         last = command.err.strip().splitlines()[-1]
-        command.gone(10.0)
+        command.gone()
     assert "rollout 'rollout' (breaking.make): the environment raised ValueError in step: the pole is broken" in last
     assert "breaking.py:10" in last
 
 
 PPO = (
-    "--env Pendulum-v1 --num-workers 4 --timesteps 8000 --lr 3e-4 --gamma 0.99 --gae-lambda 0.95 --clip-param 0.2 "
+    "--env Pendulum-v1 --num-workers 2 --timesteps 4000 --lr 3e-4 --gamma 0.99 --gae-lambda 0.95 --clip-param 0.2 "
     "--value-coef 0.5 --entropy-coef 0.01 --max-grad-norm 0.5 --device cpu --distributed true --seed 0 "
     "--save-interval 2 --log-interval 2 --course course.json --engine torch --vectorization sync --env-option g=0.0 "
     "--lstm 8 --normalise-obs true --normalise-value true --clip-value 0.5"
 )
-BATCH = 4 * 8 * 64
+BATCH = 2 * 8 * 64
 """Transitions of an update by the defaults: workers, environments of each, steps."""
 
 
@@ -282,12 +282,12 @@ def test_ppo_over_a_cluster_from_its_command_line(tmp_path: Path) -> None:
     words = ["python", "-m", "pipelines.ppo", *PPO.split()]  # which runs `brayx ppo`
     with Command(words, tmp_path, {"PYTHONPATH": str(ROOT)}) as command, said_on_failure(command):
         assert command.ended() == 0
-        command.gone(10.0)
+        command.gone()
         result = json.loads(command.out.strip().splitlines()[-1])
         said = command.err
     assert list(result) == ["env_steps", "seconds", "steps_per_s", "return_mean", "seconds_to_target", "trial"]
     # Blocking workers are a batch ahead of the learner at most, and what they pushed is counted once.
-    assert 8000 <= result["env_steps"] <= 8000 + 2 * BATCH
+    assert 4000 <= result["env_steps"] <= 4000 + 2 * BATCH
     assert result["seconds_to_target"] is None
     trial = trial_of_project(tmp_path, "Pendulum-v1", "ppo Pendulum-v1 seed 0")
     assert (trial.run_id, trial.status) == (result["trial"], "FINISHED")

@@ -30,6 +30,7 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]
     http, grpc_port = free_port(), free_port()
     config["http_options"]["port"], config["grpc_options"]["port"] = http, grpc_port
     args = {"num_workers": 2, "native_port": None, "tcp_port": None, "cors_origins": [ORIGIN]}
+    args["drain_timeout_s"] = 1.0  # the suite leaves sessions
     config["applications"][0]["args"] = args
     (folder / "echo.yaml").write_text(yaml.safe_dump(config))
     url = f"http://127.0.0.1:{http}"

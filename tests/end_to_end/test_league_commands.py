@@ -73,16 +73,15 @@ def test_players_of_a_league_are_shown_matched_and_promoted(tmp_path: Path) -> N
     assert books["counters"]["counted"] > 0
     newest = books["snapshots"][-1]["member"]
 
-    with brayx(folder, "match", "four.yaml", newest, "random", "--games", "30", "--json", *small) as played:
+    with brayx(
+        folder, "match", "four.yaml", newest, "random", "--games", "30", "--explore", "--json", *small
+    ) as played:
         ended(played)
     result = json.loads(played.out)
     assert (result["games"], result["a"], result["b"]) == (30, newest, "random")
     assert {name: of["games"] for name, of in result["seats"].items()} == {"red": 15, "yellow": 15}
     assert result["wins"] + result["draws"] + result["losses"] == 30
     assert 0.0 < result["predicted"] < 1.0
-
-    with brayx(folder, "match", "four.yaml", newest, "random", "--games", "4", "--explore", *small) as played:
-        ended(played)
 
     with brayx(
         folder, "league", "calibrate", "four.yaml", "--levels", "low,high", "--games", "12", *small

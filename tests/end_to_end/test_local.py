@@ -18,8 +18,8 @@ from tests.end_to_end.jobs import (
     FREE_PORTS,
     TEMPLATES,
     Command,
-    alone_for,
     brayx,
+    control_c_in_time,
     goes_on,
     is_free,
     job_folder,
@@ -30,7 +30,6 @@ from tests.end_to_end.jobs import (
     written,
 )
 
-CONTROL_C_S = 10.0
 OPTIONS = (
     "actor.gamecores.0.num=2",
     "actor.episode_save_interval=5",
@@ -111,7 +110,7 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
         killed.until(lambda: the_trial(folder).tags().get("brayx.engine.model") == engine, "the engine is recorded")
         killed.until(lambda: any(folder.rglob("episodes/render/step-*-return-*.png")), "a game is drawn")
         killed.process.kill()
-        killed.gone(alone_for(15.0, killed))
+        killed.gone()
     before = recorded(folder)
     assert "stop" in {each.end for each in before}
     steps = max(saved(folder))
@@ -124,9 +123,7 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
         engine = acts_with(interrupted)
         interrupted.until(lambda: max(saved(folder)) > steps, "it is saved again")
         interrupted.until(lambda: the_trial(folder).tags()["brayx.engine.model"] == engine, "the engine is recorded")
-        limit_s = alone_for(CONTROL_C_S, interrupted)
-        interrupted.control_c()
-        interrupted.gone(limit_s)
+        control_c_in_time(interrupted)
         assert interrupted.process.returncode == 130
         assert "interrupted: the learner saves a last checkpoint; the same command resumes this trial" in (
             interrupted.err
@@ -141,7 +138,7 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
 
     with train(folder, steps + 2000) as finished, said_on_failure(finished):
         assert finished.ended() == 0
-        finished.gone(alone_for(5.0, finished))
+        finished.gone()
         assert "trial 'main' of project 'cartpole': finished after" in finished.out
         assert "champion: cartpole version 1" in finished.out
         assert finished.temporary == []

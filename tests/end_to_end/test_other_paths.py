@@ -49,7 +49,7 @@ def test_a_source_without_an_actor_is_learned_from_to_its_end_in_one_process(tmp
         assert command.ended() == 0, command.err
         assert "buffer.num_workers is 2: one buffer keeps their" in command.err
         assert "no more transitions to learn from" in command.out
-        command.gone(10.0)
+        command.gone()
     ((trial,),) = trials(tmp_path).values()
     assert trial.metrics()["replay/env_steps"] == 40 * 32
     assert trial.status == "FINISHED"
@@ -68,7 +68,7 @@ def test_a_source_without_games_is_learned_from_to_its_end_on_a_ray_that_starts_
         assert "Ray did not start, trying again (1 of 5 tries failed)" in command.err
         # What the node waited for, or where its log is if that had not been written when `ray.init` gave up.
         assert re.search(r"metrics_agent_port|See \S+/logs", command.err)
-        command.gone(10.0)
+        command.gone()
     ((trial,),) = trials(tmp_path).values()
     assert trial.metrics()["replay/env_steps"] == 40 * 32
     assert trial.status == "FINISHED"

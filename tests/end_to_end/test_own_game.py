@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 def test_two_agents_learn_to_talk_and_are_served(folder: Path) -> None:
     with brayx(folder, "train", "game.yaml", *setting(*FREE_PORTS), environment=without_ray(folder)) as training:
         assert training.ended() == 0, training.err
-        training.gone(15.0)
+        training.gone()
     (trial,) = trials(folder, "signals")["main"]
     returns = [value for _, value in trial.history("return/last_100_games")]
     assert max(returns) > 2 * BY_CHANCE, returns
@@ -49,7 +49,7 @@ def test_two_agents_learn_to_talk_and_are_served(folder: Path) -> None:
             assert statistics.fmean(points) > 1.5 * BY_CHANCE, points
         serving.control_c()
         assert serving.ended() == 0
-        serving.gone(15.0)
+        serving.gone()
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def _refused(folder: Path, said: str) -> None:
     """Training exits with code 2 and one line of why, before it starts anything that would have to be stopped."""
     with brayx(folder, "train", "game.yaml", *setting(*FREE_PORTS)) as training:
         assert training.ended() == 2, training.err
-        training.gone(15.0)
+        training.gone()
     lines = training.err.strip().splitlines()
     assert lines[0] == "game.yaml: checking the job ..."
     assert len(lines) == 2, training.err

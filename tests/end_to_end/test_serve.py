@@ -44,7 +44,7 @@ def test_the_champion_is_served_until_a_signal_and_a_running_game_may_finish(
             assert json.loads(client.tick(b'{"obs": [0.0, 0.0, 0.1, 0.5], "reward": 0.0}')) == {"action": 1}
             client.stop()
         assert command.ended() == 0
-        command.gone(10.0)
+        command.gone()
         assert "had not finished" not in command.err
         assert "untrained" not in command.err
         assert is_free(int(urls["http"].rpartition(":")[2]))
@@ -60,4 +60,4 @@ def test_before_any_champion_it_serves_untrained_and_says_what_to_run(tmp_path: 
         assert "model acts with weights as built" in command.err
         command.control_c()
         assert command.ended() == 0
-        command.gone(10.0)
+        command.gone()

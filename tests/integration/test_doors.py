@@ -47,7 +47,7 @@ TEMPLATE = ROOT / "pipelines" / "templates" / "cartpole.yaml"
 WAIT_S = 60.0
 DIRECTORY = "echo/sessions"
 ORIGIN = "https://play.example.com"
-ECHO = EchoArgs(num_workers=2, native_port=0, tcp_port=0, snapshot_every=8, cors_origins=[ORIGIN])
+ECHO = EchoArgs(num_workers=2, native_port=0, tcp_port=0, snapshot_every=8, drain_timeout_s=5.0, cors_origins=[ORIGIN])
 
 
 @pytest.fixture(scope="module")

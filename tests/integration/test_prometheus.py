@@ -69,6 +69,7 @@ def url(ingress: object) -> Iterator[str]:
         native_port=port,
         tcp_port=None,
         tick_deadline_ms=DEADLINE_MS,
+        drain_timeout_s=0.5,  # one session plays on
         fallback="default",
         fallback_body=FALLEN.decode(),
     )

@@ -145,8 +145,8 @@ def test_a_hung_shard_does_not_keep_the_others_counts_from_the_hub(ray_cluster):
         hung = pid(silent.shards[0])
         os.kill(hung, signal.SIGSTOP)
         try:
-            flush_metrics([silent.shards, buffer.shards], 10.0)
-            assert ray.get(hub.snapshot.remote())["env_steps"] == WHOLE
+            flush_metrics([silent.shards, buffer.shards], 2.0)
+            until(lambda: ray.get(hub.snapshot.remote()).get("env_steps") == WHOLE, "the other's counts")
         finally:
             os.kill(hung, signal.SIGCONT)
     ray.kill(hub)
@@ -370,7 +370,8 @@ def test_several_buffers_are_mixed_by_weight_without_waiting_for_an_empty_one(ra
         for batch in stream:
             stream.took()
             counts[float(batch["reward"][0, 0])] += 1
-            time.sleep(0.1)  # so that both have something
+            assert games.stats()["pushed"] == records.stats()["pushed"]  # answered after the next batch is sent
+            time.sleep(0.05)  # until both have come
             if counts.total() == 24:
                 break
         assert 15 <= counts[1] <= 21

@@ -38,7 +38,7 @@ async def test_running_sessions_finish_or_end_as_drained(
     native, tcp = free_port(), free_port()
     (tmp_path / "events").mkdir()
     ingress = start_serve(None)
-    args = LedgerArgs(folder=tmp_path / "events", native_port=native, tcp_port=tcp)
+    args = LedgerArgs(folder=tmp_path / "events", native_port=native, tcp_port=tcp, drain_timeout_s=4.0)
     await asyncio.to_thread(serve.run, app(args), name=APPLICATION, route_prefix="/")
     proxy = ingress.http.replace("http", "ws", 1)
     doors = [proxy, *(f"{what}://127.0.0.1:{native}" for what in ("ws", "http"))]

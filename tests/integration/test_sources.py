@@ -175,7 +175,7 @@ def test_a_restarted_buffer_is_ended_again(buffer: Any) -> None:
 
     try:
         until(ended, timeout_s=60)
-        before = ray.get(actor.attach.remote(), timeout=10)  # numbered from a start of each process's own
+        before = ray.get(actor.attach.remote(), timeout=60)  # numbered from a start of each process's own
         ray.kill(actor, no_restart=False)
         until(lambda: abs(attach() - before) > 10**6, timeout_s=60)
         until(ended, timeout_s=60)

@@ -154,7 +154,7 @@ def test_in_process_to_the_end_with_hooks_and_an_evaluation_buffer(job, tmp_path
     job.spec = dataclasses.replace(job.spec, eval_buffers={"held": held})
     remote.push(fragment(), fragment())
     assert remote.flush(60)
-    summary = job.learner().result(60)
+    summary = job.learner().result(120)
     assert (summary.reason, summary.env_steps, summary.updates) == ("num_steps", 20 * STEPS, 20)
     assert job.newest() == summary.policy_version == 21
     (checkpoint,) = job.trial.checkpoints()
@@ -175,11 +175,11 @@ def test_stopped_and_resumed_in_process(job):
     learner = job.learner()
     until(lambda: job.newest() > 5, timeout_s=120)
     learner.stop()
-    first = learner.result(10)
+    first = learner.result(120)
     assert first.reason == "stream_ended"
     assert [checkpoint.step for checkpoint in job.trial.checkpoints()] == [first.env_steps]
     again = job.learner()  # the buffer has ended: it saves at once
-    second = again.result(30)
+    second = again.result(120)
     assert (second.resumed, second.env_steps) == (True, first.env_steps)
     assert second.policy_version > first.policy_version
 
@@ -190,7 +190,7 @@ def test_the_target_return_ends_it_and_marks_the_checkpoint(job):
     for _ in range(5):
         games.add("episode_return", 12.0)
     games.close()
-    summary = job.learner().result(60)
+    summary = job.learner().result(120)
     assert (summary.reason, summary.return_mean) == ("target_return", 12.0)
     assert job.trial.best_checkpoint("episode_return").metrics["episode_return"] == 12.0
 
@@ -199,7 +199,7 @@ def test_a_module_that_is_not_a_model_is_named(job, tmp_path):
     job = job(where="process")
     (tmp_path / f"{job.spec.model_module}.py").write_text("def build_model(name, config):\n    return 1\n")
     with pytest.raises(ConfigError, match="build_model must return"):
-        job.learner().result(30)
+        job.learner().result(120)
 
 
 def test_ray_train_ranks_learn_as_one_and_resume_from_their_checkpoint_when_one_is_killed(job):
@@ -214,7 +214,7 @@ def test_ray_train_ranks_learn_as_one_and_resume_from_their_checkpoint_when_one_
     os.kill(victim, signal.SIGKILL)
     until(lambda: job.newest() > version + 20 or not learner.running, timeout_s=120)
     learner.stop()
-    summary = learner.result(60)
+    summary = learner.result(120)
     assert summary.resumed
     assert summary.reason == "stream_ended"
     assert summary.env_steps > before
