@@ -16,6 +16,7 @@ import numpy as np
 
 from brayx.errors import BadRecording
 from brayx.recording.columns import Columns, texts
+from brayx.recording.gather import AS_FRAMES
 from brayx.replay.steps import BLOCK_ROWS, tree_of
 from brayx.types import Fragment
 
@@ -84,6 +85,13 @@ def fields_of(episode: Episode, named: Mapping[str, str]) -> Fields:
     has = episode.some_columns
     obs = {name: name for name in has if name == "obs" or name.startswith("obs/")}
     own = {name: origin for name, origin in named.items() if name == "obs" or name.startswith("obs/")}
+    framed = [name for name, why in episode.left_out.items() if why == AS_FRAMES and name.partition("/")[0] == "obs"]
+    if framed and not own:
+        raise BadRecording(
+            f"session {episode.session!r} has {framed[0]!r} only as frames, which are not exact: record it without the "
+            "option `frames`, or name other arrays of the observation in `fields`",
+            column=framed[0],
+        )
     obs = own or obs
     action = named.get("action", "action" if "action" in has else "")
     for name, found in (("obs", obs), ("action", action)):

@@ -22,6 +22,8 @@ MAX_COLUMNS = 64
 """Maximum columns that agents can set; further ones are left out, with the reason."""
 OWN = "tick."
 """Prefix of a recording's own columns in a file; arrays of agents with this prefix are left out."""
+AS_FRAMES = "it is recorded as frames"
+"""Reason of an image that is left out of the columns."""
 _VARIES = "it is not an array, or its shape varies"
 _NOT_ALWAYS = "not every tick has it"
 _STATE = "state"
@@ -60,7 +62,7 @@ def arrays_of(
         found.update({name: values for name, values in outputs.items() if name not in found})
     if frames:
         found.pop(frames, None)
-        left_out[frames] = "it is recorded as frames"
+        left_out[frames] = AS_FRAMES
     arrays: dict[str, np.ndarray] = {}
     for name, values in found.items():
         if len(arrays) == MAX_COLUMNS:

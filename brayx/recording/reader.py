@@ -277,6 +277,7 @@ class Episode:
             chunk = self._of.chunk(piece.path)
             for name in set(names).difference(chunk.columns):
                 known = ", ".join(self.columns) or "none"
+                known += f"; {name!r} is left out: {self.left_out[name]}" if name in self.left_out else ""
                 raise BadRecording(f"session {self.session!r} has no array {name!r}; it has: {known}", column=name)
             found.append(chunk.read(piece.part.row + low - begin, high - low, names))
         if not found:

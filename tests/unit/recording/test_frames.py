@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import brayx.clock as clock
+import brayx.recording
 from brayx.actor.agent import State
 from brayx.errors import BadRecording, ConfigError
 from brayx.metrics import Recorder
@@ -122,6 +123,12 @@ def test_the_image_may_be_a_part_of_the_observation(tmp_path: Path) -> None:
     assert {"obs/eye/1", "obs/speed"} <= set(episode.columns)
     assert "obs/eye/0" not in episode.columns
     assert is_close(episode.image(4), image(4))
+    with pytest.raises(BadRecording, match="'obs/eye/0' is left out: it is recorded as frames"):
+        episode["obs/eye/0"]
+    with pytest.raises(ConfigError, match="has 'obs/eye/0' only as frames, which are not exact"):
+        list(brayx.recording.dataset(tmp_path))
+    (fragment,) = brayx.recording.dataset(tmp_path, fields={"obs": "obs/speed", "reward": "obs/speed"})
+    assert fragment.obs.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_what_is_no_image_stays_an_array_and_a_wrong_one_is_a_lost_frame(tmp_path: Path) -> None:
