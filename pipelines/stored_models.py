@@ -1,4 +1,5 @@
-"""Models at rest: a registered version or a checkpoint's folder, with the module of the job that made it.
+"""Models at rest: a registered version, or a checkpoint of a trial or in a folder, with the module of the job that made
+it.
 
 Knows nothing of sessions or engines.
 """
@@ -7,18 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from brayx.engines.base import load_weights
+from brayx.engines.scaling import learned
 from brayx.engines.torch import with_weights
 from brayx.errors import ConfigError, ModelError
 from brayx.model.build import build_model
-from brayx.tracking import files_of, find
-from brayx.types import NestedArray
+from brayx.tracking import Trial, files_of, find
+from brayx.trainer.config import TrainerConfig
+from brayx.types import NestedArray, Weights
 from deployments.job import JobConfig
+
+_RUNS = "runs:/"
+INITIAL_TAG = "brayx.initial_weights"
+"""Tag of a trial: the version or checkpoint that it started from."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,7 @@ class StoredModel:
 
     Attributes:
         folder: folder with its ``weights.npz`` and ``meta.json``.
-        label: ``models:/NAME/VERSION``, or the folder as it was given.
+        label: ``models:/NAME/VERSION``, ``runs:/ID``, or the folder as it was given.
         about: its name, and its version and policy version where it has them.
         run_id: id of its trial; empty: unknown.
     """
@@ -76,11 +83,12 @@ def stored_model(reference: str, uri: str) -> Iterator[StoredModel]:
     """Finds a model, to read in a ``with`` block.
 
     Args:
-        reference: ``models:/NAME@ALIAS`` and its like, or the folder of a checkpoint.
+        reference: ``models:/NAME@ALIAS`` and its like; ``runs:/TRIAL``, the newest checkpoint of the trial with this id
+            or name; or the folder of a checkpoint.
         uri: tracking URI.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is none of these; or there is no such trial, or it has no checkpoint.
         ModelNotFound: the registry has no such model.
         TrackingError: MLflow failed.
     """
@@ -91,10 +99,60 @@ def stored_model(reference: str, uri: str) -> Iterator[StoredModel]:
             about = {"model": entry.name, "version": entry.version, **_policy_version(folder)}
             yield StoredModel(folder, label, about, entry.run_id)
         return
+    if reference.startswith(_RUNS):
+        from pipelines.visualize import find_trial
+
+        trial = find_trial(reference.removeprefix(_RUNS), uri)
+        newest = trial.latest_checkpoint()
+        if newest is None:
+            raise ConfigError(f"{reference}: trial {trial.name!r} has no checkpoint yet")
+        yield StoredModel(
+            newest, f"{_RUNS}{trial.run_id}", {"model": trial.name, **_policy_version(newest)}, trial.run_id
+        )
+        return
     folder = Path(reference)
     if not (folder / "weights.npz").is_file():
-        raise ConfigError(f"{reference} is neither models:/NAME@ALIAS nor a folder with a checkpoint's weights.npz")
+        raise ConfigError(
+            f"{reference} is neither models:/NAME@ALIAS, runs:/TRIAL nor a folder with a checkpoint's weights.npz"
+        )
     yield StoredModel(folder, reference, {"model": folder.resolve().name, **_policy_version(folder)})
+
+
+def initial_weights(config: TrainerConfig, folder: str, call: Callable[..., Any]) -> Weights | None:
+    """The weights that ``config.initial_weights`` names; None: it names none, or the trial has a checkpoint to resume.
+
+    Args:
+        config: options of the trainer.
+        folder: folder of the job's YAML; a relative folder of a checkpoint starts from there.
+        call: runs ``function(trial, *args)`` in the process that has the trial, and returns its result.
+
+    Raises:
+        BadWeights: they cannot be read.
+        ConfigError: they belong to normalised observations, whose moments a new training does not have; or as
+            `stored_model`. Other errors as there.
+    """
+    reference = config.initial_weights
+    if reference is None:
+        return None
+    if ":/" not in reference:
+        reference = str(Path(folder, reference))
+    found: Weights | None = call(_weights_to_start, reference)
+    return found
+
+
+def _weights_to_start(trial: Trial, reference: str) -> Weights | None:
+    if trial.checkpoints():
+        return None
+    with stored_model(reference, trial.uri) as found:
+        weights = load_weights(found.folder / "weights.npz")
+        if len(learned(weights)) < len(weights):
+            raise ConfigError(
+                f"trainer.initial_weights: {found.label} was trained with normalised observations (normalise_obs), and "
+                "a new training would normalise them otherwise: name a version that was trained without",
+                key="trainer.initial_weights",
+            )
+        trial.set_tag(INITIAL_TAG, found.label)
+    return weights
 
 
 def _meta(folder: Path) -> Mapping[str, Any]:

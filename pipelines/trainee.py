@@ -17,12 +17,14 @@ from brayx.numbers import LocalNumbers
 from brayx.rollout.worker import Newest
 from brayx.tracking import Trial
 from brayx.tracking.tensorboard import LAYERS_FILE
+from brayx.trainer.checkpoint import start_from
 from brayx.trainer.fits import built_to_learn
 from brayx.trainer.hooks import Hooks, load_hooks
 from deployments.job import JobConfig, only
 from pipelines.clerk import Clerk
 from pipelines.environments import normalises, policy_lag, spec_of
 from pipelines.result import promote
+from pipelines.stored_models import initial_weights
 
 if TYPE_CHECKING:
     from brayx.model.local import LocalModel
@@ -63,6 +65,8 @@ class Trainee:
         self.numbers.listen(clerk.push)
         torch.manual_seed(job.seed)
         module, forward_args, _ = built_to_learn(config, config.model, model.module, job.folder, as_dict)
+        if (weights := initial_weights(config, job.folder, clerk.call)) is not None:
+            start_from(module, weights)
         clerk.later(Trial.log_text, layer_table(module, forward_args), LAYERS_FILE)
         self.acting = ActingModel(model, module, forward_args, self.numbers) if acts else None
         self.buffers = {
@@ -86,14 +90,14 @@ class Trainee:
             )
             for name, rollout in job.rollouts.items()
         ]
-        weights = dict(zip(config.buffers, config.weights or [1.0] * len(config.buffers), strict=True))
+        shares = dict(zip(config.buffers, config.weights or [1.0] * len(config.buffers), strict=True))
         about: dict[str, Any] = {"job": as_dict, "folder": job.folder}
-        self.learner = LocalLearner(
+        self.learner: LocalLearner = LocalLearner(
             config,
             module,
             forward_args,
             followers=[self.newest.put] if self.acting is None else [self.acting.model.load, self.newest.put],
-            batches=Batches({name: self.buffers[name] for name in config.buffers}, weights),
+            batches=Batches({name: self.buffers[name] for name in config.buffers}, shares),
             numbers=self.numbers,
             keeper=clerk,
             about=about,

@@ -28,6 +28,7 @@ from deployments.job import JobConfig, only
 from pipelines.environments import normalises, policy_lag
 from pipelines.result import promote
 from pipelines.scale import hub_name
+from pipelines.stored_models import initial_weights
 
 if TYPE_CHECKING:
     from brayx.replay.packing import Layout
@@ -145,6 +146,7 @@ class RayTrainee:
                 normaliser=functools.partial(stored_moments, moments, NAMESPACE) if moments else None,
                 seed=job.seed,
                 about={"job": job.as_dict(), "folder": job.folder},
+                initial_weights=initial_weights(config, job.folder, self.clerk.call),
             )
             self.learner = Learner(spec, storage, self.numbers)
             self._stack = stack.pop_all()

@@ -31,7 +31,7 @@ from brayx.metrics import BEST_METRIC
 from brayx.replay.packing import Batch
 from brayx.tracking import Trial
 from brayx.tracking.tensorboard import LAYERS_FILE
-from brayx.trainer.checkpoint import Normaliser
+from brayx.trainer.checkpoint import Normaliser, start_from
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.fits import built_to_learn
 from brayx.trainer.hooks import Hooks, load_hooks
@@ -66,6 +66,7 @@ class LearnerSpec:
         normaliser: opens the moments that rollout workers gather and checkpoints save; picklable. None: none.
         seed: seed of the learner's random generators and the initial weights.
         about: JSON values for ``meta.json`` of checkpoints, such as the job's configuration.
+        initial_weights: weights to start from; None: the seed's.
     """
 
     config: TrainerConfig
@@ -82,6 +83,7 @@ class LearnerSpec:
     normaliser: Callable[[], Normaliser] | None = None
     seed: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
+    initial_weights: Weights | None = None
 
 
 class TrialNumbers(HubClient):
@@ -153,6 +155,8 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks, numbers: Trial
     """
     torch.manual_seed(spec.seed + ranks.rank)
     module, forward_args = learned_model(spec)
+    if spec.initial_weights is not None:
+        start_from(module, spec.initial_weights)
     if ranks.rank == 0:
         with contextlib.suppress(TrackingError):  # a store that is down for a while does not end a training
             spec.trial.log_text(layer_table(module, forward_args), LAYERS_FILE)

@@ -173,6 +173,12 @@ class Restored:
             random.seed(int(own[2]))
 
 
+def start_from(module: nn.Module, weights: Weights) -> None:
+    """Gives ``module`` these weights, which hold no scalings. Raises BadWeights if they do not fit."""
+    check_weights(layout_of(module_weights(module)), weights)
+    module.load_state_dict({key: torch.from_numpy(np.array(array)) for key, array in weights.items()})
+
+
 def restore(
     folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer, normaliser: Normaliser | None = None
 ) -> Restored:
@@ -189,8 +195,7 @@ def restore(
         counters = Counters(**json.loads((folder / "meta.json").read_text())["counters"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError) as error:
         raise TrackingError(f"checkpoint {folder} cannot be read: {error}", folder=str(folder)) from error
-    check_weights(layout_of(module_weights(module)), weights)
-    module.load_state_dict({key: torch.from_numpy(np.array(array)) for key, array in weights.items()})
+    start_from(module, weights)
     optimizer.load_state_dict(state["optimizer"])
     if normaliser is not None and moments is not None:
         normaliser.load_state_dict(_nested(moments))

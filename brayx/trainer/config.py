@@ -23,6 +23,10 @@ class TrainerConfig(BaseModel):
     """Names of the buffer components it learns from."""
     weights: list[Annotated[float, Field(gt=0)]] | None = None
     """Share of each buffer, in proportion; null: equal shares."""
+    initial_weights: str | None = None
+    """Weights to start from: ``models:/NAME/VERSION`` or ``models:/NAME@ALIAS``; ``runs:/TRIAL``, the newest checkpoint
+    of the trial with this id or name; or a checkpoint's folder, from the YAML file's folder. A resumed trial has its
+    own; null: those of the seed."""
     eval_buffers: Annotated[list[str], Field(max_length=64)] = []
     """Names of buffer components to evaluate losses on, not to learn from."""
     eval_interval: Annotated[int, Field(ge=1)] = 100

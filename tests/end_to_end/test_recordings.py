@@ -25,8 +25,9 @@ from brayx.model.checkpoints import read_checkpoint
 from brayx.recording.config import RecordingConfig
 from brayx.recording.recorder import closing, recorders_of
 from pipelines.templates.gym_model import build_model
+from tests import shipped_game
+from tests.end_to_end.jobs import FREE_PORTS, job_folder, trials, without_ray
 from tests.end_to_end.jobs import brayx as run_brayx
-from tests.end_to_end.jobs import job_folder, trials, without_ray
 from tests.waiting import until
 
 GAMES = 12
@@ -150,3 +151,17 @@ def test_a_clone_acts_like_the_records(recordings: Path, tmp_path: Path) -> None
         acted = module(torch.from_numpy(obs))["logits"].argmax(-1).numpy()
     alike = acted == [balance(each) for each in obs]
     assert alike.mean() > 0.9
+
+
+def test_a_shipped_game_is_recorded_cloned_and_learned_on_from(tmp_path: Path) -> None:
+    shipped_game.example(tmp_path)
+    returns = shipped_game.record(tmp_path, games=20, seed=1)
+    assert min(returns) > 100
+    clone = shipped_game.train(tmp_path, "clone.yaml", "recorded.epochs=20")
+    cloned = shipped_game.greedy_return(clone)
+    assert cloned > 100
+    options = (*FREE_PORTS, "trainer.initial_weights=runs:/clone", "trainer.num_steps=6_000")
+    main = shipped_game.train(tmp_path, "cartpole.yaml", *options)
+    assert main.tags()["brayx.initial_weights"] == f"runs:/{clone.run_id}"
+    # A training from the seed's weights has returns of 20 to 40 at first.
+    assert main.metrics()["return/last_100_games"] > 80
