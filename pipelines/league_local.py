@@ -24,7 +24,7 @@ from deployments.code import scripts_of
 from deployments.job import JobConfig, only
 from deployments.league_files import books_file, league_folder
 from pipelines.clerk import Clerk
-from pipelines.league import LeagueTraining, fetch_snapshots, job_of
+from pipelines.league import LeagueTraining, Learners, fetch_snapshots, job_of
 from pipelines.league_champion import meet_champion
 from pipelines.trainee import Trainee
 
@@ -68,7 +68,7 @@ class LocalLeagueTraining:
         self._dropped: list[LocalModel] = []
         self.training = LeagueTraining(job, trial, clerk, self, files, say)
         trainees = self.training.trainees
-        self.learner = self.training.learner
+        self.learner: Learners = self.training.learner
         self.buffers: dict[str, Any] = {}
         self.rollouts: list[Any] = []
         self.acting: ActingModel = trainees[self.training.mains[0]].acting
