@@ -135,7 +135,7 @@ def columns_of(ticks: Sequence[Tick], *, without: Collection[str] = (), frames: 
     has_frames = any(image is DROPPED or is_image(image) for image in images)
     arrays, left_out = arrays_of(attributes, forwards, failed, without, frames if has_frames else "")
     duration_us = _microseconds(seconds)
-    waited = [sum([each.seconds for each in of]) for of in forwards] if any(forwards) else [0.0] * len(ticks)
+    waited = [sum([seconds for *_, seconds in of]) for of in forwards] if any(forwards) else [0.0] * len(ticks)
     return Columns(
         np.array(number, np.int64),
         _microseconds(time_s),

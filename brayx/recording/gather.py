@@ -48,9 +48,8 @@ def arrays_of(
     left_out: dict[str, str] = {}
     try:
         found: Found = {}
-        for name, values in _of_names(attributes).items():
-            if name not in without:
-                _gather(name, values, found)
+        for name, values in _of_names(attributes, without).items():
+            _gather(name, values, found)
     except _Irregular:
         found = _by_tick([_flat(each, without) for each in attributes], failed, left_out)
     if any(forwards):
@@ -120,13 +119,13 @@ def _dropped(value: Any, keys: Sequence[str]) -> Any:
     return items if isinstance(value, list) else tuple(items)
 
 
-def _of_names(ticks: Sequence[Mapping[str, Any]]) -> Found:
+def _of_names(ticks: Sequence[Mapping[str, Any]], without: Collection[str] = ()) -> Found:
     """The values of mappings with equal keys, by key."""
     names = ticks[0]
-    if any(len(each) != len(names) for each in ticks):
+    if len(set(map(len, ticks))) > 1:
         raise _Irregular
     try:
-        return {name: [each[name] for each in ticks] for name in names}
+        return {name: [each[name] for each in ticks] for name in names if name not in without}
     except KeyError:
         raise _Irregular from None
 
@@ -141,7 +140,7 @@ def _gather(name: str, values: list[Any], found: Found) -> None:
     kind = type(first)
     if kind is np.ndarray or kind is float or kind is int:
         found[name] = values
-    elif any(type(value) is not kind for value in values):
+    elif len(set(map(type, values))) > 1:
         raise _Irregular
     elif kind is Step:
         _gather("obs", [step.obs for step in values], found)
@@ -170,18 +169,17 @@ def _of_forwards(forwards: Sequence[Sequence[Forwarded]], found: Found) -> None:
     if any(len(each) != count for each in forwards):
         raise _Irregular
     for index in range(count):
-        of = [each[index] for each in forwards]
-        model = of[0].model
-        if any(each.model != model for each in of):
+        models, outputs, versions, _ = zip(*[each[index] for each in forwards], strict=True)
+        model = models[0]
+        if len(set(models)) > 1:
             raise _Irregular
-        outputs = [each.outputs for each in of]
-        if all(type(each) is dict for each in outputs):
+        if set(map(type, outputs)) == {dict}:
             for name, values in _of_names(outputs).items():
                 if name != _STATE:
                     _gather(f"{model}/{name}" if count > 1 else name, values, found)
         else:
-            _gather(f"{model}/output" if count > 1 else "output", outputs, found)
-        found[f"{model}/policy_version" if count > 1 else "policy_version"] = [each.policy_version for each in of]
+            _gather(f"{model}/output" if count > 1 else "output", list(outputs), found)
+        found[f"{model}/policy_version" if count > 1 else "policy_version"] = list(versions)
 
 
 def _flat_forwards(forwards: Sequence[Forwarded]) -> dict[str, Any]:
