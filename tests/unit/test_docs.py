@@ -67,7 +67,7 @@ FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 URL = "http://127.0.0.1:8000"
 
 NOT_RUN = {
-    "minutes of training": 13,
+    "minutes of training": 14,
     "trains for seconds; tests/unit/algorithms/test_own.py runs it": 1,
     "trains; tests/end_to_end/test_tune.py does the same": 1,
     "trains for seconds to minutes; tests/unit/pipelines/test_ppo.py runs it": 1,
