@@ -90,7 +90,7 @@ def test_its_progress_is_one_picture_drawn_over(notebook: Any) -> None:
         output["data"]["text/html"]
         for cell in notebook.cells
         for output in cell.get("outputs", [])
-        if "ticks/s" in output.get("data", {}).get("text/html", "")
+        if "env steps" in output.get("data", {}).get("text/html", "")
     ]
     assert len(panels) == 1
 
