@@ -7,6 +7,7 @@ for a chunk of the size that it names, and readers open the other chunks. Knows 
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ SUFFIX = ".index"
 CHUNKS = 64
 """Chunks of an index file."""
 _FORMAT = 1
+_MAX_BYTES = 2**28
+"""Maximum size of an index when decompressed: a small file may otherwise fill the memory."""
 
 
 class Entry(NamedTuple):
@@ -42,7 +45,11 @@ def written(entries: dict[str, Entry]) -> bytes:
 def read(data: bytes) -> dict[str, Entry]:
     """The entries of an index file, by the chunk's name; empty if it is broken, since it only saves time."""
     try:
-        about = json.loads(gzip.decompress(data))
+        with gzip.open(io.BytesIO(data)) as file:
+            text = file.read(_MAX_BYTES + 1)
+        if len(text) > _MAX_BYTES:
+            return {}
+        about = json.loads(text)
         if about["format"] != _FORMAT or about["fields"] != FIELDS:
             return {}
         return {name: _entry(*entry) for name, entry in about["chunks"].items()}

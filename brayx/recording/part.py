@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -75,6 +76,11 @@ _TYPES: dict[str, tuple[type, ...]] = {
 """Types of the fields of `Part` that are not strings."""
 
 
+_LARGEST = 2**62
+"""Numbers of ticks and rows are smaller, so that sums of them still have a length."""
+_LATEST = 9e9
+"""Largest ``began``: pandas has no later times."""
+
 FIELDS = [each.name for each in dataclasses.fields(Part)]
 _row = attrgetter(*FIELDS)
 
@@ -85,11 +91,13 @@ def rows_of(parts: Sequence[Part]) -> list[Sequence[Any]]:
 
 
 def check_rows(rows: Sequence[Sequence[Any]]) -> None:
-    """Raises a ``ValueError`` if a field of a part has the wrong type or is negative."""
+    """Raises a ``ValueError`` if a field of a part has the wrong type or is out of range."""
     for name, values in zip(FIELDS, zip(*rows, strict=True), strict=True):
         types = _TYPES.get(name, (str,))
         wrong = set(map(type, values)).difference(types)
         if wrong:
-            values = tuple(value for value in values if type(value) in wrong)
-        if wrong or (types == (int,) and min(values) < 0):
-            raise ValueError(f"a part's {name} is {str(values[0] if wrong else min(values))[:80]!r}")
+            raise ValueError(f"a part's {name} is {str(next(v for v in values if type(v) in wrong))[:80]!r}")
+        if types == (int,) and not (name == "ticks") <= min(values) <= max(values) < _LARGEST:
+            raise ValueError(f"a part's {name} goes from {min(values)} to {max(values)}")
+        if name == "began" and not (all(map(math.isfinite, values)) and 0 <= min(values) <= max(values) <= _LATEST):
+            raise ValueError(f"a part's {name} goes from {min(values)} to {max(values)}")

@@ -77,6 +77,9 @@ def test_an_index_that_is_broken_or_out_of_date_is_not_believed(tmp_path: Path) 
             for changed in (
                 {"format": 9}, {"fields": []}, {"chunks": {name: 1}}, {"chunks": {name: [size, columns, [[1]]]}},
                 {"chunks": entry(episode=1)}, {"chunks": entry(ticks=-1)}, {"chunks": entry(ticks=True)},
+                {"chunks": entry(ticks=0)}, {"chunks": entry(ticks=2**63)}, {"chunks": entry(first=2**63)},
+                {"chunks": entry(began=float("inf"))}, {"chunks": entry(began=float("nan"))},
+                {"chunks": entry(began=-1e300)}, {"chunks": entry(), "more": "x" * 2**28},
                 {"chunks": {f"../{tmp_path.name}/{name}": [size, columns, rows]}},
                 {"chunks": {name: [size + 1, columns, rows]}},
             )
