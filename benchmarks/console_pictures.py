@@ -112,8 +112,10 @@ def _training(folder: Path) -> Iterator[str]:
     with (folder / "cartpole.yaml").open("a") as job:
         job.write(_JOB)
     free = [word for door in ("port", "native_port", "tcp_port") for word in ("--set", f"actor.{door}=0")]
-    endless = ["--set", "trainer.target_return=null", "--set", "console_port=0"]
-    with _command(["train", "cartpole.yaml", *free, *endless], folder, r"the console is (http://127\S+)") as url:
+    # The template's 120,000 steps end before the last picture where nothing else runs.
+    endless = ["--set", "trainer.target_return=null", "--set", "trainer.num_steps=1000000"]
+    words = ["train", "cartpole.yaml", *free, *endless, "--set", "console_port=0"]
+    with _command(words, folder, r"the console is (http://127\S+)") as url:
         yield url
 
 
