@@ -36,10 +36,10 @@ _OBS = np.zeros(4, np.float32)
 
 
 def record(folder: Path, ticks: int, length: int) -> None:
-    """Records ``ticks`` ticks in sessions of ``length``."""
+    """Records ``ticks`` ticks in sessions of ``length``, at least one session."""
     recorder = SessionRecorder(RecordingConfig(folder=str(folder), memory_mb=4096), Recorder())
     rng = np.random.default_rng(0)
-    for session in range(ticks // length):
+    for session in range(max(1, ticks // length)):
         log = recorder.open(f"{session}", b"{}", "", "")
         assert log is not None
         seen = rng.standard_normal((length, *_OBS.shape)).astype(np.float32)
