@@ -6,6 +6,7 @@ They are among the chaos tests because they take minutes and all CPUs.
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,37 @@ SPY = Path(sys.executable).parent / "py-spy"
         (["benchmarks.scaling", "--quick", "--markdown"], "| environment "),
         (["benchmarks.pictures", "--markdown"], "| learner: distributions of a 64x64 MLP "),
         (["benchmarks.replay", "--quick", "--markdown"], "| learner idle, % "),
+        (
+            ["benchmarks.league", "--pool", "50", "--games", "500", "--rounds", "1", "--seconds", "0.1", "--markdown"],
+            "| ... not in memory of a service: ms ",
+        ),
+        (["benchmarks.recording", "--rounds", "1", "--seconds", "0.3", "--many", "1000", "--markdown"], "| 1280x720 "),
+        (["benchmarks.console", "--rounds", "1", "--seconds", "0.3", "--markdown"], "| 3 viewers "),
+        (["benchmarks.comparison", "--ticks", "2000", "--rounds", "1", "--markdown"], "| 64x64 MLP, LSTM of 64 "),
+        pytest.param(
+            ["benchmarks.wire", "--rounds", "1", "--seconds", "0.1", "--markdown"],
+            "| noise, 84 x 84 ",
+            marks=pytest.mark.skipif(find_spec("isal") is None, reason="isal is in the extra deflate"),
+        ),
     ],
-    ids=["ticks", "layers", "forward", "plane", "hosts", "shares", "train", "images", "scaling", "pictures", "replay"],
+    ids=[
+        "ticks",
+        "layers",
+        "forward",
+        "plane",
+        "hosts",
+        "shares",
+        "train",
+        "images",
+        "scaling",
+        "pictures",
+        "replay",
+        "league",
+        "recording",
+        "console",
+        "comparison",
+        "wire",
+    ],
 )
 def test_it_runs(tmp_path: Path, words: list[str], row: str) -> None:
     with Command(["python", "-m", *words], tmp_path, runs_in=ROOT) as command, said_on_failure(command):
