@@ -6,7 +6,9 @@ Each verb imports its modules when it runs, see `pipelines.cli`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 from brayx.errors import ConfigError
@@ -17,6 +19,10 @@ _FOLDER = "the recordings: a folder, or an address such as s3://bucket/folder"
 def recordings_verbs(recordings: argparse.ArgumentParser) -> None:
     """Adds the verbs to the command's parser."""
     verbs = recordings.add_subparsers(title="verbs", required=True, metavar="VERB")
+    listing = verbs.add_parser("list", help="sessions, a line each, oldest first")
+    listing.add_argument("folder", help=_FOLDER)
+    _choice(listing)
+    listing.set_defaults(run=_list)
     export = verbs.add_parser("export", help="as a Minari dataset, as files for Rerun's viewer, or as videos")
     export.add_argument("folder", help=_FOLDER)
     export.add_argument("--format", required=True, choices=["minari", "rerun", "mp4"], help="minari, rerun or mp4")
@@ -47,6 +53,21 @@ def _only(arguments: argparse.Namespace) -> dict[str, str]:
     """Options of `brayx.recording.config.Selection`."""
     session = {} if arguments.session is None else {"session": arguments.session}
     return _pairs("--only", arguments.only) | session
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from brayx.recording.source import reader
+    from pipelines.columns import aligned
+
+    rows = [("session", "began", "ticks", "end", "result", "player", "why", "unusual", "lost")]
+    for each in reader(arguments.folder, _only(arguments)).selected():
+        began = datetime.fromtimestamp(each.began, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        result = "-" if each.result is None else f"{each.result:g}"
+        words = (each.end or "runs", each.reported or result, each.player or "-", each.why or "-")
+        rows.append((each.session, began, f"{len(each):,}", *words, str(each.events), str(each.lost)))
+    with contextlib.suppress(BrokenPipeError):
+        print("\n".join(aligned(rows)), flush=True)
+    return 0
 
 
 def _log(arguments: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ Imports what it needs when a command runs, see `pipelines.cli`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -137,7 +138,8 @@ def _replay(arguments: argparse.Namespace) -> int:
         write_plot(found, arguments.plot)
     if arguments.ticks is not None:
         write_ticks(found, arguments.ticks)
-    print(json.dumps(found.as_dict()) if arguments.json else found)
+    with contextlib.suppress(BrokenPipeError):  # head has enough
+        print(json.dumps(found.as_dict()) if arguments.json else found)
     return 1 if found.failed or found.unreadable else 0
 
 
@@ -170,5 +172,6 @@ def _resimulate(arguments: argparse.Namespace, uri: str) -> int:
         folder=arguments.out,
         timeout_s=arguments.timeout_s,
     )
-    print(json.dumps(result.as_dict()) if arguments.json else result)
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps(result.as_dict()) if arguments.json else result)
     return 0

@@ -19,7 +19,7 @@ from brayx.recording.columns import Columns
 from brayx.recording.drawing import Drawing
 from brayx.recording.part import Part
 
-_END_S = 10.0
+_END_S = 30.0
 _NICE = 5
 _DRAW_S = 0.5
 """Time for drawing the ticks of a message: its sender waits, and meanwhile further ticks take up its memory."""
@@ -73,7 +73,7 @@ class WriterProcess:
         return Reply(*pickle.load(self._process.stdout))
 
     def close(self) -> None:
-        """Ends the process once it has written everything, or kills it after 10 s."""
+        """Ends the process once it has written everything, or kills it after 30 s."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.close()

@@ -10,11 +10,11 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, overload
 from weakref import WeakValueDictionary
 
-import fsspec
 import numpy as np
 
-from brayx.errors import BadRecording
+from brayx.errors import BadRecording, first_line
 from brayx.recording import index
+from brayx.recording.addresses import files_of
 from brayx.recording.chunks import Chunk
 from brayx.recording.columns import Columns, concatenated, texts
 from brayx.recording.frames import Frame, write_video
@@ -34,14 +34,19 @@ def open(address: str) -> Recordings:
     """Opens recordings: a folder, or one chunk, by its path or fsspec address.
 
     Raises:
-        BadRecording: there is no such folder or file, or a file is no chunk.
+        BadRecording: there is no such folder or file, it cannot be reached, or a file is no chunk.
     """
-    files, path = fsspec.core.url_to_fs(str(address))
-    if files.isfile(path):
-        return Recordings(files, [path])
-    if not files.isdir(path):
-        raise BadRecording(f"there is no recording at {address}", file=str(address))
-    found = {PurePosixPath(str(each["name"])).name: each for each in files.ls(path, detail=True)}
+    files, path = files_of(str(address))
+    try:
+        if files.isfile(path):
+            return Recordings(files, [path])
+        if not files.isdir(path):
+            raise BadRecording(f"there is no recording at {address}", file=str(address))
+        found = {PurePosixPath(str(each["name"])).name: each for each in files.ls(path, detail=True)}
+    except OSError as error:  # a host that does not answer, say
+        raise BadRecording(
+            f"recordings at {address} cannot be listed: {first_line(error)}", file=str(address)
+        ) from error
     known: dict[str, Entry] = {}
     for name in sorted(name for name in found if name.endswith(index.SUFFIX) and not name.startswith(".")):
         try:

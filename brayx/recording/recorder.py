@@ -19,6 +19,7 @@ from dataclasses import replace
 from brayx.actor.agent import State
 from brayx.logs import limited
 from brayx.metrics import Recorder
+from brayx.recording.addresses import files_of
 from brayx.recording.columns import Columns
 from brayx.recording.config import RecordingConfig
 from brayx.recording.drawing import Drawing
@@ -35,7 +36,7 @@ _MESSAGE_BYTES = 2**20
 """Size at which a message with frames is sent: the writer takes some 20 ms to encode it."""
 _IDLE_S = 1.0
 _AGAIN_S = 5.0
-_END_S = 10.0
+_END_S = 30.0
 
 Pack = tuple[Part, Columns, "list[State | None]", int]
 """Ticks of a session, their states to draw, and their size in memory."""
@@ -69,6 +70,10 @@ class SessionRecorder:
         pack_bytes: size of a session's ticks at which it hands them over early.
         taken: bytes of all ticks so far, without those that sessions dropped; only the event loop changes it.
         freed: bytes of all ticks sent so far; only the recorder's thread changes it, so neither needs a lock.
+
+    Raises:
+        BadRecording: the folder's address is wrong, or its protocol lacks its package.
+        ConfigError: there are to be frames, and PyAV is missing.
     """
 
     def __init__(
@@ -78,6 +83,8 @@ class SessionRecorder:
         start: Callable[[], WriterProcess] | None = None,
         drawing: Drawing | None = None,
     ) -> None:
+        if "://" in config.folder:
+            files_of(config.folder)  # a wrong address ends the start, not only the writer's first write
         if config.frames:
             check_video()
         self.config = config

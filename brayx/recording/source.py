@@ -72,7 +72,7 @@ def reader(path: str | Path, only: Selection | Mapping[str, Any] | None = None) 
         wrong = error.errors()[0]
         raise ConfigError(f"only.{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}, got {wrong['input']!r}") from None
     address = str(path)
-    return Reader(address if "://" in address else str(Path(address).expanduser().absolute()), selection)
+    return Reader(address if "://" in address or not address else str(Path(address).expanduser().absolute()), selection)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-import fsspec
-
 from brayx.recording import index
+from brayx.recording.addresses import files_of
 from brayx.recording.chunks import write_chunk
 from brayx.recording.columns import Columns, frames_of
 from brayx.recording.frames import write_video
@@ -50,7 +49,7 @@ class Folder:
     """
 
     def __init__(self, address: str, max_bytes: int, fps: int = 30) -> None:
-        self._files, self._path = fsspec.core.url_to_fs(address)
+        self._files, self._path = files_of(address)
         self._max_bytes, self._fps = max_bytes, fps
         self._writer = uuid.uuid4().hex[:8]
         self._written = 0

@@ -215,7 +215,7 @@ class Sessions:
         log.end("stop", None)
 
     def close(self):
-        self._recorder.close()
+        self._recorder.close(60.0)
         return open_recordings(str(self.folder))
 
 

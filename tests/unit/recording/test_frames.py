@@ -89,7 +89,7 @@ def test_each_ticks_image_comes_back_and_is_not_kept_twice(tmp_path: Path) -> No
     play(recorder, "some", [image(number) if number % 5 else None for number in range(20)])
     play(recorder, "none", [None] * 3)
     play(recorder, "one", [image(7)])
-    recorder.close()
+    recorder.close(60.0)
     every, some, none, one = open_recordings(str(tmp_path))
     assert (every.columns, every.left_out) == (["score"], {"screen": "it is recorded as frames"})
     assert (every.frames, some.frames, none.frames, one.frames) == (2 * PACK + 3, 16, 0, 1)
@@ -118,7 +118,7 @@ def test_the_image_may_be_a_part_of_the_observation(tmp_path: Path) -> None:
         state.step = Step(obs, np.asarray(1), -0.5, 3)  # type: ignore[arg-type]
         log.tick(state, b"x", b"y", 0.0, 0.0)
     log.end("stop", None)
-    recorder.close()
+    recorder.close(60.0)
     (episode,) = open_recordings(str(tmp_path))
     assert {"obs/eye/1", "obs/speed"} <= set(episode.columns)
     assert "obs/eye/0" not in episode.columns
@@ -136,7 +136,7 @@ def test_what_is_no_image_stays_an_array_and_a_wrong_one_is_a_lost_frame(tmp_pat
     recorder = SessionRecorder(config(tmp_path), metrics)
     play(recorder, "numbers", [np.zeros(4, np.float32)] * 3)
     play(recorder, "mixed", [image(0), np.zeros(4, np.float32), image(2)])
-    recorder.close()
+    recorder.close(60.0)
     numbers, mixed = open_recordings(str(tmp_path))
     assert numbers["screen"].shape == (3, 4)
     assert "no image 'screen'" in numbers.left_out["frames"]
@@ -195,7 +195,7 @@ def test_frames_count_toward_the_memory_and_go_before_ticks_do(tmp_path: Path) -
     picture = np.zeros((200, 200, 3), np.uint8)  # 120 kB: five fill the part of the memory for frames
     play(recorder, "s", [picture] * 200)
     assert recorder.taken - recorder.freed <= recorder.most_bytes
-    recorder.close()
+    recorder.close(60.0)
     (episode,) = open_recordings(str(tmp_path))
     assert (len(episode), episode.lost) == (200, 0)
     assert episode.frames < 200
@@ -219,7 +219,7 @@ def test_a_tick_without_room_for_its_frame_keeps_all_else(tmp_path: Path, name: 
             log.tick(state, b"x", b"y", 0.0, 0.0)
             assert state.screen is shown
         log.end("stop", None)
-        recorder.close()
+        recorder.close(60.0)
         (episode,) = open_recordings(str(tmp_path / str(memory_mb)))
         assert name not in episode.columns
         found[memory_mb] = {column: episode[column] for column in episode.columns if episode[column].nbytes < 10**5}
@@ -275,7 +275,7 @@ def drawn(folder: Path, function: str, states: Sequence[Any], metrics: Recorder)
             state.board = board
         log.tick(state, b"x", b"y", 0.0, 0.0)
     log.end("stop", None)
-    recorder.close()
+    recorder.close(60.0)
     (episode,) = open_recordings(str(folder / function))
     assert len(episode) == len(states)
     return episode
@@ -393,7 +393,7 @@ def test_a_killed_writer_leaves_videos_that_can_be_read(tmp_path: Path) -> None:
     until(played, "two files are written", 60.0)
     started[0]._process.kill()
     log.end("stop", None)
-    recorder.close()
+    recorder.close(60.0)
     (episode,) = open_recordings(str(tmp_path))
     assert episode.frames == len(episode) > 0
     assert all(is_close(found, image(number)) for number, found in enumerate(episode.images()))
@@ -461,7 +461,7 @@ def test_sessions_are_copied_with_their_frames(tmp_path: Path) -> None:
     recorder = SessionRecorder(config(tmp_path / "from", fps=12), Recorder())
     for session in "abc":
         play(recorder, session, [image(number) if number % 9 else None for number in range(PACK + 9)])
-    recorder.close()
+    recorder.close(60.0)
     a, b, c = open_recordings(str(tmp_path / "from"))
     target = str(tmp_path / "to")
     assert copy([a, c, a], target) == (2, 2 * len(a))
@@ -487,7 +487,7 @@ def test_a_session_over_several_files_becomes_one_video(tmp_path: Path, capsys: 
     video.close()
     recorder = SessionRecorder(config(tmp_path / "none"), Recorder())
     play(recorder, "s", [None])
-    recorder.close()
+    recorder.close(60.0)
     words[2] = str(tmp_path / "none")
     assert cli.main(words) == 2
     assert "no selected session has frames" in capsys.readouterr().err

@@ -46,7 +46,7 @@ def host(folder: Path, **options: bool) -> Iterator[LocalHost]:
         yield made
     finally:
         made.close()
-        recorder.close()
+        recorder.close(60.0)
 
 
 def test_a_session_is_recorded_over_each_door_if_its_start_asks(tmp_path: Path) -> None:

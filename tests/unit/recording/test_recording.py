@@ -63,7 +63,7 @@ def test_a_session_comes_back_as_it_was(tmp_path: Path) -> None:
     recorder = SessionRecorder(config(tmp_path / "new"), metrics)
     play(recorder, "a", 3 * PACK, note=object())
     play(recorder, "b", 1)
-    recorder.close()
+    recorder.close(60.0)
     episodes = open_recordings(str(tmp_path / "new"))
     a, b = episodes
     assert [each.session for each in episodes] == ["a", "b"]
@@ -115,7 +115,7 @@ def test_every_nth_session_and_those_with_an_error_are_recorded(tmp_path: Path) 
     log.tick(State("s", tick=3), b"x", b"y", 0.0, 0.0)
     log.keep("it fell into a wall")
     log.end("stop", None)
-    recorder.close()
+    recorder.close(60.0)
     episodes = open_recordings(str(tmp_path))
     assert {each.session: each.why for each in episodes} == {
         "0": "every",
@@ -141,7 +141,7 @@ def test_without_room_new_ticks_of_a_recorded_session_and_old_ones_of_others_are
     for number in range(40):
         recorded.tick(State("s", tick=number), b"x", b"y", 0.0, 0.0)
     recorded.end("stop", None)
-    recorder.close()
+    recorder.close(60.0)
     first, second = sorted(open_recordings(str(tmp_path)), key=lambda each: each.session)
     assert first.read().number.tolist() == list(range(len(first)))
     assert second.read().number.tolist() == list(range(40 - len(second), 40))
@@ -166,7 +166,7 @@ def test_ticks_of_a_slow_session_do_not_wait_for_a_pack(tmp_path: Path) -> None:
         until(written, "some of it is in a file", WAIT_S)
     finally:
         log.end("stop", None)
-        recorder.close()
+        recorder.close(60.0)
 
 
 def test_a_tick_is_written_in_time_and_a_killed_writer_is_started_again(tmp_path: Path, monkeypatch: Any) -> None:
@@ -188,10 +188,15 @@ def test_a_tick_is_written_in_time_and_a_killed_writer_is_started_again(tmp_path
         return any(each.session == "after" for each in open_recordings(str(tmp_path)))
 
     until(again, "another process writes", WAIT_S)
-    recorder.close()
+    recorder.close(60.0)
     assert {each.session for each in open_recordings(str(tmp_path))} == {"before", "after"}
     assert metrics.summary()["recording_lost.writer"] >= 5
     assert recorder.open("late", b"") is None
+
+
+def test_a_wrong_address_ends_the_start() -> None:
+    with pytest.raises(BadRecording, match="Protocol not known"):
+        SessionRecorder(RecordingConfig(folder="foo://bucket/folder"), Recorder())
 
 
 @pytest.mark.parametrize(("with_logits", "most_bytes"), [(False, 300_000), (True, 350_000)])

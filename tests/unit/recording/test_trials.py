@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recorder = SessionRecorder(config(made), Recorder())
     for session in ("red", "blue", "green"):
         play(recorder, session, [image(number) for number in range(10)])
-    recorder.close()
+    recorder.close(60.0)
     return made
 
 

@@ -1,0 +1,26 @@
+"""Where recordings are: a path, or an fsspec address such as ``s3://bucket/recordings``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from brayx.errors import BadRecording
+
+
+def files_of(address: str) -> tuple[Any, str]:
+    """The file system of an address, and the path in it; connects to nothing yet.
+
+    Raises:
+        BadRecording: the address is empty, or its protocol is unknown or lacks its package.
+    """
+    import fsspec  # takes 0.2 s, so a process that records to a path does without
+
+    if not address:
+        raise BadRecording("the address of recordings is empty: expected a folder", file=address)
+    try:
+        files, path = fsspec.core.url_to_fs(address)
+    except ImportError as error:  # of the protocol's package; fsspec names it
+        raise BadRecording(f"recordings at {address} cannot be reached: {error}", file=address) from None
+    except ValueError as error:
+        raise BadRecording(f"{address!r} is no address of recordings: {error}", file=address) from None
+    return files, str(path)
