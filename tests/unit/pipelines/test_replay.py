@@ -150,7 +150,7 @@ def test_two_versions_are_compared_with_each_other_exactly(recorded: Recorded, c
     ("words", "error", "message"),
     [
         (["--model", "models:/cartpole/9"], ModelNotFound, "no version 9"),
-        (["--model", "nowhere"], ConfigError, "nowhere is neither models:/NAME@ALIAS nor a folder"),
+        (["--model", "nowhere"], ConfigError, "nowhere is neither models:/NAME@ALIAS, runs:/TRIAL nor a folder"),
         (["--model", "models:/cartpole/1", "--session", "x"], BadRecording, "no session 'x'"),
         (["--model", "models:/cartpole/1"] * 3, ConfigError, "3 models are given"),
         (["--model", "models:/cartpole/1", "--from-tick", "2"], ConfigError, "need --resimulate"),
