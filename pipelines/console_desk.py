@@ -5,9 +5,6 @@ Runs in the console's process. Knows nothing of HTTP.
 
 from __future__ import annotations
 
-import base64
-import io
-import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -26,15 +23,13 @@ from brayx.recording.columns import texts
 from brayx.recording.reader import Episode, Recordings
 from brayx.tracking import Trial, promote, registered_models, replaced, roll_back
 from brayx.tracking.registry import STEP_TAG
+from pipelines.console_comparisons import Comparisons, Key
+from pipelines.console_ticks import png, tick_of
 from pipelines.trials import trials
 
 _OPENED_S = 2.0
 """Time for which a listing of recordings is cached."""
 _MAX_POINTS = 500
-_SHOWN_VALUES = 256
-"""Elements of an array that are shown as numbers."""
-_MAX_TEXT = 65_536
-_LEAST_PIXELS = 16
 
 
 class StoreDesk:
@@ -49,6 +44,7 @@ class StoreDesk:
 
     def __init__(self, uri: str, *, project: str = "", recordings: str = "", link: Link | None = None) -> None:
         self._uri, self._project, self._folder, self._link = uri, project, recordings, link
+        self._comparisons = Comparisons(uri)
         self._opening = threading.Lock()
         self._opened: tuple[float, Recordings] | None = None
 
@@ -69,7 +65,7 @@ class StoreDesk:
     def ticks(self, session: str, after: int) -> doc.Ticks:
         found: LiveTicks = self._ask("ticks", session, after)
         ticks = [
-            _tick(each.number, each.at_s, each.seconds, each.event, each.input, each.output, each.arrays)
+            tick_of(each.number, each.at_s, each.seconds, each.event, each.input, each.output, each.arrays)
             for each in found.ticks
         ]
         return doc.Ticks(session=session, ticks=ticks, after=found.after, end=found.end, result=found.result)
@@ -179,7 +175,7 @@ class StoreDesk:
         columns = episode.read(first, count)
         inputs, outputs = texts(columns.input), texts(columns.output)
         ticks = [
-            _tick(
+            tick_of(
                 int(columns.number[at]),
                 columns.time_us[at] / 1e6,
                 columns.duration_us[at] / 1e6,
@@ -207,6 +203,20 @@ class StoreDesk:
             if array.ndim == 1 and array.dtype.kind in "biuf" and np.isfinite(array).all():
                 curves[name] = array.astype(float).tolist()
         return doc.RecordedCurves(ticks=numbers.tolist(), curves=curves)
+
+    def frame(self, recording: str, tick: int) -> bytes | None:
+        image = self._episode(recording).image(tick)
+        return None if image is None else png(image)
+
+    def comparison(self, recording: str, version: str, reference: str) -> doc.Comparison:
+        ticks = len(self._episode(recording))
+        return self._comparisons.ask(Key(recording, version, reference), self._folder, ticks)
+
+    def compared_ticks(
+        self, recording: str, version: str, reference: str, first: int, count: int
+    ) -> list[doc.ComparedTick]:
+        episode = self._episode(recording)
+        return self._comparisons.ticks(Key(recording, version, reference), episode, first, count)
 
     def _ask(self, verb: str, *arguments: Any) -> Any:
         if self._link is None:
@@ -243,74 +253,6 @@ _WHOLE = 40
 """Largest thinning at which a recording is read whole."""
 
 
-def _tick(
-    number: int, at_s: float, seconds: float, event: str, body: bytes, reply: bytes, arrays: Mapping[str, np.ndarray]
-) -> doc.Tick:
-    logits, mask, value = (_named(arrays, name) for name in ("logits", "action_mask", "value"))
-    version = arrays.get("policy_version")
-    return doc.Tick(
-        number=number,
-        at_s=at_s,
-        seconds=seconds,
-        event=event,
-        input=_body(body),
-        output=_body(reply),
-        arrays={name: _array(array) for name, array in arrays.items()},
-        action=_array(arrays["action"]) if "action" in arrays else None,
-        probabilities=None if logits is None else _probabilities(np.asarray(logits), mask),
-        value=float(value) if value is not None and np.size(value) == 1 and np.isfinite(value).all() else None,
-        policy_version=int(version) if version is not None and np.size(version) == 1 else None,
-        image=next(filter(None, (_image(array) for array in arrays.values())), None),
-    )
-
-
-def _named(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray | None:
-    """The array of that name, or the first whose path ends with it."""
-    return arrays.get(name, next((array for path, array in arrays.items() if path.rpartition("/")[2] == name), None))
-
-
-def _body(body: bytes) -> Any:
-    """JSON, or else text."""
-    try:
-        return json.loads(body) if body else None
-    except (ValueError, RecursionError):
-        return body[:_MAX_TEXT].decode(errors="replace")
-
-
-def _array(array: np.ndarray) -> Any:
-    """An array as nested lists; a large one in words. NaN and infinity, which JSON lacks, are words, too."""
-    array = np.asarray(array)
-    if array.size > _SHOWN_VALUES:
-        return f"{array.dtype} {list(array.shape)}"
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        return np.vectorize(str, otypes=[object])(array).tolist()
-    return array.tolist()
-
-
-def _probabilities(logits: np.ndarray, mask: np.ndarray | None) -> list[float] | None:
-    if logits.ndim != 1 or not np.isfinite(logits).any():
-        return None
-    shown = logits.astype(np.float64)
-    if mask is not None and np.shape(mask) == shown.shape:
-        shown = np.where(np.asarray(mask) != 0, shown, -np.inf)
-    shown = np.exp(shown - shown.max())
-    found: list[float] = (shown / shown.sum()).tolist()
-    return found if np.isfinite(found).all() else None
-
-
-def _image(array: np.ndarray) -> str | None:
-    """An image ``[height, width, 3]`` or ``[height, width]`` uint8 as a data URL."""
-    if array.dtype != np.uint8 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3))):
-        return None
-    if min(array.shape[:2]) < _LEAST_PIXELS:
-        return None
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(array.squeeze()).save(file, "PNG", compress_level=1)
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
 def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
     finite = [(step, value) for step, value in points if np.isfinite(value)]
     every = -(-len(finite) // _MAX_POINTS) or 1
@@ -334,4 +276,5 @@ def _recording(episode: Episode) -> doc.Recording:
         why=episode.why,
         events=episode.events,
         lost=episode.lost,
+        frames=episode.frames,
     )

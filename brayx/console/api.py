@@ -10,7 +10,7 @@ import importlib.resources
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query, Request
+from fastapi import FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response, StreamingResponse
 
@@ -23,6 +23,8 @@ EVERY_S = 0.2
 """Time between two messages of a followed session."""
 
 SessionId = Annotated[str, Query(description="id of the session")]
+Registered = Annotated[str, Query(pattern=r"^models:/[^/@]+/\d+$", description="models:/NAME/VERSION")]
+_PNG: dict[int | str, dict[str, Any]] = {200: {"content": {"image/png": {}}}, 204: {"description": "no frame"}}
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "default": {"description": "a typed error: `error`, `message`, `details`", "content": {"application/json": {}}}
 }
@@ -117,6 +119,30 @@ def _reading(app: FastAPI, desk: Desk) -> None:
     def recorded_curves(recording: str) -> doc.RecordedCurves:
         """Curves over all of a recording's ticks."""
         return desk.recorded_curves(recording)
+
+    @app.get("/api/recordings/{recording}/frames/{tick}", tags=["recordings"], response_class=Response, responses=_PNG)
+    def frame(recording: str, tick: Annotated[int, Path(ge=0, description="index of the tick")]) -> Response:
+        """The frame of a tick; 204: it has none."""
+        png = desk.frame(recording, tick)
+        return Response(status_code=204) if png is None else Response(png, media_type="image/png")
+
+    @app.get("/api/recordings/{recording}/comparison", tags=["recordings"])
+    def comparison(recording: str, version: Registered, reference: Registered | None = None) -> doc.Comparison:
+        """What a version would have done, or how far that is computed: the first request starts it, and it stops 5 s
+        after the last one. One runs at a time; while another does, this is `service_full`. A failed one is its error.
+        """
+        return desk.comparison(recording, version, reference or "")
+
+    @app.get("/api/recordings/{recording}/comparison/ticks", tags=["recordings"])
+    def compared_ticks(
+        recording: str,
+        version: Registered,
+        reference: Registered | None = None,
+        first: Annotated[int, Query(ge=0)] = 0,
+        count: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> list[doc.ComparedTick]:
+        """Consecutive ticks of a comparison that has been made."""
+        return desk.compared_ticks(recording, version, reference or "", first, count)
 
     @app.get("/docs", include_in_schema=False)
     def docs() -> HTMLResponse:

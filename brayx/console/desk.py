@@ -55,3 +55,17 @@ class Desk(Protocol):
 
     def recorded_curves(self, recording: str) -> doc.RecordedCurves:
         """Curves over all of a recording's ticks."""
+
+    def frame(self, recording: str, tick: int) -> bytes | None:
+        """The frame of a recorded tick, by its index, as a PNG; None: it has none."""
+
+    def comparison(self, recording: str, version: str, reference: str) -> doc.Comparison:
+        """A recording compared with a version: starts with the first request, runs while somebody asks.
+
+        ``version`` and ``reference`` are ``models:/NAME/VERSION``; an empty ``reference`` is the recording itself.
+        """
+
+    def compared_ticks(
+        self, recording: str, version: str, reference: str, first: int, count: int
+    ) -> list[doc.ComparedTick]:
+        """Consecutive ticks of a comparison that has been made."""

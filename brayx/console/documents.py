@@ -231,6 +231,8 @@ class Recording(Document):
     events: int
     lost: int
     """Ticks that could not be recorded."""
+    frames: int
+    """Ticks with a frame."""
 
 
 class Recordings(Document):
@@ -258,6 +260,61 @@ class RecordedCurves(Document):
 
     ticks: list[int]
     curves: dict[str, list[float]]
+
+
+class Comparison(Document):
+    """A recorded session compared with a version of its model, or with two versions."""
+
+    recording: str
+    version: str
+    """``models:/NAME/VERSION``."""
+    reference: str
+    """The version that it is compared with; empty: the recording."""
+    done: bool
+    """False: the numbers below are not known yet."""
+    state: str
+    """What it does, in words."""
+    progress: float
+    """Share of the ticks that are compared."""
+    ticks: int = 0
+    """Ticks that were compared."""
+    left_out: int = 0
+    """Ticks without the arrays that are needed, such as one that failed."""
+    first: int | None = None
+    """Index, in the recording, of the first tick with another action; null: there is none."""
+    agreement: float | None = None
+    """Share of ticks with equal actions."""
+    kl: float | None = None
+    """Mean of KL(recorded || version) in nats; null: not known."""
+    kl_max: float | None = None
+    kl_exact: bool = True
+    """False: it is estimated from the log-probabilities of the recorded actions."""
+    value: float | None = None
+    """Mean absolute difference of the values; null: not known."""
+    curves: RecordedCurves | None = None
+    """By tick ``KL`` and ``value difference``; of a long session the largest of each span of ticks."""
+
+
+class Chosen(Document):
+    """What a version would have done at a tick."""
+
+    action: Any
+    """The most likely one."""
+    probabilities: list[float] | None
+    value: float | None
+
+
+class ComparedTick(Document):
+    """One compared tick."""
+
+    number: int
+    equal: bool
+    """Whether the version's most likely action is the recorded one, or the reference's."""
+    kl: float | None
+    value: float | None
+    """The version's value minus the recorded one, or the reference's."""
+    chosen: dict[str, Chosen]
+    """By ``version`` and, if there is one, ``reference``."""
 
 
 class Reference(Document):

@@ -6,7 +6,7 @@ Knows nothing of where versions come from.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,10 @@ _BYTES = 64 * 2**20
 """Maximum size of all observations that are in memory at once."""
 _TOGETHER = 32
 """Sessions that a model plays at once."""
+
+OnPiece = Callable[[str, np.ndarray, Sequence[Mapping[str, Any]]], None]
+"""Called with the next ticks of a session: the recording's id, the ticks' numbers ``[N]``, and the outputs ``[N, ...]``
+of the version and, if there is one, of the reference."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ def compare(
     reference: Version | None = None,
     *,
     tolerance: float = TOLERANCE,
+    on_piece: OnPiece | None = None,
 ) -> Iterator[Comparison | NotCompared]:
     """Compares a version with recorded sessions, or with another version on their observations.
 
@@ -102,6 +107,8 @@ def compare(
         reference: another version, whose most likely actions, distributions and values replace the recorded ones;
             None: compare with the recording.
         tolerance: largest difference of continuous actions that count as equal.
+        on_piece: gets the outputs as they come. If one of several sessions cannot be compared, it gets those of the
+            others again, from the first tick on.
 
     Yields:
         The comparison of each session, in their order; or why there is none.
@@ -113,7 +120,7 @@ def compare(
         made: dict[str, Comparison] = {}
         while rest := [episode for episode in group if episode.id not in failed]:
             try:
-                made = _played(rest, versions, tolerance)
+                made = _played(rest, versions, tolerance, on_piece)
                 break
             except _Failed as failure:  # the others are played again without it
                 failed[failure.episode] = failure.error
@@ -184,7 +191,9 @@ def _acted(columns: Columns) -> Columns:
     return replace(columns, number=columns.number[acted], arrays=arrays)
 
 
-def _played(group: Sequence[Episode], versions: Sequence[Version], tolerance: float) -> dict[str, Comparison]:
+def _played(
+    group: Sequence[Episode], versions: Sequence[Version], tolerance: float, on_piece: OnPiece | None
+) -> dict[str, Comparison]:
     """The comparison of each session, by the id of its recording; raises `_Failed` for one that has none."""
     sessions = [_Ticks(episode, versions) for episode in group]
     players = [version.players(len(group)) for version in versions]
@@ -199,8 +208,10 @@ def _played(group: Sequence[Episode], versions: Sequence[Version], tolerance: fl
             for index, player in enumerate(players)
         ]
         for place, (columns, _) in read.items():
-            further = _differences(group[place], columns, [acted[place] for acted in outputs], tolerance)
-            pieces[group[place].id].append((columns.number, further))
+            acted = [of[place] for of in outputs]
+            pieces[group[place].id].append((columns.number, _differences(group[place], columns, acted, tolerance)))
+            if on_piece is not None:
+                on_piece(group[place].id, columns.number, acted)
     return {episode.id: _joined(episode, pieces[episode.id]) for episode in group}
 
 

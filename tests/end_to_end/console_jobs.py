@@ -42,6 +42,7 @@ class WatchedAgent(Agent):
     async def on_tick(self, state):
         obs = np.array([state.input["x"], 0.0], np.float32)
         outputs, version = await forward("model", obs)
+        state.logits, state.value = outputs["logits"], outputs["value"]
         state.step = Step(obs, np.asarray(int(np.argmax(outputs["logits"]))), 0.0, version)
         state.output = {"version": version}
 
@@ -107,10 +108,14 @@ class Job:
         (code / "job.yaml").write_text(yaml.safe_dump(parts))
         self.job = JobConfig.load(code / "job.yaml")
 
-    def add(self, version: int, alias: str | None) -> None:
+    def add(self, version: int, alias: str | None, factor: float | None = None) -> None:
+        """Registers a version, whose logits for ``x`` are ``x * factor`` and 0; None: the version's number."""
+        factor = float(version) if factor is None else factor
         folder = self.folder / f"checkpoint-{version}"
         folder.mkdir()
-        save_weights(folder / "weights.npz", {"factor": np.array([version, -version], np.float32)})
+        save_weights(folder / "weights.npz", {"factor": np.array([factor, -factor], np.float32)})
+        meta = {"job": self.job.as_dict(), "folder": self.job.folder}
+        (folder / "meta.json").write_text(json.dumps(meta))
         register(self.trial, self.trial.save_checkpoint(folder, version), PROJECT, alias=alias)
 
     @contextlib.contextmanager

@@ -193,6 +193,63 @@ def test_recordings_trials_health_and_refusals(served: tuple[Job, Serving, Conso
     assert "https://" not in console.http.get("/docs").text, "nothing is downloaded"
 
 
+def test_a_recording_is_compared_with_versions_one_at_a_time(job: Job) -> None:
+    job.add(1, "champion")
+    job.add(2, "candidate", -1.0)
+    with job.served() as (serving, console):
+        with playing(serving.url, "compared") as tick:
+            for x in range(5):
+                tick(float(x))
+        until(
+            lambda: any(each["end"] for each in console.get("/api/recordings")["recordings"]), "it is written", WAIT_S
+        )
+        (recording,) = console.get("/api/recordings")["recordings"]
+        path = f"/api/recordings/{recording['id']}/comparison"
+
+        def compared(**query: str) -> Any:
+            found = console.get(path, **query)
+            until(lambda: (found.update(console.get(path, **query)), found["done"])[1], "it is compared", WAIT_S)
+            return found
+
+        other, itself = f"models:/{PROJECT}/2", f"models:/{PROJECT}/1"
+        begun = console.get(path, version=other)
+        assert (begun["done"], begun["first"], begun["curves"]) == (False, None, None)
+        again = {"params": {"version": itself}}
+        assert console.refusal("GET", path, **again) == (503, "service_full"), "one at a time"
+        found = compared(version=other)
+        assert (found["ticks"], found["left_out"], found["first"], found["agreement"]) == (5, 0, 1, 0.2)
+        # Of p = softmax(x, 0) and q = softmax(-x, 0): x tanh(x / 2).
+        kl = [x * np.tanh(x / 2) for x in range(5)]
+        assert (found["kl"], found["kl_max"], found["kl_exact"]) == (
+            pytest.approx(np.mean(kl)),
+            pytest.approx(kl[-1]),
+            True,
+        )
+        assert found["value"] == 0.0
+        assert found["curves"]["ticks"] == [0, 1, 2, 3, 4]
+        assert found["curves"]["curves"]["KL"] == pytest.approx(kl)
+        (third,) = console.get(f"{path}/ticks", version=other, first=3, count=1)
+        assert (third["number"], third["equal"], third["kl"]) == (3, False, pytest.approx(kl[3]))
+        assert third["chosen"]["version"]["action"] == 1
+        assert third["chosen"]["version"]["probabilities"] == pytest.approx([1 / (1 + np.exp(3)), 1 / (1 + np.exp(-3))])
+
+        found = compared(version=itself, reference=other)
+        assert (found["first"], found["agreement"]) == (1, 0.2)
+        (first,) = console.get(f"{path}/ticks", version=itself, reference=other, first=1, count=1)
+        assert {name: each["action"] for name, each in first["chosen"].items()} == {"version": 0, "reference": 1}
+
+        assert console.refusal("GET", path, params={"version": "models:/watched@champion"}) == (400, "bad_request")
+        assert console.refusal("GET", path, params={"version": "/tmp/folder"}) == (400, "bad_request")
+        assert console.refusal("GET", f"{path}/ticks", params={"version": "models:/x/1"}) == (422, "bad_recording")
+        begun = console.get(path, version=f"models:/{PROJECT}/9")
+        until(
+            lambda: console.http.get(path, params={"version": f"models:/{PROJECT}/9"}).status_code == 404,
+            "it fails",
+            WAIT_S,
+        )
+        assert not console.get(path, version=f"models:/{PROJECT}/9")["done"], "a failed one can be tried again"
+
+
 def test_foreign_pages_and_names_are_refused_and_a_games_door_has_no_control(
     served: tuple[Job, Serving, Console],
 ) -> None:

@@ -176,6 +176,33 @@ def test_a_recording_is_scrubbed_by_the_keyboard(served: tuple[Job, Serving, Con
     expect(page.get_by_text(re.compile("There is no recording 'none' in"))).to_be_visible()
 
 
+def test_a_recording_is_compared_with_another_version(served: tuple[Job, Serving, Console], page: Page) -> None:
+    job, serving, console = served
+    job.add(3, None, -1.0)  # acts otherwise wherever x is not 0
+    with playing(serving.url, "compared") as tick:
+        for x in range(20):
+            tick(float(x % 10))
+    page.goto(f"{console.url}/recordings")
+    page.get_by_role("cell", name="compared", exact=True).click()
+    number = page.get_by_text("Tick", exact=True).locator("xpath=following-sibling::*")
+    expect(number).to_have_text("0")
+    page.get_by_role("combobox", name="version").click()
+    page.get_by_role("option", name="watched 3", exact=True).click()
+    page.get_by_role("button", name="Compare").click()
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    expect(page.get_by_text("watched 3 against the recording, 20 ticks.")).to_be_visible()
+    expect(page.get_by_text("Equal actions", exact=True).locator("xpath=following-sibling::*")).to_have_text("10.0%")
+    expect(page.get_by_text("watched 3: action 0, value 0")).to_be_visible()
+    expect(page.locator(".nicegui-echart canvas:visible")).to_have_count(3)
+    page.get_by_role("button", name="tick 1", exact=True).click()
+    expect(number).to_have_text("1")
+    expect(page.get_by_text("watched 3: action 1, value 1")).to_be_visible()
+    expect(page.get_by_text(re.compile("another action; KL 0.46"))).to_be_visible()
+    page.keyboard.press("End")
+    expect(page.get_by_text("watched 3: action 1, value 9")).to_be_visible()
+    expect(page.get_by_text(re.compile(r"▸ +1 100\.0%"))).to_be_visible()
+
+
 def test_trials_and_an_empty_league(served: tuple[Job, Serving, Console], page: Page) -> None:
     _, _, console = served
     page.goto(f"{console.url}/trials")

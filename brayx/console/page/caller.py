@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,11 @@ class Caller:
         """
         return await self._call(kind, "GET", path, params=query)
 
+    async def image(self, path: str) -> str | None:
+        """A PNG as a data URL; None: there is none. Errors as `get`."""
+        png = await self._reply("GET", path)
+        return "data:image/png;base64," + base64.b64encode(png).decode() if png else None
+
     async def post(self, kind: Any, path: str, body: Any = None) -> Any:
         """Controls; errors as `get`."""
         return await self._call(kind, "POST", path, json=body)
@@ -43,11 +49,14 @@ class Caller:
         return await self._call(kind, "DELETE", path, params=query)
 
     async def _call(self, kind: Any, method: str, path: str, **options: Any) -> Any:
+        return TypeAdapter(kind).validate_json(await self._reply(method, path, **options))
+
+    async def _reply(self, method: str, path: str, **options: Any) -> bytes:
         try:
             reply = await self._client.request(method, path, timeout=_TIMEOUT_S, **options)
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
             raise ConnectFailed(f"the job's console at {self._client.base_url} does not answer: {reason}") from None
-        if reply.status_code != 200:
+        if reply.status_code not in (200, 204):
             raise from_wire(reply.content, http_status=reply.status_code)
-        return TypeAdapter(kind).validate_json(reply.content)
+        return reply.content

@@ -11,6 +11,7 @@ from nicegui.events import KeyEventArguments
 from brayx.console.documents import RecordedCurves, RecordedTicks, Recording, Recordings, Tick
 from brayx.console.page.caller import Caller, Connect
 from brayx.console.page.charts import lines, put_lines
+from brayx.console.page.comparison import Compare
 from brayx.console.page.frame import MUTED, Panel, empty, frame, heading, number, put_rows, sentence, table
 from brayx.console.page.tick import TickView
 from brayx.errors import BrayxError
@@ -83,6 +84,7 @@ class _Recorded:
     def __init__(self, caller: Caller, recording: str) -> None:
         self._caller, self._id = caller, recording
         self._windows: dict[int, list[Tick]] = {}
+        self._has_frames = self._loading_frame = False
         self._at, self._shown, self._last = 0, -1, 0
         self._failure = ui.label().props('role="alert"').classes("text-orange-800 dark:text-orange-300")
         self._failure.set_visibility(False)
@@ -102,6 +104,8 @@ class _Recorded:
             self._choice = ui.select([], multiple=True, on_change=self._draw).props("dense outlined use-chips")
             self._choice.classes("w-full max-w-xl").props('aria-label="curves"')
             self._chart = lines({}, "tick")
+            heading("Compare with another version")
+            self._compare = Compare(caller, recording, self._tick.beside, self._go, self._show_again, _WINDOW)
         self._body.set_visibility(False)
         self._curves: RecordedCurves | None = None
         self._player = ui.timer(_PLAY_EVERY_S, self._next, active=False)
@@ -118,6 +122,7 @@ class _Recorded:
             self._head(found.recording)
             await self._show()
             await self._load_curves()
+            await self._compare.load()
         except BrayxError as error:
             self._fail(error)
             return
@@ -152,6 +157,7 @@ class _Recorded:
 
     def _head(self, recording: Recording) -> None:
         self._last = max(recording.ticks - 1, 0)
+        self._has_frames = recording.frames > 0
         self._slider.props(f"max={max(self._last, 1)}")
         self._title.set_text(recording.session)
         lost = f", {recording.lost} ticks lost" if recording.lost else ""
@@ -196,9 +202,32 @@ class _Recorded:
         offset = at - window * _WINDOW
         if offset < len(ticks):
             self._shown = at
-            self._tick.show(ticks[offset])
+            self._tick.show(ticks[offset], with_image=not self._has_frames)
             if self._slider.value != at:
                 self._slider.set_value(at)
+            await self._show_frame(at)
+            await self._compare.show(at, ticks[offset])
+
+    async def _show_again(self) -> None:
+        self._shown = -1
+        await self._show()
+
+    async def _show_frame(self, at: int) -> None:
+        """Shows the tick's frame of the recording's video; of ticks that pass meanwhile, only the newest."""
+        if not self._has_frames or self._loading_frame:
+            return
+        self._loading_frame = True
+        try:
+            while True:
+                png = await self._caller.image(f"/api/recordings/{self._id}/frames/{at}")
+                self._tick.show_image(png)
+                if at == self._shown:
+                    return
+                at = self._shown
+        except BrayxError as error:
+            self._fail(error)
+        finally:
+            self._loading_frame = False
 
     async def _key(self, event: KeyEventArguments) -> None:
         if not event.action.keydown:

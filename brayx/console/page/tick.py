@@ -15,11 +15,15 @@ _MAX_CHARS = 6000
 
 
 class TickView:
-    """A tick's frame or JSON, action probabilities, value and arrays; `show` replaces it with another tick."""
+    """A tick's frame or JSON, action probabilities, value and arrays; `show` replaces it with another tick.
+
+    Attributes:
+        beside: the place below the action probabilities, for those of others.
+    """
 
     def __init__(self) -> None:
         with ui.row().classes("w-full gap-x-6 gap-y-1"):
-            self._facts = {name: _fact(name) for name in ("Tick", "Action", "Value", "Policy version", "Took")}
+            self._facts = {name: fact(name) for name in ("Tick", "Action", "Value", "Policy version", "Took")}
         self._event = ui.badge(color="negative")
         with ui.grid().classes("w-full grid-cols-1 sm:grid-cols-2 gap-4"):
             with ui.column().classes("w-full min-w-0"):
@@ -30,14 +34,13 @@ class TickView:
                 self._output = _text("reply")
             with ui.column().classes("w-full min-w-0"):
                 heading("Action probabilities")
-                self._none = ui.label().classes(MUTED)
-                self._bars = ui.column().classes("w-full gap-1").mark("probabilities")
-                self._made: list[tuple[ui.linear_progress, ui.label]] = []
+                self._bars = Bars("Not known: neither the model's outputs nor the agents' values have `logits`.")
+                self.beside = ui.column().classes("w-full gap-2")
                 heading("Set by the agents")
                 self._arrays = _text("arrays")
 
-    def show(self, tick: Tick) -> None:
-        """Shows a tick."""
+    def show(self, tick: Tick, *, with_image: bool = True) -> None:
+        """Shows a tick; without its image the one before stays, until `show_image`."""
         texts = {
             "Tick": number(tick.number),
             "Action": _short(tick.action),
@@ -49,22 +52,39 @@ class TickView:
             self._facts[name].set_text(text)
         self._event.set_text(tick.event)
         self._event.set_visibility(bool(tick.event))
-        self._image.set_visibility(tick.image is not None)
-        if tick.image is not None:
-            self._image.set_source(tick.image)
+        if with_image:
+            self.show_image(tick.image)
         self._input.set_text(_pretty(tick.input))
         self._output.set_text(_pretty(tick.output))
         self._arrays.set_text("\n".join(f"{name}: {_short(value)}" for name, value in sorted(tick.arrays.items())))
-        self._probabilities(tick.probabilities, tick.action)
+        self._bars.show(tick.probabilities, tick.action)
 
-    def _probabilities(self, shares: list[float] | None, action: Any) -> None:
+    def show_image(self, image: str | None) -> None:
+        """Shows another image, a data URL, instead of the tick's own."""
+        self._image.set_visibility(image is not None)
+        if image is not None:
+            self._image.set_source(image)
+
+
+class Bars:
+    """The probabilities of actions as bars.
+
+    Args:
+        unknown: shown when there are none.
+        colour: of the bars.
+    """
+
+    def __init__(self, unknown: str, colour: str = "primary") -> None:
+        self._unknown, self._colour = unknown, colour
+        self._none = ui.label().classes(MUTED)
+        self._bars = ui.column().classes("w-full gap-1").mark("probabilities")
+        self._made: list[tuple[ui.linear_progress, ui.label]] = []
+
+    def show(self, shares: list[float] | None, action: Any) -> None:
+        """Shows probabilities ``[A]``, and marks the action."""
         shown = (shares or [])[:_MAX_ACTIONS]
         self._none.set_visibility(not shown or len(shares or []) > len(shown))
-        self._none.set_text(
-            f"The first {len(shown)} of {len(shares or [])} actions."
-            if shown
-            else "Not known: neither the model's outputs nor the agents' values have `logits`."
-        )
+        self._none.set_text(f"The first {len(shown)} of {len(shares or [])} actions." if shown else self._unknown)
         if len(self._made) != len(shown):
             self._bars.clear()
             self._made = []
@@ -72,14 +92,17 @@ class TickView:
                 for _ in shown:
                     with ui.row().classes("w-full no-wrap items-center gap-2"):
                         label = ui.label().classes("mono w-24 shrink-0 whitespace-pre")
-                        bar = ui.linear_progress(show_value=False, size="14px").props("instant-feedback")
+                        bar = ui.linear_progress(show_value=False, size="14px").props(
+                            f"instant-feedback color={self._colour}"
+                        )
                         self._made.append((bar, label))
         for index, ((bar, label), share) in enumerate(zip(self._made, shown, strict=True)):
             label.set_text(f"{'▸' if index == action else ' '}{index:>3} {share:6.1%}")
             bar.set_value(round(share, 3))
 
 
-def _fact(name: str) -> ui.label:
+def fact(name: str) -> ui.label:
+    """A value below its name."""
     with ui.column().classes("gap-0"):
         ui.label(name).classes(f"text-xs {MUTED}")
         return ui.label("-").classes("text-base font-semibold").mark(name)

@@ -1,0 +1,222 @@
+"""The part of a recording's page that compares it with registered versions."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from nicegui import ui
+
+from brayx.console.documents import ComparedTick, Comparison, Model, Tick
+from brayx.console.page.caller import Caller
+from brayx.console.page.charts import lines, put_lines
+from brayx.console.page.frame import MUTED, number, sentence
+from brayx.console.page.tick import Bars, fact
+from brayx.errors import BrayxError
+
+_EVERY_S = 0.5
+_OWN_SPACE = "(event) => { if (event.key === ' ') event.stopPropagation() }"
+"""The space bar presses a button that has the focus, and then does not play the recording, too."""
+_RECORDED = "the recording"
+_COLOURS = {"reference": "positive", "version": "warning"}
+
+
+class Compare:
+    """Chooses versions, shows how far the comparison is, and then its numbers, curves, and each tick.
+
+    Args:
+        caller: the viewer's client.
+        recording: id of the recording.
+        beside: where the versions' action probabilities go.
+        go: jumps to a tick by its index.
+        again: has the tick that is shown passed to `show`.
+        window: number of ticks that are loaded at once.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        recording: str,
+        beside: ui.column,
+        go: Callable[[int], Awaitable[None]],
+        again: Callable[[], Awaitable[None]],
+        window: int,
+    ) -> None:
+        self._caller, self._path, self._go, self._window = caller, f"/api/recordings/{recording}/comparison", go, window
+        self._beside, self._again = beside, again
+        self._query: dict[str, str] = {}
+        self._first: int | None = None
+        self._wanted = 0
+        self._windows: dict[int, dict[int, ComparedTick]] = {}
+        self._none = ui.label("There is no registered version to compare with yet.").classes(MUTED)
+        with ui.row().classes("w-full items-center gap-2") as self._choice:
+            self._version = ui.select({}, label="version").classes("w-56").props("dense outlined")
+            self._reference = ui.select({"": _RECORDED}, value="", label="with").classes("w-56").props("dense outlined")
+            self._button = ui.button("Compare", on_click=self._press).props("outline")
+            self._button.on("keydown", js_handler=_OWN_SPACE)
+        self._choice.set_visibility(False)
+        self._state = ui.label().classes(MUTED).props('role="status"')
+        self._progress = ui.linear_progress(show_value=False, size="8px").props(
+            'aria-label="progress of the comparison"'
+        )
+        self._failure = ui.label().props('role="alert"').classes("text-orange-800 dark:text-orange-300")
+        self._result = ui.column().classes("w-full gap-3")
+        with self._result:
+            with ui.row().classes("w-full items-end gap-x-6 gap-y-1"):
+                with ui.column().classes("gap-0"):
+                    ui.label("First other action").classes(f"text-xs {MUTED}")
+                    self._jump = ui.button(on_click=self._to_first).props("flat dense no-caps")
+                    self._jump.on("keydown", js_handler=_OWN_SPACE)
+                self._facts = {
+                    name: fact(name) for name in ("Equal actions", "Mean KL", "Highest KL", "Value, difference")
+                }
+            self._note = ui.label().classes(MUTED)
+            self._charts = {name: lines({}, "tick", height="h-40") for name in ("KL", "value difference")}
+        for part in (self._progress, self._failure, self._result):
+            part.set_visibility(False)
+        self._timer = ui.timer(_EVERY_S, self._ask, active=False)
+
+    async def load(self) -> None:
+        """Loads the versions to choose from.
+
+        Raises:
+            BrayxError: the store cannot be read.
+        """
+        models: list[Model] = await self._caller.get(list[Model], "/api/models")
+        names = {
+            f"models:/{model.name}/{each.version}": " ".join([f"{model.name} {each.version}", *_marks(each.aliases)])
+            for model in models
+            for each in model.versions
+        }
+        self._none.set_visibility(not names)
+        self._choice.set_visibility(bool(names))
+        self._version.set_options(names, value=next(iter(names), None))
+        self._reference.set_options({"": _RECORDED, **names}, value="")
+
+    async def show(self, index: int, tick: Tick) -> None:
+        """Shows what the versions would have done at a tick, once there is a comparison."""
+        self._wanted = tick.number
+        if not self._result.visible:
+            return
+        window = index // self._window
+        if window not in self._windows:
+            asked = dict(self._query)
+            try:
+                found: list[ComparedTick] = await self._caller.get(
+                    list[ComparedTick], f"{self._path}/ticks", **asked, first=window * self._window, count=self._window
+                )
+            except BrayxError as error:
+                self._fail(error)
+                return
+            if asked != self._query or self._wanted != tick.number:  # the viewer has moved on meanwhile
+                return
+            self._windows = {window: {each.number: each for each in found}}
+        self._show(self._windows[window].get(tick.number))
+
+    async def _press(self) -> None:
+        if self._timer.active:
+            self._stop("Stopped.")
+            return
+        if not self._version.value:
+            return
+        self._query = {"version": self._version.value}
+        if self._reference.value:
+            self._query["reference"] = self._reference.value
+        self._windows = {}
+        self._beside.clear()
+        for part, shown in ((self._failure, False), (self._result, False), (self._progress, True)):
+            part.set_visibility(shown)
+        self._progress.set_value(0.0)
+        self._state.set_text("Starting …")
+        self._button.set_text("Stop")
+        self._timer.activate()
+        await self._ask()
+
+    async def _ask(self) -> None:
+        asked = dict(self._query)
+        try:
+            found: Comparison = await self._caller.get(Comparison, self._path, **asked)
+        except BrayxError as error:
+            if self._timer.active:
+                self._fail(error)
+            return
+        if not self._timer.active or asked != self._query:  # stopped meanwhile
+            return
+        self._progress.set_value(round(found.progress, 3))
+        self._state.set_text(f"{sentence(found.state)[:-1]} …")
+        if found.done:
+            self._stop("")
+            self._put(found)
+            await self._again()
+
+    def _stop(self, text: str) -> None:
+        self._timer.deactivate()
+        self._button.set_text("Compare")
+        self._progress.set_visibility(False)
+        self._state.set_text(text)
+
+    def _fail(self, error: BrayxError) -> None:
+        self._stop("")
+        self._failure.set_text(sentence(error.message))
+        self._failure.set_visibility(True)
+
+    def _put(self, found: Comparison) -> None:
+        against = _short(found.reference) if found.reference else _RECORDED
+        left_out = (
+            f"; {number(found.left_out)} without their observation or action are left out" if found.left_out else ""
+        )
+        estimated = "" if found.kl_exact or found.kl is None else (
+            "; KL is estimated from the log-probabilities of the recorded actions"
+        )  # fmt: skip
+        self._note.set_text(
+            f"{_short(found.version)} against {against}, {number(found.ticks)} ticks{left_out}{estimated}."
+        )
+        self._first = found.first
+        self._jump.set_text("none" if found.first is None else f"tick {number(found.first)}")
+        self._jump.set_enabled(found.first is not None)
+        texts = {
+            "Equal actions": "-" if found.agreement is None else f"{found.agreement:.1%}",
+            "Mean KL": number(found.kl),
+            "Highest KL": number(found.kl_max),
+            "Value, difference": number(found.value),
+        }
+        for name, text in texts.items():
+            self._facts[name].set_text(text)
+        for name, chart in self._charts.items():
+            curves = found.curves.curves if found.curves is not None else {}
+            chart.set_visibility(name in curves)
+            if found.curves is not None and name in curves:
+                put_lines(
+                    chart, {name: list(zip(found.curves.ticks, curves[name], strict=True))}, "tick", _TITLES[name]
+                )
+        self._result.set_visibility(True)
+
+    def _show(self, tick: ComparedTick | None) -> None:
+        self._beside.clear()
+        with self._beside:
+            if tick is None:
+                ui.label("This tick was left out of the comparison.").classes(MUTED)
+                return
+            for name, each in tick.chosen.items():
+                text = f"{_short(self._query[name])}: action {each.action}"
+                text += "" if each.value is None else f", value {number(each.value)}"
+                ui.label(text).classes("font-semibold").mark(f"compared-{name}")
+                bars = Bars("It has no `logits`, or too many for all ticks.", _COLOURS[name])
+                bars.show(each.probabilities, each.action)
+            same = "the same action" if tick.equal else "another action"
+            ui.label("; ".join([same, *([] if tick.kl is None else [f"KL {number(tick.kl)}"])])).classes(MUTED)
+
+    async def _to_first(self) -> None:
+        if self._first is not None:
+            await self._go(self._first)
+
+
+_TITLES = {"KL": "KL, nats", "value difference": "Value, difference"}
+
+
+def _marks(aliases: list[str]) -> list[str]:
+    return [f"({', '.join(aliases)})"] if aliases else []
+
+
+def _short(reference: str) -> str:
+    """``NAME VERSION``."""
+    return reference.removeprefix("models:/").replace("/", " ")

@@ -1,0 +1,92 @@
+"""Ticks as the console's documents: bodies, arrays, probabilities and images as JSON values. Knows nothing of jobs."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from brayx.console import documents as doc
+from brayx.recording.frames import is_image
+
+_SHOWN_VALUES = 256
+"""Elements of an array that are shown as numbers."""
+_MAX_TEXT = 65_536
+_LEAST_PIXELS = 16
+
+
+def tick_of(
+    number: int, at_s: float, seconds: float, event: str, body: bytes, reply: bytes, arrays: Mapping[str, np.ndarray]
+) -> doc.Tick:
+    """A tick, live or recorded; ``arrays`` is what the agents set, by path."""
+    logits, mask, value = (named(arrays, name) for name in ("logits", "action_mask", "value"))
+    version = arrays.get("policy_version")
+    return doc.Tick(
+        number=number,
+        at_s=at_s,
+        seconds=seconds,
+        event=event,
+        input=_body(body),
+        output=_body(reply),
+        arrays={name: array_of(array) for name, array in arrays.items()},
+        action=array_of(arrays["action"]) if "action" in arrays else None,
+        probabilities=None if logits is None else probabilities_of(np.asarray(logits), mask),
+        value=float(value) if value is not None and np.size(value) == 1 and np.isfinite(value).all() else None,
+        policy_version=int(version) if version is not None and np.size(version) == 1 else None,
+        image=next(filter(None, (_image(array) for array in arrays.values())), None),
+    )
+
+
+def named(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray | None:
+    """The array of that name, or the first whose path ends with it."""
+    return arrays.get(name, next((array for path, array in arrays.items() if path.rpartition("/")[2] == name), None))
+
+
+def _body(body: bytes) -> Any:
+    """JSON, or else text."""
+    try:
+        return json.loads(body) if body else None
+    except (ValueError, RecursionError):
+        return body[:_MAX_TEXT].decode(errors="replace")
+
+
+def array_of(array: np.ndarray) -> Any:
+    """An array as nested lists; a large one in words. NaN and infinity, which JSON lacks, are words, too."""
+    array = np.asarray(array)
+    if array.size > _SHOWN_VALUES:
+        return f"{array.dtype} {list(array.shape)}"
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        return np.vectorize(str, otypes=[object])(array).tolist()
+    return array.tolist()
+
+
+def probabilities_of(logits: np.ndarray, mask: np.ndarray | None) -> list[float] | None:
+    """The distribution over actions ``[A]`` of logits ``[A]``, without those that the mask ``[A]`` forbids."""
+    if logits.ndim != 1 or not np.isfinite(logits).any():
+        return None
+    shown = logits.astype(np.float64)
+    if mask is not None and np.shape(mask) == shown.shape:
+        shown = np.where(np.asarray(mask) != 0, shown, -np.inf)
+    shown = np.exp(shown - shown.max())
+    found: list[float] = (shown / shown.sum()).tolist()
+    return found if np.isfinite(found).all() else None
+
+
+def _image(array: np.ndarray) -> str | None:
+    """An image, ``[height, width]`` or ``[height, width, 1, 3 or 4]`` uint8, as a data URL; a small array is none."""
+    if not is_image(array) or min(array.shape[:2]) < _LEAST_PIXELS:
+        return None
+    return "data:image/png;base64," + base64.b64encode(png(array)).decode()
+
+
+def png(image: np.ndarray) -> bytes:
+    """A PNG of an image, as `brayx.recording.frames.is_image` takes them."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(image[:, :, 0] if image.shape[2:] == (1,) else image).save(file, "PNG", compress_level=1)
+    return file.getvalue()
