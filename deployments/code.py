@@ -79,6 +79,8 @@ def _named(job: JobConfig, actors: Iterable[str], mode: str) -> Iterator[tuple[s
         for name, rollout in job.rollouts.items():
             if rollout.module is not None and rollout.func is not None:
                 yield name, "func", rollout.module, rollout.func
+    for name, board in job.boards.items():
+        yield name, "func", board.module, board.func
     for name, render in job.renders.items():
         if mode == "train" or name == job.frames_render:
             yield name, "func", render.module, render.func

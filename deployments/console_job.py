@@ -20,7 +20,8 @@ from brayx.console.port import ConsolePort
 from brayx.errors import ConfigError, StartupError
 from brayx.gamecore.auth import Keys
 from brayx.ports import is_loopback
-from deployments.job import JobConfig
+from deployments.job import JobConfig, pool_name
+from deployments.league_files import levels_file
 
 MODULE = "pipelines.console_process"
 """The program that serves the console."""
@@ -136,5 +137,23 @@ def words_of(job: JobConfig, uri: str) -> tuple[str, ...]:
         "project": job.project,
         "recordings": "" if job.recording is None else job.recording.absolute().folder,
         "keys": console_keys(job),
+        "board": _board(job),
     }
     return (json.dumps(settings),)
+
+
+def _board(job: JobConfig) -> dict[str, Any] | None:
+    """How a human plays the job's game in the page: arguments of `pipelines.console_games.Games`; None: not at all."""
+    if not job.boards or not job.actors:
+        return None
+    board, actor = next(iter(job.boards.values())), next(iter(job.actors.values()))
+    league = next(iter(job.leagues.values()), None)
+    return {
+        "module": board.module,
+        "func": board.func,
+        "folder": job.folder,
+        "keys_file": actor.keys_file,
+        "think_s": actor.idle_timeout_s,
+        "model": "" if league is None else pool_name(job, league.model),
+        "levels": "" if league is None else str(levels_file(job.folder, league)),
+    }

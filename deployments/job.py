@@ -92,6 +92,19 @@ class RenderConfig(BaseModel):
     """File that a list of images becomes; ``mp4`` has all colours, is smaller, and needs the extra ``video``."""
 
 
+class BoardConfig(BaseModel):
+    """A function that plays the game with a human, in the page of the console."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    kind: Literal["board"] = "board"
+    module: str
+    """Import path of the module, searched in the YAML file's folder first. The console's process loads it."""
+    func: str = "board"
+    """Function in it, ``(opponent)``, that returns a generator: one game, which yields requests of its agents' sessions
+    and, when the human is to move, boards."""
+
+
 class FreeConfig(BaseModel):
     """Values of the user's own that agents and models read from the job; any keys."""
 
@@ -111,6 +124,7 @@ KINDS: dict[str, type[BaseModel]] = {
     "league": LeagueConfig,
     "render": RenderConfig,
     "recording": RecordingConfig,
+    "board": BoardConfig,
     "config": FreeConfig,
 }
 
@@ -152,6 +166,7 @@ class JobConfig(BaseModel):
     leagues: dict[str, LeagueConfig] = {}
     renders: dict[str, RenderConfig] = {}
     recordings: dict[str, RecordingConfig] = {}
+    boards: dict[str, BoardConfig] = {}
     configs: dict[str, FreeConfig] = {}
 
     file: str
@@ -404,8 +419,9 @@ class _Validation:
             check("models", (name, "model"), rollout.model)
             check("buffers", (name, "buffer"), rollout.buffer)
 
-        for name in list(groups["recordings"])[1:]:
-            self._add((name,), "a job has one recording at most")
+        for kind in ("recording", "board"):
+            for name in list(groups[f"{kind}s"])[1:]:
+                self._add((name,), f"a job has one {kind} at most")
 
     def _broken(self, group: str) -> set[str]:
         """Components of a group in the file, valid or not, so that each error is reported once."""

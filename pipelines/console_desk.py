@@ -18,12 +18,13 @@ from brayx.actor.live_ticks import LiveTicks
 from brayx.charts import CHARTS
 from brayx.console import documents as doc
 from brayx.console.link import Link
-from brayx.errors import BadRecording, ConfigError, JobNotRunning
+from brayx.errors import BadRecording, ConfigError, JobNotRunning, SessionUnknown
 from brayx.recording.columns import texts
 from brayx.recording.reader import Episode, Recordings
 from brayx.tracking import Trial, promote, registered_models, replaced, roll_back
 from brayx.tracking.registry import STEP_TAG
 from pipelines.console_comparisons import Comparisons, Key
+from pipelines.console_games import Games, HumanGame
 from pipelines.console_ticks import png, tick_of
 from pipelines.trials import trials
 
@@ -40,11 +41,14 @@ class StoreDesk:
         project: the job's project; empty: there is no job, and all projects are shown.
         recordings: folder of its recordings; empty: it has none.
         link: asks the job; None: there is none.
+        games: games of humans; None: the job has no board.
     """
 
-    def __init__(self, uri: str, *, project: str = "", recordings: str = "", link: Link | None = None) -> None:
+    def __init__(
+        self, uri: str, *, project: str = "", recordings: str = "", link: Link | None = None, games: Games | None = None
+    ) -> None:
         self._uri, self._project, self._folder, self._link = uri, project, recordings, link
-        self._comparisons = Comparisons(uri)
+        self._comparisons, self._games = Comparisons(uri), games
         self._opening = threading.Lock()
         self._opened: tuple[float, Recordings] | None = None
 
@@ -217,6 +221,36 @@ class StoreDesk:
     ) -> list[doc.ComparedTick]:
         episode = self._episode(recording)
         return self._comparisons.ticks(Key(recording, version, reference), episode, first, count)
+
+    def opponents(self) -> doc.Opponents:
+        if self._link is None:
+            return doc.Opponents(why_not="There is no job behind this console.")
+        if self._games is None:
+            return doc.Opponents(why_not="This job has no component `kind: board`, which shows its game to a human.")
+        if self._link.ask("job")["mode"] != "serve":
+            return doc.Opponents(
+                why_not="A training plays its own games. A served job plays with humans: `brayx serve`."
+            )
+        versions = next((m.versions for m in registered_models(self._uri) if m.name == self._games.model), [])
+        return self._games.opponents([entry.version for entry, _ in versions])
+
+    def new_game(self, opponent: dict[str, Any] | None) -> doc.Game:
+        why_not = self.opponents().why_not
+        if self._games is None or why_not:
+            raise ConfigError(why_not)
+        return self._games.begin(self._ask("job")["doors"], opponent)
+
+    def move(self, game: str, move: Any) -> doc.Game:
+        return self._game(game).move(move)
+
+    def give_up(self, game: str) -> doc.Done:
+        self._game(game).give_up()
+        return doc.Done(done="the game is given up")
+
+    def _game(self, game: str) -> HumanGame:
+        if self._games is None:
+            raise SessionUnknown(f"there is no game {game!r}: this job has no board")
+        return self._games.find(game)
 
     def _ask(self, verb: str, *arguments: Any) -> Any:
         if self._link is None:

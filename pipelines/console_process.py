@@ -17,6 +17,7 @@ from brayx.gamecore.auth import Keys
 from brayx.tracking.store import import_mlflow
 from pipelines.console import serve_app
 from pipelines.console_desk import StoreDesk
+from pipelines.console_games import Games
 
 _NICE = 5
 """The job has priority."""
@@ -38,7 +39,8 @@ def main(settings: str, descriptor: int) -> None:
     threading.Thread(target=import_mlflow, name="brayx-console-imports", daemon=True).start()
     given = json.loads(settings)
     keys = ConsoleKeys(Keys.load(given["keys"])) if given["keys"] else None
-    desk = StoreDesk(given["uri"], project=given["project"], recordings=given["recordings"], link=link)
+    games = None if given["board"] is None else Games(**given["board"])
+    desk = StoreDesk(given["uri"], project=given["project"], recordings=given["recordings"], link=link, games=games)
     serve_app(socket.socket(fileno=descriptor), create_app(desk, keys))
 
 

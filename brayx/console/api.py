@@ -103,6 +103,11 @@ def _reading(app: FastAPI, desk: Desk) -> None:
         """Standings, payoff and rating curves of the newest league; null: there is none."""
         return desk.league()
 
+    @app.get("/api/opponents", tags=["games"])
+    def opponents() -> doc.Opponents:
+        """Whom a human can play with here, or why nobody can."""
+        return desk.opponents()
+
     @app.get("/api/recordings", tags=["recordings"])
     def recordings(limit: Annotated[int, Query(ge=1, le=10_000)] = 200) -> doc.Recordings:
         """The newest recordings."""
@@ -155,6 +160,21 @@ def _controlling(app: FastAPI, desk: Desk) -> None:
     def end_session(session: SessionId) -> doc.Done:
         """Ends a session; its client gets `session_lost` with reason `ended`."""
         return desk.end_session(session)
+
+    @app.post("/api/games", tags=["games"])
+    def new_game(new: doc.NewGame) -> doc.Game:
+        """Begins a game of a human, at the job's door like any game; it plays on until the human is to move."""
+        return desk.new_game(new.opponent)
+
+    @app.post("/api/games/{game}/moves", tags=["games"])
+    def move(game: str, chosen: doc.HumanMove) -> doc.Game:
+        """Plays a move of the human, and what follows until the next one, or the end."""
+        return desk.move(game, chosen.move)
+
+    @app.delete("/api/games/{game}", tags=["games"])
+    def give_up(game: str) -> doc.Done:
+        """Ends a game before its end."""
+        return desk.give_up(game)
 
     @app.post("/api/models/{name}/promote", tags=["models"])
     def promote(name: str, reference: doc.Reference) -> doc.Move:

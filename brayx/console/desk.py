@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from brayx.console import documents as doc
 
@@ -69,3 +69,15 @@ class Desk(Protocol):
         self, recording: str, version: str, reference: str, first: int, count: int
     ) -> list[doc.ComparedTick]:
         """Consecutive ticks of a comparison that has been made."""
+
+    def opponents(self) -> doc.Opponents:
+        """Whom a human can play with."""
+
+    def new_game(self, opponent: dict[str, Any] | None) -> doc.Game:
+        """Begins a game of a human."""
+
+    def move(self, game: str, move: Any) -> doc.Game:
+        """Plays a human's move."""
+
+    def give_up(self, game: str) -> doc.Done:
+        """Ends a game before its end."""

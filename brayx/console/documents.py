@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Document(BaseModel):
@@ -315,6 +315,71 @@ class ComparedTick(Document):
     """The version's value minus the recorded one, or the reference's."""
     chosen: dict[str, Chosen]
     """By ``version`` and, if there is one, ``reference``."""
+
+
+class Cell(Document):
+    """A cell of a board."""
+
+    text: Annotated[str, Field(max_length=8)] = ""
+    colour: Annotated[str, Field(pattern="^(#[0-9a-fA-F]{6})?$")] = ""
+    """Of the text; empty: the page's."""
+    label: Annotated[str, Field(max_length=80)] = ""
+    """What screen readers say of it."""
+
+
+class BoardMove(Document):
+    """A legal move."""
+
+    move: Any
+    """What the game gets; a JSON value."""
+    label: Annotated[str, Field(max_length=80)]
+    at: tuple[int, int] | None = None
+    """Row and column of the cell that is its button; null: it has a button below the board."""
+
+
+class Board(Document):
+    """A game as a human sees it."""
+
+    text: Annotated[str, Field(max_length=400)] = ""
+    rows: Annotated[list[Annotated[list[Cell], Field(max_length=32)]], Field(max_length=32)]
+    moves: Annotated[list[BoardMove], Field(max_length=1024)] = []
+    """The human's legal moves; empty: the game has ended."""
+    result: Literal["win", "draw", "loss"] | None = None
+    """How it ended for the human; null: it goes on, or was given up."""
+
+
+class Game(Document):
+    """A game of a human."""
+
+    game: str
+    board: Board
+    opponent: dict[str, Any] | None
+    """Whom the job chose, such as ``player``, ``version`` and ``points``; null: it did not say."""
+    over: bool
+
+
+class Opponents(Document):
+    """Whom a human can play with."""
+
+    why_not: str
+    """Why nobody can play here; empty: one can."""
+    think_s: float = 0.0
+    """Time for a move, after which the game is lost with its session."""
+    opponents: dict[str, dict[str, Any]] = {}
+    """Requests by name, for `NewGame`; the job's own choice is always possible, too."""
+
+
+class NewGame(Document):
+    """Body of a new game."""
+
+    opponent: dict[str, Any] | None = None
+    """Such as ``{"level": "easy"}``, ``{"version": 3}``; null: as the job serves."""
+
+
+class HumanMove(Document):
+    """Body of a human's move."""
+
+    move: Any
 
 
 class Reference(Document):

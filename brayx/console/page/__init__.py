@@ -25,9 +25,9 @@ def add_page(app: FastAPI, connect: Connect) -> None:
     """
     from nicegui import ui
 
-    from brayx.console.page import league, models, overview, recordings, sessions, trials
+    from brayx.console.page import league, models, overview, play, recordings, sessions, trials
 
-    for part in (overview, sessions, recordings, models, league, trials):
+    for part in (overview, sessions, recordings, models, league, play, trials):
         part.add(connect)
     ui.run_with(
         app,

@@ -20,6 +20,7 @@ PAGES = {
     "Recordings": "/recordings",
     "Models": "/models",
     "League": "/league",
+    "Play": "/play",
     "Trials": "/trials",
 }
 MUTED = "text-gray-600 dark:text-gray-400"

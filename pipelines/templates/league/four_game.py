@@ -34,7 +34,8 @@ def play(first, against="", choose=None, opponent=None):
     """Plays one game: a generator that yields requests ``(kind, seat, body)``, takes replies, and returns the game.
 
     If ``against`` names a human or a script, it plays yellow without a session: ``choose`` maps its board to a column,
-    or to None to give up. ``opponent`` is the opponent that red's start requests, such as ``{"level": "easy"}``.
+    or to None to give up. Without ``choose`` the generator asks for the column itself, by ``("ask", seat, board)``.
+    ``opponent`` is the opponent that red's start requests, such as ``{"level": "easy"}``.
     """
     game = Four(first)
     seats = (RED,) if against else (RED, YELLOW)
@@ -43,7 +44,8 @@ def play(first, against="", choose=None, opponent=None):
     while not game.over:
         seat = game.turn
         if seat not in seats:
-            column = choose(game.see(seat))
+            seen = game.see(seat)
+            column = (yield "ask", seat, seen) if choose is None else choose(seen)
             if column is None:
                 yield from give_up(seats)
                 raise SystemExit

@@ -1,0 +1,161 @@
+"""A human plays the league template's game in the console: by the API, and in a browser by the keyboard at 390 px."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from brayx.components import load
+from brayx.engines.base import save_weights
+from brayx.engines.torch import module_weights
+from brayx.errors import AgentError, ConfigError
+from brayx.tracking import Trial
+from brayx.tracking.registry import register_files
+from deployments.job import JobConfig
+from pipelines.console_games import HumanGame
+from pipelines.serving import Serving
+from pipelines.shipped import TEMPLATES
+from tests.end_to_end.console_jobs import WAIT_S, Console
+from tests.waiting import until
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+SHOWN_MS = 60_000
+FOLDER = TEMPLATES / "league"
+EMPTY = {"text": "", "colour": "", "label": ""}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serving, Console]]:
+    """The template's job with two untrained versions."""
+    folder, lines = tmp_path_factory.mktemp("four"), list[str]()
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    free = ["console_port=0", "actor.port=0", "actor.native_port=0", "actor.tcp_port=0"]
+    job = JobConfig.load(FOLDER / "four.yaml", free)
+    module, _ = load("four_model", "build_model", str(FOLDER))("model", job.as_dict())
+    trial = Trial.open(job.project, "main", uri)
+    for version in (1, 2):
+        files = folder / f"version-{version}"
+        files.mkdir()
+        save_weights(files / "weights.npz", module_weights(module))
+        register_files(trial, files, job.project, version, tags={})
+    with Serving(job, uri) as serving, serving.console(lines.append):
+        yield serving, Console(lines[-1].rpartition(" ")[2])
+
+
+def marks(game: Any) -> int:
+    return sum(cell != EMPTY for row in game["board"]["rows"] for cell in row)
+
+
+def test_a_human_plays_a_requested_version_to_the_end(served: tuple[Serving, Console]) -> None:
+    _, console = served
+    found = console.get("/api/opponents")
+    assert (found["why_not"], found["think_s"]) == ("", 60.0)
+    assert found["opponents"] == {"version 2": {"version": 2}, "version 1": {"version": 1}}
+    game = console.post("/api/games", {"opponent": {"version": 2}})
+    assert (game["opponent"]["version"], game["over"]) == (2, False)
+    assert marks(game) in (0, 1), "either may begin"
+    assert [each["label"] for each in game["board"]["moves"]] == [f"column {column}" for column in range(1, 8)]
+    path = f"/api/games/{game['game']}/moves"
+    for wrong in (7, "1", None, [0]):
+        assert console.refusal("POST", path, json={"move": wrong}) == (400, "bad_request")
+    (session,) = [each["session"] for each in console.get("/api/sessions")]
+    assert session == f"{game['game']}-agent-red"
+    while not game["over"]:
+        before = marks(game)
+        game = console.post(path, {"move": game["board"]["moves"][0]["move"]})
+        assert game["over"] or marks(game) == before + 2
+    assert game["board"]["moves"] == []
+    assert game["board"]["result"] in ("win", "draw", "loss")
+    assert console.get("/api/sessions") == [], "the game told its session how it ended"
+    assert console.refusal("POST", path, json={"move": 0}) == (404, "session_unknown")
+
+
+def test_games_are_given_up_and_lost_and_refused(served: tuple[Serving, Console]) -> None:
+    _, console = served
+    game = console.post("/api/games", {})
+    assert console.http.delete(f"/api/games/{game['game']}").status_code == 200
+    assert console.get("/api/sessions") == []
+    game = console.post("/api/games", {})
+    console.http.delete("/api/sessions", params={"session": f"{game['game']}-agent-red"})
+    path = f"/api/games/{game['game']}/moves"
+    assert console.refusal("POST", path, json={"move": 3}) == (410, "session_lost")
+    assert console.refusal("POST", path, json={"move": 3}) == (404, "session_unknown")
+    assert console.refusal("POST", "/api/games", json={"opponent": {"version": 9}}) == (404, "version_unknown")
+    assert console.refusal("POST", "/api/games/other/moves", json={"move": 3}) == (404, "session_unknown")
+
+
+def test_a_board_that_is_wrong_is_a_typed_error() -> None:
+    def game(*steps: Any, error: type[BaseException] | None = None) -> HumanGame:
+        def board(_: Any) -> Any:
+            yield from steps
+            if error is not None:
+                raise error("as it does")
+
+        return HumanGame(board, None, lambda: pytest.fail("nothing is started"))
+
+    for steps, said in (
+        ([("ask", "", {"rows": "none"})], "the board is not one: rows"),
+        (
+            [("ask", "", {"rows": [[{}]], "moves": [{"move": 1, "label": "a", "at": [1, 0]}]})],
+            r"at \[1, 0\], where it has no",
+        ),
+        ([("tick", "red", {})], "asked for 'tick' of 'red'"),
+        ([], "the board is not one"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            game(*steps).begin()
+    for error in (ValueError, SystemExit):
+        with pytest.raises(AgentError, match="as it does"):
+            game(error=error).begin()
+
+
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium here: apt-get install chromium")
+    expect.set_options(timeout=SHOWN_MS)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def test_a_human_plays_in_the_page_by_keyboard_and_touch(served: tuple[Serving, Console], browser: Browser) -> None:
+    _, console = served
+    with browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark") as context:
+        page = context.new_page()
+        page.set_default_timeout(SHOWN_MS)
+        page.goto(f"{console.url}/play")
+        page.get_by_role("combobox", name="opponent").click()
+        page.get_by_role("option", name="version 1", exact=True).click()
+        page.get_by_role("button", name="New game").click()
+        expect(page.get_by_text("Your move.")).to_be_visible()
+        expect(page.get_by_text("You play yellow. Your opponent is version 1.")).to_be_visible()
+        wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wider == 0
+        assert stones(page) <= 1
+        page.keyboard.press("4")
+        until(lambda: stones(page) >= 2, "the agent has answered", WAIT_S)
+        expect(page.get_by_text("Your move.")).to_be_visible()
+        page.get_by_role("button", name="play column 1").click()
+        until(lambda: stones(page) >= 4, "the agent has answered", WAIT_S)
+        expect(page.get_by_text("Your move.")).to_be_visible()
+        page.get_by_role("button", name="Give up").click()
+        expect(page.get_by_text("Given up.")).to_be_visible()
+
+        page.get_by_role("button", name="Play again").click()
+        ends = page.get_by_text(re.compile(r"^(You win|You lose|A draw)\.$"))
+        while not ends.is_visible():
+            expect(page.get_by_text("Your move.").or_(ends)).to_be_visible()
+            page.keyboard.press("1")  # the first column with room
+        expect(page.get_by_role("button", name="Play again")).to_be_enabled()
+        expect(page.get_by_role("button", name="play column")).to_have_count(0)
+
+
+def stones(page: Page) -> int:
+    return page.get_by_role("group", name="board").get_by_text("●").count()
