@@ -31,6 +31,8 @@ _FOLLOWED_S = 3.0
 _MAX_FOLLOWED = 64
 _MAX_VALUES = 65_536
 """Elements of an array that the console shows; larger ones are left out."""
+_MAX_PIXELS = 4 * 2**20
+"""As `_MAX_VALUES` of the newest tick's uint8 arrays: images, of which a viewer sees one at a time."""
 
 
 _Kept = tuple[State, Mapping[str, NestedArray], bytes, bytes, float, float, str]
@@ -51,7 +53,8 @@ class NewTicks(NamedTuple):
 
     def shown(self) -> LiveTicks:
         """The ticks for another process. It may take milliseconds, and may run in any thread."""
-        return LiveTicks([_shown(*each) for each in self.kept], self.after, self.end, self.result)
+        ticks = [_shown(*each, newest=each is self.kept[-1]) for each in self.kept]
+        return LiveTicks(ticks, self.after, self.end, self.result)
 
 
 class FollowedSession(SessionLog):
@@ -192,6 +195,7 @@ def _shown(
     at_s: float,
     seconds: float,
     event: str,
+    newest: bool,
 ) -> LiveTick:
     """A tick for the console's process: of the state only arrays and numbers, not the user's objects."""
     arrays: dict[str, np.ndarray] = {}
@@ -205,5 +209,10 @@ def _shown(
             arrays |= flatten(value, name)
     for model, output in outputs.items():
         arrays |= flatten(output, model)
-    arrays = {name: array for name, array in arrays.items() if array.dtype.kind in "biuf" and array.size <= _MAX_VALUES}
+    sizes = {np.dtype(np.uint8): _MAX_PIXELS} if newest else {}
+    arrays = {
+        name: array
+        for name, array in arrays.items()
+        if array.dtype.kind in "biuf" and array.size <= sizes.get(array.dtype, _MAX_VALUES)
+    }
     return LiveTick(state.tick, at_s, seconds, body, reply, arrays, event)

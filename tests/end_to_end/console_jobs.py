@@ -45,6 +45,8 @@ class WatchedAgent(Agent):
         state.logits, state.value = outputs["logits"], outputs["value"]
         state.step = Step(obs, np.asarray(int(np.argmax(outputs["logits"]))), 0.0, version)
         state.output = {"version": version}
+        if side := state.input.get("side"):
+            state.image = np.full((side, side, 3), 10 * state.tick, np.uint8)
 
     async def on_session_end(self, reason):
         record("episode_return", 7.0)
@@ -103,7 +105,7 @@ class Job:
             },
             "agent": {"kind": "agent", "module": "watched_agent", "class": "WatchedAgent"},
             "actor": {"kind": "actor", "agents": ["agent"], "port": 0, "native_port": 0, "tcp_port": 0},
-            "recording": {"kind": "recording", "folder": str(folder / "recordings"), "flush_s": 0.2},
+            "recording": {"kind": "recording", "folder": str(folder / "recordings"), "flush_s": 0.2, "frames": "image"},
         }  # fmt: skip
         (code / "job.yaml").write_text(yaml.safe_dump(parts))
         self.job = JobConfig.load(code / "job.yaml")
@@ -125,10 +127,10 @@ class Job:
 
 
 @contextlib.contextmanager
-def playing(url: str, session: str) -> Iterator[Callable[[float], Any]]:
-    """A session; call what it gives to play a tick."""
+def playing(url: str, session: str, **more: Any) -> Iterator[Callable[[float], Any]]:
+    """A session; call what it gives to play a tick. ``more`` is in each body: ``side`` gives a tick a square image."""
     with Client(url, timeout_s=WAIT_S) as client:
         client.start(session=session)
-        yield lambda x: json.loads(client.tick(json.dumps({"x": x})))
+        yield lambda x: json.loads(client.tick(json.dumps({"x": x, **more})))
         if client.session is not None:
             client.stop()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import re
@@ -15,6 +17,7 @@ import httpx
 import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
 import brayx.recording
 from brayx.console.api import create_app
@@ -191,6 +194,39 @@ def test_recordings_trials_health_and_refusals(served: tuple[Job, Serving, Conso
     until(lambda: console.get("/api/job")["refusals"].get("bad_body", 0.0) > before, "it is counted", WAIT_S)
     assert console.get("/openapi.json")["paths"]["/api/job"]
     assert "https://" not in console.http.get("/docs").text, "nothing is downloaded"
+
+
+def test_frames_live_and_recorded(served: tuple[Job, Serving, Console]) -> None:
+    _, serving, console = served
+    with playing(serving.url, "pictured", side=300) as tick:
+        console.get("/api/sessions/ticks", session="pictured")
+        for x in range(3):
+            tick(float(x))
+        live = console.get("/api/sessions/ticks", session="pictured")["ticks"]
+        assert [each["image"] is not None for each in live] == [False, False, True], "a large one only of the newest"
+        shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(live[-1]["image"].partition(",")[2]))))
+        np.testing.assert_array_equal(shown, np.full((300, 300, 3), 20))
+
+    def recorded() -> list[Any]:
+        found = console.get("/api/recordings")["recordings"]
+        return [each for each in found if each["session"] == "pictured" and each["end"]]
+
+    until(recorded, "the recording is written", WAIT_S)
+    (recording,) = recorded()
+    assert recording["frames"] == 3
+    path = f"/api/recordings/{recording['id']}/frames"
+    reply = console.http.get(f"{path}/2")
+    assert reply.headers["content-type"] == "image/png"
+    np.testing.assert_allclose(np.asarray(Image.open(io.BytesIO(reply.content))), np.full((300, 300, 3), 20), atol=3)
+    assert console.refusal("GET", f"{path}/3") == (422, "bad_recording")
+    assert console.refusal("GET", f"{path}/-1") == (400, "bad_request")
+    with playing(serving.url, "unpictured") as tick:
+        tick(0.0)
+    until(
+        lambda: any(each["session"] == "unpictured" for each in console.get("/api/recordings")["recordings"]), "it is"
+    )
+    (other,) = [each for each in console.get("/api/recordings")["recordings"] if each["session"] == "unpictured"]
+    assert (other["frames"], console.http.get(f"/api/recordings/{other['id']}/frames/0").status_code) == (0, 204)
 
 
 def test_a_recording_is_compared_with_versions_one_at_a_time(job: Job) -> None:

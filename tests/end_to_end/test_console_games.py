@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from brayx.components import load
 from brayx.engines.base import save_weights
@@ -20,11 +19,10 @@ from deployments.job import JobConfig
 from pipelines.console_games import HumanGame
 from pipelines.serving import Serving
 from pipelines.shipped import TEMPLATES
+from tests.end_to_end.conftest import SHOWN_MS
 from tests.end_to_end.console_jobs import WAIT_S, Console
 from tests.waiting import until
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-SHOWN_MS = 60_000
 FOLDER = TEMPLATES / "league"
 EMPTY = {"text": "", "colour": "", "label": ""}
 
@@ -112,17 +110,6 @@ def test_a_board_that_is_wrong_is_a_typed_error() -> None:
     for error in (ValueError, SystemExit):
         with pytest.raises(AgentError, match="as it does"):
             game(error=error).begin()
-
-
-@pytest.fixture
-def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium here: apt-get install chromium")
-    expect.set_options(timeout=SHOWN_MS)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 def test_a_human_plays_in_the_page_by_keyboard_and_touch(served: tuple[Serving, Console], browser: Browser) -> None:

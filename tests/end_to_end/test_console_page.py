@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,29 +11,17 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from brayx.errors import BrayxError
 from brayx.gamecore.auth import Keys, new_key
 from pipelines.serving import Serving
+from tests.end_to_end.conftest import SHOWN_MS
 from tests.end_to_end.console_jobs import PROJECT, WAIT_S, Console, Job, playing, write_code
 from tests.end_to_end.jobs import brayx as command
 from tests.waiting import until
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-SHOWN_MS = 60_000
-PAGES = ("", "sessions", "recordings", "models", "league", "trials")
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here: apt-get install chromium")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    expect.set_options(timeout=SHOWN_MS)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
+PAGES = ("", "sessions", "recordings", "models", "league", "play", "trials")
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +120,7 @@ def test_a_promotion_changes_what_the_next_session_acts_with(served: tuple[Job, 
     expect(second.get_by_text("candidate", exact=True)).to_be_visible()
     second.get_by_role("button", name="Promote").click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)  # it fades out
     expect(second.get_by_role("button", name="Promote")).to_be_visible()
     second.get_by_role("button", name="Promote").click()
     page.get_by_role("dialog").get_by_role("button", name="Promote").click()
@@ -174,6 +162,29 @@ def test_a_recording_is_scrubbed_by_the_keyboard(served: tuple[Job, Serving, Con
     until(lambda: int(number.inner_text()) >= 5, "it plays", WAIT_S)
     page.goto(f"{console.url}/recordings/none")
     expect(page.get_by_text(re.compile("There is no recording 'none' in"))).to_be_visible()
+
+
+def test_a_recordings_frames_are_scrubbed(served: tuple[Job, Serving, Console], page: Page) -> None:
+    _, serving, console = served
+    with playing(serving.url, "pictured", side=64) as tick:
+        for x in range(20):
+            tick(float(x))
+    page.goto(f"{console.url}/recordings")
+    page.get_by_role("cell", name="pictured", exact=True).click()
+    grey = """(image) => {
+        const canvas = document.createElement("canvas");
+        canvas.getContext("2d").drawImage(image, 0, 0);
+        return canvas.getContext("2d").getImageData(5, 5, 1, 1).data[0];
+    }"""
+    image = page.locator("img.q-img__image").last
+    for key, tick_at in ((None, 0), ("ArrowRight", 1), ("Shift+ArrowRight", 11), ("End", 19), ("Home", 0)):
+        if key is not None:
+            page.keyboard.press(key)
+        until(
+            lambda at=tick_at: abs(image.evaluate(grey) - 10 * at) <= 3,
+            "its frame is shown",
+            WAIT_S,
+        )
 
 
 def test_a_recording_is_compared_with_another_version(served: tuple[Job, Serving, Console], page: Page) -> None:

@@ -27,7 +27,8 @@ class TickView:
         self._event = ui.badge(color="negative")
         with ui.grid().classes("w-full grid-cols-1 sm:grid-cols-2 gap-4"):
             with ui.column().classes("w-full min-w-0"):
-                self._image = ui.image().classes("w-full max-w-sm").style("image-rendering: pixelated")
+                self._image = ui.image().props("no-transition no-spinner").classes("w-full max-w-sm")
+                self._image.style("image-rendering: pixelated")
                 heading("Input")
                 self._input = _text("input")
                 heading("Reply")

@@ -1,0 +1,105 @@
+"""The console's league page over a small league that was really played: it has the API's numbers."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.end_to_end.conftest import SHOWN_MS
+from tests.end_to_end.console_jobs import WAIT_S, Console
+from tests.end_to_end.jobs import Command, brayx, setting, without_ray
+from tests.league_games import Players
+from tests.waiting import until
+
+PARTS = Path(__file__).parent / "own_league"
+
+
+@pytest.fixture(scope="module")
+def league(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    """The console of a store with a league that was interrupted, so that its numbers stay."""
+    folder = tmp_path_factory.mktemp("league")
+    for file in PARTS.iterdir():
+        if file.is_file():
+            shutil.copy(file, folder)
+    options = setting("console_port=0", "trainer.num_steps=100000")
+    with brayx(folder, "train", "league.yaml", *options, environment=without_ray(folder)) as training:
+        training.until(training.says("the door is http://"), "the door is open")
+        with Players(_found(r"the door is http(://127\.0\.0\.1:\d+)", training, "ws")):
+            running = Console(_found(r"the console is (http://\S+)", training))
+            until(lambda: _has_all(running.get("/api/league")), "the console shows the league while it learns", WAIT_S)
+            training.process.send_signal(signal.SIGINT)
+            training.until(lambda: training.process.poll() is not None, "its end")
+    with brayx(folder, "console") as shown:
+        shown.until(shown.says("is http://127.0.0.1:"), "it listens")
+        yield Console(_found(r"is (http://127\.0\.0\.1:\d+)", shown))
+
+
+def _has_all(league: Any) -> bool:
+    return bool(league) and len(league["standings"]) >= 4 and bool(league["curves"].get("main"))
+
+
+def _found(pattern: str, command: Command, before: str = "") -> str:
+    found = re.search(pattern, command.err)
+    assert found is not None, command.err
+    return before + found[1]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_league_page_shows_what_the_api_gives(league: Console, browser: Browser, width: int) -> None:
+    found = league.get("/api/league")
+    names = [each["member"] for each in found["standings"]]
+    assert {"main:1", "zero"} <= set(names)
+    assert any(pair["win_rate"] is not None for pair in found["payoff"])
+    assert found["curves"]["main"]
+    with browser.new_context(viewport={"width": width, "height": 844}) as context:
+        page = context.new_page()
+        page.set_default_timeout(SHOWN_MS)
+        page.goto(f"{league.url}/league")
+        expect(page.get_by_text(f"{found['project']} / {found['trial']}")).to_be_visible()
+        rows = {cells[0].removesuffix(" ★"): cells[1:] for cells in _table(page)}
+        assert rows == {
+            each["member"]: [
+                str(round(each["points"])),
+                f"{each['low']:.0f} to {each['high']:.0f}",
+                str(round(each["elo"])),
+                str(each["games"]),
+                "-" if each["env_steps"] is None else f"{each['env_steps']:,}",
+            ]
+            for each in found["standings"]
+        }
+        expect(page.get_by_role("cell", name=f"{found['champion']} ★", exact=True)).to_have_count(
+            int(found["champion"] is not None)
+        )
+        heat, ratings = (_series(page, at) for at in range(2))
+        (cells,) = heat
+        rates = {(names[row], names[column]): rate for column, row, rate in cells["data"]}
+        for pair in found["payoff"]:
+            if pair["win_rate"] is not None:
+                assert rates[pair["a"], pair["b"]] == pytest.approx(pair["win_rate"], abs=0.01)
+                assert rates[pair["b"], pair["a"]] == pytest.approx(1.0 - pair["win_rate"], abs=0.01)
+        assert {each["name"]: each["data"] for each in ratings} == {
+            player: [[step, points] for step, points in curve] for player, curve in found["curves"].items()
+        }
+        wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wider == 0
+
+
+def _table(page: Page) -> list[list[str]]:
+    """The texts of the standings' cells."""
+    expect(page.locator("tbody tr").first).to_be_visible()
+    rows = page.locator("tbody tr").all()
+    return [[cell.inner_text().strip() for cell in row.locator("td").all()] for row in rows]
+
+
+def _series(page: Page, at: int) -> Any:
+    """The series that a chart of the page draws."""
+    charts = page.locator(".nicegui-echart")
+    expect(charts.nth(at).locator("canvas").first).to_be_visible()
+    return charts.nth(at).evaluate("(element) => getElement(Number(element.id.slice(1))).chart.getOption().series")
