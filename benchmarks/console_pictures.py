@@ -1,4 +1,4 @@
-"""Draws docs/console-*.png: a training of CartPole, and a league, in the console's page, by a Chromium.
+"""Draws docs/console-*.png: a training of CartPole, a human's game, and a league, in the console's page, by a Chromium.
 
     python -m benchmarks.console_pictures [--chromium PATH] [--out docs] [--league DATABASE]
 
@@ -64,6 +64,8 @@ def main() -> None:
                 _draw(browser, f"{url}{path or f'/session?id={_SLOW}'}", arguments.out, name, size, scheme)
             over.set()
             game.join()
+        with tempfile.TemporaryDirectory() as folder, _serving(Path(folder)) as url:
+            _draw(browser, f"{url}/play", arguments.out, "play", _NARROW, "light")
         if arguments.league is not None:
             words = ["console", "--tracking", str(arguments.league.absolute())]
             with _command(words, Path.cwd(), r"is (http://127\S+)") as url:
@@ -94,6 +96,12 @@ def _draw(browser: Any, url: str, out: Path, name: str, size: tuple[int, int], s
     page.goto(url)
     page.wait_for_function("document.body.innerText && !document.body.innerText.includes('Loading')", timeout=120_000)
     page.wait_for_timeout(5000)
+    if url.endswith("/play"):
+        page.get_by_role("button", name="New game").click()
+        for column in "4435":
+            page.get_by_text("Your move.").wait_for()
+            page.keyboard.press(column)
+            page.wait_for_timeout(2000)
     if "recordings" in url:
         for _ in range(4):
             page.keyboard.press("Shift+ArrowRight")
@@ -115,6 +123,18 @@ def _training(folder: Path) -> Iterator[str]:
     # The template's 120,000 steps end before the last picture where nothing else runs.
     endless = ["--set", "trainer.target_return=null", "--set", "trainer.num_steps=1000000"]
     words = ["train", "cartpole.yaml", *free, *endless, "--set", "console_port=0"]
+    with _command(words, folder, r"the console is (http://127\S+)") as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _serving(folder: Path) -> Iterator[str]:
+    """The league template's game, served untrained; gives the URL of its console."""
+    for file in (Path(__file__).parents[1] / "pipelines" / "templates" / "league").iterdir():
+        if file.is_file():
+            shutil.copy(file, folder)
+    free = [word for door in ("port", "native_port", "tcp_port") for word in ("--set", f"actor.{door}=0")]
+    words = ["serve", "four.yaml", *free, "--set", "console_port=0"]
     with _command(words, folder, r"the console is (http://127\S+)") as url:
         yield url
 

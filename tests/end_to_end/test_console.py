@@ -26,6 +26,7 @@ from brayx.errors import ConfigError, ModelNotFound, SessionLost
 from brayx.gamecore.auth import Keys, new_key
 from brayx.tracking import find, promote, roll_back
 from deployments.console_job import console_keys
+from pipelines.console_comparisons import Comparisons, Key
 from pipelines.console_desk import StoreDesk
 from pipelines.serving import Serving
 from tests.end_to_end.console_jobs import PROJECT, WAIT_S, Console, Job, playing, write_code
@@ -286,6 +287,28 @@ def test_a_recording_is_compared_with_versions_one_at_a_time(job: Job) -> None:
         assert not console.get(path, version=f"models:/{PROJECT}/9")["done"], "a failed one can be tried again"
 
 
+def test_a_comparison_that_nobody_waits_for_is_stopped(served: tuple[Job, Serving, Console]) -> None:
+    job, serving, console = served
+    with playing(serving.url, "left-alone") as tick:
+        tick(1.0)
+
+    def recorded() -> list[Any]:
+        found = console.get("/api/recordings")["recordings"]
+        return [each for each in found if each["session"] == "left-alone" and each["end"]]
+
+    until(recorded, "the recording is written", WAIT_S)
+    comparisons, key = Comparisons(job.uri), Key(recorded()[0]["id"], f"models:/{PROJECT}/1", "")
+
+    def processes() -> list[psutil.Process]:
+        return [each for each in psutil.Process().children() if "pipelines.comparison_process" in each.cmdline()]
+
+    for _ in range(2):  # the second one starts because the first one was stopped
+        assert not comparisons.ask(key, str(job.folder / "recordings"), 1).done
+        (process,) = processes()
+        process.suspend()  # it never ends by itself
+        until(lambda: not processes(), "it is killed", WAIT_S)
+
+
 def test_foreign_pages_and_names_are_refused_and_a_games_door_has_no_control(
     served: tuple[Job, Serving, Console],
 ) -> None:
@@ -325,6 +348,11 @@ def test_keys_have_scopes(job: Job, tmp_path: Path) -> None:
         promotion = {"json": {"version": 1}}
         assert reader.refusal("POST", f"/api/models/{PROJECT}/promote", **promotion) == (403, "forbidden")
         assert controller.post(f"/api/models/{PROJECT}/promote", {"version": 1})["version"] == 1
+        assert "kind: board" in reader.get("/api/opponents")["why_not"]
+        assert reader.refusal("POST", "/api/games", json={}) == (403, "forbidden")
+        assert controller.refusal("POST", "/api/games", json={}) == (400, "bad_config")
+        compared = {"params": {"version": f"models:/{PROJECT}/1"}}
+        assert reader.refusal("GET", "/api/recordings/none/comparison", **compared) == (422, "bad_recording")
     new_key(file, "game")
     with pytest.raises(ConfigError, match="'game' has no scope"):
         ConsoleKeys(Keys.load(file))

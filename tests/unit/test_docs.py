@@ -89,7 +89,7 @@ NOT_RUN = {
     "reads a recording; tests/end_to_end/test_recordings.py does the same": 1,
     "trains for a minute; tests/end_to_end/test_recordings.py does the same": 1,
     "reads a recording; tests/unit/pipelines/test_replay.py does the same": 1,
-    "needs a running job; tests/end_to_end/test_console.py does the same": 1,
+    "needs a running job; tests/end_to_end/test_console.py does the same": 2,
     "writes a file of secrets": 1,
     "serves until Ctrl-C; tests/end_to_end/test_console_page.py does the same": 1,
     "tests/unit/test_remote.py does the same": 1,

@@ -61,10 +61,10 @@ class Compare:
         self._failure = ui.label().props('role="alert"').classes("text-orange-800 dark:text-orange-300")
         self._result = ui.column().classes("w-full gap-3")
         with self._result:
-            with ui.row().classes("w-full items-end gap-x-6 gap-y-1"):
+            with ui.row().classes("w-full items-start gap-x-6 gap-y-1"):
                 with ui.column().classes("gap-0"):
                     ui.label("First other action").classes(f"text-xs {MUTED}")
-                    self._jump = ui.button(on_click=self._to_first).props("flat dense no-caps")
+                    self._jump = ui.button(on_click=self._to_first).props("flat no-caps padding=none")
                     self._jump.on("keydown", js_handler=_OWN_SPACE)
                 self._facts = {
                     name: fact(name) for name in ("Equal actions", "Mean KL", "Highest KL", "Value, difference")

@@ -14,6 +14,8 @@ from brayx.console.page.frame import MUTED, empty, frame, heading, number, sente
 from brayx.errors import BrayxError
 
 _ENDS = {"win": "You win.", "loss": "You lose.", "draw": "A draw."}
+_MOVE = "#0072b238"
+"""Background of a cell that is a move, in light and dark."""
 _CELL_PX = 56
 """Largest side of a cell; seven fit into 390 pixels with less."""
 
@@ -188,9 +190,9 @@ class _CellButton:
         self._button = ui.element("button").classes(
             "rounded border border-gray-500/40 flex items-center justify-center"
         )
-        self._button.style("aspect-ratio: 1; padding: 0; min-width: 0").on("click", self._press)
+        self._button.style("aspect-ratio: 1; padding: 0; min-width: 0; opacity: 1 !important").on("click", self._press)
         with self._button:
-            self._text = ui.label().classes("text-3xl leading-none")
+            self._text = ui.label().classes("text-4xl leading-none")
 
     def show(self, cell: Cell, move: BoardMove | None) -> None:
         """Shows a cell."""
@@ -202,10 +204,7 @@ class _CellButton:
         said = ": ".join(filter(None, [self._where, cell.label or cell.text]))
         self._button.props["aria-label"] = f"{said}, play {move.label}" if move else said
         self._button.props["disabled"] = move is None
-        self._button.classes(
-            add="bg-primary/20 cursor-pointer hover:bg-primary/40" if move else "",
-            remove="" if move else "bg-primary/20 cursor-pointer hover:bg-primary/40",
-        )
+        self._button.style(f"background: {_MOVE if move else 'none'}; cursor: {'pointer' if move else 'default'}")
         self._button.update()
 
     async def _press(self) -> None:
