@@ -45,8 +45,8 @@ class Served:
         job: the job.
     """
 
-    def __init__(self, door: str, folder: Path, uri: str) -> None:
-        self.door, self.job = door, Job(folder, uri, write_code(folder / "code"))
+    def __init__(self, door: str, folder: Path, uri: str, code: Path) -> None:
+        self.door, self.job = door, Job(folder, uri, code)
         self.job.add(1, "champion")
         self.job.add(2, "candidate")
         file = folder / "keys.txt"
@@ -72,7 +72,8 @@ def served(
     loopback_ingress: Ingress, new_tracking_db: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("console")
-    yield Served(loopback_ingress.http, folder, new_tracking_db(folder))
+    code = write_code(tmp_path_factory.getbasetemp() / "watched-code")  # as the other tests of this process
+    yield Served(loopback_ingress.http, folder, new_tracking_db(folder), code)
     for name in ("console", PROJECT):
         serve.delete(name)
     stop_directory(DIRECTORY)
