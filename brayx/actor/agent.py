@@ -247,6 +247,12 @@ def keep_recording(why: str) -> None:
         keep(why)
 
 
+STATE_OWN = frozenset(
+    ("session", "game", "agent", "tick", "kind", "input", "output", "end", "_waiters", "_seat", "_board")
+)
+"""Attributes of a `State` that no agent has set."""
+
+
 class State:
     """One tick: its input, the reply, and attributes that the actor's agents share.
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import brayx.clock as clock
-from brayx.actor.agent import State
+from brayx.actor.agent import STATE_OWN, State
 from brayx.actor.live_ticks import LiveTick, LiveTicks
 from brayx.actor.logs import SessionLog
 from brayx.actor.table import SessionTable
@@ -184,9 +184,6 @@ def unknown_session(session: str) -> SessionUnknown:
     return SessionUnknown(f"session {session!r} is not running")
 
 
-_OWN = frozenset(("session", "game", "agent", "tick", "kind", "input", "output", "end", "_waiters", "_seat", "_board"))
-
-
 def _shown(
     state: State,
     outputs: Mapping[str, NestedArray],
@@ -200,7 +197,7 @@ def _shown(
     """A tick for the console's process: of the state only arrays and numbers, not the user's objects."""
     arrays: dict[str, np.ndarray] = {}
     for name, value in list(vars(state).items()):
-        if name in _OWN:
+        if name in STATE_OWN:
             continue
         if isinstance(value, Step):
             arrays |= flatten(value.obs, "obs") | flatten(value.action, "action") | dict(value.extras)

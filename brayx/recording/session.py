@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import brayx.clock as clock
-from brayx.actor.agent import State
+from brayx.actor.agent import STATE_OWN, State
 from brayx.actor.logs import SessionLog
 from brayx.logs import limited
 from brayx.recording.columns import ERROR, Forwarded, Tick, columns_of
@@ -31,7 +31,6 @@ FRAMES_BYTES = 2**21
 """As `PACK_BYTES`, with frames, which are large."""
 _ATTRIBUTES_BYTES = 512
 """Estimated size of what agents set on a tick."""
-_OWN = frozenset(("session", "game", "agent", "tick", "kind", "input", "output", "end", "_waiters", "_seat", "_board"))
 
 _Kept = tuple[State, bytes, bytes, float, float, float, str, "tuple[Forwarded, ...]", int]
 """A tick in memory: state, body, reply, arrival, begin, end, event, forwards, size. A plain tuple: each tick creates
@@ -205,7 +204,7 @@ class RecordedSession(SessionLog):
             self._of.lose(self._lost, "memory")
         self._sent, self._lost = self._sent + len(ticks), 0
         try:
-            columns = columns_of(ticks, without=_OWN, frames=self._of.frames)
+            columns = columns_of(ticks, without=STATE_OWN, frames=self._of.frames)
         except Exception:  # agents may set anything; one bad pack must not end the session
             logger.exception("ticks of session %s cannot be recorded", self._session)
             self._of.lose(len(ticks), "error")
