@@ -98,10 +98,10 @@ def compared(request: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], dict
 
 
 def _episode(folder: str, recording: str) -> Episode:
-    for episode in brayx.recording.open(folder):
-        if episode.id == recording:
-            return episode
-    raise BadRecording(f"there is no recording {recording!r} in {folder}")
+    found = brayx.recording.open(folder).find(recording)
+    if found is None:
+        raise BadRecording(f"there is no recording {recording!r} in {folder}")
+    return found
 
 
 def _index(episode: Episode, number: int | None) -> int | None:

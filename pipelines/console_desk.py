@@ -276,10 +276,11 @@ class StoreDesk:
             return self._opened[1]
 
     def _episode(self, recording: str) -> Episode:
-        for episode in self._recordings() or ():
-            if episode.id == recording:
-                return episode
-        raise BadRecording(f"there is no recording {recording!r} in {self._folder or 'this job'}")
+        recordings = self._recordings()
+        found = None if recordings is None else recordings.find(recording)
+        if found is None:
+            raise BadRecording(f"there is no recording {recording!r} in {self._folder or 'this job'}")
+        return found
 
 
 _MAX_CURVES = 20

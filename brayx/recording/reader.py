@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -124,6 +125,17 @@ class Recordings(Sequence["Episode"]):
                 pieces.append(_Piece(path, columns, Part(*rows[at])))
             made = self._made[number] = Episode(self, pieces)
         return made
+
+    def find(self, episode: str) -> Episode | None:
+        """The episode with this id; None: there is none."""
+        number = self._numbers.get(episode)
+        return None if number is None else self._episode(number)
+
+    @functools.cached_property
+    def _numbers(self) -> dict[str, int]:
+        """Positions of the episodes by id."""
+        ids = (self._chunks[chunk][2][at][0] for (chunk, at), *_ in self._places)
+        return {episode: number for number, episode in enumerate(ids)}
 
     def table(self) -> pd.DataFrame:
         """A row for each episode."""

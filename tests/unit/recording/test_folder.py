@@ -51,6 +51,10 @@ def test_a_long_session_is_listed_by_the_index_and_opens_only_the_chunks_that_ar
     broken.write_bytes(bytes(broken.stat().st_size))  # as large as before, so that the index still counts
     (episode,) = open_recordings(str(tmp_path))
     assert (len(episode), episode.end, episode.columns) == (2 * len(chunks), "stop", ["x"])
+    listed = open_recordings(str(tmp_path))
+    found = listed.find("e")
+    assert found is listed[0]
+    assert listed.find("long") is None, "that is the session's id"
     assert episode.read(12, 3).number.tolist() == [12, 13, 14]
     assert episode.read(len(episode) - 1, 1).number.tolist() == [len(episode) - 1]
     with pytest.raises(BadRecording, match="is not a file of a recording"):
