@@ -71,7 +71,8 @@ PEER = "peer"
 _LEFT_STEP = LEFT_PREFIX.encode() + _STEP
 _ENDED_STEP = ENDED_PREFIX.encode() + _STEP
 _CONSOLE_STEP = CONSOLE_PREFIX.encode() + _STEP
-_PEERS_STEPS = (_FORWARDED_STEP, _LEFT_STEP, _ENDED_STEP, _CONSOLE_STEP)
+_MESSAGE_STEPS = (_LEFT_STEP, _ENDED_STEP, _CONSOLE_STEP)
+_PEERS_STEPS = (_FORWARDED_STEP, *_MESSAGE_STEPS)
 _OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: %d\r\n\r\n%b"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JSON = b"application/json"
@@ -238,6 +239,14 @@ class ForPeers:
     asked: PeerHandler
     secret: Callable[[], str]
     closed: bool = True
+
+    def handler(self, url: bytes) -> PeerHandler | None:
+        """What handles a peer's message at this path; None: it is a request."""
+        if not url.startswith(_MESSAGE_STEPS):
+            return None
+        if url.startswith(_LEFT_STEP):
+            return self.left
+        return self.ended if url.startswith(_ENDED_STEP) else self.asked
 
 
 class HttpConnection(Connection):
@@ -438,7 +447,7 @@ class HttpConnection(Connection):
                         self.service.refused(request)
                     status = request.details.pop("status", request.http_status)
                     self._write(status, request.to_wire(), connection, bodiless=bodiless)
-                elif (handler := self._peer_handler(url)) is not None:
+                elif self._peers is not None and (handler := self._peers.handler(url)) is not None:
                     self.in_flight = 1
                     self._handling = asyncio.get_running_loop().create_task(self._handle(handler, request))
                 else:
@@ -464,17 +473,6 @@ class HttpConnection(Connection):
                 self.transport.pause_reading()
         else:
             super().regulate()
-
-    def _peer_handler(self, url: bytes) -> PeerHandler | None:
-        """What handles a peer's message at this path; None: it is a request."""
-        if self._peers is None:
-            return None
-        handlers = (
-            (_LEFT_STEP, self._peers.left),
-            (_ENDED_STEP, self._peers.ended),
-            (_CONSOLE_STEP, self._peers.asked),
-        )
-        return next((handler for path, handler in handlers if url.startswith(path)), None)
 
     async def _handle(self, handler: PeerHandler, request: StepRequest) -> None:
         answer: bytes | BrayxError
