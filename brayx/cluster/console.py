@@ -128,7 +128,7 @@ class ReplicaSessions:
         self._peers = Peers(lambda: self._secret, prefix=CONSOLE_PREFIX)
         self._at: OrderedDict[str, Location] = OrderedDict()
         self._shares: dict[str, float] = {}
-        self._told: set[str] = set()
+        self._have_shares: set[str] = set()
         self._keeping: asyncio.Task[None] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="brayx-console-replicas", daemon=True)
@@ -205,7 +205,7 @@ class ReplicaSessions:
         if not answers:
             raise Overloaded(errors[0])
         self._shares[model] = share
-        self._told = set(answers)
+        self._have_shares = set(answers)
         if self._keeping is None:
             self._keeping = asyncio.create_task(self._keep_shares())
 
@@ -214,11 +214,11 @@ class ReplicaSessions:
             await asyncio.sleep(_SHARES_S)
             try:
                 there = set(await self._ask_directory("addresses"))
-                self._told &= there
-                for address in there - self._told:
+                self._have_shares &= there
+                for address in there - self._have_shares:
                     for model, share in self._shares.items():
                         await self._ask(address, "set_share", model, share)
-                    self._told.add(address)
+                    self._have_shares.add(address)
             except (BrayxError, PeerDied) as error:
                 logger.warning("a replica has not got the canaries' shares yet: %s", error)
 

@@ -212,7 +212,7 @@ class Directory:
         return None
 
     def release(self, session: str, owner: str, reason: str = "stop") -> None:
-        """Frees a session's id, if this owner still has it. `locate` reports the reason until it is `told`."""
+        """Frees a session's id, if this owner still has it. `locate` reports the reason until `acknowledge`."""
         if self._owner_of.get(session) != owner:
             return
         self._forget(session)
@@ -271,7 +271,7 @@ class Directory:
                 and becomes the owner; if it repeats the call it gets the snapshot again. Empty: it takes no session.
 
         Raises:
-            SessionLost: its owner ended it, or died without a snapshot. Raised until the loss is `told` or the id is
+            SessionLost: its owner ended it, or died without a snapshot. Raised until `acknowledge`, or until the id is
                 claimed: the answer to the first call may be lost, or come after its deadline.
             DirectoryRecovering: it is not known yet whether the session exists.
         """
@@ -300,7 +300,7 @@ class Directory:
             f"session {session!r} was lost: the replica that ran it died; start a new one", reason="owner_died"
         )
 
-    def told(self, session: str) -> None:
+    def acknowledge(self, session: str) -> None:
         """A client gets the loss of its session as answer: the id is free, and unknown from now on."""
         self._reasons.pop(session, None)
 

@@ -186,7 +186,7 @@ class Routing(Ownership):
         except SessionLost:
             if not may_be_repeat(request):
                 with contextlib.suppress(Overloaded):  # the client gets the loss in any case
-                    await self._member.ask("told", request.session)
+                    await self._member.ask("acknowledge", request.session)
             raise
         return found
 

@@ -580,7 +580,7 @@ async def test_sessions_of_a_replica_that_ends_are_moved_only_if_the_application
         assert ended == {"sessions_ended.moved": 1}
 
 
-@pytest.mark.parametrize("late", ["locate", "told"])
+@pytest.mark.parametrize("late", ["locate", "acknowledge"])
 async def test_a_loss_reaches_the_client_once_if_an_answer_of_the_directory_comes_too_late(
     replicas: Open, handle: DirectoryHandle, monkeypatch: pytest.MonkeyPatch, late: str
 ) -> None:

@@ -55,7 +55,7 @@ def test_a_dead_owner_is_reported_and_then_the_id_is_free(directory: Directory, 
     clock.now = 6.0
     with pytest.raises(SessionLost, match="died"):
         directory.locate("s")
-    directory.told("s")
+    directory.acknowledge("s")
     assert directory.locate("s") is None
     directory.claim("s", "b")
     assert owners(directory) == {"b": 1}
@@ -96,7 +96,7 @@ def test_an_owner_that_wakes_up_learns_of_lost_sessions_even_without_a_new_owner
     elif way == "reported":
         with pytest.raises(SessionLost):
             directory.locate("s", "b")
-        directory.told("s")
+        directory.acknowledge("s")
     elif way == "resumed":
         directory.keep("s", "a", snapshot())
         assert directory.locate("s", "b") == snapshot()
@@ -160,7 +160,7 @@ class TestRenewals:
         clock.now = 3.0
         with pytest.raises(SessionLost, match="died"):
             directory.locate("a1", "b")
-        directory.told("a1")
+        directory.acknowledge("a1")
         assert directory.locate("a1", "b") is None
         directory.claim("a2", "b")
         assert directory.renew("b", "http://b") == Renewal([], 2)
@@ -293,7 +293,7 @@ def test_the_reason_of_an_end_is_reported_except_for_a_stop(directory: Directory
         directory.release(session, "a", reason)
     with pytest.raises(SessionLost, match="idle") as lost:
         directory.locate("s")
-    directory.told("s")
+    directory.acknowledge("s")
     assert lost.value.details == {"reason": "idle"}
     assert directory.locate("s") is None
     assert directory.locate("t") is None
@@ -322,7 +322,7 @@ class TestSnapshots:
         directory.bury("b")
         assert directory.locate("s", "c") == snapshot(b"moved")
 
-    def test_a_loss_is_reported_until_it_is_told(self, directory: Directory) -> None:
+    def test_a_loss_is_reported_until_it_is_acknowledged(self, directory: Directory) -> None:
         directory.claim("ended", "a")
         directory.claim("died", "b")
         directory.release("ended", "a", "idle")
@@ -332,7 +332,7 @@ class TestSnapshots:
                 with pytest.raises(SessionLost) as lost:
                     directory.locate(session, "a")
                 assert lost.value.details["reason"] == reason
-            directory.told(session)
+            directory.acknowledge(session)
             assert directory.locate(session, "a") is None
             directory.claim(session, "a")
             directory.release(session, "a")
@@ -360,7 +360,7 @@ class TestSnapshots:
         directory.leave("a")
         with pytest.raises(SessionLost, match="drained"):
             directory.locate("left", "b")
-        directory.told("left")
+        directory.acknowledge("left")
         assert directory.locate("left", "b") is None
         assert directory.locate("moved", "b") == snapshot(exact=True)
         assert owners(directory) == {"b": 1}
