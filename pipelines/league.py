@@ -5,6 +5,7 @@ Knows nothing of sessions, or of where the league and its learners run: the host
 
 from __future__ import annotations
 
+import json
 import logging
 import tempfile
 import time
@@ -154,13 +155,14 @@ class LeagueTraining:
         self._config = config = job.leagues[only("league", job.leagues)]
         self._trial, self._clerk, self._host, self._files, self._say = trial, clerk, host, files, say
         self._pool = pool_name(job, config.model)
+        self._about: dict[str, Any] = {"job": job.in_mode("train").as_dict(), "folder": job.folder}
         learners = config.learners
         self.trainees: dict[str, Any] = {name: host.trainee(name) for name in learners}
         self.mains = [name for name in learners if config.players[name].role == "main"] or learners
         self.learner = Learners({name: self.trainees[name].learner for name in learners}, self.mains)
         self._check: GateCheck | None = None
         if config.gate.check is not None:
-            of = Checked(config.gate, job.folder, config.model, job.in_mode("train").as_dict())
+            of = Checked(config.gate, job.folder, config.model, self._about["job"])
             self._check = GateCheck(of, files.read, lambda found: host.numbers.add("gate_check", found))
         self._complete: set[str] = set()
         self._unverified = {name for name in learners if self._restarts(name)}
@@ -277,6 +279,8 @@ class LeagueTraining:
             return False
         with tempfile.TemporaryDirectory(prefix="brayx-snapshot-") as temporary:
             save_weights(Path(temporary, "weights.npz"), weights)
+            meta = {**self._about, "counters": {"env_steps": env_steps}}  # as a checkpoint's, so that it can be built
+            Path(temporary, "meta.json").write_text(json.dumps(meta, indent=1, default=str))
             about = f"Snapshot of player {player!r} of league {self._trial.name!r}."
             tags = {PLAYER_TAG: player, DIGEST_TAG: digest, "env_steps": str(env_steps)}
             version = trainee.clerk.call(register_snapshot, temporary, self._pool, env_steps, tags, about)

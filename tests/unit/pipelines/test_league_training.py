@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from brayx.engines.torch import module_weights
 from brayx.errors import BrayxError, Diverged, TrackingError
 from brayx.league.in_progress import GamesInProgress
 from brayx.league.league import League
 from brayx.league.ledger import Ledger
 from brayx.local.league import LocalLeague
+from brayx.model.build import build_model
 from brayx.model.snapshots import SnapshotFiles
 from brayx.numbers import LocalNumbers
 from brayx.tracking import Trial
@@ -24,6 +26,7 @@ from brayx.types import Weights
 from deployments.job import JobConfig
 from deployments.league_files import books_file
 from pipelines.league import LeagueTraining
+from pipelines.stored_models import stored_model
 
 JOB = Path(__file__).parents[2] / "end_to_end" / "own_league" / "league.yaml"
 
@@ -166,3 +169,17 @@ def test_an_exploiter_that_cannot_restart_is_out_and_the_league_goes_on(host: Ca
     made.training.look()
     assert list(made.training.trainees) == ["main"]
     assert made.training.learner.running
+
+
+def test_a_registered_snapshot_is_built_from_what_is_registered(host: Callable[[str], Host], tracking_db: str) -> None:
+    made = host("{main: {role: main, snapshot_every: 150}}")
+    player, job = made.training.trainees["main"], JobConfig.load(JOB)
+    module, _ = build_model(job.folder, "league_parts", "model", {})
+    weights = module_weights(module)
+    player.env_steps, player.has_learned, player.newest_weights = 150, True, lambda: weights
+    made.training.look()
+    with stored_model("models:/higher/1", tracking_db) as found:
+        assert found.job().leagues["league"].players["main"].snapshot_every == 150
+        built, (example,) = found.build()
+    assert example.shape == (2, 1)
+    assert all(np.array_equal(array, weights[name]) for name, array in module_weights(built).items())
