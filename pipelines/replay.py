@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from brayx.errors import BadRecording, ConfigError
+from brayx.gamecore.protocol import game_of
 from brayx.recording.comparison import Comparison, NotCompared, compare
 from brayx.recording.differences import TOLERANCE
 from brayx.recording.reader import Episode
@@ -180,7 +181,7 @@ def replay_recording(
         *models: ``models:/NAME/VERSION``, ``models:/NAME@ALIAS`` or the folder of a checkpoint. Of two versions the
             second one is compared with the first one instead of with the recording.
         tracking: MLflow's URI, or the path of its sqlite file.
-        session: only the sessions of this id; empty: all.
+        session: only the session of this id, or those of this game; empty: all.
         job: YAML of the job that made the models; None: as their checkpoints have it.
         component: name of the model component; None: the only one.
         tolerance: largest difference of continuous actions that count as equal.
@@ -217,7 +218,7 @@ def recorded(recording: str, session: str = "", tracking: str | None = None) -> 
 
     Args:
         recording, tracking: as for `brayx.recording.open`.
-        session: only the sessions of this id; empty: all.
+        session: as for `replay_recording`.
 
     Raises:
         BadRecording: there are none.
@@ -225,12 +226,17 @@ def recorded(recording: str, session: str = "", tracking: str | None = None) -> 
     found = open_recordings(recording, tracking=tracking)
     episodes: Sequence[Episode] = found
     if session:
-        episodes = [each for each in found if each.session == session]
+        episodes = [each for each in found if is_of(each, session)]
     if not len(episodes):
         why = next(iter(found.unreadable.values()), "")
         what = f"no session {session!r}" if session else "no session"
         raise BadRecording(f"{recording} has {what}{f'; {why}' if why else ''}", file=recording)
     return episodes, len(found.unreadable)
+
+
+def is_of(episode: Episode, name: str) -> bool:
+    """Whether a session has this id, or belongs to the game of this name."""
+    return name in (episode.session, game_of(episode.session))
 
 
 def version_of(reference: str, uri: str, *, job: str | None = None, component: str | None = None) -> Version:

@@ -26,7 +26,11 @@ def replay_options(replay: argparse.ArgumentParser) -> None:
         help="models:/NAME/12, models:/NAME@ALIAS, or a checkpoint's folder; given twice, the second version is "
         "compared with the first instead of with the recording",
     )  # fmt: skip
-    replay.add_argument("--session", default="", metavar="ID", help="only this session (default: all)")
+    replay.add_argument(
+        "--session", default="", metavar="ID",
+        help="only this session; or the sessions of this game, which is the part of their ids before -agent- "
+        "(default: all)",
+    )  # fmt: skip
     replay.add_argument(
         "--job", metavar="YAML", help="the job that made the models (default: the one in their checkpoints)"
     )
@@ -42,7 +46,8 @@ def replay_options(replay: argparse.ArgumentParser) -> None:
     replay.add_argument("--ticks", type=Path, metavar="FILE", help="CSV to write, with a row for each tick")
     replay.add_argument(
         "--resimulate", default="", metavar="COMMAND",
-        help="play the game again: this gamecore gets the recorded replies, from --from-tick on the version's",
+        help="play the game again: this gamecore gets the recorded replies, from --from-tick on the version's, at all "
+        "seats of the game that --session names, or at the seat of that session",
     )  # fmt: skip
     replay.add_argument(
         "--from-tick", type=_from_0, default=0, metavar="N",
@@ -51,6 +56,11 @@ def replay_options(replay: argparse.ArgumentParser) -> None:
     replay.add_argument(
         "--out", default="", metavar="FOLDER", help="with --resimulate: record the new game here, from that tick on"
     )
+    replay.add_argument(
+        "--others", default="", metavar="PLAYER",
+        help="with --resimulate of one seat: who plays the other seats once their recorded replies do not fit any "
+        "more, named as in `brayx match` (default: the version)",
+    )  # fmt: skip
     replay.add_argument("--actor", default="", help="with --resimulate: the job's actor (default: the only one)")
     replay.add_argument(
         "--timeout-s", type=float, default=60.0,
@@ -116,8 +126,8 @@ def _replay(arguments: argparse.Namespace) -> int:
     uri = tracking_uri(arguments.tracking)
     if arguments.resimulate:
         return _resimulate(arguments, uri)
-    if arguments.out or arguments.from_tick:
-        raise ConfigError("--from-tick and --out need --resimulate")
+    if arguments.out or arguments.from_tick or arguments.others:
+        raise ConfigError("--from-tick, --others and --out need --resimulate")
     from pipelines.replay import replay_recording, write_plot, write_ticks
 
     def on_session(number: int) -> None:
@@ -145,27 +155,28 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 def _resimulate(arguments: argparse.Namespace, uri: str) -> int:
     from brayx.engines.base import load_weights
-    from pipelines.opponents import Opponent
+    from pipelines.opponents import Opponent, Opponents
     from pipelines.replay import recorded
-    from pipelines.resimulate import resimulate
+    from pipelines.resimulate import resimulate, sessions_of
     from pipelines.stored_models import stored_model
 
     if arguments.plot is not None or arguments.ticks is not None or len(arguments.models) != 1:
         raise ConfigError("--resimulate plays one version, and cannot be combined with --plot or --ticks")
-    episodes, _ = recorded(arguments.recording, arguments.session, arguments.tracking)
-    if len(episodes) != 1:
-        raise ConfigError(
-            f"--resimulate plays one session, and {arguments.recording} has {len(episodes)}: name one with --session"
-        )
+    episodes, _ = recorded(arguments.recording, tracking=arguments.tracking)
+    episodes, played = sessions_of(episodes, arguments.session)
+    if arguments.others and len(played) == len(episodes):
+        raise ConfigError("--others plays the other seats of a game: name the session of one seat with --session")
     with stored_model(arguments.models[0], uri) as found:
         side = Opponent(found.label, load_weights(found.folder / "weights.npz"))
         job = found.job(arguments.job)
     result = resimulate(
-        episodes[0],
+        episodes,
+        played,
         side,
         job,
         arguments.resimulate,
         uri,
+        others=Opponents(job, uri).find(arguments.others) if arguments.others else None,
         from_tick=arguments.from_tick,
         actor=arguments.actor,
         model=arguments.component or "",

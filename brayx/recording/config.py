@@ -17,7 +17,7 @@ class RecordingConfig(BaseModel):
     folder: str = "recordings"
     """Folder of the files: a path from where the command runs, or an address such as ``s3://bucket/folder``."""
     every: Annotated[int, Field(ge=0)] = 1
-    """Record every n-th session; 0: only those that another option chooses."""
+    """Record every n-th session, or game of several sessions; 0: only those that another option chooses."""
     errors: bool = True
     """Record sessions that an error ends."""
     before: Annotated[int, Field(ge=0)] = 1000

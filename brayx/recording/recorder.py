@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from brayx.actor.agent import State
+from brayx.gamecore.protocol import game_of
 from brayx.logs import limited
 from brayx.metrics import Recorder
 from brayx.recording.addresses import files_of
@@ -37,6 +38,8 @@ _MESSAGE_BYTES = 2**20
 _IDLE_S = 1.0
 _AGAIN_S = 5.0
 _END_S = 30.0
+_GAMES = 1024
+"""Newest games whose further sessions are recognised."""
 
 Pack = tuple[Part, Columns, "list[State | None]", int]
 """Ticks of a session, their states to draw, and their size in memory."""
@@ -94,7 +97,8 @@ class SessionRecorder:
         self.pack_bytes = FRAMES_BYTES if self.frames else PACK_BYTES
         max_bytes = round(config.max_mb * 2**20)
         self.start = start or (lambda: WriterProcess(config.folder, max_bytes, config.flush_s, config.fps, drawing))
-        self._sessions = 0
+        self._counted = 0
+        self._games: dict[str, bool] = {}
         self.most_bytes = round(config.memory_mb * 2**20)
         self.most_frame_bytes = self.most_bytes * 5 // 8
         self.taken = self.freed = 0
@@ -110,15 +114,26 @@ class SessionRecorder:
 
     def open(self, session: str, start: bytes, player: str = "", why: str = "") -> RecordedSession | None:
         """See `brayx.actor.logs.SessionRecorder.open`; None: the recorder is closed."""
-        self._sessions += 1
-        chosen = self.config.every > 0 and (self._sessions - 1) % self.config.every == 0
-        why = why or ("every" if chosen else "")
+        why = why or ("every" if self._is_nth(session) else "")
         if self._closed:
             return None
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="brayx-recorder", daemon=True)
             self._thread.start()
         return RecordedSession(self, session, start, player, why)
+
+    def _is_nth(self, session: str) -> bool:
+        """Whether `RecordingConfig.every` chooses a session. Sessions of one game count as one."""
+        game = game_of(session)
+        if game in self._games:
+            return self._games[game]
+        chosen = self.config.every > 0 and self._counted % self.config.every == 0
+        self._counted += 1
+        if game:
+            self._games[game] = chosen
+            if len(self._games) > _GAMES:
+                del self._games[next(iter(self._games))]
+        return chosen
 
     def close(self, timeout_s: float = _END_S) -> None:
         """Writes what is left, then ends the thread and the process. Idempotent."""

@@ -174,16 +174,18 @@ def test_a_game_is_played_again_and_goes_on_with_another_version(recorded: Recor
     second = open_recordings(recorded.recordings)[1]  # the command plays another game before it
     game = f"{GAME}{SEED} --quiet"
     same = resimulated(command, recorded, second.session, game, "--model", "models:/cartpole/1", "--from-tick", 4)
-    assert (same["from_tick"], same["first"], same["end"]) == (4, None, "stop")
-    assert same["ticks"] == same["ticks_before"] == len(second)
-    assert same["result"] == same["result_before"] == second.result == len(second)
+    assert (same["model"], same["from_tick"]) == ("models:/cartpole/1", 4)
+    (row,) = same["sessions"]
+    assert (row["player"], row["first"], row["end"]) == ("models:/cartpole/1", None, "stop")
+    assert row["ticks"] == row["ticks_before"] == len(second)
+    assert row["result"] == row["result_before"] == second.result == len(second)
 
     before = replayed(command, recorded, "--model", "models:/cartpole/2", "--session", second.session)
     first = before["recordings"][0]["first"]
     assert first is not None
-    other = resimulated(
+    (other,) = resimulated(
         command, recorded, second.session, game, "--model", "models:/cartpole/2", "--out", tmp_path / "new"
-    )
+    )["sessions"]
     assert other["first"] == first, "until then the games are the same"
     (new,) = open_recordings(str(tmp_path / "new"))
     assert (len(new), new.result) == (other["ticks"], other["result"])
@@ -191,10 +193,10 @@ def test_a_game_is_played_again_and_goes_on_with_another_version(recorded: Recor
     assert new.outputs()[first] != second.outputs()[first]
 
     late = first + 1  # the recorded replies lead past the tick at which this version would have left
-    after = resimulated(
+    (after,) = resimulated(
         command, recorded, second.session, game, "--model", recorded.folder / "2", "--from-tick", late,
         "--out", tmp_path / "late",
-    )  # fmt: skip
+    )["sessions"]  # fmt: skip
     assert after["first"] is None or after["first"] >= late
     (new,) = open_recordings(str(tmp_path / "late"))
     assert new.read().number.tolist() == list(range(late, after["ticks"]))

@@ -129,6 +129,17 @@ def test_every_nth_session_and_those_with_an_error_are_recorded(tmp_path: Path) 
     assert kept.read().number.tolist() == [0, 3]
 
 
+def test_the_sessions_of_a_game_count_as_one_and_are_recorded_together(tmp_path: Path) -> None:
+    recorder = SessionRecorder(config(tmp_path, every=2, before=0), Recorder())
+    for game in range(4):
+        for agent in ("red", "blue"):
+            play(recorder, f"{game}-agent-{agent}", 2)
+    play(recorder, "alone", 2)
+    recorder.close(60.0)
+    found = [each.session for each in open_recordings(str(tmp_path))]
+    assert found == ["0-agent-red", "0-agent-blue", "2-agent-red", "2-agent-blue", "alone"]
+
+
 def test_without_room_new_ticks_of_a_recorded_session_and_old_ones_of_others_are_lost(tmp_path: Path) -> None:
     metrics = Recorder()
     recorder = SessionRecorder(config(tmp_path, every=2, memory_mb=0.01), metrics)

@@ -1,0 +1,229 @@
+"""A recorded game that is played again: the replies that its seats get, and how far it follows its recording.
+
+A seat that a version plays gets its recorded replies up to some tick; another seat gets them for as long as its bodies
+are the recorded ones. Knows nothing of agents, doors or processes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from brayx.errors import BadRecording, BrayxError, ConfigError, NotDeterministic
+from brayx.gamecore.protocol import AGENT_MARK, game_of
+from brayx.recording.columns import texts
+from brayx.recording.reader import Episode
+
+_SPOILT = ("error", "fallback", "skipped")
+"""Events of ticks to which the game got another reply than the recorded one."""
+_SHOWN = 120
+"""Maximum bytes of a body in a message."""
+
+
+def game_name(session: str) -> str:
+    """The game of a session; a plain id is a game of its own."""
+    return game_of(session) or session
+
+
+class Seat:
+    """A seat of the game: its recorded session, and the session that plays it now.
+
+    Args:
+        episode: the recorded session.
+        from_tick: see `RecordedGame`.
+        is_played: see the attribute.
+
+    Attributes:
+        episode: as given.
+        is_played: whether the version plays it from ``from_tick`` on.
+        start: recorded body of the start.
+        has_started: whether it plays, or has played.
+        follows: whether all its bodies so far are as recorded.
+        forced: the recorded reply, if that is the one to the current tick.
+        ticks: number of its ticks so far.
+        first: number of the first tick with another reply than the recorded one; None: there is none.
+        end, result: how its session ended.
+    """
+
+    def __init__(self, episode: Episode, from_tick: int, is_played: bool) -> None:
+        columns = episode.read(names=[])
+        gaps = np.flatnonzero(columns.number != np.arange(len(columns.number)))
+        self._seen = int(gaps[0]) if len(gaps) else len(columns.number)
+        if self._seen <= min(from_tick, len(columns.number) - 1):
+            raise BadRecording(f"session {episode.session!r} lacks tick {self._seen}: it was not recorded")
+        spoilt = (tick for tick, event in enumerate(columns.event) if any(what in event for what in _SPOILT))
+        self._known = min(next(spoilt, self._seen), self._seen)
+        if self._known < min(from_tick, self._seen):
+            event = columns.event[self._known]
+            raise BadRecording(
+                f"tick {self._known} of session {episode.session!r} has the event {event!r}: "
+                "the game's reply to it is not recorded"
+            )
+        self._inputs, self._outputs = texts(columns.input), texts(columns.output)
+        self.episode, self.is_played = episode, is_played
+        self.start = episode.start.encode(errors="surrogateescape")
+        self.has_started = False
+        self.follows = True
+        self.forced: bytes | None = None
+        self.ticks = 0
+        self.first: int | None = None
+        self.end = ""
+        self.result: float | None = None
+
+    def recorded(self, tick: int) -> bytes | None:
+        """The recorded body of a tick; None: there is none."""
+        return self._inputs[tick] if tick < self._seen else None
+
+    def reply(self, tick: int) -> bytes | None:
+        """The reply that the game got to a tick when it was recorded; None: that is not known."""
+        return self._outputs[tick] if tick < self._known else None
+
+
+class RecordedGame:
+    """The seats of a recorded game. Belongs to the event loop of the doors.
+
+    The game is the first one with a start as recorded; others may be played before it.
+
+    Args:
+        episodes: the recorded sessions of the game.
+        played: ids of those that the version plays.
+        from_tick: number of the first tick of each of these that the version answers.
+
+    Attributes:
+        seats: the seats, in the order of the recordings.
+        over: set once the game has ended.
+        failure: why the game cannot go on; None: it can.
+        seen: number of requests so far, of all games.
+
+    Raises:
+        BadRecording: a session was recorded twice, or a reply up to ``from_tick`` is not known.
+        ConfigError: no session that the version plays has a tick ``from_tick``.
+    """
+
+    def __init__(self, episodes: Sequence[Episode], played: Collection[str], from_tick: int) -> None:
+        last = max(len(each) for each in episodes if each.session in played) - 1
+        if not 0 <= from_tick <= last:
+            raise ConfigError(f"--from-tick is {from_tick}, the session has ticks 0 to {last}")
+        self._seats: dict[str, Seat] = {}
+        for each in episodes:
+            agent = _agent(each.session)
+            if agent in self._seats:
+                raise BadRecording(f"session {each.session!r} was recorded more than once, and may have been resumed")
+            self._seats[agent] = Seat(each, from_tick, each.session in played)
+        self.seats = list(self._seats.values())
+        self._from_tick = from_tick
+        self._game: str | None = None
+        self._running: dict[str, Seat] = {}
+        self._other_start = b""
+        self.over = threading.Event()
+        self.failure: BrayxError | None = None
+        self.seen = 0
+
+    @property
+    def claimed(self) -> bool:
+        """Whether the game has started."""
+        return self._game is not None
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the game got a reply that is not the recorded one: from then on its bodies may differ."""
+        return any(seat.first is not None for seat in self.seats)
+
+    @property
+    def expected_start(self) -> str:
+        """What was expected of a start, for messages."""
+        got = f"; the last start was {_short(self._other_start)}" if self._other_start else ""
+        return f", {' or '.join(dict.fromkeys(_short(seat.start) for seat in self.seats))}{got}"
+
+    def seat(self, session: str) -> Seat | None:
+        """The seat that a running session plays; None: it is of another game, or its seat is not recorded."""
+        return self._running.get(session)
+
+    def started(self, session: str, body: bytes) -> None:
+        """A session starts.
+
+        Raises:
+            NotDeterministic: the body of a further seat's start differs from the recorded one.
+        """
+        self.seen += 1
+        game, seat = game_name(session), self._seats.get(_agent(session))
+        if self._game is None and seat is not None and body == seat.start:
+            self._game = game
+        if game != self._game:
+            self._other_start = body
+            return
+        if seat is None or seat.has_started:
+            return  # `tick` refuses it
+        if body != seat.start and not self.diverged:
+            what = f"the start of session {session!r} is {_short(body)}, the recorded one is {_short(seat.start)}"
+            raise self._failed(NotDeterministic(f"the game is not deterministic: {what}", tick=0))
+        seat.has_started, seat.follows = True, body == seat.start
+        self._running[session] = seat
+
+    def tick(self, session: str, body: bytes) -> Seat | None:
+        """The next tick of a session: its seat, as `seat`.
+
+        Raises:
+            NotDeterministic: the body has to be as recorded, and is not.
+            BadRecording: the seat is one of the game, and is not recorded.
+        """
+        self.seen += 1
+        seat = self._running.get(session)
+        if seat is None:
+            if game_name(session) == self._game and not self.diverged:
+                known = ", ".join(repr(each.episode.session) for each in self.seats)
+                raise self._failed(
+                    BadRecording(
+                        f"the game has a seat {_agent(session)!r} that is not recorded, so that its replies are not "
+                        f"known; recorded are {known}"
+                    )
+                )
+            return None
+        tick, expected = seat.ticks, seat.recorded(seat.ticks)
+        if body != expected and tick <= self._from_tick and not self.diverged:
+            what = "none, since the session had ended" if expected is None else _short(expected)
+            raise self._failed(
+                NotDeterministic(
+                    f"the game is not deterministic: its body at tick {tick} is {_short(body)}, the recorded one is "
+                    f"{what}, and all replies before were as recorded",
+                    tick=tick,
+                )
+            )
+        seat.follows = seat.follows and body == expected
+        is_recorded = seat.follows and (tick < self._from_tick or not seat.is_played)
+        seat.forced = seat.reply(tick) if is_recorded else None
+        return seat
+
+    def replied(self, seat: Seat, reply: bytes) -> bytes:
+        """The reply that the game gets to the tick of a seat, given that of the agents."""
+        tick, seat.ticks = seat.ticks, seat.ticks + 1
+        if seat.forced is not None:
+            return seat.forced
+        if seat.first is None and reply != seat.reply(tick):
+            seat.first = tick
+        return reply
+
+    def ended(self, session: str, reason: str, result: float | None) -> None:
+        """A session has ended; with its last one the game has."""
+        seat = self._running.pop(session, None)
+        if seat is not None:
+            seat.end, seat.result = reason, result
+            if not self._running:
+                self.over.set()
+
+    def _failed(self, error: BrayxError) -> BrayxError:
+        self.failure = self.failure or error
+        self.over.set()
+        return error
+
+
+def _agent(session: str) -> str:
+    """The agent of a session; empty: its id is plain."""
+    return session.rpartition(AGENT_MARK)[2] if game_of(session) else ""
+
+
+def _short(body: bytes) -> str:
+    text = body.decode("utf-8", "replace")
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
