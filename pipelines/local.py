@@ -30,7 +30,7 @@ from pipelines.clerk import Clerk
 from pipelines.environments import lag_notes
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines, tracebacks
-from pipelines.result import STEPS_THIS_RUN, TrainResult, end_reason
+from pipelines.result import STEPS_THIS_RUN, TrainResult, end_reason, keep_recordings
 from pipelines.shutdown import INTERRUPTED_S, Deadline, running_parts
 from pipelines.sources import Sources
 from pipelines.watching import Watch, last_of
@@ -171,6 +171,7 @@ class _Training:
         self.uri = uri
         self.host = None if trainee.acting is None else self._host(trainee.acting.model, stack)
         self.sources = Sources(job, self.buffers)
+        self.began_s = time.time()
         self.finished = self.learning = False
         self.end = Deadline(_END_S)
 
@@ -285,6 +286,7 @@ class _Training:
         version, outcome, curve = None, "", []
         if self.finished:  # Ctrl-C does not wait for a picture
             version, outcome = self.trainee.register(self.progress.say)
+            keep_recordings(job, self.began_s, self.progress.say, clerk.call)
             curve = clerk.call(drawn_curve, job.project, config.target_return, config.x_axis)
         elif self.learning:
             outcome = self.trainee.standings()

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from brayx.books import FAILED_IN_WINDOW
-from brayx.errors import ModelError
+from brayx.errors import BrayxError, ModelError
+from brayx.logs import one_line
 from brayx.metrics import games_text, significant
 from brayx.model.build import build_model
 from brayx.tracking import Trial
@@ -129,6 +130,27 @@ def mark_unfinished(trial: Trial, error: BaseException | None, learned: bool) ->
         error.add_note("after training, while its results were written")
     if error is not None:
         trial.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+
+
+def keep_recordings(job: JobConfig, since_s: float, say: Callable[[str], None], call: Callable[..., Any]) -> None:
+    """Copies the recordings that ``recording.to_trial`` chooses to the artifacts of the trial. Does not raise.
+
+    Args:
+        job: the job.
+        since_s: start of the training, in seconds since 1970.
+        say: prints a line: what was copied, or why nothing was.
+        call: runs ``function(trial, *args)`` in the process that has the trial, and returns its result.
+    """
+    config = job.recording
+    if config is None or not config.to_trial:
+        return
+    from brayx.recording.trials import log_extremes  # imports Arrow, which is slow
+
+    try:
+        sessions, address = call(log_extremes, config.absolute().folder, config.to_trial, since_s)
+        say(f"{sessions} recorded sessions are artifacts of the trial: {address}")
+    except (BrayxError, OSError) as error:  # the training is over, and has its result
+        say(f"no recorded session is copied to the trial: {one_line(str(error))}")
 
 
 def promote(

@@ -36,7 +36,7 @@ from pipelines.console_on_ray import console_of
 from pipelines.environments import Rollouts, lag_notes
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines
-from pipelines.result import STEPS_THIS_RUN, TrainResult, end_reason, mark_unfinished
+from pipelines.result import STEPS_THIS_RUN, TrainResult, end_reason, keep_recordings, mark_unfinished
 from pipelines.scale import tell_where
 from pipelines.shutdown import INTERRUPTED_S, Deadline, running_parts
 from pipelines.sources import Sources
@@ -154,6 +154,7 @@ def train_on(
     )
     before = max((checkpoint.step for checkpoint in trial.checkpoints()), default=0)
     began, learning, finished, seconds, steps = time.monotonic(), False, False, 0.0, 0
+    began_s = time.time()
     ended: Summary | None = None
     end = Deadline(_END_S)
     with contextlib.ExitStack() as stack:
@@ -227,6 +228,7 @@ def train_on(
         version, outcome = None, ""
         if finished:
             version, outcome = trainee.register(progress.say)
+            keep_recordings(job, began_s, progress.say, lambda function, *args: function(trial, *args))
         elif learning:
             outcome = trainee.standings()
         trainee.close_trials(finished)

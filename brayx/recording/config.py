@@ -39,6 +39,10 @@ class RecordingConfig(BaseModel):
     flush_s: Annotated[float, Field(gt=0)] = 5.0
     """Maximum age of a tick in the writer's process before it is written; killing that process loses no more."""
 
+    to_trial: Annotated[int, Field(ge=0)] = 0
+    """At the end of a training, copy so many sessions with the best result, with the worst and with an error to the
+    artifacts of its trial in MLflow; 0: none."""
+
     def absolute(self) -> RecordingConfig:
         """The same options with an absolute folder, for other processes."""
         if "://" in self.folder:

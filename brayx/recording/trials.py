@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import tempfile
 import weakref
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from pathlib import Path
 
 from brayx.errors import BadRecording
@@ -65,3 +68,33 @@ def log(episodes: Iterable[Episode], trial: Trial) -> tuple[int, int, str]:
         for file in sorted(Path(folder).iterdir()):  # a chunk comes after its video, and so is never without
             trial.log_file(file, _FOLDER)
     return sessions, ticks, address
+
+
+def log_extremes(trial: Trial, folder: str, each: int, since_s: float) -> tuple[int, str]:
+    """Copies the sessions of a training that are most worth watching to its trial's artifacts.
+
+    Args:
+        trial: the trial.
+        folder: path or address of the recordings.
+        each: maximum number of sessions with the best result, of those with the worst, and of those with an error, the
+            newest first.
+        since_s: start of the training, in seconds since 1970.
+
+    Returns:
+        Number of copied sessions, and the address of all that the trial has.
+
+    Raises:
+        BadRecording, TrackingError: as `open` and `log`.
+    """
+    found = reader.open(folder)
+
+    def own(kind: Callable[[Episode], bool]) -> Iterator[Episode]:
+        return (one for one in found if one.began >= since_s and kind(one))  # only chosen ones stay in memory
+
+    result = attrgetter("result")
+    best = heapq.nlargest(each, own(lambda one: one.result is not None), key=result)
+    worst = heapq.nsmallest(each, own(lambda one: one.result is not None), key=result)
+    failed = deque(own(lambda one: one.end == "error"), maxlen=each)
+    chosen = {one.id: one for one in (*best, *worst, *failed)}
+    sessions, _, address = log(chosen.values(), trial)
+    return sessions, address

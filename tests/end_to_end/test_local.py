@@ -98,7 +98,7 @@ def shown(folder: Path, trial: Trial, part: str = "") -> EventAccumulator:
 
 def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folder: Path) -> None:
     with (folder / "cartpole.yaml").open("a") as job:
-        job.write("\nrecording: {kind: recording, every: 2}\n")
+        job.write("\nrecording: {kind: recording, every: 2, to_trial: 2}\n")
     with train(folder, 1_000_000) as killed, said_on_failure(killed):
         url = door(killed)
         engine = acts_with(killed)
@@ -165,6 +165,9 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
     after = recorded(folder)
     assert {each.id for each in before} < {each.id for each in after}
     assert {each.end for each in after} <= {"stop", "shutdown", "disconnect", "drained", ""}
+    kept = open_recordings(f"runs:/{trial.run_id}/recordings", tracking=trial.uri)
+    assert 2 <= len(kept) <= 4, "the best and the worst of the last run"
+    assert {each.id for each in kept} <= {each.id for each in after} - {each.id for each in before}
     words = ("replay", "recordings", "--model", "models:/cartpole@champion", "--json")
     with brayx(folder, *words, environment=without_ray(folder)) as replayed, said_on_failure(replayed):
         assert replayed.ended() == 0

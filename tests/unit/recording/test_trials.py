@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ import numpy as np
 import pytest
 
 import brayx.recording
+from brayx.actor.agent import State
 from brayx.errors import BadRecording, TrackingError
 from brayx.metrics import Recorder
+from brayx.recording.config import RecordingConfig
 from brayx.recording.recorder import SessionRecorder
 from brayx.tracking import Trial, initialise, tracking_uri
+from deployments.job import JobConfig
 from pipelines import cli
+from pipelines.result import keep_recordings
 from tests.unit.recording.test_frames import config, image, is_close, play
 
 
@@ -55,6 +60,44 @@ def test_chosen_sessions_go_to_a_trial_once_and_are_read_from_there(
     for episode in brayx.recording.open(f"runs:/{trial.run_id}/recordings"):
         assert episode["score"].tolist() == list(range(10))
         assert all(is_close(found, image(number)) for number, found in enumerate(episode.images()))
+
+
+def test_a_training_keeps_its_best_and_worst_sessions_and_those_with_errors(tmp_path: Path, trial: Trial) -> None:
+    job = JobConfig.load(Path(cli.TEMPLATES) / "cartpole.yaml")
+    said: list[str] = []
+
+    def keep(to_trial: int, since_s: float, folder: str) -> None:
+        options = RecordingConfig(folder=folder, to_trial=to_trial)
+        of = job.model_copy(update={"recordings": {"recording": options}})
+        keep_recordings(of, since_s, said.append, lambda function, *args: function(other, *args))
+
+    other = Trial.open("game", "extremes", trial.uri)
+    recorder = SessionRecorder(RecordingConfig(folder=str(tmp_path)), Recorder())
+    began = []
+    results = (9.0, 1.0, 5.0, 3.0, None, None, None)
+    ends = ("stop", "stop", "stop", "stop", "error", "error", "drained")
+    for number, (result, end) in enumerate(zip(results, ends, strict=True)):
+        began.append(time.time())
+        log = recorder.open(f"{number}", b"")
+        assert log is not None
+        log.tick(State("s", tick=0), b"x", b"y", 0.0, 0.0)
+        log.end(end, result)
+    recorder.close(60.0)
+    keep(0, 0.0, str(tmp_path))
+    keep(1, time.time(), str(tmp_path))
+    keep(1, 0.0, str(tmp_path / "nothing"))
+    keep(1, began[1], str(tmp_path))
+    assert sessions(other) == ["1", "2", "5"], "session 0 began earlier"
+    keep(1, 0.0, str(tmp_path))
+    assert sessions(other) == ["0", "1", "2", "5"]
+    address = f"runs:/{other.run_id}/recordings"
+    assert said == [
+        "no recorded session is copied to the trial: no recorded session is selected",
+        f"no recorded session is copied to the trial: there is no recording at {tmp_path / 'nothing'}",
+        f"3 recorded sessions are artifacts of the trial: {address}",
+        f"1 recorded sessions are artifacts of the trial: {address}",
+    ]
+    other.finish()
 
 
 def test_what_cannot_be_logged_or_read_is_said(folder: Path, trial: Trial, capsys: pytest.CaptureFixture[str]) -> None:
