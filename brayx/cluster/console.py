@@ -11,7 +11,7 @@ import contextlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,13 +33,10 @@ from brayx.errors import (
     SessionUnknown,
 )
 from brayx.gamecore.protocol import StepKind, StepRequest
-from brayx.logs import limited
 from brayx.metrics import METRICS, Drained, Kind, Recorder
 from brayx.model.encoding import pack, unpack
 from brayx.model.following import AliasFollower
 from brayx.numbers import LocalNumbers
-
-logger = limited(__name__)
 
 _ASK_S = 2.0
 """Deadline of a replica's answer."""
@@ -48,8 +45,6 @@ _RUN_S = 8.0
 _MOVED = ("moved", "lost")
 """Ends of a session that continues at another replica."""
 _MAX_KNOWN = 64
-_SHARES_S = 2.0
-"""Interval at which replicas that have started since get the shares of the canaries."""
 _LEVELS_ADD = ("sessions_active", "replay_batches")
 _COUNTS = ("games", "ticks_this_run", "ticks_per_s", "env_steps_per_s")
 
@@ -64,6 +59,7 @@ class ConsoleAnswers:
         status: values of its status page.
         recorder: its recorder.
         follower: its canaries; None: it follows no alias.
+        set_share: sets a canary's share here and for the other replicas, see `Membership.set_share`.
     """
 
     def __init__(
@@ -72,8 +68,10 @@ class ConsoleAnswers:
         status: Callable[[], Mapping[str, Any]],
         recorder: Recorder,
         follower: AliasFollower | None,
+        set_share: Callable[[str, float], Awaitable[None]],
     ) -> None:
         self._live, self._status, self._follower = LiveTable(table), status, follower
+        self._set_share = set_share
         self._numbers = numbers = LocalNumbers({}, "seconds")
 
         def add(part: Drained) -> None:
@@ -87,6 +85,7 @@ class ConsoleAnswers:
 
         Raises:
             BrayxError: the answer of `LiveTable` or `AliasFollower`; or `ProtocolError`: there is no such question.
+            Overloaded: the session directory could not keep a share.
         """
         match json.loads(request.body):
             case ["ticks", str(session), int(after)]:
@@ -99,7 +98,7 @@ class ConsoleAnswers:
             case ["set_share", str(model), float(share) | int(share)]:
                 if self._follower is None:
                     raise ConfigError("this service follows no alias, so no model has a canary")
-                self._follower.set_share(model, share)
+                await self._set_share(self._follower.check_share(model, share), share)
             case ["facts"]:
                 return json.dumps(self._facts()).encode()
             case other:
@@ -127,9 +126,6 @@ class ReplicaSessions:
         self._secret = ""
         self._peers = Peers(lambda: self._secret, prefix=CONSOLE_PREFIX)
         self._at: OrderedDict[str, Location] = OrderedDict()
-        self._shares: dict[str, float] = {}
-        self._have_shares: set[str] = set()
-        self._keeping: asyncio.Task[None] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="brayx-console-replicas", daemon=True)
         self._thread.start()
@@ -154,11 +150,12 @@ class ReplicaSessions:
         self._run(self._end(session))
 
     def set_share(self, model: str, share: float) -> None:
-        """Sets a canary's share of new sessions at all replicas, also at those that start later.
+        """Sets a canary's share of new sessions at all replicas, also those that start later, until the service ends.
 
         Raises:
-            ConfigError: as `AliasFollower.set_share`.
+            ConfigError: as `AliasFollower.check_share`.
             JobNotRunning: there are no replicas.
+            Overloaded: none of them answers.
         """
         self._run(self._set_share(model, share))
 
@@ -173,7 +170,7 @@ class ReplicaSessions:
     def close(self) -> None:
         """Closes all connections, and ends the thread."""
         with contextlib.suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(_ASK_S)
+            asyncio.run_coroutine_threadsafe(self._peers.close(), self._loop).result(_ASK_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_ASK_S)
 
@@ -204,23 +201,6 @@ class ReplicaSessions:
         answers, errors = await self._of_all("set_share", model, share)
         if not answers:
             raise Overloaded(errors[0])
-        self._shares[model] = share
-        self._have_shares = set(answers)
-        if self._keeping is None:
-            self._keeping = asyncio.create_task(self._keep_shares())
-
-    async def _keep_shares(self) -> None:
-        while True:
-            await asyncio.sleep(_SHARES_S)
-            try:
-                there = set(await self._ask_directory("addresses"))
-                self._have_shares &= there
-                for address in there - self._have_shares:
-                    for model, share in self._shares.items():
-                        await self._ask(address, "set_share", model, share)
-                    self._have_shares.add(address)
-            except (BrayxError, PeerDied) as error:
-                logger.warning("a replica has not got the canaries' shares yet: %s", error)
 
     async def _of_owner(self, session: str, *question: Any) -> bytes:
         """The answer of the replica that has the session, or had it when it was last asked."""
@@ -298,11 +278,6 @@ class ReplicaSessions:
             return await getattr(found, method).remote(*args)
 
         return await answer_with_retry(call, _DIRECTORY_S, "the session directory", finds_actor=True)
-
-    async def _close(self) -> None:
-        if self._keeping is not None:
-            self._keeping.cancel()
-        await self._peers.close()
 
 
 def merged(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ time for one, the directory reports no session as unknown and gives out no id. F
 their sessions at their last renewal from Ray's key-value store.
 
 A session's id names its game; the owner of a game is the living owner of the game's first session.
+
+It also keeps the canaries' shares that a console has set, so that all replicas have the same, now and later.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from brayx.actor.moving import Snapshot
@@ -40,7 +42,7 @@ logger = limited(__name__)
 _REMEMBERED_ENDS = 65536
 MAX_SNAPSHOT_BYTES = 1024 * 1024
 MAX_SNAPSHOTS_BYTES = 512 * 1024 * 1024
-INTERFACE = 3
+INTERFACE = 4
 """Version of the directory's methods and replies. The actor outlives its replicas, and so an update of brayx."""
 PARKED = "parked"
 """Owner of sessions that are moving between replicas; never alive."""
@@ -69,10 +71,12 @@ class Renewal:
             replica counts their end.
         forgotten: number of sessions that ended without an owner since this was last reported. No replica has counted
             their end, so the receiver does.
+        shares: as from `Directory.set_share`, by canary.
     """
 
     lost: list[str]
     forgotten: int
+    shares: dict[str, float] = field(default_factory=dict)
 
 
 class Directory:
@@ -111,6 +115,7 @@ class Directory:
         self._reasons: OrderedDict[str, str] = OrderedDict()
         self._forgotten = 0
         self._secret = ""
+        self._shares: dict[str, float] = {}
         self._left: OrderedDict[tuple[str, str], None] = OrderedDict()  # sessions taken from dead owners
         self._changed: set[str] = set()  # owners that lost sessions and may never renew again
         self._write = write
@@ -127,13 +132,20 @@ class Directory:
         """See `INTERFACE`."""
         return INTERFACE
 
-    def renew(self, owner: str, address: str, sessions: list[str] | None = None) -> Renewal | None:
+    def renew(
+        self,
+        owner: str,
+        address: str,
+        sessions: list[str] | None = None,
+        shares: Mapping[str, float] | None = None,
+    ) -> Renewal | None:
         """Renews an owner's lease.
 
         Args:
             owner: id of the owner, new with every start of a replica.
             address: URL at which peers reach it.
             sessions: all its sessions, if the last reply was None.
+            shares: the shares of its last renewal, if the last reply was None.
 
         Returns:
             None if the directory does not know the owner as alive, after a restart or an expired lease; the owner
@@ -145,6 +157,8 @@ class Directory:
         self._seen[owner] = self._clock()
         self._address[owner] = address
         self._sessions.setdefault(owner, set())
+        for canary, share in (shares or {}).items():
+            self._shares.setdefault(canary, share)  # a console may have set another since the restart
         if sessions is not None:
             for session in self._recalled.pop(owner, set()).difference(sessions):
                 if self._owner_of.get(session) == owner:
@@ -160,7 +174,11 @@ class Directory:
             self._remember(changed)
         self._changed.clear()
         forgotten, self._forgotten = self._forgotten, 0
-        return Renewal(lost, forgotten)
+        return Renewal(lost, forgotten, dict(self._shares))
+
+    def set_share(self, canary: str, share: float) -> None:
+        """Keeps a canary's share; each owner gets it with its next renewal. ``canary`` is the owners' name for it."""
+        self._shares[canary] = share
 
     def secret(self, offer: str, fresh: bool = False) -> str:
         """The shared secret by which owners authenticate each other: the first one offered.

@@ -1,4 +1,4 @@
-"""A replica's entry in the session directory: its id, address and lease, and the secret that it shares with its peers.
+"""A replica's entry in the session directory: its id, address and lease, and what it has in common with its peers.
 
 Knows nothing of routing.
 """
@@ -11,7 +11,7 @@ import contextvars
 import secrets
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
@@ -36,6 +36,7 @@ class Membership:
 
     Args:
         directory: handle of the session directory.
+        on_shares: called with the canaries' shares, as `Renewal.shares`, at each renewal and each change.
 
     Attributes:
         owner: the replica's id.
@@ -44,12 +45,14 @@ class Membership:
         peers: connections to its peers.
     """
 
-    def __init__(self, directory: Any) -> None:
+    def __init__(self, directory: Any, on_shares: Callable[[Mapping[str, float]], None] | None = None) -> None:
         self.owner = uuid.uuid4().hex
         self.address = ""
         self.lease = Lease(0.0)
         self.peers = Peers(self.secret)
         self._directory = directory
+        self._on_shares = on_shares
+        self._shares: Mapping[str, float] = {}
         self._secret = secrets.token_hex(32)
         # Not the context of a request: if that request's client leaves, Ray would cancel the call to the directory,
         # which may have made the change already.
@@ -115,11 +118,21 @@ class Membership:
                 if renewal is None:  # the directory has restarted
                     await self.agree()
                     called_at = time.monotonic()
-                    renewal = await self.ask("renew", self.owner, self.address, table.sessions)
+                    renewal = await self.ask("renew", self.owner, self.address, table.sessions, self._shares)
                 self._renewed(table, renewal, called_at)
             except (BrayxError, RayTaskError, OSError) as error:
                 logger.warning("the session directory did not take the lease's renewal: %s", error)
                 await asyncio.sleep(_RETRY_S)
+
+    async def set_share(self, canary: str, share: float) -> None:
+        """Sets a canary's share for all replicas, also those that start later; errors as for `ask`."""
+        await self.ask("set_share", canary, share)
+        self._take({**self._shares, canary: share})  # not with the next renewal only: the directory may die before
+
+    def _take(self, shares: Mapping[str, float]) -> None:
+        self._shares = shares
+        if self._on_shares is not None:
+            self._on_shares(shares)
 
     def _renewed(self, table: SessionTable, renewal: Renewal, called_at: float) -> None:
         """Ends the sessions that this replica has lost, and counts ends that no replica has counted.
@@ -134,6 +147,7 @@ class Membership:
             message = "this replica's lease was over for %.1f s: it answered no request, and lost %d of its sessions"
             logger.warning(message, over_s, len(renewal.lost))
         table.lose(renewal.lost)
+        self._take(renewal.shares)
         self.lease.renew(called_at + LEASE_S)  # last: requests that wait for it must find lost sessions ended
         if renewal.forgotten:
             table.recorder.add("sessions_ended", float(renewal.forgotten), label="lost")

@@ -128,11 +128,11 @@ class ActorReplica(GrpcDoor, ActorService):
         """Makes the replica's parts; ``directory`` is the session directory's handle."""
         self.max_body_bytes = config.max_body_bytes
         self.idle_timeout_s = config.idle_timeout_s
-        self._member = Membership(directory)
+        self._member = Membership(directory, None if follower is None else follower.take_shares)
         self._routing = Routing(self._member, config, keys, runtime.recorder)
         ActorService.__init__(self, runtime, config, application, keys=keys, ownership=self._routing, shared=True)
         self._routing.table = self.table
-        self._console = ConsoleAnswers(self.table, self.status, runtime.recorder, follower)
+        self._console = ConsoleAnswers(self.table, self.status, runtime.recorder, follower, self._member.set_share)
         self._peer_doors = PeerDoors(self)
 
     def __serve_build_asgi_app__(self) -> DoorApp:

@@ -79,6 +79,7 @@ class AliasFollower:
     ) -> None:
         self._source = source
         self._followed = dict(followed)
+        self._configured = dict(followed)
         self._models = {name: models[name] for name in followed}
         self._held: dict[str, dict[str, PinnedModel]] = {
             name: {of.alias: models[name].pinned()} for name, of in followed.items()
@@ -128,8 +129,10 @@ class AliasFollower:
         """``name``, ``alias`` and ``share`` of each canary by model, as JSON values."""
         return {model: {"name": of.name, "alias": of.canary, "share": of.share} for model, of in self.canaries.items()}
 
-    def set_share(self, model: str, share: float) -> None:
-        """Changes a canary's share of the sessions that start from now on.
+    def check_share(self, model: str, share: float) -> str:
+        """Checks a share before `take_shares`; returns its name there.
+
+        The name has all that is configured of the canary: a service that is deployed again with another share has that.
 
         Raises:
             ConfigError: the model has no canary, or the share is not from 0 to 1.
@@ -139,7 +142,22 @@ class AliasFollower:
             raise ConfigError(f"model {model!r} has no canary (`canary` in its job); models with one: {having}")
         if not 0.0 <= share <= 1.0:
             raise ConfigError(f"share is {share:g}, expected 0 to 1", key="share")
-        self._followed[model] = replace(self._followed[model], share=share)
+        return self._share_name(model)
+
+    def take_shares(self, shares: Mapping[str, float]) -> None:
+        """Changes the canaries' shares of the sessions that start from now on; one that is not named stays."""
+        for model, of in self._followed.items():
+            share = shares.get(self._share_name(model), of.share)
+            if share != of.share:
+                self._followed[model] = replace(of, share=share)
+
+    def set_share(self, model: str, share: float) -> None:
+        """Checks and sets one share; errors as for `check_share`."""
+        self.take_shares({self.check_share(model, share): share})
+
+    def _share_name(self, model: str) -> str:
+        of = self._configured[model]
+        return f"{model}/{of.name}/{of.canary}/{of.share:g}"
 
     async def pinned(self, model: str, arm: Arm) -> PinnedModel:
         """A new handle at an arm's version, which is fetched if it is not ready.

@@ -12,7 +12,9 @@ import httpx
 import numpy as np
 import yaml
 
+from brayx.console.guard import SCOPES, basic
 from brayx.engines.base import save_weights
+from brayx.gamecore.auth import Keys, new_key
 from brayx.gamecore.client import Client
 from brayx.tracking import Trial, register
 from deployments.job import JobConfig
@@ -59,6 +61,13 @@ def write_code(folder: Path) -> Path:
     (folder / "watched_model.py").write_text(MODEL)
     (folder / "watched_agent.py").write_text(AGENT)
     return folder
+
+
+def new_keys(file: Path) -> dict[str, dict[str, str]]:
+    """Writes a file with a key of each scope; returns the headers of a client that has it, by scope."""
+    names = {scope: new_key(file, "eve", scope) for scope in SCOPES}
+    keys = Keys.load(file)
+    return {scope: {"Authorization": basic(name, keys.secret(name))} for scope, name in names.items()}
 
 
 class Console:

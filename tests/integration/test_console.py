@@ -1,4 +1,5 @@
-"""The console of an actor on two replicas of a real Serve: its API with real clients, keys, and a replica that dies."""
+"""The console of an actor on two replicas of a real Serve: its API with real clients, keys, a human's game, frames of
+recordings, and replicas that die."""
 
 from __future__ import annotations
 
@@ -13,26 +14,41 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import ray
 import yaml
 from ray import serve
 from ray.util import list_named_actors
 
+import brayx.recording
 from brayx.cluster import NAMESPACE
 from brayx.cluster.directory import Location, stop_directory
-from brayx.console.guard import basic
 from brayx.errors import BrayxError, ConfigError, SessionLost
-from brayx.gamecore.auth import Keys, new_key
 from deployments.actor import serving_application
 from deployments.console import console_application
 from deployments.job import JobConfig
-from tests.end_to_end.console_jobs import PROJECT, Console, Job, playing, write_code
+from tests.end_to_end.console_jobs import PROJECT, Console, Job, new_keys, playing, write_code
 from tests.integration.conftest import Ingress
 from tests.processes import ours
 from tests.waiting import until
 
 WAIT_S = 60.0
+BOARD = """
+import json
+
+def board(opponent):
+    yield "start", "me", None
+    shown = {"rows": [[{"text": "1"}, {"text": "2"}]]}
+    moves = [{"move": x, "label": str(x), "at": [0, x - 1]} for x in (1, 2)]
+    while (x := (yield "ask", "", shown | {"moves": moves})) is not None:
+        reply = json.loads((yield "tick", "me", {"x": x}))
+        if x == 2:
+            break
+        shown["text"] = f"version {reply['version']}"
+    yield "stop", "me", None
+    return shown | {"moves": [], "result": "draw"}
+"""
 DIRECTORY = f"{PROJECT}/actor/sessions"
 
 
@@ -50,21 +66,31 @@ class Served:
         self.job.add(1, "champion")
         self.job.add(2, "candidate")
         file = folder / "keys.txt"
-        read, control = new_key(file, "eve", "read"), new_key(file, "bob", "control")
-        self.keys = Keys.load(file)
+        self._headers = new_keys(file)
         parts = yaml.safe_load(Path(self.job.job.file).read_text())
         parts["actor"] |= {"num_workers": 2, "native_port": None, "tcp_port": None}
         parts |= {"console_host": "0.0.0.0", "console_keys_file": str(file)}
+        parts["board"] = {"kind": "board", "module": "watched_board"}
+        (code / "watched_board.py").write_text(BOARD)
         Path(self.job.job.file).write_text(yaml.safe_dump(parts))
         self.job.job = JobConfig.load(self.job.job.file)
         serve.run(serving_application(self.job.job, uri), name=PROJECT, route_prefix="/")
-        serve.run(console_application(self.job.job, uri), name="console", route_prefix=None)
+        self.open_console()
+
+    def open_console(self) -> None:
+        """Deploys the console, and connects to it."""
+        serve.run(console_application(self.job.job, self.job.uri), name="console", route_prefix=None)
         port = serve.get_app_handle("console").remote().result(timeout_s=WAIT_S).rpartition(":")[2]
         self.at = f"http://127.0.0.1:{port}"
-        self.reader, self.console = (self.client(key, self.keys.secret(key)) for key in (read, control))
+        self.reader, self.console = (Console(self.at, headers=self._headers[scope]) for scope in ("read", "control"))
 
-    def client(self, key: str, secret: bytes) -> Console:
-        return Console(self.at, headers={"Authorization": basic(key, secret)})
+    def acts_with(self) -> set[int]:
+        """The versions that some new sessions act with."""
+        found = set()
+        for _ in range(8):
+            with playing(self.door, os.urandom(8).hex()) as tick:
+                found.add(int(tick(1.0)["version"]))
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -146,13 +172,7 @@ def test_sessions_of_both_replicas_are_listed_and_one_is_followed_and_ended(serv
 
 
 def test_a_promotion_changes_what_the_next_session_acts_with_and_shares_reach_every_replica(served: Served) -> None:
-    def acts_with() -> set[int]:
-        found = set()
-        for _ in range(8):
-            with playing(served.door, os.urandom(8).hex()) as tick:
-                found.add(int(tick(1.0)["version"]))
-        return found
-
+    acts_with = served.acts_with
     assert acts_with() == {1}
     served.console.post("/api/canaries/model", {"share": 1.0})
     until(lambda: acts_with() == {2}, "both replicas give the canary", WAIT_S)
@@ -184,6 +204,50 @@ def test_health_refusals_recordings_and_trials(served: Served) -> None:
     assert served.reader.get("/api/league") is None
 
 
+def test_a_session_with_images_has_a_video_of_its_frames(served: Served) -> None:
+    with playing(served.door, "filmed", side=48) as tick:
+        for x in range(1, 4):
+            tick(float(x))
+
+    def filmed() -> list[Any]:
+        return [
+            each
+            for each in served.reader.get("/api/recordings")["recordings"]
+            if each["session"] == "filmed" and each["end"]
+        ]
+
+    until(filmed, "it is recorded", WAIT_S)
+    [row] = filmed()
+    recording = served.job.job.recording
+    assert recording is not None
+    episode = brayx.recording.open(recording.folder).find(row["id"])
+    assert episode is not None
+    assert row["frames"] == episode.frames == 3
+    for at in range(3):
+        image = episode.image(at)
+        assert image is not None
+        assert image.shape == (48, 48, 3)
+        assert np.abs(image.astype(int) - 10 * at).max() < 5
+        reply = served.reader.http.get(f"/api/recordings/{row['id']}/frames/{at}")
+        assert reply.content.startswith(b"\x89PNG")
+    assert list(Path(recording.folder).glob("*.mp4"))
+    episode.save_video(served.job.folder / "filmed.mp4")
+    assert (served.job.folder / "filmed.mp4").stat().st_size > 0
+
+
+def test_a_human_plays_at_serves_ingress(served: Served) -> None:
+    assert served.reader.get("/api/opponents")["why_not"] == ""
+    game = served.console.post("/api/games", {})
+    session = f"{game['game']}-agent-me"
+    assert session in {each["session"] for each in served.reader.get("/api/sessions")}
+    path = f"/api/games/{game['game']}/moves"
+    game = served.console.post(path, {"move": 1})
+    assert (game["board"]["text"], game["over"]) == ("version 1", False)
+    game = served.console.post(path, {"move": 2})
+    assert (game["board"]["result"], game["over"]) == ("draw", True)
+    assert session not in {each["session"] for each in served.reader.get("/api/sessions")}
+
+
 def test_keys_have_scopes_and_a_games_door_has_no_control(served: Served) -> None:
     assert Console(served.at).refusal("GET", "/api/job") == (401, "unauthorized")
     promotion = {"json": {"version": 2}}
@@ -204,6 +268,11 @@ def test_keys_have_scopes_and_a_games_door_has_no_control(served: Served) -> Non
 
 
 def test_a_replica_that_is_killed_while_its_session_is_followed_is_reported(served: Served) -> None:
+    """A canary's share, set before by a console that has ended, is the new replica's too."""
+    served.console.post("/api/canaries/model", {"share": 1.0})
+    serve.delete("console")
+    served.open_console()
+    assert served.console.get("/api/job")["canaries"]["model"]["share"] == 1.0
     reached = False
     with contextlib.suppress(BrayxError), both_replicas(served) as sessions:  # of sessions that died
         name = next(iter(sessions))
@@ -234,3 +303,5 @@ def test_a_replica_that_is_killed_while_its_session_is_followed_is_reported(serv
         until(lambda: not served.console.get("/api/job")["errors"], "and it answers", WAIT_S)
         reached = True
     assert reached
+    for _ in range(4):
+        assert served.acts_with() == {2}

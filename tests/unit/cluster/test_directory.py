@@ -131,6 +131,21 @@ class Kept(dict[str, list[str]]):
             self[owner] = sessions
 
 
+def test_owners_get_the_canaries_shares_also_after_a_restart(directory: Directory, clock: Clock) -> None:
+    directory.set_share("model/0.1", 0.5)
+    for owner in "ab":
+        renewal = directory.renew(owner, f"http://{owner}")
+        assert renewal is not None
+        assert renewal.shares == {"model/0.1": 0.5}
+    restarted = Directory(lease_s=5.0, recovery_s=3.0, clock=clock)
+    assert restarted.renew("a", "http://a") is None
+    restarted.set_share("other/0", 1.0)
+    for owner, offered in {"a": renewal.shares, "b": {"model/0.1": 0.4, "other/0": 0.3}, "c": {}}.items():
+        again = restarted.renew(owner, f"http://{owner}", [], offered)
+        assert again is not None
+        assert again.shares == {"model/0.1": 0.5, "other/0": 1.0}, "the first that is offered, unless one was set since"
+
+
 class TestRenewals:
     @pytest.fixture
     def kept(self) -> Kept:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +11,10 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from brayx.cluster import membership
-from brayx.cluster.directory import DirectoryRecovering
+from brayx.cluster.directory import Directory, DirectoryRecovering
 from brayx.cluster.membership import Membership
 from brayx.errors import Overloaded, SessionExists
+from tests.waiting import until_awaited
 
 
 def member_of(*answers: Any) -> Membership:
@@ -49,3 +52,33 @@ async def test_without_an_answer_the_caller_may_try_again(monkeypatch: pytest.Mo
     monkeypatch.setattr(membership, "_ANSWER_S", 0.05)
     with pytest.raises(Overloaded, match=r"did not answer locate within 0\.05 s; try again"):
         await member_of(error).ask("locate", "s")
+
+
+async def test_a_share_that_was_set_here_is_offered_to_a_directory_that_restarts_before_the_next_renewal() -> None:
+    directory, taken, table = Directory(), list[Mapping[str, float]](), SimpleNamespace(sessions=["s"])
+    table.lose = lambda lost: None
+
+    class Restarting:
+        def __getattr__(self, name: str) -> Any:
+            async def call(*args: Any) -> Any:
+                return getattr(directory, name)(*args)
+
+            return SimpleNamespace(remote=call)
+
+    member = Membership(Restarting(), taken.append)
+    await member.join(table)  # type: ignore[arg-type]
+    await member.set_share("model/0.1", 0.5)
+    assert taken == [{}, {"model/0.1": 0.5}]
+    directory = Directory()
+
+    async def listen() -> str:
+        return "http://a"
+
+    member.lease.wanted.set()
+    renewing = asyncio.create_task(member.renew(table, listen))  # type: ignore[arg-type]
+    await until_awaited(lambda: len(taken) == 3, "a renewal")
+    renewing.cancel()
+    assert taken[2] == {"model/0.1": 0.5}
+    other = directory.renew("b", "http://b", [])
+    assert other is not None
+    assert other.shares == {"model/0.1": 0.5}
