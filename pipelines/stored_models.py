@@ -11,17 +11,20 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from brayx.engines.base import load_weights
+from brayx.engines.base import LeafSpec, check_weights, layout_of, load_weights
 from brayx.engines.scaling import learned
-from brayx.engines.torch import with_weights
-from brayx.errors import ConfigError, ModelError
+from brayx.engines.torch import module_weights, with_weights
+from brayx.errors import BadWeights, BrayxError, ConfigError, ModelError
 from brayx.model.build import build_model
 from brayx.tracking import Trial, files_of, find
 from brayx.trainer.config import TrainerConfig
 from brayx.types import NestedArray, Weights
 from deployments.job import JobConfig
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _RUNS = "runs:/"
 INITIAL_TAG = "brayx.initial_weights"
@@ -118,16 +121,19 @@ def stored_model(reference: str, uri: str) -> Iterator[StoredModel]:
     yield StoredModel(folder, reference, {"model": folder.resolve().name, **_policy_version(folder)})
 
 
-def initial_weights(config: TrainerConfig, folder: str, call: Callable[..., Any]) -> Weights | None:
+def initial_weights(
+    config: TrainerConfig, folder: str, call: Callable[..., Any], module: Callable[[], nn.Module]
+) -> Weights | None:
     """The weights that ``config.initial_weights`` names; None: it names none, or the trial has a checkpoint to resume.
 
     Args:
         config: options of the trainer.
         folder: folder of the job's YAML; a relative folder of a checkpoint starts from there.
         call: runs ``function(trial, *args)`` in the process that has the trial, and returns its result.
+        module: returns the module that learns, which the weights must fit; called only if they are named.
 
     Raises:
-        BadWeights: they cannot be read.
+        BadWeights: they cannot be read, or do not fit the module.
         ConfigError: they belong to normalised observations, whose moments a new training does not have; or as
             `stored_model`. Other errors as there.
     """
@@ -136,21 +142,29 @@ def initial_weights(config: TrainerConfig, folder: str, call: Callable[..., Any]
         return None
     if ":/" not in reference:
         reference = str(Path(folder, reference))
-    found: Weights | None = call(_weights_to_start, reference)
+    try:
+        found: Weights | None = call(_weights_to_start, reference, layout_of(module_weights(module())))
+    except BrayxError as error:
+        details = error.details | {"key": "trainer.initial_weights"}
+        raise type(error)(f"trainer.initial_weights: {error.message}", **details) from None
     return found
 
 
-def _weights_to_start(trial: Trial, reference: str) -> Weights | None:
+def _weights_to_start(trial: Trial, reference: str, layout: Mapping[str, LeafSpec]) -> Weights | None:
     if trial.checkpoints():
         return None
     with stored_model(reference, trial.uri) as found:
         weights = load_weights(found.folder / "weights.npz")
         if len(learned(weights)) < len(weights):
             raise ConfigError(
-                f"trainer.initial_weights: {found.label} was trained with normalised observations (normalise_obs), and "
-                "a new training would normalise them otherwise: name a version that was trained without",
-                key="trainer.initial_weights",
+                f"{found.label} was trained with normalised observations (normalise_obs), and a new training would "
+                "normalise them otherwise: name a version that was trained without"
             )
+        try:
+            check_weights(layout, weights)
+        except BadWeights as error:
+            message = f"{found.label} does not fit this job's model, which needs the same layers: {error.message}"
+            raise BadWeights(message, **error.details) from None
         trial.set_tag(INITIAL_TAG, found.label)
     return weights
 

@@ -65,7 +65,7 @@ class Trainee:
         self.numbers.listen(clerk.push)
         torch.manual_seed(job.seed)
         module, forward_args, _ = built_to_learn(config, config.model, model.module, job.folder, as_dict)
-        if (weights := initial_weights(config, job.folder, clerk.call)) is not None:
+        if (weights := initial_weights(config, job.folder, clerk.call, lambda: module)) is not None:
             start_from(module, weights)
         clerk.later(Trial.log_text, layer_table(module, forward_args), LAYERS_FILE)
         self.acting = ActingModel(model, module, forward_args, self.numbers) if acts else None

@@ -23,6 +23,7 @@ from brayx.cluster.shards import flush_metrics
 from brayx.cluster.statistics import create_moments, stored_moments
 from brayx.cluster.weight_store import KEPT_VERSIONS, create_weight_store, end_weight_store
 from brayx.cluster.weights import fetch_newest
+from brayx.model.build import build_model
 from brayx.tracking import Trial
 from deployments.job import JobConfig, only
 from pipelines.environments import normalises, policy_lag
@@ -31,6 +32,8 @@ from pipelines.scale import hub_name
 from pipelines.stored_models import initial_weights
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from brayx.replay.packing import Layout
     from brayx.tracking.trial import Status
     from brayx.types import Weights
@@ -91,6 +94,8 @@ class RayTrainee:
         self._job, self.trial = job, trial
         self.config = config = job.trainers[only("trainer", job.trainers)]
         self.clerk = InProcessClerk(trial)
+        # First, because an error in them should come before anything is started.
+        weights = initial_weights(config, job.folder, self.clerk.call, self._module)
         run = trial.run_id
         actors = {name: f"{run}/buffer/{name}" for name in (*config.buffers, *config.eval_buffers)}
         self.names = {part: f"{run}/{part}" for part in ("weights", "moments", "sessions")} | {"hub": hub_name(trial)}
@@ -146,12 +151,18 @@ class RayTrainee:
                 normaliser=functools.partial(stored_moments, moments, NAMESPACE) if moments else None,
                 seed=job.seed,
                 about={"job": job.as_dict(), "folder": job.folder},
-                initial_weights=initial_weights(config, job.folder, self.clerk.call),
+                initial_weights=weights,
             )
             self.learner = Learner(spec, storage, self.numbers)
             self._stack = stack.pop_all()
         self._settled: tuple[dict[str, float], dict[str, str]] | None = None
         self.ended = False
+
+    def _module(self) -> nn.Module:
+        """The module as the learner builds it."""
+        model = self.config.model
+        module, _ = build_model(self._job.folder, self._job.models[model].module, model, self._job.as_dict())
+        return module
 
     @property
     def learned(self) -> list[RemoteBuffer]:

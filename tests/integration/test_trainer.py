@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import math
@@ -11,9 +12,11 @@ import textwrap
 import threading
 import uuid
 
+import httpx
 import numpy as np
 import pytest
 import ray
+import torch
 from ray.experimental.internal_kv import _internal_kv_list
 
 from brayx.algorithms.ppo import PPOConfig
@@ -23,14 +26,20 @@ from brayx.cluster.learner import Learner, LearnerSpec, TrialNumbers
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.shards import Shards
 from brayx.cluster.weight_store import create_weight_store
-from brayx.errors import ConfigError, StartupError
+from brayx.engines.base import load_weights, save_weights
+from brayx.engines.torch import module_weights
+from brayx.errors import BadWeights, ConfigError, ModelNotFound, StartupError
+from brayx.model.build import build_model
+from brayx.ports import free_port
 from brayx.replay.config import BufferConfig
-from brayx.tracking import Trial
+from brayx.tracking import Trial, register
 from brayx.trainer.config import TrainerConfig
 from brayx.types import Fragment
 from deployments.job import JobConfig
 from pipelines.shipped import TEMPLATES
+from pipelines.stored_models import INITIAL_TAG
 from pipelines.train import train
+from tests.end_to_end.console_jobs import Console, new_keys
 from tests.processes import ours
 from tests.waiting import until
 
@@ -254,12 +263,86 @@ def test_ranks_that_cannot_start_are_not_tried_for_ever(job, monkeypatch):
     assert learner.state() == "has ended"
 
 
-def test_a_job_that_has_ended_leaves_nothing_of_its_weight_store_in_ray(ray_cluster, tracking_db):
+def test_a_job_that_starts_from_registered_weights_and_is_stopped_in_its_console_leaves_nothing_in_ray(
+    ray_cluster, tracking_db, tmp_path
+):
+    """A wrong name or wrong weights end it before anything has started."""
+    registered, port, headers = registered_weights(tracking_db, tmp_path), free_port(), new_keys(tmp_path / "keys.txt")
     before = remembered()
-    few = ["trainer.num_steps=2048", "rollout.num_workers=1", "buffer.batch_size=8", "trainer.target_games=1"]
-    done = train(JobConfig.load(TEMPLATES / "ppo_env.yaml", few), tracking=tracking_db, cluster=Cluster(ingress=None))
-    assert done.finished
+    few = ["rollout.num_workers=1", "buffer.batch_size=8", "trainer.target_return=null", "trainer.num_steps=1000000000"]
+    few += [f"console_port={port}", f"console_keys_file={tmp_path / 'keys.txt'}"]
+    few += ["trainer.learning_rate=1e-12", "trainer.checkpoint_interval=1"]
+
+    def job(reference, *more):
+        return JobConfig.load(TEMPLATES / "ppo_env.yaml", [*few, f"trainer.initial_weights={reference}", *more])
+
+    for reference, more, error, said in (
+        ("models:/nothing/1", [], ModelNotFound, "'nothing'"),
+        ("models:/clone/1", ["network.hidden=[8]"], BadWeights, "models:/clone/1 does not fit this job's model"),
+    ):
+        with pytest.raises(error, match=rf"^trainer\.initial_weights: .*{said}"):
+            train(job(reference, *more), tracking=tracking_db, cluster=Cluster(ingress=None))
+
+    over = threading.Event()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        visit = pool.submit(stop_in_console, f"http://127.0.0.1:{port}", headers, tracking_db, over)
+        try:
+            done = train(job("models:/clone@champion"), tracking=tracking_db, cluster=Cluster(ingress=None))
+        finally:
+            over.set()
+        assert visit.result() == done.trial.run_id
+    assert not done.finished
+    assert done.trial.tags()[INITIAL_TAG] == "models:/clone/1"
+    learned = load_weights(done.trial.latest_checkpoint() / "weights.npz")
+    for name, array in registered.items():
+        np.testing.assert_allclose(learned[name], array, atol=1e-6, err_msg=name)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://127.0.0.1:{port}")
+    until(lambda: not ours("pipelines.console_process"), "the console's process has ended")
     assert remembered() == before
+
+
+def registered_weights(uri, folder):
+    """Registers weights of the job's model as version 1 of ``clone``, and returns them."""
+    config = JobConfig.load(TEMPLATES / "ppo_env.yaml")
+    torch.manual_seed(7)
+    module, _ = build_model(config.folder, config.models["model"].module, "model", config.as_dict())
+    (folder / "clone").mkdir()
+    save_weights(folder / "clone" / "weights.npz", module_weights(module))
+    trial = Trial.open("clones", "t", uri)
+    register(trial, trial.save_checkpoint(folder / "clone", 1), "clone")
+    return module_weights(module)
+
+
+def stop_in_console(url, headers, uri, over):
+    """Stops the training in its console once it has a checkpoint; returns the trial's id.
+
+    It runs in a thread, because Ctrl-C reaches the main one, which trains until it comes, unless ``over`` is set.
+    """
+    reader, console = (Console(url, headers=headers[scope]) for scope in ("read", "control"))
+
+    def opened():
+        assert not over.is_set()
+        with contextlib.suppress(httpx.TransportError):
+            return reader.get("/api/job")["numbers"].get("env_steps", 0) > 0
+
+    try:
+        until(opened, "the training's console shows that it learns", timeout_s=120)
+        job = reader.get("/api/job")
+        assert (job["mode"], job["project"], job["can_stop"]) == ("train", "ppo_env", True)
+        assert reader.refusal("GET", "/api/sessions") == (400, "bad_config"), "it has no actor"
+        (model,) = reader.get("/api/models")
+        assert (model["name"], [each["version"] for each in model["versions"]]) == ("clone", [1])
+        (run_id,) = [each["run_id"] for each in reader.get("/api/trials") if each["can_stop"]]
+        until(Trial.attach(uri, run_id).checkpoints, "a checkpoint", timeout_s=60)
+        stop = f"/api/trials/{run_id}/stop"
+        assert reader.refusal("POST", stop) == (403, "forbidden")
+        console.post(stop)
+    except BaseException:
+        if not over.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
+        raise
+    return run_id
 
 
 def remembered():

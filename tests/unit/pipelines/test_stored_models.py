@@ -1,0 +1,131 @@
+"""Weights that a training starts from: each way to name them, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from brayx.engines.base import save_weights
+from brayx.engines.torch import module_weights
+from brayx.errors import BadWeights, BrayxError, ConfigError, ModelNotFound
+from brayx.nets.mlp import ActorCritic
+from brayx.tracking import Trial, register
+from brayx.trainer.config import TrainerConfig
+from brayx.types import Weights
+from pipelines.shipped import TEMPLATES
+from pipelines.stored_models import INITIAL_TAG, initial_weights
+from tests.unit.pipelines.conftest import Run
+
+WIDTH = 8
+
+
+class Stored:
+    """A checkpoint in a folder, in a trial and in the registry, and a new trial that may start from it.
+
+    Attributes:
+        weights: its weights.
+        source, trial: the trials.
+    """
+
+    def __init__(self, folder: Path, uri: str) -> None:
+        self.folder, self.uri = folder, uri
+        self.weights = self.add("good", module_weights(ActorCritic(4, 2, hidden=(WIDTH,))))
+        self.source = Trial.open("sources", "clone", uri)
+        register(self.source, self.source.save_checkpoint(folder / "good", 1), "clone")
+        self.trial = Trial.open("p", "new", uri)
+
+    def add(self, name: str, weights: Weights) -> Weights:
+        """Writes a folder of the job's with these weights."""
+        (self.folder / name).mkdir()
+        save_weights(self.folder / name / "weights.npz", weights)
+        return weights
+
+    def start(self, reference: str | None) -> Weights | None:
+        """The weights that the new trial starts from."""
+        config = TrainerConfig(model="model", buffers=["buffer"], initial_weights=reference)
+
+        def call(function: Any, *args: Any) -> Any:
+            return function(self.trial, *args)
+
+        return initial_weights(config, str(self.folder), call, lambda: ActorCritic(4, 2, hidden=(WIDTH,)))
+
+    def refusal(self, reference: str) -> BrayxError:
+        with pytest.raises(BrayxError) as caught:
+            self.start(reference)
+        assert caught.value.message.startswith("trainer.initial_weights: ")
+        assert caught.value.details["key"] == "trainer.initial_weights"
+        assert INITIAL_TAG not in self.trial.tags()
+        return caught.value
+
+
+@pytest.fixture
+def stored(tmp_path: Path, tracking_db: str) -> Stored:
+    return Stored(tmp_path, tracking_db)
+
+
+def test_each_way_to_name_them(stored: Stored) -> None:
+    assert stored.start(None) is None
+    by_id = f"runs:/{stored.source.run_id}"
+    for reference, label in (
+        ("models:/clone/1", "models:/clone/1"),
+        ("models:/clone@champion", "models:/clone/1"),
+        ("runs:/clone", by_id),
+        (by_id, by_id),
+        ("good", str(stored.folder / "good")),
+    ):
+        found = stored.start(reference)
+        assert found is not None
+        assert found.keys() == stored.weights.keys()
+        for name, array in stored.weights.items():
+            np.testing.assert_array_equal(found[name], array)
+        assert stored.trial.tags()[INITIAL_TAG] == label
+
+
+def test_a_trial_with_a_checkpoint_has_its_own(stored: Stored) -> None:
+    stored.trial.save_checkpoint(stored.folder / "good", 1)
+    assert stored.start("models:/gone/1") is None
+
+
+def test_weights_of_another_model_are_refused(stored: Stored) -> None:
+    stored.add("wide", module_weights(ActorCritic(4, 2, hidden=(2 * WIDTH,))))
+    error = stored.refusal("wide")
+    assert isinstance(error, BadWeights)
+    assert "wide does not fit this job's model, which needs the same layers: weights: expected " in error.message
+    assert f"[{WIDTH}, 4] float32, got [{2 * WIDTH}, 4] float32" in error.message
+    stored.add("deep", module_weights(ActorCritic(4, 2, hidden=(WIDTH, WIDTH))))
+    assert "which the model does not have" in stored.refusal("deep").message
+    stored.add("other", module_weights(torch.nn.Linear(4, 2)))
+    assert "weights lack " in stored.refusal("other").message
+    name = next(iter(stored.weights))
+    stored.add("broken", {**stored.weights, name: np.full_like(stored.weights[name], np.nan)})
+    assert "NaN" in stored.refusal("broken").message
+
+
+def test_what_does_not_exist_or_cannot_be_read_is_refused(stored: Stored) -> None:
+    for reference in ("models:/none/1", "models:/clone/2", "models:/clone@candidate"):
+        assert isinstance(stored.refusal(reference), ModelNotFound), reference
+    for reference, said in (
+        ("runs:/none", "none"),
+        ("runs:/new", "has no checkpoint yet"),
+        ("nowhere", "is neither models:/NAME@ALIAS, runs:/TRIAL nor a folder"),
+    ):
+        error = stored.refusal(reference)
+        assert isinstance(error, ConfigError), reference
+        assert said in error.message
+    (stored.folder / "good" / "weights.npz").write_bytes(b"none")
+    assert isinstance(stored.refusal("good"), BadWeights)
+
+
+def test_the_local_host_refuses_them_before_it_learns(command: Run, stored: Stored) -> None:
+    stored.add("wide", module_weights(ActorCritic(4, 2, hidden=(2 * WIDTH,))))
+    options = (f"trainer.initial_weights={stored.folder / 'wide'}", "console_port=null")
+    words = [word for option in options for word in ("--set", option)]
+    ended = command("train", str(TEMPLATES / "ppo_env.yaml"), "--tracking", stored.uri, *words)
+    assert ended.returncode == 2
+    assert "trainer.initial_weights: " in ended.stderr
+    assert "does not fit this job's model" in ended.stderr
+    assert "Traceback" not in ended.stderr
