@@ -12,6 +12,14 @@ from brayx.gamecore.client import Client
 AT_ONCE = 8
 
 
+def play(red: Client, blue: Client) -> None:
+    """Plays a game whose sessions have been started to its end."""
+    numbers = [json.loads(client.tick(b"{}"))["number"] for client in (red, blue)]
+    for client, margin in ((red, numbers[0] - numbers[1]), (blue, numbers[1] - numbers[0])):
+        reward = float((margin > 0) - (margin < 0))
+        client.stop(json.dumps({"reward": reward, "result": ["loss", "draw", "win"][int(reward) + 1]}))
+
+
 class Players:
     """Plays games side by side until it is stopped, or the service is gone.
 
@@ -55,10 +63,7 @@ class Players:
             self.begun += 1
         red.start(session=f"{game}-agent-red")
         blue.start(session=f"{game}-agent-blue")
-        numbers = [json.loads(client.tick(b"{}"))["number"] for client in (red, blue)]
-        for client, margin in ((red, numbers[0] - numbers[1]), (blue, numbers[1] - numbers[0])):
-            reward = float((margin > 0) - (margin < 0))
-            client.stop(json.dumps({"reward": reward, "result": ["loss", "draw", "win"][int(reward) + 1]}))
+        play(red, blue)
         with self._lock:
             self.ended += 1
             self.games.append(game)

@@ -1,23 +1,26 @@
 """A league trains on Ray, in one process, and on Ray again: games on two replicas, books in one actor.
 
-Meanwhile its hubs, a learner, the actor of the books, and a replica are killed, and a player diverges.
+Meanwhile its console is used; its hubs, a learner, the actor of the books, and a replica are killed; a player diverges.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import json
 import os
 import re
 import shutil
 import signal
 import sqlite3
 import threading
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import psutil
 import pytest
 import ray
@@ -29,19 +32,22 @@ from brayx.cluster.cluster import Cluster
 from brayx.cluster.named import call_with_retry
 from brayx.engines.torch import module_weights
 from brayx.errors import LeagueError
+from brayx.gamecore.client import Client
 from brayx.league.league import League
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
 from brayx.model.build import build_model
 from brayx.model.snapshots import SnapshotFiles, digest_of
+from brayx.ports import free_port
 from brayx.tracking import Trial, aliases, find
 from deployments.job import JobConfig
 from pipelines.checks import check_job
 from pipelines.result import TrainResult
 from pipelines.train import train_on
+from tests.end_to_end.console_jobs import Console, new_keys
 from tests.end_to_end.jobs import brayx, setting, without_ray
 from tests.integration.conftest import Ingress
-from tests.league_games import Players
+from tests.league_games import Players, play
 from tests.processes import ours
 from tests.waiting import until
 
@@ -201,7 +207,10 @@ def test_a_league_on_ray_goes_on_after_kills_moves_to_one_process_and_back_and_e
 
 def hubs_are_killed(ingress: Ingress, uri: str, folder: Path, spoken: Spoken) -> list[str]:
     """Begins a league on Ray and interrupts it; returns the ids of its games."""
-    job = JobConfig.load(folder / "league.yaml", [*ON_RAY, *ENDLESS])
+    port, headers = free_port(), new_keys(folder / "console-keys.txt")
+    console_options = [f"console_port={port}", "console_keys_file=console-keys.txt"]
+    job = JobConfig.load(folder / "league.yaml", [*ON_RAY, *ENDLESS, *console_options])
+    console = Console(f"http://127.0.0.1:{port}", headers=headers["read"])
     door, ended = ingress.http.replace("http", "ws"), list[str]()
 
     def play_until_a_snapshot() -> None:
@@ -219,6 +228,8 @@ def hubs_are_killed(ingress: Ingress, uri: str, folder: Path, spoken: Spoken) ->
         play_until_a_snapshot()
         crowned = re.compile(r"main:\d+ is champion: .*; league_check.score is 0.25, at most 0.5")
         training.until(lambda: crowned.search(spoken()), "a champion")
+        ended.append(a_game_is_watched(console, door))
+        what_the_console_shows(console, uri, folder)
         with Players(door) as players:
             killed = [process_of(name) for name in named_actors() if name.endswith("/hub")]
             assert len(killed) == 3  # the league's, and those of two players
@@ -235,7 +246,49 @@ def hubs_are_killed(ingress: Ingress, uri: str, folder: Path, spoken: Spoken) ->
     assert training.result is not None
     assert not training.result.finished
     check_books(folder, ended)
+    with pytest.raises(httpx.ConnectError):
+        console.get("/api/job")
     return ended
+
+
+def a_game_is_watched(console: Console, door: str) -> str:
+    """Follows a game's session in the console of the training; returns the game."""
+    game = uuid.uuid4().hex
+    sessions = [f"{game}-agent-{seat}" for seat in ("red", "blue")]
+    with Client(door) as red, Client(door) as blue:
+        red.start(session=sessions[0])
+        blue.start(session=sessions[1])
+        assert {each["session"] for each in console.get("/api/sessions")} == set(sessions)
+        assert console.get("/api/job")["sessions"] == 2
+        console.get("/api/sessions/ticks", session=sessions[0])  # so that it is followed before the game is played
+        ticks, end = list[Any](), ""
+        with console.http.stream("GET", "/api/sessions/follow", params={"session": sessions[0]}) as stream:
+            play(red, blue)
+            for line in stream.iter_lines():
+                if line.startswith("data: "):
+                    message = json.loads(line.removeprefix("data: "))
+                    ticks += message["ticks"]
+                    end = message["end"]
+    assert end == "stop"
+    assert ticks[0]["output"]["number"] in range(3)
+    assert ticks[0]["arrays"]["obs"] == [1.0]
+    assert console.get("/api/sessions") == []
+    return game
+
+
+def what_the_console_shows(console: Console, uri: str, folder: Path) -> None:
+    """Numbers, versions, the league, and no control for a key that may only read."""
+    job = console.get("/api/job")
+    assert (job["mode"], job["project"], job["trial"]) == ("train", "higher", "league")
+    assert job["numbers"]["env_steps"] > 0
+    assert league_trial(uri, folder).run_id in {each["run_id"] for each in console.get("/api/trials")}
+    (model,) = console.get("/api/models")
+    assert model["name"] == "higher"
+    assert model["aliases"] == aliases("higher", uri)
+    assert model["aliases"]["champion"] in {each["version"] for each in model["versions"]}
+    assert console.get("/api/league")["champion"]
+    promotion = {"json": {"version": model["versions"][0]["version"]}}
+    assert console.refusal("POST", "/api/models/higher/promote", **promotion) == (403, "forbidden")
 
 
 def in_one_process(uri: str, folder: Path, ended: Sequence[str]) -> int:
