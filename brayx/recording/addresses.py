@@ -23,4 +23,5 @@ def files_of(address: str) -> tuple[Any, str]:
         raise BadRecording(f"recordings at {address} cannot be reached: {error}", file=address) from None
     except ValueError as error:
         raise BadRecording(f"{address!r} is no address of recordings: {error}", file=address) from None
+    files.invalidate_cache(path)  # a store in the cloud remembers its folders, and other processes write to them
     return files, str(path)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import signal
@@ -18,6 +19,8 @@ from brayx.errors import BrayxError
 from brayx.recording.columns import Columns
 from brayx.recording.drawing import Drawing
 from brayx.recording.part import Part
+
+logger = logging.getLogger(__name__)
 
 _END_S = 30.0
 _NICE = 5
@@ -114,6 +117,8 @@ def main(address: str, options: str, requests: IO[bytes], replies: IO[bytes]) ->
         pickle.dump(reply, replies)  # without the class, which this process has in the module __main__
         replies.flush()
     packer.close()
+    if packer.failure:
+        logger.warning("the last recordings are lost: they cannot be written: %s", packer.failure)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,9 @@ def open(address: str) -> Recordings:
         if not files.isdir(path):
             raise BadRecording(f"there is no recording at {address}", file=str(address))
         found = {PurePosixPath(str(each["name"])).name: each for each in files.ls(path, detail=True)}
-    except OSError as error:  # a host that does not answer, say
+    except BadRecording:
+        raise
+    except Exception as error:  # a host that does not answer, say; a store in the cloud raises exceptions of its own
         raise BadRecording(
             f"recordings at {address} cannot be listed: {first_line(error)}", file=str(address)
         ) from error
@@ -52,7 +54,7 @@ def open(address: str) -> Recordings:
     for name in sorted(name for name in found if name.endswith(index.SUFFIX) and not name.startswith(".")):
         try:
             entries = index.read(files.cat_file(found[name]["name"]))
-        except OSError:  # deleted meanwhile
+        except Exception:  # deleted meanwhile, say; the chunks say the same
             continue
         for chunk, entry in entries.items():
             if chunk in found and found[chunk]["size"] == entry.size:
@@ -160,25 +162,24 @@ class Recordings(Sequence["Episode"]):
         """An open chunk. At most 32 stay open; the least recently used is closed."""
         found = self._open.pop(path, None)
         if found is None:
-            try:
-                found = Chunk(self._files.open(path, "rb"), path)
-            except OSError as error:
-                raise BadRecording(f"{path} cannot be read: {error}", file=path) from None
+            found = Chunk(self._opened(path), path)
         self._open[path] = found  # the most recently used comes last
         if len(self._open) > _MAX_OPEN:
             self._open.pop(next(iter(self._open))).close()
         return found
+
+    def _opened(self, path: str) -> Any:
+        try:
+            return self._files.open(path, "rb")
+        except Exception as error:  # a store in the cloud raises exceptions of its own
+            raise BadRecording(f"{path} cannot be read: {first_line(error)}", file=path) from None
 
     def video(self, path: str) -> Video:
         """The open video of a chunk. At most 8 stay open."""
         found = self._videos.pop(path, None)
         if found is None:
             chunk, name = self.chunk(path), video_of(path)
-            try:
-                file = self._files.open(name, "rb")
-            except OSError as error:
-                raise BadRecording(f"the frames of {path} cannot be read: {error}", file=name) from None
-            found = Video(file, name, chunk.sizes, chunk.fps)
+            found = Video(self._opened(name), name, chunk.sizes, chunk.fps)
         self._videos[path] = found
         if len(self._videos) > _MAX_VIDEOS:
             self._videos.pop(next(iter(self._videos)))  # not closed: another thread may decode it

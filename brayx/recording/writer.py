@@ -77,7 +77,7 @@ class Folder:
                 self._files.mv(self._at(f"{_UNFINISHED}{video}"), self._at(video))
             self._files.mv(self._at(f"{_UNFINISHED}{name}"), self._at(name))  # last: readers find a chunk by it
         except BaseException:
-            for each in (f"{_UNFINISHED}{name}", f"{_UNFINISHED}{video}", video):
+            for each in (f"{_UNFINISHED}{name}", f"{_UNFINISHED}{video}", name, video):
                 if self._files.exists(self._at(each)):
                     self._files.rm(self._at(each))
             raise
@@ -106,18 +106,25 @@ class Folder:
             with self._files.open(self._at(f"{_UNFINISHED}{name}"), "wb") as file:
                 file.write(index.written(entries))
             self._files.mv(self._at(f"{_UNFINISHED}{name}"), self._at(name))
-        except OSError as error:
+        except Exception as error:
             logger.warning("the index of %d files of recordings is not written: %s", len(entries), error)
 
     def trim(self) -> int:
         """Deletes the oldest chunks beyond the limit, and unfinished files of killed writers.
 
         Lists the folder once a minute, since that is slow with many files. So files of other writers count up to a
-        minute late.
+        minute late. Does not raise: the newest chunk is written, and the folder is trimmed again after the next one.
 
         Returns:
             The number of deleted chunks.
         """
+        try:
+            return self._trimmed()
+        except Exception as error:  # a store in the cloud raises exceptions of its own
+            logger.warning("the oldest recordings in %s are not deleted: %r", self._path, error)
+            return 0
+
+    def _trimmed(self) -> int:
         if time.monotonic() >= self._list_at:
             self._list()
         deleted = 0

@@ -269,6 +269,17 @@ def test_the_oldest_chunks_go_first_and_two_writers_share_a_folder(tmp_path: Pat
     assert not first.exists()
 
 
+def test_ticks_are_written_once_although_the_oldest_file_cannot_be_deleted(tmp_path: Path, caplog: Any) -> None:
+    (tmp_path / "00000000T000000-a-folder.parquet").mkdir()
+    packer = Packer(lambda: Folder(str(tmp_path), 0), flush_s=0.0)
+    packer.add(Part("a", "a", 0.0, 0, 1), columns_of([Tick(0, 0.0, 0.0, b"", b"", {})]))
+    packer.write_due()
+    assert packer.failure == ""
+    assert "are not deleted: ValueError" in caplog.text
+    packer.close()
+    assert [each.session for each in open_recordings(str(tmp_path))] == ["a"]
+
+
 def test_a_folder_that_is_gone_is_made_again_and_a_broken_one_loses_only_what_does_not_fit(tmp_path: Path) -> None:
     target = tmp_path / "recordings"
     packer = Packer(lambda: Folder(str(target), 10**9), flush_s=0.0)
