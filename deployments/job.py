@@ -11,7 +11,7 @@ import copy
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -268,7 +268,12 @@ def only(kind: str, components: Mapping[str, Any], name: str = "") -> str:
 
 def pool_name(job: JobConfig, model: str) -> str:
     """Name in the registry of one of a job's models: the project's, and the model's if there are several."""
-    return job.project if len(job.models) == 1 else f"{job.project}-{model}"
+    return pool_name_of(job.project, model, job.models)
+
+
+def pool_name_of(project: str, model: str, models: Collection[str]) -> str:
+    """As `pool_name`, of a project with these models."""
+    return project if len(models) == 1 else f"{project}-{model}"
 
 
 class _Validation:

@@ -43,7 +43,7 @@ def export(
         out: output folder.
         tracking: MLflow's URI, or the path of its sqlite file.
         job: YAML of the job that made it; None: the job in the checkpoint.
-        model: name of the model component, for a job that has several.
+        model: name of the model component, see `pipelines.stored_models.StoredModel.build`.
         batch_sizes: batch sizes for comparison and timing.
         tolerances: tolerances by runtime, instead of the engines' defaults.
 

@@ -183,7 +183,7 @@ def replay_recording(
         tracking: MLflow's URI, or the path of its sqlite file.
         session: only the session of this id, or those of this game; empty: all.
         job: YAML of the job that made the models; None: as their checkpoints have it.
-        component: name of the model component; None: the only one.
+        component: name of the model component; None: as for `pipelines.stored_models.StoredModel.build`.
         tolerance: largest difference of continuous actions that count as equal.
         on_session: called with the number of sessions so far.
 

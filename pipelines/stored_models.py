@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from brayx.model.build import build_model
 from brayx.tracking import Trial, files_of, find
 from brayx.trainer.config import TrainerConfig
 from brayx.types import NestedArray, Weights
-from deployments.job import JobConfig
+from deployments.job import JobConfig, pool_name_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,7 +71,8 @@ class StoredModel:
 
         Args:
             job: YAML of the job that made it; None: as the checkpoint has it.
-            model: name of the model component; None: the only one.
+            model: name of the model component; None: the only one, or the one that is registered under the model's name
+                or that the job's trainer learns.
 
         Raises:
             ConfigError: the job or the component cannot be used.
@@ -194,9 +195,10 @@ def _build(of: StoredModel, job: str | None, model: str | None) -> tuple[Any, tu
         config, where = meta["job"], str(meta.get("folder", ""))
     else:
         raise ConfigError(f"{of.folder} does not say which job made it: name its YAML with --job")
-    models = {name: part for name, part in config.items() if isinstance(part, dict) and part.get("kind") == "model"}
-    if model is None and len(models) == 1:
-        model = next(iter(models))
+    parts = {name: part for name, part in config.items() if isinstance(part, dict)}
+    models = {name: part for name, part in parts.items() if part.get("kind") == "model"}
+    if model is None:
+        model = _component(of, config.get("project", ""), parts, list(models))
     if model not in models:
         raise ConfigError(f"name the model with --model: the job has {', '.join(sorted(models)) or 'none'}")
     try:
@@ -205,3 +207,13 @@ def _build(of: StoredModel, job: str | None, model: str | None) -> tuple[Any, tu
         if job is not None:
             raise
         raise ConfigError(f"{error.message}; name the job's YAML with --job", **error.details) from error
+
+
+def _component(of: StoredModel, project: str, parts: Mapping[str, Any], models: Sequence[str]) -> str | None:
+    """The model component that a stored model is of; None: not known.
+
+    It is the job's only one, or the one that is registered under this name, or the one that its trainer learns.
+    """
+    registered = [name for name in models if of.about["model"] == pool_name_of(project, name, models)]
+    learned = [part["model"] for part in parts.values() if part.get("kind") == "trainer"]
+    return next(iter((models if len(models) == 1 else registered) or learned), None)

@@ -121,13 +121,20 @@ class Job:
 
     def add(self, version: int, alias: str | None, factor: float | None = None) -> None:
         """Registers a version, whose logits for ``x`` are ``x * factor`` and 0; None: the version's number."""
-        factor = float(version) if factor is None else factor
-        folder = self.folder / f"checkpoint-{version}"
+        self._register(PROJECT, self.job.as_dict(), version, float(version) if factor is None else factor, alias)
+
+    def add_of_two(self, step: int, factor: float) -> str:
+        """Registers a version of a job with two models, of which this one is ``model``; returns its name."""
+        job = self.job.as_dict()
+        self._register(f"{PROJECT}-model", job | {"other": job["model"]}, step, factor, None)
+        return f"{PROJECT}-model"
+
+    def _register(self, name: str, job: dict[str, Any], step: int, factor: float, alias: str | None) -> None:
+        folder = self.folder / f"checkpoint-{step}"
         folder.mkdir()
         save_weights(folder / "weights.npz", {"factor": np.array([factor, -factor], np.float32)})
-        meta = {"job": self.job.as_dict(), "folder": self.job.folder}
-        (folder / "meta.json").write_text(json.dumps(meta))
-        register(self.trial, self.trial.save_checkpoint(folder, version), PROJECT, alias=alias)
+        (folder / "meta.json").write_text(json.dumps({"job": job, "folder": self.job.folder}))
+        register(self.trial, self.trial.save_checkpoint(folder, step), name, alias=alias)
 
     @contextlib.contextmanager
     def served(self) -> Iterator[tuple[Serving, Console]]:

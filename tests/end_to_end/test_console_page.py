@@ -190,6 +190,7 @@ def test_a_recordings_frames_are_scrubbed(served: tuple[Job, Serving, Console], 
 def test_a_recording_is_compared_with_another_version(served: tuple[Job, Serving, Console], page: Page) -> None:
     job, serving, console = served
     job.add(3, None, -1.0)  # acts otherwise wherever x is not 0
+    name = job.add_of_two(4, 1.0)
     with playing(serving.url, "compared") as tick:
         for x in range(20):
             tick(float(x % 10))
@@ -197,6 +198,13 @@ def test_a_recording_is_compared_with_another_version(served: tuple[Job, Serving
     page.get_by_role("cell", name="compared", exact=True).click()
     number = page.get_by_text("Tick", exact=True).locator("xpath=following-sibling::*")
     expect(number).to_have_text("0")
+    page.get_by_role("combobox", name="model").click()
+    page.get_by_role("option", name=name, exact=True).click()
+    page.get_by_role("button", name="Compare").click()
+    expect(page.get_by_text(f"{name} 1 against the recording, 20 ticks.")).to_be_visible()
+    expect(page.get_by_text("Equal actions", exact=True).locator("xpath=following-sibling::*")).to_have_text("100.0%")
+    page.get_by_role("combobox", name="model").click()
+    page.get_by_role("option", name=PROJECT, exact=True).click()
     page.get_by_role("combobox", name="version").click()
     page.get_by_role("option", name="watched 3", exact=True).click()
     page.get_by_role("button", name="Compare").click()

@@ -47,8 +47,11 @@ class Compare:
         self._first: int | None = None
         self._wanted = 0
         self._windows: dict[int, dict[int, ComparedTick]] = {}
+        self._versions: dict[str, dict[str, str]] = {}
         self._none = ui.label("There is no registered version to compare with yet.").classes(MUTED)
         with ui.row().classes("w-full items-center gap-2") as self._choice:
+            self._model = ui.select([], label="model", on_change=self._of_model).classes("w-56")
+            self._model.props("dense outlined")
             self._version = ui.select({}, label="version").classes("w-56").props("dense outlined")
             self._reference = ui.select({"": _RECORDED}, value="", label="with").classes("w-56").props("dense outlined")
             self._button = ui.button("Compare", on_click=self._press).props("outline")
@@ -82,15 +85,18 @@ class Compare:
             BrayxError: the store cannot be read.
         """
         models: list[Model] = await self._caller.get(list[Model], "/api/models")
-        names = {
-            f"models:/{model.name}/{each.version}": " ".join([f"{model.name} {each.version}", *_marks(each.aliases)])
-            for model in models
-            for each in model.versions
-        }
+        self._versions = {model.name: _named(model) for model in models if model.versions}
+        names = list(self._versions)
         self._none.set_visibility(not names)
         self._choice.set_visibility(bool(names))
-        self._version.set_options(names, value=next(iter(names), None))
-        self._reference.set_options({"": _RECORDED, **names}, value="")
+        self._model.set_visibility(len(names) > 1)
+        self._model.set_options(names, value=next(iter(names), None))
+        every = {reference: text for versions in self._versions.values() for reference, text in versions.items()}
+        self._reference.set_options({"": _RECORDED, **every}, value="")
+
+    def _of_model(self) -> None:
+        versions = self._versions.get(self._model.value, {})
+        self._version.set_options(versions, value=next(iter(versions), None))
 
     async def show(self, index: int, tick: Tick) -> None:
         """Shows what the versions would have done at a tick, once there is a comparison."""
@@ -213,8 +219,13 @@ class Compare:
 _TITLES = {"KL": "KL, nats", "value difference": "Value, difference"}
 
 
-def _marks(aliases: list[str]) -> list[str]:
-    return [f"({', '.join(aliases)})"] if aliases else []
+def _named(model: Model) -> dict[str, str]:
+    """The names of a model's versions by their references."""
+    found = {}
+    for each in model.versions:
+        marks = f" ({', '.join(each.aliases)})" if each.aliases else ""
+        found[f"models:/{model.name}/{each.version}"] = f"{model.name} {each.version}{marks}"
+    return found
 
 
 def _short(reference: str) -> str:
