@@ -152,6 +152,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         runtime.close.append(functools.partial(asyncio.to_thread, buffers[name].close))
     runtime.close.append(close_recorder)
     recorders = recorders_of(spec.recording, recorder, spec.drawing)
+    runtime.drawing = spec.drawing
     runtime.close[:0] = closing(recorders)
     services = Services(models=models, buffers=buffers, recorder=runtime.recorder)
     run: Any = asyncio.to_thread if spec.pool is None else spec.pool.run

@@ -14,18 +14,19 @@ from typing import Any
 import numpy as np
 
 import brayx.recording
-from brayx.actor.live_ticks import LiveTicks
+from brayx.actor.live_ticks import LiveFrame, LiveTicks
 from brayx.charts import CHARTS
 from brayx.console import documents as doc
 from brayx.console.link import Link
 from brayx.errors import BadRecording, ConfigError, JobNotRunning, SessionUnknown
 from brayx.recording.columns import texts
+from brayx.recording.frames import png
 from brayx.recording.reader import Episode, Recordings
 from brayx.tracking import Trial, promote, registered_models, replaced, roll_back
 from brayx.tracking.registry import STEP_TAG
 from pipelines.console_comparisons import Comparisons, Key
 from pipelines.console_games import Games, HumanGame
-from pipelines.console_ticks import png, tick_of
+from pipelines.console_ticks import data_url, tick_of
 from pipelines.trials import trials
 
 _OPENED_S = 2.0
@@ -72,7 +73,14 @@ class StoreDesk:
             tick_of(each.number, each.at_s, each.seconds, each.event, each.input, each.output, each.arrays)
             for each in found.ticks
         ]
-        return doc.Ticks(session=session, ticks=ticks, after=found.after, end=found.end, result=found.result)
+        return doc.Ticks(
+            session=session,
+            ticks=ticks,
+            after=found.after,
+            end=found.end,
+            result=found.result,
+            frame=None if found.frame is None else _frame(found.frame),
+        )
 
     def end_session(self, session: str) -> doc.Done:
         self._ask("end", session)
@@ -297,6 +305,11 @@ def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
 def _only(model: type[doc.Document], row: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a document."""
     return {name: value for name, value in row.items() if name in model.model_fields}
+
+
+def _frame(frame: LiveFrame) -> doc.Frame:
+    image = data_url(frame.png) if frame.png else None
+    return doc.Frame(number=frame.number, image=image, failure=frame.failure)
 
 
 def _recording(episode: Episode) -> doc.Recording:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from brayx.console import documents as doc
-from brayx.recording.frames import is_image
+from brayx.recording.frames import is_image, png
 
 _SHOWN_VALUES = 256
 """Elements of an array that are shown as numbers."""
@@ -80,13 +79,9 @@ def _image(array: np.ndarray) -> str | None:
     """An image, ``[height, width]`` or ``[height, width, 1, 3 or 4]`` uint8, as a data URL; a small array is none."""
     if not is_image(array) or min(array.shape[:2]) < _LEAST_PIXELS:
         return None
-    return "data:image/png;base64," + base64.b64encode(png(array)).decode()
+    return data_url(png(array))
 
 
-def png(image: np.ndarray) -> bytes:
-    """A PNG of an image, as `brayx.recording.frames.is_image` takes them."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(image[:, :, 0] if image.shape[2:] == (1,) else image).save(file, "PNG", compress_level=1)
-    return file.getvalue()
+def data_url(image: bytes) -> str:
+    """A PNG as a data URL."""
+    return "data:image/png;base64," + base64.b64encode(image).decode()

@@ -36,6 +36,8 @@ from pipelines.sources import Sources
 from pipelines.watching import Watch, last_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from brayx.actor.agent import State
     from brayx.local.acting import ActingModel
     from brayx.local.host import LocalHost
@@ -298,13 +300,18 @@ class _Training:
             trial, numbers, self.finished, name, version, seconds, curve, outcome, reason, began, errors, ended
         )
 
-    def _console(self) -> contextlib.AbstractContextManager[object]:
+    @contextlib.contextmanager
+    def _console(self) -> Iterator[None]:
         """The console, while the job runs."""
         from brayx.console.live import LiveSessions
 
-        live = None if self.host is None else LiveSessions(self.host)
-        parts = ConsoleJob(self._facts, live, can_stop=threading.current_thread() is threading.main_thread())
-        return open_console(self.job, self.uri, parts, self.progress.say)
+        with contextlib.ExitStack() as stack:
+            live = None
+            if self.host is not None:
+                live = stack.enter_context(contextlib.closing(LiveSessions(self.host, self.job.drawing)))
+            parts = ConsoleJob(self._facts, live, can_stop=threading.current_thread() is threading.main_thread())
+            stack.enter_context(open_console(self.job, self.uri, parts, self.progress.say))
+            yield
 
     def _facts(self) -> dict[str, Any]:
         """What the console shows of the training."""

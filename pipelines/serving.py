@@ -159,11 +159,14 @@ class Serving:
         """The registered versions that a new session may get, by model: ``models:/NAME/VERSION``; none: as built."""
         return registered(self._sources, self._follower.versions() if self._follower is not None else {})
 
-    def console(self, say: Callable[[str], None]) -> contextlib.AbstractContextManager[object]:
+    @contextlib.contextmanager
+    def console(self, say: Callable[[str], None]) -> Iterator[None]:
         """The console of this service while the context lasts; see `deployments.console_job.open_console`."""
         set_share = None if self._follower is None else self._follower.set_share
-        parts = ConsoleJob(self._console_facts, LiveSessions(self._host), set_share)
-        return open_console(self._job, self._uri, parts, say)
+        live = LiveSessions(self._host, self._job.drawing)
+        parts = ConsoleJob(self._console_facts, live, set_share)
+        with contextlib.closing(live), open_console(self._job, self._uri, parts, say):
+            yield
 
     def drain(self, timeout_s: float) -> bool:
         """Refuses new sessions and waits until the running ones have ended; whether they have, within this time."""

@@ -29,6 +29,20 @@ class LiveTick(NamedTuple):
     event: str
 
 
+class LiveFrame(NamedTuple):
+    """A picture of a tick, drawn by the job's render. Pickles.
+
+    Attributes:
+        number: the tick's number in its session.
+        png: the picture; empty: it could not be drawn.
+        failure: why not.
+    """
+
+    number: int
+    png: bytes
+    failure: str
+
+
 class LiveTicks(NamedTuple):
     """The newest ticks of a followed session. Pickles.
 
@@ -37,9 +51,11 @@ class LiveTicks(NamedTuple):
         after: number of ticks since the session was first followed; the ``after`` of the viewer's next request.
         end: why the session ended; empty: it runs.
         result: its game's return, once it has ended and an agent recorded one.
+        frame: its newest picture, which may be of an earlier tick; None: the job draws none, or none yet.
     """
 
     ticks: list[LiveTick]
     after: int
     end: str
     result: float | None
+    frame: LiveFrame | None = None

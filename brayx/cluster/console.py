@@ -18,7 +18,7 @@ import numpy as np
 
 from brayx.actor.doors.http1 import CONSOLE_PREFIX
 from brayx.actor.live import LiveTable, unknown_session
-from brayx.actor.live_ticks import LiveTick, LiveTicks
+from brayx.actor.live_ticks import LiveFrame, LiveTick, LiveTicks
 from brayx.actor.table import SessionTable
 from brayx.cluster.directory import Location
 from brayx.cluster.named import answer_with_retry, find_actor
@@ -37,6 +37,7 @@ from brayx.metrics import METRICS, Drained, Kind, Recorder
 from brayx.model.encoding import pack, unpack
 from brayx.model.following import AliasFollower
 from brayx.numbers import LocalNumbers
+from brayx.recording.live_frames import LiveFrames
 
 _ASK_S = 2.0
 """Deadline of a replica's answer."""
@@ -60,6 +61,7 @@ class ConsoleAnswers:
         recorder: its recorder.
         follower: its canaries; None: it follows no alias.
         set_share: sets a canary's share here and for the other replicas, see `Membership.set_share`.
+        frames: pictures of followed sessions.
     """
 
     def __init__(
@@ -69,9 +71,10 @@ class ConsoleAnswers:
         recorder: Recorder,
         follower: AliasFollower | None,
         set_share: Callable[[str, float], Awaitable[None]],
+        frames: LiveFrames,
     ) -> None:
         self._live, self._status, self._follower = LiveTable(table), status, follower
-        self._set_share = set_share
+        self._set_share, self._frames = set_share, frames
         self._numbers = numbers = LocalNumbers({}, "seconds")
 
         def add(part: Drained) -> None:
@@ -90,7 +93,7 @@ class ConsoleAnswers:
         match json.loads(request.body):
             case ["ticks", str(session), int(after)]:
                 found = self._live.newer(session, after)
-                return await asyncio.to_thread(lambda: packed(found.shown()))
+                return await asyncio.to_thread(lambda: packed(self._frames.shown(session, after, found)))
             case ["sessions"]:
                 return json.dumps(self._live.sessions()).encode()
             case ["end", str(session)]:
@@ -320,7 +323,11 @@ def packed(found: LiveTicks) -> bytes:
         arrays[f"{at}/input"] = np.frombuffer(tick.input, np.uint8)
         arrays[f"{at}/output"] = np.frombuffer(tick.output, np.uint8)
         arrays |= {f"{at}/arrays/{name}": array for name, array in tick.arrays.items() if array.dtype.itemsize <= 8}
-    return pack(arrays, {"ticks": json.dumps([rows, found.after, found.end, found.result])})
+    frame = None
+    if found.frame is not None:
+        frame = (found.frame.number, found.frame.failure)
+        arrays["frame"] = np.frombuffer(found.frame.png, np.uint8)
+    return pack(arrays, {"ticks": json.dumps([rows, found.after, found.end, found.result, frame])})
 
 
 def unpacked(body: bytes) -> LiveTicks:
@@ -330,7 +337,10 @@ def unpacked(body: bytes) -> LiveTicks:
         BadBody: it is not in that format.
     """
     arrays, metadata = unpack(body)
-    rows, after, end, result = json.loads(metadata["ticks"])
+    rows, after, end, result, frame = json.loads(metadata["ticks"])
+    if frame is not None:
+        number, failure = frame
+        frame = LiveFrame(number, arrays.pop("frame").tobytes(), failure)
     of: list[dict[str, np.ndarray]] = [{} for _ in rows]
     for name, array in arrays.items():
         at, _, path = name.partition("/")
@@ -340,4 +350,4 @@ def unpacked(body: bytes) -> LiveTicks:
         body, reply = parts.pop("input").tobytes(), parts.pop("output").tobytes()
         named = {path.removeprefix("arrays/"): array for path, array in parts.items()}
         ticks.append(LiveTick(number, at_s, seconds, body, reply, named, event))
-    return LiveTicks(ticks, after, end, result)
+    return LiveTicks(ticks, after, end, result, frame)

@@ -7,6 +7,7 @@ the `ActorRuntime` with models, buffers and agents, so this file knows none of t
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.logs import limit_others, limited
 from brayx.model.following import AliasFollower
 from brayx.ports import free_port
+from brayx.recording.drawing import Drawing
+from brayx.recording.live_frames import LiveFrames
 
 logger = limited(__name__)
 
@@ -58,12 +61,14 @@ class ActorRuntime(Runtime):
         recorder: recorder of the process.
         versions: the policy version of each model.
         follower: the canaries; None: no alias is followed.
+        drawing: draws the frames of sessions that a console follows; None: nothing does.
         check: raises if a part behind the actors is broken for good; called by Serve's health check.
     """
 
     recorder: HubClient = field(default_factory=lambda: HubClient(None))
     versions: Callable[[], Mapping[str, int]] = dict
     follower: AliasFollower | None = None
+    drawing: Drawing | None = None
     check: Callable[[], None] = lambda: None
 
 
@@ -96,7 +101,7 @@ class ActorReplica(GrpcDoor, ActorService):
         await check_directory(directory, found)
         if config.show_errors is None:
             config = config.model_copy(update={"show_errors": await _on_loopback(config)})
-        self._assemble(runtime, config, directory, found, keys, runtime.follower)
+        self._assemble(runtime, config, directory, found, keys, runtime.follower, runtime.drawing)
         await self._member.agree(fresh=True)
         try:
             self._member.address = await self._peer_doors.open()  # first: connections' names contain it
@@ -124,6 +129,7 @@ class ActorReplica(GrpcDoor, ActorService):
         directory: Any,
         keys: Keys | None,
         follower: AliasFollower | None = None,
+        drawing: Drawing | None = None,
     ) -> None:
         """Makes the replica's parts; ``directory`` is the session directory's handle."""
         self.max_body_bytes = config.max_body_bytes
@@ -132,7 +138,9 @@ class ActorReplica(GrpcDoor, ActorService):
         self._routing = Routing(self._member, config, keys, runtime.recorder)
         ActorService.__init__(self, runtime, config, application, keys=keys, ownership=self._routing, shared=True)
         self._routing.table = self.table
-        self._console = ConsoleAnswers(self.table, self.status, runtime.recorder, follower, self._member.set_share)
+        frames, set_share = LiveFrames(drawing), self._member.set_share
+        runtime.close.append(functools.partial(asyncio.to_thread, frames.close))
+        self._console = ConsoleAnswers(self.table, self.status, runtime.recorder, follower, set_share, frames)
         self._peer_doors = PeerDoors(self)
 
     def __serve_build_asgi_app__(self) -> DoorApp:

@@ -104,6 +104,17 @@ class Tick(Document):
     """A frame among the arrays as a PNG in a data URL."""
 
 
+class Frame(Document):
+    """A picture of a tick, drawn by the job's render."""
+
+    number: int
+    """The tick's number."""
+    image: str | None
+    """A PNG in a data URL; null: it could not be drawn."""
+    failure: str = ""
+    """Why not."""
+
+
 class Ticks(Document):
     """The newest ticks of a followed session."""
 
@@ -114,6 +125,8 @@ class Ticks(Document):
     end: str = ""
     """Why the session ended; empty: it runs."""
     result: float | None = None
+    frame: Frame | None = None
+    """The newest picture, which may be of an earlier tick; null: the job draws none, or none yet."""
 
 
 class Version(Document):

@@ -7,6 +7,8 @@ from typing import Any
 from brayx.actor.live import LiveTable, NewTicks
 from brayx.actor.live_ticks import LiveTicks
 from brayx.local.host import LocalHost
+from brayx.recording.drawing import Drawing
+from brayx.recording.live_frames import LiveFrames
 
 _ANSWER_S = 5.0
 
@@ -18,11 +20,13 @@ class LiveSessions:
 
     Args:
         host: the host, whose doors are open.
+        drawing: draws the frames of followed sessions; None: nothing does.
     """
 
-    def __init__(self, host: LocalHost) -> None:
+    def __init__(self, host: LocalHost, drawing: Drawing | None = None) -> None:
         self._host = host
         self._live = LiveTable(host.table)
+        self._frames = LiveFrames(drawing)
 
     def sessions(self) -> list[dict[str, Any]]:
         """The running sessions."""
@@ -30,11 +34,15 @@ class LiveSessions:
 
     def ticks(self, session: str, after: int) -> LiveTicks:
         """The newest ticks of a session."""
-        return self._host.run(self._newer(session, after), _ANSWER_S).shown()
+        return self._frames.shown(session, after, self._host.run(self._newer(session, after), _ANSWER_S))
 
     def end(self, session: str) -> None:
         """Ends a session."""
         self._host.run(self._end(session), _ANSWER_S)
+
+    def close(self) -> None:
+        """Ends the process that draws."""
+        self._frames.close()
 
     async def _sessions(self) -> list[dict[str, Any]]:
         return self._live.sessions()

@@ -1,6 +1,6 @@
-"""Frames of ticks as H.264: encodes images, and writes the frames of consecutive ticks as one MP4.
+"""Frames of ticks as H.264: encodes images, and writes the frames of consecutive ticks as one MP4. One as PNG.
 
-Needs PyAV, the extra ``video``. Runs in the writer's process; knows nothing of sessions, files or chunks.
+H.264 needs PyAV, the extra ``video``. Runs in the writer's process; knows nothing of sessions, files or chunks.
 `brayx.recording.video` reads the MP4.
 """
 
@@ -59,6 +59,15 @@ def is_image(value: Any) -> bool:
         and min(value.shape[:2]) > 0
         and max(value.shape[:2]) <= MAX_SIDE
     )
+
+
+def png(image: np.ndarray) -> bytes:
+    """A PNG of an image, as `is_image` takes them."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(image[:, :, 0] if image.shape[2:] == (1,) else image).save(file, "PNG", compress_level=1)
+    return file.getvalue()
 
 
 class _Encoder(NamedTuple):

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from brayx.errors import BrayxError
 from brayx.gamecore.auth import Keys, new_key
+from deployments.job import RenderConfig
 from pipelines.serving import Serving
 from tests.end_to_end.conftest import SHOWN_MS
 from tests.end_to_end.console_jobs import PROJECT, WAIT_S, Console, Job, playing, write_code
@@ -171,20 +173,50 @@ def test_a_recordings_frames_are_scrubbed(served: tuple[Job, Serving, Console], 
             tick(float(x))
     page.goto(f"{console.url}/recordings")
     page.get_by_role("cell", name="pictured", exact=True).click()
-    grey = """(image) => {
-        const canvas = document.createElement("canvas");
-        canvas.getContext("2d").drawImage(image, 0, 0);
-        return canvas.getContext("2d").getImageData(5, 5, 1, 1).data[0];
-    }"""
-    image = page.locator("img.q-img__image").last
     for key, tick_at in ((None, 0), ("ArrowRight", 1), ("Shift+ArrowRight", 11), ("End", 19), ("Home", 0)):
         if key is not None:
             page.keyboard.press(key)
         until(
-            lambda at=tick_at: abs(image.evaluate(grey) - 10 * at) <= 3,
+            lambda at=tick_at: abs(grey(page) - 10 * at) <= 3,
             "its frame is shown",
             WAIT_S,
         )
+
+
+def grey(page: Page) -> int:
+    """The brightness of the frame that is shown."""
+    script = """(image) => {
+        const canvas = document.createElement("canvas");
+        canvas.getContext("2d").drawImage(image, 0, 0);
+        return canvas.getContext("2d").getImageData(5, 5, 1, 1).data[0];
+    }"""
+    found: int = page.locator("img.q-img__image").last.evaluate(script)
+    return found
+
+
+def test_a_render_draws_a_session_that_is_followed(
+    tmp_path: Path, tracking_db: str, tmp_path_factory: pytest.TempPathFactory, page: Page
+) -> None:
+    job = Job(tmp_path, tracking_db, write_code(tmp_path_factory.getbasetemp() / "watched-code"))
+    assert job.job.recording is not None
+    recording = job.job.recording.model_copy(update={"frames": "picture"})
+    renders = {"picture": RenderConfig(module="watched_agent", func="draw")}
+    job.job = job.job.model_copy(update={"recordings": {"recording": recording}, "renders": renders})
+    with job.served() as (serving, console), playing(serving.url, "drawn") as tick:
+        tick(0.0)
+        assert not drawers(), "nobody watches"
+        page.goto(f"{console.url}/session?id=drawn")
+        expect(page.get_by_text("Waiting for its next tick …")).to_be_visible()
+        for x in (1.0, 2.0):
+            tick(x)
+            until(lambda x=x: grey(page) == 10 * x, "its frame is shown", WAIT_S)
+        page.goto("about:blank")
+        until(lambda: not drawers(), "it ends when nobody watches", WAIT_S)
+
+
+def drawers() -> list[psutil.Process]:
+    """The processes that draw."""
+    return [each for each in psutil.Process().children() if "brayx.recording.live_frames" in each.cmdline()]
 
 
 def test_a_recording_is_compared_with_another_version(served: tuple[Job, Serving, Console], page: Page) -> None:
@@ -289,8 +321,6 @@ def test_a_reader_sees_and_cannot_control_and_a_lost_job_is_told(
 
 def _lose(job: Job, page: Page) -> None:
     """The console's process is stopped for good, as when the job is gone."""
-    import psutil
-
     for child in psutil.Process().children():
         if "pipelines.console_process" in child.cmdline() and job.uri in " ".join(child.cmdline()):
             child.suspend()

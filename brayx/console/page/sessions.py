@@ -78,6 +78,7 @@ class _Followed:
 
     def __init__(self, caller: Caller, session: str) -> None:
         self._caller, self._session, self._after = caller, session, 0
+        self._own_image: str | None = None
         self._values: deque[tuple[float, float]] = deque(maxlen=_MAX_POINTS)
         with ui.row().classes("w-full items-center justify-between"):
             with ui.column().classes("gap-0 min-w-0"):
@@ -89,6 +90,7 @@ class _Followed:
                 self._end.props("outline color=negative")
         self._body = ui.column().classes("w-full items-stretch gap-4")
         with self._body:
+            self._not_drawn = ui.label().classes(MUTED)
             self._tick = TickView()
             self._chart = lines({}, "tick", height="h-40")
         self._body.set_visibility(False)
@@ -105,13 +107,22 @@ class _Followed:
         for tick in found.ticks:
             if tick.value is not None:
                 self._values.append((tick.number, tick.value))
-        if found.ticks and not self._pause.value:
-            self._body.set_visibility(True)
-            self._tick.show(found.ticks[-1])
-            self._state.set_text("Live")
+        if not self._pause.value:
+            self._show(found)
         if found.end:
             result = "" if found.result is None else f", return {number(found.result)}"
             self._over(f"The session has ended: {found.end}{result}.")
+
+    def _show(self, found: Ticks) -> None:
+        if found.ticks:
+            self._body.set_visibility(True)
+            self._tick.show(found.ticks[-1], with_image=False)
+            self._own_image = found.ticks[-1].image
+            self._state.set_text("Live")
+        drawn, failure = (None, "") if found.frame is None else (found.frame.image, found.frame.failure)
+        self._tick.show_image(self._own_image or drawn)
+        self._not_drawn.set_text(f"The frame cannot be drawn: {sentence(failure)}" if failure else "")
+        self._not_drawn.set_visibility(bool(failure))
 
     def _draw(self) -> None:
         self._chart.set_visibility(bool(self._values))

@@ -15,21 +15,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
+from PIL import Image
 
 import brayx.clock as clock
 import brayx.recording
 from brayx.actor.agent import State
+from brayx.actor.live import NewTicks
+from brayx.actor.live_ticks import LiveFrame
 from brayx.errors import BadRecording, ConfigError
 from brayx.metrics import Recorder
 from brayx.recording import frames as h264
+from brayx.recording import live_frames, writer
 from brayx.recording import open as open_recordings
-from brayx.recording import writer
 from brayx.recording.columns import Tick, columns_of
 from brayx.recording.config import RecordingConfig
 from brayx.recording.copying import copy
 from brayx.recording.drawing import Drawing
 from brayx.recording.frames import Encoders, sizes_of, write_video
+from brayx.recording.live_frames import LiveFrames
 from brayx.recording.packer import Packer
 from brayx.recording.part import Part
 from brayx.recording.process import WriterProcess
@@ -247,6 +252,12 @@ def single(episode):
 def slow(episode):
     time.sleep(0.3)
     return render(episode)
+
+def hang(episode):
+    time.sleep(1000.0)
+
+def wrong(episode):
+    return [7]
 """
 
 
@@ -308,6 +319,74 @@ def test_states_that_do_not_pickle_are_recorded_without_frames(tmp_path: Path, b
     metrics = Recorder()
     assert drawn(tmp_path, "render", [lambda: None] * 3, metrics).frames == 0
     assert metrics.summary()["recording_frames_lost.error"] == 3
+
+
+def followed(frames: LiveFrames, number: int, board: Any, event: str = "") -> LiveFrame | None:
+    """The newest frame of a session at a tick with this board."""
+    state = State("s", tick=number)
+    state.board = board
+    kept = [(state, {}, b"", b"", 0.0, 0.0, event)]
+    return frames.shown("s", number, NewTicks(kept, number + 1, "", None)).frame
+
+
+def test_a_session_that_is_followed_is_drawn_at_its_newest_tick(tmp_path: Path, board: Any) -> None:
+    with contextlib.closing(LiveFrames(Drawing("own_renders", "render", str(tmp_path)))) as frames:
+        assert followed(frames, 0, board(0)) is None, "nobody waits for it"
+        found: list[LiveFrame | None] = []
+        for number in (3, 4):
+            until(
+                lambda n=number: found.append(followed(frames, n, board(n))) or _number(found[-1]) == n, "it is drawn"
+            )
+            assert found[-1] is not None
+            np.testing.assert_array_equal(Image.open(io.BytesIO(found[-1].png)), np.full((20, 30, 3), number))
+        assert _number(followed(frames, 5, lambda: None, "error")) == 4, "a failed tick may lack what is drawn"
+        until(lambda: "does not pickle" in _failure(followed(frames, 6, lambda: None)), "it is told")
+        assert _number(followed(frames, 0, board(0))) is None, "another session of this id"
+    assert not _drawers()
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        ("missing", "has no 'missing'"),
+        ("wrong", "wrong returned no image"),
+        ("hang", "took more than 0.5 s"),
+        ("killed", "has died"),
+    ],
+)
+def test_a_frame_that_cannot_be_drawn_is_told(
+    tmp_path: Path, board: Any, function: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if function == "hang":
+        monkeypatch.setattr(live_frames, "_START_S", 0.5)
+    name = "hang" if function == "killed" else function
+    with contextlib.closing(LiveFrames(Drawing("own_renders", name, str(tmp_path)))) as frames:
+        if function == "killed":
+            followed(frames, 1, board(1))
+            until(_drawers, "it starts")
+            _drawers()[0].kill()
+        until(lambda: why in _failure(followed(frames, 1, board(1))), "it is told")
+    assert not _drawers()
+
+
+def test_closing_ends_a_frame_that_is_being_drawn(tmp_path: Path, board: Any) -> None:
+    frames = LiveFrames(Drawing("own_renders", "hang", str(tmp_path)))
+    followed(frames, 1, board(1))
+    until(_drawers, "it draws")
+    frames.close()
+    assert not _drawers()
+
+
+def _number(frame: LiveFrame | None) -> int | None:
+    return None if frame is None else frame.number
+
+
+def _failure(frame: LiveFrame | None) -> str:
+    return "" if frame is None else frame.failure
+
+
+def _drawers() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if "brayx.recording.live_frames" in each.cmdline()]
 
 
 def ticks(count: int, first: int = 0) -> Any:
