@@ -27,7 +27,6 @@ _KEPT = 4
 """Comparisons that are kept; the least recently used is dropped."""
 _ASKED_S = 5.0
 """A comparison is stopped this long after the last request for it."""
-_MAX_POINTS = 500
 
 
 class Key(NamedTuple):
@@ -174,7 +173,7 @@ class _Running:
     def _curves(self) -> doc.RecordedCurves:
         """Of each span of ticks the largest divergence and the largest difference of the values, so none is missed."""
         numbers = self.arrays["number"]
-        every = max(1, -(-len(numbers) // _MAX_POINTS))
+        every = max(1, -(-len(numbers) // doc.MAX_POINTS))
         starts = np.arange(0, len(numbers), every)
         curves = {}
         for name, title in (("kl", "KL"), ("value", "value difference")):

@@ -31,7 +31,6 @@ from pipelines.trials import trials
 
 _OPENED_S = 2.0
 """Time for which a listing of recordings is cached."""
-_MAX_POINTS = 500
 
 
 class StoreDesk:
@@ -202,7 +201,7 @@ class StoreDesk:
 
     def recorded_curves(self, recording: str) -> doc.RecordedCurves:
         episode = self._episode(recording)
-        step = -(-len(episode) // _MAX_POINTS)
+        step = -(-len(episode) // doc.MAX_POINTS)
         curves: dict[str, list[float]] = {}
         if step <= _WHOLE:
             columns = episode.read()
@@ -298,7 +297,7 @@ _WHOLE = 40
 
 def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
     finite = [(step, value) for step, value in points if np.isfinite(value)]
-    every = -(-len(finite) // _MAX_POINTS) or 1
+    every = -(-len(finite) // doc.MAX_POINTS) or 1
     return finite[::-every][::-1]
 
 

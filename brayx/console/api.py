@@ -10,7 +10,7 @@ import importlib.resources
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Path, Query, Request
+from fastapi import APIRouter, FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response, StreamingResponse
 
@@ -24,6 +24,8 @@ EVERY_S = 0.2
 
 SessionId = Annotated[str, Query(description="id of the session")]
 Registered = Annotated[str, Query(pattern=r"^models:/[^/@]+/\d+$", description="models:/NAME/VERSION")]
+First = Annotated[int, Query(ge=0, description="index of the first tick")]
+Count = Annotated[int, Query(ge=1, le=1000, description="number of ticks")]
 _PNG: dict[int | str, dict[str, Any]] = {200: {"content": {"image/png": {}}}, 204: {"description": "no frame"}}
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "default": {"description": "a typed error: `error`, `message`, `details`", "content": {"application/json": {}}}
@@ -56,145 +58,196 @@ def create_app(desk: Desk, keys: ConsoleKeys | None = None) -> FastAPI:
         first = error.errors()[0]
         return refusal(ProtocolError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}"))
 
-    _reading(app, desk)
-    _controlling(app, desk)
+    for routes in (_job, _sessions, _models, _trials, _league, _games, _recordings, _comparisons):
+        app.include_router(routes(desk))
+    app.include_router(_rest())
     return app
 
 
-def _reading(app: FastAPI, desk: Desk) -> None:
-    @app.get("/api/job", tags=["job"])
+def _job(desk: Desk) -> APIRouter:
+    routes = APIRouter(prefix="/api/job", tags=["job"])
+
+    @routes.get("")
     def job() -> doc.Job:
         """The job, its health and its refusals."""
         return desk.job()
 
-    @app.get("/api/sessions", tags=["sessions"])
+    return routes
+
+
+def _sessions(desk: Desk) -> APIRouter:
+    routes = APIRouter(prefix="/api/sessions", tags=["sessions"])
+
+    @routes.get("")
     def sessions() -> list[doc.Session]:
         """The running sessions."""
         return desk.sessions()
 
-    @app.get("/api/sessions/ticks", tags=["sessions"])
+    @routes.get("/ticks")
     def ticks(session: SessionId, after: Annotated[int, Query(ge=0)] = 0) -> doc.Ticks:
         """The newest ticks of a session, which is followed from the first call on and for 3 s after the last."""
         return desk.ticks(session, after)
 
-    @app.get("/api/sessions/follow", tags=["sessions"], response_class=StreamingResponse)
+    @routes.get("/follow", response_class=StreamingResponse)
     async def follow(session: SessionId) -> Response:
         """Server-sent events: the newest ticks of a session as they come, until it ends."""
         first = await asyncio.to_thread(desk.ticks, session, 0)
         return StreamingResponse(_events(desk.ticks, first), media_type="text/event-stream")
 
-    @app.get("/api/models", tags=["models"])
+    @routes.delete("")
+    def end_session(session: SessionId) -> doc.Done:
+        """Ends a session; its client gets `session_lost` with reason `ended`."""
+        return desk.end_session(session)
+
+    return routes
+
+
+def _models(desk: Desk) -> APIRouter:
+    routes = APIRouter(prefix="/api", tags=["models"])
+
+    @routes.get("/models")
     def models() -> list[doc.Model]:
         """The registered models and their versions."""
         return desk.models()
 
-    @app.get("/api/trials", tags=["trials"])
+    @routes.post("/models/{name}/promote")
+    def promote(name: str, reference: doc.Reference) -> doc.Move:
+        """Points an alias at a version, whose weights are checked first."""
+        return desk.promote(name, reference.version, reference.alias)
+
+    @routes.post("/models/{name}/roll-back")
+    def roll_back(name: str) -> doc.Move:
+        """Makes the version before the champion champion again."""
+        return desk.roll_back(name)
+
+    @routes.post("/canaries/{component}")
+    def set_share(component: str, share: doc.Share) -> doc.Done:
+        """Sets the share of new sessions that get the canary, until the service ends."""
+        return desk.set_share(component, share.share)
+
+    return routes
+
+
+def _trials(desk: Desk) -> APIRouter:
+    routes = APIRouter(prefix="/api/trials", tags=["trials"])
+
+    @routes.get("")
     def trials(project: str = "") -> list[doc.Trial]:
         """The newest trials."""
         return desk.trials(project)
 
-    @app.get("/api/trials/{run_id}", tags=["trials"])
+    @routes.get("/{run_id}")
     def curves(run_id: str, metric: Annotated[list[str], Query(description="only these")] = []) -> doc.Curves:  # noqa: B006
         """Numbers and curves of a trial."""
         return desk.curves(run_id, metric)
 
-    @app.get("/api/league", tags=["league"])
+    @routes.post("/{run_id}/stop")
+    def stop(run_id: str) -> doc.Done:
+        """Interrupts the job's trial as Ctrl-C does: a last checkpoint is saved, and the same command resumes it."""
+        return desk.stop_trial(run_id)
+
+    return routes
+
+
+def _league(desk: Desk) -> APIRouter:
+    routes = APIRouter(prefix="/api/league", tags=["league"])
+
+    @routes.get("")
     def league() -> doc.League | None:
         """Standings, payoff and rating curves of the newest league; null: there is none."""
         return desk.league()
 
-    @app.get("/api/opponents", tags=["games"])
+    return routes
+
+
+def _games(desk: Desk) -> APIRouter:
+    routes = APIRouter(prefix="/api", tags=["games"])
+
+    @routes.get("/opponents")
     def opponents() -> doc.Opponents:
         """Whom a human can play with here, or why nobody can."""
         return desk.opponents()
 
-    @app.get("/api/recordings", tags=["recordings"])
+    @routes.post("/games")
+    def new_game(new: doc.NewGame) -> doc.Game:
+        """Begins a game of a human, at the job's door like any game; it plays on until the human is to move."""
+        return desk.new_game(new.opponent)
+
+    @routes.post("/games/{game}/moves")
+    def move(game: str, chosen: doc.HumanMove) -> doc.Game:
+        """Plays a move of the human, and what follows until the next one, or the end."""
+        return desk.move(game, chosen.move)
+
+    @routes.delete("/games/{game}")
+    def give_up(game: str) -> doc.Done:
+        """Ends a game before its end."""
+        return desk.give_up(game)
+
+    return routes
+
+
+def _recordings(desk: Desk) -> APIRouter:
+    routes = APIRouter(prefix="/api/recordings", tags=["recordings"])
+
+    @routes.get("")
     def recordings(limit: Annotated[int, Query(ge=1, le=10_000)] = 200) -> doc.Recordings:
         """The newest recordings."""
         return desk.recordings(limit)
 
-    @app.get("/api/recordings/{recording}", tags=["recordings"])
-    def recorded(
-        recording: str, first: Annotated[int, Query(ge=0)] = 0, count: Annotated[int, Query(ge=1, le=1000)] = 100
-    ) -> doc.RecordedTicks:
+    @routes.get("/{recording}")
+    def ticks(recording: str, first: First = 0, count: Count = 100) -> doc.RecordedTicks:
         """Consecutive ticks of a recording."""
         return desk.recorded_ticks(recording, first, count)
 
-    @app.get("/api/recordings/{recording}/curves", tags=["recordings"])
-    def recorded_curves(recording: str) -> doc.RecordedCurves:
+    @routes.get("/{recording}/curves")
+    def curves(recording: str) -> doc.RecordedCurves:
         """Curves over all of a recording's ticks."""
         return desk.recorded_curves(recording)
 
-    @app.get("/api/recordings/{recording}/frames/{tick}", tags=["recordings"], response_class=Response, responses=_PNG)
+    @routes.get("/{recording}/frames/{tick}", response_class=Response, responses=_PNG)
     def frame(recording: str, tick: Annotated[int, Path(ge=0, description="index of the tick")]) -> Response:
         """The frame of a tick; 204: it has none."""
         png = desk.frame(recording, tick)
         return Response(status_code=204) if png is None else Response(png, media_type="image/png")
 
-    @app.get("/api/recordings/{recording}/comparison", tags=["recordings"])
+    return routes
+
+
+def _comparisons(desk: Desk) -> APIRouter:
+    routes = APIRouter(prefix="/api/recordings/{recording}/comparison", tags=["recordings"])
+
+    @routes.get("")
     def comparison(recording: str, version: Registered, reference: Registered | None = None) -> doc.Comparison:
         """What a version would have done, or how far that is computed: the first request starts it, and it stops 5 s
         after the last one. One runs at a time; while another does, this is `service_full`. A failed one is its error.
         """
         return desk.comparison(recording, version, reference or "")
 
-    @app.get("/api/recordings/{recording}/comparison/ticks", tags=["recordings"])
-    def compared_ticks(
-        recording: str,
-        version: Registered,
-        reference: Registered | None = None,
-        first: Annotated[int, Query(ge=0)] = 0,
-        count: Annotated[int, Query(ge=1, le=1000)] = 100,
+    @routes.get("/ticks")
+    def ticks(
+        recording: str, version: Registered, reference: Registered | None = None, first: First = 0, count: Count = 100
     ) -> list[doc.ComparedTick]:
         """Consecutive ticks of a comparison that has been made."""
         return desk.compared_ticks(recording, version, reference or "", first, count)
 
-    @app.get("/docs", include_in_schema=False)
+    return routes
+
+
+def _rest() -> APIRouter:
+    """The documentation, and the refusal of unknown calls, which would otherwise get the page's HTML; comes last."""
+    routes = APIRouter(include_in_schema=False)
+
+    @routes.get("/docs")
     def docs() -> HTMLResponse:
         """The API's documentation page; it loads nothing from other sites, so that it works offline."""
         return HTMLResponse(importlib.resources.files("brayx.console").joinpath("docs.html").read_text())
 
+    @routes.api_route("/api/{path:path}", methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"])
+    def unknown(request: Request) -> Response:
+        error = ProtocolError(f"there is no {request.method} {request.url.path[:200]}: /docs lists the calls")
+        return Response(error.to_wire(), 404, media_type="application/json")
 
-def _controlling(app: FastAPI, desk: Desk) -> None:
-    @app.delete("/api/sessions", tags=["sessions"])
-    def end_session(session: SessionId) -> doc.Done:
-        """Ends a session; its client gets `session_lost` with reason `ended`."""
-        return desk.end_session(session)
-
-    @app.post("/api/games", tags=["games"])
-    def new_game(new: doc.NewGame) -> doc.Game:
-        """Begins a game of a human, at the job's door like any game; it plays on until the human is to move."""
-        return desk.new_game(new.opponent)
-
-    @app.post("/api/games/{game}/moves", tags=["games"])
-    def move(game: str, chosen: doc.HumanMove) -> doc.Game:
-        """Plays a move of the human, and what follows until the next one, or the end."""
-        return desk.move(game, chosen.move)
-
-    @app.delete("/api/games/{game}", tags=["games"])
-    def give_up(game: str) -> doc.Done:
-        """Ends a game before its end."""
-        return desk.give_up(game)
-
-    @app.post("/api/models/{name}/promote", tags=["models"])
-    def promote(name: str, reference: doc.Reference) -> doc.Move:
-        """Points an alias at a version, whose weights are checked first."""
-        return desk.promote(name, reference.version, reference.alias)
-
-    @app.post("/api/models/{name}/roll-back", tags=["models"])
-    def roll_back(name: str) -> doc.Move:
-        """Makes the version before the champion champion again."""
-        return desk.roll_back(name)
-
-    @app.post("/api/canaries/{component}", tags=["models"])
-    def set_share(component: str, share: doc.Share) -> doc.Done:
-        """Sets the share of new sessions that get the canary, until the service ends."""
-        return desk.set_share(component, share.share)
-
-    @app.post("/api/trials/{run_id}/stop", tags=["trials"])
-    def stop(run_id: str) -> doc.Done:
-        """Interrupts the job's trial as Ctrl-C does: a last checkpoint is saved, and the same command resumes it."""
-        return desk.stop_trial(run_id)
+    return routes
 
 
 async def _events(newer: Callable[[str, int], doc.Ticks], first: doc.Ticks) -> AsyncIterator[str]:

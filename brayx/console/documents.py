@@ -6,6 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+MAX_POINTS = 500
+"""Maximum points of a curve; a longer one is thinned."""
+
 
 class Document(BaseModel):
     """Base of all documents."""

@@ -195,6 +195,14 @@ def test_recordings_trials_health_and_refusals(served: tuple[Job, Serving, Conso
     until(lambda: console.get("/api/job")["refusals"].get("bad_body", 0.0) > before, "it is counted", WAIT_S)
     assert console.get("/openapi.json")["paths"]["/api/job"]
     assert "https://" not in console.http.get("/docs").text, "nothing is downloaded"
+    for method, path in (
+        ("GET", "/api/nothing"),
+        ("POST", "/api/job"),
+        ("DELETE", "/api/"),
+        ("GET", "/api/trials/a/b"),
+    ):
+        assert console.refusal(method, path) == (404, "bad_request"), "JSON, not the page's HTML"
+    assert "<html" in console.http.get("/nothing").text
 
 
 def test_frames_live_and_recorded(served: tuple[Job, Serving, Console]) -> None:
