@@ -54,7 +54,8 @@ class WatchedAgent(Agent):
         record("episode_return", 7.0)
 
 def draw(states):
-    return [np.full((32, 32, 3), 10 * state.tick, np.uint8) for state in states]
+    sides = [state.input.get("side", 32) for state in states]
+    return [np.full((side, side, 3), 10 * each.tick, np.uint8) for side, each in zip(sides, states, strict=True)]
 """
 
 

@@ -207,6 +207,7 @@ def test_a_render_draws_a_session_that_is_followed(
         assert not drawers(), "nobody watches"
         page.goto(f"{console.url}/session?id=drawn")
         expect(page.get_by_text("Waiting for its next tick …")).to_be_visible()
+        until(lambda: console.get("/api/sessions")[0]["followed"], "it is followed", WAIT_S)
         for x in (1.0, 2.0):
             tick(x)
             until(lambda x=x: grey(page) == 10 * x, "its frame is shown", WAIT_S)

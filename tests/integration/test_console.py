@@ -69,6 +69,8 @@ class Served:
         self._headers = new_keys(file)
         parts = yaml.safe_load(Path(self.job.job.file).read_text())
         parts["actor"] |= {"num_workers": 2, "native_port": None, "tcp_port": None}
+        parts["picture"] = {"kind": "render", "module": "watched_agent", "func": "draw"}
+        parts["recording"]["frames"] = "picture"
         parts |= {"console_host": "0.0.0.0", "console_keys_file": str(file)}
         parts["board"] = {"kind": "board", "module": "watched_board"}
         (code / "watched_board.py").write_text(BOARD)
@@ -154,13 +156,15 @@ def test_sessions_of_both_replicas_are_listed_and_one_is_followed_and_ended(serv
                     if line.startswith("data: "):
                         message = json.loads(line.removeprefix("data: "))
                         found += message["ticks"]
-                        if len(found) > 10 and not ended:
+                        is_drawn = message["frame"] is not None or len(found) > 5000
+                        if len(found) > 10 and is_drawn and not ended:
                             ended = True
                             served.console.http.delete("/api/sessions", params={"session": name}).raise_for_status()
                     elif line.startswith("event: "):
                         pytest.fail(str(next(stream.iter_lines())))
             player.join(WAIT_S)
             assert message["end"] == "ended"
+            assert message["frame"]["image"].startswith("data:image/png;base64,"), message["frame"]["failure"]
             assert [each["number"] for each in found[-5:]] == list(range(found[-5]["number"], found[-1]["number"] + 1))
             shown = found[-1]
             assert (shown["arrays"]["obs"], shown["output"]) == ([shown["input"]["x"], 0.0], {"version": 1})
