@@ -24,7 +24,6 @@ from brayx import actions
 from brayx.errors import BadRecording, BrayxError
 from brayx.recording.comparison import Comparison, compare
 from brayx.recording.reader import Episode
-from pipelines.replay import Summary, version_of
 
 _NICE = 10
 """The job and the console have priority."""
@@ -75,6 +74,9 @@ def compared(request: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], dict
     Raises:
         BrayxError: there is no comparison.
     """
+    # Not before it is needed: the console imports this file, and should not load torch.
+    from pipelines.replay import Summary, version_of
+
     episode = _episode(request["folder"], request["recording"])
     say(state="loading the versions", progress=0.0)
     *reference, version = [version_of(each, request["uri"]) for each in request["versions"]]

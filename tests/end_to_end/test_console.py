@@ -68,6 +68,9 @@ def test_the_process_starts_with_the_first_visit_and_again_after_its_death(job: 
         assert {each.pid for each in processes()} == before, "nobody looks: there is no process"
         assert console.get("/api/job")["project"] == PROJECT
         (process,) = [each for each in processes() if each.pid not in before]
+        for path in ("models", "trials", "recordings", "sessions"):
+            console.get(f"/api/{path}")
+        assert not [each.path for each in process.memory_maps() if "libtorch" in each.path], "200 MB for nothing"
         process.kill()
         process.wait(WAIT_S)
         again = Console(console.url)
