@@ -417,7 +417,7 @@ def _nearest(word: str, known: Mapping[str, Any]) -> str:
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     if near:
         return f", nearest is {near[0]!r}"
-    return f", there are {', '.join(sorted(known))}" if known else ", which is empty of them"
+    return f"; it has {', '.join(sorted(known)) or 'none'}"
 
 
 def _no_version(reference: str, name: str, number: str | None, there: list[int]) -> ModelNotFound:

@@ -526,7 +526,7 @@ class TestRegistry:
 
     def test_errors_name_the_nearest(self, trained: tuple[Trial, Checkpoint]) -> None:
         trial, checkpoint = trained
-        with pytest.raises(ModelNotFound, match=r"no model 'cartpole'.*empty of them.*brayx train"):
+        with pytest.raises(ModelNotFound, match=r"no model 'cartpole'.*; it has none; .*brayx train"):
             text_at("models:/cartpole@champion", trial.uri)
         register(trial, checkpoint, "cartpole")
         with pytest.raises(ModelNotFound, match=r"no model 'cart-pole'.*nearest is 'cartpole'"):
