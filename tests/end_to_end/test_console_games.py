@@ -24,6 +24,12 @@ from tests.end_to_end.console_jobs import WAIT_S, Console
 from tests.waiting import until
 
 FOLDER = TEMPLATES / "league"
+LEVELS = """
+model: PROJECT
+levels:
+  easy: {player: main, version: 1, temperature: 1.0, delay: 0, points: 700.0, low: 690.0, high: 710.0, games: 400}
+  hard: {player: main, version: 2, temperature: 1.0, delay: 0, points: 900.0, low: 890.0, high: 910.0, games: 400}
+"""
 EMPTY = {"text": "", "colour": "", "label": ""}
 
 
@@ -33,7 +39,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serving, 
     folder, lines = tmp_path_factory.mktemp("four"), list[str]()
     uri = f"sqlite:///{folder / 'mlflow.db'}"
     free = ["console_port=0", "actor.port=0", "actor.native_port=0", "actor.tcp_port=0"]
-    job = JobConfig.load(FOLDER / "four.yaml", free)
+    job = JobConfig.load(FOLDER / "four.yaml", [*free, f"league.levels={folder / 'levels.yaml'}"])
+    (folder / "levels.yaml").write_text(LEVELS.replace("PROJECT", job.project))
     module, _ = load("four_model", "build_model", str(FOLDER))("model", job.as_dict())
     trial = Trial.open(job.project, "main", uri)
     for version in (1, 2):
@@ -53,7 +60,11 @@ def test_a_human_plays_a_requested_version_to_the_end(served: tuple[Serving, Con
     _, console = served
     found = console.get("/api/opponents")
     assert (found["why_not"], found["think_s"]) == ("", 60.0)
-    assert found["opponents"] == {"version 2": {"version": 2}, "version 1": {"version": 1}}
+    levels = {"level easy": {"level": "easy"}, "level hard": {"level": "hard"}}
+    assert found["opponents"] == {**levels, "version 2": {"version": 2}, "version 1": {"version": 1}}
+    game = console.post("/api/games", {"opponent": {"level": "easy"}})
+    assert (game["opponent"]["level"], game["opponent"]["version"]) == ("easy", 1)
+    console.http.delete(f"/api/games/{game['game']}")
     game = console.post("/api/games", {"opponent": {"version": 2}})
     assert (game["opponent"]["version"], game["over"]) == (2, False)
     assert marks(game) in (0, 1), "either may begin"

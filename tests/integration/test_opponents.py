@@ -22,6 +22,9 @@ from brayx.errors import BadBody, BrayxError, LeagueError, SessionResumed, Versi
 from brayx.gamecore.client import Client
 from brayx.tracking import promote
 from deployments.actor import serving_application
+from deployments.console import console_application
+from deployments.job import BoardConfig
+from tests.end_to_end.console_jobs import Console
 from tests.integration.conftest import Ingress
 from tests.served_league import LEVELS, PROJECT, Pool, load
 from tests.waiting import until
@@ -93,6 +96,24 @@ def test_every_door_takes_levels_ratings_and_players(url: str, grpc_ingress: Ing
     with connect(bare, proxy=None, open_timeout=WAIT_S) as connection:
         connection.send("{}")
         assert json.loads(connection.recv(WAIT_S))[:2] == [4.0, 4]
+
+
+def test_the_console_offers_levels_and_versions_to_a_human(url: str, pool: Pool) -> None:
+    (pool.folder / "opponents_board.py").write_text("def board(opponent):\n    yield")
+    job = load(pool.folder, league=True, engine="torch", **ACTOR)
+    boards = {"board": BoardConfig(module="opponents_board")}
+    job = job.model_copy(update={"boards": boards, "console_port": 0})
+    serve.run(console_application(job, pool.uri), name="console", route_prefix=None)
+    try:
+        console = Console(serve.get_app_handle("console").remote().result(timeout_s=WAIT_S))
+        found = console.get("/api/opponents")["opponents"]
+    finally:
+        serve.delete("console")
+    assert [*found.items()][:3] == [
+        ("level easy", {"level": "easy"}),
+        ("level hard", {"level": "hard"}),
+        ("version 6", {"version": 6}),
+    ]
 
 
 def test_a_wrong_name_is_a_typed_error_that_no_other_session_notices(url: str) -> None:
