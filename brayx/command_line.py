@@ -1,8 +1,9 @@
-"""Parsers of command lines. Their errors begin with ``brayx: ``, like every other error of brayx."""
+"""Parsers of command lines, whose errors begin with ``brayx: `` like every other error of brayx; and their results."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from typing import Any, NoReturn
 
@@ -29,3 +30,9 @@ def count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"is {text}, expected 1 or more")
     return value
+
+
+def print_result(result: object, end: str = "\n") -> None:
+    """Prints the result of a command. It is no error if the reader has enough of it, as ``head`` does."""
+    with contextlib.suppress(BrokenPipeError):
+        print(result, end=end, flush=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 import brayx
-from brayx.command_line import SWITCH, Parser, count
+from brayx.command_line import SWITCH, Parser, count, print_result
 from brayx.errors import BrayxError, ConfigError
 from pipelines.completion import SHELLS, script
 from pipelines.league_commands import JOB, SET, TRACKING_OF_JOB, league_verbs, trial_option
@@ -455,8 +455,7 @@ def _check(arguments: argparse.Namespace) -> int:
     check_files(job, opened)
     if len(job.trainers) == 1:
         check_learning(job, opened)
-    with contextlib.suppress(BrokenPipeError):
-        print(documented(job), end="")
+    print_result(documented(job), end="")
     if job.rollouts:
         from pipelines.environments import lag_notes
 
@@ -470,7 +469,7 @@ def _trials(arguments: argparse.Namespace) -> int:
     from brayx.tracking import tracking_uri
     from pipelines.trials import table, trials
 
-    print(table(trials(tracking_uri(arguments.tracking), arguments.project)))
+    print_result(table(trials(tracking_uri(arguments.tracking), arguments.project)))
     return 0
 
 

@@ -273,11 +273,12 @@ class Progress:
     def _line(self, numbers: Mapping[str, float]) -> str:
         get = numbers.get
         (what, pace), dropped = _pace(numbers), _dropped(numbers)
+        lag = f"  lag {number(get('lag_versions'), '.1f')} versions" if "lag_versions" in numbers else ""
         result = standing(numbers) or f"return {mean_return(numbers)}"
         return (
             f"{number(get('env_steps', 0.0))} env steps  {result}  "
-            f"{pace} {what}  version {number(get('policy_version'))}  "
-            f"lag {number(get('lag_versions'), '.1f')} versions" + (f"  dropped {dropped}" if dropped != "0" else "")
+            f"{pace} {what}  version {number(get('policy_version'))}{lag}"
+            + (f"  dropped {dropped}" if dropped != "0" else "")
         )
 
     def _panel(

@@ -6,11 +6,11 @@ Each verb imports its modules when it runs, see `pipelines.cli`.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from brayx.command_line import print_result
 from brayx.errors import ConfigError
 
 _FOLDER = "the recordings: a folder, or an address such as s3://bucket/folder"
@@ -65,8 +65,7 @@ def _list(arguments: argparse.Namespace) -> int:
         result = "-" if each.result is None else f"{each.result:g}"
         words = (each.end or "runs", each.reported or result, each.player or "-", each.why or "-")
         rows.append((each.session, began, f"{len(each):,}", *words, str(each.events), str(each.lost)))
-    with contextlib.suppress(BrokenPipeError):
-        print("\n".join(aligned(rows)), flush=True)
+    print_result("\n".join(aligned(rows)))
     return 0
 
 

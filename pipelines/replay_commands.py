@@ -6,12 +6,11 @@ Imports what it needs when a command runs, see `pipelines.cli`.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 from pathlib import Path
 
-from brayx.command_line import SWITCH, count
+from brayx.command_line import SWITCH, count, print_result
 from brayx.errors import ConfigError
 
 _TRACKING = "MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)"
@@ -148,8 +147,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         write_plot(found, arguments.plot)
     if arguments.ticks is not None:
         write_ticks(found, arguments.ticks)
-    with contextlib.suppress(BrokenPipeError):  # head has enough
-        print(json.dumps(found.as_dict()) if arguments.json else found)
+    print_result(json.dumps(found.as_dict()) if arguments.json else found)
     return 1 if found.failed or found.unreadable else 0
 
 
@@ -183,6 +181,5 @@ def _resimulate(arguments: argparse.Namespace, uri: str) -> int:
         folder=arguments.out,
         timeout_s=arguments.timeout_s,
     )
-    with contextlib.suppress(BrokenPipeError):
-        print(json.dumps(result.as_dict()) if arguments.json else result)
+    print_result(json.dumps(result.as_dict()) if arguments.json else result)
     return 0

@@ -78,10 +78,14 @@ class TrainResult:
         lines = [
             f"trial {self.trial.name!r} of project {self.trial.project!r}: {state} after {took}",
             f"  {get('env_steps', 0):,.0f} env steps, {games_of(self.numbers):,.0f} games",
-            f"  {self._rates()}; weights were {number(get('lag_versions'), '.1f')} versions old when learned from",
+            f"  {self._rates()}{self._lag()}",
         ]
         lines += [f"  {line}" for line in (*self.errors, *self.outcome.splitlines(), self._ended()) if line]
         return "\n".join(lines)
+
+    def _lag(self) -> str:
+        lag = self.numbers.get("lag_versions")  # none of imitation: no version of the model acted
+        return "" if lag is None else f"; weights were {number(lag, '.1f')} versions old when learned from"
 
     def _ended(self) -> str:
         """Why training ended, and how many of the last 100 games failed and so have no return."""

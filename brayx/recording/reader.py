@@ -155,6 +155,7 @@ class Recordings(Sequence["Episode"]):
                 "why": [each.why for each in self],
                 "events": [each.events for each in self],
                 "lost": [each.lost for each in self],
+                "frames": [each.frames for each in self],
             }
         )
 

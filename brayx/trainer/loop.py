@@ -304,7 +304,7 @@ class LearnerLoop:
 
     def _record(self, ready: Ready, measured: dict[str, float], learned: int, seconds: float) -> None:
         version = self._counters.policy_version
-        if learned:
+        if learned and self.config.algorithm.imitates != "everything":  # no version of this model acted
             measured["lag_versions"] = self._version_at_start - _version(ready.batch)
         self._version_at_start = version
         for name, value in (measured | {"updates": 1, "policy_version": version, "update_seconds": seconds}).items():

@@ -142,6 +142,7 @@ def test_a_clone_acts_like_the_records(recordings: Path, tmp_path: Path) -> None
     with run_brayx(tmp_path, "train", str(yaml), environment=without_ray(tmp_path)) as command:
         assert command.ended() == 0, command.err
         assert "no more transitions to learn from" in command.out
+        assert "versions old" not in command.out, "no version acted"
     (checkpoint,) = [each[-1].latest_checkpoint() for each in trials(tmp_path).values()]
     assert checkpoint is not None
     module, _ = build_model("model", job)

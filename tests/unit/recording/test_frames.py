@@ -473,8 +473,10 @@ def test_a_killed_writer_leaves_videos_that_can_be_read(tmp_path: Path) -> None:
     started[0]._process.kill()
     log.end("stop", None)
     recorder.close(60.0)
-    (episode,) = open_recordings(str(tmp_path))
+    recordings = open_recordings(str(tmp_path))
+    (episode,) = recordings
     assert episode.frames == len(episode) > 0
+    assert recordings.table()["frames"].tolist() == [episode.frames]
     assert all(is_close(found, image(number)) for number, found in enumerate(episode.images()))
 
 
