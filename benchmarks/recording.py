@@ -256,7 +256,7 @@ def showing() -> Table:
         with tempfile.TemporaryDirectory(prefix="brayx-recording-") as temporary:
             packer = Packer(lambda folder=temporary: Folder(folder, 10**12), flush_s=math.inf)  # type: ignore[misc]
             began = time.perf_counter()
-            packer.add(Part("s", "s", 0.0, 0, _FRAMES), columns)
+            packer.add([Part("s", "s", 0.0, 0, _FRAMES)], columns)
             encoded_s = (time.perf_counter() - began) / _FRAMES
             packer.close()
             (video,) = Path(temporary).glob("*.mp4")

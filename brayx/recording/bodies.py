@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,28 @@ class Bodies(NamedTuple):
     skeletons: list[bytes]
     which: np.ndarray
     numbers: np.ndarray
+
+
+class Joined(NamedTuple):
+    """Bodies in one piece, as they are sent to another process.
+
+    Attributes:
+        data: all bodies one after the other.
+        sizes: of each, in bytes.
+    """
+
+    data: bytes
+    sizes: list[int]
+
+    @classmethod
+    def of(cls, bodies: Sequence[bytes]) -> Joined:
+        """Joins bodies."""
+        return cls(b"".join(bodies), list(map(len, bodies)))
+
+    def apart(self) -> list[bytes]:
+        """The bodies."""
+        ends = list(accumulate(self.sizes))
+        return [self.data[end - size : end] for end, size in zip(ends, self.sizes, strict=True)]
 
 
 def split(bodies: Sequence[bytes]) -> Bodies | None:

@@ -120,22 +120,48 @@ def columns_of(ticks: Sequence[Tick], *, without: Collection[str] = (), frames: 
     """The columns of one or more ticks.
 
     An attribute is left out unless every tick has it with the same shape; a failed tick has zeros for what it lacks.
-    Outputs of forwards that no attribute has
-    become columns, too: by their own names if each tick has one forward, else as ``MODEL/NAME``.
+    Outputs of forwards that no attribute has become columns, too: by their own names if each tick has one forward, else
+    as ``MODEL/NAME``.
 
     Args:
-        ticks: consecutive ticks of a session.
+        ticks: consecutive ticks of a session, or of several.
         without: names of attributes that no agent has set.
         frames: name of the array that becomes `Columns.frames` instead, if it is an image; empty: none.
     """
+    return columns_by_field(*zip(*ticks, strict=True), without=without, frames=frames)
+
+
+def columns_by_field(
+    number: Sequence[int],
+    time_s: Sequence[float] | np.ndarray,
+    seconds: Sequence[float] | np.ndarray,
+    inputs: Sequence[bytes],
+    outputs: Sequence[bytes],
+    attributes: Sequence[Mapping[str, Any]],
+    events: Sequence[str],
+    stops: Sequence[bytes],
+    queue_s: Sequence[float] | np.ndarray,
+    forwards: Sequence[Sequence[Forwarded]],
+    *,
+    without: Collection[str] = (),
+    frames: str = "",
+    alike: bool = False,
+) -> Columns:
+    """As `columns_of`, of the values of all ticks by field of `Tick`.
+
+    Args:
+        alike: the ticks are of several sessions, whose attributes must not depend on each other.
+
+    Raises:
+        Irregular: with ``alike``, if the ticks differ in their attributes or the shapes of these.
+    """
     # Column by column: a Python step for each value of each tick would be slow.
-    number, time_s, seconds, inputs, outputs, attributes, events, stops, queue_s, forwards = zip(*ticks, strict=True)
-    failed = [bool(event) and ERROR in event for event in events]
+    failed = [bool(event) and ERROR in event for event in events] if any(events) else [False] * len(events)
     images = [value_at(each, frames) for each in attributes] if frames else []
     has_frames = any(image is DROPPED or is_image(image) for image in images)
-    arrays, left_out = arrays_of(attributes, forwards, failed, without, frames if has_frames else "")
+    arrays, left_out = arrays_of(attributes, forwards, failed, without, frames if has_frames else "", alike)
     duration_us = _microseconds(seconds)
-    waited = [sum([seconds for *_, seconds in of]) for of in forwards] if any(forwards) else [0.0] * len(ticks)
+    waited = [sum([seconds for *_, seconds in of]) for of in forwards] if any(forwards) else [0.0] * len(number)
     return Columns(
         np.array(number, np.int64),
         _microseconds(time_s),
@@ -152,7 +178,7 @@ def columns_of(ticks: Sequence[Tick], *, without: Collection[str] = (), frames: 
     )
 
 
-def _microseconds(seconds: Sequence[float]) -> np.ndarray:
+def _microseconds(seconds: Sequence[float] | np.ndarray) -> np.ndarray:
     return np.round(np.array(seconds) * 1e6).astype(np.int64)
 
 
@@ -186,6 +212,31 @@ def concatenated(parts: Sequence[Columns]) -> Columns:
         np.concatenate([part.queue_us for part in parts]),
         np.concatenate([part.forward_us for part in parts]),
         frames_of(parts),
+    )
+
+
+def rows_at(columns: Columns, rows: np.ndarray) -> Columns:
+    """The ticks at some rows, in their order; ``rows``: ``[M]`` int64."""
+    listed = rows.tolist()
+
+    def bodies_at(of: Bodies | list[bytes]) -> Bodies | list[bytes]:
+        if isinstance(of, Bodies):
+            return Bodies(of.skeletons, of.which[rows], of.numbers[rows])
+        return [of[row] for row in listed]
+
+    return replace(
+        columns,
+        number=columns.number[rows],
+        time_us=columns.time_us[rows],
+        duration_us=columns.duration_us[rows],
+        event=[columns.event[row] for row in listed],
+        input=bodies_at(columns.input),
+        output=bodies_at(columns.output),
+        arrays={name: array[rows] for name, array in columns.arrays.items()},
+        stop=[columns.stop[row] for row in listed],
+        queue_us=columns.queue_us[rows],
+        forward_us=columns.forward_us[rows],
+        frames=[columns.frames[row] for row in listed] if columns.frames else (),
     )
 
 

@@ -41,7 +41,7 @@ def copy(episodes: Iterable[Episode], folder: str, without: Collection[str] = ()
         if packer is None:
             packer = Packer(functools.partial(Folder, folder, _NO_LIMIT, episode.fps), flush_s=float("inf"))
         for part, columns in episode.parts():
-            packer.add(part, columns)
+            packer.add([part], columns)
             _check(packer)
         sessions, ticks = sessions + 1, ticks + len(episode)
     if packer is not None:

@@ -33,7 +33,7 @@ Found = dict[str, list[Any]]
 """The values of all ticks by name."""
 
 
-class _Irregular(Exception):
+class Irregular(Exception):
     """Ticks differ in what they have."""
 
 
@@ -43,20 +43,25 @@ def arrays_of(
     failed: Sequence[bool],
     without: Collection[str],
     frames: str = "",
+    alike: bool = False,
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays of some ticks, and why other values are left out; see `brayx.recording.columns.columns_of`."""
+    """The arrays of some ticks, and why other values are left out; see `brayx.recording.columns.columns_by_field`."""
     left_out: dict[str, str] = {}
     try:
         found: Found = {}
         for name, values in _of_names(attributes, without).items():
             _gather(name, values, found)
-    except _Irregular:
+    except Irregular:
+        if alike:
+            raise
         found = _by_tick([_flat(each, without) for each in attributes], failed, left_out)
     if any(forwards):
         outputs: Found = {}
         try:
             _of_forwards(forwards, outputs)
-        except _Irregular:
+        except Irregular:
+            if alike:
+                raise
             outputs = _by_tick([_flat_forwards(each) for each in forwards], failed, left_out)
         found.update({name: values for name, values in outputs.items() if name not in found})
     if frames:
@@ -69,6 +74,8 @@ def arrays_of(
         elif name.startswith(OWN):
             left_out[name] = f"its name starts with {OWN}"
         elif (array := _stacked(values)) is None:
+            if alike and any(np.shape(each) != np.shape(values[0]) for each in values):
+                raise Irregular
             left_out[name] = _VARIES
         else:
             arrays[name] = array
@@ -123,25 +130,25 @@ def _of_names(ticks: Sequence[Mapping[str, Any]], without: Collection[str] = ())
     """The values of mappings with equal keys, by key."""
     names = ticks[0]
     if len(set(map(len, ticks))) > 1:
-        raise _Irregular
+        raise Irregular
     try:
         return {name: [each[name] for each in ticks] for name in names if name not in without}
     except KeyError:
-        raise _Irregular from None
+        raise Irregular from None
 
 
 def _gather(name: str, values: list[Any], found: Found) -> None:
     """Adds the leaves of the ticks' nested values by path.
 
     Raises:
-        _Irregular: they are not nested alike.
+        Irregular: they are not nested alike.
     """
     first = values[0]
     kind = type(first)
     if kind is np.ndarray or kind is float or kind is int:
         found[name] = values
     elif len(set(map(type, values))) > 1:
-        raise _Irregular
+        raise Irregular
     elif kind is Step:
         _gather("obs", [step.obs for step in values], found)
         _gather("action", [step.action for step in values], found)
@@ -154,11 +161,11 @@ def _gather(name: str, values: list[Any], found: Found) -> None:
             _gather(f"{name}/{key}", of, found)
     elif kind is list or kind is tuple:
         if any(len(value) != len(first) for value in values):
-            raise _Irregular
+            raise Irregular
         for index, each in enumerate(zip(*values, strict=True)):
             _gather(f"{name}/{index}", list(each), found)
     elif isinstance(first, Mapping | list | tuple):
-        raise _Irregular
+        raise Irregular
     else:
         found[name] = values
 
@@ -167,12 +174,12 @@ def _of_forwards(forwards: Sequence[Sequence[Forwarded]], found: Found) -> None:
     """As `_gather`, of the ticks' forwards."""
     count = len(forwards[0])
     if any(len(each) != count for each in forwards):
-        raise _Irregular
+        raise Irregular
     for index in range(count):
         models, outputs, versions, _ = zip(*[each[index] for each in forwards], strict=True)
         model = models[0]
         if len(set(models)) > 1:
-            raise _Irregular
+            raise Irregular
         if set(map(type, outputs)) == {dict}:
             for name, values in _of_names(outputs).items():
                 if name != _STATE:

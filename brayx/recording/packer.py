@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from brayx.errors import first_line
-from brayx.recording.columns import Columns, concatenated, packed
+from brayx.recording.columns import Columns, concatenated, packed, rows_at
 from brayx.recording.drawing import Drawer
 from brayx.recording.frames import Encoders
 from brayx.recording.part import Part
@@ -35,7 +38,7 @@ class Packer:
         self._make = folder
         self._folder: Folder | None = None
         self._flush_s = flush_s
-        self._pending: dict[Any, list[tuple[Part, Columns]]] = {}
+        self._pending: dict[Any, list[tuple[list[Part], Columns]]] = {}
         self._since: dict[Any, float] = {}
         self._bytes: dict[Any, int] = {}
         self.lost = 0
@@ -54,20 +57,33 @@ class Packer:
             return {"error": self._encoders.lost}
         return {"error": self._encoders.lost + self._drawer.lost, "slow": self._drawer.slow}
 
-    def add(self, part: Part, columns: Columns, states: bytes = b"") -> None:
-        """Adds consecutive ticks of a session; ``states`` as for `Drawer.drawn`, empty: they are not drawn."""
+    def add(self, parts: Sequence[Part], columns: Columns, states: bytes = b"") -> None:
+        """Adds consecutive ticks of sessions.
+
+        Args:
+            parts: of the sessions.
+            columns: their ticks, in this order.
+            states: as for `Drawer.drawn`; empty: they are not drawn.
+        """
         columns = packed(columns)
         if states and self._drawer is not None:
-            columns.frames = self._drawer.drawn(states, part.ticks)
+            columns.frames = self._drawer.drawn(states, len(columns.number))
         layout = columns.layout
         if columns.frames:
-            columns.frames = self._encoders.encode(layout, part.episode, part.first, columns.frames)
+            columns.frames = self._encoded(layout, parts, columns.frames)
         pending = self._pending.setdefault(layout, [])
         self._since.setdefault(layout, time.monotonic())
         self._bytes[layout] = self._bytes.get(layout, 0) + columns.nbytes
-        pending.append((part, columns))
+        pending.append(([replace(part, left_out={**part.left_out, **columns.left_out}) for part in parts], columns))
         if self._bytes[layout] >= CHUNK_BYTES:
             self._write(layout)
+
+    def _encoded(self, layout: Any, parts: Sequence[Part], images: Sequence[Any]) -> list[Any]:
+        frames: list[Any] = []
+        for part in parts:
+            own = images[len(frames) : len(frames) + part.ticks]
+            frames += self._encoders.encode(layout, part.episode, part.first, own)
+        return frames
 
     def write_due(self) -> None:
         """Writes the chunks that are older than `flush_s`."""
@@ -96,24 +112,26 @@ class Packer:
             self._since[layout] = time.monotonic()
             if sum(self._bytes.values()) <= _PENDING_BYTES:
                 return
-            self.lost += sum(part.ticks for part, _ in parts)
+            self.lost += sum(len(columns.number) for _, columns in parts)
         del self._pending[layout], self._since[layout], self._bytes[layout]
         self._encoders.cut(layout)
 
 
-def _by_episode(parts: list[tuple[Part, Columns]]) -> list[tuple[Part, Columns]]:
+def _by_episode(pending: Sequence[tuple[list[Part], Columns]]) -> list[tuple[Part, Columns]]:
     """Joins the parts of an episode that follow each other, so that the chunk's index stays short."""
-    runs: dict[str, list[list[tuple[Part, Columns]]]] = {}
-    for part, columns in parts:
+    runs: dict[str, list[list[tuple[Part, int]]]] = {}
+    row = 0
+    for part in (part for parts, _ in pending for part in parts):
         own = runs.setdefault(part.episode, [])
         if own and (last := own[-1][-1][0]).first + last.ticks == part.first:
-            own[-1].append((part, columns))
+            own[-1].append((part, row))
         else:
-            own.append([(part, columns)])
-    return [_joined(run) for own in runs.values() for run in own]
-
-
-def _joined(parts: list[tuple[Part, Columns]]) -> tuple[Part, Columns]:
-    if len(parts) == 1:
-        return parts[0]
-    return parts[-1][0].after([part for part, _ in parts[:-1]]), concatenated([columns for _, columns in parts])
+            own.append([(part, row)])
+        row += part.ticks
+    every = concatenated([columns for _, columns in pending])
+    made = []
+    for run in (run for own in runs.values() for run in own):
+        *before, last = [part for part, _ in run]
+        rows = np.concatenate([np.arange(at, at + part.ticks) for part, at in run])
+        made.append((last.after(before) if before else last, rows_at(every, rows)))
+    return made

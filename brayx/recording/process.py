@@ -12,10 +12,13 @@ import pickle
 import signal
 import subprocess
 import sys
-from typing import IO, NamedTuple
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import IO, Any, NamedTuple
 
 from brayx.children import start_module
 from brayx.errors import BrayxError
+from brayx.recording.bodies import Joined
 from brayx.recording.columns import Columns
 from brayx.recording.drawing import Drawing
 from brayx.recording.part import Part
@@ -27,9 +30,26 @@ _NICE = 5
 _DRAW_S = 0.5
 """Time for drawing the ticks of a message: its sender waits, and meanwhile further ticks take up its memory."""
 
-Message = list[tuple[Part, Columns, bytes]]
-"""Ticks of sessions; the bytes are for `Drawer.drawn`, empty: they are not drawn. After each message, even an empty
-one, the process writes what is due."""
+
+class Pack(NamedTuple):
+    """Ticks of sessions.
+
+    Attributes:
+        rows: their parts, as plain rows of `brayx.recording.part.FIELDS`, which pickle quickly.
+        columns: the ticks in the order of the parts, without bodies.
+        input, output: bodies and replies. In one piece, which pickles quickly, and the memory of each is free at once.
+        states: for `Drawer.drawn`; empty: the ticks are not drawn.
+    """
+
+    rows: list[Sequence[Any]]
+    columns: Columns
+    input: Joined
+    output: Joined
+    states: bytes
+
+
+Message = list[Pack]
+"""After each message, even an empty one, the process writes what is due."""
 
 
 class Reply(NamedTuple):
@@ -71,7 +91,7 @@ class WriterProcess:
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        pickle.dump(message, self._process.stdin, protocol=5)
+        pickle.dump([tuple(pack) for pack in message], self._process.stdin, protocol=5)
         self._process.stdin.flush()
         return Reply(*pickle.load(self._process.stdout))
 
@@ -102,14 +122,15 @@ def main(address: str, options: str, requests: IO[bytes], replies: IO[bytes]) ->
     packer = Packer(lambda: Folder(address, max_bytes, fps), flush_s, drawer)
     while True:
         try:
-            message: Message = pickle.load(requests)
+            message = [Pack(*each) for each in pickle.load(requests)]  # as for the reply below
         except (EOFError, pickle.UnpicklingError):  # the sender ended, or was killed while it wrote
             break
         if drawer is not None:
             drawer.left_s = _DRAW_S
-        for part, columns, states in message:
+        for pack in message:
+            columns = replace(pack.columns, input=pack.input.apart(), output=pack.output.apart())
             try:
-                packer.add(part, columns, states)
+                packer.add([Part(*row) for row in pack.rows], columns, pack.states)
             except BrayxError as error:
                 packer.failure = error.message
         packer.write_due()

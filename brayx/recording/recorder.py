@@ -1,7 +1,8 @@
 """Records the sessions of a process without delaying their ticks.
 
-A tick costs one append, and each pack of ticks becomes columns. A thread sends the packs to the writer's process.
-Memory is bounded: ticks that do not fit are lost, and counted in the recording and the metrics. Knows nothing of files.
+A tick costs one append, and the ticks of all sessions of an agent become columns together. A thread sends these to the
+writer's process. Memory is bounded: ticks that do not fit are lost, and counted in the recording and the metrics. Knows
+nothing of files.
 """
 
 from __future__ import annotations
@@ -13,21 +14,20 @@ import pickle
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 
 from brayx.actor.agent import State
-from brayx.gamecore.protocol import game_of
+from brayx.gamecore.protocol import AGENT_MARK, game_of
 from brayx.logs import limited
 from brayx.metrics import Recorder
 from brayx.recording.addresses import files_of
-from brayx.recording.columns import Columns
 from brayx.recording.config import RecordingConfig
 from brayx.recording.drawing import Drawing
 from brayx.recording.frames import check_video
-from brayx.recording.part import Part
-from brayx.recording.process import Message, WriterProcess
-from brayx.recording.session import FRAMES_BYTES, PACK_BYTES, RecordedSession
+from brayx.recording.group import FRAMES_BYTES, PACK_BYTES, TickGroup
+from brayx.recording.process import Message, Pack, WriterProcess
+from brayx.recording.session import RecordedSession
 
 logger = limited(__name__)
 
@@ -41,8 +41,8 @@ _END_S = 30.0
 _GAMES = 1024
 """Newest games whose further sessions are recognised."""
 
-Pack = tuple[Part, Columns, "list[State | None]", int]
-"""Ticks of a session, their states to draw, and their size in memory."""
+_Waiting = tuple[Pack, "list[State | None]", int]
+"""Ticks, their states to draw, and their size in memory."""
 
 
 def recorders_of(
@@ -70,7 +70,7 @@ class SessionRecorder:
         most_bytes: memory limit of waiting ticks; undecided sessions may use half of it.
         most_frame_bytes: memory in use from which on recorded ticks lose their frames, to leave room for others.
         frames: name of the array with the frames; empty: there is none.
-        pack_bytes: size of a session's ticks at which it hands them over early.
+        pack_bytes: size of the ticks of a few sessions at which they are handed over early.
         taken: bytes of all ticks so far, without those that sessions dropped; only the event loop changes it.
         freed: bytes of all ticks sent so far; only the recorder's thread changes it, so neither needs a lock.
 
@@ -99,11 +99,13 @@ class SessionRecorder:
         self.start = start or (lambda: WriterProcess(config.folder, max_bytes, config.flush_s, config.fps, drawing))
         self._counted = 0
         self._games: dict[str, bool] = {}
+        # By agent; weak, since clients choose the names of agents.
+        self._groups: weakref.WeakValueDictionary[str, TickGroup] = weakref.WeakValueDictionary()
         self.most_bytes = round(config.memory_mb * 2**20)
         self.most_frame_bytes = self.most_bytes * 5 // 8
         self.taken = self.freed = 0
         # Bounded by `most_bytes`.
-        self._queue: queue.SimpleQueue[Pack | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -120,7 +122,11 @@ class SessionRecorder:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="brayx-recorder", daemon=True)
             self._thread.start()
-        return RecordedSession(self, session, start, player, why)
+        agent = session.rpartition(AGENT_MARK)[2] if AGENT_MARK in session else ""
+        group = self._groups.get(agent) or TickGroup(self)
+        self._groups[agent] = group
+        group.join()
+        return RecordedSession(self, group, session, start, player, why)
 
     def _is_nth(self, session: str) -> bool:
         """Whether `RecordingConfig.every` chooses a session. Sessions of one game count as one."""
@@ -145,13 +151,16 @@ class SessionRecorder:
                 logger.warning("recordings were not written within %g s: their last ticks may be missing", timeout_s)
             self._thread = None
 
-    def hand_over(self, part: Part, columns: Columns, states: list[State | None], size: int) -> None:
+    def hand_over(self, pack: Pack, states: list[State | None], size: int) -> None:
         """Queues ticks; their memory is freed once they have been sent."""
+        columns = pack.columns
         if self.frames and not columns.frames:
             what = f"no image {self.frames!r}: uint8 [height, width] or [height, width, 3]"
             columns.left_out.setdefault("frames", what)
-            logger.warning("ticks of session %s are recorded without frames: their agents set %s", part.session, what)
-        self._queue.put((replace(part, left_out=columns.left_out), columns, states, size))
+            logger.warning(
+                "ticks of %d sessions are recorded without frames: their agents set %s", len(pack.rows), what
+            )
+        self._queue.put((pack, states, size))
 
     def lose(self, ticks: int, why: str) -> None:
         """Counts lost ticks."""
@@ -179,7 +188,7 @@ class SessionRecorder:
             if self.config.frames and is_crowded:
                 self._drop_frames(packs)
             try:
-                writer.send([(part, columns, self._pickled(states)) for part, columns, states, _ in packs])
+                writer.send([pack._replace(states=self._pickled(states)) for pack, states, _ in packs])
             finally:
                 self.freed += sum(size for *_, size in packs)
         writer.close()
@@ -194,8 +203,8 @@ class SessionRecorder:
             self.lose_frames(sum(state is not None for state in states), "error")
             return b""
 
-    def _waiting(self, most_bytes: int | None) -> list[Pack | None]:
-        found: list[Pack | None] = []
+    def _waiting(self, most_bytes: int | None) -> list[_Waiting | None]:
+        found: list[_Waiting | None] = []
         size = 0
         with contextlib.suppress(queue.Empty):
             while len(found) < _MAX_GATHERED and (most_bytes is None or size < most_bytes):
@@ -203,11 +212,11 @@ class SessionRecorder:
                 size += 0 if item is None else item[-1]
         return found
 
-    def _drop_frames(self, packs: Sequence[Pack]) -> None:
+    def _drop_frames(self, packs: Sequence[_Waiting]) -> None:
         """Takes the frames from waiting ticks: while they are encoded, further ticks would find no room."""
-        for _, columns, states, _ in packs:
-            self.lose_frames(sum(each is not None for each in (*columns.frames, *states)), "memory")
-            columns.frames = ()
+        for pack, states, _ in packs:
+            self.lose_frames(sum(each is not None for each in (*pack.columns.frames, *states)), "memory")
+            pack.columns.frames = ()
             states.clear()
 
 
@@ -221,27 +230,27 @@ class _Writer:
         self._lost = 0
         self._frames_lost: dict[str, int] = {}
 
-    def send(self, parts: Message) -> None:
+    def send(self, packs: Message) -> None:
         """Sends ticks, and counts those that were lost."""
-        ticks = sum(part.ticks for part, *_ in parts)
+        ticks = sum(len(pack.columns.number) for pack in packs)
         try:
             if self._process is None:
-                if not parts:
+                if not packs:
                     return
                 if time.monotonic() < self._down_until:
                     self._of.lose(ticks, "writer")
                     return
                 self._process, self._lost, self._frames_lost = self._of.start(), 0, {}
-            reply = self._process.send(parts)
+            reply = self._process.send(packs)
         except (OSError, EOFError) as error:
             logger.warning("the writer of recordings has died, its last ticks are lost: %r", error)
-            if parts:
+            if packs:
                 self._of.lose(ticks, "writer")
             self.close()
             self._down_until = time.monotonic() + _AGAIN_S
             return
         except Exception:  # agents may set anything; one bad pack must not end the thread
-            logger.exception("ticks of %d sessions cannot be recorded", len(parts))
+            logger.exception("%d ticks cannot be recorded", ticks)
             self._of.lose(ticks, "error")
             return
         if reply.lost > self._lost:

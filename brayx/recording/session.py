@@ -1,38 +1,29 @@
-"""One session that is recorded: its ticks until they are handed over. Knows nothing of threads, processes or files."""
+"""One session that is recorded: its ticks until its group takes them. Knows nothing of threads, processes or files."""
 
 from __future__ import annotations
 
 import time
 import uuid
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import brayx.clock as clock
-from brayx.actor.agent import STATE_OWN, State
+from brayx.actor.agent import State
 from brayx.actor.logs import SessionLog
-from brayx.logs import limited
-from brayx.recording.columns import ERROR, Forwarded, Tick, columns_of
+from brayx.recording.columns import Forwarded
 from brayx.recording.gather import value_at, without_image
-from brayx.recording.part import Part
 from brayx.types import Forward
 
 if TYPE_CHECKING:
+    from brayx.recording.group import TickGroup
     from brayx.recording.recorder import SessionRecorder
 
-logger = limited(__name__)
-
-PACK = 64
-"""Ticks that a session hands over at once."""
-PACK_BYTES = 2**18
-"""Size of a session's ticks at which it hands them over early."""
-FRAMES_BYTES = 2**21
-"""As `PACK_BYTES`, with frames, which are large."""
 _ATTRIBUTES_BYTES = 512
 """Estimated size of what agents set on a tick."""
 
-_Kept = tuple[State, bytes, bytes, float, float, float, str, "tuple[Forwarded, ...]", int]
+Kept = tuple[State, bytes, bytes, float, float, float, str, "tuple[Forwarded, ...]", int]
 """A tick in memory: state, body, reply, arrival, begin, end, event, forwards, size. A plain tuple: each tick creates
 one."""
 
@@ -42,26 +33,34 @@ class RecordedSession(SessionLog):
 
     Args:
         of: the recorder.
+        group: hands its ticks over.
         session, start, player: as in `brayx.recording.part.Part`.
         why: why the session is recorded; empty: undecided.
+
+    Attributes:
+        is_waiting: whether the group is going to ask for its ticks; only the group changes it.
     """
 
     __slots__ = (
-        "_began", "_began_at", "_bytes", "_episode", "_event", "_forwards", "_limit", "_lost", "_of", "_player",
-        "_reported", "_sent", "_session", "_start", "_stop", "_ticks", "is_taking", "why",
+        "_began", "_began_at", "_bytes", "_episode", "_event", "_forwards", "_group", "_limit", "_lost", "_of",
+        "_player", "_reported", "_sent", "_session", "_start", "_stop", "_ticks", "is_taking", "is_waiting", "why",
     )  # fmt: skip
 
-    def __init__(self, of: SessionRecorder, session: str, start: bytes, player: str, why: str) -> None:
+    def __init__(
+        self, of: SessionRecorder, group: TickGroup, session: str, start: bytes, player: str, why: str
+    ) -> None:
         self.why = why
+        self.is_waiting = False
+        self._group = group
         self.is_taking = bool(why) or of.config.before > 0
         self._of = of
         self._session = session
-        self._start = start
+        self._start = start.decode(errors="surrogateescape")
         self._player = player
         self._episode = uuid.uuid4().hex
         self._began = clock.now()
         self._began_at = time.time()
-        self._ticks: deque[_Kept] = deque()
+        self._ticks: deque[Kept] = deque()
         self._bytes = 0
         self._limit = of.most_bytes if why else of.most_bytes // 2
         self._sent = 0
@@ -86,8 +85,8 @@ class RecordedSession(SessionLog):
         if not self.why:
             if len(ticks) > (of.config.before or 1):  # a failed tick comes also if none is kept
                 self._drop()
-        elif len(ticks) > PACK or self._bytes > of.pack_bytes or now - ticks[0][5] > of.config.flush_s:
-            self._hand_over(len(ticks) - 1)
+        else:
+            self._group.add(self, size, now)
 
     def _with_room(self, state: State, size: int) -> tuple[State, int]:
         """A state and its size with its frame; without it if other frames leave no room."""
@@ -153,64 +152,58 @@ class RecordedSession(SessionLog):
         """Ends the session; an undecided one is dropped."""
         if reason == "error" and self._of.config.errors:
             self.keep("error")
+        self._group.leave()
         if self.why:
-            self._hand_over(len(self._ticks), reason, result)
+            self._group.hand_over_last(self, reason, result)
             self._of.metrics.add("recordings", 1.0, label=self.why)
         else:
             self._of.taken -= self._bytes
         self._ticks.clear()
 
-    def _hand_over(self, count: int, end: str = "", result: float | None = None) -> None:
-        """Hands over the oldest ticks. `tick` keeps at least one, so that the last pack has the session's end."""
-        kept = [self._ticks.popleft() for _ in range(count)]
-        if not kept:
-            return
-        size = sum(tick[-1] for tick in kept)
-        self._bytes -= size
-        since = self._began
-        ticks = [
-            Tick(
-                state.tick,
-                began - since,
-                ended - began,
-                body,
-                reply,
-                vars(state),
-                event,
-                b"",
-                began - arrived,
-                forwards,
-            )
-            for state, body, reply, arrived, began, ended, event, forwards, _ in kept
-        ]
-        if end:
-            ticks[-1] = ticks[-1]._replace(stop=self._stop)
-        part = Part(
+    def take(self, *, last: bool = False) -> list[Kept]:
+        """Removes and returns its ticks. Without ``last`` it keeps the newest: that may still get events, and the last
+        one gets the session's end."""
+        ticks = self._ticks
+        if last:
+            taken, self._bytes = list(ticks), 0
+            ticks.clear()
+        else:
+            taken = [ticks.popleft() for _ in range(len(ticks) - 1)]
+            self._bytes = ticks[0][-1] if ticks else 0
+        return taken
+
+    def part(self, ticks: list[Kept], end: str = "", result: float | None = None) -> tuple[Any, ...]:
+        """The part for ticks that were taken, at least one, as a row of `brayx.recording.part.FIELDS`; ``end``: they
+        are the last ones."""
+        lost, first = self._lost, self._sent
+        if lost:
+            self._of.lose(lost, "memory")
+        self._sent, self._lost = first + len(ticks), 0
+        return (
             self._episode,
             self._session,
             self._began_at,
-            self._sent,
+            first,
             len(ticks),
-            self._start.decode(errors="surrogateescape"),
+            self._start,
             self.why,
             self._player,
             end,
             result,
-            sum(bool(tick.event) for tick in ticks),
-            self._lost,
-            reported=self._reported,
+            sum([tick[6] != "" for tick in ticks]),
+            lost,
+            {},
+            0,
+            self._reported,
+            0,
         )
-        if self._lost:
-            self._of.lose(self._lost, "memory")
-        self._sent, self._lost = self._sent + len(ticks), 0
-        try:
-            columns = columns_of(ticks, without=STATE_OWN, frames=self._of.frames)
-        except Exception:  # agents may set anything; one bad pack must not end the session
-            logger.exception("ticks of session %s cannot be recorded", self._session)
-            self._of.lose(len(ticks), "error")
-            self._of.taken -= size
-            return
-        states = []
-        if self._of.drawing is not None:  # a failed tick's state may be incomplete
-            states = [None if ERROR in tick[6] else tick[0] for tick in kept]
-        self._of.hand_over(part, columns, states, size)
+
+    @property
+    def began(self) -> float:
+        """When the session started, by `brayx.clock`."""
+        return self._began
+
+    @property
+    def stop_body(self) -> bytes:
+        """Body of the session's stop."""
+        return self._stop

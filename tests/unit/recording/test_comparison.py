@@ -21,8 +21,8 @@ from brayx.recording import Comparison, NotCompared, Version, compare, compariso
 from brayx.recording import open as open_recordings
 from brayx.recording.config import RecordingConfig
 from brayx.recording.differences import Acted, differences
+from brayx.recording.group import PACK
 from brayx.recording.recorder import SessionRecorder
-from brayx.recording.session import PACK
 from brayx.types import Step
 
 N = 60

@@ -145,7 +145,7 @@ def test_two_writers_at_once_keep_all_sessions(tmp_path: Path) -> None:
 def test_sessions_of_games_with_other_shapes_share_a_folder(tmp_path: Path) -> None:
     packer = Packer(lambda: Folder(str(tmp_path), 10**9), flush_s=60.0)
     for name, shape in (("a", (3,)), ("b", (2, 2))):
-        packer.add(Part(name, name, 0.0, 0, 2, end="stop"), ticks(2, obs=np.ones(shape, np.float32)))
+        packer.add([Part(name, name, 0.0, 0, 2, end="stop")], ticks(2, obs=np.ones(shape, np.float32)))
     packer.close()
     assert {each.session: each["obs"].shape for each in open_recordings(str(tmp_path))} == {"a": (2, 3), "b": (2, 2, 2)}
 
@@ -168,7 +168,7 @@ def test_a_full_disk_loses_nothing_that_fits_later(small_disk: Path) -> None:
 
     def add(name: str) -> None:
         columns = columns_of([Tick(0, 0.0, 0.0, rng.randbytes(50_000), b"", {})])
-        packer.add(Part(name, name, 0.0, 0, 1, end="stop"), columns)
+        packer.add([Part(name, name, 0.0, 0, 1, end="stop")], columns)
         packer.write_due()
 
     for name in "abcd":

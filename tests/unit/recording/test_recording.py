@@ -22,10 +22,10 @@ from brayx.recording import open as open_recordings
 from brayx.recording.chunks import write_chunk
 from brayx.recording.columns import Forwarded, Tick, columns_of, packed
 from brayx.recording.config import RecordingConfig
+from brayx.recording.group import PACK
 from brayx.recording.packer import CHUNK_BYTES, Packer
 from brayx.recording.part import Part
 from brayx.recording.recorder import SessionRecorder
-from brayx.recording.session import PACK
 from brayx.recording.writer import Folder
 from brayx.types import Step
 from tests.waiting import until
@@ -284,21 +284,21 @@ def test_a_folder_that_is_gone_is_made_again_and_a_broken_one_loses_only_what_do
     target = tmp_path / "recordings"
     packer = Packer(lambda: Folder(str(target), 10**9), flush_s=0.0)
     columns = columns_of([Tick(0, 0.0, 0.0, b"", b"", {})])
-    packer.add(Part("a", "a", 0.0, 0, 1), columns)
+    packer.add([Part("a", "a", 0.0, 0, 1)], columns)
     packer.write_due()
     for file in target.iterdir():
         file.unlink()
     target.rmdir()
     target.write_text("a file in its place")
-    packer.add(Part("b", "b", 0.0, 0, 1), columns)
+    packer.add([Part("b", "b", 0.0, 0, 1)], columns)
     packer.write_due()
     assert packer.failure
     assert packer.lost == 0
     large = columns_of([Tick(0, 0.0, 0.0, bytes(5 * CHUNK_BYTES), b"", {})])
-    packer.add(Part("c", "c", 0.0, 0, 1), large)
+    packer.add([Part("c", "c", 0.0, 0, 1)], large)
     assert packer.lost == 2
     target.unlink()
-    packer.add(Part("d", "d", 0.0, 0, 1), columns)
+    packer.add([Part("d", "d", 0.0, 0, 1)], columns)
     packer.close()
     assert packer.failure == ""
     assert [each.session for each in open_recordings(str(target))] == ["d"]
@@ -308,7 +308,7 @@ def test_ticks_of_a_session_that_changes_its_columns_stay_in_order(tmp_path: Pat
     packer = Packer(lambda: Folder(str(tmp_path), 10**9), flush_s=60.0)
     for first, attributes in ((0, {"x": 1.0}), (2, {"y": 1}), (4, {"x": 2.0})):
         ticks = [Tick(first + each, 0.0, 0.0, b"%d" % (first + each), b"", attributes) for each in range(2)]
-        packer.add(Part("e", "s", 0.0, first, 2, end="stop" if first == 4 else ""), columns_of(ticks))
+        packer.add([Part("e", "s", 0.0, first, 2, end="stop" if first == 4 else "")], columns_of(ticks))
     packer.close()
     (episode,) = open_recordings(str(tmp_path))
     assert episode.read().number.tolist() == list(range(6))

@@ -21,9 +21,9 @@ from brayx.metrics import Recorder
 from brayx.recording import open as open_recordings
 from brayx.recording.columns import Forwarded, Tick, columns_of
 from brayx.recording.config import RecordingConfig
+from brayx.recording.group import PACK
 from brayx.recording.reader import Episode
 from brayx.recording.recorder import SessionRecorder
-from brayx.recording.session import PACK
 from brayx.types import Forward, Step
 
 SLOW_S = 0.02
