@@ -6,15 +6,11 @@ Knows nothing of what is sent over the pipes.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 PIPE_BYTES = 2**20
 """Size of the pipe to the child where the system lets it be set: with the usual 64 kB each large message waits for the
@@ -41,7 +37,7 @@ def start_module(module: str, *words: str, files: Sequence[int] = (), **variable
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **variables},
     )
     assert child.stdin is not None
-    if fcntl is not None and hasattr(fcntl, "F_SETPIPE_SZ"):
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
         with contextlib.suppress(OSError):  # the user's limit of memory in pipes
             fcntl.fcntl(child.stdin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     return child
