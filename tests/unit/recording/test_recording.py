@@ -272,7 +272,7 @@ def test_the_oldest_chunks_go_first_and_two_writers_share_a_folder(tmp_path: Pat
 def test_ticks_are_written_once_although_the_oldest_file_cannot_be_deleted(tmp_path: Path, caplog: Any) -> None:
     (tmp_path / "00000000T000000-a-folder.parquet").mkdir()
     packer = Packer(lambda: Folder(str(tmp_path), 0), flush_s=0.0)
-    packer.add(Part("a", "a", 0.0, 0, 1), columns_of([Tick(0, 0.0, 0.0, b"", b"", {})]))
+    packer.add([Part("a", "a", 0.0, 0, 1)], columns_of([Tick(0, 0.0, 0.0, b"", b"", {})]))
     packer.write_due()
     assert packer.failure == ""
     assert "are not deleted: ValueError" in caplog.text
