@@ -6,9 +6,15 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 SHOWN_MS = 60_000
+
+
+def overflow(page: Page) -> int:
+    """Pixels by which a page is wider than its window."""
+    found: int = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    return found
 
 
 @pytest.fixture(scope="module")

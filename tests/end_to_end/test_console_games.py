@@ -19,7 +19,7 @@ from deployments.job import JobConfig
 from pipelines.console_games import HumanGame
 from pipelines.serving import Serving
 from pipelines.shipped import TEMPLATES
-from tests.end_to_end.conftest import SHOWN_MS
+from tests.end_to_end.conftest import SHOWN_MS, overflow
 from tests.end_to_end.console_jobs import WAIT_S, Console
 from tests.waiting import until
 
@@ -134,8 +134,7 @@ def test_a_human_plays_in_the_page_by_keyboard_and_touch(served: tuple[Serving, 
         page.get_by_role("button", name="New game").click()
         expect(page.get_by_text("Your move.")).to_be_visible()
         expect(page.get_by_text("You play yellow. Your opponent is version 1.")).to_be_visible()
-        wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert wider == 0
+        assert overflow(page) == 0
         assert stones(page) <= 1
         page.keyboard.press("4")
         until(lambda: stones(page) >= 2, "the agent has answered", WAIT_S)

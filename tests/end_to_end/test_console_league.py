@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.end_to_end.conftest import SHOWN_MS
+from tests.end_to_end.conftest import SHOWN_MS, overflow
 from tests.end_to_end.console_jobs import WAIT_S, Console
 from tests.end_to_end.jobs import Command, brayx, setting, without_ray
 from tests.league_games import Players
@@ -87,8 +87,7 @@ def test_the_league_page_shows_what_the_api_gives(league: Console, browser: Brow
         assert {each["name"]: each["data"] for each in ratings} == {
             player: [[step, points] for step, points in curve] for player, curve in found["curves"].items()
         }
-        wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert wider == 0
+        assert overflow(page) == 0
 
 
 def _table(page: Page) -> list[list[str]]:

@@ -18,7 +18,7 @@ from brayx.errors import BrayxError
 from brayx.gamecore.auth import Keys, new_key
 from deployments.job import RenderConfig
 from pipelines.serving import Serving
-from tests.end_to_end.conftest import SHOWN_MS
+from tests.end_to_end.conftest import SHOWN_MS, overflow
 from tests.end_to_end.console_jobs import PROJECT, WAIT_S, Console, Job, playing, write_code
 from tests.end_to_end.jobs import brayx as command
 from tests.waiting import until
@@ -208,9 +208,11 @@ def test_a_render_draws_a_session_that_is_followed(
         page.goto(f"{console.url}/session?id=drawn")
         expect(page.get_by_text("Waiting for its next tick …")).to_be_visible()
         until(lambda: console.get("/api/sessions")[0]["followed"], "it is followed", WAIT_S)
+        page.set_viewport_size({"width": 390, "height": 844})
         for x in (1.0, 2.0):
             tick(x)
             until(lambda x=x: grey(page) == 10 * x, "its frame is shown", WAIT_S)
+        assert overflow(page) == 0
         page.goto("about:blank")
         until(lambda: not drawers(), "it ends when nobody watches", WAIT_S)
 
@@ -252,6 +254,8 @@ def test_a_recording_is_compared_with_another_version(served: tuple[Job, Serving
     expect(page.get_by_text(re.compile("another action; KL 0.46"))).to_be_visible()
     page.keyboard.press("End")
     expect(page.get_by_text("watched 3: action 1, value 9")).to_be_visible()
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert overflow(page) == 0
     expect(page.get_by_text(re.compile(r"▸ +1 100\.0%"))).to_be_visible()
 
 
@@ -277,8 +281,7 @@ def test_pages_fit_the_screen_in_light_and_dark(
     for name in PAGES:
         page.goto(f"{console.url}/{name}")
         expect(page.get_by_text("Loading …")).to_have_count(0)
-        wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert wider == 0, f"{name or 'overview'} is wider than {width} pixels"
+        assert overflow(page) == 0, f"{name or 'overview'} is wider than {width} pixels"
         assert page.evaluate("document.body.classList.contains('body--dark')") == (scheme == "dark")
     page.get_by_role("button", name="light or dark").click()
     expect(page.locator("body")).to_have_class(re.compile("body--light" if scheme == "dark" else "body--dark"))

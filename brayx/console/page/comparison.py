@@ -56,6 +56,7 @@ class Compare:
             self._reference = ui.select({"": _RECORDED}, value="", label="with").classes("w-56").props("dense outlined")
             self._button = ui.button("Compare", on_click=self._press).props("outline")
             self._button.on("keydown", js_handler=_OWN_SPACE)
+        self._none.set_visibility(False)
         self._choice.set_visibility(False)
         self._state = ui.label().classes(MUTED).props('role="status"')
         self._progress = ui.linear_progress(show_value=False, size="8px").props(

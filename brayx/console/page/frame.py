@@ -103,9 +103,8 @@ class Panel(Generic[T]):
             )
             self._failure.props('role="alert"').set_visibility(False)
             self._content = ui.column().classes("w-full items-stretch gap-4")
-            with self._content, ui.row().classes("items-center"):
-                ui.spinner(size="sm")
-                ui.label("Loading …").classes(MUTED)
+            with self._content:
+                loading()
         self.timer = ui.timer(every_s or 1.0, self.refresh, once=not every_s)
         if every_s:
             ui.timer(0.0, self.refresh, once=True)
@@ -160,6 +159,14 @@ async def confirmed(question: str, verb: str) -> bool:
 def empty(text: str) -> ui.label:
     """The text of a part that has nothing to show."""
     return ui.label(text).classes(f"{MUTED} py-6 text-center w-full")
+
+
+def loading() -> ui.row:
+    """The text of a part that is loading; clear it afterwards."""
+    with ui.row().classes("items-center") as made:
+        ui.spinner(size="sm")
+        ui.label("Loading …").classes(MUTED)
+    return made
 
 
 def heading(text: str) -> ui.label:

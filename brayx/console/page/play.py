@@ -10,7 +10,7 @@ from nicegui.events import KeyEventArguments
 
 from brayx.console.documents import Board, BoardMove, Cell, Done, Game, Opponents
 from brayx.console.page.caller import Caller, Connect
-from brayx.console.page.frame import MUTED, empty, frame, heading, number, sentence, since
+from brayx.console.page.frame import MUTED, empty, frame, heading, loading, number, sentence, since
 from brayx.errors import BrayxError
 
 _ENDS = {"win": "You win.", "loss": "You lose.", "draw": "A draw."}
@@ -39,7 +39,7 @@ class _Play:
         heading("Play against a version")
         self._none = empty("")
         self._none.set_visibility(False)
-        self._loading = ui.spinner(size="md")
+        self._loading = loading()
         with ui.column().classes("w-full items-stretch gap-3") as self._body:
             with ui.row().classes("w-full items-center gap-2"):
                 self._opponent = ui.select({"": "as served"}, value="", label="opponent").classes("w-56")
@@ -62,7 +62,7 @@ class _Play:
             found: Opponents = await self._caller.get(Opponents, "/api/opponents")
         except BrayxError as error:
             found = Opponents(why_not=sentence(error.message))
-        self._loading.set_visibility(False)
+        self._loading.clear()
         self._none.set_text(found.why_not)
         self._none.set_visibility(bool(found.why_not))
         self._body.set_visibility(not found.why_not)

@@ -12,7 +12,7 @@ from brayx.console.documents import RecordedCurves, RecordedTicks, Recording, Re
 from brayx.console.page.caller import Caller, Connect
 from brayx.console.page.charts import lines, put_lines
 from brayx.console.page.comparison import Compare
-from brayx.console.page.frame import MUTED, Panel, empty, frame, heading, number, put_rows, sentence, table
+from brayx.console.page.frame import MUTED, Panel, empty, frame, heading, loading, number, put_rows, sentence, table
 from brayx.console.page.tick import TickView
 from brayx.errors import BrayxError
 
@@ -54,7 +54,8 @@ def _recordings(first: Recordings) -> Callable[[Recordings], None]:
     def update(found: Recordings) -> None:
         none.set_visibility(not found.recordings)
         rows.set_visibility(bool(found.recordings))
-        broken = f"; {len(found.unreadable)} files cannot be read" if found.unreadable else ""
+        why = next(iter(found.unreadable.values()), "")
+        broken = f"; {len(found.unreadable)} files cannot be read: {why}" if why else ""
         about.set_text(f"{number(found.total)} in {found.folder}{broken}" if found.folder else "")
         shown = [
             {
@@ -88,7 +89,7 @@ class _Recorded:
         self._at, self._shown, self._last = 0, -1, 0
         self._failure = ui.label().props('role="alert"').classes("text-orange-800 dark:text-orange-300")
         self._failure.set_visibility(False)
-        self._loading = ui.spinner(size="md")
+        self._loading = loading()
         self._body = ui.column().classes("w-full items-stretch gap-3")
         with self._body:
             self._title = ui.label().classes("text-xl font-bold break-all")
@@ -167,12 +168,12 @@ class _Recorded:
             f"{_clock(recording.began_s)}, {number(recording.ticks)} ticks{lost}, "
             f"end: {recording.end or 'still running'}{result}{player}"
         )
-        self._loading.set_visibility(False)
+        self._loading.clear()
         self._body.set_visibility(True)
 
     def _fail(self, error: BrayxError) -> None:
         self._player.deactivate()
-        self._loading.set_visibility(False)
+        self._loading.clear()
         self._failure.set_text(sentence(error.message))
         self._failure.set_visibility(True)
 

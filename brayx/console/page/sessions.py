@@ -25,7 +25,7 @@ from brayx.console.page.frame import (
     table,
 )
 from brayx.console.page.tick import TickView
-from brayx.errors import BrayxError
+from brayx.errors import BrayxError, DeadlineExceeded, TransportError
 
 _TICKS_EVERY_S = 0.2
 _CURVES_EVERY_S = 0.5
@@ -100,6 +100,9 @@ class _Followed:
     async def _look(self) -> None:
         try:
             found = await self._caller.get(Ticks, "/api/sessions/ticks", session=self._session, after=self._after)
+        except (TransportError, DeadlineExceeded) as error:  # asks on: it may answer again
+            self._state.set_text(f"{sentence(error.message)} Below is its last answer.")
+            return
         except BrayxError as error:
             self._over(sentence(error.message))
             return
