@@ -7,6 +7,7 @@ Knows nothing of threads, processes or files.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -47,10 +48,10 @@ class TickGroup:
     def __init__(self, of: SessionRecorder) -> None:
         self._of = of
         self._sessions = 0
-        self._waiting: list[RecordedSession] = []
-        self._ticks = self._bytes = 0
-        self._since = 0.0
+        self._waiting: list[RecordedSession] = []  # one entry for each tick
         self._most_ticks, self._most_bytes = PACK, of.pack_bytes
+        self._most_taken = of.taken + of.pack_bytes
+        self._until = -math.inf  # the first tick starts the clock
 
     def join(self) -> None:
         """Counts a session that was opened."""
@@ -65,40 +66,23 @@ class TickGroup:
         scale = max(1.0, self._sessions / _MANY)
         self._most_ticks, self._most_bytes = round(PACK * scale), round(self._of.pack_bytes * scale)
 
-    def add(self, session: RecordedSession, size: int, now: float) -> None:
+    def add(self, session: RecordedSession, now: float) -> None:
         """Counts a tick that a session keeps from ``now`` on; hands over what waits if it is enough."""
-        if not session.is_waiting:
-            session.is_waiting = True
-            self._waiting.append(session)
-        if not self._ticks:
-            self._since = now
-        self._ticks += 1
-        self._bytes += size
-        if (
-            self._ticks > self._most_ticks
-            or self._bytes > self._most_bytes
-            or now - self._since > self._of.config.flush_s
-        ):
+        waiting = self._waiting
+        waiting.append(session)
+        if len(waiting) > self._most_ticks or self._of.taken > self._most_taken or now > self._until:
             self._hand_over_waiting()
+            self._most_taken, self._until = self._of.taken + self._most_bytes, now + self._of.config.flush_s
 
     def hand_over_last(self, session: RecordedSession, end: str, result: float | None) -> None:
         """Hands over the ticks of a session that has ended."""
-        if session.is_waiting:
-            self._waiting.remove(session)
-            session.is_waiting = False
+        self._waiting = [each for each in self._waiting if each is not session]
         if ticks := session.take(last=True):
-            self._ticks = max(0, self._ticks - len(ticks))
-            self._bytes = max(0, self._bytes - sum(tick[-1] for tick in ticks))
             self._hand_over([(session, ticks, session.part(ticks, end, result), end)])
 
     def _hand_over_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        self._ticks = self._bytes = 0
-        taken = []
-        for session in waiting:
-            session.is_waiting = False
-            if ticks := session.take():
-                taken.append((session, ticks, session.part(ticks), ""))
+        waiting, self._waiting = dict.fromkeys(self._waiting), []
+        taken = [(session, ticks, session.part(ticks), "") for session in waiting if (ticks := session.take())]
         if taken:
             self._hand_over(taken)
 

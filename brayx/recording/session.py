@@ -38,19 +38,19 @@ class RecordedSession(SessionLog):
         why: why the session is recorded; empty: undecided.
 
     Attributes:
-        is_waiting: whether the group is going to ask for its ticks; only the group changes it.
+        began: when it started, by `brayx.clock`.
+        stop_body: body of its stop.
     """
 
     __slots__ = (
-        "_began", "_began_at", "_bytes", "_episode", "_event", "_forwards", "_group", "_limit", "_lost", "_of",
-        "_player", "_reported", "_sent", "_session", "_start", "_stop", "_ticks", "is_taking", "is_waiting", "why",
+        "_began_at", "_episode", "_event", "_forwards", "_group", "_limit", "_lost", "_of", "_player", "_reported",
+        "_sent", "_session", "_start", "_ticks", "began", "is_taking", "stop_body", "why",
     )  # fmt: skip
 
     def __init__(
         self, of: SessionRecorder, group: TickGroup, session: str, start: bytes, player: str, why: str
     ) -> None:
         self.why = why
-        self.is_waiting = False
         self._group = group
         self.is_taking = bool(why) or of.config.before > 0
         self._of = of
@@ -58,17 +58,16 @@ class RecordedSession(SessionLog):
         self._start = start.decode(errors="surrogateescape")
         self._player = player
         self._episode = uuid.uuid4().hex
-        self._began = clock.now()
+        self.began = clock.now()
         self._began_at = time.time()
         self._ticks: deque[Kept] = deque()
-        self._bytes = 0
         self._limit = of.most_bytes if why else of.most_bytes // 2
         self._sent = 0
         self._lost = 0
         self._event = ""
         self._forwards: tuple[Forwarded, ...] = ()
         self._reported = ""
-        self._stop = b""
+        self.stop_body = b""
 
     def tick(self, state: State, body: bytes, reply: bytes, began: float, arrived: float) -> None:
         """See `brayx.actor.logs.SessionLog.tick`."""
@@ -79,14 +78,12 @@ class RecordedSession(SessionLog):
         if of.taken - of.freed + size > self._limit and not self._make_room(size):
             return
         of.taken += size
-        self._bytes += size
         ticks.append((state, body, reply, arrived, began or now, now, self._event, self._forwards, size))
         self._event, self._forwards = "", ()
-        if not self.why:
-            if len(ticks) > (of.config.before or 1):  # a failed tick comes also if none is kept
-                self._drop()
-        else:
-            self._group.add(self, size, now)
+        if self.why:
+            self._group.add(self, now)
+        elif len(ticks) > (of.config.before or 1):  # a failed tick comes also if none is kept
+            self._drop()
 
     def _with_room(self, state: State, size: int) -> tuple[State, int]:
         """A state and its size with its frame; without it if other frames leave no room."""
@@ -111,9 +108,7 @@ class RecordedSession(SessionLog):
         return True
 
     def _drop(self) -> None:
-        size = self._ticks.popleft()[-1]
-        self._bytes -= size
-        self._of.taken -= size
+        self._of.taken -= self._ticks.popleft()[-1]
 
     def forward(self, model: str, found: Forward, seconds: float) -> None:
         """See `brayx.actor.logs.SessionLog.forward`."""
@@ -137,8 +132,7 @@ class RecordedSession(SessionLog):
         *tick, size = self._ticks[-1]
         self._ticks[-1] = (*tick, size + len(body))  # type: ignore[assignment]
         self._of.taken += len(body)
-        self._bytes += len(body)
-        self._stop = body
+        self.stop_body = body
 
     def keep(self, why: str) -> None:
         """Decides to record the session, with its ticks that are still in memory."""
@@ -157,20 +151,13 @@ class RecordedSession(SessionLog):
             self._group.hand_over_last(self, reason, result)
             self._of.metrics.add("recordings", 1.0, label=self.why)
         else:
-            self._of.taken -= self._bytes
+            self._of.taken -= sum(tick[-1] for tick in self._ticks)
         self._ticks.clear()
 
     def take(self, *, last: bool = False) -> list[Kept]:
         """Removes and returns its ticks. Without ``last`` it keeps the newest: that may still get events, and the last
         one gets the session's end."""
-        ticks = self._ticks
-        if last:
-            taken, self._bytes = list(ticks), 0
-            ticks.clear()
-        else:
-            taken = [ticks.popleft() for _ in range(len(ticks) - 1)]
-            self._bytes = ticks[0][-1] if ticks else 0
-        return taken
+        return [self._ticks.popleft() for _ in range(len(self._ticks) - (not last))]
 
     def part(self, ticks: list[Kept], end: str = "", result: float | None = None) -> tuple[Any, ...]:
         """The part for ticks that were taken, at least one, as a row of `brayx.recording.part.FIELDS`; ``end``: they
@@ -197,13 +184,3 @@ class RecordedSession(SessionLog):
             self._reported,
             0,
         )
-
-    @property
-    def began(self) -> float:
-        """When the session started, by `brayx.clock`."""
-        return self._began
-
-    @property
-    def stop_body(self) -> bytes:
-        """Body of the session's stop."""
-        return self._stop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from brayx.recording.part import FIELDS, Part
 from brayx.recording.reader import Episode
 from brayx.recording.recorder import SessionRecorder
 from brayx.recording.session import RecordedSession
+from tests.waiting import until
 
 
 class Sessions:
@@ -55,10 +57,10 @@ def check(episode: Episode, ticks: int) -> None:
     assert episode.lost == 0
 
 
-@pytest.mark.parametrize("count", [1, 3, 40])
-def test_sessions_that_play_in_turn_come_back_each_by_itself(tmp_path: Path, count: int) -> None:
-    of, ticks = Sessions(tmp_path), 2 * PACK // count + 30
-    names = [f"game-{chr(65 + at)}" for at in range(count)]
+@pytest.mark.parametrize("sessions", [1, 3, 40])
+def test_sessions_that_play_in_turn_come_back_each_by_itself(tmp_path: Path, sessions: int) -> None:
+    of, ticks = Sessions(tmp_path), 2 * PACK // sessions + 30
+    names = [f"game-{chr(65 + at)}" for at in range(sessions)]
     of.open(*names)
     for number in range(ticks):
         for name in names:
@@ -134,6 +136,16 @@ def test_a_session_that_stands_still_is_written_with_the_others(tmp_path: Path) 
     of.recorder.close(60.0)
     found = {episode.session: episode for episode in open_recordings(str(tmp_path))}
     assert found["a"].read().number.tolist() == [0, 1], "the newest tick waits: it may be the last"
+
+
+def test_the_ticks_of_a_slow_session_are_written_while_it_plays(tmp_path: Path) -> None:
+    of = Sessions(tmp_path, flush_s=0.05)
+    of.open("a")
+    for number in range(3):
+        of.tick("a", number)
+        time.sleep(0.1)
+    until(lambda: [len(episode) for episode in open_recordings(str(tmp_path))] == [2])
+    of.recorder.close(60.0)
 
 
 def test_agents_have_groups_of_their_own_and_these_end_with_their_sessions(tmp_path: Path) -> None:
