@@ -21,7 +21,7 @@ from brayx.recording.bodies import Bodies
 from brayx.recording.columns import Columns, concatenated
 from brayx.recording.frames import MAX_SIDE, sizes_of
 from brayx.recording.gather import OWN
-from brayx.recording.part import FIELDS, Part, check_rows, rows_of
+from brayx.recording.part import DEFAULTS, Part, check_parts, columns_of_parts
 
 ROWS = 8192
 """Maximum ticks in a row group, the smallest unit that is read."""
@@ -29,7 +29,7 @@ _APART = 1024
 """Minimum ticks of a chunk in which each number of a body has a column: that compresses better, but costs 250 bytes."""
 _GROUP_BYTES = 2**22
 """Maximum size of a row group's ticks in memory: a large group makes reading one tick slow."""
-_FORMAT = 1
+_FORMAT = 2
 _KEY = "brayx.recording"
 _LEVEL, _NUMBERS_LEVEL = 3, 12
 """Levels of zstd, the second for few numbers: from 11 on it compresses their exponents apart from their mantissas."""
@@ -102,7 +102,7 @@ def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]], fps: int =
     about: dict[str, Any] = {
         "format": _FORMAT,
         "columns": {name: dataclasses.asdict(each) for name, each in stored.items()},
-        "parts": [dict(zip(FIELDS, row, strict=True)) for row in rows_of(index)],
+        "parts": columns_of_parts(index),
     }
     if sizes := sizes_of(columns.frames):
         about["video"] = {"fps": fps, "sizes": sizes}
@@ -134,7 +134,7 @@ class Chunk:
         name: the file's name in errors.
 
     Attributes:
-        parts: index of the sessions in it.
+        parts: index of the sessions in it, see `brayx.recording.part.Parts`.
         columns: names of the arrays that agents set.
         fps: frames per second of its video.
         sizes: heights and widths of the video's tracks; empty: it has no video.
@@ -148,9 +148,12 @@ class Chunk:
         try:
             self._file = pq.ParquetFile(file)
             about = json.loads((self._file.metadata.metadata or {})[_KEY.encode()])
-            if about["format"] != _FORMAT:
-                raise BadRecording(f"{name} has format {about['format']!r}, expected {_FORMAT}", file=name)
-            self.parts = [Part(**part) for part in about["parts"]]
+            if about["format"] not in (1, _FORMAT):
+                raise BadRecording(f"{name} has format {about['format']!r}, expected 1 or {_FORMAT}", file=name)
+            parts = about["parts"]
+            if about["format"] == 1:  # it has an object for each part
+                parts = columns_of_parts([Part(**each) for each in parts])
+            self.parts = DEFAULTS | parts
             self._stored = {
                 column: _Stored(str(each["dtype"]), tuple(map(int, each["shape"])), int(each["at"]))
                 for column, each in about["columns"].items()
@@ -173,11 +176,10 @@ class Chunk:
 
     def _check(self) -> None:
         rows = self._file.metadata.num_rows
-        if self.parts:
-            check_rows(rows_of(self.parts))
-        for part in self.parts:
-            if part.row + part.ticks > rows:
-                raise ValueError(f"a part ends at row {part.row + part.ticks} of {rows}")
+        check_parts(self.parts)
+        last = (np.array(self.parts["row"]) + np.array(self.parts["ticks"])).max()
+        if last > rows:
+            raise ValueError(f"a part ends at row {last} of {rows}")
         if self.fps < 1 or any(not 0 < side <= MAX_SIDE for size in self.sizes for side in size):
             raise ValueError(f"its video has {self.fps} frames per second, of {self.sizes[:4]}")
         for name, stored in self._stored.items():

@@ -7,19 +7,19 @@ for a chunk of the size that it names, and readers open the other chunks. Knows 
 from __future__ import annotations
 
 import gzip
-import io
 import json
-from collections.abc import Sequence
+import zlib
 from typing import Any, NamedTuple
 
-from brayx.recording.part import FIELDS, check_rows
+from brayx.recording.part import Parts, check_parts
 
 SUFFIX = ".index"
 CHUNKS = 64
 """Chunks of an index file."""
-_FORMAT = 1
+_FORMAT = 2
 _MAX_BYTES = 2**28
 """Maximum size of an index when decompressed: a small file may otherwise fill the memory."""
+_GZIP = 16 + zlib.MAX_WBITS
 
 
 class Entry(NamedTuple):
@@ -28,37 +28,36 @@ class Entry(NamedTuple):
     Attributes:
         size: size of its file, in bytes.
         columns: names of the arrays that agents set.
-        rows: its parts, as `brayx.recording.part.rows_of` makes them.
+        parts: index of the sessions in it.
     """
 
     size: int
     columns: tuple[str, ...]
-    rows: list[Sequence[Any]]
+    parts: Parts
 
 
 def written(entries: dict[str, Entry]) -> bytes:
     """An index file for chunks by name."""
-    chunks = {name: [entry.size, entry.columns, entry.rows] for name, entry in entries.items()}
-    return gzip.compress(json.dumps({"format": _FORMAT, "fields": FIELDS, "chunks": chunks}).encode(), 1)
+    return gzip.compress(json.dumps({"format": _FORMAT, "chunks": entries}).encode(), 1)
 
 
 def read(data: bytes) -> dict[str, Entry]:
     """The entries of an index file, by the chunk's name; empty if it is broken, since it only saves time."""
     try:
-        with gzip.open(io.BytesIO(data)) as file:
-            text = file.read(_MAX_BYTES + 1)
-        if len(text) > _MAX_BYTES:
+        file = zlib.decompressobj(_GZIP)
+        text = file.decompress(data, _MAX_BYTES)
+        if not file.eof:  # cut, or too long
             return {}
         about = json.loads(text)
-        if about["format"] != _FORMAT or about["fields"] != FIELDS:
+        if about["format"] != _FORMAT:
             return {}
         return {name: _entry(*entry) for name, entry in about["chunks"].items()}
     except Exception:  # on a hostile file almost any
         return {}
 
 
-def _entry(size: Any, columns: Any, rows: Any) -> Entry:
+def _entry(size: Any, columns: Any, parts: Any) -> Entry:
     if type(size) is not int or any(type(name) is not str for name in columns):
         raise ValueError("no entry of an index")
-    check_rows(rows)
-    return Entry(size, tuple(columns), rows)
+    check_parts(parts)
+    return Entry(size, tuple(columns), parts)

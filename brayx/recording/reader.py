@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import itertools
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -20,7 +20,7 @@ from brayx.recording.chunks import Chunk
 from brayx.recording.columns import Columns, concatenated, texts
 from brayx.recording.frames import Frame, write_video
 from brayx.recording.index import Entry
-from brayx.recording.part import Part, rows_of
+from brayx.recording.part import Part, Parts, part_at
 from brayx.recording.video import Video
 from brayx.recording.writer import SUFFIX, video_of
 
@@ -79,29 +79,34 @@ class Recordings(Sequence["Episode"]):
         self._open: dict[str, Chunk] = {}
         self._videos: dict[str, Video] = {}
         self.unreadable: dict[str, str] = {}
-        self._chunks: list[tuple[str, tuple[str, ...], list[Sequence[Any]]]] = []
-        found: dict[str, list[tuple[int, int]]] = {}
+        self._chunks: list[tuple[str, tuple[str, ...], Parts]] = []
+        ids: list[str] = []
+        self._firsts: list[int] = []
         for path in paths:
             entry = known.get(path) if known else None
             try:
                 if entry is None:
                     chunk = self.chunk(path)
-                    columns, rows = tuple(chunk.columns), rows_of(chunk.parts)
+                    columns, parts = tuple(chunk.columns), chunk.parts
                 else:
-                    _, columns, rows = entry
+                    _, columns, parts = entry
             except BadRecording as error:
                 if len(paths) == 1:
                     raise
                 self.unreadable[path] = error.message
                 continue
-            for at, row in enumerate(rows):
-                found.setdefault(row[0], []).append((len(self._chunks), at))
-            self._chunks.append((path, columns, rows))
-        self._places = list(found.values())
+            self._chunks.append((path, columns, parts))
+            self._firsts.append(len(ids))
+            ids += parts["episode"]
+        # Parts are numbered over all chunks, and sorted by episode. Arrays, since a folder may have a million episodes.
+        self._numbers: dict[str, int] = defaultdict(itertools.count().__next__)
+        numbers = np.fromiter(map(self._numbers.__getitem__, ids), np.int64, len(ids))
+        self._parts = np.argsort(numbers, kind="stable")
+        self._ends = np.cumsum(np.bincount(numbers))
         self._made: WeakValueDictionary[int, Episode] = WeakValueDictionary()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._numbers)
 
     def __repr__(self) -> str:
         return f"<Recordings: {len(self)} episodes, {len(self.unreadable)} files that cannot be read>"
@@ -122,9 +127,10 @@ class Recordings(Sequence["Episode"]):
         made = self._made.get(number)
         if made is None:
             pieces = []
-            for chunk, at in self._places[number]:
-                path, columns, rows = self._chunks[chunk]
-                pieces.append(_Piece(path, columns, Part(*rows[at])))
+            for at in self._parts[self._ends[number - 1] if number else 0 : self._ends[number]].tolist():
+                chunk = bisect.bisect_right(self._firsts, at) - 1
+                path, columns, parts = self._chunks[chunk]
+                pieces.append(_Piece(path, columns, part_at(parts, at - self._firsts[chunk])))
             made = self._made[number] = Episode(self, pieces)
         return made
 
@@ -132,12 +138,6 @@ class Recordings(Sequence["Episode"]):
         """The episode with this id; None: there is none."""
         number = self._numbers.get(episode)
         return None if number is None else self._episode(number)
-
-    @functools.cached_property
-    def _numbers(self) -> dict[str, int]:
-        """Positions of the episodes by id."""
-        ids = (self._chunks[chunk][2][at][0] for (chunk, at), *_ in self._places)
-        return {episode: number for number, episode in enumerate(ids)}
 
     def table(self) -> pd.DataFrame:
         """A row for each episode."""

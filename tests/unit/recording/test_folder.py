@@ -67,25 +67,26 @@ def test_an_index_that_is_broken_or_out_of_date_is_not_believed(tmp_path: Path) 
     whole = listed.read_bytes()
     about = json.loads(gzip.decompress(whole))
     name = next(iter(about["chunks"]))
-    _, columns, rows = about["chunks"][name]
+    _, columns, parts = about["chunks"][name]
     size = (tmp_path / name).stat().st_size
 
     def entry(**changed: Any) -> dict[str, Any]:
-        at = {**dict(zip(about["fields"], rows[0], strict=True)), **changed}
-        return {name: [size, columns, [[at[field] for field in about["fields"]]]]}
+        return {name: [size, columns, {**parts, **{field: [value] for field, value in changed.items()}}]}
 
     for hostile in (
         b"", b"no gzip", whole[:-20], gzip.compress(b"[]"),
         *(
             gzip.compress(json.dumps({**about, **changed}).encode())
             for changed in (
-                {"format": 9}, {"fields": []}, {"chunks": {name: 1}}, {"chunks": {name: [size, columns, [[1]]]}},
+                {"format": 9}, {"chunks": []}, {"chunks": {name: 1}}, {"chunks": {name: [size, columns, [[1]]]}},
+                {"chunks": {name: [size, columns, {field: parts[field] for field in parts if field != "ticks"}]}},
+                *({"chunks": {name: [size, columns, {**parts, "ticks": ticks}]}} for ticks in ([], 1, "1", [1, 1])),
                 {"chunks": entry(episode=1)}, {"chunks": entry(ticks=-1)}, {"chunks": entry(ticks=True)},
                 {"chunks": entry(ticks=0)}, {"chunks": entry(ticks=2**63)}, {"chunks": entry(first=2**63)},
                 {"chunks": entry(began=float("inf"))}, {"chunks": entry(began=float("nan"))},
                 {"chunks": entry(began=-1e300)}, {"chunks": entry(), "more": "x" * 2**28},
-                {"chunks": {f"../{tmp_path.name}/{name}": [size, columns, rows]}},
-                {"chunks": {name: [size + 1, columns, rows]}},
+                {"chunks": {f"../{tmp_path.name}/{name}": [size, columns, parts]}},
+                {"chunks": {name: [size + 1, columns, parts]}},
             )
         ),
     ):  # fmt: skip
@@ -96,7 +97,7 @@ def test_an_index_that_is_broken_or_out_of_date_is_not_believed(tmp_path: Path) 
         listed.write_bytes(gzip.compress(json.dumps({**about, "chunks": entry(**changed)}).encode()))
         with pytest.raises(BadRecording, match="cannot be read"):
             next(iter(open_recordings(str(tmp_path)))).read()
-    listed.write_bytes(gzip.compress(json.dumps({**about, "chunks": {name: [size, ["y"], rows]}}).encode()))
+    listed.write_bytes(gzip.compress(json.dumps({**about, "chunks": {name: [size, ["y"], parts]}}).encode()))
     with pytest.raises(BadRecording, match="has no array 'y'"):
         next(iter(open_recordings(str(tmp_path)))).read(0, 1, ["y"])
 
@@ -140,6 +141,40 @@ def test_two_writers_at_once_keep_all_sessions(tmp_path: Path) -> None:
     episodes = open_recordings(str(tmp_path))
     assert {each.session: each.read().number.tolist() for each in episodes} == {"a": [0, 1, 2, 3], "b": [0, 1, 2, 3]}
     assert len(indices(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("indexed", [(), (0,), (0, 1)])
+def test_parts_are_joined_over_chunks_and_writers_whatever_is_indexed(tmp_path: Path, indexed: tuple[int, ...]) -> None:
+    """Parts of 30 sessions, of one to four ticks each, come in any order, some twice to a chunk."""
+    rng = random.Random(7)
+    left: list[tuple[str, int, int]] = []
+    lengths = {}
+    for session in range(30):
+        first = 0
+        for _ in range(rng.randint(1, 6)):
+            count = rng.randint(1, 4)
+            left.append((f"{session}", first, count))
+            first += count
+        lengths[f"{session}"] = first
+    rng.shuffle(left)
+    folders = [Folder(str(tmp_path), 10**9) for _ in range(2)]
+    written: dict[str, list[str]] = {}
+    while left:
+        some = [left.pop() for _ in range(min(rng.randint(1, 5), len(left)))]
+        name = rng.choice(folders).write(
+            [(Part(each, each, float(first), first, count), ticks(count, first)) for each, first, count in some]
+        )
+        written[name] = [each for each, *_ in some]
+    for at in indexed:
+        folders[at].write_index()
+    folders[0].write([(Part("new", "new", 0.0, 0, 1), ticks(1))])  # the index is older
+    found = open_recordings(str(tmp_path))
+    assert {each.id: each.read().number.tolist() for each in found} == {
+        **{session: list(range(length)) for session, length in lengths.items()}, "new": [0],
+    }  # fmt: skip
+    in_order = list(dict.fromkeys(each for name in sorted(written) for each in written[name]))
+    assert [each.id for each in found if each.id != "new"] == in_order
+    assert all(found.find(each.id) is each for each in found)
 
 
 def test_sessions_of_games_with_other_shapes_share_a_folder(tmp_path: Path) -> None:

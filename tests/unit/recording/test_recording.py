@@ -7,12 +7,14 @@ import json
 import os
 import signal
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from pyarrow import parquet
 
 import brayx.clock as clock
 from brayx.actor.agent import State
@@ -324,24 +326,44 @@ def test_broken_and_hostile_files_are_named_and_the_others_are_read(tmp_path: Pa
     (tmp_path / "text.parquet").write_text("no parquet")
     for number, (was, now) in enumerate(
         [
-            (b'"ticks": 3', b'"ticks": 9'),
-            (b'"ticks": 3', b'"ticks":-3'),
-            (b'"session": "good"', b'"session": 123456'),
+            (b'"ticks": [3]', b'"ticks": [9]'),
+            (b'"ticks": [3]', b'"ticks":[-3]'),
+            (b'"ticks": [3]', b'"ticks": "3"'),
+            (b'"ticks": [3]', b'"ticks": [ ]'),
+            (b'"ticks": [3]', b'"tocks": [3]'),
+            (b'"row": [0]', b'"row":[0,0]'),
+            (b'"session": ["good"]', b'"session": [123456]'),
             (b'"dtype": "<f4"', b'"dtype": "|O8"'),
-            (b'"format": 1', b'"format": 2'),
+            (b'"format": 2', b'"format": 1'),
+            (b'"format": 2', b'"format": 3'),
         ]
     ):
         assert whole.count(was) == 1
         (tmp_path / f"hostile-{number}.parquet").write_bytes(whole.replace(was, now))
     episodes = open_recordings(str(tmp_path))
     assert [each.session for each in episodes] == ["good"]
-    assert len(episodes.unreadable) == 8
+    assert len(episodes.unreadable) == 13
     with pytest.raises(BadRecording, match="is not a file of a recording"):
         open_recordings(str(tmp_path / "cut.parquet"))
     with pytest.raises(BadRecording, match="there is no recording at"):
         open_recordings(str(tmp_path / "nowhere"))
     good.unlink()
     assert episodes[0].session == "good"
+
+
+def test_a_file_of_the_first_format_is_read(tmp_path: Path) -> None:
+    table = parquet.ParquetFile(chunk(tmp_path, "a", ticks=2000))
+    key = b"brayx.recording"
+    about = json.loads(table.metadata.metadata[key])
+    parts = [Part("a", "a", 0.0, 0, 1500), Part("a", "a", 0.0, 1500, 500, end="stop", row=1500)]
+    newer = ("reported", "frames")
+    rows = [{name: value for name, value in asdict(part).items() if name not in newer} for part in parts]
+    with parquet.ParquetWriter(tmp_path / "b.parquet", table.schema_arrow) as writer:
+        writer.write_table(table.read())
+        writer.add_key_value_metadata({key: json.dumps({**about, "format": 1, "parts": rows})})
+    (episode,) = open_recordings(str(tmp_path / "b.parquet"))
+    assert (len(episode), episode.end, episode.reported) == (2000, "stop", "")
+    assert episode.inputs() == [body(number) for number in range(2000)]
 
 
 def test_a_file_whose_data_are_broken_is_named_when_it_is_read(tmp_path: Path) -> None:
