@@ -302,7 +302,7 @@ def test_a_reader_sees_and_cannot_control_and_a_lost_job_is_told(
     job.job = job.job.model_copy(update={"console_keys_file": str(file)})
     secret = Keys.load(file).secret(key).decode()
     credentials: Any = {"username": key, "password": secret}
-    with browser.new_context(http_credentials=credentials) as direct, job.served() as (_, console):
+    with browser.new_context(http_credentials=credentials) as direct, job.served() as (serving, console):
         page = direct.new_page()
         page.set_default_timeout(SHOWN_MS)
         page.goto(f"{console.url}/models")
@@ -317,14 +317,22 @@ def test_a_reader_sees_and_cannot_control_and_a_lost_job_is_told(
             page.goto(at)
             expect(page.get_by_text(PROJECT, exact=True)).to_be_visible()
             console.http.close()
-            _lose(job, page)
+            followed = direct.new_page()
+            followed.goto(f"{at}/session?id=left")
+            expect(followed.get_by_text("Session 'left' is not running.")).to_be_visible()
+            with playing(serving.url, "left") as tick:
+                followed.reload()
+                expect(followed.get_by_text("Waiting for its next tick …")).to_be_visible()
+                until(lambda: (tick(1.0), followed.get_by_text("Live", exact=True).count())[1], "it is live", WAIT_S)
+                _lose(job, page, followed)
+                until(lambda: (tick(1.0), followed.get_by_text("Live", exact=True).count())[1], "it goes on", WAIT_S)
             remote.control_c(group=False)
             assert remote.ended() == 0
             assert "Traceback" not in remote.err
 
 
-def _lose(job: Job, page: Page) -> None:
-    """The console's process is stopped for good, as when the job is gone."""
+def _lose(job: Job, page: Page, followed: Page) -> None:
+    """The console's process is stopped for a while, as when the job is gone."""
     for child in psutil.Process().children():
         if "pipelines.console_process" in child.cmdline() and job.uri in " ".join(child.cmdline()):
             child.suspend()
@@ -332,6 +340,7 @@ def _lose(job: Job, page: Page) -> None:
         alert = page.get_by_role("alert").first
         expect(alert).to_contain_text(re.compile(r"The job's console at http://\S+ does not answer"))
         expect(alert).to_contain_text("Below is its last answer, of")
+        expect(followed.get_by_text(re.compile("does not answer: .* Below is its last answer"))).to_be_visible()
     finally:
         for child in psutil.Process().children():
             if "pipelines.console_process" in child.cmdline() and job.uri in " ".join(child.cmdline()):

@@ -30,6 +30,7 @@ from brayx.errors import BrayxError, DeadlineExceeded, TransportError
 _TICKS_EVERY_S = 0.2
 _CURVES_EVERY_S = 0.5
 _MAX_POINTS = 300
+_WAITS = "Waiting for its next tick …"
 
 
 def add(connect: Connect) -> None:
@@ -83,7 +84,7 @@ class _Followed:
         with ui.row().classes("w-full items-center justify-between"):
             with ui.column().classes("gap-0 min-w-0"):
                 ui.label(session).classes("text-xl font-bold break-all")
-                self._state = ui.label("Waiting for its next tick …").classes(MUTED).mark("state")
+                self._state = ui.label(_WAITS).classes(MUTED).mark("state")
             with ui.row():
                 self._pause = ui.switch("Pause")
                 self._end = ui.button("End session", icon="stop", on_click=self._ask_end)
@@ -112,6 +113,7 @@ class _Followed:
                 self._values.append((tick.number, tick.value))
         if not self._pause.value:
             self._show(found)
+        self._state.set_text("Live" if self._body.visible else _WAITS)
         if found.end:
             result = "" if found.result is None else f", return {number(found.result)}"
             self._over(f"The session has ended: {found.end}{result}.")
@@ -121,7 +123,6 @@ class _Followed:
             self._body.set_visibility(True)
             self._tick.show(found.ticks[-1], with_image=False)
             self._own_image = found.ticks[-1].image
-            self._state.set_text("Live")
         drawn, failure = (None, "") if found.frame is None else (found.frame.image, found.frame.failure)
         self._tick.show_image(self._own_image or drawn)
         self._not_drawn.set_text(f"The frame cannot be drawn: {sentence(failure)}" if failure else "")
