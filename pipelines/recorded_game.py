@@ -96,6 +96,7 @@ class RecordedGame:
         over: set once the game has ended.
         failure: why the game cannot go on; None: it can.
         seen: number of requests so far, of all games.
+        others: number of sessions of other games so far.
 
     Raises:
         BadRecording: a session was recorded twice, or a reply up to ``from_tick`` is not known.
@@ -119,7 +120,7 @@ class RecordedGame:
         self._other_start = b""
         self.over = threading.Event()
         self.failure: BrayxError | None = None
-        self.seen = 0
+        self.seen = self.others = 0
 
     @property
     def claimed(self) -> bool:
@@ -135,7 +136,7 @@ class RecordedGame:
     def expected_start(self) -> str:
         """What was expected of a start, for messages."""
         got = f"; the last start was {_short(self._other_start)}" if self._other_start else ""
-        return f", {' or '.join(dict.fromkeys(_short(seat.start) for seat in self.seats))}{got}"
+        return f", {_short(self.seats[0].start)}{got}"
 
     def seat(self, session: str) -> Seat | None:
         """The seat that a running session plays; None: it is of another game, or its seat is not recorded."""
@@ -152,7 +153,7 @@ class RecordedGame:
         if self._game is None and seat is not None and body == seat.start:
             self._game = game
         if game != self._game:
-            self._other_start = body
+            self._other_start, self.others = body, self.others + 1
             return
         if seat is None or seat.has_started:
             return  # `tick` refuses it

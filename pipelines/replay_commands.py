@@ -180,6 +180,7 @@ def _resimulate(arguments: argparse.Namespace, uri: str) -> int:
         model=arguments.component or "",
         folder=arguments.out,
         timeout_s=arguments.timeout_s,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
     )
     print_result(json.dumps(result.as_dict()) if arguments.json else result)
     return 0

@@ -30,6 +30,7 @@ from pipelines.recorded_game import RecordedGame, Seat, game_name
 from pipelines.replay import is_of
 
 _LOOK_S = 0.05
+_SAY_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ def resimulate(
     model: str = "",
     folder: str = "",
     timeout_s: float = 60.0,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Resimulation:
     """Plays a recorded game again, from a tick on with another version. The job's agents act as in serving.
 
@@ -145,6 +147,7 @@ def resimulate(
         actor, model: names of the actor and model component; may be empty if there is only one.
         folder: each session is recorded here, from the first tick on that a player answers; empty: it is not.
         timeout_s: deadline for the game's next tick.
+        say: prints a line, for as long as the command plays only other games.
 
     Raises:
         NotDeterministic: a body differs from the recorded one although all replies were equal; names the tick.
@@ -172,7 +175,7 @@ def resimulate(
             doors(job, actor, uri, model, sides, _Seating(game), actors) as urls,
             Gamecores(config.gamecores, urls, job.folder) as cores,
         ):
-            _wait(game, cores, timeout_s)
+            _wait(game, cores, timeout_s, say)
     finally:
         if recorder is not None:
             recorder.close()
@@ -197,13 +200,17 @@ def _side(seat: Seat | None) -> int:
     return 0 if seat is None or seat.is_played else 1
 
 
-def _wait(game: RecordedGame, cores: Gamecores, timeout_s: float) -> None:
+def _wait(game: RecordedGame, cores: Gamecores, timeout_s: float, say: Callable[[str], None]) -> None:
     """Waits for the game's end; raises a `StartupError` if it does not come."""
-    seen, since = game.seen, clock.now()
+    seen = 0
+    since = said_at = clock.now()
     while not game.over.wait(_LOOK_S):
         if game.seen != seen:
             seen, since = game.seen, clock.now()
         said = f": {cores.messages[-1]}" if cores.messages else ""
+        if not game.claimed and clock.now() - said_at > _SAY_S:
+            said_at = clock.now()
+            say(f"{game.others} sessions so far, and none starts as the recorded one{game.expected_start}")
         if not game.claimed and (cores.restarts or cores.failures):
             raise StartupError(
                 f"the command ended without a session that starts as the recorded one{game.expected_start}{said}"

@@ -12,6 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from brayx.errors import BadRecording
+from brayx.gamecore.protocol import game_of
 from brayx.recording import reader
 from brayx.recording.copying import copy
 from brayx.recording.reader import Episode, Recordings
@@ -77,7 +78,7 @@ def log_extremes(trial: Trial, folder: str, each: int, since_s: float) -> tuple[
         trial: the trial.
         folder: path or address of the recordings.
         each: maximum number of sessions with the best result, of those with the worst, and of those with an error, the
-            newest first.
+            newest first. The other sessions of their games are copied, too.
         since_s: start of the training, in seconds since 1970.
 
     Returns:
@@ -96,5 +97,7 @@ def log_extremes(trial: Trial, folder: str, each: int, since_s: float) -> tuple[
     worst = heapq.nsmallest(each, own(lambda one: one.result is not None), key=result)
     failed = deque(own(lambda one: one.end == "error"), maxlen=each)
     chosen = {one.id: one for one in (*best, *worst, *failed)}
+    games = {game_of(one.session) for one in chosen.values()} - {""}
+    chosen |= {one.id: one for one in own(lambda one: game_of(one.session) in games)}
     sessions, _, address = log(chosen.values(), trial)
     return sessions, address

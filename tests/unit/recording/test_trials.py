@@ -78,7 +78,7 @@ def test_a_training_keeps_its_best_and_worst_sessions_and_those_with_errors(tmp_
     ends = ("stop", "stop", "stop", "stop", "error", "error", "drained")
     for number, (result, end) in enumerate(zip(results, ends, strict=True)):
         began.append(time.time())
-        log = recorder.open(f"{number}", b"")
+        log = recorder.open(f"{number}" if number % 2 else f"game-agent-{number}", b"")
         assert log is not None
         log.tick(State("s", tick=0), b"x", b"y", 0.0, 0.0)
         log.end(end, result)
@@ -87,14 +87,15 @@ def test_a_training_keeps_its_best_and_worst_sessions_and_those_with_errors(tmp_
     keep(1, time.time(), str(tmp_path))
     keep(1, 0.0, str(tmp_path / "nothing"))
     keep(1, began[1], str(tmp_path))
-    assert sessions(other) == ["1", "2", "5"], "session 0 began earlier"
+    game = ["game-agent-2", "game-agent-4", "game-agent-6"]
+    assert sessions(other) == ["1", "5", *game], "session 0 began earlier"
     keep(1, 0.0, str(tmp_path))
-    assert sessions(other) == ["0", "1", "2", "5"]
+    assert sessions(other) == ["1", "5", "game-agent-0", *game]
     address = f"runs:/{other.run_id}/recordings"
     assert said == [
         "no recorded session is copied to the trial: no recorded session is selected",
         f"no recorded session is copied to the trial: there is no recording at {tmp_path / 'nothing'}",
-        f"3 recorded sessions are artifacts of the trial: {address}",
+        f"5 recorded sessions are artifacts of the trial: {address}",
         f"1 recorded sessions are artifacts of the trial: {address}",
     ]
     other.finish()
