@@ -60,7 +60,7 @@ class StoredModel:
             return JobConfig.load(file)
         meta = _meta(self.folder)
         if "job" not in meta:
-            raise ConfigError(f"{self.label} does not say which job made it: name its YAML with --job")
+            raise _no_job(self.label)
         try:
             return JobConfig.of(meta["job"], str(meta.get("folder", "")))
         except ConfigError as error:
@@ -180,6 +180,13 @@ def _meta(folder: Path) -> Mapping[str, Any]:
     return meta
 
 
+def _no_job(label: str) -> ConfigError:
+    return ConfigError(
+        f"{label} does not say which job made it: its meta.json is missing, or was not written by a training; name the "
+        "job's YAML with --job"
+    )
+
+
 def _policy_version(folder: Path) -> dict[str, int]:
     version = _meta(folder).get("counters", {}).get("policy_version")
     return {} if version is None else {"policy_version": int(version)}
@@ -194,7 +201,7 @@ def _build(of: StoredModel, job: str | None, model: str | None) -> tuple[Any, tu
     elif "job" in meta:
         config, where = meta["job"], str(meta.get("folder", ""))
     else:
-        raise ConfigError(f"{of.folder} does not say which job made it: name its YAML with --job")
+        raise _no_job(of.label)
     parts = {name: part for name, part in config.items() if isinstance(part, dict)}
     models = {name: part for name, part in parts.items() if part.get("kind") == "model"}
     if model is None:
