@@ -21,7 +21,7 @@ from brayx.recording.bodies import Bodies
 from brayx.recording.columns import Columns, concatenated
 from brayx.recording.frames import MAX_SIDE, sizes_of
 from brayx.recording.gather import OWN
-from brayx.recording.part import DEFAULTS, Part, check_parts, columns_of_parts
+from brayx.recording.part import DEFAULTS, Part, Parts, check_parts, columns_of_parts
 
 ROWS = 8192
 """Maximum ticks in a row group, the smallest unit that is read."""
@@ -57,7 +57,7 @@ class _Stored:
     at: int = -1
 
 
-def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]], fps: int = 30) -> tuple[list[Part], list[str]]:
+def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]], fps: int = 30) -> tuple[Parts, list[str]]:
     """Writes a chunk; returns its index: the parts with their rows, and the names of the arrays that agents set.
 
     Args:
@@ -95,14 +95,16 @@ def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]], fps: int =
         stored[name] = _Stored(values.dtype.str, values.shape[1:], at)
         if at < 0:
             arrays[name] = _array(values)
-    index = [
-        dataclasses.replace(part, row=int(row), frames=sum(frame is not None for frame in each.frames))
-        for (part, each), row in zip(parts, rows, strict=False)
-    ]
+    index = columns_of_parts(
+        [
+            dataclasses.replace(part, row=int(row), frames=sum(frame is not None for frame in each.frames))
+            for (part, each), row in zip(parts, rows, strict=False)
+        ]
+    )
     about: dict[str, Any] = {
         "format": _FORMAT,
         "columns": {name: dataclasses.asdict(each) for name, each in stored.items()},
-        "parts": columns_of_parts(index),
+        "parts": index,
     }
     if sizes := sizes_of(columns.frames):
         about["video"] = {"fps": fps, "sizes": sizes}

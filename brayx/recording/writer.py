@@ -18,7 +18,7 @@ from brayx.recording.chunks import write_chunk
 from brayx.recording.columns import Columns, frames_of
 from brayx.recording.frames import write_video
 from brayx.recording.index import Entry
-from brayx.recording.part import Part, columns_of_parts
+from brayx.recording.part import Part
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Folder:
             raise
         self._known.append((name, whole))
         self._total += whole
-        self._entries[name] = Entry(size, tuple(columns), columns_of_parts(found))
+        self._entries[name] = Entry(size, tuple(columns), found)
         if len(self._entries) >= index.CHUNKS:
             self.write_index()
         return name
