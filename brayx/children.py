@@ -5,16 +5,10 @@ Knows nothing of what is sent over the pipes.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-
-PIPE_BYTES = 2**20
-"""Size of the pipe to the child where the system lets it be set: with the usual 64 kB each large message waits for the
-child many times."""
 
 
 def start_module(module: str, *words: str, files: Sequence[int] = (), **variables: str) -> subprocess.Popen[bytes]:
@@ -29,15 +23,10 @@ def start_module(module: str, *words: str, files: Sequence[int] = (), **variable
     Returns:
         The child; its standard input and output are pipes.
     """
-    child = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-P", "-m", module, *words],  # -P: do not import from the current folder first
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=files,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **variables},
     )
-    assert child.stdin is not None
-    if hasattr(fcntl, "F_SETPIPE_SZ"):
-        with contextlib.suppress(OSError):  # the user's limit of memory in pipes
-            fcntl.fcntl(child.stdin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    return child

@@ -161,7 +161,7 @@ def columns_by_field(
     has_frames = any(image is DROPPED or is_image(image) for image in images)
     arrays, left_out = arrays_of(attributes, forwards, failed, without, frames if has_frames else "", alike)
     duration_us = _microseconds(seconds)
-    waited = [sum([seconds for *_, seconds in of]) for of in forwards] if any(forwards) else [0.0] * len(number)
+    waited = [of[0].seconds if len(of) == 1 else sum([each.seconds for each in of]) for of in forwards]
     return Columns(
         np.array(number, np.int64),
         _microseconds(time_s),

@@ -152,7 +152,7 @@ def _gather(name: str, values: list[Any], found: Found) -> None:
     elif kind is Step:
         _gather("obs", [step.obs for step in values], found)
         _gather("action", [step.action for step in values], found)
-        found["log_prob"] = [np.float32(step.log_prob) for step in values]
+        found["log_prob"] = [float(step.log_prob) for step in values]
         found["policy_version"] = [step.policy_version for step in values]
         if first.extras or any(step.extras for step in values):
             found.update(_of_names([step.extras for step in values]))
