@@ -153,7 +153,9 @@ class _Process:
 
     def _await(self, limit_s: float) -> None:
         until = time.monotonic() + limit_s
-        while not select.select([self._child.stdout], [], [], 0.1)[0]:
+        answer = select.poll()  # `select.select` fails beyond 1024 open files, and a door has one for each session
+        answer.register(self._child.stdout, select.POLLIN)
+        while not answer.poll(100):
             if time.monotonic() > until or self._is_over():
                 raise TimeoutError
 

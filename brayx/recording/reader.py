@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import operator
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -143,21 +144,12 @@ class Recordings(Sequence["Episode"]):
         """A row for each episode."""
         import pandas as pd
 
-        return pd.DataFrame(
-            {
-                "session": [each.session for each in self],
-                "ticks": [len(each) for each in self],
-                "began": pd.to_datetime([each.began for each in self], unit="s", utc=True),
-                "end": [each.end for each in self],
-                "result": [each.result for each in self],
-                "reported": [each.reported for each in self],
-                "player": [each.player for each in self],
-                "why": [each.why for each in self],
-                "events": [each.events for each in self],
-                "lost": [each.lost for each in self],
-                "frames": [each.frames for each in self],
-            }
-        )
+        names = ("session", "began", "end", "result", "reported", "player", "why", "events", "lost", "frames")
+        of = operator.attrgetter(*names)
+        rows = [(len(each), *of(each)) for each in self]  # in one pass: an episode is created on access
+        table = pd.DataFrame(rows, columns=["ticks", *names])
+        table["began"] = pd.to_datetime(table["began"], unit="s", utc=True)
+        return table[["session", "ticks", *names[1:]]]
 
     def chunk(self, path: str) -> Chunk:
         """An open chunk. At most 32 stay open; the least recently used is closed."""
