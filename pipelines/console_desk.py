@@ -125,8 +125,9 @@ class StoreDesk:
             rows = trials(self._uri, project)
         except ConfigError:  # no store, or no such project, yet
             return []
-        running = self._run_id()
-        return [doc.Trial(**asdict(row), can_stop=row.run_id == running) for row in rows]
+        job = self._job()
+        stoppable = job.get("run_id") if job.get("can_stop") else None
+        return [doc.Trial(**asdict(row), can_stop=row.run_id == stoppable) for row in rows]
 
     def curves(self, run_id: str, metrics: Sequence[str] = ()) -> doc.Curves:
         trial = Trial.attach(self._uri, run_id)
@@ -138,7 +139,7 @@ class StoreDesk:
         return doc.Curves(run_id=run_id, numbers=finite, curves=curves)
 
     def stop_trial(self, run_id: str) -> doc.Done:
-        if run_id != self._run_id():
+        if run_id != self._job().get("run_id"):
             raise JobNotRunning(f"trial {run_id!r} is not the one that this console's job trains")
         self._ask("stop")
         return doc.Done(done="the trial is being stopped: it saves a last checkpoint, and the same command resumes it")
@@ -264,11 +265,9 @@ class StoreDesk:
             raise JobNotRunning("there is no job behind this console: it shows a tracking store")
         return self._link.ask(verb, *arguments)
 
-    def _run_id(self) -> str | None:
-        """Id of the trial that the job trains, once MLflow has it."""
-        if self._link is None:
-            return None
-        found: str | None = self._link.ask("job").get("run_id") or None
+    def _job(self) -> dict[str, Any]:
+        """What the job says of itself; empty: there is none."""
+        found: dict[str, Any] = {} if self._link is None else self._link.ask("job")
         return found
 
     def _recordings(self) -> Recordings | None:

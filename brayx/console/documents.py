@@ -181,7 +181,7 @@ class Trial(Document):
     champion: str
     is_child: bool
     can_stop: bool = False
-    """Whether it is the job behind this console."""
+    """Whether this console can stop it: the job behind it trains it, and can be interrupted."""
 
 
 class Curves(Document):

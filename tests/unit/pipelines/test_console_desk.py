@@ -1,0 +1,39 @@
+"""The console's view of a store and of the job behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from brayx.console.link import Link, answer_requests
+from brayx.tracking import Trial
+from deployments.console_job import ConsoleJob
+from pipelines.console_desk import StoreDesk
+
+
+@contextlib.contextmanager
+def linked(job: ConsoleJob) -> Iterator[Link]:
+    """A link to a job in this process, over real pipes."""
+    for_job, to_job = os.pipe()
+    for_desk, to_desk = os.pipe()
+    # Closed last: the link reads it until the job has closed its end.
+    with open(for_desk, "rb") as answers, open(for_job, "rb") as asked, open(to_desk, "wb") as answered:
+        answering = threading.Thread(target=answer_requests, args=(asked, answered, job.answer))
+        answering.start()
+        with open(to_job, "wb") as requests:
+            yield Link(requests, answers, lambda: None)
+        answering.join(30.0)
+        assert not answering.is_alive()
+
+
+@pytest.mark.parametrize("can_stop", [True, False])
+def test_only_the_trial_of_a_job_that_can_be_interrupted_can_be_stopped(tracking_db: str, can_stop: bool) -> None:
+    before, running = (Trial.open("p", name, tracking_db) for name in ("before", "running"))
+    facts = {"mode": "train", "project": "p", "trial": "running", "run_id": running.run_id}
+    with linked(ConsoleJob(lambda: facts, can_stop=can_stop)) as link:
+        found = {trial.run_id: trial.can_stop for trial in StoreDesk(tracking_db, project="p", link=link).trials("p")}
+    assert found == {before.run_id: False, running.run_id: can_stop}
