@@ -204,7 +204,10 @@ def _export_options(export: argparse.ArgumentParser) -> None:
     export.add_argument("--out", required=True, type=Path, help="folder to write")
     export.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     export.add_argument("--job", help="YAML of the job that made it (default: as the checkpoint has it)")
-    export.add_argument("--model", help="name of the model component, of a job that has several")
+    export.add_argument(
+        "--model", metavar="NAME",
+        help="the model component, if the job has several and neither the version's name nor the trainer says which",
+    )  # fmt: skip
     export.add_argument(
         "--batch-sizes", nargs="+", type=count, default=[1, 8, 64], metavar="N",
         help="to compare and to time at (default: 1 8 64)",

@@ -33,7 +33,10 @@ def replay_options(replay: argparse.ArgumentParser) -> None:
     replay.add_argument(
         "--job", metavar="YAML", help="the job that made the models (default: the one in their checkpoints)"
     )
-    replay.add_argument("--component", metavar="NAME", help="the model component, of a job that has several")
+    replay.add_argument(
+        "--component", metavar="NAME",
+        help="the model component, if the job has several and neither the version's name nor the trainer says which",
+    )  # fmt: skip
     replay.add_argument(
         "--tolerance", type=float, default=1e-3, metavar="X",
         help="largest difference of continuous actions that count as equal (default: %(default)g)",

@@ -207,7 +207,8 @@ def _build(of: StoredModel, job: str | None, model: str | None) -> tuple[Any, tu
     if model is None:
         model = _component(of, config.get("project", ""), parts, list(models))
     if model not in models:
-        raise ConfigError(f"name the model with --model: the job has {', '.join(sorted(models)) or 'none'}")
+        what = f"there is no model {model!r}" if model else f"{of.label} does not say which of its job's models it is"
+        raise ConfigError(f"{what}: the job has {', '.join(sorted(models)) or 'none'}")
     try:
         return build_model(where, models[model]["module"], model, config)
     except ConfigError as error:

@@ -170,7 +170,7 @@ def test_an_infinite_error_is_shown(tmp_path, monkeypatch, capsys):
     ("words", "message"),
     [
         (["nowhere", "--to", "onnx"], "neither models:/NAME@ALIAS, runs:/TRIAL nor a folder"),
-        (["saved", "--to", "onnx", "--model", "other"], "--model: the job has model"),
+        (["saved", "--to", "onnx", "--model", "other"], "there is no model 'other': the job has model"),
         (["bare", "--to", "onnx"], "--job"),
         (["saved", "--to", "tensorrt"], "brayx[tensorrt]"),
     ],
