@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,7 +82,23 @@ def _fit(
             failure_config=tune.FailureConfig(1),
         ),
     )
-    tuner.fit()
+    with _handlers_kept():
+        tuner.fit()
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Restores the handlers of signals: Tune leaves its own, which would swallow the next Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            if handler is not None:  # it was not set by Python
+                signal.signal(number, handler)
 
 
 def shares(competition: Competition, num_trials: int, cpus: float) -> tuple[float, int | None]:

@@ -5,13 +5,24 @@ The same on the local host: `tests/end_to_end/test_tune.py`.
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from pipelines.search import Domain
 from pipelines.tune import tune
 from tests.end_to_end.test_tune import copy_plays_as_the_one_ahead
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """After a search Ctrl-C is what it was before."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_copy_plays_as_the_one_ahead_without_learning(ray_cluster: str, tmp_path: Path) -> None:
