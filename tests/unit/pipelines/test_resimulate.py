@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -180,7 +179,7 @@ def test_a_reply_that_the_game_did_not_get_cannot_be_given_again(record) -> None
 # Connect four
 
 FOLDER = Path(cli.TEMPLATES) / "league"
-GAME = "python four_game.py {tcp_url} --games 1"
+GAME = f"python {FOLDER / 'four_game.py'} {{tcp_url}} --games 1"
 
 
 @dataclass(frozen=True)
@@ -201,11 +200,8 @@ class Four:
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory, new_tracking_db) -> Four:
     folder = tmp_path_factory.mktemp("four")
-    for file in FOLDER.iterdir():
-        if file.is_file():
-            shutil.copy(file, folder)
     uri = new_tracking_db(folder)
-    config = JobConfig.load(folder / "four.yaml", ["network.channels=8", "network.hidden=16"])
+    config = JobConfig.load(FOLDER / "four.yaml", ["network.channels=8", "network.hidden=16"])
     trial = Trial.open("four", "made", uri)
     for number in (1, 2):
         torch.manual_seed(number)
@@ -222,9 +218,9 @@ def four(tmp_path_factory: pytest.TempPathFactory, new_tracking_db) -> Four:
     options |= {"network.channels": 8, "network.hidden": 16}
     recording = {"recording": {"kind": "recording", "folder": str(folder / "recordings")}}
     models = {"model": "models:/four/1"}
-    with brayx.serve(folder / "four.yaml", options | recording, models=models, tracking=uri) as service:
-        words = [sys.executable, "four_game.py", service.urls["tcp"], "--games", "1"]
-        subprocess.run(words, cwd=folder, check=True, timeout=WAIT_S)
+    with brayx.serve(FOLDER / "four.yaml", options | recording, models=models, tracking=uri) as service:
+        words = [sys.executable, str(FOLDER / "four_game.py"), service.urls["tcp"], "--games", "1"]
+        subprocess.run(words, check=True, timeout=WAIT_S)
     until(lambda: len(open_recordings(str(folder / "recordings"))) == 2, "they are written", WAIT_S)
     return Four(folder, uri, game_of(open_recordings(str(folder / "recordings"))[0].session))
 
