@@ -65,6 +65,18 @@ def _lines_of_one_test() -> None:
     limit.forget()
 
 
+@pytest.fixture(autouse=True)
+def _interrupts_of_one_test() -> Iterator[None]:
+    """Restores what Ctrl-C does. Otherwise a command that ran in this process ends it 8 s after an interrupt in a later
+    test."""
+    hook, handlers = sys.unraisablehook, {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    sys.unraisablehook = hook
+    for number, handler in handlers.items():
+        if handler is not None:  # it was not set by Python
+            signal.signal(number, handler)
+
+
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
     """One local Ray that all tests of the session share; the value is its namespace.

@@ -177,11 +177,14 @@ class Proxy:
         self._loop.do(self._cut())
 
     def stop(self) -> None:
-        self._listener.close()
-        self.cut()
+        self._loop.do(self._stop())
 
     async def _open(self) -> asyncio.Server:
         return await asyncio.start_server(self._pass_on, "127.0.0.1", 0)
+
+    async def _stop(self) -> None:
+        self._listener.close()  # in its loop: a connection that ends meanwhile wakes the same waiters
+        await self._cut()
 
     async def _cut(self) -> None:
         for writer in list(self._writers):
