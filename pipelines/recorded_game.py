@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from brayx.errors import BadRecording, BrayxError, ConfigError, NotDeterministic
-from brayx.gamecore.protocol import AGENT_MARK, game_of
+from brayx.gamecore.protocol import agent_of, game_of
 from brayx.recording.columns import texts
 from brayx.recording.reader import Episode
 
@@ -109,7 +109,7 @@ class RecordedGame:
             raise ConfigError(f"--from-tick is {from_tick}, the session has ticks 0 to {last}")
         self._seats: dict[str, Seat] = {}
         for each in episodes:
-            agent = _agent(each.session)
+            agent = agent_of(each.session)
             if agent in self._seats:
                 raise BadRecording(f"session {each.session!r} was recorded more than once, and may have been resumed")
             self._seats[agent] = Seat(each, from_tick, each.session in played)
@@ -149,7 +149,7 @@ class RecordedGame:
             NotDeterministic: the body of a further seat's start differs from the recorded one.
         """
         self.seen += 1
-        game, seat = game_name(session), self._seats.get(_agent(session))
+        game, seat = game_name(session), self._seats.get(agent_of(session))
         if self._game is None and seat is not None and body == seat.start:
             self._game = game
         if game != self._game:
@@ -177,7 +177,7 @@ class RecordedGame:
                 known = ", ".join(repr(each.episode.session) for each in self.seats)
                 raise self._failed(
                     BadRecording(
-                        f"the game has a seat {_agent(session)!r} that is not recorded, so that its replies are not "
+                        f"the game has a seat {agent_of(session)!r} that is not recorded, so that its replies are not "
                         f"known; recorded are {known}"
                     )
                 )
@@ -218,11 +218,6 @@ class RecordedGame:
         self.failure = self.failure or error
         self.over.set()
         return error
-
-
-def _agent(session: str) -> str:
-    """The agent of a session; empty: its id is plain."""
-    return session.rpartition(AGENT_MARK)[2] if game_of(session) else ""
 
 
 def _short(body: bytes) -> str:

@@ -89,6 +89,11 @@ def game_of(session: str) -> str:
     return session.rpartition(AGENT_MARK)[0]
 
 
+def agent_of(session: str) -> str:
+    """The agent of a session of a game with several; empty if the id has no `AGENT_MARK`."""
+    return session.rpartition(AGENT_MARK)[2] if AGENT_MARK in session else ""
+
+
 def check_session(session: str) -> str:
     """Returns a valid session id unchanged: 1 to 256 printable ASCII characters without spaces.
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 
 from brayx.errors import SessionError
-from brayx.gamecore.protocol import AGENT_MARK
+from brayx.gamecore.protocol import agent_of
 from brayx.league.config import LeagueConfig
 from brayx.league.games import Game
 from brayx.league.matchmaking import Matchmaker, choose
@@ -84,7 +84,7 @@ def seat_of(names: Sequence[str], game: Game, session: str) -> int:
             return len(game.sessions)
         what = f"game {game.id!r} has {len(game.members)} seats, and {session!r} is one session more"
         raise SessionError(what, session=session)
-    name = session.rpartition(AGENT_MARK)[2] if AGENT_MARK in session else ""
+    name = agent_of(session)
     if name not in names:
         expected = ", ".join(names)
         raise SessionError(f"seat is {name!r} in session {session!r}, expected one of {expected}", session=session)

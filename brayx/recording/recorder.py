@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Sequence
 
 from brayx.actor.agent import State
-from brayx.gamecore.protocol import AGENT_MARK, game_of
+from brayx.gamecore.protocol import agent_of, game_of
 from brayx.logs import limited
 from brayx.metrics import Recorder
 from brayx.recording.addresses import files_of
@@ -122,10 +122,7 @@ class SessionRecorder:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="brayx-recorder", daemon=True)
             self._thread.start()
-        agent = session.rpartition(AGENT_MARK)[2] if AGENT_MARK in session else ""
-        group = self._groups.get(agent) or TickGroup(self)
-        self._groups[agent] = group
-        group.join()
+        group = self._groups.setdefault(agent_of(session), TickGroup(self))
         return RecordedSession(self, group, session, start, player, why)
 
     def _is_nth(self, session: str) -> bool:

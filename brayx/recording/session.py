@@ -52,6 +52,7 @@ class RecordedSession(SessionLog):
     ) -> None:
         self.why = why
         self._group = group
+        group.join()
         self.is_taking = bool(why) or of.config.before > 0
         self._of = of
         self._session = session
