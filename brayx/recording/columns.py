@@ -156,7 +156,7 @@ def columns_by_field(
         Irregular: with ``alike``, if the ticks differ in their attributes or the shapes of these.
     """
     # Column by column: a Python step for each value of each tick would be slow.
-    failed = [bool(event) and ERROR in event for event in events] if any(events) else [False] * len(events)
+    failed = [ERROR in event for event in events]
     images = [value_at(each, frames) for each in attributes] if frames else []
     has_frames = any(image is DROPPED or is_image(image) for image in images)
     arrays, left_out = arrays_of(attributes, forwards, failed, without, frames if has_frames else "", alike)

@@ -1,7 +1,7 @@
 """The recorded sessions of one agent, whose ticks become columns together.
 
-Converting many ticks at once is cheap, but a tick should not wait long for it: after a few hundred others it has left
-the processor's cache, and reading it again takes longer than converting it. So one pack has few ticks of each session.
+Converting many ticks at once is cheap, but a tick should not wait for long: after a thousand others it has left the
+processor's cache. So a pack has few ticks of each session, however many sessions there are.
 Knows nothing of threads, processes or files.
 """
 

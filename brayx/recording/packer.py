@@ -74,7 +74,9 @@ class Packer:
         pending = self._pending.setdefault(layout, [])
         self._since.setdefault(layout, time.monotonic())
         self._bytes[layout] = self._bytes.get(layout, 0) + columns.nbytes
-        pending.append(([replace(part, left_out={**part.left_out, **columns.left_out}) for part in parts], columns))
+        if columns.left_out:
+            parts = [replace(part, left_out={**part.left_out, **columns.left_out}) for part in parts]
+        pending.append((list(parts), columns))
         if self._bytes[layout] >= CHUNK_BYTES:
             self._write(layout)
 
