@@ -81,7 +81,7 @@ def split(bodies: Sequence[bytes]) -> Bodies | None:
     which = np.array([known.setdefault(each, len(known)) for each in skeletons], np.int32)
     if len(known) > 4 + len(bodies) // 8:
         return None
-    counts = np.array([each.count(_FLOAT) + each.count(_INT) for each in known])[which]
+    counts = np.array([marks(each) for each in known])[which]
     if counts.max() > MAX_NUMBERS:
         return None
     exact = np.array(list(map(float, tokens)))
@@ -95,6 +95,11 @@ def split(bodies: Sequence[bytes]) -> Bodies | None:
     numbers = np.zeros((len(bodies), int(counts.max())), np.float32)
     numbers[np.arange(numbers.shape[1]) < counts[:, None]] = flat
     return Bodies(list(known), which, numbers)
+
+
+def marks(skeleton: bytes) -> int:
+    """Number of numbers in a body of this skeleton."""
+    return skeleton.count(_FLOAT) + skeleton.count(_INT)
 
 
 def _may_split(body: bytes) -> bool:

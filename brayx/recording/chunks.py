@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Any
@@ -17,11 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brayx.errors import BadRecording
+from brayx.recording import arrow
 from brayx.recording.bodies import Bodies
 from brayx.recording.columns import Columns, concatenated
 from brayx.recording.frames import MAX_SIDE, sizes_of
 from brayx.recording.gather import OWN
-from brayx.recording.part import DEFAULTS, Part, Parts, check_parts, columns_of_parts
+from brayx.recording.part import DEFAULTS, Part, Parts, check_parts, check_text, columns_of_parts
 
 ROWS = 8192
 """Maximum ticks in a row group, the smallest unit that is read."""
@@ -37,8 +39,11 @@ _FEW = 16
 """Maximum numbers in a tick's body or array that count as few. With more, a page is so long that zstd separates the two
 at any level, and a column for each number would make reading slow."""
 _BODIES = ("input", "output")
-_STOP = f"{OWN}stop"
+_NUMBER, _EVENT, _STOP = f"{OWN}number", f"{OWN}event", f"{OWN}stop"
 _TIMES = ("time_us", "duration_us", "queue_us", "forward_us")
+_NEWER: dict[str, pa.DataType] = {_STOP: pa.binary(), **{f"{OWN}{name}": pa.int64() for name in _TIMES}}
+"""Columns that the first recordings lack."""
+_TYPES = {_NUMBER: pa.int64(), _EVENT: pa.string(), **_NEWER}
 _KEPT_BYTES = 16 * 2**20
 """Maximum size of the row groups that an open chunk keeps in memory."""
 
@@ -68,33 +73,25 @@ def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]], fps: int =
     rows = np.cumsum([0, *(len(each.number) for _, each in parts)])
     columns = concatenated([each for _, each in parts])
     arrays: dict[str, pa.Array] = {
-        f"{OWN}number": pa.array(columns.number),
+        _NUMBER: pa.array(columns.number),
         f"{OWN}time_us": pa.array(columns.time_us),
         f"{OWN}duration_us": pa.array(columns.duration_us),
         f"{OWN}queue_us": pa.array(columns.queue_us),
         f"{OWN}forward_us": pa.array(columns.forward_us),
-        f"{OWN}event": pa.array(columns.event, pa.string()),
+        _EVENT: pa.array(columns.event, pa.string()),
         _STOP: pa.array([stop or None for stop in columns.stop], pa.binary()),
     }
     for name in _BODIES:
         bodies = getattr(columns, name)
-        if isinstance(bodies, Bodies):
-            skeletons = pa.array(bodies.skeletons, pa.binary())
-            arrays[f"{OWN}{name}.text"] = pa.DictionaryArray.from_arrays(pa.array(bodies.which), skeletons)
-            if len(columns.number) >= _APART and bodies.numbers.shape[1] <= _FEW:
-                numbers = np.ascontiguousarray(bodies.numbers.T)
-                arrays |= {f"{OWN}{name}.numbers.{at}": pa.array(each) for at, each in enumerate(numbers)}
-            else:
-                arrays[f"{OWN}{name}.numbers"] = _array(bodies.numbers)
-        else:
-            arrays[f"{OWN}{name}"] = pa.array(bodies, pa.binary())
+        apart = isinstance(bodies, Bodies) and len(columns.number) >= _APART and bodies.numbers.shape[1] <= _FEW
+        arrays |= arrow.from_bodies(f"{OWN}{name}", bodies, apart=apart)
     inputs = columns.input.numbers if isinstance(columns.input, Bodies) else None
     stored = {}
     for name, values in columns.arrays.items():
         at = _within(values, inputs)
         stored[name] = _Stored(values.dtype.str, values.shape[1:], at)
         if at < 0:
-            arrays[name] = _array(values)
+            arrays[name] = arrow.from_numpy(values)
     index = columns_of_parts(
         [
             dataclasses.replace(part, row=int(row), frames=sum(frame is not None for frame in each.frames))
@@ -109,16 +106,16 @@ def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]], fps: int =
     if sizes := sizes_of(columns.frames):
         about["video"] = {"fps": fps, "sizes": sizes}
     table = pa.table(arrays)
-    leaves = {_leaf(name, array.type): array.type for name, array in arrays.items()}
-    numeric = [leaf for leaf, of in leaves.items() if _is_numeric(of)]
-    few = [leaf for leaf in numeric if _width(leaves[leaf]) <= _FEW]
-    growing = (f"{OWN}number", f"{OWN}time_us")
+    leaves = {arrow.leaf(name, array.type): array.type for name, array in arrays.items()}
+    numeric = [leaf for leaf, of in leaves.items() if arrow.is_numeric(of)]
+    few = [leaf for leaf in numeric if arrow.width(leaves[leaf]) <= _FEW]
+    growing = (_NUMBER, f"{OWN}time_us")
     with pq.ParquetWriter(
         to,
         table.schema,
         compression="zstd",
         compression_level=dict.fromkeys(leaves, _LEVEL) | dict.fromkeys(few, _NUMBERS_LEVEL),
-        use_dictionary=[f"{OWN}event", *(f"{OWN}{name}.text" for name in _BODIES)],
+        use_dictionary=[_EVENT, *(f"{OWN}{name}.text" for name in _BODIES)],
         column_encoding=dict.fromkeys(numeric, "BYTE_STREAM_SPLIT") | dict.fromkeys(growing, "DELTA_BINARY_PACKED"),
         write_statistics=False,
     ) as writer:
@@ -163,12 +160,12 @@ class Chunk:
             video = about.get("video", {"fps": 1, "sizes": []})
             self.fps, self.sizes = int(video["fps"]), [(int(height), int(width)) for height, width in video["sizes"]]
             self._check()
+            self._types = self._checked_types()
         except BadRecording:
             raise
         except Exception as error:  # on a hostile file, pyarrow raises almost any exception
             raise BadRecording(f"{name} is not a file of a recording: {_short(error)}", file=name) from None
         self.columns = list(self._stored)
-        self._has = self._file.schema_arrow.names
         self._newest: tuple[Any, pa.Table | None] = (None, None)
         self._bounds = np.cumsum([0, *(self._file.metadata.row_group(i).num_rows for i in range(self._groups))])
 
@@ -184,9 +181,27 @@ class Chunk:
             raise ValueError(f"a part ends at row {last} of {rows}")
         if self.fps < 1 or any(not 0 < side <= MAX_SIDE for size in self.sizes for side in size):
             raise ValueError(f"its video has {self.fps} frames per second, of {self.sizes[:4]}")
+        check_text(self._stored)
         for name, stored in self._stored.items():
+            if name.startswith(OWN):
+                raise ValueError(f"an array has the name {name!r}")
             if np.dtype(stored.dtype).kind not in "biuf" or any(size < 0 for size in stored.shape):
                 raise ValueError(f"column {name!r} has dtype {stored.dtype!r} and shape {stored.shape}")
+
+    def _checked_types(self) -> dict[str, pa.DataType]:
+        """The recording's own columns and their types. Those that the first recordings lack may be missing."""
+        schema = self._file.schema_arrow
+        has = dict(zip(schema.names, schema.types, strict=True))
+        types = {name: of for name, of in _TYPES.items() if name in has or name not in _NEWER}
+        arrow.expected(types, has)
+        bodies = {name: arrow.body_types(f"{OWN}{name}", has) for name in _BODIES}
+        inputs = sum(arrow.width(of) for of in bodies["input"].values() if arrow.is_numeric(of))
+        for name, stored in self._stored.items():
+            if stored.at < 0:
+                arrow.expected({name: arrow.type_of(np.dtype(stored.dtype), stored.shape)}, has)
+            elif stored.dtype != "<f4" or stored.at + math.prod(stored.shape) > inputs:
+                raise ValueError(f"column {name!r} is not within the {inputs} numbers of the input")
+        return types | bodies["input"] | bodies["output"]
 
     def close(self) -> None:
         """Closes the file."""
@@ -200,38 +215,37 @@ class Chunk:
                 raise BadRecording(f"{self._name} has no array {name!r}", file=self._name, column=name)
         first = int(np.searchsorted(self._bounds, row, "right")) - 1
         last = int(np.searchsorted(self._bounds, row + count, "left"))
-        bodies = [c for name in _BODIES for c in _body_columns(name, self._has)]
         own = [name for name in names if self._stored[name].at < 0]
-        stops = [name for name in (_STOP,) if name in self._has]  # the first recordings have none
-        timed = [name for name in _TIMES if f"{OWN}{name}" in self._has]  # nor all times
-        plain = [f"{OWN}{name}" for name in ("number", "event", *timed)]
         try:
-            table = self._row_groups(first, last, (*plain, *stops, *bodies, *own))
+            table = self._row_groups(first, last, (*self._types, *own))
             table = table.slice(row - int(self._bounds[first]), count).combine_chunks()
             if len(table) < count:
                 raise ValueError(f"it ends before row {row + count}")
-            found = {name: _body(table, name) for name in _BODIES}
+            found = {name: arrow.to_bodies(table, f"{OWN}{name}") for name in _BODIES}
             arrays = {}
             for name in names:
                 stored = self._stored[name]
                 if stored.at < 0:
-                    arrays[name] = _numpy(table[name], np.dtype(stored.dtype), stored.shape)
+                    arrays[name] = arrow.to_numpy(table[name], np.dtype(stored.dtype), stored.shape)
                 else:
                     inputs = found["input"]
-                    assert isinstance(inputs, Bodies)
-                    size = int(np.prod(stored.shape, dtype=int))
+                    assert isinstance(inputs, Bodies)  # `_checked_types` has seen its numbers
+                    size = math.prod(stored.shape)
                     arrays[name] = inputs.numbers[:, stored.at : stored.at + size].reshape(-1, *stored.shape)
             nothing = np.zeros(len(table), np.int64)
             times: dict[str, Any] = {
-                name: table[f"{OWN}{name}"].to_numpy() if name in timed else nothing for name in _TIMES
+                name: arrow.to_numpy(table[f"{OWN}{name}"], nothing.dtype, ())
+                if f"{OWN}{name}" in self._types
+                else nothing
+                for name in _TIMES
             }
             return Columns(
-                number=table[plain[0]].to_numpy(),
-                event=table[plain[1]].to_pylist(),
+                number=arrow.to_numpy(table[_NUMBER], nothing.dtype, ()),
+                event=arrow.to_list(table[_EVENT]),
                 input=found["input"],
                 output=found["output"],
                 arrays=arrays,
-                stop=[stop or b"" for stop in table[_STOP].to_pylist()] if stops else [b""] * len(table),
+                stop=[each or b"" for each in table[_STOP].to_pylist()] if _STOP in self._types else [b""] * len(table),
                 **times,
             )
         except Exception as error:  # as above
@@ -257,60 +271,6 @@ def _within(values: np.ndarray, numbers: np.ndarray | None) -> int:
         if np.array_equal(numbers[0, at : at + width], flat[0]) and np.array_equal(numbers[:, at : at + width], flat):
             return at
     return -1
-
-
-def _array(values: np.ndarray) -> pa.Array:
-    """An Arrow array of ``[N, ...]``: lists for floats, which compress well, and fixed-size bytes for other dtypes."""
-    values = np.ascontiguousarray(values)
-    if values.ndim == 1:
-        return pa.array(values)
-    size = int(np.prod(values.shape[1:]))
-    if values.dtype.kind == "f":
-        return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), size)
-    width = size * values.dtype.itemsize
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(values), [None, pa.py_buffer(values)])
-
-
-def _numpy(column: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if pa.types.is_fixed_size_list(array.type):
-        values = array.flatten().to_numpy(zero_copy_only=False)
-    elif pa.types.is_fixed_size_binary(array.type):
-        values = np.frombuffer(b"".join(array.to_pylist()), dtype)
-    else:
-        values = array.to_numpy(zero_copy_only=False)
-    made: np.ndarray = values.astype(dtype, copy=False).reshape(len(array), *shape)
-    return made
-
-
-def _body_columns(name: str, has: Sequence[str]) -> list[str]:
-    return [c for c in has if c == f"{OWN}{name}" or c.startswith(f"{OWN}{name}.")]
-
-
-def _body(table: pa.Table, name: str) -> Bodies | list[bytes]:
-    if f"{OWN}{name}" in table.column_names:
-        bodies: list[bytes] = table[f"{OWN}{name}"].to_pylist()
-        return bodies
-    texts = table[f"{OWN}{name}.text"].combine_chunks()
-    numbers = [table[c] for c in table.column_names if c.startswith(f"{OWN}{name}.numbers")]
-    return Bodies(
-        texts.dictionary.to_pylist(),
-        texts.indices.to_numpy(zero_copy_only=False),
-        np.concatenate([_numpy(each, np.dtype(np.float32), (_width(each.type),)) for each in numbers], axis=1),
-    )
-
-
-def _width(of: pa.DataType) -> int:
-    return of.list_size if pa.types.is_fixed_size_list(of) else 1
-
-
-def _is_numeric(of: pa.DataType) -> bool:
-    leaf = of.value_type if pa.types.is_fixed_size_list(of) else of
-    return bool(pa.types.is_floating(leaf) or pa.types.is_integer(leaf))
-
-
-def _leaf(name: str, of: pa.DataType) -> str:
-    return f"{name}.list.element" if pa.types.is_fixed_size_list(of) else name
 
 
 def _short(error: Exception) -> str:

@@ -73,13 +73,20 @@ def arrays_of(
             left_out[name] = f"there are more than {MAX_COLUMNS} columns"
         elif name.startswith(OWN):
             left_out[name] = f"its name starts with {OWN}"
+        elif name != _printable(name):
+            left_out[name] = "its name is not Unicode text"
         elif (array := _stacked(values)) is None:
             if alike and any(np.shape(each) != np.shape(values[0]) for each in values):
                 raise Irregular
             left_out[name] = _VARIES
         else:
             arrays[name] = array
-    return arrays, left_out
+    return arrays, {_printable(name): why for name, why in left_out.items()}
+
+
+def _printable(name: str) -> str:
+    """A name without surrogates: keys of a game's JSON may have them, but no file can."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 def value_at(attributes: Mapping[str, Any], name: str) -> Any:

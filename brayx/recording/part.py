@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,5 +117,17 @@ def check_parts(parts: Parts) -> None:
             raise ValueError(f"a part's {name} is {str(next(v for v in values if type(v) in wrong))[:80]!r}")
         if types == (int,) and not (name == "ticks") <= min(values) <= max(values) < _LARGEST:
             raise ValueError(f"a part's {name} goes from {min(values)} to {max(values)}")
-        if name == "began" and not (all(map(math.isfinite, values)) and 0 <= min(values) <= max(values) <= _LATEST):
-            raise ValueError(f"a part's {name} goes from {min(values)} to {max(values)}")
+        if types == (str,) and name != "start":
+            check_text(values)
+    began = parts["began"]
+    if not (all(map(math.isfinite, began)) and 0 <= min(began) <= max(began) <= _LATEST):
+        raise ValueError(f"a part began at {min(began)} to {max(began)}")
+    if any(type(result) is int and not -_LARGEST < result < _LARGEST for result in parts["result"]):
+        raise ValueError("a part's result is too large")
+    for left_out in filter(None, parts["left_out"]):
+        check_text([*left_out, *left_out.values()])
+
+
+def check_text(strings: Iterable[str]) -> None:
+    """Raises a ``ValueError`` if a string cannot be encoded, or a ``TypeError`` if there is something else."""
+    "".join(strings).encode()

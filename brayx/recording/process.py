@@ -143,7 +143,8 @@ def main(address: str, options: str, requests: IO[bytes], replies: IO[bytes]) ->
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process, too; only the sender ends it
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these reach the whole process group,
+        signal.signal(number, signal.SIG_IGN)  # but this process ends with its pipe, when it has written everything
     os.nice(_NICE)
     out, sys.stdout = sys.stdout.buffer, sys.stderr  # prints of libraries must not mix with the replies
     main(sys.argv[1], sys.argv[2], sys.stdin.buffer, out)

@@ -72,7 +72,7 @@ class Recordings(Sequence["Episode"]):
         paths: the chunks, oldest first.
 
     Attributes:
-        unreadable: the error of each chunk that cannot be read, by path.
+        unreadable: the error of each chunk that cannot be read, or of which some ticks are left out, by path.
     """
 
     def __init__(self, files: Any, paths: Sequence[str], known: Mapping[str, Entry] | None = None) -> None:
@@ -103,7 +103,9 @@ class Recordings(Sequence["Episode"]):
         self._numbers: dict[str, int] = defaultdict(itertools.count().__next__)
         numbers = np.fromiter(map(self._numbers.__getitem__, ids), np.int64, len(ids))
         self._parts = np.argsort(numbers, kind="stable")
-        self._ends = np.cumsum(np.bincount(numbers))
+        if len(self._numbers) < len(ids):
+            self._parts = self._without_repeats(numbers)
+        self._ends = np.cumsum(np.bincount(numbers[self._parts]))
         self._made: WeakValueDictionary[int, Episode] = WeakValueDictionary()
 
     def __len__(self) -> int:
@@ -122,6 +124,30 @@ class Recordings(Sequence["Episode"]):
 
     def __iter__(self) -> Iterator[Episode]:
         return map(self._episode, range(len(self)))
+
+    def _without_repeats(self, numbers: np.ndarray) -> np.ndarray:
+        """The parts by episode and tick, without those whose ticks an earlier file has: somebody copied a file.
+
+        Args:
+            numbers: number of each part's episode.
+        """
+        first, ticks = (
+            np.concatenate([np.resize(parts[name], len(parts["episode"])) for _, _, parts in self._chunks])
+            for name in ("first", "ticks")
+        )
+        order = np.lexsort((first, numbers))
+        ends, same = (first + ticks)[order], np.diff(numbers[order]) == 0
+        if not (same & (first[order][1:] < ends[:-1])).any():
+            return order
+        kept: list[int] = []
+        for part in order.tolist():
+            before = kept[-1] if kept else part
+            if part != before and numbers[part] == numbers[before] and first[part] < first[before] + ticks[before]:
+                path, *_ = self._chunks[bisect.bisect_right(self._firsts, part) - 1]
+                self.unreadable[path] = f"{path} has ticks of sessions that another file has: is it a copy?"
+            else:
+                kept.append(part)
+        return np.array(kept)
 
     def _episode(self, number: int) -> Episode:
         """An episode, created on access: a folder may have a million."""

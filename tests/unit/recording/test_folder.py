@@ -1,4 +1,4 @@
-"""A folder of recordings: its index, many chunks, full disks, killed writers, and hostile files."""
+"""A folder of recordings: its index, many chunks, full disks, killed writers, and copied files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -249,19 +250,15 @@ def test_a_writer_that_is_killed_in_the_middle_of_a_chunk_leaves_readable_files(
     assert all(len(each.inputs()[0]) == 4_000_000 for each in episodes)
 
 
-def test_a_chunk_with_changed_bytes_is_read_or_named(tmp_path: Path) -> None:
-    Folder(str(tmp_path), 10**9).write([(Part("e", "s", 0.0, 0, 50), ticks(50, x=1.5))])
-    (path,) = tmp_path.glob("*.parquet")
-    whole, rng = path.read_bytes(), random.Random(0)
-    refused = 0
-    for _ in range(150):
-        data = bytearray(whole)
-        for _ in range(rng.randint(1, 4)):
-            data[rng.randrange(len(data))] = rng.randrange(256)
-        path.write_bytes(data)
-        try:
-            for episode in open_recordings(str(path)):
-                episode.frame()
-        except BadRecording:
-            refused += 1
-    assert refused > 20
+def test_the_ticks_of_a_copied_file_count_once(tmp_path: Path) -> None:
+    for number in range(2):
+        parts = [(Part("long", "long", 0.0, 50 * number, 50), ticks(50, x=1.5))]
+        parts.append((Part(f"short-{number}", "short", 0.0, 0, 5), ticks(5, x=1.5)))
+        Folder(str(tmp_path), 10**9).write(parts)
+    first, second = sorted(tmp_path.glob("*.parquet"))
+    for path, name in ((first, "copy of it.parquet"), (second, "0-copy.parquet")):
+        shutil.copy(path, tmp_path / name)
+    found = open_recordings(str(tmp_path))
+    assert sorted((each.id, len(each)) for each in found) == [("long", 100), ("short-0", 5), ("short-1", 5)]
+    assert sorted(Path(path).name for path in found.unreadable) == [second.name, "copy of it.parquet"]
+    assert all("another file has" in why for why in found.unreadable.values())

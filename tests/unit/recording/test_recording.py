@@ -182,6 +182,29 @@ def test_ticks_of_a_slow_session_do_not_wait_for_a_pack(tmp_path: Path) -> None:
         recorder.close(60.0)
 
 
+def writer_of(folder: Path) -> int:
+    """Id of the writer's process."""
+    (child,) = [
+        int(each.name)
+        for each in Path("/proc").glob("[0-9]*")
+        if (each / "cmdline").exists() and str(folder).encode() in (each / "cmdline").read_bytes()
+    ]
+    return child
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_all_processes_of_a_host_loses_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    metrics = Recorder()
+    recorder = SessionRecorder(config(tmp_path, flush_s=0.1), metrics)
+    play(recorder, "before", 5)
+    until(lambda: len(open_recordings(str(tmp_path))) == 1, "the writer runs", WAIT_S)
+    os.kill(writer_of(tmp_path), number)
+    play(recorder, "after", 5)
+    recorder.close(60.0)
+    assert [(each.session, len(each)) for each in open_recordings(str(tmp_path))] == [("before", 5), ("after", 5)]
+    assert "recording_lost.writer" not in metrics.summary()
+
+
 def test_a_tick_is_written_in_time_and_a_killed_writer_is_started_again(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("brayx.recording.recorder._AGAIN_S", 0.0)
     metrics = Recorder()
@@ -189,12 +212,7 @@ def test_a_tick_is_written_in_time_and_a_killed_writer_is_started_again(tmp_path
     play(recorder, "before", 5)
     until(lambda: len(open_recordings(str(tmp_path))) == 1, "it is in a file", WAIT_S)
     (tmp_path / ".unfinished-of-a-killed-one.parquet").write_bytes(b"PAR1")
-    (child,) = [
-        int(each.name)
-        for each in Path("/proc").glob("[0-9]*")
-        if (each / "cmdline").exists() and str(tmp_path).encode() in (each / "cmdline").read_bytes()
-    ]
-    os.kill(child, signal.SIGKILL)
+    os.kill(writer_of(tmp_path), signal.SIGKILL)
 
     def again() -> bool:
         play(recorder, "after", 5)
@@ -318,39 +336,6 @@ def test_ticks_of_a_session_that_changes_its_columns_stay_in_order(tmp_path: Pat
     assert (episode.columns, episode.end) == ([], "stop")
 
 
-def test_broken_and_hostile_files_are_named_and_the_others_are_read(tmp_path: Path) -> None:
-    good = chunk(tmp_path, "good")
-    whole = good.read_bytes()
-    (tmp_path / "cut.parquet").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "empty.parquet").write_bytes(b"")
-    (tmp_path / "text.parquet").write_text("no parquet")
-    for number, (was, now) in enumerate(
-        [
-            (b'"ticks": [3]', b'"ticks": [9]'),
-            (b'"ticks": [3]', b'"ticks":[-3]'),
-            (b'"ticks": [3]', b'"ticks": "3"'),
-            (b'"ticks": [3]', b'"ticks": [ ]'),
-            (b'"ticks": [3]', b'"tocks": [3]'),
-            (b'"row": [0]', b'"row":[0,0]'),
-            (b'"session": ["good"]', b'"session": [123456]'),
-            (b'"dtype": "<f4"', b'"dtype": "|O8"'),
-            (b'"format": 2', b'"format": 1'),
-            (b'"format": 2', b'"format": 3'),
-        ]
-    ):
-        assert whole.count(was) == 1
-        (tmp_path / f"hostile-{number}.parquet").write_bytes(whole.replace(was, now))
-    episodes = open_recordings(str(tmp_path))
-    assert [each.session for each in episodes] == ["good"]
-    assert len(episodes.unreadable) == 13
-    with pytest.raises(BadRecording, match="is not a file of a recording"):
-        open_recordings(str(tmp_path / "cut.parquet"))
-    with pytest.raises(BadRecording, match="there is no recording at"):
-        open_recordings(str(tmp_path / "nowhere"))
-    good.unlink()
-    assert episodes[0].session == "good"
-
-
 def test_a_file_of_the_first_format_is_read(tmp_path: Path) -> None:
     table = parquet.ParquetFile(chunk(tmp_path, "a", ticks=2000))
     key = b"brayx.recording"
@@ -364,13 +349,3 @@ def test_a_file_of_the_first_format_is_read(tmp_path: Path) -> None:
     (episode,) = open_recordings(str(tmp_path / "b.parquet"))
     assert (len(episode), episode.end, episode.reported) == (2000, "stop", "")
     assert episode.inputs() == [body(number) for number in range(2000)]
-
-
-def test_a_file_whose_data_are_broken_is_named_when_it_is_read(tmp_path: Path) -> None:
-    path = chunk(tmp_path, "a", ticks=2000)
-    data = bytearray(path.read_bytes())
-    data[4:400] = bytes(396)
-    path.write_bytes(data)
-    (episode,) = open_recordings(str(path))
-    with pytest.raises(BadRecording, match="cannot be read"):
-        episode.inputs()

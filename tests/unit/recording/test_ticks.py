@@ -192,3 +192,9 @@ def test_ticks_that_are_nested_in_another_way_keep_what_they_share(odd: dict[str
     assert columns.arrays["z"].tolist() == [0, 1]
     assert "y/a" in columns.left_out
     assert ("x" in columns.arrays) == ("x" in odd)
+
+
+def test_a_name_that_no_file_can_have_costs_no_other_array() -> None:
+    columns = columns_of([tick(number, x=1.5, of={"\ud800": 1.0}) for number in range(2)])
+    assert list(columns.arrays) == ["x"]
+    assert columns.left_out == {"of/\\ud800": "its name is not Unicode text"}
