@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.schema import LoggingConfig
 
 from brayx.cluster import ray_private
@@ -29,6 +30,7 @@ from deployments.serve_run import serve_run
 _PORT_S = 10.0
 """Time for the replica before this one to free the port."""
 _AGAIN_S = 0.2
+_ROUTE_S = 2.0
 _HEAD = "node:__internal_head__"
 """Ray's resource that only the head node has, so that the console's address does not move."""
 
@@ -73,9 +75,18 @@ class ConsoleReplica:
 
     def _facts(self) -> dict[str, Any]:
         facts = self._sessions.facts()
-        host, port = ray_private.serve_http_address()
-        ingress = {} if host is None else {"ingress": f"http://{host}:{port}"}
+        ingress = self._ingress(facts.pop("application", ""))
         return {"mode": "serve", "project": self._project, **facts, "doors": facts.get("doors", {}) | ingress}
+
+    def _ingress(self, application: str) -> dict[str, str]:
+        """The URL of the served actor at Serve's ingress, if it has one."""
+        host, port = ray_private.serve_http_address()
+        controller = ray_private.serve_controller()
+        try:
+            route = None if controller is None else ray_private.serve_route(controller, application, _ROUTE_S)
+        except RayError:  # the controller starts again, say
+            return {}
+        return {} if host is None or route is None else {"ingress": f"http://{host}:{port}{route.rstrip('/')}"}
 
 
 class ConsoleArgs(BaseModel):

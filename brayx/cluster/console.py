@@ -56,6 +56,7 @@ class ConsoleAnswers:
     """A replica's answers. Belongs to the event loop of its sessions.
 
     Args:
+        application: name of its application.
         table: the replica's sessions.
         status: values of its status page.
         recorder: its recorder.
@@ -66,6 +67,7 @@ class ConsoleAnswers:
 
     def __init__(
         self,
+        application: str,
         table: SessionTable,
         status: Callable[[], Mapping[str, Any]],
         recorder: Recorder,
@@ -73,6 +75,7 @@ class ConsoleAnswers:
         set_share: Callable[[str, float], Awaitable[None]],
         frames: LiveFrames,
     ) -> None:
+        self._application = application
         self._live, self._status, self._follower = LiveTable(table), status, follower
         self._set_share, self._frames = set_share, frames
         self._numbers = numbers = LocalNumbers({}, "seconds")
@@ -112,6 +115,7 @@ class ConsoleAnswers:
         numbers = {name: value for name, value in self._numbers.snapshot().items() if np.isfinite(value)}
         return {
             **self._status(),
+            "application": self._application,
             "canaries": {} if self._follower is None else self._follower.shares(),
             "numbers": numbers,
         }
@@ -163,7 +167,7 @@ class ReplicaSessions:
         self._run(self._set_share(model, share))
 
     def facts(self) -> dict[str, Any]:
-        """Values of `brayx.console.documents.Job`, of all replicas together."""
+        """Values of `brayx.console.documents.Job` of all replicas together, and their ``application``."""
         try:
             answers, errors = self._run(self._of_all("facts"))
         except BrayxError as error:
@@ -299,6 +303,7 @@ def merged(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             by_name.setdefault(name, []).append(value)
     return {
         "sessions": sum(each["sessions"] for each in facts),
+        "application": first.get("application", ""),
         "doors": first.get("doors", {}),
         "canaries": first.get("canaries", {}),
         "registered": {model: sorted(versions) for model, versions in registered.items()},

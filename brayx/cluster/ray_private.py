@@ -189,6 +189,14 @@ def serve_has_grpc(controller: Any, timeout_s: float) -> bool:
     return bool(config.grpc_servicer_functions)
 
 
+def serve_route(controller: Any, application: str, timeout_s: float) -> str | None:
+    """Path of an application at Serve's ingress; None: it has none."""
+    import ray
+
+    endpoints: Any = ray.get(controller.get_all_endpoints.remote(), timeout=timeout_s)
+    return next((each["route"] for name, each in endpoints.items() if name.app_name == application), None)
+
+
 def calls_to_proxies(controller: Any, timeout_s: float) -> list[Any]:
     """A call to each proxy of Serve's ingress, which answers once the proxy knows all running applications."""
     import ray

@@ -140,7 +140,9 @@ class ActorReplica(GrpcDoor, ActorService):
         self._routing.table = self.table
         frames, set_share = LiveFrames(drawing), self._member.set_share
         runtime.close.append(functools.partial(asyncio.to_thread, frames.close))
-        self._console = ConsoleAnswers(self.table, self.status, runtime.recorder, follower, set_share, frames)
+        self._console = ConsoleAnswers(
+            serve.get_replica_context().app_name, self.table, self.status, runtime.recorder, follower, set_share, frames
+        )
         self._peer_doors = PeerDoors(self)
 
     def __serve_build_asgi_app__(self) -> DoorApp:

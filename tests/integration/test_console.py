@@ -56,13 +56,13 @@ class Served:
     """A job on two replicas, and its console.
 
     Attributes:
-        door: URL of Serve's ingress.
+        door: URL of the job at Serve's ingress.
         console, reader: clients of the console with the key of each scope.
         job: the job.
     """
 
     def __init__(self, door: str, folder: Path, uri: str, code: Path) -> None:
-        self.door, self.job = door, Job(folder, uri, code)
+        self.door, self.job = f"{door}/{PROJECT}", Job(folder, uri, code)
         self.job.add(1, "champion")
         self.job.add(2, "candidate")
         file = folder / "keys.txt"
@@ -76,7 +76,7 @@ class Served:
         (code / "watched_board.py").write_text(BOARD)
         Path(self.job.job.file).write_text(yaml.safe_dump(parts))
         self.job.job = JobConfig.load(self.job.job.file)
-        serve.run(serving_application(self.job.job, uri), name=PROJECT, route_prefix="/")
+        serve.run(serving_application(self.job.job, uri), name=PROJECT, route_prefix=f"/{PROJECT}")
         self.open_console()
 
     def open_console(self) -> None:
