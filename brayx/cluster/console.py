@@ -56,18 +56,19 @@ class ConsoleAnswers:
     """A replica's answers. Belongs to the event loop of its sessions.
 
     Args:
-        application: name of its application.
         table: the replica's sessions.
         status: values of its status page.
         recorder: its recorder.
         follower: its canaries; None: it follows no alias.
         set_share: sets a canary's share here and for the other replicas, see `Membership.set_share`.
         frames: pictures of followed sessions.
+
+    Attributes:
+        application: name of the replica's application in Serve; empty until it is known.
     """
 
     def __init__(
         self,
-        application: str,
         table: SessionTable,
         status: Callable[[], Mapping[str, Any]],
         recorder: Recorder,
@@ -75,7 +76,7 @@ class ConsoleAnswers:
         set_share: Callable[[str, float], Awaitable[None]],
         frames: LiveFrames,
     ) -> None:
-        self._application = application
+        self.application = ""
         self._live, self._status, self._follower = LiveTable(table), status, follower
         self._set_share, self._frames = set_share, frames
         self._numbers = numbers = LocalNumbers({}, "seconds")
@@ -115,7 +116,7 @@ class ConsoleAnswers:
         numbers = {name: value for name, value in self._numbers.snapshot().items() if np.isfinite(value)}
         return {
             **self._status(),
-            "application": self._application,
+            "application": self.application,
             "canaries": {} if self._follower is None else self._follower.shares(),
             "numbers": numbers,
         }

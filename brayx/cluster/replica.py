@@ -112,6 +112,7 @@ class ActorReplica(GrpcDoor, ActorService):
         await self._member.join(self.table)
         self._renewal = asyncio.create_task(self._member.renew(self.table, self._peer_doors.open))
         here = serve.get_replica_context()
+        self._console.application = here.app_name
         self._draining = Draining(self, self._routing.park, here.app_name, config.drain_timeout_s)
         self._watching = asyncio.create_task(self._draining.watch())
         shown = logging.getLogger("ray.serve")  # `serve run` prints its lines
@@ -140,9 +141,7 @@ class ActorReplica(GrpcDoor, ActorService):
         self._routing.table = self.table
         frames, set_share = LiveFrames(drawing), self._member.set_share
         runtime.close.append(functools.partial(asyncio.to_thread, frames.close))
-        self._console = ConsoleAnswers(
-            serve.get_replica_context().app_name, self.table, self.status, runtime.recorder, follower, set_share, frames
-        )
+        self._console = ConsoleAnswers(self.table, self.status, runtime.recorder, follower, set_share, frames)
         self._peer_doors = PeerDoors(self)
 
     def __serve_build_asgi_app__(self) -> DoorApp:
