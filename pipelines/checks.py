@@ -141,17 +141,22 @@ def _raise_if_any(job: JobConfig, found: list[str]) -> None:
 
 def _missing_of_gamecores(job: JobConfig) -> Iterator[str]:
     """One line for each missing program or script of the gamecores' commands."""
-    path = environment()["PATH"]
     for name, actor in job.actors.items():
         for index, gamecore in enumerate(actor.gamecores):
-            place = f"{name}.gamecores.{index}.command"
-            program, *words = shlex.split(gamecore.command) or [""]
-            if shutil.which(program if "/" not in program else str(Path(job.folder, program)), path=path) is None:
-                yield f"{place}: there is no program {program!r}"
-            scripts = [word for word in words if Path(word).suffix in _SCRIPTS and word[0] != "-" and "{" not in word]
-            for script in scripts:
-                if not Path(job.folder, script).exists():
-                    yield f"{place}: there is no file {script!r} in {job.folder}"
+            for missing in missing_of(gamecore.command, job.folder):
+                yield f"{name}.gamecores.{index}.command: {missing}"
+
+
+def missing_of(command: str, folder: str) -> Iterator[str]:
+    """One line for each missing program or script of a command that runs in a folder."""
+    program, *words = shlex.split(command) or [""]
+    path = environment()["PATH"]
+    if shutil.which(program if "/" not in program else str(Path(folder, program)), path=path) is None:
+        yield f"there is no program {program!r}"
+    scripts = [word for word in words if Path(word).suffix in _SCRIPTS and word[0] != "-" and "{" not in word]
+    for script in scripts:
+        if not Path(folder, script).exists():
+            yield f"there is no file {script!r} in {folder}"
 
 
 def check_learning(job: JobConfig, opened: Opened | None = None) -> Layout:

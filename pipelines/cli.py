@@ -417,7 +417,8 @@ def _promote(arguments: argparse.Namespace) -> int:
         passed(arguments, uri)
         entry, before = promote(arguments.reference, uri, to=arguments.to, version=arguments.version)
     was = "before it was none" if before is None else f"before it was version {before}"
-    print(f"{entry.name} version {entry.version} is {arguments.to} now; {was}")
+    changed = f"is {arguments.to} now; {was}" if before != entry.version else f"is {arguments.to} already"
+    print(f"{entry.name} version {entry.version} {changed}")
     return 0
 
 

@@ -6,25 +6,34 @@ Each verb imports its modules when it runs, see `pipelines.cli`.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from brayx.command_line import print_result
 from brayx.errors import ConfigError
 
-_FOLDER = "the recordings: a folder, or an address such as s3://bucket/folder"
+if TYPE_CHECKING:
+    from brayx.recording.source import Reader
+
+RECORDINGS = (
+    "the recordings: a folder, one of its files, an address such as s3://bucket/folder, or runs:/TRIAL/recordings"
+)
+SESSION = "only this session, or those of this game, which is the part of their ids before -agent-; may have *"
+TRACKING = "MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)"
 
 
 def recordings_verbs(recordings: argparse.ArgumentParser) -> None:
     """Adds the verbs to the command's parser."""
     verbs = recordings.add_subparsers(title="verbs", required=True, metavar="VERB")
     listing = verbs.add_parser("list", help="sessions, a line each, oldest first")
-    listing.add_argument("folder", help=_FOLDER)
+    listing.add_argument("folder", help=RECORDINGS)
     _choice(listing)
     listing.set_defaults(run=_list)
     export = verbs.add_parser("export", help="as a Minari dataset, as files for Rerun's viewer, or as videos")
-    export.add_argument("folder", help=_FOLDER)
+    export.add_argument("folder", help=RECORDINGS)
     export.add_argument("--format", required=True, choices=["minari", "rerun", "mp4"], help="minari, rerun or mp4")
     export.add_argument("--out", required=True, type=Path, help="folder to write")
     _choice(export)
@@ -34,19 +43,27 @@ def recordings_verbs(recordings: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     export.set_defaults(run=_export)
     log = verbs.add_parser("log", help="copy chosen sessions to the artifacts of a trial in MLflow")
-    log.add_argument("folder", help=_FOLDER)
+    log.add_argument("folder", help=RECORDINGS)
     log.add_argument("--trial", required=True, metavar="TRIAL", help="id or name of the trial")
     _choice(log)
-    log.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     log.set_defaults(run=_log)
 
 
 def _choice(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--session", metavar="ID", help="only this session; short for --only session=ID")
+    parser.add_argument("--session", metavar="ID", help=f"{SESSION}; short for --only session=ID")
     parser.add_argument(
         "--only", action="append", default=[], metavar="KEY=VALUE",
         help="only these sessions, as in a source: player=main, min_result=400; if repeated, all must hold",
     )  # fmt: skip
+    parser.add_argument("--tracking", help=TRACKING)
+
+
+def _reader(arguments: argparse.Namespace) -> Reader:
+    from brayx.recording.source import reader
+    from brayx.recording.trials import open as open_recordings
+
+    opener = functools.partial(open_recordings, tracking=arguments.tracking)
+    return reader(arguments.folder, _only(arguments), opener)
 
 
 def _only(arguments: argparse.Namespace) -> dict[str, str]:
@@ -55,12 +72,23 @@ def _only(arguments: argparse.Namespace) -> dict[str, str]:
     return _pairs("--only", arguments.only) | session
 
 
+def _selected(arguments: argparse.Namespace) -> Reader:
+    """As `_reader`. Raises ConfigError if no session is selected."""
+    found = _reader(arguments)
+    if next(found.selected(), None) is None:
+        every = found.recordings()
+        by_result = found.only.min_result is not None or found.only.max_result is not None
+        none = by_result and all(each.result is None for each in every)
+        why = ", whose agents recorded no return" if none else ""
+        raise ConfigError(f"no recorded session is selected: {found.address} has {len(every)}{why}", path=found.address)
+    return found
+
+
 def _list(arguments: argparse.Namespace) -> int:
-    from brayx.recording.source import reader
     from pipelines.columns import aligned
 
     rows = [("session", "began", "ticks", "end", "result", "player", "why", "unusual", "lost")]
-    for each in reader(arguments.folder, _only(arguments)).selected():
+    for each in _reader(arguments).selected():
         began = datetime.fromtimestamp(each.began, UTC).strftime("%Y-%m-%d %H:%M:%S")
         result = "-" if each.result is None else f"{each.result:g}"
         words = (each.end or "runs", each.reported or result, each.player or "-", each.why or "-")
@@ -70,25 +98,19 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _log(arguments: argparse.Namespace) -> int:
-    from brayx.recording.source import reader
     from brayx.recording.trials import log
-    from brayx.tracking import tracking_uri
-    from pipelines.visualize import find_trial
+    from brayx.tracking import find_trial, tracking_uri
 
-    only = _only(arguments)
-    if not only:
+    if not _only(arguments):
         raise ConfigError("a trial gets chosen sessions: name them with --session or --only", key="--session")
-    found = reader(arguments.folder, only)
     trial = find_trial(arguments.trial, tracking_uri(arguments.tracking))
-    sessions, ticks, address = log(found.selected(), trial)
-    print(f"{sessions} sessions of {ticks} ticks: {address}")
+    sessions, ticks, address = log(_selected(arguments).selected(), trial)
+    print(f"{sessions} sessions of {ticks} ticks: {address}" if sessions else f"the trial has them already: {address}")
     return 0
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from brayx.recording.source import reader
-
-    found = reader(arguments.folder, _only(arguments))
+    found = _selected(arguments)
     if arguments.format == "minari":
         from brayx.recording.minari import write_minari
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from brayx.errors import BadRecording, ConfigError
-from brayx.gamecore.protocol import game_of
 from brayx.recording.comparison import Comparison, NotCompared, compare
 from brayx.recording.differences import TOLERANCE
 from brayx.recording.reader import Episode
+from brayx.recording.source import is_of
 from brayx.recording.trials import open as open_recordings
 from brayx.recording.version import Version
 from brayx.tracking import tracking_uri
@@ -138,27 +138,33 @@ class Replay:
         }
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, most: int = _SHOWN) -> str:
+        """A table with at most so many sessions, those with the fewest equal actions, and of all together."""
         title = f"{self.model} against {self.reference or 'the recording'}"
         rows: list[tuple[str, ...]] = [
             ("session", "ticks", "equal actions", "first other", "KL, nats", "highest KL", "value, |difference|")
         ]
         worst = sorted(self.compared, key=lambda each: float(each.equal.mean()) if len(each) else 1.0)
-        shown = {each.episode for each in worst[:_SHOWN]}
+        shown = {each.episode for each in worst[:most]}
         rows += [_row(each.session, Summary.of([each])) for each in self.compared if each.episode in shown]
         if len(self.compared) != 1:
             rows.append(_row("in all", self.total))
         lines = [title, *aligned(rows)]
-        if len(self.compared) > _SHOWN:
-            lines.append(f"only the {_SHOWN} sessions with the fewest equal actions are shown; --json has all")
+        if len(self.compared) > most:
+            lines.append(
+                f"only the {most} sessions with the fewest equal actions are shown; `brayx replay --json` has all"
+            )
         if self.total.kl is None and self.compared:
             lines.append("KL is not known: the recordings have neither the policy's outputs nor log-probabilities")
         elif not self.total.exact:
             lines.append("KL is estimated from the log-probabilities of the recorded actions")
         if self.total.left_out:
             lines.append(f"{self.total.left_out} ticks were left out: the recording lacks their observation or action")
-        lines += [f"{each.session} was not compared: {each.error.message}" for each in self.failed[:_SHOWN]]
-        if len(self.failed) > _SHOWN:
-            lines.append(f"{len(self.failed) - _SHOWN} more were not compared")
+        lines += [f"{each.session} was not compared: {each.error.message}" for each in self.failed[:most]]
+        if len(self.failed) > most:
+            lines.append(f"{len(self.failed) - most} more were not compared")
         if self.unreadable:
             lines.append(f"{self.unreadable} files cannot be read")
         return "\n".join(lines)
@@ -181,7 +187,7 @@ def replay_recording(
         *models: ``models:/NAME/VERSION``, ``models:/NAME@ALIAS`` or the folder of a checkpoint. Of two versions the
             second one is compared with the first one instead of with the recording.
         tracking: MLflow's URI, or the path of its sqlite file.
-        session: only the session of this id, or those of this game; empty: all.
+        session: only the sessions of this id, which may have ``*``, or of this game; empty: all.
         job: YAML of the job that made the models; None: as their checkpoints have it.
         component: name of the model component; None: as for `pipelines.stored_models.StoredModel.build`.
         tolerance: largest difference of continuous actions that count as equal.
@@ -232,11 +238,6 @@ def recorded(recording: str, session: str = "", tracking: str | None = None) -> 
         what = f"no session {session!r}" if session else "no session"
         raise BadRecording(f"{recording} has {what}{f'; {why}' if why else ''}", file=recording)
     return episodes, len(found.unreadable)
-
-
-def is_of(episode: Episode, name: str) -> bool:
-    """Whether a session has this id, or belongs to the game of this name."""
-    return name in (episode.session, game_of(episode.session))
 
 
 def version_of(reference: str, uri: str, *, job: str | None = None, component: str | None = None) -> Version:

@@ -12,27 +12,29 @@ from pathlib import Path
 
 from brayx.command_line import SWITCH, count, print_result
 from brayx.errors import ConfigError
+from pipelines.recordings_commands import RECORDINGS, SESSION, TRACKING
+from pipelines.shipped import job_file
 
-_TRACKING = "MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)"
 _EVERY = 100
+_SHOWN = 5
+"""Maximum sessions that are printed of a version that is promoted."""
 
 
 def replay_options(replay: argparse.ArgumentParser) -> None:
     """Adds the options to the command's parser."""
-    replay.add_argument("recording", metavar="RECORDING", help="folder of recordings, or one of its files")
+    replay.add_argument("recording", metavar="RECORDING", help=RECORDINGS)
     replay.add_argument(
         "--model", dest="models", action="append", required=True, metavar="MODEL",
         help="models:/NAME/12, models:/NAME@ALIAS, or a checkpoint's folder; given twice, the second version is "
         "compared with the first instead of with the recording",
     )  # fmt: skip
     replay.add_argument(
-        "--session", default="", metavar="ID",
-        help="only this session; or the sessions of this game, which is the part of their ids before -agent- "
-        "(default: all)",
+        "--session", default="", metavar="ID", help=f"{SESSION} (default: all)"
     )  # fmt: skip
     replay.add_argument(
-        "--job", metavar="YAML", help="the job that made the models (default: the one in their checkpoints)"
-    )
+        "--job", type=job_file, metavar="YAML",
+        help="the job that made the models, or the name of a shipped one (default: the one in their checkpoints)",
+    )  # fmt: skip
     replay.add_argument(
         "--component", metavar="NAME",
         help="the model component, if the job has several and neither the version's name nor the trainer says which",
@@ -68,7 +70,7 @@ def replay_options(replay: argparse.ArgumentParser) -> None:
         "--timeout-s", type=float, default=60.0,
         help="with --resimulate: deadline for the game's next tick (default: %(default)g)",
     )  # fmt: skip
-    replay.add_argument("--tracking", help=_TRACKING)
+    replay.add_argument("--tracking", help=TRACKING)
     replay.set_defaults(run=_replay)
 
 
@@ -86,6 +88,7 @@ def gate_options(promote: argparse.ArgumentParser) -> None:
     )
     promote.add_argument(
         "--job",
+        type=job_file,
         metavar="YAML",
         help="with --recordings: the job that made the model (default: the one in its checkpoint)",
     )
@@ -118,7 +121,7 @@ def passed(arguments: argparse.Namespace, uri: str) -> None:
     entry = find(given, uri)
     arguments.reference = f"models:/{entry.name}/{entry.version}"  # an alias may move meanwhile
     report, reason = check_recordings(arguments.reference, arguments.recordings, gate, uri, job=arguments.job)
-    print(report)
+    print(report.text(_SHOWN))
     print(f"it passes: {reason}")
 
 

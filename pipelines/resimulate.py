@@ -20,14 +20,15 @@ from brayx.metrics import Recorder
 from brayx.recording.config import RecordingConfig
 from brayx.recording.reader import Episode
 from brayx.recording.recorder import SessionRecorder
+from brayx.recording.source import is_of
 from deployments.job import JobConfig, only
+from pipelines.checks import missing_of
 from pipelines.columns import aligned
 from pipelines.gamecores import Gamecores
 from pipelines.match_games import Score
 from pipelines.opponents import Opponent
 from pipelines.playing import check_playable, doors
 from pipelines.recorded_game import RecordedGame, Seat, game_name
-from pipelines.replay import is_of
 
 _LOOK_S = 0.05
 _SAY_S = 10.0
@@ -158,6 +159,10 @@ def resimulate(
     """
     game = RecordedGame(episodes, played, from_tick)
     sides = [side, others or side]
+    if not job.actors:
+        raise ConfigError(f"{job.file} has no actor, so nobody plays: name a job that has one with --job")
+    if missing := list(missing_of(command, job.folder)):
+        raise ConfigError(f"--resimulate: {'; '.join(missing)}")
     actor, model = only("actor", job.actors, actor), only("model", job.models, model)
     config = job.actors[actor].model_copy(
         update={"gamecores": [GamecoreConfig(command=command)], "tick_deadline_ms": None}

@@ -14,9 +14,8 @@ from brayx.cluster import NAMESPACE
 from brayx.cluster.hub import ask_job
 from brayx.cluster.start import answers, connected, where_ray_is
 from brayx.errors import ConfigError, DeadlineExceeded, JobNotRunning, TrackingError
-from brayx.tracking import Trial, tracking_uri
+from brayx.tracking import Trial, find_trial, tracking_uri
 from brayx.tracking.store import client_of, telling
-from pipelines.visualize import find_trial
 
 _RAY_TAG = "brayx.ray"
 """Tag of a trial with the location of its Ray cluster, as ``address=…&auth=…&host=…``."""

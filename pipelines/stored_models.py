@@ -18,7 +18,7 @@ from brayx.engines.scaling import learned
 from brayx.engines.torch import module_weights, with_weights
 from brayx.errors import BadWeights, BrayxError, ConfigError, ModelError
 from brayx.model.build import build_model
-from brayx.tracking import Trial, files_of, find
+from brayx.tracking import Trial, files_of, find, find_trial
 from brayx.trainer.config import TrainerConfig
 from brayx.types import NestedArray, Weights
 from deployments.job import JobConfig, pool_name_of
@@ -104,8 +104,6 @@ def stored_model(reference: str, uri: str) -> Iterator[StoredModel]:
             yield StoredModel(folder, label, about, entry.run_id)
         return
     if reference.startswith(_RUNS):
-        from pipelines.visualize import find_trial
-
         trial = find_trial(reference.removeprefix(_RUNS), uri)
         newest = trial.latest_checkpoint()
         if newest is None:

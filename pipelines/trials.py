@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from brayx.books import GAMES_IN_WINDOW
 from brayx.charts import CHARTS, RETURN_CHART
 from brayx.metrics import games_text, significant
+from brayx.tracking.finding import newest_runs
 from brayx.tracking.store import client_of, telling
-from brayx.tracking.trial import PARENT_TAG, newest_runs, owner_is_gone
+from brayx.tracking.trial import PARENT_TAG, owner_is_gone
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-_HEADINGS = ("project", "trial", "status", "env steps", "last return", "champion")
+_HEADINGS = ("project", "trial", "status", "env steps", "last return", "champion", "id")
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ def table(rows: Sequence[Row]) -> str:
                 "-" if row.env_steps is None else f"{row.env_steps:,.0f}",
                 _return(row),
                 row.champion,
+                row.run_id,
             )
             for row in rows
         ),

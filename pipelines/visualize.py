@@ -19,8 +19,8 @@ from brayx.charts import CHARTS, RETURN_CHART
 from brayx.command_line import Parser
 from brayx.errors import ConfigError
 from brayx.metrics import XAxis
-from brayx.tracking import Trial, tracking_uri
-from brayx.tracking.store import client_of, sqlite_path, telling
+from brayx.tracking import Trial, find_trial, tracking_uri
+from brayx.tracking.store import client_of, telling
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,37 +28,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Curve = Sequence[tuple[float, float]]
-
-
-def find_trial(reference: str, uri: str) -> Trial:
-    """The trial with that id, or the newest of that name.
-
-    Raises:
-        ConfigError: there is none.
-        TrackingError: the store could not be read.
-    """
-    path = sqlite_path(uri)
-    if path is not None and not path.exists():
-        raise ConfigError(f"no trial {reference!r}: there is no MLflow database {path}", trial=reference)
-    with telling(f"cannot look for trial {reference!r} in {uri}"):
-        client = client_of(uri)
-        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-        for field in ("run_id", "run_name"):
-            found = client.search_runs(
-                experiments,
-                f"attributes.{field} = '{reference}'",
-                order_by=["attributes.start_time DESC"],
-                max_results=2,
-            )
-            if len(found) > 1:
-                logger.warning(
-                    "several trials are called %r: the newest is used, %s; name another by its id, see `mlflow ui`",
-                    reference,
-                    found[0].info.run_id,
-                )
-            if found:
-                return Trial.attach(uri, found[0].info.run_id)
-    raise ConfigError(f"no trial has the id or the name {reference!r} in {uri}", trial=reference)
 
 
 def curve(trial: Trial, metric: str, against: str) -> Curve:

@@ -1,10 +1,21 @@
-"""Where recordings are: a path, or an fsspec address such as ``s3://bucket/recordings``."""
+"""Where recordings are: a path, an fsspec address such as ``s3://bucket/recordings``, or ``runs:/TRIAL/recordings`` for
+those among the artifacts of a trial."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from brayx.errors import BadRecording
+
+OF_TRIAL = "runs:/"
+
+
+def absolute(address: str) -> str:
+    """The same address with an absolute path, for other processes and folders."""
+    if "://" in address or address.startswith(OF_TRIAL) or not address:
+        return address
+    return str(Path(address).expanduser().absolute())
 
 
 def files_of(address: str) -> tuple[Any, str]:

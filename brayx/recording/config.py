@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from brayx.recording.addresses import absolute
 
 
 class RecordingConfig(BaseModel):
@@ -45,9 +46,7 @@ class RecordingConfig(BaseModel):
 
     def absolute(self) -> RecordingConfig:
         """The same options with an absolute folder, for other processes."""
-        if "://" in self.folder:
-            return self
-        return self.model_copy(update={"folder": str(Path(self.folder).expanduser().absolute())})
+        return self.model_copy(update={"folder": absolute(self.folder)})
 
 
 class Selection(BaseModel):
@@ -56,7 +55,7 @@ class Selection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     session: str | None = None
-    """The session's id; may have ``*``."""
+    """The session's id, which may have ``*``; or a game, the part of its sessions' ids before ``-agent-``."""
     agent: str | None = None
     """Agent of the session's id, ``GAME-agent-AGENT``; may have ``*``."""
     player: str | None = None

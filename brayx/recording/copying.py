@@ -13,6 +13,8 @@ from brayx.recording.reader import Episode
 from brayx.recording.writer import Folder
 
 _NO_LIMIT = 2**62
+_NAME_CHARS = 48
+"""Maximum characters of a session's id in a file's name: file systems take 255 bytes, and a character has up to 4."""
 _NOT_IN_NAMES = re.compile(r"[^\w.-]")
 
 
@@ -69,17 +71,17 @@ def write_videos(episodes: Iterable[Episode], out: Path) -> tuple[int, int]:
         BadRecording: a file is broken.
         ConfigError: PyAV is missing, or no session has frames.
     """
-    out.mkdir(parents=True, exist_ok=True)
     sessions = frames = 0
     for episode in episodes:
         if episode.frames:
+            out.mkdir(parents=True, exist_ok=True)
             episode.save_video(out / f"{file_name(episode)}.mp4")
             sessions, frames = sessions + 1, frames + episode.frames
     if not sessions:
-        raise ConfigError("no selected session has frames", path=str(out))
+        raise ConfigError("no selected session has frames, so there is no video to write")
     return sessions, frames
 
 
 def file_name(episode: Episode) -> str:
-    """Name of a session's file, without an ending; a session's id may be any text."""
-    return _NOT_IN_NAMES.sub("_", f"{episode.session}-{episode.id[:8]}").lstrip(".")
+    """Name of a session's file, without an ending; both of its ids may be any text."""
+    return _NOT_IN_NAMES.sub("_", f"{episode.session[:_NAME_CHARS]}-{episode.id[:8]}").lstrip(".")

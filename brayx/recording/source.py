@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,7 +17,8 @@ import optree
 from pydantic import ValidationError
 
 from brayx.errors import BadRecording, ConfigError
-from brayx.gamecore.protocol import AGENT_MARK
+from brayx.gamecore.protocol import agent_of, game_of
+from brayx.recording.addresses import absolute
 from brayx.recording.config import Selection
 from brayx.recording.fragments import Fields, fields_of, fragments
 from brayx.replay.files import Dataset, Format
@@ -64,15 +65,18 @@ def dataset(
     return Dataset(path, None, fields, demonstration, reader(path, only))
 
 
-def reader(path: str | Path, only: Selection | Mapping[str, Any] | None = None) -> Reader:
-    """Reads selected recordings; arguments and errors as of `dataset`."""
+def reader(
+    path: str | Path,
+    only: Selection | Mapping[str, Any] | None = None,
+    opener: Callable[[str], Recordings] | None = None,
+) -> Reader:
+    """Reads selected recordings; ``opener`` as in `Reader`, other arguments and errors as of `dataset`."""
     try:
         selection = only if isinstance(only, Selection) else Selection(**(only or {}))
     except ValidationError as error:
         wrong = error.errors()[0]
         raise ConfigError(f"only.{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}, got {wrong['input']!r}") from None
-    address = str(path)
-    return Reader(address if "://" in address or not address else str(Path(address).expanduser().absolute()), selection)
+    return Reader(absolute(str(path)), selection, opener)
 
 
 @dataclass(frozen=True)
@@ -83,12 +87,14 @@ class Reader:
     game; if those have all fields, the buffer refuses what does not fit.
 
     Attributes:
-        address: the folder, file or fsspec address.
+        address: of the recordings.
         only: which sessions to read.
+        opener: opens the address; None: `brayx.recording.reader.open`, which knows no trials.
     """
 
     address: str
     only: Selection
+    opener: Callable[[str], Recordings] | None = None
 
     def episodes(self, file: Path, fields: Mapping[str, str], most: int | None = BLOCK_ROWS) -> Iterator[Fragment]:
         """As `brayx.replay.files.Reader`: all fragments, in the order of `brayx.recording.open`.
@@ -118,7 +124,7 @@ class Reader:
         from brayx.recording.reader import open as open_recordings  # imports Arrow, which is slow
 
         try:
-            found = open_recordings(self.address)
+            found = (self.opener or open_recordings)(self.address)
         except BadRecording as error:
             raise ConfigError(error.message, path=self.address) from error
         if found.unreadable:
@@ -151,9 +157,9 @@ class Reader:
 
 def selects(only: Selection, episode: Episode) -> bool:
     """Whether an episode is selected; reads its ticks only to select by policy version."""
-    if only.session is not None and not fnmatchcase(episode.session, only.session):
+    if only.session is not None and not is_of(episode, only.session):
         return False
-    if only.agent is not None and not fnmatchcase(episode.session.rpartition(AGENT_MARK)[2], only.agent):
+    if only.agent is not None and not fnmatchcase(agent_of(episode.session) or episode.session, only.agent):
         return False
     if only.player is not None and not fnmatchcase(episode.player, only.player):
         return False
@@ -169,6 +175,11 @@ def selects(only: Selection, episode: Episode) -> bool:
         return False
     versions = episode["policy_version"]
     return _within(int(versions.min()), int(versions.max()), only.min_version, only.max_version)
+
+
+def is_of(episode: Episode, name: str) -> bool:
+    """Whether a session has this id, which may have ``*``, or belongs to the game of this name."""
+    return name in (episode.session, game_of(episode.session)) or fnmatchcase(episode.session, name)
 
 
 def _within(low: float | None, high: float | None, least: float | None, most: float | None) -> bool:

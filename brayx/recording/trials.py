@@ -14,13 +14,13 @@ from pathlib import Path
 from brayx.errors import BadRecording
 from brayx.gamecore.protocol import game_of
 from brayx.recording import reader
+from brayx.recording.addresses import OF_TRIAL
 from brayx.recording.copying import copy
 from brayx.recording.reader import Episode, Recordings
-from brayx.tracking import Trial, tracking_uri
+from brayx.tracking import Trial, find_trial, tracking_uri
 from brayx.tracking.artifacts import files_at
 from brayx.tracking.store import client_of, telling
 
-_OF_RUN = "runs:/"
 _FOLDER = "recordings"
 
 
@@ -28,17 +28,21 @@ def open(address: str, *, tracking: str | None = None) -> Recordings:
     """Opens recordings: a folder, or one of its Parquet files, by its path or fsspec address; or those of a trial.
 
     Args:
-        address: the path or address; ``runs:/ID/recordings`` for what `log` copied to the trial with that id.
+        address: the path or address; ``runs:/TRIAL/recordings`` for what `log` copied to the trial of that id or name.
         tracking: of a trial, MLflow's URI or the path of its sqlite file; None: as for `brayx.tracking.tracking_uri`.
 
     Raises:
         BadRecording: there is no such folder or file, or the file is not of a recording.
-        TrackingError: MLflow failed, or there is no such trial, or it has no recordings.
+        ConfigError: there is no such trial.
+        TrackingError: MLflow failed, or the trial has no recordings.
     """
-    if not str(address).startswith(_OF_RUN):
+    trial, _, path = str(address).removeprefix(OF_TRIAL).partition("/")
+    if not str(address).startswith(OF_TRIAL):
         return reader.open(str(address))
+    uri = tracking_uri(tracking)
+    files = files_at(f"{OF_TRIAL}{find_trial(trial, uri).run_id}/{path or _FOLDER}", uri)
     with contextlib.ExitStack() as stack:
-        found = reader.open(str(stack.enter_context(files_at(str(address), tracking_uri(tracking)))))
+        found = reader.open(str(stack.enter_context(files)))
         weakref.finalize(found, stack.pop_all().close)  # a download is needed for as long as its episodes
     return found
 
@@ -57,7 +61,7 @@ def log(episodes: Iterable[Episode], trial: Trial) -> tuple[int, int, str]:
         BadRecording: a file is broken, or there are no episodes.
         TrackingError: MLflow failed.
     """
-    address = f"{_OF_RUN}{trial.run_id}/{_FOLDER}"
+    address = f"{OF_TRIAL}{trial.run_id}/{_FOLDER}"
     with telling(f"cannot read {address}"):
         has_some = bool(client_of(trial.uri).list_artifacts(trial.run_id, _FOLDER))
     known = [each.id for each in open(address, tracking=trial.uri)] if has_some else []

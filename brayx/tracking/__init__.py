@@ -4,6 +4,7 @@ The default store is one sqlite file. URIs are absolute, because Ray workers cha
 MLflow itself is imported when it is first used.
 """
 
+from brayx.tracking.finding import find_trial
 from brayx.tracking.registry import (
     PoolEntry,
     PoolModel,
@@ -31,6 +32,7 @@ __all__ = [
     "check_writable",
     "files_of",
     "find",
+    "find_trial",
     "initialise",
     "local_files",
     "promote",

@@ -374,33 +374,6 @@ class Trial:
             return client_of(self.uri).get_run(self.run_id)
 
 
-def newest_runs(uri: str, project: str = "") -> tuple[dict[str, str], list[Run]]:
-    """The newest thousand runs of a store, newest first, and the names of all projects by experiment id.
-
-    Args:
-        uri: tracking URI.
-        project: only this project's runs; empty: of all.
-
-    Raises:
-        ConfigError: the store or the project does not exist.
-        TrackingError: the store could not be read.
-    """
-    path = sqlite_path(uri)
-    if path is not None and not path.exists():
-        raise ConfigError(
-            f"there is no MLflow database {path}: run this where `brayx train` ran, or name another with --tracking",
-            file=str(path),
-        )
-    with telling(f"cannot read the trials in {uri}"):
-        client = client_of(uri)
-        projects = {each.experiment_id: each.name for each in client.search_experiments()}
-        chosen = [number for number, name in projects.items() if project in ("", name)]
-        if not chosen:
-            raise ConfigError(f"there is no project {project!r}; there are: {', '.join(projects.values())}")
-        runs = client.search_runs(chosen, order_by=["attributes.start_time DESC"], max_results=1000)
-        return projects, list(runs)
-
-
 def _events_folder(root: str, parent: Trial | None, project: str, name: str, run_id: str) -> str:
     """The folder of a trial's event files: names may repeat, so it ends in the run's id."""
     above = os.path.join(root, project) if root else "" if parent is None else parent.tensorboard

@@ -12,6 +12,7 @@ from brayx.recording.columns import Tick, columns_of
 from brayx.recording.part import Part
 from brayx.recording.writer import Folder
 from pipelines.cli import main
+from pipelines.replay import recorded
 
 
 def write(folder: Path, sessions: int) -> None:
@@ -35,6 +36,51 @@ def test_sessions_are_listed_a_line_each(tmp_path: Path, capsys: pytest.CaptureF
     ]
     assert main(["recordings", "list", str(tmp_path), "--only", "min_result=1"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["session", "game-2"]
+
+
+@pytest.mark.parametrize(
+    ("format", "only", "says"),
+    [
+        ("minari", "min_result=3", "no recorded session is selected: {folder} has 3\n"),
+        ("rerun", "session=other", "no recorded session is selected: {folder} has 3\n"),
+        ("mp4", "session=game-*", "no selected session has frames, so there is no video to write\n"),
+    ],
+)
+def test_an_export_of_nothing_says_so_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], format: str, only: str, says: str
+) -> None:
+    write(tmp_path / "in", 3)
+    words = ["recordings", "export", str(tmp_path / "in"), "--format", format, "--out", str(tmp_path / "out")]
+    assert main([*words, "--only", only]) == 2
+    assert capsys.readouterr().err == f"brayx: {says.format(folder=tmp_path / 'in')}"
+    assert not (tmp_path / "out").exists()
+
+
+def test_sessions_without_a_return_are_said_to_have_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = columns_of([Tick(0, 0.0, 0.0, b"", b"", {})])
+    Folder(str(tmp_path), 10**9).write([(Part("e", "s", 1e9, 0, 1), columns)])
+    words = ["recordings", "export", str(tmp_path), "--format", "minari", "--out", str(tmp_path / "out")]
+    assert main([*words, "--only", "min_result=400"]) == 2
+    assert "has 1, whose agents recorded no return" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["game-1", "game-*", "other-agent-a", "other", "*-agent-b"])
+def test_a_session_is_named_by_its_id_a_pattern_or_its_game(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    ids = ["game-1", "game-2", "other-agent-a", "other-agent-b"]
+    columns = columns_of([Tick(0, 0.0, 0.0, b"", b"", {})])
+    Folder(str(tmp_path), 10**9).write([(Part(each, each, 1e9, 0, 1), columns) for each in ids])
+    assert main(["recordings", "list", str(tmp_path), "--session", name]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert listed == [each.session for each in recorded(str(tmp_path), name)[0]]
+    assert listed == {"game-1": ids[:1], "game-*": ids[:2], "other": ids[2:4], "*-agent-b": ids[3:4]}.get(name, [name])
+
+
+def test_an_id_with_characters_of_a_pattern_is_an_id(tmp_path: Path) -> None:
+    columns = columns_of([Tick(0, 0.0, 0.0, b"", b"", {})])
+    Folder(str(tmp_path), 10**9).write([(Part("e", "[x]", 1e9, 0, 1), columns)])
+    assert len(recorded(str(tmp_path), "[x]")[0]) == 1
 
 
 def test_a_reader_that_has_enough_gets_no_traceback(tmp_path: Path) -> None:

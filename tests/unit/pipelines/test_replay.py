@@ -216,6 +216,10 @@ def test_a_game_that_differs_is_refused_with_its_tick(recorded: Recorded, comman
         command(*words, "sh -c 'echo no such game >&2; exit 3'")
     with pytest.raises(ConfigError, match=f"has ticks 0 to {len(episode) - 1}"):
         command(*words, "true", "--from-tick", str(len(episode)))
+    with pytest.raises(ConfigError, match=r"--resimulate: there is no file 'gone\.py' in "):
+        command(*words, "python gone.py {http_url}")
+    with pytest.raises(ConfigError, match=r"ppo_env\.yaml has no actor, so nobody plays: .* with --job"):
+        command(*words, "true", "--job", "ppo_env.yaml")
 
     (tmp_path / "game.py").write_text(UNSEEDED)
     game = f"python {tmp_path / 'game.py'} {{http_url}}"
@@ -239,6 +243,8 @@ def test_a_version_is_promoted_only_if_it_acts_as_recorded(recorded: Recorded, c
     out = command(*words, "models:/cartpole/1", "--min-agreement", "1", "--max-kl", "0.001", "--to", "gate").stdout
     assert "recorded actions are its own, at least 1; its mean KL divergence from the recorded policy is" in out
     assert out.splitlines()[-1] == "cartpole version 1 is gate now; before it was none"
+    again = command(*words, "models:/cartpole/1", "--min-agreement", "1", "--to", "gate").stdout
+    assert again.splitlines()[-1] == "cartpole version 1 is gate already"
     with pytest.raises(
         PromotionRefused, match=r"models:/cartpole/2 is not promoted: 0\.\d+ of \d+ .* at least 1"
     ) as no:

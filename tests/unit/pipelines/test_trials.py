@@ -31,10 +31,13 @@ def test_a_trial_whose_process_was_killed_is_interrupted(tracking_db: str) -> No
 
 def test_a_return_has_the_number_of_its_games(tracking_db: str) -> None:
     numbers = {"one": {RETURN_CHART: 0.0412, CHARTS[GAMES_IN_WINDOW]: 1.0}, "search": {CHARTS["episode_return"]: 21.5}}
+    ids = {}
     for name, values in numbers.items():
-        Trial.open("p", name, tracking_db).log_metrics(values, 10)
+        trial = Trial.open("p", name, tracking_db)
+        trial.log_metrics(values, 10)
+        ids[name] = trial.run_id
     lines = sorted(" ".join(line.split()) for line in table(trials(tracking_db)).splitlines()[1:])
-    assert lines == ["p one running - 0.0412 (1 game)", "p search running - 21.5"]
+    assert lines == [f"p one running - 0.0412 (1 game) {ids['one']}", f"p search running - 21.5 {ids['search']}"]
 
 
 def test_children_are_below_their_parent_by_name(tracking_db: str) -> None:

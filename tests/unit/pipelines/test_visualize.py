@@ -6,9 +6,9 @@ import pytest
 
 from brayx.errors import ConfigError
 from brayx.metrics import Recorder
-from brayx.tracking import Trial
+from brayx.tracking import Trial, find_trial
 from brayx.tracking.hub import Hub
-from pipelines.visualize import curve, draw, find_trial
+from pipelines.visualize import curve, draw
 
 
 @pytest.fixture
@@ -30,6 +30,8 @@ def test_a_trial_is_found_by_id_and_by_name_the_newest(trials, caplog):
     assert not caplog.messages
     assert find_trial("second", uri).run_id == trials[2].run_id
     assert f"several trials are called 'second': the newest is used, {trials[2].run_id}" in caplog.text
+    trials[2].finish("FAILED")
+    assert find_trial("second", uri).run_id == trials[1].run_id, "a failed one comes last"
     with pytest.raises(ConfigError, match="no trial has the id or the name 'third'"):
         find_trial("third", uri)
     with pytest.raises(ConfigError, match="no MLflow database"):

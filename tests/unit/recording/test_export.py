@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 
 from brayx.errors import ConfigError
+from brayx.recording.columns import columns_of
+from brayx.recording.copying import file_name
 from brayx.recording.minari import write_minari
+from brayx.recording.part import Part
 from brayx.recording.source import reader
+from brayx.recording.writer import Folder
 from pipelines import cli
 from tests.unit.recording.test_source import STOP, save, tick
 
@@ -71,3 +75,11 @@ def test_reruns_files_have_every_tick(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (event["TextLog:text"], event["tick"]) == ([["skipped 2"]], [2])
     assert sum(len(each["tick"]) for each in found["/board"]) == 4
     assert [json.loads(text[0])["reward"] for text in found["/input"][0]["TextDocument:text"]] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("session", ["x" * 3000, "\U0001f600" * 3000, "../../etc/passwd", "a\x00b\n"])
+def test_any_session_has_a_name_for_its_file(tmp_path: Path, session: str) -> None:
+    Folder(str(tmp_path), 10**9).write([(Part("e", session, 0.0, 0, 1), columns_of([tick(0)]))])
+    name = file_name(reader(tmp_path).recordings()[0])
+    (tmp_path / f"{name}.mp4").touch()
+    assert (tmp_path / f"{name}.mp4").parent.samefile(tmp_path)

@@ -12,7 +12,7 @@ import pytest
 
 import brayx.recording
 from brayx.actor.agent import State
-from brayx.errors import BadRecording, TrackingError
+from brayx.errors import BadRecording, ConfigError, TrackingError
 from brayx.metrics import Recorder
 from brayx.recording.config import RecordingConfig
 from brayx.recording.recorder import SessionRecorder
@@ -55,7 +55,11 @@ def test_chosen_sessions_go_to_a_trial_once_and_are_read_from_there(
     assert sessions(trial) == ["red"]
     assert cli.main([*words, "--only", "session=*e*"]) == 0
     assert capsys.readouterr().out.startswith("2 sessions of 20 ticks")
+    assert cli.main([*words, "--session", "red"]) == 0
+    assert capsys.readouterr().out == f"the trial has them already: runs:/{trial.run_id}/recordings\n"
     assert sessions(trial) == ["blue", "green", "red"]
+    assert cli.main(["recordings", "list", "runs:/first/recordings", "--session", "r*", "--tracking", trial.uri]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["session", "red"]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", trial.uri)
     for episode in brayx.recording.open(f"runs:/{trial.run_id}/recordings"):
         assert episode["score"].tolist() == list(range(10))
@@ -110,9 +114,10 @@ def test_what_cannot_be_logged_or_read_is_said(folder: Path, trial: Trial, capsy
     assert cli.main([*words, "--trial", "second", "--session", "red"]) == 2
     assert "no trial has the id or the name 'second'" in capsys.readouterr().err
     other = Trial.open("game", "other", trial.uri)
-    for missing in (f"runs:/{other.run_id}/recordings", "runs:/nothing/recordings"):
-        with pytest.raises(TrackingError, match=f"cannot read {missing}"):
-            brayx.recording.open(missing, tracking=trial.uri)
+    with pytest.raises(TrackingError, match=f"cannot read runs:/{other.run_id}/recordings"):
+        brayx.recording.open("runs:/other/recordings", tracking=trial.uri)
+    with pytest.raises(ConfigError, match=r"no trial has the id or the name 'nothing' in .*: see `brayx trials`"):
+        brayx.recording.open("runs:/nothing/recordings", tracking=trial.uri)
     with pytest.raises(BadRecording, match="there is no recording at"):
         brayx.recording.open(str(folder / "nothing"))
 

@@ -1,0 +1,78 @@
+"""Finds trials in a store: one by its id or name, or the newest ones."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from brayx.errors import ConfigError
+from brayx.tracking.store import client_of, sqlite_path, telling
+from brayx.tracking.trial import Trial
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+logger = logging.getLogger(__name__)
+
+_SAME_NAME = 100
+"""Maximum number of trials of one name that are looked at."""
+
+
+def find_trial(reference: str, uri: str) -> Trial:
+    """The trial with that id, or the newest of that name, in any project. Failed ones of the name come last.
+
+    Raises:
+        ConfigError: there is none.
+        TrackingError: the store could not be read.
+    """
+    path = sqlite_path(uri)
+    if path is not None and not path.exists():
+        raise ConfigError(f"no trial {reference!r}: there is no MLflow database {path}", trial=reference)
+    with telling(f"cannot look for trial {reference!r} in {uri}"):
+        client = client_of(uri)
+        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+        for field in ("run_id", "run_name"):
+            found = client.search_runs(
+                experiments,
+                f"attributes.{field} = '{reference}'",
+                order_by=["attributes.start_time DESC"],
+                max_results=_SAME_NAME,
+            )
+            if not found:
+                continue
+            ids = [run.info.run_id for run in sorted(found, key=lambda run: run.info.status == "FAILED")]
+            if len(ids) > 1:
+                logger.warning(
+                    "several trials are called %r: the newest is used, %s; name another by its id, see `brayx trials`",
+                    reference,
+                    ids[0],
+                )
+            return Trial.attach(uri, ids[0])
+    raise ConfigError(f"no trial has the id or the name {reference!r} in {uri}: see `brayx trials`", trial=reference)
+
+
+def newest_runs(uri: str, project: str = "") -> tuple[dict[str, str], list[Run]]:
+    """The newest thousand runs of a store, newest first, and the names of all projects by experiment id.
+
+    Args:
+        uri: tracking URI.
+        project: only this project's runs; empty: of all.
+
+    Raises:
+        ConfigError: the store or the project does not exist.
+        TrackingError: the store could not be read.
+    """
+    path = sqlite_path(uri)
+    if path is not None and not path.exists():
+        raise ConfigError(
+            f"there is no MLflow database {path}: run this where `brayx train` ran, or name another with --tracking",
+            file=str(path),
+        )
+    with telling(f"cannot read the trials in {uri}"):
+        client = client_of(uri)
+        projects = {each.experiment_id: each.name for each in client.search_experiments()}
+        chosen = [number for number, name in projects.items() if project in ("", name)]
+        if not chosen:
+            raise ConfigError(f"there is no project {project!r}; there are: {', '.join(projects.values())}")
+        runs = client.search_runs(chosen, order_by=["attributes.start_time DESC"], max_results=1000)
+        return projects, list(runs)
