@@ -125,7 +125,11 @@ def _parser() -> argparse.ArgumentParser:
             league_verbs,
             "show, ratings, export: look at a league, also while it trains; calibrate: levels of difficulty",
         ),
-        ("recordings", recordings_verbs, "export: recorded sessions as a Minari dataset, or for Rerun"),
+        (
+            "recordings",
+            recordings_verbs,
+            "list: recorded sessions; export: as a Minari dataset, for Rerun or as videos; log: to a trial",
+        ),
         ("replay", replay_options, "compare what another version would have done in recorded sessions"),
         ("export", _export_options, "a model as files for other runtimes, compared with torch"),
         ("new", _new_options, "make a project's folder: a game, an agent, a model and a job that trains as it is"),

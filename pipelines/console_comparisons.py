@@ -20,6 +20,7 @@ from brayx.children import start_module
 from brayx.console import documents as doc
 from brayx.errors import BadRecording, BrayxError, ServiceFull, StartupError, from_wire
 from brayx.recording.reader import Episode
+from brayx.tracking import find
 from pipelines.comparison_process import read_arrays
 from pipelines.console_ticks import array_of, named, probabilities_of
 
@@ -60,8 +61,12 @@ class Comparisons:
 
         Raises:
             ServiceFull: another one runs.
+            ModelNotFound: there is no such version.
             BrayxError: it has failed.
         """
+        if key not in self._kept:
+            for version in filter(None, (key.version, key.reference)):
+                find(version, self._uri)
         with self._lock:
             found = self._kept.pop(key, None)
             if found is None or found.stopped or (found.arrays and found.of != ticks):

@@ -78,14 +78,14 @@ class TrainResult:
         lines = [
             f"trial {self.trial.name!r} of project {self.trial.project!r}: {state} after {took}",
             f"  {get('env_steps', 0):,.0f} env steps, {games_of(self.numbers):,.0f} games",
-            f"  {self._rates()}{self._lag()}",
         ]
-        lines += [f"  {line}" for line in (*self.errors, *self.outcome.splitlines(), self._ended()) if line]
+        shown = ("; ".join([*self._rates(), *self._lag()]), *self.errors, *self.outcome.splitlines(), self._ended())
+        lines += [f"  {line}" for line in shown if line]
         return "\n".join(lines)
 
-    def _lag(self) -> str:
+    def _lag(self) -> list[str]:
         lag = self.numbers.get("lag_versions")  # none of imitation: no version of the model acted
-        return "" if lag is None else f"; weights were {number(lag, '.1f')} versions old when learned from"
+        return [] if lag is None else [f"weights were {number(lag, '.1f')} versions old when learned from"]
 
     def _ended(self) -> str:
         """Why training ended, and how many of the last 100 games failed and so have no return."""
@@ -94,7 +94,7 @@ class TrainResult:
             return self.ended
         return f"{self.ended}; {failed:.0f} more {'game' if failed == 1 else 'games'} failed"
 
-    def _rates(self) -> str:
+    def _rates(self) -> list[str]:
         get, seconds = self.numbers.get, max(self.seconds, 1e-9)
         ticks, steps = get("ticks_this_run", 0), get(STEPS_THIS_RUN, 0)
         rollouts = [f"{steps / seconds:,.0f} env steps/s of rollout workers"] if steps else []
@@ -103,7 +103,7 @@ class TrainResult:
             f"a tick took the actor {milliseconds(get('tick_seconds.run.p50'))} ms (p50), "
             f"{milliseconds(get('tick_seconds.run.p99'))} ms (p99)"
         )
-        return "; ".join([*rollouts, *([door] if ticks or not steps else [])])
+        return [*rollouts, *([door] if ticks else [])]
 
 
 def end_reason(config: TrainerConfig, learned: Summary | None) -> str:
@@ -178,6 +178,8 @@ def promote(
     from brayx.engines.torch import describe, with_weights
 
     model, found = config.model, call(best_of)
+    if found is None and job.sources and not (job.actors or job.rollouts):
+        return None, "not registered: nothing played, so no checkpoint has a return; `runs:/TRIAL` names the newest"
     if found is None:
         few = f"fewer than {config.target_games} games (`target_games`) with an `episode_return`"
         return None, f"no champion: {few} were seen when its checkpoints were saved"

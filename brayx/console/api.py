@@ -10,14 +10,15 @@ import importlib.resources
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, Path, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response, StreamingResponse
+from fastapi.security import HTTPBasic
 
 from brayx.console import documents as doc
 from brayx.console.desk import Desk
 from brayx.console.guard import ConsoleKeys, Guard, refusal
-from brayx.errors import BrayxError, ProtocolError
+from brayx.errors import BrayxError, ProtocolError, first_line
 
 EVERY_S = 0.2
 """Time between two messages of a followed session."""
@@ -46,6 +47,8 @@ def create_app(desk: Desk, keys: ConsoleKeys | None = None) -> FastAPI:
         responses=_ERRORS,
         docs_url=None,
         redoc_url=None,
+        # For the OpenAPI document: `Guard` checks the credentials.
+        dependencies=[] if keys is None else [Depends(HTTPBasic(auto_error=False))],
     )
     app.add_middleware(Guard, keys=keys)
 
@@ -57,6 +60,10 @@ def create_app(desk: Desk, keys: ConsoleKeys | None = None) -> FastAPI:
     async def malformed(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         return refusal(ProtocolError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}"))
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> Response:  # the server also logs its traceback
+        return refusal(BrayxError(f"the console failed: {type(error).__name__}: {first_line(error)}"))
 
     for routes in (_job, _sessions, _models, _trials, _league, _games, _recordings, _comparisons):
         app.include_router(routes(desk))

@@ -107,7 +107,7 @@ class SessionRecorder:
         # Bounded by `most_bytes`.
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self._closed = self._told = False
 
     @property
     def on_request(self) -> bool:
@@ -154,9 +154,9 @@ class SessionRecorder:
         if self.frames and not columns.frames:
             what = f"no image {self.frames!r}: uint8 [height, width] or [height, width, 3]"
             columns.left_out.setdefault("frames", what)
-            logger.warning(
-                "ticks of %d sessions are recorded without frames: their agents set %s", len(pack.rows), what
-            )
+            if not self._told:
+                logger.warning("ticks are recorded without frames: their agents set %s", what)
+            self._told = True
         self._queue.put((pack, states, size))
 
     def lose(self, ticks: int, why: str) -> None:

@@ -143,6 +143,8 @@ def test_a_clone_acts_like_the_records(recordings: Path, tmp_path: Path) -> None
         assert command.ended() == 0, command.err
         assert "no more transitions to learn from" in command.out
         assert "versions old" not in command.out, "no version acted"
+        assert "through the door" not in command.out, "nothing played"
+        assert "not registered: nothing played" in command.out
     (checkpoint,) = [each[-1].latest_checkpoint() for each in trials(tmp_path).values()]
     assert checkpoint is not None
     module, _ = build_model("model", job)

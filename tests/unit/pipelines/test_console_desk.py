@@ -7,8 +7,10 @@ import os
 import threading
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
+from brayx.console.api import create_app
 from brayx.console.link import Link, answer_requests
 from brayx.tracking import Trial
 from deployments.console_job import ConsoleJob
@@ -37,3 +39,12 @@ def test_only_the_trial_of_a_job_that_can_be_interrupted_can_be_stopped(tracking
     with linked(ConsoleJob(lambda: facts, can_stop=can_stop)) as link:
         found = {trial.run_id: trial.can_stop for trial in StoreDesk(tracking_db, project="p", link=link).trials("p")}
     assert found == {before.run_id: False, running.run_id: can_stop}
+
+
+async def test_an_unexpected_error_is_an_answer_of_the_api(tracking_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StoreDesk, "models", lambda self: 1 / 0)
+    transport = httpx.ASGITransport(create_app(StoreDesk(tracking_db)), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        reply = await client.get("/api/models")
+    assert (reply.status_code, reply.json()["error"]) == (500, "internal")
+    assert reply.json()["message"] == "the console failed: ZeroDivisionError: division by zero"
