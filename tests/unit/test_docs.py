@@ -85,7 +85,6 @@ NOT_RUN = {
     "starts a Ray and trains": 1,
     "reads a recording; tests/unit/recording does the same": 3,
     "reads a trial; tests/unit/recording/test_trials.py does the same": 1,
-    "a file of a job; tests/unit/pipelines/test_serving.py has another": 1,
     "reads a recording; tests/end_to_end/test_recordings.py does the same": 1,
     "trains for a minute; tests/end_to_end/test_recordings.py does the same": 1,
     "reads a recording; tests/unit/pipelines/test_replay.py does the same": 1,
