@@ -1,6 +1,6 @@
-"""Recordings: sessions tick by tick, in files.
+"""Recordings: sessions stored tick by tick in files.
 
-`open` reads them, `dataset` makes demonstrations of them, `compare` feeds them to versions of a model, `log` copies
+`open` reads them, `dataset` turns them into training data, `compare` feeds them to versions of a model, `log` copies
 them to a trial. Knows nothing of Ray or doors; only `open` and `log` know MLflow.
 """
 

@@ -1,7 +1,7 @@
 """Chunks: Parquet files of ticks, with an index of their sessions in the footer.
 
-Other Parquet readers see the same columns, except those that `_Stored` maps to the input's numbers. Knows nothing of
-folders, limits or running sessions.
+Other Parquet readers see the same columns, except arrays that are stored as numbers of the input, see `_Stored`. Knows
+nothing of folders, limits or running sessions.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from brayx.recording import arrow
 from brayx.recording.bodies import Bodies
 from brayx.recording.columns import Columns, concatenated
 from brayx.recording.frames import MAX_SIDE, sizes_of
-from brayx.recording.gather import OWN
+from brayx.recording.gather import OWN_PREFIX
 from brayx.recording.part import DEFAULTS, Part, Parts, check_parts, check_text, columns_of_parts
 
 ROWS = 8192
-"""Maximum ticks in a row group, the smallest unit that is read."""
-_APART = 1024
-"""Minimum ticks of a chunk in which each number of a body has a column: that compresses better, but costs 250 bytes."""
+"""Maximum ticks in a row group, which is the smallest unit that can be read."""
+_MIN_SPLIT_ROWS = 1024
+"""Minimum ticks in a chunk for a column per number of a body: that compresses better, but costs 250 bytes a column."""
 _GROUP_BYTES = 2**22
-"""Maximum size of a row group's ticks in memory: a large group makes reading one tick slow."""
+"""Maximum size of a row group in memory: a large group makes reading one tick slow."""
 _FORMAT = 2
 _KEY = "brayx.recording"
 _LEVEL, _NUMBERS_LEVEL = 3, 12
-"""Levels of zstd, the second for few numbers: from 11 on it compresses their exponents apart from their mantissas."""
-_FEW = 16
-"""Maximum numbers in a tick's body or array that count as few. With more, a page is so long that zstd separates the two
-at any level, and a column for each number would make reading slow."""
+"""Levels of zstd, the second for columns of few numbers: from level 11 on, zstd separates exponents from mantissas."""
+_FEW_NUMBERS = 16
+"""Maximum numbers in a tick's body or array that count as few. With more, pages are so long that zstd separates
+exponents at any level, and a column for each number would make reading slow."""
 _BODIES = ("input", "output")
-_NUMBER, _EVENT, _STOP = f"{OWN}number", f"{OWN}event", f"{OWN}stop"
+_NUMBER, _EVENT, _STOP = f"{OWN_PREFIX}number", f"{OWN_PREFIX}event", f"{OWN_PREFIX}stop"
 _TIMES = ("time_us", "duration_us", "queue_us", "forward_us")
-_NEWER: dict[str, pa.DataType] = {_STOP: pa.binary(), **{f"{OWN}{name}": pa.int64() for name in _TIMES}}
-"""Columns that the first recordings lack."""
-_TYPES = {_NUMBER: pa.int64(), _EVENT: pa.string(), **_NEWER}
-_KEPT_BYTES = 16 * 2**20
-"""Maximum size of the row groups that an open chunk keeps in memory."""
+_OPTIONAL_TYPES: dict[str, pa.DataType] = {_STOP: pa.binary(), **{f"{OWN_PREFIX}{name}": pa.int64() for name in _TIMES}}
+"""Columns that older recordings lack."""
+_TYPES = {_NUMBER: pa.int64(), _EVENT: pa.string(), **_OPTIONAL_TYPES}
+_CACHE_BYTES = 16 * 2**20
+"""Maximum size of the row groups that an open chunk caches."""
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """How the file stores an array that agents set.
+    """How a chunk stores an array that agents set.
 
     Attributes:
-        dtype, shape: of one tick's array.
-        at: offset of the same values in the input's numbers; -1: the array has a column of its own.
+        dtype, shape: dtype and shape of one tick's array.
+        at: offset in the input's numbers, if these contain the array; -1: it has its own column.
     """
 
     dtype: str
@@ -63,32 +63,36 @@ class _Stored:
 
 
 def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]], fps: int = 30) -> tuple[Parts, list[str]]:
-    """Writes a chunk; returns its index: the parts with their rows, and the names of the arrays that agents set.
+    """Writes a chunk; returns its index, the parts with their rows, and the names of the arrays that agents set.
 
     Args:
         to: an open file; the caller closes it.
         parts: ticks of sessions, at least one part, all with the same layout.
-        fps: frames per second of the chunk's video, if ticks have frames: frame i of it belongs to row i.
+        fps: frames per second of the chunk's video, whose frame i belongs to row i.
     """
     rows = np.cumsum([0, *(len(each.number) for _, each in parts)])
     columns = concatenated([each for _, each in parts])
     arrays: dict[str, pa.Array] = {
         _NUMBER: pa.array(columns.number),
-        f"{OWN}time_us": pa.array(columns.time_us),
-        f"{OWN}duration_us": pa.array(columns.duration_us),
-        f"{OWN}queue_us": pa.array(columns.queue_us),
-        f"{OWN}forward_us": pa.array(columns.forward_us),
+        f"{OWN_PREFIX}time_us": pa.array(columns.time_us),
+        f"{OWN_PREFIX}duration_us": pa.array(columns.duration_us),
+        f"{OWN_PREFIX}queue_us": pa.array(columns.queue_us),
+        f"{OWN_PREFIX}forward_us": pa.array(columns.forward_us),
         _EVENT: pa.array(columns.event, pa.string()),
         _STOP: pa.array([stop or None for stop in columns.stop], pa.binary()),
     }
     for name in _BODIES:
         bodies = getattr(columns, name)
-        apart = isinstance(bodies, Bodies) and len(columns.number) >= _APART and bodies.numbers.shape[1] <= _FEW
-        arrays |= arrow.from_bodies(f"{OWN}{name}", bodies, apart=apart)
+        split_numbers = (
+            isinstance(bodies, Bodies)
+            and len(columns.number) >= _MIN_SPLIT_ROWS
+            and bodies.numbers.shape[1] <= _FEW_NUMBERS
+        )
+        arrays |= arrow.from_bodies(f"{OWN_PREFIX}{name}", bodies, split_numbers=split_numbers)
     inputs = columns.input.numbers if isinstance(columns.input, Bodies) else None
     stored = {}
     for name, values in columns.arrays.items():
-        at = _within(values, inputs)
+        at = _offset_of(values, inputs)
         stored[name] = _Stored(values.dtype.str, values.shape[1:], at)
         if at < 0:
             arrays[name] = arrow.from_numpy(values)
@@ -108,15 +112,15 @@ def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]], fps: int =
     table = pa.table(arrays)
     leaves = {arrow.leaf(name, array.type): array.type for name, array in arrays.items()}
     numeric = [leaf for leaf, of in leaves.items() if arrow.is_numeric(of)]
-    few = [leaf for leaf in numeric if arrow.width(leaves[leaf]) <= _FEW]
-    growing = (_NUMBER, f"{OWN}time_us")
+    few = [leaf for leaf in numeric if arrow.width(leaves[leaf]) <= _FEW_NUMBERS]
+    rising = (_NUMBER, f"{OWN_PREFIX}time_us")
     with pq.ParquetWriter(
         to,
         table.schema,
         compression="zstd",
         compression_level=dict.fromkeys(leaves, _LEVEL) | dict.fromkeys(few, _NUMBERS_LEVEL),
-        use_dictionary=[_EVENT, *(f"{OWN}{name}.text" for name in _BODIES)],
-        column_encoding=dict.fromkeys(numeric, "BYTE_STREAM_SPLIT") | dict.fromkeys(growing, "DELTA_BINARY_PACKED"),
+        use_dictionary=[_EVENT, *(f"{OWN_PREFIX}{name}.text" for name in _BODIES)],
+        column_encoding=dict.fromkeys(numeric, "BYTE_STREAM_SPLIT") | dict.fromkeys(rising, "DELTA_BINARY_PACKED"),
         write_statistics=False,
     ) as writer:
         fitting = _GROUP_BYTES * len(table) // max(table.nbytes, 1)
@@ -133,13 +137,13 @@ class Chunk:
         name: the file's name in errors.
 
     Attributes:
-        parts: index of the sessions in it, see `brayx.recording.part.Parts`.
+        parts: its index of sessions, see `brayx.recording.part.Parts`.
         columns: names of the arrays that agents set.
         fps: frames per second of its video.
         sizes: heights and widths of the video's tracks; empty: it has no video.
 
     Raises:
-        BadRecording: the file is no chunk; also raised by `read`.
+        BadRecording: the file is not a chunk, or it is broken; also raised by `read`.
     """
 
     def __init__(self, file: IO[bytes], name: str) -> None:
@@ -150,7 +154,7 @@ class Chunk:
             if about["format"] not in (1, _FORMAT):
                 raise BadRecording(f"{name} has format {about['format']!r}, expected 1 or {_FORMAT}", file=name)
             parts = about["parts"]
-            if about["format"] == 1:  # it has an object for each part
+            if about["format"] == 1:  # one object for each part
                 parts = columns_of_parts([Part(**each) for each in parts])
             self.parts = DEFAULTS | parts
             self._stored = {
@@ -164,9 +168,9 @@ class Chunk:
         except BadRecording:
             raise
         except Exception as error:  # on a hostile file, pyarrow raises almost any exception
-            raise BadRecording(f"{name} is not a file of a recording: {_short(error)}", file=name) from None
+            raise BadRecording(f"{name} is not a file of a recording: {_one_line(error)}", file=name) from None
         self.columns = list(self._stored)
-        self._newest: tuple[Any, pa.Table | None] = (None, None)
+        self._cached: tuple[Any, pa.Table | None] = (None, None)
         self._bounds = np.cumsum([0, *(self._file.metadata.row_group(i).num_rows for i in range(self._groups))])
 
     @property
@@ -183,18 +187,18 @@ class Chunk:
             raise ValueError(f"its video has {self.fps} frames per second, of {self.sizes[:4]}")
         check_text(self._stored)
         for name, stored in self._stored.items():
-            if name.startswith(OWN):
+            if name.startswith(OWN_PREFIX):
                 raise ValueError(f"an array has the name {name!r}")
             if np.dtype(stored.dtype).kind not in "biuf" or any(size < 0 for size in stored.shape):
                 raise ValueError(f"column {name!r} has dtype {stored.dtype!r} and shape {stored.shape}")
 
     def _checked_types(self) -> dict[str, pa.DataType]:
-        """The recording's own columns and their types. Those that the first recordings lack may be missing."""
+        """The types of the recording's own columns; those in `_OPTIONAL_TYPES` may be missing."""
         schema = self._file.schema_arrow
         has = dict(zip(schema.names, schema.types, strict=True))
-        types = {name: of for name, of in _TYPES.items() if name in has or name not in _NEWER}
+        types = {name: of for name, of in _TYPES.items() if name in has or name not in _OPTIONAL_TYPES}
         arrow.expected(types, has)
-        bodies = {name: arrow.body_types(f"{OWN}{name}", has) for name in _BODIES}
+        bodies = {name: arrow.body_types(f"{OWN_PREFIX}{name}", has) for name in _BODIES}
         inputs = sum(arrow.width(of) for of in bodies["input"].values() if arrow.is_numeric(of))
         for name, stored in self._stored.items():
             if stored.at < 0:
@@ -208,7 +212,7 @@ class Chunk:
         self._file.close(force=True)
 
     def read(self, row: int, count: int, names: Sequence[str] | None = None) -> Columns:
-        """Rows ``row`` to ``row + count``, with the arrays ``names``; None: with all."""
+        """Rows ``row`` to ``row + count``, with the arrays ``names``; None: with all arrays."""
         names = self.columns if names is None else names
         for name in names:
             if name not in self._stored:
@@ -221,7 +225,7 @@ class Chunk:
             table = table.slice(row - int(self._bounds[first]), count).combine_chunks()
             if len(table) < count:
                 raise ValueError(f"it ends before row {row + count}")
-            found = {name: arrow.to_bodies(table, f"{OWN}{name}") for name in _BODIES}
+            found = {name: arrow.to_bodies(table, f"{OWN_PREFIX}{name}") for name in _BODIES}
             arrays = {}
             for name in names:
                 stored = self._stored[name]
@@ -229,13 +233,13 @@ class Chunk:
                     arrays[name] = arrow.to_numpy(table[name], np.dtype(stored.dtype), stored.shape)
                 else:
                     inputs = found["input"]
-                    assert isinstance(inputs, Bodies)  # `_checked_types` has seen its numbers
+                    assert isinstance(inputs, Bodies)  # `_checked_types` found its numbers
                     size = math.prod(stored.shape)
                     arrays[name] = inputs.numbers[:, stored.at : stored.at + size].reshape(-1, *stored.shape)
             nothing = np.zeros(len(table), np.int64)
             times: dict[str, Any] = {
-                name: arrow.to_numpy(table[f"{OWN}{name}"], nothing.dtype, ())
-                if f"{OWN}{name}" in self._types
+                name: arrow.to_numpy(table[f"{OWN_PREFIX}{name}"], nothing.dtype, ())
+                if f"{OWN_PREFIX}{name}" in self._types
                 else nothing
                 for name in _TIMES
             }
@@ -249,20 +253,20 @@ class Chunk:
                 **times,
             )
         except Exception as error:  # as above
-            raise BadRecording(f"{self._name} cannot be read: {_short(error)}", file=self._name) from None
+            raise BadRecording(f"{self._name} cannot be read: {_one_line(error)}", file=self._name) from None
 
     def _row_groups(self, first: int, last: int, columns: tuple[str, ...]) -> pa.Table:
-        """Some row groups; keeps the newest ones, since short sessions share one."""
+        """Row groups ``first`` to ``last``. The newest read is cached, since several short sessions share a group."""
         of = (first, last, columns)
-        if self._newest[0] == of:
-            return self._newest[1]
+        if self._cached[0] == of:
+            return self._cached[1]
         table = self._file.read_row_groups(range(first, last), columns=list(columns))
-        self._newest = (of, table) if table.nbytes <= _KEPT_BYTES else (None, None)
+        self._cached = (of, table) if table.nbytes <= _CACHE_BYTES else (None, None)
         return table
 
 
-def _within(values: np.ndarray, numbers: np.ndarray | None) -> int:
-    """Offset at which the inputs' numbers equal ``values``; -1: there is none."""
+def _offset_of(values: np.ndarray, numbers: np.ndarray | None) -> int:
+    """Offset at which ``numbers`` contain ``values`` in every row; -1: there is none."""
     if numbers is None or values.dtype != np.float32 or not values[0].size:
         return -1
     flat = values.reshape(len(values), -1)
@@ -273,5 +277,5 @@ def _within(values: np.ndarray, numbers: np.ndarray | None) -> int:
     return -1
 
 
-def _short(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"

@@ -1,6 +1,6 @@
 """Ticks as columns: arrays ``[N, ...]`` by name, ready for a file. Pure; knows nothing of files or sessions.
 
-`brayx.recording.bodies` turns bodies into columns, `brayx.recording.gather` what the agents set.
+`brayx.recording.bodies` converts bodies to columns, `brayx.recording.gather` what the agents set.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from brayx.recording.gather import DROPPED, arrays_of, value_at
 from brayx.types import NestedArray
 
 ERROR = "error"
-"""Event of a tick that failed."""
+"""The event of a failed tick."""
 
 
 class Forwarded(NamedTuple):
@@ -28,7 +28,7 @@ class Forwarded(NamedTuple):
         model: name of the model.
         outputs: its outputs, nested arrays without a batch axis.
         policy_version: version of the weights that computed them.
-        seconds: time that the agent waited for it.
+        seconds: how long the agent waited for it.
     """
 
     model: str
@@ -43,13 +43,13 @@ class Tick(NamedTuple):
     Attributes:
         number: the tick's number in its session, from 0.
         time_s: seconds from the session's start until the actor began the tick.
-        seconds: time that the actor took.
+        seconds: how long the actor took.
         input, output: body and reply; the reply is empty if the tick failed.
         attributes: values that the agents set on the tick's state, by name.
-        event: ``error``, ``fallback``, ``forwarded``, ``skipped N`` or ``resumed``, or several of them with commas;
-            empty: nothing unusual.
-        stop: body of the session's stop, at its last tick; empty: there was none.
-        queue_s: time that the tick waited for the actor.
+        event: ``error``, ``fallback``, ``forwarded``, ``skipped N`` or ``resumed``, or several, separated by commas;
+            empty: nothing unusual happened.
+        stop: body of the session's stop, in its last tick; empty: there was none.
+        queue_s: how long the tick waited for the actor.
         forwards: the forwards that its agents asked for.
     """
 
@@ -83,8 +83,8 @@ class Columns:
         arrays: arrays that the agents set, and outputs of their forwards, ``[N, ...]`` by name.
         left_out: attributes that could not become columns, with the reason.
         stop: ``N`` bodies of stops, as `Tick.stop`.
-        frames: ``N`` images, or frames once they are encoded, None for a tick without; empty: no tick has one. A chunk
-            has them in its video, and `Chunk.read` leaves them out.
+        frames: ``N`` images, or encoded frames, with None for a tick that has none; empty: no tick has one. A chunk
+            stores them in its video, and `Chunk.read` leaves them out.
     """
 
     number: np.ndarray
@@ -102,7 +102,7 @@ class Columns:
 
     @property
     def nbytes(self) -> int:
-        """Approximate size in memory, once frames are encoded."""
+        """Approximate size in memory, with encoded frames."""
         found = sum(array.nbytes for array in self.arrays.values()) + 48 * len(self.number)
         found += sum(map(len, self.stop)) + sum(len(each.data) for each in self.frames if each is not None)
         for of in (self.input, self.output):
@@ -113,20 +113,20 @@ class Columns:
     def layout(self) -> tuple[Any, ...]:
         """Hashable schema; columns with equal layouts can share a file."""
         arrays = tuple((name, array.dtype.str, array.shape[1:]) for name, array in self.arrays.items())
-        return _form(self.input), _form(self.output), arrays
+        return _number_count(self.input), _number_count(self.output), arrays
 
 
 def columns_of(ticks: Sequence[Tick], *, without: Collection[str] = (), frames: str = "") -> Columns:
     """The columns of one or more ticks.
 
-    An attribute is left out unless every tick has it with the same shape; a failed tick has zeros for what it lacks.
-    Outputs of forwards that no attribute has become columns, too: by their own names if each tick has one forward, else
-    as ``MODEL/NAME``.
+    An attribute is left out unless every tick has it with the same shape; failed ticks get zeros instead. Outputs of
+    forwards become columns, too, unless an attribute has the name: ``NAME`` if each tick has one forward, else
+    ``MODEL/NAME``.
 
     Args:
         ticks: consecutive ticks of a session, or of several.
-        without: names of attributes that no agent has set.
-        frames: name of the array that becomes `Columns.frames` instead, if it is an image; empty: none.
+        without: names of attributes to ignore, which no agent set.
+        frames: name of the image that becomes `Columns.frames` instead of an array; empty: none.
     """
     return columns_by_field(*zip(*ticks, strict=True), without=without, frames=frames)
 
@@ -145,21 +145,21 @@ def columns_by_field(
     *,
     without: Collection[str] = (),
     frames: str = "",
-    alike: bool = False,
+    strict: bool = False,
 ) -> Columns:
-    """As `columns_of`, of the values of all ticks by field of `Tick`.
+    """As `columns_of`, given the values of all ticks for each field of `Tick`.
 
     Args:
-        alike: the ticks are of several sessions, whose attributes must not depend on each other.
+        strict: raise `Irregular` instead of leaving an attribute out: one session must not cost others their columns.
 
     Raises:
-        Irregular: with ``alike``, if the ticks differ in their attributes or the shapes of these.
+        Irregular: with ``strict``, if the ticks differ in their attributes or in the shapes of these.
     """
-    # Column by column: a Python step for each value of each tick would be slow.
+    # Column by column, since a loop over every value of every tick is slow.
     failed = [ERROR in event for event in events]
     images = [value_at(each, frames) for each in attributes] if frames else []
     has_frames = any(image is DROPPED or is_image(image) for image in images)
-    arrays, left_out = arrays_of(attributes, forwards, failed, without, frames if has_frames else "", alike)
+    arrays, left_out = arrays_of(attributes, forwards, failed, without, frames if has_frames else "", strict)
     duration_us = _microseconds(seconds)
     waited = [of[0].seconds if len(of) == 1 else sum([each.seconds for each in of]) for of in forwards]
     return Columns(
@@ -173,7 +173,7 @@ def columns_by_field(
         left_out,
         list(stops),
         _microseconds(queue_s),
-        np.minimum(_microseconds(waited), duration_us),  # agents may wait concurrently
+        np.minimum(_microseconds(waited), duration_us),  # concurrent waits may add up to more
         [None if image is DROPPED else image for image in images] if has_frames else (),
     )
 
@@ -183,7 +183,7 @@ def _microseconds(seconds: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def packed(columns: Columns) -> Columns:
-    """The same ticks, with their bodies split where that saves space."""
+    """The same ticks, with their bodies split if that saves space."""
     return replace(columns, input=_split(columns.input), output=_split(columns.output))
 
 
@@ -216,12 +216,12 @@ def concatenated(parts: Sequence[Columns]) -> Columns:
 
 
 def rows_at(columns: Columns, rows: np.ndarray) -> Columns:
-    """The ticks at some rows, in their order; ``rows``: ``[M]`` int64."""
+    """The ticks in ``rows``, ``[M]`` int64, in that order."""
     listed = rows.tolist()
 
     def bodies_at(of: Bodies | list[bytes]) -> Bodies | list[bytes]:
         if isinstance(of, Bodies):
-            return Bodies(of.skeletons, of.which[rows], of.numbers[rows])
+            return Bodies(of.skeletons, of.indices[rows], of.numbers[rows])
         return [of[row] for row in listed]
 
     return replace(
@@ -241,7 +241,7 @@ def rows_at(columns: Columns, rows: np.ndarray) -> Columns:
 
 
 def frames_of(parts: Sequence[Columns]) -> Sequence[Any]:
-    """The frames of all parts, one for each tick; empty: there are none."""
+    """The frames of all parts, an entry for each tick; empty: there are none."""
     if not any(part.frames for part in parts):
         return ()
     return [frame for part in parts for frame in part.frames or [None] * len(part.number)]
@@ -251,15 +251,15 @@ def _merged(parts: Sequence[Bodies | list[bytes]]) -> Bodies | list[bytes]:
     if not all(isinstance(each, Bodies) for each in parts):
         return [body for each in parts for body in texts(each)]
     known: dict[bytes, int] = {}
-    which, numbers = [], []
+    indices, numbers = [], []
     for each in parts:
         assert isinstance(each, Bodies)
         of = np.array([known.setdefault(skeleton, len(known)) for skeleton in each.skeletons], np.int32)
-        which.append(of[each.which])
+        indices.append(of[each.indices])
         numbers.append(each.numbers)
-    return Bodies(list(known), np.concatenate(which), np.concatenate(numbers))
+    return Bodies(list(known), np.concatenate(indices), np.concatenate(numbers))
 
 
-def _form(of: Bodies | list[bytes]) -> int:
-    """Numbers in a body; -1: the bodies are not split."""
+def _number_count(of: Bodies | list[bytes]) -> int:
+    """How many numbers a body has; -1: the bodies are not split."""
     return of.numbers.shape[1] if isinstance(of, Bodies) else -1

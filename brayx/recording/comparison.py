@@ -1,4 +1,4 @@
-"""Feeds the observations of recordings to versions of a model, and compares their choices.
+"""Feeds recorded observations to versions of a model, and compares their actions with the recorded ones.
 
 Knows nothing of where versions come from.
 """
@@ -14,19 +14,19 @@ import numpy as np
 
 from brayx.errors import BrayxError
 from brayx.recording.columns import ERROR, Columns, concatenated
-from brayx.recording.differences import TOLERANCE, Acted, Differences, differences, is_read
+from brayx.recording.differences import TOLERANCE, Decisions, Differences, differences, is_read
 from brayx.recording.reader import Episode
 from brayx.recording.version import Leaves, Version
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_TICKS = 4096
-"""Ticks of a session that are in memory at once, unless they are large."""
-_BYTES = 64 * 2**20
-"""Maximum size of all observations that are in memory at once."""
-_TOGETHER = 32
-"""Sessions that a model plays at once."""
+_MAX_TICKS = 4096
+"""Maximum ticks of a session in memory at once."""
+_MAX_OBS_BYTES = 64 * 2**20
+"""Maximum size of all observations in memory at once."""
+_SESSIONS_AT_ONCE = 32
+"""Sessions in one batch of a model."""
 
 OnPiece = Callable[[str, np.ndarray, Sequence[Mapping[str, Any]]], None]
 """Called with the next ticks of a session: the recording's id, the ticks' numbers ``[N]``, and the outputs ``[N, ...]``
@@ -44,7 +44,7 @@ class Comparison:
         kl: ``[N]`` float32, KL(recorded || version) in nats; NaN: not known.
         value: ``[N]`` float32, the version's value minus the recorded one; NaN: not known.
         exact: whether ``kl`` is exact; else it is estimated, see `brayx.recording.differences.differences`.
-        left_out: number of ticks without the arrays that are needed, such as one that failed.
+        left_out: number of ticks that lack a needed array, such as failed ones.
     """
 
     session: str
@@ -80,8 +80,8 @@ class NotCompared:
 
     Attributes:
         session, episode: id of the session, and of its recording.
-        error: why. `BadRecording`: a file is broken, or lacks an array that is needed, or the action does not fit.
-            `ShapeMismatch`: the observations do not fit a model. `ModelError`: a model failed, or its outputs hold NaN.
+        error: why. `BadRecording`: a file is broken or lacks a needed array, or the actions do not fit the model.
+            `ShapeMismatch`: the observations do not fit a model. `ModelError`: a model failed, or its outputs have NaN.
     """
 
     session: str
@@ -103,28 +103,28 @@ def compare(
 
     Args:
         episodes: recorded sessions.
-        version: the version.
+        version: the version to compare.
         reference: another version, whose most likely actions, distributions and values replace the recorded ones;
             None: compare with the recording.
-        tolerance: largest difference of continuous actions that count as equal.
-        on_piece: gets the outputs as they come. If one of several sessions cannot be compared, it gets those of the
-            others again, from the first tick on.
+        tolerance: maximum difference of continuous actions that count as equal.
+        on_piece: gets the outputs as they are computed. If a session cannot be compared, the sessions that were
+            computed with it start again from their first tick.
 
     Yields:
-        The comparison of each session, in their order; or why there is none.
+        For each session, in order, its comparison, or why there is none.
     """
     versions = [version] if reference is None else [version, reference]
     left = iter(episodes)
-    while group := list(itertools.islice(left, _TOGETHER)):
+    while group := list(itertools.islice(left, _SESSIONS_AT_ONCE)):
         failed: dict[str, BrayxError] = {}
         made: dict[str, Comparison] = {}
         while rest := [episode for episode in group if episode.id not in failed]:
             try:
-                made = _played(rest, versions, tolerance, on_piece)
+                made = _compared(rest, versions, tolerance, on_piece)
                 break
-            except _Failed as failure:  # the others are played again without it
+            except _Failed as failure:  # the others are computed again without it
                 failed[failure.episode] = failure.error
-            except BrayxError as error:  # from a model: the session is not known
+            except BrayxError as error:  # a model failed, which does not tell for which session
                 failed.update({episode.id: error for episode in rest})
         for each in group:
             why = failed.get(each.id)
@@ -139,10 +139,8 @@ class _Failed(Exception):
         self.episode, self.error = episode, error
 
 
-class _Ticks:
-    """The ticks of a session that have all arrays that are needed; raises `_Failed` if none has.
-
-    A tick that failed has zeros in arrays that its agents did not set.
+class _ComparableTicks:
+    """The ticks of a session that have all needed arrays; raises `_Failed` if there are none.
 
     Args:
         episode: the session.
@@ -156,7 +154,7 @@ class _Ticks:
         try:
             self._spans = episode.spans(needed)
             if len(episode) and not self._spans:
-                episode.read(0, 1, needed)  # says which arrays there are
+                episode.read(0, 1, needed)  # its error names the arrays that exist
             more = [name for name in episode.some_columns if is_read(name)] if len(versions) == 1 else []
             self._names = list(
                 dict.fromkeys([*needed, *(name for name in more if episode.spans([*needed, name]) == self._spans)])
@@ -168,7 +166,7 @@ class _Ticks:
         return sum(end - first for first, end in self._spans)
 
     def read(self, first: int, count: int) -> tuple[Columns, list[Leaves]]:
-        """At most ``count`` ticks from the ``first`` one on, without those that failed; and each version's inputs."""
+        """At most ``count`` ticks from ``first`` on, without failed ones; and each version's inputs for them."""
         found, before = [], 0
         try:
             for start, end in self._spans:
@@ -176,14 +174,14 @@ class _Ticks:
                 if low < high:
                     found.append(self.episode.read(start + low, high - low, self._names))
                 before += end - start
-            columns = _acted(concatenated(found))
+            columns = _without_failed(concatenated(found))
             return columns, [version.leaves(columns.arrays) for version in self._versions]
         except BrayxError as error:
             raise _Failed(self.episode.id, error) from None
 
 
-def _acted(columns: Columns) -> Columns:
-    """The ticks that did not fail."""
+def _without_failed(columns: Columns) -> Columns:
+    """The ticks that did not fail: a failed one may have zeros in place of its observation."""
     acted = np.array([ERROR not in event for event in columns.event], bool)
     if acted.all():
         return columns
@@ -191,15 +189,15 @@ def _acted(columns: Columns) -> Columns:
     return replace(columns, number=columns.number[acted], arrays=arrays)
 
 
-def _played(
+def _compared(
     group: Sequence[Episode], versions: Sequence[Version], tolerance: float, on_piece: OnPiece | None
 ) -> dict[str, Comparison]:
-    """The comparison of each session, by the id of its recording; raises `_Failed` for one that has none."""
-    sessions = [_Ticks(episode, versions) for episode in group]
+    """The comparison of each session, by the id of its recording; raises `_Failed` if one cannot be compared."""
+    sessions = [_ComparableTicks(episode, versions) for episode in group]
     players = [version.players(len(group)) for version in versions]
     pieces: dict[str, list[tuple[np.ndarray, Differences]]] = {episode.id: [] for episode in group}
     tick_bytes = sum(version.tick_bytes for version in versions)
-    count = max(1, min(_TICKS, _BYTES // max(1, tick_bytes * len(group))))
+    count = max(1, min(_MAX_TICKS, _MAX_OBS_BYTES // max(1, tick_bytes * len(group))))
     for first in range(0, max(map(len, sessions)), count):
         read = {place: each.read(first, count) for place, each in enumerate(sessions) if len(each) > first}
         read = {place: (columns, inputs) for place, (columns, inputs) in read.items() if len(columns.number)}
@@ -220,7 +218,7 @@ def _differences(
 ) -> Differences:
     ours, *reference = outputs
     try:
-        acted = Acted.most_likely(reference[0]) if reference else Acted.recorded(columns.arrays)
+        acted = Decisions.most_likely(reference[0]) if reference else Decisions.recorded(columns.arrays)
         return differences(acted, ours, tolerance=tolerance)
     except BrayxError as error:
         raise _Failed(episode.id, error) from None

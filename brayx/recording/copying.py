@@ -1,4 +1,4 @@
-"""Copies recorded sessions: into a folder of their own, or as a video of each. Encodes nothing anew."""
+"""Copies recorded sessions: into another folder, or as a video for each. Frames are copied, not encoded again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from brayx.recording.writer import Folder
 
 _NO_LIMIT = 2**62
 _NAME_CHARS = 48
-"""Maximum characters of a session's id in a file's name: file systems take 255 bytes, and a character has up to 4."""
+"""Maximum characters of a session's id in a file name: file systems allow 255 bytes, and a character takes up to 4."""
 _NOT_IN_NAMES = re.compile(r"[^\w.-]")
 
 
@@ -24,10 +24,10 @@ def copy(episodes: Iterable[Episode], folder: str, without: Collection[str] = ()
     Args:
         episodes: recorded sessions.
         folder: its path or fsspec address; created if it is missing.
-        without: ids of episodes that are left out, since the folder has them.
+        without: ids of episodes to leave out, since the folder has them.
 
     Returns:
-        Numbers of copied sessions and ticks.
+        The numbers of copied sessions and ticks.
 
     Raises:
         BadRecording: a file is broken.
@@ -65,7 +65,7 @@ def write_videos(episodes: Iterable[Episode], out: Path) -> tuple[int, int]:
         out: the folder; created if it is missing.
 
     Returns:
-        Numbers of sessions and frames.
+        The numbers of sessions and frames.
 
     Raises:
         BadRecording: a file is broken.
@@ -83,5 +83,5 @@ def write_videos(episodes: Iterable[Episode], out: Path) -> tuple[int, int]:
 
 
 def file_name(episode: Episode) -> str:
-    """Name of a session's file, without an ending; both of its ids may be any text."""
+    """File name for a session, without a suffix. It is safe for any ids, which may be any text."""
     return _NOT_IN_NAMES.sub("_", f"{episode.session[:_NAME_CHARS]}-{episode.id[:8]}").lstrip(".")

@@ -1,4 +1,4 @@
-"""Draws frames of ticks by a function of the user's. Runs in the writer's process; knows nothing of video."""
+"""Draws frames of ticks with the user's function. Runs outside the job's process; knows nothing of video."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from brayx.components import load
 from brayx.errors import ConfigError
 
 _AT_ONCE = 8
-"""States of one call."""
+"""Maximum states in one call."""
 
 
 class Drawing(NamedTuple):
     """A function that draws ticks.
 
     Attributes:
-        module, function: where it is. It takes ``list[State]``, consecutive ticks of a session, and returns an image
-            for each; for a single one it may return just the image.
+        module, function: name of the module, and of the function in it. The function takes a ``list[State]``,
+            consecutive ticks of a session, and returns an image for each; for a single state it may return the image.
         folder: where the module is looked up first.
     """
 
@@ -34,10 +34,10 @@ class Drawer:
     """Draws ticks.
 
     Attributes:
-        left_s: time that is left for drawing; once it is spent, ticks are not drawn.
+        left_s: remaining time for drawing; once it is spent, ticks are not drawn.
         slow: number of ticks that were not drawn for lack of time.
         lost: number of ticks that could not be drawn.
-        failure: why the last ticks could not be drawn; empty: they could.
+        failure: why the last ticks could not be drawn; empty: they were drawn.
     """
 
     def __init__(self, drawing: Drawing) -> None:
@@ -50,12 +50,12 @@ class Drawer:
         """The images of some ticks.
 
         Args:
-            states: pickled list of states; None for a tick that is not drawn.
-            ticks: their number.
+            states: pickled list of states, with None for a tick that is not to be drawn.
+            ticks: number of states.
         """
         module, name, folder = self._drawing
         try:
-            function = load(module, name, folder)  # before its states, whose classes may be of modules beside it
+            function = load(module, name, folder)  # before the states, whose classes may come from modules beside it
             found = pickle.loads(states)
         except Exception as error:
             self._failed(error, ticks)
@@ -85,7 +85,7 @@ class Drawer:
 
 
 def _each(made: Any, count: int, name: str) -> list[Any]:
-    """An image for each of ``count`` states."""
+    """The function's result as an image for each of ``count`` states."""
     images = [made] if isinstance(made, np.ndarray) and made.ndim < 4 else list(made)
     if len(images) != count:
         raise ConfigError(f"{name} returned {len(images)} images for {count} states, expected one for each")

@@ -1,8 +1,8 @@
-"""Recorded sessions as fragments: which column or body each field of a step comes from, and where sessions are cut.
+"""Converts recorded sessions to fragments: where each field of a step comes from, and where sessions are cut.
 
 A field comes from an array that the agents set, or from the JSON of bodies: ``input/KEY`` of the game's, ``output/KEY``
-of the reply. A tick's body has the result of the action before it, so a reward is read one tick later; the last one is
-in the body of the stop, and so is ``terminated``. Knows nothing of buffers and models.
+of the reply. A tick's body has the result of the previous action, so a reward is read one tick later. The last reward
+is in the body of the stop, and so is ``terminated``. Knows nothing of buffers or models.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from brayx.recording.reader import Episode
 
 _INPUT, _OUTPUT = "input/", "output/"
-_NOT_TAKEN = ("fallback", "error")
+_NOT_APPLIED = ("fallback", "error")
 """Events of ticks whose action did not reach the game."""
-_OWN = ("obs", "action", "reward", "terminated", "log_prob", "policy_version")
+_STANDARD = ("obs", "action", "reward", "terminated", "log_prob", "policy_version")
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Fields:
     """Where the fields of a step come from: an array's name, ``input/KEY`` or ``output/KEY``.
 
     Attributes:
-        obs: by the path of the leaf, ``obs`` or ``obs/...``.
-        action: of the action.
-        reward: of the reward; empty: there is none, and it counts as 0.
+        obs: origins of the observation's leaves, by path: ``obs`` or ``obs/...``.
+        action: origin of the action.
+        reward: origin of the reward; empty: there is none, and it counts as 0.
         terminated: key in the stop's body.
-        log_prob, policy_version: empty: there is none, and it counts as 0.
-        extras: of the other fields, by name.
+        log_prob, policy_version: their origins; empty: there is none, and it counts as 0.
+        extras: origins of the other fields, by name.
     """
 
     obs: dict[str, str]
@@ -52,28 +52,28 @@ class Fields:
 
     @property
     def names(self) -> list[str]:
-        """The fields that have an origin."""
+        """Names of the fields that have an origin."""
         has = {"reward": self.reward, "log_prob": self.log_prob, "policy_version": self.policy_version}
         return [*self.obs, "action", "terminated", *(name for name, origin in has.items() if origin), *self.extras]
 
     @property
     def arrays(self) -> list[str]:
-        """The arrays to read."""
+        """Names of the arrays to read."""
         origins = (*self.obs.values(), self.action, self.reward, self.log_prob, self.policy_version)
         every = dict.fromkeys((*origins, *self.extras.values()))
         return [each for each in every if each and not each.startswith((_INPUT, _OUTPUT))]
 
     @property
-    def sees_stop(self) -> bool:
-        """Whether the observation after the last action is in the stop's body."""
+    def obs_is_input(self) -> bool:
+        """Whether all observations come from the input. Then the stop's body may have the last one."""
         return all(origin.startswith(_INPUT) for origin in self.obs.values())
 
 
 def fields_of(episode: Episode, named: Mapping[str, str]) -> Fields:
     """Where the fields of a step come from in an episode, and in others like it.
 
-    By default these are the arrays of the same names; without an array ``reward``, the key ``reward`` of the inputs.
-    The recurrent state ``state/...`` becomes extras; other arrays only if they are named.
+    By default each field comes from the array of its name. If there is no array ``reward``, the reward is the inputs'
+    key ``reward``. The recurrent state ``state/...`` becomes extras; other arrays do so only if they are named.
 
     Args:
         episode: the episode.
@@ -104,10 +104,10 @@ def fields_of(episode: Episode, named: Mapping[str, str]) -> Fields:
     reward = named.get("reward", "reward" if "reward" in has else "")
     if not reward and _has_reward(episode):
         reward = f"{_INPUT}reward"
-    # An action that is not the agent's has another probability.
+    # The recorded probability is that of the agent's own action.
     log_prob = named.get("log_prob", "log_prob" if "log_prob" in has and action == "action" else "")
     extras = {name: name for name in has if name.startswith("state/")}
-    extras |= {name: origin for name, origin in named.items() if name not in _OWN and name not in own}
+    extras |= {name: origin for name, origin in named.items() if name not in _STANDARD and name not in own}
     version = named.get("policy_version", "policy_version" if "policy_version" in has else "")
     return Fields(obs, action, reward, named.get("terminated", f"{_INPUT}terminated"), log_prob, version, extras)
 
@@ -117,12 +117,12 @@ def fragments(episode: Episode, fields: Fields, most: int | None = BLOCK_ROWS) -
 
     An episode is cut where ticks are missing and where the client did not get the agent's action. A cut fragment is
     truncated. So is the end of a session that was not terminated; its last action is left out unless the observation
-    after it is known. An action whose reward is not known is left out, too.
+    after it is known. An action with unknown reward is left out, too.
 
     Args:
         episode: a recorded session.
         fields: where the fields come from.
-        most: most transitions of a fragment; a longer one continues in the next. None: no limit.
+        most: maximum transitions of a fragment; a longer one continues in the next. None: no limit.
 
     Raises:
         BadRecording: a file is broken, or a tick lacks a field.
@@ -136,26 +136,26 @@ def fragments(episode: Episode, fields: Fields, most: int | None = BLOCK_ROWS) -
         at = first
         while at < end:
             rows = episode.read(at, end - at if most is None else min(end - at, most + 1), fields.arrays)
-            run = _run(rows)
+            run = _run_length(rows)
             if not run:
                 at += 1
                 continue
             whole = run == len(rows.number)
             if whole and at + run < end:  # too long for one fragment
-                steps, over = run - 1, False
+                steps, is_end = run - 1, False
             else:
                 last = whole and at + run == len(episode)
-                steps, over = _steps(episode, fields, rows, run, last), True
+                steps, is_end = _steps(episode, fields, rows, run, last), True
             if steps:
-                yield _fragment(episode, fields, rows, steps, over)
-            at += run if over else steps
+                yield _fragment(episode, fields, rows, steps, is_end)
+            at += run if is_end else steps
 
 
-def _run(rows: Columns) -> int:
+def _run_length(rows: Columns) -> int:
     """Number of leading ticks without a gap whose actions reached the game."""
     number, events = rows.number, rows.event
     for index, event in enumerate(events):
-        if any(name in event for name in _NOT_TAKEN):
+        if any(name in event for name in _NOT_APPLIED):
             return index
         if index and ("skipped" in event or number[index] != number[index - 1] + 1):
             return index
@@ -163,36 +163,36 @@ def _run(rows: Columns) -> int:
 
 
 def _steps(episode: Episode, fields: Fields, rows: Columns, run: int, last: bool) -> int:
-    """Number of transitions in ``run`` ticks that end a fragment; ``last``: they end the session, too."""
+    """Number of transitions in the last ``run`` ticks of a fragment; ``last``: they also end the session."""
     stop = _document(rows.stop[run - 1]) if last else None
     if stop is None:
         return run - 1
-    seen = fields.sees_stop and all(_get(stop, origin) is not None for origin in fields.obs.values())
+    seen = fields.obs_is_input and all(_get(stop, origin) is not None for origin in fields.obs.values())
     rewarded = not fields.reward or (fields.reward.startswith(_INPUT) and _get(stop, fields.reward) is not None)
     return run if rewarded and (seen or _get(stop, fields.terminated)) else run - 1
 
 
-def _fragment(episode: Episode, fields: Fields, rows: Columns, steps: int, over: bool) -> Fragment:
+def _fragment(episode: Episode, fields: Fields, rows: Columns, steps: int, is_end: bool) -> Fragment:
     values = _Values(episode, rows, steps)
-    terminated = over and steps == values.ticks and bool(_get(values.stop, fields.terminated))
+    terminated = is_end and steps == values.ticks and bool(_get(values.stop, fields.terminated))
     obs = {name: values.observed(origin) for name, origin in fields.obs.items()}
     number = np.zeros(steps, np.float32)
     return Fragment(
         obs=obs["obs"] if "obs" in obs else tree_of(obs),
-        action=values.of(fields.action)[:steps],
-        reward=values.after(fields.reward).astype(np.float32) if fields.reward else number,
+        action=values.at_ticks(fields.action)[:steps],
+        reward=values.results(fields.reward).astype(np.float32) if fields.reward else number,
         terminated=terminated,
-        truncated=over and not terminated,
-        log_prob=values.of(fields.log_prob)[:steps].astype(np.float32) if fields.log_prob else number,
-        policy_version=values.of(fields.policy_version)[:steps].astype(np.int64)
+        truncated=is_end and not terminated,
+        log_prob=values.at_ticks(fields.log_prob)[:steps].astype(np.float32) if fields.log_prob else number,
+        policy_version=values.at_ticks(fields.policy_version)[:steps].astype(np.int64)
         if fields.policy_version
         else np.zeros(steps, np.int64),
-        extras={name: values.of(origin)[:steps] for name, origin in fields.extras.items()},
+        extras={name: values.at_ticks(origin)[:steps] for name, origin in fields.extras.items()},
     )
 
 
 class _Values:
-    """Values of the ticks of one fragment: its ``steps`` ticks and the one after them, if it is there."""
+    """Values of the ticks of one fragment: its ``steps`` ticks, and the tick after them if there is one."""
 
     def __init__(self, episode: Episode, rows: Columns, steps: int) -> None:
         self._episode = episode
@@ -202,25 +202,25 @@ class _Values:
         self.stop = _document(rows.stop[self.ticks - 1]) if self.ticks == steps else None
         self._documents: dict[str, list[Any]] = {}
 
-    def of(self, origin: str) -> np.ndarray:
-        """``[ticks, ...]`` at each tick."""
+    def at_ticks(self, origin: str) -> np.ndarray:
+        """``[ticks, ...]``, the value at each tick."""
         if not origin.startswith((_INPUT, _OUTPUT)):
             return self._rows.arrays[origin][: self.ticks]
         return self._stacked([_get(each, origin) for each in self._parsed(origin)[: self.ticks]], origin)
 
     def observed(self, origin: str) -> np.ndarray:
-        """``[steps + 1, ...]``; after the last step the stop's, or the last one again."""
-        array = self.of(origin)
+        """``[steps + 1, ...]``; the last one may come from the stop's body, or repeat the one before."""
+        array = self.at_ticks(origin)
         if self.ticks > self.steps:
             return array
         last = _get(self.stop, origin) if origin.startswith(_INPUT) else None
-        after = array[-1:] if last is None else self._stacked([last], origin).astype(array.dtype)
-        if after.shape[1:] != array.shape[1:]:
-            raise self._unfit(origin, "the stop's has another shape")
-        return np.concatenate([array, after])
+        final = array[-1:] if last is None else self._stacked([last], origin).astype(array.dtype)
+        if final.shape[1:] != array.shape[1:]:
+            raise self._error(origin, "its value in the stop's body has another shape")
+        return np.concatenate([array, final])
 
-    def after(self, origin: str) -> np.ndarray:
-        """``[steps]`` numbers, each one tick later: the results of the actions."""
+    def results(self, origin: str) -> np.ndarray:
+        """``[steps]`` numbers, each read one tick later, where the result of an action is."""
         if not origin.startswith((_INPUT, _OUTPUT)):
             array = self._rows.arrays[origin][1 : self.steps + 1]
         else:
@@ -228,7 +228,7 @@ class _Values:
             documents = documents if self.ticks > self.steps else [*documents, self.stop]
             array = self._stacked([_get(each, origin) for each in documents], origin)
         if array.ndim != 1:
-            raise self._unfit(origin, f"expected a number, got an array of shape {array.shape[1:]}")
+            raise self._error(origin, f"expected a number, got an array of shape {array.shape[1:]}")
         return array
 
     def _parsed(self, origin: str) -> list[Any]:
@@ -241,12 +241,12 @@ class _Values:
         try:
             array = np.array(values)
         except (ValueError, OverflowError):
-            raise self._unfit(origin, "its shape varies") from None
+            raise self._error(origin, "its shape varies") from None
         if array.dtype.kind not in "biuf":
-            raise self._unfit(origin, "not every tick has it as numbers")
+            raise self._error(origin, "not every tick has it as numbers")
         return array.astype(np.float32) if array.dtype.kind == "f" else array
 
-    def _unfit(self, origin: str, why: str) -> BadRecording:
+    def _error(self, origin: str, why: str) -> BadRecording:
         return BadRecording(f"session {self._episode.session!r}: {origin}: {why}", column=origin)
 
 
@@ -259,7 +259,7 @@ def _document(body: bytes) -> Any:
 
 
 def _get(document: Any, origin: str) -> Any:
-    """The value at the path of ``input/KEY/KEY``; None: there is none."""
+    """The value at the path ``input/KEY/KEY``; None: there is none."""
     for key in origin.split("/")[1:]:
         if not isinstance(document, dict):
             return None
@@ -268,7 +268,7 @@ def _get(document: Any, origin: str) -> Any:
 
 
 def _has_reward(episode: Episode) -> bool:
-    """Whether the inputs have a number ``reward``; a first tick need not have one."""
+    """Whether the inputs have a number ``reward``, which the first tick may lack."""
     rows = episode.read(0, 2, [])
     bodies = [*texts(rows.input)[1:], rows.stop[-1] if rows.stop else b""]
     return any(isinstance(_get(_document(body), f"{_INPUT}reward"), int | float) for body in bodies)

@@ -1,7 +1,6 @@
-"""Frames of ticks as H.264: encodes images, and writes the frames of consecutive ticks as one MP4. One as PNG.
+"""Encodes images as H.264 frames, and writes the frames of consecutive ticks as an MP4. Also encodes PNGs.
 
-H.264 needs PyAV, the extra ``video``. Runs in the writer's process; knows nothing of sessions, files or chunks.
-`brayx.recording.video` reads the MP4.
+H.264 needs PyAV, the extra ``video``. Knows nothing of sessions or files. `brayx.recording.video` reads the MP4.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from brayx.errors import ConfigError
 MAX_SIDE = 4096
 """Maximum height and width of a frame."""
 MAX_SIZES = 16
-"""Maximum different frame sizes in one MP4; frames of further ones are lost."""
+"""Maximum number of frame sizes in one MP4; frames of further sizes are lost."""
 _GROUP = 16
-"""Maximum frames from one keyframe to the next: showing any frame decodes at most these."""
+"""Frames from one keyframe to the next: showing any frame decodes at most this many."""
 _OPTIONS = {"preset": "veryfast", "tune": "zerolatency", "crf": "18"}
 _MOST_PIXELS = 2**24
-"""Maximum pixels of a frame of all open encoders together: an encoder takes about ten bytes for each."""
+"""Maximum pixels of all open encoders together, one frame each: an encoder takes about ten bytes for a pixel."""
 _MOST_OPEN = 64
 
 
@@ -62,7 +61,7 @@ def is_image(value: Any) -> bool:
 
 
 def png(image: np.ndarray) -> bytes:
-    """A PNG of an image, as `is_image` takes them."""
+    """An image for which `is_image` holds, as a PNG."""
     from PIL import Image
 
     file = io.BytesIO()
@@ -78,7 +77,7 @@ class _Encoder(NamedTuple):
 class Encoders:
     """Encodes the frames of many sessions, each as a stream of its own.
 
-    The newest encoders stay open; a session whose encoder was closed goes on with a keyframe.
+    The encoders that were used last stay open; a session whose encoder was closed continues with a keyframe.
 
     Attributes:
         lost: number of images that could not be encoded.
@@ -95,10 +94,10 @@ class Encoders:
 
         Args:
             video: the MP4 that they will be in, until `cut`.
-            session: names the session.
-            first: number of its ticks before; after a gap the next frame is a keyframe.
-            images: one for each tick, as `is_image` takes them; None: none; anything else is lost. Frames that are
-                encoded already are kept.
+            session: id of the session.
+            first: number of its earlier ticks; after a gap the next frame is a keyframe.
+            images: for each tick an image for which `is_image` holds, an encoded frame, which is kept as it is, or
+                None; anything else is lost.
         """
         if self._next.get((video, session)) != first:
             self._open.pop((video, session), None)
@@ -106,7 +105,7 @@ class Encoders:
         return [None if image is None else self._encoded(video, session, image) for image in images]
 
     def cut(self, video: Hashable) -> None:
-        """Ends an MP4: all sessions begin the next one with a keyframe."""
+        """Ends an MP4: in the next one, all sessions begin with a keyframe."""
         self._sizes.pop(video, None)
         for of in (self._open, self._next):
             for key in [key for key in of if key[0] == video]:
@@ -151,7 +150,7 @@ class Encoders:
 
 
 def _even(image: np.ndarray) -> np.ndarray:
-    """RGB with even sides, since H.264 halves the resolution of colours: an odd side repeats its last line."""
+    """RGB with even sides, since H.264 halves the resolution of colours. An odd side repeats its last line."""
     if image.ndim == 2 or image.shape[2] == 1:
         image = np.broadcast_to(image.reshape(*image.shape[:2], 1), (*image.shape[:2], 3))
     height, width = image.shape[:2]
@@ -159,14 +158,14 @@ def _even(image: np.ndarray) -> np.ndarray:
 
 
 def sizes_of(frames: Sequence[Frame | None]) -> list[tuple[int, int]]:
-    """Heights and widths of the tracks that `write_video` makes of these frames."""
+    """Heights and widths of the tracks that `write_video` writes for these frames."""
     return list(dict.fromkeys(frame.size for frame in frames if frame is not None))[:MAX_SIZES]
 
 
 def write_video(to: IO[bytes], frames: Sequence[Frame | None], fps: int) -> None:
     """Writes an MP4 in which frame ``frames[i]`` is shown from ``i / fps`` seconds on.
 
-    Each size of frames has a track of its own. Where a tick has no frame, the one before is shown for longer.
+    Each frame size has its own track. If a tick has no frame, the one before is shown for longer.
 
     Args:
         to: a file that can seek.

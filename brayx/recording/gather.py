@@ -1,8 +1,8 @@
-"""What the agents set at each tick, as arrays ``[N, ...]`` by name. Pure.
+"""Gathers what the agents set at each tick as arrays ``[N, ...]`` by name. Pure.
 
-Each array that agents set on a tick's state becomes one column. ``step`` gives ``obs``, ``action``, ``log_prob``,
+Each array that agents set on a tick's state becomes a column. ``step`` gives ``obs``, ``action``, ``log_prob``,
 ``policy_version`` and its extras; other attributes keep their names. Nested arrays are named by their paths:
-``obs/board``. Outputs of forwards are added under names that no agent has set.
+``obs/board``. Outputs of forwards are added, unless an agent set an array of that name.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 MAX_COLUMNS = 64
 """Maximum columns that agents can set; further ones are left out, with the reason."""
-OWN = "tick."
-"""Prefix of a recording's own columns in a file; arrays of agents with this prefix are left out."""
+OWN_PREFIX = "tick."
+"""Prefix of a recording's own columns in a file; agents' arrays with this prefix are left out."""
 AS_FRAMES = "it is recorded as frames"
-"""Reason of an image that is left out of the columns."""
+"""Why an image is not among the columns."""
 _VARIES = "it is not an array, or its shape varies"
 _NOT_ALWAYS = "not every tick has it"
 _STATE = "state"
-"""Output of recurrent models: the agent's `Step` has the memory before the tick, which is enough to replay it."""
+"""Output of recurrent models that is left out: the agent's `Step` has the memory before the tick, which suffices."""
 
-Found = dict[str, list[Any]]
+Values = dict[str, list[Any]]
 """The values of all ticks by name."""
 
 
 class Irregular(Exception):
-    """Ticks differ in what they have."""
+    """Ticks have different attributes, or attributes of different shapes."""
 
 
 def arrays_of(
@@ -43,24 +43,24 @@ def arrays_of(
     failed: Sequence[bool],
     without: Collection[str],
     frames: str = "",
-    alike: bool = False,
+    strict: bool = False,
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The arrays of some ticks, and why other values are left out; see `brayx.recording.columns.columns_by_field`."""
     left_out: dict[str, str] = {}
     try:
-        found: Found = {}
-        for name, values in _of_names(attributes, without).items():
+        found: Values = {}
+        for name, values in _by_key(attributes, without).items():
             _gather(name, values, found)
     except Irregular:
-        if alike:
+        if strict:
             raise
         found = _by_tick([_flat(each, without) for each in attributes], failed, left_out)
     if any(forwards):
-        outputs: Found = {}
+        outputs: Values = {}
         try:
-            _of_forwards(forwards, outputs)
+            _gather_forwards(forwards, outputs)
         except Irregular:
-            if alike:
+            if strict:
                 raise
             outputs = _by_tick([_flat_forwards(each) for each in forwards], failed, left_out)
         found.update({name: values for name, values in outputs.items() if name not in found})
@@ -71,12 +71,12 @@ def arrays_of(
     for name, values in found.items():
         if len(arrays) == MAX_COLUMNS:
             left_out[name] = f"there are more than {MAX_COLUMNS} columns"
-        elif name.startswith(OWN):
-            left_out[name] = f"its name starts with {OWN}"
+        elif name.startswith(OWN_PREFIX):
+            left_out[name] = f"its name starts with {OWN_PREFIX}"
         elif name != _printable(name):
             left_out[name] = "its name is not Unicode text"
         elif (array := _stacked(values)) is None:
-            if alike and any(np.shape(each) != np.shape(values[0]) for each in values):
+            if strict and any(np.shape(each) != np.shape(values[0]) for each in values):
                 raise Irregular
             left_out[name] = _VARIES
         else:
@@ -85,12 +85,12 @@ def arrays_of(
 
 
 def _printable(name: str) -> str:
-    """A name without surrogates: keys of a game's JSON may have them, but no file can."""
+    """A name without surrogates, which a key of a game's JSON may have, but text in a file may not."""
     return name.encode(errors="backslashreplace").decode()
 
 
 def value_at(attributes: Mapping[str, Any], name: str) -> Any:
-    """The value of a tick that would become the column ``name``; None: there is none."""
+    """The tick's value for the column ``name``; None: it has none."""
     for step in attributes.values():
         if type(step) is Step:
             if name in step.extras:
@@ -108,11 +108,11 @@ def value_at(attributes: Mapping[str, Any], name: str) -> Any:
 
 
 DROPPED: Any = object()
-"""Stands for an image in `without_image`."""
+"""Takes the place of an image in `without_image`."""
 
 
 def without_image(attributes: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A tick's attributes with `DROPPED` for the value that would become the column ``name``; there is one."""
+    """A tick's attributes with `DROPPED` in the place of its value for the column ``name``, which it must have."""
     head, *rest = name.split("/")
     for key, step in attributes.items():
         if type(step) is Step:
@@ -133,7 +133,7 @@ def _dropped(value: Any, keys: Sequence[str]) -> Any:
     return items if isinstance(value, list) else tuple(items)
 
 
-def _of_names(ticks: Sequence[Mapping[str, Any]], without: Collection[str] = ()) -> Found:
+def _by_key(ticks: Sequence[Mapping[str, Any]], without: Collection[str] = ()) -> Values:
     """The values of mappings with equal keys, by key."""
     names = ticks[0]
     if len(set(map(len, ticks))) > 1:
@@ -144,11 +144,11 @@ def _of_names(ticks: Sequence[Mapping[str, Any]], without: Collection[str] = ())
         raise Irregular from None
 
 
-def _gather(name: str, values: list[Any], found: Found) -> None:
-    """Adds the leaves of the ticks' nested values by path.
+def _gather(name: str, values: list[Any], found: Values) -> None:
+    """Adds the leaves of the ticks' nested values to ``found``, by path.
 
     Raises:
-        Irregular: they are not nested alike.
+        Irregular: the values have different structures.
     """
     first = values[0]
     kind = type(first)
@@ -162,9 +162,9 @@ def _gather(name: str, values: list[Any], found: Found) -> None:
         found["log_prob"] = [float(step.log_prob) for step in values]
         found["policy_version"] = [step.policy_version for step in values]
         if first.extras or any(step.extras for step in values):
-            found.update(_of_names([step.extras for step in values]))
+            found.update(_by_key([step.extras for step in values]))
     elif kind is dict:
-        for key, of in sorted(_of_names(values).items(), key=lambda pair: str(pair[0])):
+        for key, of in sorted(_by_key(values).items(), key=lambda pair: str(pair[0])):
             _gather(f"{name}/{key}", of, found)
     elif kind is list or kind is tuple:
         if any(len(value) != len(first) for value in values):
@@ -177,8 +177,8 @@ def _gather(name: str, values: list[Any], found: Found) -> None:
         found[name] = values
 
 
-def _of_forwards(forwards: Sequence[Sequence[Forwarded]], found: Found) -> None:
-    """As `_gather`, of the ticks' forwards."""
+def _gather_forwards(forwards: Sequence[Sequence[Forwarded]], found: Values) -> None:
+    """As `_gather`, for the outputs of the ticks' forwards."""
     count = len(forwards[0])
     if any(len(each) != count for each in forwards):
         raise Irregular
@@ -188,7 +188,7 @@ def _of_forwards(forwards: Sequence[Sequence[Forwarded]], found: Found) -> None:
         if len(set(models)) > 1:
             raise Irregular
         if set(map(type, outputs)) == {dict}:
-            for name, values in _of_names(outputs).items():
+            for name, values in _by_key(outputs).items():
                 if name != _STATE:
                     _gather(f"{model}/{name}" if count > 1 else name, values, found)
         else:
@@ -197,30 +197,30 @@ def _of_forwards(forwards: Sequence[Sequence[Forwarded]], found: Found) -> None:
 
 
 def _flat_forwards(forwards: Sequence[Forwarded]) -> dict[str, Any]:
-    found: Found = {}
+    found: Values = {}
     if forwards:
-        _of_forwards([forwards], found)
+        _gather_forwards([forwards], found)
     return {name: values[0] for name, values in found.items()}
 
 
-def _by_tick(ticks: Sequence[Mapping[str, Any]], failed: Sequence[bool], left_out: dict[str, str]) -> Found:
-    """The values of ticks that differ in what they have; zeros for what a failed one lacks."""
-    found: Found = {}
+def _by_tick(ticks: Sequence[Mapping[str, Any]], failed: Sequence[bool], left_out: dict[str, str]) -> Values:
+    """The values of ticks with different attributes; a failed tick gets zeros for those it lacks."""
+    found: Values = {}
     for name in dict.fromkeys(name for tick in ticks for name in tick):
         if all(name in tick or is_failed for tick, is_failed in zip(ticks, failed, strict=True)):
             like = next(tick[name] for tick in ticks if name in tick)
-            found[name] = [tick[name] if name in tick else _nothing(like) for tick in ticks]
+            found[name] = [tick[name] if name in tick else _zeros(like) for tick in ticks]
         else:
             left_out[name] = _NOT_ALWAYS
     return found
 
 
-def _nothing(like: Any) -> Any:
+def _zeros(like: Any) -> Any:
     return 0.0 if isinstance(like, float) else np.zeros_like(like)
 
 
 def _flat(attributes: Mapping[str, Any], without: Collection[str]) -> dict[str, Any]:
-    """Arrays and numbers by path; other values as they are."""
+    """One tick's arrays and numbers by path; other values as they are."""
     found: dict[str, Any] = {}
     for name, value in attributes.items():
         if name in without:
@@ -241,7 +241,7 @@ def _paths(value: NestedArray, name: str) -> dict[str, Any]:
 
 
 def _stacked(values: Sequence[Any]) -> np.ndarray | None:
-    """``[N, ...]``; None: the values are not numbers of one shape. Python floats become float32."""
+    """The values as ``[N, ...]``; None: they are not numbers of one shape. Python floats become float32."""
     try:
         array = np.array(values)
     except (ValueError, OverflowError):

@@ -1,8 +1,8 @@
-"""The recorded sessions of one agent, whose ticks become columns together.
+"""Converts the ticks of one agent's recorded sessions to columns together.
 
 Converting many ticks at once is cheap, but a tick should not wait for long: after a thousand others it has left the
-processor's cache. So a pack has few ticks of each session, however many sessions there are.
-Knows nothing of threads, processes or files.
+processor's cache. So a pack has few ticks of each session, however many sessions there are. Knows nothing of threads,
+processes or files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from brayx.actor.agent import STATE_OWN
 from brayx.logs import limited
-from brayx.recording.bodies import Joined
+from brayx.recording.bodies import BodyBuffer
 from brayx.recording.columns import ERROR, columns_by_field
 from brayx.recording.process import Pack
 from brayx.recording.session import Kept, RecordedSession
@@ -25,68 +25,68 @@ if TYPE_CHECKING:
 
 logger = limited(__name__)
 
-PACK = 128
-"""Ticks that are handed over at once."""
+PACK_TICKS = 128
+"""Ticks of a pack."""
 PACK_BYTES = 2**18
-"""Size of the ticks at which they are handed over early."""
+"""Size in bytes at which a pack is sent early."""
 FRAMES_BYTES = 2**21
-"""As `PACK_BYTES`, with frames, which are large."""
-_MANY = 16
-"""Sessions beyond which packs grow with their number, since each session of a pack has a part in it."""
+"""As `PACK_BYTES`, for ticks with frames, which are large."""
+_SMALL_GROUP = 16
+"""Maximum sessions for packs of `PACK_TICKS`. Beyond it packs grow, since each session in a pack costs a part."""
 
 _Taken = tuple[RecordedSession, list[Kept], tuple[Any, ...], str]
-"""Ticks of a session, their part, and why it has ended; empty: it has not."""
+"""A session, its ticks, their part, and why the session ended; empty: it runs."""
 
 
 class TickGroup:
-    """Collects the waiting ticks of sessions. Belongs to their event loop.
+    """Collects ticks of sessions until they make a pack. Belongs to the sessions' event loop.
 
     Args:
-        of: the recorder.
+        recorder: gets the packs.
     """
 
-    def __init__(self, of: SessionRecorder) -> None:
-        self._of = of
+    def __init__(self, recorder: SessionRecorder) -> None:
+        self._recorder = recorder
         self._sessions = 0
         self._waiting: list[RecordedSession] = []  # one entry for each tick
-        self._most_ticks, self._most_bytes = PACK, of.pack_bytes
-        self._most_taken = of.taken + of.pack_bytes
-        self._until = -math.inf  # the first tick starts the clock
+        self._max_ticks, self._max_bytes = PACK_TICKS, recorder.pack_bytes
+        self._max_taken = recorder.taken + recorder.pack_bytes
+        self._due_at = -math.inf  # the first tick starts the clock
 
     def join(self) -> None:
-        """Counts a session that was opened."""
+        """Adds a session, which was just opened."""
         self._resize(1)
 
     def leave(self) -> None:
-        """Counts a session that has ended."""
+        """Removes a session, which has ended."""
         self._resize(-1)
 
     def _resize(self, sessions: int) -> None:
         self._sessions += sessions
-        scale = max(1.0, self._sessions / _MANY)
-        self._most_ticks, self._most_bytes = round(PACK * scale), round(self._of.pack_bytes * scale)
+        scale = max(1.0, self._sessions / _SMALL_GROUP)
+        self._max_ticks, self._max_bytes = round(PACK_TICKS * scale), round(self._recorder.pack_bytes * scale)
 
     def add(self, session: RecordedSession, now: float) -> None:
-        """Counts a tick that a session keeps from ``now`` on; hands over what waits if it is enough."""
+        """Notes a tick that a session holds since ``now``; sends a pack if enough ticks wait."""
         waiting = self._waiting
         waiting.append(session)
-        if len(waiting) > self._most_ticks or self._of.taken > self._most_taken or now > self._until:
-            self._hand_over_waiting()
-            self._most_taken, self._until = self._of.taken + self._most_bytes, now + self._of.config.flush_s
+        if len(waiting) > self._max_ticks or self._recorder.taken > self._max_taken or now > self._due_at:
+            self._send_waiting()
+            self._max_taken, self._due_at = self._recorder.taken + self._max_bytes, now + self._recorder.config.flush_s
 
-    def hand_over_last(self, session: RecordedSession, end: str, result: float | None) -> None:
-        """Hands over the ticks of a session that has ended."""
+    def send_last(self, session: RecordedSession, end: str, result: float | None) -> None:
+        """Sends the last ticks of a session that has ended."""
         self._waiting = [each for each in self._waiting if each is not session]
         if ticks := session.take(last=True):
-            self._hand_over([(session, ticks, session.part(ticks, end, result), end)])
+            self._send([(session, ticks, session.part(ticks, end, result), end)])
 
-    def _hand_over_waiting(self) -> None:
+    def _send_waiting(self) -> None:
         waiting, self._waiting = dict.fromkeys(self._waiting), []
         taken = [(session, ticks, session.part(ticks), "") for session in waiting if (ticks := session.take())]
         if taken:
-            self._hand_over(taken)
+            self._send(taken)
 
-    def _hand_over(self, taken: Sequence[_Taken]) -> None:
+    def _send(self, taken: Sequence[_Taken]) -> None:
         kept = [tick for _, ticks, *_ in taken for tick in ticks]
         size = sum([tick[-1] for tick in kept])
         try:
@@ -94,16 +94,16 @@ class TickGroup:
         except Exception:  # agents may set anything; one bad tick must not cost others, nor end the session
             if len(taken) > 1:
                 for each in taken:
-                    self._hand_over([each])
+                    self._send([each])
                 return
             logger.exception("ticks of session %s cannot be recorded", kept[0][0].session)
-            self._of.lose(len(kept), "error")
-            self._of.taken -= size
+            self._recorder.lose(len(kept), "error")
+            self._recorder.taken -= size
             return
         states = []
-        if self._of.drawing is not None:  # a failed tick's state may be incomplete
+        if self._recorder.drawing is not None:  # a failed tick's state may be incomplete
             states = [None if ERROR in tick[6] else tick[0] for tick in kept]
-        self._of.hand_over(pack, states, size)
+        self._recorder.send(pack, states, size)
 
     def _pack(self, taken: Sequence[_Taken], kept: Sequence[Kept]) -> Pack:
         states, inputs, outputs, arrived, begun, ended, events, forwards, _ = zip(*kept, strict=True)
@@ -125,7 +125,7 @@ class TickGroup:
             began - np.array(arrived),
             forwards,
             without=STATE_OWN,
-            frames=self._of.frames,
-            alike=len(taken) > 1,
+            frames=self._recorder.frames,
+            strict=len(taken) > 1,
         )
-        return Pack([part for *_, part, _ in taken], columns, Joined.of(inputs), Joined.of(outputs), b"")
+        return Pack([part for *_, part, _ in taken], columns, BodyBuffer.join(inputs), BodyBuffer.join(outputs), b"")

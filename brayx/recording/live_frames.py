@@ -1,8 +1,8 @@
-"""Frames of followed sessions, drawn by a function of the user's in a process of its own while somebody watches.
+"""Draws followed sessions with the user's function, in a separate process that runs while somebody watches.
 
-A thread pickles the newest state and waits for its picture, so that neither ticks nor viewers wait: they get the newest
-picture there is. `LiveFrames` belongs to the process that has the sessions; `main` runs in the other one. Knows nothing
-of who watches.
+A thread pickles the newest state and waits for its picture, so that neither ticks nor viewers wait: viewers get the
+newest finished picture. `LiveFrames` belongs to the process that has the sessions; `main` runs in the one that draws.
+Knows nothing of the viewers.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from brayx.recording.columns import ERROR
 from brayx.recording.drawing import Drawer, Drawing
 from brayx.recording.frames import is_image, png
 
-_EVERY_S = 0.2
-"""Minimum time between two pictures, of all sessions together."""
+_MIN_INTERVAL_S = 0.2
+"""Minimum time between two pictures, for all sessions together."""
 _DRAW_S = 5.0
-"""Time limit of a picture; the process is then killed."""
+"""Time limit for a picture; after it the process is killed."""
 _START_S = 30.0
-"""As `_DRAW_S`, of the first one, for which the process loads the user's module."""
-_AGAIN_S = 5.0
-"""Minimum time between two starts of the process, so that one that dies is not started in a loop."""
+"""As `_DRAW_S`, for the first picture, for which the process has to load the user's module."""
+_RESTART_S = 5.0
+"""Minimum time between two starts of the process. Without it, one that dies would be restarted in a loop."""
 _IDLE_S = 5.0
-"""The process ends this long after the last state that was to be drawn."""
+"""The process ends this long after the last state to draw."""
 _MAX_KEPT = 64
-"""Sessions whose newest picture is kept: as many as can be followed."""
+"""Maximum sessions whose newest picture is kept: as many as can be followed."""
 _NICE = 5
 
 
@@ -45,7 +45,7 @@ class LiveFrames:
     """The newest picture of each followed session. Thread safe.
 
     Args:
-        drawing: draws them; None: there are none.
+        drawing: the user's function; None: no pictures.
     """
 
     def __init__(self, drawing: Drawing | None) -> None:
@@ -59,22 +59,22 @@ class LiveFrames:
     def shown(self, session: str, after: int, found: NewTicks) -> LiveTicks:
         """Ticks for another process, as `NewTicks.shown`, with the session's newest picture.
 
-        The state of the newest tick is to be drawn next, if it did not fail.
+        The newest tick that did not fail is drawn next.
 
         Args:
             session: id of the session.
-            after: as for `LiveTable.newer`; with 0 there is no picture yet.
-            found: its newest ticks.
+            after: as for `LiveTable.newer`; 0 means a new viewer, who gets no picture yet.
+            found: the session's newest ticks.
         """
         ticks = found.shown()
         if self._drawing is None:
             return ticks
         newest = next((state for state, *_, event in reversed(found.kept) if ERROR not in event), None)
         with self._change:
-            if not after:  # it may be another session of this id
+            if not after:  # a new session may have this id
                 self._frames.pop(session, None)
             if newest is not None and not self._closed:
-                self._waiting[session] = newest  # in the place of an older one, so that each session has its turn
+                self._waiting[session] = newest  # keeps the place of an older state, so that each session has its turn
                 while len(self._waiting) > _MAX_KEPT:
                     del self._waiting[next(iter(self._waiting))]
                 if self._thread is None:
@@ -108,23 +108,23 @@ class LiveFrames:
                     self._frames[session] = frame
                     while len(self._frames) > _MAX_KEPT:
                         del self._frames[next(iter(self._frames))]
-                    # A slow function draws half of the time at most.
+                    # A slow function runs at most half of the time.
                     took = time.monotonic() - began
-                    self._change.wait_for(lambda: self._closed, max(_EVERY_S - took, took))
+                    self._change.wait_for(lambda: self._closed, max(_MIN_INTERVAL_S - took, took))
 
 
 class _Process:
     """The process that draws. Belongs to the thread.
 
     Args:
-        drawing: the function.
-        is_over: whether to wait no longer.
+        drawing: the user's function.
+        is_closed: returns whether to stop waiting.
     """
 
-    def __init__(self, drawing: Drawing | None, is_over: Any) -> None:
-        self._words, self._is_over = json.dumps(drawing), is_over
+    def __init__(self, drawing: Drawing | None, is_closed: Any) -> None:
+        self._drawing, self._is_closed = json.dumps(drawing), is_closed
         self._child: Any = None
-        self._started_at = -_AGAIN_S
+        self._started_at = -_RESTART_S
         self._failure = ""
 
     def draw(self, state: State) -> LiveFrame:
@@ -135,14 +135,14 @@ class _Process:
             return LiveFrame(state.tick, b"", f"its state does not pickle: {type(error).__name__}: {error}"[:500])
         limit_s = _DRAW_S
         if self._child is None:
-            if time.monotonic() - self._started_at < _AGAIN_S:
+            if time.monotonic() - self._started_at < _RESTART_S:
                 return LiveFrame(state.tick, b"", self._failure)
             self._started_at, limit_s = time.monotonic(), _START_S
-            self._child = start_module("brayx.recording.live_frames", self._words)
+            self._child = start_module("brayx.recording.live_frames", self._drawing)
         try:
             pickle.dump(pickled, self._child.stdin)
             self._child.stdin.flush()
-            self._await(limit_s)
+            self._wait_for_reply(limit_s)
             return LiveFrame(state.tick, *pickle.load(self._child.stdout))
         except TimeoutError:
             self._failure = f"its drawing took more than {limit_s:g} s"
@@ -151,12 +151,12 @@ class _Process:
         self.close()
         return LiveFrame(state.tick, b"", self._failure)
 
-    def _await(self, limit_s: float) -> None:
+    def _wait_for_reply(self, limit_s: float) -> None:
         until = time.monotonic() + limit_s
-        answer = select.poll()  # `select.select` fails beyond 1024 open files, and a door has one for each session
-        answer.register(self._child.stdout, select.POLLIN)
-        while not answer.poll(100):
-            if time.monotonic() > until or self._is_over():
+        reply = select.poll()  # `select.select` fails beyond 1024 open files, and a door has one for each session
+        reply.register(self._child.stdout, select.POLLIN)
+        while not reply.poll(100):
+            if time.monotonic() > until or self._is_closed():
                 raise TimeoutError
 
     def close(self) -> None:
@@ -181,13 +181,15 @@ def main(drawing: str, requests: IO[bytes], replies: IO[bytes]) -> None:
         (image,) = drawer.drawn(states, 1) or [None]
         failure = drawer.failure
         if not failure and not is_image(image):
-            failure = f"{json.loads(drawing)[1]} returned no image: uint8 [height, width] or [height, width, 3]"
+            failure = (
+                f"{json.loads(drawing)[1]} returned no image: expected uint8 [height, width] or [height, width, 3]"
+            )
         pickle.dump((b"" if failure else png(image), failure), replies)
         replies.flush()
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process, too; only the sender ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process, too, but only the sender ends it
     os.nice(_NICE)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints of the user's function must not mix with the replies

@@ -1,6 +1,6 @@
 """Writes recordings as a Minari dataset, which Minari and `brayx.replay.minari` read. Needs h5py, the extra ``minari``.
 
-The dataset has the spaces of the data and no environment, which Minari does not need to read it.
+The spaces follow from the data. The dataset names no environment, which Minari does not need to read it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from brayx.errors import ConfigError
 from brayx.types import Fragment, NestedArray
 
 _VERSION = "0.5.4"
-"""Version of Minari whose layout this is."""
+"""Version of Minari that defines this layout."""
 
 
 def write_minari(fragments: Iterator[Fragment], out: Path) -> tuple[int, int]:
     """Writes an episode for each fragment.
 
     Args:
-        fragments: whole episodes with observations, actions and spaces alike.
-        out: the dataset's folder, which must not exist or be empty; its name is the dataset's.
+        fragments: whole episodes, with the same shapes and dtypes.
+        out: folder to write, which must be empty or missing; the dataset has its name.
 
     Returns:
-        Numbers of episodes and steps.
+        The numbers of episodes and steps.
 
     Raises:
         ConfigError: h5py is missing, the folder is not empty, there is no episode, or episodes differ in their shapes.
@@ -90,7 +90,7 @@ def _write_tree(group: Any, name: str, tree: NestedArray) -> None:
 
 
 class _Range:
-    """Shape, dtype and least and largest value of nested arrays ``[T, ...]``, from which their space follows."""
+    """Shape, dtype, minimum and maximum of nested arrays ``[T, ...]``, which give their space."""
 
     def __init__(self) -> None:
         self._inner: dict[str, _Range] = {}
@@ -109,13 +109,13 @@ class _Range:
             self._dtype, self._shape, self._low, self._high = tree.dtype, shape, low, high
         elif (self._dtype, self._shape) != (tree.dtype, shape):
             raise ConfigError(
-                f"sessions of several games: one has {tree.dtype} of shape {shape}, others {self._dtype} of "
+                f"these are sessions of several games: one has {tree.dtype} of shape {shape}, others {self._dtype} of "
                 f"{self._shape}; select by agent or player"
             )
         self._low, self._high = min(self._low, low), max(self._high, high)
 
     def space(self, *, discrete: bool = False) -> dict[str, Any]:
-        """The space as Minari writes it: ``Discrete`` for whole numbers that are actions, otherwise ``Box``."""
+        """The space as Minari writes it: ``Box``, or with ``discrete`` a ``Discrete`` for single whole numbers."""
         if self._inner:
             return {"type": "Dict", "subspaces": {name: each.space() for name, each in self._inner.items()}}
         assert self._shape is not None

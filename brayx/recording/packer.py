@@ -1,4 +1,4 @@
-"""Collects ticks of sessions and writes them as chunks. Runs in the writer's process."""
+"""Collects ticks of sessions, and writes them as chunks. Runs in the writer's process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from brayx.recording.part import Part
 from brayx.recording.writer import Folder
 
 CHUNK_BYTES = 8 * 2**20
-"""Size of packed ticks in memory that fills a chunk."""
+"""Size of ticks in memory at which a chunk is full."""
 _PENDING_BYTES = 4 * CHUNK_BYTES
 
 
@@ -27,7 +27,7 @@ class Packer:
     Args:
         folder: opens the folder of the chunks; called again after a failure.
         flush_s: age at which a chunk is written even if it is not full.
-        drawer: draws the frames of ticks that come with their states.
+        drawer: draws the frames of ticks whose states are given.
 
     Attributes:
         lost: ticks lost so far because they could not be written.
@@ -35,7 +35,7 @@ class Packer:
     """
 
     def __init__(self, folder: Callable[[], Folder], flush_s: float, drawer: Drawer | None = None) -> None:
-        self._make = folder
+        self._open_folder = folder
         self._folder: Folder | None = None
         self._flush_s = flush_s
         self._pending: dict[Any, list[tuple[list[Part], Columns]]] = {}
@@ -47,7 +47,7 @@ class Packer:
 
     @property
     def frames_failure(self) -> str:
-        """Why the last ticks could not be drawn; empty: they could."""
+        """Why the last ticks could not be drawn; empty: they were drawn."""
         return "" if self._drawer is None else self._drawer.failure
 
     @property
@@ -61,9 +61,9 @@ class Packer:
         """Adds consecutive ticks of sessions.
 
         Args:
-            parts: of the sessions.
-            columns: their ticks, in this order.
-            states: as for `Drawer.drawn`; empty: they are not drawn.
+            parts: one for each run of ticks, in order.
+            columns: the ticks.
+            states: as for `Drawer.drawn`; empty: the ticks are not drawn.
         """
         columns = packed(columns)
         if states and self._drawer is not None:
@@ -88,13 +88,13 @@ class Packer:
         return frames
 
     def write_due(self) -> None:
-        """Writes the chunks that are older than `flush_s`."""
+        """Writes the chunks that are older than ``flush_s``."""
         now = time.monotonic()
         for layout in [layout for layout, since in self._since.items() if now - since >= self._flush_s]:
             self._write(layout)
 
     def close(self) -> None:
-        """Writes everything."""
+        """Writes all pending ticks."""
         for layout in list(self._pending):
             self._write(layout)
         if self._folder is not None:
@@ -104,11 +104,11 @@ class Packer:
         parts = self._pending[layout]
         try:
             if self._folder is None:
-                self._folder = self._make()
+                self._folder = self._open_folder()
             self._folder.write(_by_episode(parts))
             self._folder.trim()
             self.failure = ""
-        except Exception as error:  # a full disk or a missing folder may recover, so try again
+        except Exception as error:  # a full disk may recover, so the ticks are kept for another try
             self._folder = None
             self.failure = f"{type(error).__name__}: {first_line(error)}"
             self._since[layout] = time.monotonic()
@@ -120,7 +120,7 @@ class Packer:
 
 
 def _by_episode(pending: Sequence[tuple[list[Part], Columns]]) -> list[tuple[Part, Columns]]:
-    """Joins the parts of an episode that follow each other, so that the chunk's index stays short."""
+    """Joins consecutive parts of an episode, which keeps the chunk's index short."""
     runs: dict[str, list[list[tuple[Part, int]]]] = {}
     row = 0
     for part in (part for parts, _ in pending for part in parts):

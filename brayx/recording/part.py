@@ -1,4 +1,4 @@
-"""A part: one entry in a chunk's index of sessions."""
+"""Parts, the entries in a chunk's index of sessions."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ class Part:
     """Consecutive ticks of a session in one chunk.
 
     Attributes:
-        episode: unique id of the recorded session; a session's own id may be used again.
+        episode: unique id of the recorded session; the session's own id may be reused.
         session: the session's id.
         began: when the session started, in seconds since 1970.
         first: number of recorded ticks before these.
         ticks: number of ticks in this part.
-        start: body of the session's start; bytes that are not UTF-8 are surrogates.
+        start: body of the session's start; bytes that are not UTF-8 become surrogates.
         why: why the session was recorded.
-        player: the session's player in a league; empty: no league.
+        player: the session's player in a league; empty: there is no league.
         end: why the session ended; empty: these are not its last ticks.
         result: the game's return, in the session's last part, if an agent recorded one.
         events: number of ticks with an event.
-        lost: number of ticks lost since the part before.
-        left_out: attributes that agents set and that were left out, with the reason.
+        lost: number of ticks lost since the previous part.
+        left_out: attributes that agents set but that are not recorded, with the reason.
         row: the part's first row in the chunk.
-        reported: result of the session's seat in a league: ``win``, ``draw``, ``loss`` or a score; empty: none yet.
+        reported: result that the seat reported in a league: ``win``, ``draw``, ``loss`` or a score; empty: none yet.
         frames: number of ticks with a frame.
     """
 
@@ -50,7 +50,7 @@ class Part:
     frames: int = 0
 
     def after(self, before: Sequence[Part]) -> Part:
-        """Joins this part to the parts before it."""
+        """This part joined with the parts before it."""
         parts = [*before, self]
         return dataclasses.replace(
             before[0],
@@ -76,19 +76,19 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 _LARGEST = 2**62
-"""Numbers of ticks and rows are smaller, so that sums of them still have a length."""
+"""Limit for numbers of ticks and rows, so that their sums are still valid lengths."""
 _LATEST = 9e9
-"""Largest ``began``: pandas has no later times."""
+"""Maximum ``began``, in seconds since 1970: pandas cannot represent much later times."""
 
 Parts = dict[str, list[Any]]
-"""Parts as lists of values by field: a million of them take less memory and time than objects. If all parts have the
-same value, the list has it once; but that of ``episode`` is complete."""
+"""Parts as lists of values by field, since a million objects take too much memory and time. If all parts have the same
+value, the list has just one entry, except that of ``episode``, which always has one for each part."""
 
 FIELDS = [each.name for each in dataclasses.fields(Part)]
 
 
 def columns_of_parts(parts: Sequence[Part]) -> Parts:
-    """The parts as lists of values."""
+    """Parts as lists of values."""
     columns = {name: [getattr(part, name) for part in parts] for name in FIELDS}
     return {
         name: values if name == "episode" or any(each != values[0] for each in values) else values[:1]
@@ -97,12 +97,12 @@ def columns_of_parts(parts: Sequence[Part]) -> Parts:
 
 
 DEFAULTS = columns_of_parts([Part("", "", 0.0, 0, ticks=0)])
-"""Stand for fields that a file lacks since they are newer; `check_parts` refuses parts without ticks."""
+"""Values of fields that an older file lacks. `ticks` is 0, which `check_parts` refuses."""
 
 
-def part_at(parts: Parts, at: int) -> Part:
+def part_at(parts: Parts, index: int) -> Part:
     """The part with this index."""
-    return Part(*[parts[name][at % len(parts[name])] for name in FIELDS])
+    return Part(*[parts[name][index % len(parts[name])] for name in FIELDS])
 
 
 def check_parts(parts: Parts) -> None:
@@ -129,5 +129,5 @@ def check_parts(parts: Parts) -> None:
 
 
 def check_text(strings: Iterable[str]) -> None:
-    """Raises a ``ValueError`` if a string cannot be encoded, or a ``TypeError`` if there is something else."""
+    """Raises a ``ValueError`` if a string cannot be encoded, or a ``TypeError`` if an item is not a string."""
     "".join(strings).encode()

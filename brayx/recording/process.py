@@ -1,4 +1,4 @@
-"""The writer's process: packs and writes recordings, so that neither competes with ticks for the interpreter.
+"""The writer's process: compresses and writes recordings outside the serving process, whose interpreter ticks need.
 
 `WriterProcess` starts the process and sends it ticks; `main` runs in it. They exchange pickles over pipes.
 """
@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 
 from brayx.children import start_module
 from brayx.errors import BrayxError
-from brayx.recording.bodies import Joined
+from brayx.recording.bodies import BodyBuffer
 from brayx.recording.columns import Columns
 from brayx.recording.drawing import Drawing
 from brayx.recording.part import Part
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _END_S = 30.0
 _NICE = 5
 _DRAW_S = 0.5
-"""Time for drawing the ticks of a message: its sender waits, and meanwhile further ticks take up its memory."""
+"""Time limit for drawing the ticks of a message: the sender waits, and further ticks fill its memory meanwhile."""
 
 
 class Pack(NamedTuple):
@@ -37,23 +37,23 @@ class Pack(NamedTuple):
     Attributes:
         rows: their parts, as plain rows of `brayx.recording.part.FIELDS`, which pickle quickly.
         columns: the ticks in the order of the parts, without bodies.
-        input, output: bodies and replies. In one piece, which pickles quickly, and the memory of each is free at once.
+        input, output: bodies and replies, in buffers, which pickle quickly and let the sender free the bodies.
         states: for `Drawer.drawn`; empty: the ticks are not drawn.
     """
 
     rows: list[Sequence[Any]]
     columns: Columns
-    input: Joined
-    output: Joined
+    input: BodyBuffer
+    output: BodyBuffer
     states: bytes
 
 
 Message = list[Pack]
-"""After each message, even an empty one, the process writes what is due."""
+"""Packs to write. After each message, even an empty one, the process writes the chunks that are due."""
 
 
 class Reply(NamedTuple):
-    """What the process says of all messages so far.
+    """The process's report on all messages so far.
 
     Attributes:
         lost: number of lost ticks.
@@ -96,7 +96,7 @@ class WriterProcess:
         return Reply(*pickle.load(self._process.stdout))
 
     def close(self) -> None:
-        """Ends the process once it has written everything, or kills it after 30 s."""
+        """Waits until the process has written everything and ends; kills it after 30 s."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.close()
@@ -112,9 +112,9 @@ class WriterProcess:
 
 
 def main(address: str, options: str, requests: IO[bytes], replies: IO[bytes]) -> None:
-    """Takes messages until the pipe closes, then writes what is left."""
+    """Handles messages until the pipe closes, then writes the rest."""
     from brayx.recording.drawing import Drawer, Drawing
-    from brayx.recording.packer import Packer  # imports Arrow, which is slow, so only this process does
+    from brayx.recording.packer import Packer  # imports Arrow, which is slow: not in the job's process
     from brayx.recording.writer import Folder
 
     max_bytes, flush_s, fps, drawing = json.loads(options)
@@ -122,13 +122,13 @@ def main(address: str, options: str, requests: IO[bytes], replies: IO[bytes]) ->
     packer = Packer(lambda: Folder(address, max_bytes, fps), flush_s, drawer)
     while True:
         try:
-            message = [Pack(*each) for each in pickle.load(requests)]  # as for the reply below
+            message = [Pack(*each) for each in pickle.load(requests)]  # without the class, as in the reply below
         except (EOFError, pickle.UnpicklingError):  # the sender ended, or was killed while it wrote
             break
         if drawer is not None:
             drawer.left_s = _DRAW_S
         for pack in message:
-            columns = replace(pack.columns, input=pack.input.apart(), output=pack.output.apart())
+            columns = replace(pack.columns, input=pack.input.split(), output=pack.output.split())
             try:
                 packer.add([Part(*row) for row in pack.rows], columns, pack.states)
             except BrayxError as error:
@@ -139,12 +139,13 @@ def main(address: str, options: str, requests: IO[bytes], replies: IO[bytes]) ->
         replies.flush()
     packer.close()
     if packer.failure:
-        logger.warning("the last recordings are lost: they cannot be written: %s", packer.failure)
+        logger.warning("the last ticks of recordings are lost, since they cannot be written: %s", packer.failure)
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these reach the whole process group,
-        signal.signal(number, signal.SIG_IGN)  # but this process ends with its pipe, when it has written everything
+    # Signals reach the whole process group, but this process has to write everything first: it ends with its pipe.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     os.nice(_NICE)
     out, sys.stdout = sys.stdout.buffer, sys.stderr  # prints of libraries must not mix with the replies
     main(sys.argv[1], sys.argv[2], sys.stdin.buffer, out)

@@ -36,7 +36,7 @@ def open(address: str) -> Recordings:
     """Opens recordings: a folder, or one chunk, by its path or fsspec address.
 
     Raises:
-        BadRecording: there is no such folder or file, it cannot be reached, or a file is no chunk.
+        BadRecording: there is no such folder or file, it cannot be reached, or the file is not a chunk.
     """
     files, path = files_of(str(address))
     try:
@@ -47,7 +47,7 @@ def open(address: str) -> Recordings:
         found = {PurePosixPath(str(each["name"])).name: each for each in files.ls(path, detail=True)}
     except BadRecording:
         raise
-    except Exception as error:  # a host that does not answer, say; a store in the cloud raises exceptions of its own
+    except Exception as error:  # such as a host that does not answer; cloud stores raise their own exceptions
         raise BadRecording(
             f"recordings at {address} cannot be listed: {first_line(error)}", file=str(address)
         ) from error
@@ -55,7 +55,7 @@ def open(address: str) -> Recordings:
     for name in sorted(name for name in found if name.endswith(index.SUFFIX) and not name.startswith(".")):
         try:
             entries = index.read(files.cat_file(found[name]["name"]))
-        except Exception:  # deleted meanwhile, say; the chunks say the same
+        except Exception:  # such as a file that was just deleted; the chunks hold the same
             continue
         for chunk, entry in entries.items():
             if chunk in found and found[chunk]["size"] == entry.size:
@@ -70,9 +70,10 @@ class Recordings(Sequence["Episode"]):
     Args:
         files: the file system.
         paths: the chunks, oldest first.
+        known: entries of the folder's index, by path; other chunks are opened.
 
     Attributes:
-        unreadable: the error of each chunk that cannot be read, or of which some ticks are left out, by path.
+        unreadable: by path, why a chunk cannot be read, or why some of its ticks are left out.
     """
 
     def __init__(self, files: Any, paths: Sequence[str], known: Mapping[str, Entry] | None = None) -> None:
@@ -99,7 +100,7 @@ class Recordings(Sequence["Episode"]):
             self._chunks.append((path, columns, parts))
             self._firsts.append(len(ids))
             ids += parts["episode"]
-        # Parts are numbered over all chunks, and sorted by episode. Arrays, since a folder may have a million episodes.
+        # Parts are numbered across all chunks and sorted by episode, in arrays: a folder may have a million episodes.
         self._numbers: dict[str, int] = defaultdict(itertools.count().__next__)
         numbers = np.fromiter(map(self._numbers.__getitem__, ids), np.int64, len(ids))
         self._parts = np.argsort(numbers, kind="stable")
@@ -126,7 +127,7 @@ class Recordings(Sequence["Episode"]):
         return map(self._episode, range(len(self)))
 
     def _without_repeats(self, numbers: np.ndarray) -> np.ndarray:
-        """The parts by episode and tick, without those whose ticks an earlier file has: somebody copied a file.
+        """The parts by episode and tick, without those whose ticks another file has, too: somebody copied a file.
 
         Args:
             numbers: number of each part's episode.
@@ -171,14 +172,14 @@ class Recordings(Sequence["Episode"]):
         import pandas as pd
 
         names = ("session", "began", "end", "result", "reported", "player", "why", "events", "lost", "frames")
-        of = operator.attrgetter(*names)
-        rows = [(len(each), *of(each)) for each in self]  # in one pass: an episode is created on access
+        values = operator.attrgetter(*names)
+        rows = [(len(each), *values(each)) for each in self]  # in one pass: an episode is created on access
         table = pd.DataFrame(rows, columns=["ticks", *names])
         table["began"] = pd.to_datetime(table["began"], unit="s", utc=True)
         return table[["session", "ticks", *names[1:]]]
 
     def chunk(self, path: str) -> Chunk:
-        """An open chunk. At most 32 stay open; the least recently used is closed."""
+        """A chunk, open for reading. At most 32 stay open; the least recently used is closed."""
         found = self._open.pop(path, None)
         if found is None:
             found = Chunk(self._opened(path), path)
@@ -190,18 +191,18 @@ class Recordings(Sequence["Episode"]):
     def _opened(self, path: str) -> Any:
         try:
             return self._files.open(path, "rb")
-        except Exception as error:  # a store in the cloud raises exceptions of its own
+        except Exception as error:  # cloud stores raise their own exceptions
             raise BadRecording(f"{path} cannot be read: {first_line(error)}", file=path) from None
 
     def video(self, path: str) -> Video:
-        """The open video of a chunk. At most 8 stay open."""
+        """The video of a chunk, open for reading. At most 8 stay open."""
         found = self._videos.pop(path, None)
         if found is None:
             chunk, name = self.chunk(path), video_of(path)
             found = Video(self._opened(name), name, chunk.sizes, chunk.fps)
         self._videos[path] = found
         if len(self._videos) > _MAX_VIDEOS:
-            self._videos.pop(next(iter(self._videos)))  # not closed: another thread may decode it
+            self._videos.pop(next(iter(self._videos)))  # not closed, since another thread may be decoding it
         return found
 
 
@@ -226,11 +227,11 @@ class Episode:
         events: number of ticks with an event.
         lost: number of ticks that were lost.
         frames: number of ticks with a frame.
-        left_out: attributes that agents set and that were left out, with the reason.
+        left_out: attributes that agents set but that are not recorded, with the reason.
     """
 
-    def __init__(self, of: Recordings, pieces: Sequence[_Piece]) -> None:
-        self._of = of
+    def __init__(self, recordings: Recordings, pieces: Sequence[_Piece]) -> None:
+        self._recordings = recordings
         self._pieces = sorted(pieces, key=lambda piece: piece.part.first)
         self._ends = list(itertools.accumulate(piece.part.ticks for piece in self._pieces))
         first, last = self._pieces[0].part, self._pieces[-1].part
@@ -256,14 +257,14 @@ class Episode:
 
     @property
     def some_columns(self) -> list[str]:
-        """Names of the arrays that some ticks have; an error or a fallback may leave ticks without."""
+        """Names of the arrays that some ticks have; ticks with an error or a fallback may lack them."""
         return list(dict.fromkeys(name for piece in self._pieces for name in piece.columns))
 
     def __getitem__(self, name: str) -> np.ndarray:
         """An array ``[N, ...]`` of all ticks.
 
         Raises:
-            BadRecording: there is no such array; the message lists the known ones.
+            BadRecording: there is no such array; the message lists the arrays that exist.
         """
         return self.read(names=[name]).arrays[name]
 
@@ -277,11 +278,11 @@ class Episode:
 
     @property
     def stop(self) -> bytes:
-        """The original body of the session's stop; empty: it had none, or did not stop."""
+        """The original body of the session's stop; empty: it had none, or the session was not stopped."""
         return self.read(len(self) - 1, names=[]).stop[-1]
 
     def spans(self, names: Collection[str]) -> list[tuple[int, int]]:
-        """Ranges of ticks, as (first, end), that have all arrays of these names."""
+        """Ranges ``(first, end)`` of ticks that have all arrays of these names."""
         found: list[tuple[int, int]] = []
         for piece, end in zip(self._pieces, self._ends, strict=True):
             if set(names) <= set(piece.columns):
@@ -311,7 +312,7 @@ class Episode:
             low, high = max(first, begin), min(last, end)
             if low >= high:
                 break
-            chunk = self._of.chunk(piece.path)
+            chunk = self._recordings.chunk(piece.path)
             for name in set(names).difference(chunk.columns):
                 known = ", ".join(self.columns) or "none"
                 known += f"; {name!r} is left out: {self.left_out[name]}" if name in self.left_out else ""
@@ -329,8 +330,8 @@ class Episode:
             tick: index of the tick, from 0 to ``len(self)``, as in `read`; not the tick's number in its session.
 
         Returns:
-            ``[height, width, 3]`` uint8, RGB, as H.264 kept it: nearly the image of the game, with half the resolution
-            of colours; grey images have three equal channels. None: the tick has no frame.
+            ``[height, width, 3]`` uint8, RGB, decoded from H.264: it is nearly the recorded image, with half the
+            resolution in colour. A grey image gets three channels. None: the tick has no frame.
 
         Raises:
             BadRecording: the video is broken or missing, or there is no such tick.
@@ -342,7 +343,7 @@ class Episode:
         piece = self._pieces[at]
         if not piece.part.frames:
             return None
-        return self._of.video(piece.path).image(piece.part.row + tick - (self._ends[at] - piece.part.ticks))
+        return self._recordings.video(piece.path).image(piece.part.row + tick - (self._ends[at] - piece.part.ticks))
 
     def images(self, first: int = 0, count: int | None = None) -> Iterator[np.ndarray | None]:
         """The frames of consecutive ticks, each as from `image`, decoded one by one.
@@ -355,20 +356,20 @@ class Episode:
 
     @property
     def fps(self) -> int:
-        """Ticks per second of its videos, as they were configured."""
-        return self._of.chunk(self._pieces[0].path).fps
+        """Ticks per second of its videos, as configured."""
+        return self._recordings.chunk(self._pieces[0].path).fps
 
     def parts(self) -> Iterator[tuple[Part, Columns]]:
-        """The ticks with their frames, as the files have them, to be copied."""
+        """The ticks with their encoded frames, as stored, for copying."""
         for piece, end in zip(self._pieces, self._ends, strict=True):
-            part, chunk = piece.part, self._of.chunk(piece.path)
+            part, chunk = piece.part, self._recordings.chunk(piece.path)
             columns = chunk.read(part.row, part.ticks)
             if part.frames:
                 columns.frames = self.encoded(end - part.ticks, part.ticks)
             yield part, columns
 
     def encoded(self, first: int = 0, count: int | None = None) -> list[Frame | None]:
-        """The frames of consecutive ticks as the files have them, to be copied; None: the tick has none.
+        """The encoded frames of consecutive ticks, as stored, for copying; None: the tick has none.
 
         Args:
             first, count: as for `read`.
@@ -381,15 +382,15 @@ class Episode:
                 continue
             if piece.part.frames:
                 row = piece.part.row + low - (end - piece.part.ticks)
-                found += self._of.video(piece.path).frames(row, high - low)
+                found += self._recordings.video(piece.path).frames(row, high - low)
             else:
                 found += [None] * (high - low)
         return found
 
     def save_video(self, path: str | Path, fps: int | None = None) -> None:
-        """Writes an MP4 of all frames, one for each tick; encodes nothing anew.
+        """Writes an MP4 of all frames, one for each tick, without encoding them again.
 
-        Frames of another size than the first have a track of their own, which most players do not show.
+        Each frame size has its own track; most players show only the first one.
 
         Args:
             path: the file; replaced if it exists.

@@ -1,8 +1,8 @@
 """Records the sessions of a process without delaying their ticks.
 
-A tick costs one append, and the ticks of all sessions of an agent become columns together. A thread sends these to the
-writer's process. Memory is bounded: ticks that do not fit are lost, and counted in the recording and the metrics. Knows
-nothing of files.
+A tick costs one append; the ticks of all sessions of an agent are converted to columns together. A thread sends these
+to the writer's process. Memory is bounded: ticks that do not fit are lost, and counted in the recording and the
+metrics. Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ logger = limited(__name__)
 _GATHER_S = 0.02
 _MAX_GATHERED = 256
 _MESSAGE_BYTES = 2**20
-"""Size at which a message with frames is sent: the writer takes some 20 ms to encode it."""
+"""Size at which a message with frames is sent: the writer takes about 20 ms to encode this much."""
 _IDLE_S = 1.0
-_AGAIN_S = 5.0
+_RESTART_S = 5.0
 _END_S = 30.0
-_GAMES = 1024
-"""Newest games whose further sessions are recognised."""
+_MAX_GAMES = 1024
+"""Games that are remembered, so that their further sessions are recorded, too."""
 
 _Waiting = tuple[Pack, "list[State | None]", int]
-"""Ticks, their states to draw, and their size in memory."""
+"""A pack, the states to draw, and the size of its ticks in memory."""
 
 
 def recorders_of(
     config: RecordingConfig | None, metrics: Recorder, drawing: Drawing | None = None
 ) -> list[SessionRecorder]:
-    """The recorder of a job, as a list; empty: the job has no recording. `closing` ends it."""
+    """A list with the job's recorder, which `closing` ends; empty: the job has no component ``recording``."""
     return [] if config is None else [SessionRecorder(config, metrics, drawing=drawing)]
 
 
 def closing(recorders: Sequence[SessionRecorder]) -> list[Callable[[], Awaitable[None]]]:
-    """Coroutine functions that end recorders, each in a thread, since it waits for the last writes."""
+    """Coroutine functions that close the recorders. Each runs in a thread, since closing waits for the last writes."""
     return [functools.partial(asyncio.to_thread, each.close) for each in recorders]
 
 
@@ -64,19 +64,19 @@ class SessionRecorder:
         config: the component's options.
         metrics: counts ``recordings``, ``recording_lost`` and ``recording_frames_lost``.
         start: starts the writer's process; None: a `WriterProcess`.
-        drawing: draws the frames; None: they are the array ``config.frames``, if that is given.
+        drawing: the user's function that draws the frames; None: the frames are the array ``config.frames``, if any.
 
     Attributes:
-        most_bytes: memory limit of waiting ticks; undecided sessions may use half of it.
-        most_frame_bytes: memory in use from which on recorded ticks lose their frames, to leave room for others.
+        memory_bytes: memory limit for waiting ticks; undecided sessions may use half of it.
+        frame_memory_bytes: beyond this memory use, ticks are recorded without their frames, to leave room for ticks.
         frames: name of the array with the frames; empty: there is none.
-        pack_bytes: size of the ticks of a few sessions at which they are handed over early.
+        pack_bytes: size at which the pack of a few sessions is sent early.
         taken: bytes of all ticks so far, without those that sessions dropped; only the event loop changes it.
         freed: bytes of all ticks sent so far; only the recorder's thread changes it, so neither needs a lock.
 
     Raises:
         BadRecording: the folder's address is wrong, or its protocol lacks its package.
-        ConfigError: there are to be frames, and PyAV is missing.
+        ConfigError: frames are configured, and PyAV is missing.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class SessionRecorder:
         drawing: Drawing | None = None,
     ) -> None:
         if "://" in config.folder:
-            files_of(config.folder)  # a wrong address ends the start, not only the writer's first write
+            files_of(config.folder)  # so that a wrong address fails at the start, not at the first write
         if config.frames:
             check_video()
         self.config = config
@@ -99,15 +99,15 @@ class SessionRecorder:
         self.start = start or (lambda: WriterProcess(config.folder, max_bytes, config.flush_s, config.fps, drawing))
         self._counted = 0
         self._games: dict[str, bool] = {}
-        # By agent; weak, since clients choose the names of agents.
+        # By agent. Weak references: clients choose the names of agents, so the dict would grow without bound.
         self._groups: weakref.WeakValueDictionary[str, TickGroup] = weakref.WeakValueDictionary()
-        self.most_bytes = round(config.memory_mb * 2**20)
-        self.most_frame_bytes = self.most_bytes * 5 // 8
+        self.memory_bytes = round(config.memory_mb * 2**20)
+        self.frame_memory_bytes = self.memory_bytes * 5 // 8
         self.taken = self.freed = 0
-        # Bounded by `most_bytes`.
+        # Bounded by `memory_bytes`.
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._closed = self._told = False
+        self._closed = self._has_warned = False
 
     @property
     def on_request(self) -> bool:
@@ -126,7 +126,7 @@ class SessionRecorder:
         return RecordedSession(self, group, session, start, player, why)
 
     def _is_nth(self, session: str) -> bool:
-        """Whether `RecordingConfig.every` chooses a session. Sessions of one game count as one."""
+        """Whether `RecordingConfig.every` selects this session. The sessions of one game count as one."""
         game = game_of(session)
         if game in self._games:
             return self._games[game]
@@ -134,12 +134,12 @@ class SessionRecorder:
         self._counted += 1
         if game:
             self._games[game] = chosen
-            if len(self._games) > _GAMES:
+            if len(self._games) > _MAX_GAMES:
                 del self._games[next(iter(self._games))]
         return chosen
 
     def close(self, timeout_s: float = _END_S) -> None:
-        """Writes what is left, then ends the thread and the process. Idempotent."""
+        """Writes the remaining ticks, then ends the thread and the process. Idempotent."""
         self._closed = True
         if self._thread is not None:
             self._queue.put(None)
@@ -148,15 +148,15 @@ class SessionRecorder:
                 logger.warning("recordings were not written within %g s: their last ticks may be missing", timeout_s)
             self._thread = None
 
-    def hand_over(self, pack: Pack, states: list[State | None], size: int) -> None:
-        """Queues ticks; their memory is freed once they have been sent."""
+    def send(self, pack: Pack, states: list[State | None], size: int) -> None:
+        """Queues ticks for the writer; their memory counts as freed once they are sent."""
         columns = pack.columns
         if self.frames and not columns.frames:
-            what = f"no image {self.frames!r}: uint8 [height, width] or [height, width, 3]"
+            what = f"no image {self.frames!r}: expected uint8 [height, width] or [height, width, 3]"
             columns.left_out.setdefault("frames", what)
-            if not self._told:
+            if not self._has_warned:
                 logger.warning("ticks are recorded without frames: their agents set %s", what)
-            self._told = True
+            self._has_warned = True
         self._queue.put((pack, states, size))
 
     def lose(self, ticks: int, why: str) -> None:
@@ -164,7 +164,7 @@ class SessionRecorder:
         self.metrics.add("recording_lost", ticks, label=why)
 
     def lose_frames(self, frames: int, why: str) -> None:
-        """Counts lost frames of ticks that are recorded."""
+        """Counts lost frames of recorded ticks."""
         if frames:
             self.metrics.add("recording_frames_lost", frames, label=why)
 
@@ -174,8 +174,8 @@ class SessionRecorder:
         while not ended:
             try:
                 items = [self._queue.get(timeout=_IDLE_S)]
-                time.sleep(_GATHER_S)  # waking this thread for each pack would interrupt ticks more often
-                is_crowded = self.taken - self.freed > self.most_frame_bytes
+                time.sleep(_GATHER_S)  # gather more packs: each wake-up of this thread interrupts ticks
+                is_crowded = self.taken - self.freed > self.frame_memory_bytes
                 items += self._waiting(_MESSAGE_BYTES if self.config.frames and not is_crowded else None)
             except queue.Empty:
                 writer.send([])
@@ -210,7 +210,7 @@ class SessionRecorder:
         return found
 
     def _drop_frames(self, packs: Sequence[_Waiting]) -> None:
-        """Takes the frames from waiting ticks: while they are encoded, further ticks would find no room."""
+        """Removes the frames from waiting ticks: while they were encoded, further ticks would not fit into memory."""
         for pack, states, _ in packs:
             self.lose_frames(sum(each is not None for each in (*pack.columns.frames, *states)), "memory")
             pack.columns.frames = ()
@@ -220,8 +220,8 @@ class SessionRecorder:
 class _Writer:
     """Starts the writer's process for the first ticks, and restarts it if it dies."""
 
-    def __init__(self, of: SessionRecorder) -> None:
-        self._of = of
+    def __init__(self, recorder: SessionRecorder) -> None:
+        self._recorder = recorder
         self._process: WriterProcess | None = None
         self._down_until = 0.0
         self._lost = 0
@@ -235,26 +235,26 @@ class _Writer:
                 if not packs:
                     return
                 if time.monotonic() < self._down_until:
-                    self._of.lose(ticks, "writer")
+                    self._recorder.lose(ticks, "writer")
                     return
-                self._process, self._lost, self._frames_lost = self._of.start(), 0, {}
+                self._process, self._lost, self._frames_lost = self._recorder.start(), 0, {}
             reply = self._process.send(packs)
         except (OSError, EOFError) as error:
-            logger.warning("the writer of recordings has died, its last ticks are lost: %r", error)
+            logger.warning("the writer of recordings has died, and its last ticks are lost: %r", error)
             if packs:
-                self._of.lose(ticks, "writer")
+                self._recorder.lose(ticks, "writer")
             self.close()
-            self._down_until = time.monotonic() + _AGAIN_S
+            self._down_until = time.monotonic() + _RESTART_S
             return
         except Exception:  # agents may set anything; one bad pack must not end the thread
             logger.exception("%d ticks cannot be recorded", ticks)
-            self._of.lose(ticks, "error")
+            self._recorder.lose(ticks, "error")
             return
         if reply.lost > self._lost:
-            self._of.lose(reply.lost - self._lost, "disk")
+            self._recorder.lose(reply.lost - self._lost, "disk")
             self._lost = reply.lost
         for why, frames in reply.frames_lost.items():
-            self._of.lose_frames(frames - self._frames_lost.get(why, 0), why)
+            self._recorder.lose_frames(frames - self._frames_lost.get(why, 0), why)
         self._frames_lost = reply.frames_lost
         if reply.failure:
             logger.warning("cannot write recordings: %s", reply.failure)
@@ -262,7 +262,7 @@ class _Writer:
             logger.warning("cannot draw frames of recordings: %s", reply.frames_failure)
 
     def close(self) -> None:
-        """Ends the process, which first writes what it has."""
+        """Ends the process, which first writes the ticks that it has."""
         if self._process is not None:
             self._process.close()
             self._process = None

@@ -1,8 +1,8 @@
-"""Writes recordings as files of Rerun's viewer, one for each session. Needs rerun-sdk, the extra ``rerun``.
+"""Writes recordings as files for Rerun's viewer, one for each session. Needs rerun-sdk, the extra ``rerun``.
 
-Each array that the agents set is an entity: numbers are curves, images are images, anything else is a tensor. ``input``
-and ``output`` are texts, events a log, and frames a video. The timelines are ``tick`` and ``time``, since the session's
-start.
+Each array that the agents set is an entity: numbers and short vectors are curves, images are images, other arrays are
+tensors. ``input`` and ``output`` are texts, events are a log, and frames are a video. The timelines are ``tick`` and
+``time``, which counts from the session's start.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from brayx.recording.reader import Episode
 
 _BLOCK = 4096
-"""Ticks that are read at once."""
+"""Ticks that are read and written at once."""
 _CURVES = 64
-"""Most numbers of a vector that is drawn as curves."""
+"""Maximum length of a vector that is shown as curves."""
 
 
 def write_rerun(episodes: Iterable[Episode], out: Path) -> tuple[int, int]:
@@ -32,10 +32,10 @@ def write_rerun(episodes: Iterable[Episode], out: Path) -> tuple[int, int]:
 
     Args:
         episodes: recorded sessions.
-        out: the folder, made if it is missing.
+        out: the folder; created if it is missing.
 
     Returns:
-        Numbers of sessions and ticks.
+        The numbers of sessions and ticks.
 
     Raises:
         ConfigError: rerun-sdk is missing, or there is no episode.
@@ -99,7 +99,7 @@ def _write(rr: Any, stream: Any, ticks: Columns) -> None:
 
 
 def _write_frames(rr: Any, stream: Any, ticks: Columns, frames: Sequence[Frame | None]) -> None:
-    """Frames as the recording has them: Rerun plays H.264."""
+    """Writes the frames as they are stored, since Rerun plays H.264."""
     shown = [row for row, frame in enumerate(frames) if frame is not None]
     if shown:
         stream.log("frames", rr.VideoStream(codec=rr.VideoCodec.H264), static=True)
@@ -108,5 +108,5 @@ def _write_frames(rr: Any, stream: Any, ticks: Columns, frames: Sequence[Frame |
 
 
 def _is_image(array: np.ndarray) -> bool:
-    """Whether ``[N, ...]`` are grey or coloured images."""
+    """Whether an array ``[N, ...]`` holds grey or coloured images."""
     return array.dtype == np.uint8 and (array.ndim == 3 or (array.ndim == 4 and array.shape[3] in (1, 3, 4)))

@@ -1,4 +1,4 @@
-"""One session that is recorded: its ticks until its group takes them. Knows nothing of threads, processes or files."""
+"""A recorded session, which holds its ticks until its group takes them. Knows nothing of threads or files."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ if TYPE_CHECKING:
     from brayx.recording.recorder import SessionRecorder
 
 _ATTRIBUTES_BYTES = 512
-"""Estimated size of what agents set on a tick."""
+"""Estimated size of the values that agents set on a tick."""
 
 Kept = tuple[State, bytes, bytes, float, float, float, str, "tuple[Forwarded, ...]", int]
-"""A tick in memory: state, body, reply, arrival, begin, end, event, forwards, size. A plain tuple: each tick creates
-one."""
+"""A tick in memory: state, body, reply, arrival, begin, end, event, forwards, size. A plain tuple, which is created
+quickly."""
 
 
 class RecordedSession(SessionLog):
     """The ticks of one session. Belongs to the session's event loop.
 
     Args:
-        of: the recorder.
-        group: hands its ticks over.
+        recorder: the recorder, which counts memory and losses.
+        group: sends its ticks.
         session, start, player: as in `brayx.recording.part.Part`.
         why: why the session is recorded; empty: undecided.
 
     Attributes:
-        began: when it started, by `brayx.clock`.
-        stop_body: body of its stop.
+        began: when the session started, by `brayx.clock`.
+        stop_body: body of the session's stop.
     """
 
     __slots__ = (
-        "_began_at", "_episode", "_event", "_forwards", "_group", "_limit", "_lost", "_of", "_player", "_reported",
-        "_sent", "_session", "_start", "_ticks", "began", "is_taking", "stop_body", "why",
+        "_began_at", "_episode", "_event", "_forwards", "_group", "_limit", "_lost", "_player", "_recorder",
+        "_reported", "_sent", "_session", "_start", "_ticks", "began", "is_taking", "stop_body", "why",
     )  # fmt: skip
 
     def __init__(
-        self, of: SessionRecorder, group: TickGroup, session: str, start: bytes, player: str, why: str
+        self, recorder: SessionRecorder, group: TickGroup, session: str, start: bytes, player: str, why: str
     ) -> None:
         self.why = why
         self._group = group
         group.join()
-        self.is_taking = bool(why) or of.config.before > 0
-        self._of = of
+        self.is_taking = bool(why) or recorder.config.before > 0
+        self._recorder = recorder
         self._session = session
         self._start = start.decode(errors="surrogateescape")
         self._player = player
@@ -62,7 +62,7 @@ class RecordedSession(SessionLog):
         self.began = clock.now()
         self._began_at = time.time()
         self._ticks: deque[Kept] = deque()
-        self._limit = of.most_bytes if why else of.most_bytes // 2
+        self._limit = recorder.memory_bytes if why else recorder.memory_bytes // 2
         self._sent = 0
         self._lost = 0
         self._event = ""
@@ -72,44 +72,44 @@ class RecordedSession(SessionLog):
 
     def tick(self, state: State, body: bytes, reply: bytes, began: float, arrived: float) -> None:
         """See `brayx.actor.logs.SessionLog.tick`."""
-        of, ticks, now = self._of, self._ticks, clock.now()
+        recorder, ticks, now = self._recorder, self._ticks, clock.now()
         size = len(body) + len(reply) + _ATTRIBUTES_BYTES
-        if of.frames:
+        if recorder.frames:
             state, size = self._with_room(state, size)
-        if of.taken - of.freed + size > self._limit and not self._make_room(size):
+        if recorder.taken - recorder.freed + size > self._limit and not self._make_room(size):
             return
-        of.taken += size
+        recorder.taken += size
         ticks.append((state, body, reply, arrived, began or now, now, self._event, self._forwards, size))
         self._event, self._forwards = "", ()
         if self.why:
             self._group.add(self, now)
-        elif len(ticks) > (of.config.before or 1):  # a failed tick comes also if none is kept
+        elif len(ticks) > (recorder.config.before or 1):  # with `before: 0` only failed ticks come
             self._drop()
 
     def _with_room(self, state: State, size: int) -> tuple[State, int]:
-        """A state and its size with its frame; without it if other frames leave no room."""
-        of = self._of
-        image = value_at(vars(state), of.frames)
+        """A state and its size, with its frame; without it if the memory for frames is in use."""
+        recorder = self._recorder
+        image = value_at(vars(state), recorder.frames)
         taken = image.nbytes if isinstance(image, np.ndarray) else 0
-        if not taken or not self.why or of.taken - of.freed + size + taken <= of.most_frame_bytes:
+        if not taken or not self.why or recorder.taken - recorder.freed + size + taken <= recorder.frame_memory_bytes:
             return state, size + taken
-        of.lose_frames(1, "memory")
-        slim = State.__new__(State)  # the agent may still hold the state itself
-        vars(slim).update(without_image(vars(state), of.frames))
+        recorder.lose_frames(1, "memory")
+        slim = State.__new__(State)  # a copy, since the agent may still hold the state
+        vars(slim).update(without_image(vars(state), recorder.frames))
         return slim, size
 
     def _make_room(self, size: int) -> bool:
-        """Drops the oldest ticks of an undecided session; returns whether the new tick fits now."""
-        of = self._of
-        while of.taken - of.freed + size > self._limit:
+        """Drops the oldest ticks of an undecided session; returns whether a tick of this size fits now."""
+        recorder = self._recorder
+        while recorder.taken - recorder.freed + size > self._limit:
             self._lost += 1
             if self.why or not self._ticks:
                 return False
-            self._drop()  # keep the newest ticks: they explain an error
+            self._drop()  # the newest ticks explain an error, so drop the oldest
         return True
 
     def _drop(self) -> None:
-        self._of.taken -= self._ticks.popleft()[-1]
+        self._recorder.taken -= self._ticks.popleft()[-1]
 
     def forward(self, model: str, found: Forward, seconds: float) -> None:
         """See `brayx.actor.logs.SessionLog.forward`."""
@@ -127,17 +127,17 @@ class RecordedSession(SessionLog):
         """See `brayx.actor.logs.SessionLog.stop`."""
         if not self._ticks:
             return
-        if self._of.taken - self._of.freed + len(body) > self._limit:
+        if self._recorder.taken - self._recorder.freed + len(body) > self._limit:
             self._lost += 1
             return
         *tick, size = self._ticks[-1]
         self._ticks[-1] = (*tick, size + len(body))  # type: ignore[assignment]
-        self._of.taken += len(body)
+        self._recorder.taken += len(body)
         self.stop_body = body
 
     def keep(self, why: str) -> None:
-        """Decides to record the session, with its ticks that are still in memory."""
-        self.why, self._limit, self.is_taking = self.why or why, self._of.most_bytes, True
+        """Decides to record the session, including its ticks in memory."""
+        self.why, self._limit, self.is_taking = self.why or why, self._recorder.memory_bytes, True
 
     def reported(self, result: str | float) -> None:
         """See `brayx.actor.logs.SessionLog.reported`."""
@@ -145,27 +145,27 @@ class RecordedSession(SessionLog):
 
     def end(self, reason: str, result: float | None) -> None:
         """Ends the session; an undecided one is dropped."""
-        if reason == "error" and self._of.config.errors:
+        if reason == "error" and self._recorder.config.errors:
             self.keep("error")
         self._group.leave()
         if self.why:
-            self._group.hand_over_last(self, reason, result)
-            self._of.metrics.add("recordings", 1.0, label=self.why)
+            self._group.send_last(self, reason, result)
+            self._recorder.metrics.add("recordings", 1.0, label=self.why)
         else:
-            self._of.taken -= sum(tick[-1] for tick in self._ticks)
+            self._recorder.taken -= sum(tick[-1] for tick in self._ticks)
         self._ticks.clear()
 
     def take(self, *, last: bool = False) -> list[Kept]:
-        """Removes and returns its ticks. Without ``last`` it keeps the newest: that may still get events, and the last
-        one gets the session's end."""
+        """Removes and returns the session's ticks. Without ``last`` it keeps the newest tick, which may still get an
+        event or the body of the stop."""
         return [self._ticks.popleft() for _ in range(len(self._ticks) - (not last))]
 
     def part(self, ticks: list[Kept], end: str = "", result: float | None = None) -> tuple[Any, ...]:
-        """The part for ticks that were taken, at least one, as a row of `brayx.recording.part.FIELDS`; ``end``: they
-        are the last ones."""
+        """The part for taken ticks, at least one, as a row of `brayx.recording.part.FIELDS`; ``end``: why the session
+        ended, if they are its last ones."""
         lost, first = self._lost, self._sent
         if lost:
-            self._of.lose(lost, "memory")
+            self._recorder.lose(lost, "memory")
         self._sent, self._lost = first + len(ticks), 0
         return (
             self._episode,

@@ -1,5 +1,6 @@
-"""Recordings as a dataset: selected sessions, as training data. `dataset` opens a folder of recordings, or files of
-another format. Knows nothing of buffers and models.
+"""Recordings as training data. `dataset` opens selected sessions of a folder, or files of another format.
+
+Knows nothing of buffers or models.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ def dataset(
 ) -> Dataset:
     """Opens recordings as training data: a folder, one of its files with ``format="recording"``, or an fsspec address.
 
-    Other paths become a `Dataset` of files.
+    Any other path is opened as a `Dataset` of files.
 
     Args:
         path: the folder, file or address.
-        format: ``recording``, or as for `Dataset`; None: a folder without a Minari dataset has recordings.
-        fields: origins of fields by name, see `brayx.recording.fragments`; of files as for `Dataset`.
+        format: ``recording``, or as for `Dataset`; None: a folder holds recordings unless it is a Minari dataset.
+        fields: origins of fields by name, see `brayx.recording.fragments`; for other files as for `Dataset`.
         demonstration: as for `Dataset`.
-        only: which sessions to read, options of `Selection`.
+        only: which sessions to read; options of `Selection`.
 
     Raises:
         ConfigError: there is no such file, or ``only`` is not valid.
@@ -70,7 +71,7 @@ def reader(
     only: Selection | Mapping[str, Any] | None = None,
     opener: Callable[[str], Recordings] | None = None,
 ) -> Reader:
-    """Reads selected recordings; ``opener`` as in `Reader`, other arguments and errors as of `dataset`."""
+    """A reader of selected recordings; ``opener`` as for `Reader`, other arguments and errors as for `dataset`."""
     try:
         selection = only if isinstance(only, Selection) else Selection(**(only or {}))
     except ValidationError as error:
@@ -83,13 +84,13 @@ def reader(
 class Reader:
     """Reads recordings as `brayx.replay.files.Reader` reads files. Pickles.
 
-    Sessions that lack a field are left out, and a warning says how many and why. That includes sessions of another
-    game; if those have all fields, the buffer refuses what does not fit.
+    Sessions that lack a field, such as those of another game, are left out, and a warning says how many and why. If
+    sessions of another game have all fields, the buffer refuses those that do not fit.
 
     Attributes:
-        address: of the recordings.
+        address: address of the recordings.
         only: which sessions to read.
-        opener: opens the address; None: `brayx.recording.reader.open`, which knows no trials.
+        opener: opens the address; None: `brayx.recording.reader.open`, which does not read from trials.
     """
 
     address: str
@@ -99,7 +100,7 @@ class Reader:
     def episodes(self, file: Path, fields: Mapping[str, str], most: int | None = BLOCK_ROWS) -> Iterator[Fragment]:
         """As `brayx.replay.files.Reader`: all fragments, in the order of `brayx.recording.open`.
 
-        ``most`` is the maximum of a fragment's transitions; a longer one continues in the next. None: no limit.
+        ``most`` is the maximum number of transitions in a fragment; a longer one continues in the next. None: no limit.
         """
         return (fragment for _, fragment in self._all(fields, most))
 
@@ -156,8 +157,8 @@ class Reader:
 
 
 def selects(only: Selection, episode: Episode) -> bool:
-    """Whether an episode is selected; reads its ticks only to select by policy version."""
-    if only.session is not None and not is_of(episode, only.session):
+    """Whether an episode is selected. Reads its ticks only to select by policy version."""
+    if only.session is not None and not is_named(episode, only.session):
         return False
     if only.agent is not None and not fnmatchcase(agent_of(episode.session) or episode.session, only.agent):
         return False
@@ -177,13 +178,13 @@ def selects(only: Selection, episode: Episode) -> bool:
     return _within(int(versions.min()), int(versions.max()), only.min_version, only.max_version)
 
 
-def is_of(episode: Episode, name: str) -> bool:
-    """Whether a session has this id, which may have ``*``, or belongs to the game of this name."""
+def is_named(episode: Episode, name: str) -> bool:
+    """Whether ``name`` is the session's id, which may have ``*``, or its game."""
     return name in (episode.session, game_of(episode.session)) or fnmatchcase(episode.session, name)
 
 
 def _within(low: float | None, high: float | None, least: float | None, most: float | None) -> bool:
-    """Whether a range lies within bounds. A bound of None is no limit; a value of None satisfies no limit."""
+    """Whether a range lies within bounds. A bound of None is no limit; a value of None is outside any limit."""
     if least is not None and (low is None or low < least):
         return False
     return most is None or (high is not None and high <= most)

@@ -1,4 +1,4 @@
-"""Recordings among the artifacts of trials: chosen sessions are copied there, and read from there."""
+"""Recordings among the artifacts of trials: copies chosen sessions there, and reads them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ _FOLDER = "recordings"
 
 
 def open(address: str, *, tracking: str | None = None) -> Recordings:
-    """Opens recordings: a folder, or one of its Parquet files, by its path or fsspec address; or those of a trial.
+    """Opens recordings: a folder, one of its Parquet files, or those of a trial.
 
     Args:
-        address: the path or address; ``runs:/TRIAL/recordings`` for what `log` copied to the trial of that id or name.
-        tracking: of a trial, MLflow's URI or the path of its sqlite file; None: as for `brayx.tracking.tracking_uri`.
+        address: a path or fsspec address; or ``runs:/TRIAL/recordings`` for sessions that `log` copied to the trial
+            with this id or name.
+        tracking: for a trial, MLflow's URI or the path of its sqlite file; None: as for `brayx.tracking.tracking_uri`.
 
     Raises:
-        BadRecording: there is no such folder or file, or the file is not of a recording.
+        BadRecording: there is no such folder or file, or it is not a recording.
         ConfigError: there is no such trial.
         TrackingError: MLflow failed, or the trial has no recordings.
     """
@@ -43,19 +44,19 @@ def open(address: str, *, tracking: str | None = None) -> Recordings:
     files = files_at(f"{OF_TRIAL}{find_trial(trial, uri).run_id}/{path or _FOLDER}", uri)
     with contextlib.ExitStack() as stack:
         found = reader.open(str(stack.enter_context(files)))
-        weakref.finalize(found, stack.pop_all().close)  # a download is needed for as long as its episodes
+        weakref.finalize(found, stack.pop_all().close)  # the episodes still read the downloaded files
     return found
 
 
 def log(episodes: Iterable[Episode], trial: Trial) -> tuple[int, int, str]:
-    """Copies sessions with their frames to a trial's artifacts. Those that it has are left out.
+    """Copies sessions with their frames to a trial's artifacts, except those that the trial has.
 
     Args:
         episodes: recorded sessions.
         trial: any trial, also a finished one.
 
     Returns:
-        Numbers of copied sessions and ticks, and the address of all that the trial has, for `open`.
+        The numbers of copied sessions and ticks, and the address of all sessions of the trial, for `open`.
 
     Raises:
         BadRecording: a file is broken, or there are no episodes.
@@ -70,7 +71,7 @@ def log(episodes: Iterable[Episode], trial: Trial) -> tuple[int, int, str]:
         if not chosen:
             raise BadRecording("no recorded session is selected")
         sessions, ticks = copy(chosen, folder, known)
-        for file in sorted(Path(folder).iterdir()):  # a chunk comes after its video, and so is never without
+        for file in sorted(Path(folder).iterdir()):  # a video sorts before its chunk, so no chunk lacks its video
             trial.log_file(file, _FOLDER)
     return sessions, ticks, address
 
@@ -81,12 +82,12 @@ def log_extremes(trial: Trial, folder: str, each: int, since_s: float) -> tuple[
     Args:
         trial: the trial.
         folder: path or address of the recordings.
-        each: maximum number of sessions with the best result, of those with the worst, and of those with an error, the
-            newest first. The other sessions of their games are copied, too.
+        each: maximum number of sessions with the best result, with the worst, and with an error, of which the newest
+            are taken. The other sessions of their games are copied, too.
         since_s: start of the training, in seconds since 1970.
 
     Returns:
-        Number of copied sessions, and the address of all that the trial has.
+        The number of copied sessions, and the address of all sessions of the trial.
 
     Raises:
         BadRecording, TrackingError: as `open` and `log`.
@@ -94,7 +95,9 @@ def log_extremes(trial: Trial, folder: str, each: int, since_s: float) -> tuple[
     found = reader.open(folder)
 
     def own(kind: Callable[[Episode], bool]) -> Iterator[Episode]:
-        return (one for one in found if one.began >= since_s and kind(one))  # only chosen ones stay in memory
+        return (
+            one for one in found if one.began >= since_s and kind(one)
+        )  # lazily: only chosen sessions stay in memory
 
     result = attrgetter("result")
     best = heapq.nlargest(each, own(lambda one: one.result is not None), key=result)

@@ -1,7 +1,7 @@
 """A version of a model that acts on recorded observations.
 
-A recurrent model gets its memory as in a session: it starts from the initial state, and each forward continues from the
-one before. Knows nothing of files, nor of where versions come from.
+A recurrent model has its memory, as in a session: the first forward starts from the initial state, and each further one
+from the state before it. Knows nothing of files, nor of where versions come from.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from brayx.types import NestedArray
 if TYPE_CHECKING:
     import torch
 
-_ROWS = 4096
-"""Largest batch of a model without memory."""
+_MAX_BATCH = 4096
+"""Maximum batch of a model without memory."""
 Leaves = Sequence[np.ndarray]
-"""A model's inputs ``[N, ...]`` without its state, of consecutive ticks of one session."""
+"""A model's inputs ``[N, ...]``, without its state, for consecutive ticks of one session."""
 
 
 class Version:
-    """A version of a model, to feed recordings to.
+    """A version of a model that takes recorded observations.
 
     Args:
         label: its name in results and errors.
-        module: the module with the version's weights; copied.
+        module: the module with the version's weights; it is copied.
         example_args: a tuple of example arguments, each leaf with a batch axis.
 
     Attributes:
-        columns: names of the recorded arrays that it takes: ``obs``, or ``obs/board`` and the like.
-        tick_bytes: size of one observation.
+        columns: names of the recorded arrays that it needs: ``obs``, or paths such as ``obs/board``.
+        tick_bytes: size of one observation in bytes.
         is_recurrent: whether it has a memory.
 
     Raises:
@@ -57,7 +57,7 @@ class Version:
         self.tick_bytes = sum(int(np.prod(leaf.shape, dtype=int)) * leaf.dtype.itemsize for leaf in leaves)
 
     def leaves(self, arrays: Mapping[str, np.ndarray]) -> Leaves:
-        """Its inputs among the arrays ``[N, ...]`` of a recording.
+        """Selects its inputs from the arrays ``[N, ...]`` of a recording.
 
         Raises:
             ShapeMismatch: an array does not fit.
@@ -77,15 +77,15 @@ class Version:
         return found
 
     def players(self, sessions: int) -> Players:
-        """A player of the version for some sessions, from their first ticks on."""
+        """Acts in this many sessions at once, from their first ticks on."""
         return Players(self, sessions)
 
     def run(self, inputs: Mapping[int, np.ndarray]) -> list[np.ndarray]:
-        """One forward: output leaves for the input leaf at each place."""
+        """One forward. ``inputs`` has each input leaf by its index; returns the output leaves."""
         return self._engine.run(self._bound, [inputs[place] for place in range(len(self.spec.inputs))])
 
     def places(self, leaves: Leaves) -> dict[int, np.ndarray]:
-        """Leaves without the state by their places among all inputs."""
+        """Leaves without the state, by their indices among all inputs."""
         return dict(zip(self._places, leaves, strict=True))
 
     def named(self, leaves: Leaves) -> Mapping[str, Any]:
@@ -116,10 +116,10 @@ class Players:
             self._memory = [np.repeat(np.asarray(leaf)[None], sessions, 0) for leaf in optree.tree_leaves(initial)]
 
     def act(self, pieces: Mapping[int, Leaves]) -> dict[int, Mapping[str, Any]]:
-        """The outputs ``[N, ...]`` for the next ticks of some sessions, by name; without the state.
+        """The outputs ``[N, ...]`` by name, without the state, for the next ticks of some sessions.
 
         Args:
-            pieces: inputs of each session by its index, at least one tick each.
+            pieces: the inputs of each session, by its index; at least one tick each.
 
         Raises:
             ModelError: the model failed, or its outputs have no names.
@@ -154,7 +154,7 @@ class Players:
 
 
 def _engine(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> Engine:
-    """ONNX Runtime, as where agents act: for small batches it is faster than torch, which runs what has no export."""
+    """An ONNX Runtime engine, which is faster than torch for small batches; torch if the model cannot be exported."""
     from brayx.engines.torch import TorchEngine
     from brayx.model.build import engine_of
     from brayx.model.config import ModelConfig
@@ -169,8 +169,8 @@ def _act_at_once(version: Version, pieces: Sequence[Leaves]) -> list[Mapping[str
     """The outputs of a model without memory."""
     rows = [np.concatenate(leaves) for leaves in zip(*pieces, strict=True)]
     done = [
-        version.run(version.places([leaf[first : first + _ROWS] for leaf in rows]))
-        for first in range(0, len(rows[0]), _ROWS)
+        version.run(version.places([leaf[first : first + _MAX_BATCH] for leaf in rows]))
+        for first in range(0, len(rows[0]), _MAX_BATCH)
     ]
     leaves = [np.concatenate(parts) for parts in zip(*done, strict=True)]
     ends = np.cumsum([len(piece[0]) for piece in pieces])[:-1]
@@ -178,7 +178,7 @@ def _act_at_once(version: Version, pieces: Sequence[Leaves]) -> list[Mapping[str
 
 
 def _time_major(leaves: Sequence[np.ndarray], steps: int) -> np.ndarray:
-    """One array ``[T, B, ...]``, so that each step is contiguous; zeros where a session has ended."""
+    """One array ``[T, B, ...]``, in which each step is contiguous; zeros after a session's end."""
     found = np.zeros((steps, len(leaves), *leaves[0].shape[1:]), leaves[0].dtype)
     for place, leaf in enumerate(leaves):
         found[: len(leaf), place] = leaf

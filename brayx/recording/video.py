@@ -1,6 +1,6 @@
 """Reads the frames of ticks from an MP4, one by one. Needs PyAV, the extra ``video``.
 
-`brayx.recording.frames` writes them. Knows nothing of sessions or ticks.
+`brayx.recording.frames` writes the MP4. Knows nothing of sessions or ticks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_FRAMES = 2**22
 
 
 class Video:
-    """An MP4 of `write_video`, open for reading. Threads may share it.
+    """An MP4 from `write_video`, open for reading. Thread safe.
 
     Args:
         file: an open file; `close` closes it.
@@ -29,7 +29,7 @@ class Video:
         fps: frames per second.
 
     Raises:
-        BadRecording: the file is no such video; also raised by `image` and `frames`.
+        BadRecording: the file is not such a video, or is broken; also raised by `image` and `frames`.
         ConfigError: PyAV is missing.
     """
 
@@ -56,16 +56,16 @@ class Video:
                 if at in track.known:
                     for other in self._tracks:
                         if other is not track:
-                            other.forget()  # they share the file's position
+                            other.reset()  # the tracks share the file's position
                     return track.image(at)
         return None
 
     def frames(self, first: int, count: int) -> list[Frame | None]:
-        """Frames ``first`` to ``first + count``, as `write_video` takes them: not decoded, and of the same quality."""
+        """Frames ``first`` to ``first + count``, still encoded, as `write_video` takes them."""
         found: list[Frame | None] = [None] * count
         with self._translated():
             for track in self._tracks:
-                track.forget()
+                track.reset()
                 for at, frame in track.packets(first):
                     if at >= first + count:
                         break
@@ -84,7 +84,7 @@ class Video:
 
 
 class _Translated:
-    """Holds a lock; turns exceptions into a `BadRecording`."""
+    """A context that holds a lock and turns exceptions into `BadRecording`."""
 
     def __init__(self, lock: threading.Lock, name: str) -> None:
         self._lock, self._name = lock, name
@@ -100,7 +100,7 @@ class _Translated:
 
 
 class _Track:
-    """A track of an open MP4, which has the images of one size."""
+    """A track of an open MP4, with the frames of one size."""
 
     def __init__(self, container: Any, stream: Any, size: tuple[int, int], fps: int) -> None:
         self._container, self._stream, self._size = container, stream, size
@@ -109,8 +109,8 @@ class _Track:
         if len(stream.index_entries) > _MAX_FRAMES:
             raise ValueError(f"a track has {len(stream.index_entries)} frames")
         entries = list(stream.index_entries)
-        self.known = {self._place(entry.timestamp): entry.timestamp for entry in entries}
-        self._keys = sorted(self._place(entry.timestamp) for entry in entries if entry.is_keyframe)
+        self.known = {self._frame_at(entry.timestamp): entry.timestamp for entry in entries}
+        self._keys = sorted(self._frame_at(entry.timestamp) for entry in entries if entry.is_keyframe)
         self._decoding: Iterator[Any] = iter(())
         self._last = -1
         self._shape = tuple(side + side % 2 for side in size)
@@ -118,18 +118,18 @@ class _Track:
         if context.name != "h264" or (context.height, context.width) != self._shape:
             raise ValueError(f"a track is {context.name} of {context.width}x{context.height}")
 
-    def forget(self) -> None:
-        """Ends reading frame after frame; the next one begins at a keyframe."""
+    def reset(self) -> None:
+        """Ends sequential decoding: the next image is decoded from its keyframe on."""
         self._decoding, self._last = iter(()), -1
 
     def image(self, at: int) -> np.ndarray:
-        key = self._key(at)
-        if not key <= self._last < at:  # else decoding goes on
+        key = self._keyframe(at)
+        if not key <= self._last < at:  # else continue decoding
             self._seek(key)
             self._decoding = self._container.decode(self._stream)
         self._last = -1  # in case decoding fails
         for decoded in self._decoding:
-            found = self._place(decoded.pts)
+            found = self._frame_at(decoded.pts)
             if found >= at:
                 break
         else:
@@ -141,25 +141,25 @@ class _Track:
         return np.ascontiguousarray(image[: self._size[0], : self._size[1]])
 
     def packets(self, first: int) -> Iterator[tuple[int, Frame]]:
-        """The frames from the keyframe at or before ``first`` on, not decoded."""
+        """The frames from the keyframe at or before ``first`` on, still encoded."""
         import av
 
         later = [at for at in self.known if at >= first]
         if not later:
             return
-        self._seek(self._key(min(later)))
+        self._seek(self._keyframe(min(later)))
         annex_b = av.BitStreamFilterContext("h264_mp4toannexb", self._stream)
         for packet in self._container.demux(self._stream):
             for each in annex_b.filter(packet) if packet.size else ():
                 if each.pts is not None:
-                    yield self._place(each.pts), Frame(bytes(each), each.is_keyframe, self._size)
+                    yield self._frame_at(each.pts), Frame(bytes(each), each.is_keyframe, self._size)
 
-    def _place(self, timestamp: int) -> int:
-        """The frame that is shown from a timestamp on."""
+    def _frame_at(self, timestamp: int) -> int:
+        """Index of the frame with this timestamp."""
         return round(timestamp * self._per_unit)
 
-    def _key(self, at: int) -> int:
-        """The last keyframe at or before a frame."""
+    def _keyframe(self, at: int) -> int:
+        """Index of the last keyframe at or before a frame."""
         key = bisect.bisect_right(self._keys, at)
         if not key:
             raise ValueError(f"frame {at} has no keyframe before it")

@@ -1,4 +1,4 @@
-"""A folder of chunks: writes chunks, and deletes the oldest beyond a limit. Several writers may share a folder."""
+"""Writes chunks into a folder, and deletes the oldest ones beyond a limit. Several writers may share a folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 SUFFIX = ".parquet"
 VIDEO = ".mp4"
-"""Ending of a chunk's video; its frame i belongs to row i."""
+"""Suffix of a chunk's video, whose frame i belongs to row i."""
 _VIDEO_NAME = re.compile(r"\d{8}T\d{6}-[0-9a-f]{8}-\d{6,}\.mp4")
 _UNFINISHED = ".unfinished-"
 _ABANDONED_S = 3600.0
@@ -41,7 +41,7 @@ class Folder:
 
     Args:
         address: a path, or an fsspec address such as ``s3://bucket/recordings``; created if it is missing.
-        max_bytes: maximum size of all chunks and their videos, those of other writers included.
+        max_bytes: maximum size of all chunks and videos, including those of other writers.
         fps: frames per second of the videos.
 
     Raises:
@@ -62,7 +62,7 @@ class Folder:
         self._files.makedirs(self._path, exist_ok=True)
 
     def write(self, parts: Sequence[tuple[Part, Columns]]) -> str:
-        """Writes a chunk and its video, whole or not at all; returns its name. Names sort by time."""
+        """Writes a chunk and its video, whole or not at all; returns the chunk's name. Names sort by time."""
         self._written += 1
         name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{self._writer}-{self._written:06d}{SUFFIX}"
         video = video_of(name)
@@ -75,7 +75,7 @@ class Folder:
                 self._has_videos = True
                 whole += self._write_video(f"{_UNFINISHED}{video}", frames)
                 self._files.mv(self._at(f"{_UNFINISHED}{video}"), self._at(video))
-            self._files.mv(self._at(f"{_UNFINISHED}{name}"), self._at(name))  # last: readers find a chunk by it
+            self._files.mv(self._at(f"{_UNFINISHED}{name}"), self._at(name))  # last, since readers look for this file
         except BaseException:
             for each in (f"{_UNFINISHED}{name}", f"{_UNFINISHED}{video}", name, video):
                 if self._files.exists(self._at(each)):
@@ -90,14 +90,14 @@ class Folder:
 
     def _write_video(self, name: str, frames: Sequence[Any]) -> int:
         """Writes a video; returns its size."""
-        made = io.BytesIO()  # not every file system can write at random
+        made = io.BytesIO()  # writing an MP4 needs to seek, which not every file system can
         write_video(made, frames, self._fps)
         with self._files.open(self._at(name), "wb") as file:
             file.write(made.getvalue())
         return len(made.getvalue())
 
     def write_index(self) -> None:
-        """Writes the index of the chunks since the last one. Does not raise: an index only saves time."""
+        """Writes an index of the chunks since the last index. Does not raise: an index only saves time."""
         entries, self._entries = self._entries, {}
         if not entries:
             return
@@ -112,15 +112,15 @@ class Folder:
     def trim(self) -> int:
         """Deletes the oldest chunks beyond the limit, and unfinished files of killed writers.
 
-        Lists the folder once a minute, since that is slow with many files. So files of other writers count up to a
-        minute late. Does not raise: the newest chunk is written, and the folder is trimmed again after the next one.
+        Lists the folder at most once a minute, since listing many files is slow. So files of other writers may be
+        counted a minute late. Does not raise: the newest chunk is written, and the next one trims the folder again.
 
         Returns:
             The number of deleted chunks.
         """
         try:
             return self._trimmed()
-        except Exception as error:  # a store in the cloud raises exceptions of its own
+        except Exception as error:  # cloud stores raise their own exceptions
             logger.warning("the oldest recordings in %s are not deleted: %r", self._path, error)
             return 0
 
@@ -153,14 +153,14 @@ class Folder:
                     self._delete(entry["name"])
             elif name.endswith(SUFFIX):
                 sizes[name] = int(entry["size"] or 0)
-            elif _VIDEO_NAME.fullmatch(name):  # not a video that a user saved here
+            elif _VIDEO_NAME.fullmatch(name):  # otherwise a user may have saved it here
                 videos[name.removesuffix(VIDEO) + SUFFIX] = entry
             elif name.endswith(index.SUFFIX):
                 self._indices.append(name)
         for name, entry in videos.items():
             if name in sizes:
                 sizes[name] += int(entry["size"] or 0)
-            elif time.time() - _modified(entry) > _ABANDONED_S:  # its writer was killed before it wrote the chunk
+            elif time.time() - _modified(entry) > _ABANDONED_S:  # its writer was killed before it finished the chunk
                 self._delete(entry["name"])
         self._has_videos = bool(videos)
         self._known = deque(sorted(sizes.items()))
@@ -178,7 +178,7 @@ class Folder:
 
 
 def _modified(entry: dict[str, Any]) -> float:
-    """When a file was last written; now, if the file system does not know."""
+    """When a file was last written, in seconds since 1970; now, if the file system does not know."""
     found = entry.get("mtime", entry.get("LastModified"))
     if found is None:
         return time.time()

@@ -20,8 +20,8 @@ from brayx.nets.policy import NetworkConfig, policy_for
 from brayx.recording import Comparison, NotCompared, Version, compare, comparison
 from brayx.recording import open as open_recordings
 from brayx.recording.config import RecordingConfig
-from brayx.recording.differences import Acted, differences
-from brayx.recording.group import PACK
+from brayx.recording.differences import Decisions, differences
+from brayx.recording.group import PACK_TICKS
 from brayx.recording.recorder import SessionRecorder
 from brayx.types import Step
 
@@ -79,7 +79,7 @@ def oracle_kl(p: Mapping[str, Any], q: Mapping[str, Any], tick: int) -> float:
 @pytest.mark.parametrize("kind", POLICIES)
 def test_known_distributions_are_compared_as_the_oracle_does(kind: str) -> None:
     p, q = POLICIES[kind](0), POLICIES[kind](1)
-    found = differences(Acted.most_likely({**p, "value": normals(seed=3)}), {**q, "value": normals(seed=4)})
+    found = differences(Decisions.most_likely({**p, "value": normals(seed=3)}), {**q, "value": normals(seed=4)})
     expected = [oracle_kl(p, q, tick) for tick in range(N)]
     np.testing.assert_allclose(found.kl, expected, rtol=1e-5, atol=1e-7)
     assert found.exact
@@ -87,7 +87,7 @@ def test_known_distributions_are_compared_as_the_oracle_does(kind: str) -> None:
     equal = [np.abs(a - b).max() <= 1e-3 for a, b in zip(ours, theirs, strict=True)]
     assert found.equal.tolist() == equal
     np.testing.assert_allclose(found.value, normals(seed=4) - normals(seed=3), rtol=1e-6)
-    same = differences(Acted.most_likely(p), p)
+    same = differences(Decisions.most_likely(p), p)
     assert (same.equal.all(), same.kl.max()) == (True, 0.0)
 
 
@@ -116,27 +116,27 @@ def test_an_action_that_only_one_policy_forbids_has_a_large_finite_divergence() 
 def test_without_the_distribution_the_divergence_is_estimated_from_log_probabilities(kind: str) -> None:
     p, q = POLICIES[kind](0), POLICIES[kind](1)
     action, log_prob = actions.sample(p, rng(2))
-    found = differences(Acted(action, None, log_prob), q)
+    found = differences(Decisions(action, None, log_prob), q)
     ratios = [math.exp(b - a) for a, b in zip(log_prob.tolist(), actions.log_prob(q, action).tolist(), strict=True)]
     expected = [ratio - 1 - math.log(ratio) for ratio in ratios]
     np.testing.assert_allclose(found.kl, expected, rtol=1e-4, atol=1e-5)
     assert not found.exact
-    assert differences(Acted(action, None, log_prob), p).kl.max() < 1e-9
-    assert np.isnan(differences(Acted(action), q).kl).all(), "nothing is known"
-    assert np.isnan(differences(Acted(action), q).value).all()
+    assert differences(Decisions(action, None, log_prob), p).kl.max() < 1e-9
+    assert np.isnan(differences(Decisions(action), q).kl).all(), "nothing is known"
+    assert np.isnan(differences(Decisions(action), q).value).all()
 
 
 def test_the_estimates_mean_is_the_divergence() -> None:
     p, q = ({"logits": np.tile(np.asarray([row], np.float32), (40_000, 1))} for row in ([0.0, 1.0, 0.5], [0.4, 0.2, 0]))
     action, log_prob = actions.sample(p, rng())
-    found = differences(Acted(action, None, log_prob), q).kl.astype(np.float64)
+    found = differences(Decisions(action, None, log_prob), q).kl.astype(np.float64)
     error = found.std() / math.sqrt(len(found))
     assert found.mean() == pytest.approx(oracle_kl(p, q, 0), abs=float(5 * error))
 
 
 def test_continuous_actions_are_equal_within_the_tolerance() -> None:
     outputs = {"mean": np.zeros((3, 2), np.float32), "log_std": np.zeros((3, 2), np.float32)}
-    done = Acted(np.asarray([[0, 0.0009], [0.0011, 0], [-0.5, 0.5]], np.float32))
+    done = Decisions(np.asarray([[0, 0.0009], [0.0011, 0], [-0.5, 0.5]], np.float32))
     assert differences(done, outputs).equal.tolist() == [True, False, False]
     assert differences(done, outputs, tolerance=0.5).equal.all()
 
@@ -150,8 +150,8 @@ def test_no_ticks_have_no_differences(kind: str) -> None:
         }
 
     p = none({**POLICIES[kind](0), "value": normals()})
-    acted = Acted.most_likely(p)
-    for done in (acted, Acted(acted.action, None, np.zeros(0, np.float32), acted.value)):
+    acted = Decisions.most_likely(p)
+    for done in (acted, Decisions(acted.action, None, np.zeros(0, np.float32), acted.value)):
         found = differences(done, p)
         assert found.equal.shape == found.kl.shape == found.value.shape == (0,)
         assert found.equal.dtype == np.bool_
@@ -171,18 +171,20 @@ def test_no_ticks_have_no_differences(kind: str) -> None:
 )
 def test_what_does_not_fit_is_refused(action, outputs, error, message) -> None:
     with pytest.raises(error, match=message):
-        differences(Acted(action), outputs)
+        differences(Decisions(action), outputs)
 
 
 def test_recorded_policies_are_found_by_their_names() -> None:
-    assert Acted.recorded({"action": np.zeros(1), "mean": np.zeros(1)}).policy is None, "a number of the game's own"
-    heads = Acted.recorded({"action": np.zeros(1), "logits/0": np.zeros((1, 2)), "logits/1": np.ones((1, 3))}).policy
+    assert Decisions.recorded({"action": np.zeros(1), "mean": np.zeros(1)}).policy is None, "a number of the game's own"
+    heads = Decisions.recorded(
+        {"action": np.zeros(1), "logits/0": np.zeros((1, 2)), "logits/1": np.ones((1, 3))}
+    ).policy
     assert heads is not None
     assert [head.shape[1] for head in heads["logits"]] == [2, 3]
     with pytest.raises(BadRecording, match="expected an array 'action'"):
-        Acted.recorded({"obs": np.zeros(1)})
+        Decisions.recorded({"obs": np.zeros(1)})
     with pytest.raises(ModelError, match=r"one has logits \[2\], the other logits \[3\]"):
-        differences(Acted(np.zeros(1, np.int64), {"logits": np.zeros((1, 2))}), {"logits": np.zeros((1, 3))})
+        differences(Decisions(np.zeros(1, np.int64), {"logits": np.zeros((1, 2))}), {"logits": np.zeros((1, 3))})
 
 
 # Real recordings, by the real recorder.
@@ -264,8 +266,8 @@ def steps_of(observations: Sequence[Any], outputs: Mapping[str, np.ndarray], see
 def test_sessions_of_any_length_are_compared_as_if_played_one_after_the_other(
     lstm: int, mask: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparison, "_TICKS", 16)
-    monkeypatch.setattr(comparison, "_TOGETHER", 3)
+    monkeypatch.setattr(comparison, "_MAX_TICKS", 16)
+    monkeypatch.setattr(comparison, "_SESSIONS_AT_ONCE", 3)
     (played, example), (other, _) = module_of(1, lstm=lstm, mask=mask), module_of(2, lstm=lstm, mask=mask)
     lengths, sessions, draw = [5, 70, 1, 16, 33, 2, 17], Sessions(tmp_path), rng()
     expected = {}
@@ -340,7 +342,7 @@ def test_a_recording_that_does_not_fit_does_not_stop_the_others(lstm: int, tmp_p
 @pytest.mark.parametrize("lstm", [0, 6])
 def test_ticks_that_failed_are_left_out(lstm: int, tmp_path: Path) -> None:
     module, example = module_of(1, lstm=lstm)
-    ticks, bad = PACK + 6, PACK + 2
+    ticks, bad = PACK_TICKS + 6, PACK_TICKS + 2
     sessions, obs = Sessions(tmp_path), list(rng().standard_normal((ticks - 1, 3)).astype(np.float32))
     outputs = tick_by_tick(module, example, obs)
     steps = steps_of(obs, outputs, 0)

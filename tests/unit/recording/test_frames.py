@@ -34,7 +34,7 @@ from brayx.recording.config import RecordingConfig
 from brayx.recording.copying import copy
 from brayx.recording.drawing import Drawing
 from brayx.recording.frames import Encoders, sizes_of, write_video
-from brayx.recording.group import PACK
+from brayx.recording.group import PACK_TICKS
 from brayx.recording.live_frames import LiveFrames
 from brayx.recording.packer import Packer
 from brayx.recording.part import Part
@@ -90,14 +90,14 @@ def video_of(images: Sequence[Any]) -> tuple[io.BytesIO, list[tuple[int, int]]]:
 
 def test_each_ticks_image_comes_back_and_is_not_kept_twice(tmp_path: Path) -> None:
     recorder = SessionRecorder(config(tmp_path), Recorder())
-    play(recorder, "all", [image(number) for number in range(2 * PACK + 3)])
+    play(recorder, "all", [image(number) for number in range(2 * PACK_TICKS + 3)])
     play(recorder, "some", [image(number) if number % 5 else None for number in range(20)])
     play(recorder, "none", [None] * 3)
     play(recorder, "one", [image(7)])
     recorder.close(60.0)
     every, some, none, one = open_recordings(str(tmp_path))
     assert (every.columns, every.left_out) == (["score"], {"screen": "it is recorded as frames"})
-    assert (every.frames, some.frames, none.frames, one.frames) == (2 * PACK + 3, 16, 0, 1)
+    assert (every.frames, some.frames, none.frames, one.frames) == (2 * PACK_TICKS + 3, 16, 0, 1)
     assert all(is_close(found, image(number)) for number, found in enumerate(every.images()))
     order = list(range(len(every)))
     random.Random(0).shuffle(order)
@@ -199,7 +199,7 @@ def test_frames_count_toward_the_memory_and_go_before_ticks_do(tmp_path: Path) -
     recorder = SessionRecorder(config(tmp_path, memory_mb=1.0), metrics)
     picture = np.zeros((200, 200, 3), np.uint8)  # 120 kB: five fill the part of the memory for frames
     play(recorder, "s", [picture] * 200)
-    assert recorder.taken - recorder.freed <= recorder.most_bytes
+    assert recorder.taken - recorder.freed <= recorder.memory_bytes
     recorder.close(60.0)
     (episode,) = open_recordings(str(tmp_path))
     assert (len(episode), episode.lost) == (200, 0)
@@ -216,7 +216,7 @@ def test_a_tick_without_room_for_its_frame_keeps_all_else(tmp_path: Path, name: 
         recorder = SessionRecorder(config(tmp_path / str(memory_mb), frames=name, memory_mb=memory_mb), metrics)
         log = recorder.open("s", b"")
         assert log is not None
-        for number in range(3 * PACK):
+        for number in range(3 * PACK_TICKS):
             state, shown = State("s", tick=number), image(number, 100, 200)
             obs = {"eye": [shown, np.zeros(2, np.float32)], "left": (shown[:50],), "speed": np.float32(number)}
             state.step = Step(obs, np.asarray(number), -0.5, 3, {"seen": shown})  # type: ignore[arg-type]
@@ -229,7 +229,7 @@ def test_a_tick_without_room_for_its_frame_keeps_all_else(tmp_path: Path, name: 
         assert name not in episode.columns
         found[memory_mb] = {column: episode[column] for column in episode.columns if episode[column].nbytes < 10**5}
         lost = {key: value for key, value in metrics.summary().items() if key.startswith("recording_frames_lost")}
-        assert len(episode) == episode.frames + sum(lost.values()) == 3 * PACK
+        assert len(episode) == episode.frames + sum(lost.values()) == 3 * PACK_TICKS
         assert ("recording_frames_lost.memory" in lost) == (memory_mb == 1.0)
     assert {"obs/speed", "action"} <= set(found[1.0])
     assert all(np.array_equal(found[1.0][column], values) for column, values in found[64.0].items())
@@ -294,7 +294,7 @@ def drawn(folder: Path, function: str, states: Sequence[Any], metrics: Recorder)
 
 def test_a_render_draws_each_tick_in_the_writers_process(tmp_path: Path, board: Any) -> None:
     metrics = Recorder()
-    boards = [None if number == 4 else board(number) for number in range(PACK + 6)]
+    boards = [None if number == 4 else board(number) for number in range(PACK_TICKS + 6)]
     episode = drawn(tmp_path, "render", boards, metrics)
     for number, found in enumerate(episode.images()):
         assert (found is None) == (number == 4)
@@ -307,9 +307,9 @@ def test_ticks_are_recorded_also_if_they_cannot_be_drawn(
     tmp_path: Path, board: Any, function: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     metrics = Recorder()
-    episode = drawn(tmp_path, function, [board(number) for number in range(PACK)], metrics)
-    assert episode.frames < PACK
-    assert metrics.summary()[f"recording_frames_lost.{why}"] == PACK - episode.frames
+    episode = drawn(tmp_path, function, [board(number) for number in range(PACK_TICKS)], metrics)
+    assert episode.frames < PACK_TICKS
+    assert metrics.summary()[f"recording_frames_lost.{why}"] == PACK_TICKS - episode.frames
     if why == "error":
         assert "cannot draw frames of recordings" in caplog.text
         assert episode.frames == 0
@@ -541,7 +541,7 @@ def test_without_av_the_recorder_names_the_extra(tmp_path: Path, monkeypatch: py
 def test_sessions_are_copied_with_their_frames(tmp_path: Path) -> None:
     recorder = SessionRecorder(config(tmp_path / "from", fps=12), Recorder())
     for session in "abc":
-        play(recorder, session, [image(number) if number % 9 else None for number in range(PACK + 9)])
+        play(recorder, session, [image(number) if number % 9 else None for number in range(PACK_TICKS + 9)])
     recorder.close(60.0)
     a, b, c = open_recordings(str(tmp_path / "from"))
     target = str(tmp_path / "to")

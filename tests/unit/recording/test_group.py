@@ -14,7 +14,7 @@ from brayx.actor.agent import State
 from brayx.metrics import Recorder
 from brayx.recording import open as open_recordings
 from brayx.recording.config import RecordingConfig
-from brayx.recording.group import PACK
+from brayx.recording.group import PACK_TICKS
 from brayx.recording.part import FIELDS, Part
 from brayx.recording.reader import Episode
 from brayx.recording.recorder import SessionRecorder
@@ -59,7 +59,7 @@ def check(episode: Episode, ticks: int) -> None:
 
 @pytest.mark.parametrize("sessions", [1, 3, 40])
 def test_sessions_that_play_in_turn_come_back_each_by_itself(tmp_path: Path, sessions: int) -> None:
-    of, ticks = Sessions(tmp_path), 2 * PACK // sessions + 30
+    of, ticks = Sessions(tmp_path), 2 * PACK_TICKS // sessions + 30
     names = [f"game-{chr(65 + at)}" for at in range(sessions)]
     of.open(*names)
     for number in range(ticks):
@@ -78,7 +78,7 @@ def test_sessions_that_play_in_turn_come_back_each_by_itself(tmp_path: Path, ses
 
 @pytest.mark.parametrize("odd", ["shape", "name", "nesting", "forward", "object"])
 def test_a_session_that_differs_costs_the_others_no_column(tmp_path: Path, odd: str) -> None:
-    of, ticks = Sessions(tmp_path), PACK
+    of, ticks = Sessions(tmp_path), PACK_TICKS
     of.open("a", "b", "c")
     for number in range(ticks):
         for name in "abc":
@@ -114,14 +114,14 @@ def test_a_session_that_cannot_be_recorded_costs_the_others_nothing(tmp_path: Pa
 
     of = Sessions(tmp_path)
     of.open("a", "b")
-    for number in range(PACK):
+    for number in range(PACK_TICKS):
         of.tick("a", number)
         of.tick("b", number, x=Hostile())
     for log in of.logs.values():
         log.end("stop", None)
     found = of.recorded()
-    check(found["a"], PACK)
-    assert of.metrics.summary()["recording_lost.error"] == PACK
+    check(found["a"], PACK_TICKS)
+    assert of.metrics.summary()["recording_lost.error"] == PACK_TICKS
     assert "b" not in found
 
 
@@ -130,7 +130,7 @@ def test_a_session_that_stands_still_is_written_with_the_others(tmp_path: Path) 
     of.open("a", "b")
     for number in range(3):
         of.tick("a", number)
-    for number in range(PACK):
+    for number in range(PACK_TICKS):
         of.tick("b", number)
     assert of.recorder.open("c", b"") is not None
     of.recorder.close(60.0)

@@ -24,7 +24,7 @@ from brayx.recording import open as open_recordings
 from brayx.recording.chunks import write_chunk
 from brayx.recording.columns import Forwarded, Tick, columns_of, packed
 from brayx.recording.config import RecordingConfig
-from brayx.recording.group import PACK
+from brayx.recording.group import PACK_TICKS
 from brayx.recording.packer import CHUNK_BYTES, Packer
 from brayx.recording.part import Part
 from brayx.recording.recorder import SessionRecorder
@@ -63,21 +63,21 @@ def play(recorder: SessionRecorder, session: str, ticks: int, end: str = "stop",
 def test_a_session_comes_back_as_it_was(tmp_path: Path) -> None:
     metrics = Recorder()
     recorder = SessionRecorder(config(tmp_path / "new"), metrics)
-    play(recorder, "a", 3 * PACK, note=object())
+    play(recorder, "a", 3 * PACK_TICKS, note=object())
     play(recorder, "b", 1)
     recorder.close(60.0)
     episodes = open_recordings(str(tmp_path / "new"))
     a, b = episodes
     assert [each.session for each in episodes] == ["a", "b"]
     assert (len(a), a.end, a.result, a.player, a.start, a.why) == (
-        3 * PACK,
+        3 * PACK_TICKS,
         "stop",
         12.0,
         "main:3",
         '{"seed": 1}',
         "every",
     )
-    assert a.inputs() == [body(number) for number in range(3 * PACK)]
+    assert a.inputs() == [body(number) for number in range(3 * PACK_TICKS)]
     assert a.outputs()[:2] == [b'{"action": 0}', b'{"action": 1}']
     assert a.left_out == {"note": "it is not an array, or its shape varies"}
     assert {name: (a[name].dtype.name, a[name].shape[1:]) for name in a.columns} == {
@@ -89,16 +89,16 @@ def test_a_session_comes_back_as_it_was(tmp_path: Path) -> None:
         "state/h": ("float32", (3,)),
         "value": ("float32", ()),
     }
-    for number in (0, PACK, 3 * PACK - 1):
+    for number in (0, PACK_TICKS, 3 * PACK_TICKS - 1):
         assert a["obs/x"][number].tolist() == step(number).obs["x"].tolist()
         assert a["action"][number] == number % 2
-    part = a.read(PACK - 1, 2, ["value"])
-    assert part.number.tolist() == [PACK - 1, PACK]
+    part = a.read(PACK_TICKS - 1, 2, ["value"])
+    assert part.number.tolist() == [PACK_TICKS - 1, PACK_TICKS]
     assert list(part.arrays) == ["value"]
     assert len(a.read(5, 0).number) == 0
     frame = a.frame()
-    assert (len(frame), frame["input"][3], frame["tick"][3]) == (3 * PACK, body(3), 3)
-    assert episodes.table()["ticks"].tolist() == [3 * PACK, 1]
+    assert (len(frame), frame["input"][3], frame["tick"][3]) == (3 * PACK_TICKS, body(3), 3)
+    assert episodes.table()["ticks"].tolist() == [3 * PACK_TICKS, 1]
     assert len(b) == 1
     assert metrics.summary()["recordings.every"] == 2
     with pytest.raises(BadRecording, match="has no array 'obs'; it has: obs/action_mask, obs/x"):
@@ -206,7 +206,7 @@ def test_a_signal_to_all_processes_of_a_host_loses_nothing(tmp_path: Path, numbe
 
 
 def test_a_tick_is_written_in_time_and_a_killed_writer_is_started_again(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("brayx.recording.recorder._AGAIN_S", 0.0)
+    monkeypatch.setattr("brayx.recording.recorder._RESTART_S", 0.0)
     metrics = Recorder()
     recorder = SessionRecorder(config(tmp_path, flush_s=0.1), metrics)
     play(recorder, "before", 5)

@@ -21,7 +21,7 @@ from brayx.metrics import Recorder
 from brayx.recording import open as open_recordings
 from brayx.recording.columns import Forwarded, Tick, columns_of
 from brayx.recording.config import RecordingConfig
-from brayx.recording.group import PACK
+from brayx.recording.group import PACK_TICKS
 from brayx.recording.reader import Episode
 from brayx.recording.recorder import SessionRecorder
 from brayx.types import Forward, Step
@@ -173,7 +173,7 @@ def tick(number: int, *forwards: Forwarded, **attributes: Any) -> Tick:
 
 def test_outputs_of_several_forwards_have_their_models_names() -> None:
     of = [Forwarded(model, {"value": np.float32(at), "state": np.ones(2)}, at, 0.0) for at, model in enumerate("ab")]
-    columns = columns_of([tick(number, *of) for number in range(PACK)])
+    columns = columns_of([tick(number, *of) for number in range(PACK_TICKS)])
     assert {name: array[0] for name, array in columns.arrays.items()} == {
         "a/value": 0.0, "a/policy_version": 0, "b/value": 1.0, "b/policy_version": 1,
     }  # fmt: skip
