@@ -79,7 +79,7 @@ class Document:
         return cls(values, lines, file)
 
     def override(self, text: str, top: Sequence[str] = ()) -> None:
-        """Lays ``NAME.KEY=VALUE`` over the file.
+        """Lays ``NAME.KEY=VALUE`` over the file. ``NAME.kind=KIND`` may add a component.
 
         Args:
             text: the override.
@@ -96,7 +96,7 @@ class Document:
             parsed = value_of(value)
         except ConfigError as error:
             raise ConfigError(f"--set {text}: {error.message}") from None
-        if len(loc) > 1 and loc[0] not in (*self.values, *top):
+        if len(loc) > 1 and loc[1:] != ("kind",) and loc[0] not in (*self.values, *top):
             raise ConfigError(f"--set {text}: there is no component {loc[0]!r}{nearest(str(loc[0]), self.values)}")
         target: Any = self.values
         for depth, part in enumerate(loc):

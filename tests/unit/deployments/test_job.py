@@ -154,6 +154,10 @@ class TestOverrides:
         assert job.actors["actor"].gamecores[0].num == 4
         assert job.as_dict()["net"] == {"kind": "config", "size": 5, "deep": {"er": [1, 2]}}
 
+    def test_a_kind_adds_a_component(self, write: Any) -> None:
+        found = JobConfig.load(write(JOB), ["record.kind=recording", "record.every=7"]).recording
+        assert (found.folder, found.every) == ("recordings", 7)
+
     def test_the_last_wins(self, write: Any) -> None:
         assert JobConfig.load(write(JOB), ["seed=1", "seed=2"]).seed == 2
 
@@ -178,6 +182,7 @@ class TestOverrides:
             ("actor.agents.3=x", "'actor.agents' is a list of 1, 3 is no index of it"),
             ("actor.agents.0=agnet", "actor.agents.0: there is no agent 'agnet'; nearest is 'agent'"),
             ("sed=3", "sed: unknown key; nearest is 'seed'"),
+            ("record.kind=recordin", 'record.kind: `kind` is "recordin", expected one of'),
         ],
     )
     def test_wrong_ones_are_refused(self, write: Any, override: str, message: str) -> None:
