@@ -87,7 +87,7 @@ class LearnerSpec:
 
 
 class TrialNumbers(HubClient):
-    """`loop.Numbers` over a trial's hub. `newest` is at most half a second old, when the hub answers."""
+    """`loop.Numbers` over a trial's hub. Thread safe. `newest` is at most half a second old, when the hub answers."""
 
     def __init__(self, hub: Any, every_s: float = 0.5) -> None:
         super().__init__(hub)
@@ -99,10 +99,11 @@ class TrialNumbers(HubClient):
 
     def newest(self) -> Mapping[str, float]:
         """The hub's newest snapshot that has arrived."""
-        if self._request is not None and is_done(self._request):
-            self._newest = result_or(self._newest, self._request)  # unchanged while the hub restarts
-            self._request = None
-        if self._request is None and time.monotonic() - self._requested_at >= self._every_s:
+        request = self._request  # the learner and the progress may call this at the same time
+        if request is not None and is_done(request):
+            self._newest = result_or(self._newest, request)  # unchanged while the hub restarts
+            self._request = request = None
+        if request is None and time.monotonic() - self._requested_at >= self._every_s:
             self._request, self._requested_at = self._hub.snapshot.remote(), time.monotonic()
         return self._newest
 

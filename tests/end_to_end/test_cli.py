@@ -120,20 +120,24 @@ def test_check_ends_with_ok_and_names_missing_programs_and_files(tmp_path: Path)
 
 
 def test_trials_are_listed_with_their_champion(tmp_path: Path, tracking_db: str) -> None:
+    ids = []
     for name, value in (("first", 20.0), ("second", 480.0)):
         trial = Trial.open("cartpole", name, tracking_db)
+        ids.append(trial.run_id)
         trial.log_metrics({CHARTS["env_steps"]: 1000.0, RETURN_CHART: value}, 1000)
         (tmp_path / name).mkdir()
         (tmp_path / name / "weights.npz").write_bytes(b"weights")
         register(trial, trial.save_checkpoint(tmp_path / name, 1000), "cartpole", alias="champion")
         trial.finish("FINISHED")
-    Trial.open("cartpole", "third", tracking_db).finish("KILLED")
+    trial = Trial.open("cartpole", "third", tracking_db)
+    ids.append(trial.run_id)
+    trial.finish("KILLED")
     shown = brayx("trials", "--tracking", tracking_db)
     heading, third, second, first = (line.split() for line in shown.stdout.splitlines())
     assert heading[:2] == ["project", "trial"]
-    assert third == ["cartpole", "third", "interrupted", "-", "-"]
-    assert second == ["cartpole", "second", "finished", "1,000", "480", "cartpole", "version", "2"]
-    assert first == ["cartpole", "first", "finished", "1,000", "20"]
+    assert third == ["cartpole", "third", "interrupted", "-", "-", ids[2]]
+    assert second == ["cartpole", "second", "finished", "1,000", "480", "cartpole", "version", "2", ids[1]]
+    assert first == ["cartpole", "first", "finished", "1,000", "20", ids[0]]
     nowhere = brayx("trials", "--project", "none", "--tracking", tracking_db)
     assert nowhere.returncode == 2
     assert "there is no project 'none'" in nowhere.stderr

@@ -22,6 +22,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from brayx.cluster import NAMESPACE
 from brayx.cluster.directory import stop_directory
 from brayx.cluster.hub import HubClient, create_hub, get_hub, numbers_of
+from brayx.cluster.learner import TrialNumbers
+from brayx.cluster.named import is_done
 from brayx.errors import AgentError, TrackingError
 from brayx.gamecore.client import Client
 from brayx.metrics import Bars
@@ -78,6 +80,24 @@ def _exists(namespace: str) -> bool:
     except TrackingError:
         return False
     return True
+
+
+def test_the_learner_and_the_progress_read_the_newest_numbers_at_once(
+    hub: tuple[Any, Trial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The progress takes the answer while the learner looks whether it is there."""
+    numbers, taken = TrialNumbers(hub[0]), list[Any]()
+
+    def look(call: Any) -> bool:
+        found = is_done(call)
+        if found and not taken:
+            taken.append(call)
+            numbers.newest()
+        return found
+
+    monkeypatch.setattr("brayx.cluster.learner.is_done", look)
+    until(lambda: (numbers.newest(), bool(taken))[1], "an answer")
+    numbers.close()
 
 
 @ray.remote(num_cpus=0)
