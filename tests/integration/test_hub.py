@@ -86,7 +86,7 @@ def test_the_learner_and_the_progress_read_the_newest_numbers_at_once(
     hub: tuple[Any, Trial], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The progress takes the answer while the learner looks whether it is there."""
-    numbers, taken = TrialNumbers(hub[0]), list[Any]()
+    numbers, taken = TrialNumbers(hub[0], every_s=100.0), list[Any]()  # so that there is one request
 
     def look(call: Any) -> bool:
         found = is_done(call)
