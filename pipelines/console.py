@@ -1,4 +1,4 @@
-"""The command `brayx console`: the page over a tracking store, or over the control API of a job elsewhere."""
+"""The command `brayx console`: the page for a tracking store, or for the console of a job elsewhere."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _HOST = "127.0.0.1"
 
 
 def serve_app(listening: socket.socket, app: FastAPI, connect: Connect | None = None) -> None:
-    """Serves the page, and the control API if ``app`` has it, until the process is signalled.
+    """Serves the page, and the control API if ``app`` has one, until the process gets a signal.
 
     Args:
         listening: a listening socket.
-        app: an application.
-        connect: reaches the API; None: it is the application's.
+        app: the application.
+        connect: makes clients of the control API; None: of the one in ``app``.
     """
 
     def in_process(authorization: str) -> httpx.AsyncClient:
@@ -47,15 +47,15 @@ def console(
     """Serves the console on this machine until Ctrl-C, and prints its URL.
 
     Args:
-        url: URL of a job's console; empty: the tracking store.
-        uri: tracking URI, without ``url``.
-        recordings: folder of recordings, without ``url``.
+        url: URL of a job's console; empty: show a tracking store.
+        uri: tracking URI; used without ``url``.
+        recordings: folder of recordings; used without ``url``.
         port: number of the port; 0: a free one.
         keys_file, key: credentials for ``url``, as for `brayx.gamecore.auth.credentials`.
 
     Raises:
         StartupError: the port is taken, or no console answers at ``url``.
-        ConfigError: the key cannot be used.
+        ConfigError: the keys file or key cannot be used.
     """
     connect: Connect | None = None
     if url:
@@ -76,7 +76,7 @@ def console(
 
 
 def _remote(url: str, keys_file: str | None, key: str | None) -> Connect:
-    """Reaches a job's console with this command's credentials; a viewer here is on this machine and needs none."""
+    """Connects to a job's console with this command's credentials. Viewers on this machine need none."""
     given = credentials(keys_file, key)
     headers = {"Authorization": basic(given["key"], given["secret"])} if given else {}
     try:

@@ -1,6 +1,6 @@
 """The console's comparisons of recorded sessions with versions of their model.
 
-One runs at a time, in a process of its own with a low priority, and only while somebody asks for it. Knows nothing of
+Only one runs at a time, in a separate process with low priority, and only while somebody asks for it. Knows nothing of
 HTTP.
 """
 
@@ -25,13 +25,13 @@ from pipelines.comparison_process import read_arrays
 from pipelines.console_ticks import array_of, named, probabilities_of
 
 _KEPT = 4
-"""Comparisons that are kept; the least recently used is dropped."""
+"""Number of comparisons that are kept; the least recently used is dropped."""
 _ASKED_S = 5.0
-"""A comparison is stopped this long after the last request for it."""
+"""A comparison stops this long after the last request for it."""
 
 
 class Key(NamedTuple):
-    """A comparison: the recording's id, the version, and the version it is compared with; empty: the recording."""
+    """Names a comparison: the recording's id, the version, and the reference version; empty: the recording itself."""
 
     recording: str
     version: str
@@ -39,7 +39,7 @@ class Key(NamedTuple):
 
 
 class Comparisons:
-    """Runs comparisons and keeps the newest. Thread safe.
+    """Runs comparisons, and keeps those used last. Thread safe.
 
     Args:
         uri: tracking URI.
@@ -52,26 +52,28 @@ class Comparisons:
         self._newest: _Running | None = None
 
     def ask(self, key: Key, folder: str, ticks: int) -> doc.Comparison:
-        """The comparison, or how far it is; the first request starts it. A failed one is forgotten with its error.
+        """The comparison, or its progress; the first request starts it. A failed one is dropped with its error.
 
         Args:
-            key: which one.
-            folder: of the recordings.
-            ticks: number of recorded ticks; a comparison of fewer, made while the session still ran, is made again.
+            key: which comparison.
+            folder: folder of the recordings.
+            ticks: number of recorded ticks. A comparison of another number, made while the session ran, is made again.
 
         Raises:
-            ServiceFull: another one runs.
+            ServiceFull: another comparison runs.
             ModelNotFound: there is no such version.
-            BrayxError: it has failed.
+            BrayxError: the comparison failed.
         """
         if key not in self._kept:
             for version in filter(None, (key.version, key.reference)):
                 find(version, self._uri)
         with self._lock:
             found = self._kept.pop(key, None)
-            if found is None or found.stopped or (found.arrays and found.of != ticks):
+            if found is None or found.stopped or (found.arrays and found.ticks != ticks):
                 if self._newest is not None and self._newest.runs:
-                    raise ServiceFull("another comparison runs, and one does at a time: try again when it has ended")
+                    raise ServiceFull(
+                        "another comparison runs, and only one can at a time: try again when it has ended"
+                    )
                 found = self._newest = _Running(key, folder, self._uri, ticks)
             if found.error is not None:
                 raise found.error
@@ -82,15 +84,15 @@ class Comparisons:
         return found.document()
 
     def ticks(self, key: Key, episode: Episode, first: int, count: int) -> list[doc.ComparedTick]:
-        """Consecutive recorded ticks as the versions would have acted; without those that were left out.
+        """How the versions would have acted at consecutive recorded ticks, except those that were left out.
 
         Raises:
-            BadRecording: there is no such comparison, or it has not ended.
+            BadRecording: there is no such comparison, or it is not finished.
         """
         with self._lock:
             found = self._kept.get(key)
         if found is None or not found.arrays:
-            raise BadRecording("this comparison has not been made, or was dropped for newer ones: ask for it first")
+            raise BadRecording("this comparison is not finished, or was dropped for newer ones: ask for it first")
         masks = [name for name in episode.columns if name.rpartition("/")[2] == "action_mask"][:1]
         columns = episode.read(first, count, masks)
         mask = named(columns.arrays, "action_mask")
@@ -103,26 +105,26 @@ class Comparisons:
 
 
 class _Running:
-    """A comparison from its start on.
+    """A comparison, running or finished.
 
     Attributes:
-        of: number of recorded ticks when it started.
+        ticks: number of recorded ticks when it started.
         asked_at: time of the last request for it.
-        runs: whether its result or error is still to come.
-        stopped: whether it was stopped, because nobody asked for it any more.
-        error: why it failed.
+        runs: whether it has neither a result nor an error yet.
+        stopped: whether it was stopped because nobody asked for it any more.
+        error: why it failed; None: it has not.
         arrays: its result, see `pipelines.comparison_process.compared`; empty: there is none yet.
     """
 
     def __init__(self, key: Key, folder: str, uri: str, ticks: int) -> None:
-        self.key, self.of = key, ticks
+        self.key, self.ticks = key, ticks
         self.asked_at = time.monotonic()
         self.runs, self.stopped = True, False
         self.error: BrayxError | None = None
         self.arrays: dict[str, np.ndarray] = {}
         self._state, self._progress = "starting", 0.0
         self._summary: dict[str, Any] = {}
-        # Without a name, so that nothing is left behind when the job kills the console.
+        # A file without a name, so that nothing is left behind when the job kills the console.
         self._file = tempfile.TemporaryFile(prefix="brayx-comparison-")  # noqa: SIM115
         versions = [key.reference, key.version] if key.reference else [key.version]
         request = {"folder": folder, "recording": key.recording, "versions": versions, "uri": uri}
@@ -136,20 +138,20 @@ class _Running:
         head = {"recording": self.key.recording, "version": self.key.version, "reference": self.key.reference}
         if not self.arrays:
             return doc.Comparison(**head, done=False, state=self._state, progress=self._progress)
-        of = self._summary
+        summary = self._summary
         return doc.Comparison(
             **head,
             done=True,
             state="done",
             progress=1.0,
-            ticks=of["ticks"],
-            left_out=of["left_out"],
-            first=of["first_at"],
-            agreement=of["equal"] / of["ticks"] if of["ticks"] else None,
-            kl=of["kl"],
-            kl_max=of["kl_max"],
-            kl_exact=of["exact"],
-            value=of["value"],
+            ticks=summary["ticks"],
+            left_out=summary["left_out"],
+            first=summary["first_at"],
+            agreement=summary["equal"] / summary["ticks"] if summary["ticks"] else None,
+            kl=summary["kl"],
+            kl_max=summary["kl_max"],
+            kl_exact=summary["exact"],
+            value=summary["value"],
             curves=self._curves(),
         )
 
@@ -176,7 +178,7 @@ class _Running:
         )
 
     def _curves(self) -> doc.RecordedCurves:
-        """Of each span of ticks the largest divergence and the largest difference of the values, so none is missed."""
+        """The largest divergence and difference of values in each span of ticks, so that the curves hide no peak."""
         numbers = self.arrays["number"]
         every = max(1, -(-len(numbers) // doc.MAX_POINTS))
         starts = np.arange(0, len(numbers), every)
@@ -208,14 +210,14 @@ class _Running:
             self._process.stdout.close()
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
-            code = self._process.wait()  # it has closed its output, or `_watch` kills it
+            code = self._process.wait()  # it closed its output, and if it hangs, `_watch` kills it
             if not self.arrays and self.error is None:
                 self.error = StartupError(f"the comparison's process ended with {code} before its result")
             self._file.close()
             self.runs = False
 
     def _watch(self) -> None:
-        """Kills the process when nobody asks for its result any more."""
+        """Kills the process once nobody asks for its result any more."""
         while True:
             left_s = self.asked_at + _ASKED_S - time.monotonic()
             try:

@@ -1,4 +1,4 @@
-"""The console's desk over a tracking store, a folder of recordings and, through a link, a running job.
+"""The console's desk for a tracking store, a folder of recordings and, through a link, a running job.
 
 Runs in the console's process. Knows nothing of HTTP.
 """
@@ -29,19 +29,19 @@ from pipelines.console_games import Games, HumanGame
 from pipelines.console_ticks import data_url, tick_of
 from pipelines.trials import trials
 
-_OPENED_S = 2.0
-"""Time for which a listing of recordings is cached."""
+_LISTING_S = 2.0
+"""How long a listing of recordings is cached."""
 
 
 class StoreDesk:
-    """See `brayx.console.desk.Desk`.
+    """Implements `brayx.console.desk.Desk`.
 
     Args:
         uri: tracking URI.
         project: the job's project; empty: there is no job, and all projects are shown.
-        recordings: folder of its recordings; empty: it has none.
-        link: asks the job; None: there is none.
-        games: games of humans; None: the job has no board.
+        recordings: folder of recordings; empty: there is none.
+        link: link to the job; None: there is no job.
+        games: games that humans play; None: the job has no board.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class StoreDesk:
     def trials(self, project: str) -> list[doc.Trial]:
         try:
             rows = trials(self._uri, project)
-        except ConfigError:  # no store, or no such project, yet
+        except ConfigError:  # there is no store yet, or no such project
             return []
         job = self._job()
         stoppable = job.get("run_id") if job.get("can_stop") else None
@@ -145,7 +145,7 @@ class StoreDesk:
         return doc.Done(done="the trial is being stopped: it saves a last checkpoint, and the same command resumes it")
 
     def league(self) -> doc.League | None:
-        # Not before it is asked for: these import torch.
+        # Imported only here, since these modules import torch.
         from brayx.league.ledger import Ledger
         from deployments.leagues import books_of, newest_league
         from pipelines.league_books import Books, document
@@ -204,10 +204,10 @@ class StoreDesk:
         episode = self._episode(recording)
         step = -(-len(episode) // doc.MAX_POINTS)
         curves: dict[str, list[float]] = {}
-        if step <= _WHOLE:
+        if step <= _MAX_WHOLE_STEP:
             columns = episode.read()
             numbers, arrays = columns.number[::step], {n: array[::step] for n, array in columns.arrays.items()}
-        else:  # reads only the drawn ticks of a long recording
+        else:  # of a long recording, read only the ticks that are drawn
             parts = [episode.read(first, 1) for first in range(0, len(episode), step)]
             numbers = np.concatenate([part.number for part in parts])
             arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays}
@@ -266,7 +266,7 @@ class StoreDesk:
         return self._link.ask(verb, *arguments)
 
     def _job(self) -> dict[str, Any]:
-        """What the job says of itself; empty: there is none."""
+        """What the job reports of itself; empty: there is no job."""
         found: dict[str, Any] = {} if self._link is None else self._link.ask("job")
         return found
 
@@ -274,7 +274,7 @@ class StoreDesk:
         if not self._folder:
             return None
         with self._opening:
-            if self._opened is None or time.monotonic() - self._opened[0] > _OPENED_S:
+            if self._opened is None or time.monotonic() - self._opened[0] > _LISTING_S:
                 try:
                     self._opened = (time.monotonic(), brayx.recording.open(self._folder))
                 except BadRecording:  # nothing has been recorded yet
@@ -290,8 +290,8 @@ class StoreDesk:
 
 
 _MAX_CURVES = 20
-_WHOLE = 40
-"""Largest thinning at which a recording is read whole."""
+_MAX_WHOLE_STEP = 40
+"""Maximum distance between drawn ticks at which the whole recording is read."""
 
 
 def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -301,7 +301,7 @@ def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def _only(model: type[doc.Document], row: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a document."""
+    """Those values of a row that the document has fields for."""
     return {name: value for name, value in row.items() if name in model.model_fields}
 
 

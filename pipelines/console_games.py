@@ -1,11 +1,11 @@
-"""Games of humans in the page: a job's board, played at the job's own door. Knows nothing of any game, nor of pages.
+"""Games that humans play on the page, by a job's board at the job's own door. Knows nothing of pages or of any game.
 
 A board is a generator that yields
 
-    ("start" | "tick" | "stop", agent, body)   a request of the session GAME-agent-AGENT, and gets the reply as bytes
-    ("ask", "", board)                         when the human is to move, and gets the move, or None: they give up
+    ("start" | "tick" | "stop", agent, body)   a request of the session GAME-agent-AGENT; it gets the reply as bytes
+    ("ask", "", board)                         when it is the human's turn; it gets the move, or None: they give up
 
-and returns the last board. A board is a `brayx.console.documents.Board`, as plain dicts and lists.
+and returns the final board. A board is a `brayx.console.documents.Board`, as plain dicts and lists.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from brayx.gamecore.client import Client
 from brayx.league.levels import read_levels
 
 _MAX_GAMES = 32
-_LEFT_S = 600.0
-"""A game without a move for this long is forgotten."""
+_ABANDONED_S = 600.0
+"""A game without a move for this long is dropped."""
 _TICK_S = 8.0
-"""Time limit of one request; a caller of the console waits for 10 s."""
+"""Time limit for one request, below the 10 s that the page waits for an answer."""
 _DOORS = ("http", "ingress", "ws", "tcp", "grpc")
-"""Doors by preference: over HTTP a session needs no connection while the human thinks."""
+"""Doors in order of preference: over HTTP, a session needs no connection while the human thinks."""
 
 
 class Games:
@@ -42,13 +42,13 @@ class Games:
 
     Args:
         module, func, folder: the board, see `deployments.job.BoardConfig`.
-        keys_file: keys of the job's doors; None: the environment's, if it has any.
-        think_s: time that the job waits for a session's next request.
-        model: the league's model in the registry, whose versions are opponents; empty: an opponent cannot be requested.
-        levels: file of the league's levels.
+        keys_file: keys of the job's doors; None: the key in the environment, if any.
+        think_s: how long the job waits for a session's next request.
+        model: the league's model in the registry, whose versions are opponents; empty: no opponent can be requested.
+        levels: file of the league's levels; empty: there is none.
 
     Attributes:
-        model: as above.
+        model: as the argument.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Games:
         self._games: dict[str, HumanGame] = {}
 
     def opponents(self, versions: Sequence[int]) -> doc.Opponents:
-        """Whom a human can request.
+        """The opponents that a human can request.
 
         Args:
             versions: the model's registered versions, the newest first.
@@ -80,10 +80,10 @@ class Games:
 
         Args:
             doors: URL of each of the job's doors, by name.
-            opponent: the request for an opponent; None: none.
+            opponent: the request for an opponent; None: the job chooses.
 
         Raises:
-            ServiceFull: too many are played.
+            ServiceFull: too many games are played.
             ConfigError: the board cannot be used, or the job has no door.
             BrayxError: the job refused a session.
         """
@@ -92,7 +92,7 @@ class Games:
             raise ConfigError("the job has no door to play at")
         keys = credentials(self._keys_file, None)
         with self._lock:
-            self._forget()
+            self._drop_ended()
             if len(self._games) >= _MAX_GAMES:
                 raise ServiceFull(f"{len(self._games)} games are played here, which is the limit: try again later")
             game = HumanGame(load(*self._board), opponent, lambda: Client(door, timeout_s=_TICK_S, **keys))
@@ -107,20 +107,20 @@ class Games:
         """
         with self._lock:
             if game not in self._games:
-                raise SessionUnknown(f"there is no game {game[:80]!r}, or not any more: begin another")
+                raise SessionUnknown(f"there is no game {game[:80]!r}, or it was dropped: begin another")
             return self._games[game]
 
-    def _forget(self) -> None:
-        """Drops games that have ended or were left; the job ends their sessions by itself."""
+    def _drop_ended(self) -> None:
+        """Drops games that have ended or were abandoned; the job ends their sessions by itself."""
         now = time.monotonic()
         for name, game in list(self._games.items()):
-            if game.over or now - game.moved_at > _LEFT_S:
+            if game.over or now - game.moved_at > _ABANDONED_S:
                 del self._games[name]
                 game.close()
 
 
 class HumanGame:
-    """One game of a human. Thread safe.
+    """One game that a human plays. Thread safe.
 
     Args:
         board: the function of the job's board.
@@ -128,7 +128,7 @@ class HumanGame:
         connect: makes a client of the job's door, one for each agent.
 
     Attributes:
-        id: id of the game, which its sessions' ids begin with.
+        id: id of the game; its sessions' ids begin with it.
         over: whether it has ended.
         moved_at: time of the last move.
     """
@@ -148,17 +148,17 @@ class HumanGame:
         self._shown: doc.Board | None = None
 
     def begin(self) -> doc.Game:
-        """Plays until the human is to move; errors as `Games.begin`."""
+        """Plays until it is the human's turn; errors as for `Games.begin`."""
         with self._turn:
             return self._play(None)
 
     def move(self, move: Any) -> doc.Game:
-        """Plays the human's move, and on.
+        """Plays the human's move, and then until it is the human's turn again.
 
         Raises:
-            ProtocolError: it is not legal; the game goes on.
+            ProtocolError: the move is not legal; the game goes on.
             SessionUnknown: the game has ended.
-            BrayxError: the job ended the session, such as one that waited for too long: the game has ended.
+            BrayxError: the job refused, for example since it ended a session that waited too long. The game has ended.
         """
         with self._turn:
             if self.over or self._shown is None:
@@ -176,7 +176,7 @@ class HumanGame:
                 self.close()
 
     def close(self) -> None:
-        """Closes the connections; sessions that still run end by the job's time limit. Idempotent."""
+        """Closes the connections; the job's time limit ends sessions that still run. Idempotent."""
         self.over = True
         self._steps.close()
         for client in self._clients.values():
@@ -206,7 +206,7 @@ class HumanGame:
         if kind == "start":
             client = self._clients[agent] = self._connect()
             reply = client.start(data, f"{self.id}-agent-{agent}")
-            with contextlib.suppress(ValueError, AttributeError, TypeError):  # the reply need not name an opponent
+            with contextlib.suppress(ValueError, AttributeError, TypeError):  # not every reply names an opponent
                 self._opponent = dict(json.loads(reply).get("opponent")) or self._opponent
             return reply
         if kind not in ("tick", "stop") or agent not in self._clients:
@@ -220,7 +220,7 @@ class HumanGame:
 
 
 def _run(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls the user's code, whose errors become typed ones. Its `SystemExit` must not end the console."""
+    """Calls the user's code, and turns its errors into typed ones; even a `SystemExit` must not end the console."""
     try:
         return function(*arguments)
     except (BrayxError, StopIteration):
@@ -242,5 +242,5 @@ def _checked(board: Any) -> doc.Board:
         if move.at is not None and not (
             0 <= move.at[0] < len(found.rows) and 0 <= move.at[1] < len(found.rows[move.at[0]])
         ):
-            raise ConfigError(f"the board's move {move.label!r} is at {list(move.at)}, where it has no cell")
+            raise ConfigError(f"the board's move {move.label!r} is at {list(move.at)}, where there is no cell")
     return found

@@ -1,4 +1,4 @@
-"""The console of a training on Ray: it runs beside the command, which asks the hub and the actor's replicas.
+"""The console of a training on Ray. It runs beside the command, which asks the hub and the actor's replicas.
 
 Knows nothing of what the console shows.
 """
@@ -30,13 +30,13 @@ def console_of(
     has_actor: bool,
     say: Callable[[str], None],
 ) -> Iterator[None]:
-    """The console while the context lasts; see `deployments.console_job.open_console`.
+    """Opens the console while the context lasts; see `deployments.console_job.open_console`.
 
     Args:
         job: the job.
-        trainee: what learns in it.
-        doors: URL of each door by name; may be filled later.
-        has_actor: whether the job has sessions.
+        trainee: the model or league in training.
+        doors: URL of each door by name; the caller may add doors later.
+        has_actor: whether the job has an actor, and so sessions.
         say: called with the console's URL.
     """
     trial, config = trainee.trial, trainee.config
@@ -68,5 +68,5 @@ def console_of(
 
 
 def counted(live: ReplicaSessions) -> dict[str, Any]:
-    """The number of running sessions, as far as replicas answer: none do while the first one starts."""
+    """The number of running sessions on the replicas that answer: 0 until the first one has started."""
     return {"sessions": live.facts().get("sessions", 0)}

@@ -1,4 +1,4 @@
-"""The console's process: serves the control API and the page on a socket that its parent, the job, listens at."""
+"""The console's process: serves the control API and the page on a listening socket that it inherits from the job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipelines.console_desk import StoreDesk
 from pipelines.console_games import Games
 
 _NICE = 5
-"""The job has priority."""
+"""Niceness of this process: the job has priority."""
 
 
 def main(settings: str, descriptor: int) -> None:
@@ -28,14 +28,14 @@ def main(settings: str, descriptor: int) -> None:
 
     Args:
         settings: JSON, as `deployments.console_job.words_of` makes it.
-        descriptor: number of the listening socket's.
+        descriptor: file descriptor of the listening socket.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process, too; only the job ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process, too, but only the job ends it
     with contextlib.suppress(OSError):
         os.nice(_NICE)
     requests, answers = own_pipes()
     link = Link(requests, answers, on_end=lambda: os._exit(0))
-    # Not only when a page needs it: MLflow takes seconds to import, and more beside a busy job.
+    # Import MLflow before a page needs it: that takes seconds, and more beside a busy job.
     threading.Thread(target=import_mlflow, name="brayx-console-imports", daemon=True).start()
     given = json.loads(settings)
     keys = ConsoleKeys(Keys.load(given["keys"])) if given["keys"] else None

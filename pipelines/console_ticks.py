@@ -1,4 +1,4 @@
-"""Ticks as the console's documents: bodies, arrays, probabilities and images as JSON values. Knows nothing of jobs."""
+"""Converts ticks to the console's documents, with arrays and images as JSON values. Knows nothing of jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from brayx.console import documents as doc
 from brayx.recording.frames import is_image, png
 
 _SHOWN_VALUES = 256
-"""Elements of an array that are shown as numbers."""
+"""Maximum elements of an array that is shown as numbers."""
 _MAX_TEXT = 65_536
 _LEAST_PIXELS = 16
 
@@ -21,7 +21,7 @@ _LEAST_PIXELS = 16
 def tick_of(
     number: int, at_s: float, seconds: float, event: str, body: bytes, reply: bytes, arrays: Mapping[str, np.ndarray]
 ) -> doc.Tick:
-    """A tick, live or recorded; ``arrays`` is what the agents set, by path."""
+    """The document of a tick, live or recorded; ``arrays`` are those that the agents set, by path."""
     logits, mask, value = (named(arrays, name) for name in ("logits", "action_mask", "value"))
     version = arrays.get("policy_version")
     return doc.Tick(
@@ -41,12 +41,12 @@ def tick_of(
 
 
 def named(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray | None:
-    """The array of that name, or the first whose path ends with it."""
+    """The array with this name, or else the first one whose path ends with it."""
     return arrays.get(name, next((array for path, array in arrays.items() if path.rpartition("/")[2] == name), None))
 
 
 def _body(body: bytes) -> Any:
-    """JSON, or else text."""
+    """The body as JSON, or else as text."""
     try:
         return json.loads(body) if body else None
     except (ValueError, RecursionError):
@@ -54,7 +54,7 @@ def _body(body: bytes) -> Any:
 
 
 def array_of(array: np.ndarray) -> Any:
-    """An array as nested lists; a large one in words. NaN and infinity, which JSON lacks, are words, too."""
+    """An array as nested lists; a large one as its dtype and shape. NaN and infinity become text: JSON lacks them."""
     array = np.asarray(array)
     if array.size > _SHOWN_VALUES:
         return f"{array.dtype} {list(array.shape)}"
@@ -64,7 +64,7 @@ def array_of(array: np.ndarray) -> Any:
 
 
 def probabilities_of(logits: np.ndarray, mask: np.ndarray | None) -> list[float] | None:
-    """The distribution over actions ``[A]`` of logits ``[A]``, without those that the mask ``[A]`` forbids."""
+    """Probabilities of actions ``[A]`` from logits ``[A]``; 0 for actions that the mask ``[A]`` forbids."""
     if logits.ndim != 1 or not np.isfinite(logits).any():
         return None
     shown = logits.astype(np.float64)
@@ -76,7 +76,7 @@ def probabilities_of(logits: np.ndarray, mask: np.ndarray | None) -> list[float]
 
 
 def _image(array: np.ndarray) -> str | None:
-    """An image, ``[height, width]`` or ``[height, width, 1, 3 or 4]`` uint8, as a data URL; a small array is none."""
+    """An image ``[height, width]`` or ``[height, width, 1, 3 or 4]`` uint8 as a data URL; None: not one, or small."""
     if not is_image(array) or min(array.shape[:2]) < _LEAST_PIXELS:
         return None
     return data_url(png(array))

@@ -1,7 +1,7 @@
-"""A recorded game that is played again: the replies that its seats get, and how far it follows its recording.
+"""A recorded game that is played again: which replies its seats get, and how far it follows the recording.
 
-A seat that a version plays gets its recorded replies up to some tick; another seat gets them for as long as its bodies
-are the recorded ones. Knows nothing of agents, doors or processes.
+A seat that the version plays gets its recorded replies before some tick; another seat gets them for as long as its
+bodies are the recorded ones. Knows nothing of agents, doors or processes.
 """
 
 from __future__ import annotations
@@ -16,32 +16,31 @@ from brayx.gamecore.protocol import agent_of, game_of
 from brayx.recording.columns import texts
 from brayx.recording.reader import Episode
 
-_SPOILT = ("error", "fallback", "skipped")
-"""Events of ticks to which the game got another reply than the recorded one."""
+_OTHER_REPLY = ("error", "fallback", "skipped")
+"""Events of ticks for which the game did not get the recorded reply."""
 _SHOWN = 120
 """Maximum bytes of a body in a message."""
 
 
 def game_name(session: str) -> str:
-    """The game of a session; a plain id is a game of its own."""
+    """The game in a session's id; an id without an agent is its own game."""
     return game_of(session) or session
 
 
 class Seat:
-    """A seat of the game: its recorded session, and the session that plays it now.
+    """A seat of the game: its recorded session, and the progress of the session that plays it now.
 
     Args:
         episode: the recorded session.
         from_tick: see `RecordedGame`.
-        is_played: see the attribute.
+        is_played: whether the version plays it from ``from_tick`` on.
 
     Attributes:
-        episode: as given.
-        is_played: whether the version plays it from ``from_tick`` on.
+        episode, is_played: as the arguments.
         start: recorded body of the start.
-        has_started: whether it plays, or has played.
-        follows: whether all its bodies so far are as recorded.
-        forced: the recorded reply, if that is the one to the current tick.
+        has_started: whether its session has started.
+        follows: whether all bodies so far are as recorded.
+        forced: the recorded reply, if the current tick gets it; None: it gets the agents' reply.
         ticks: number of its ticks so far.
         first: number of the first tick with another reply than the recorded one; None: there is none.
         end, result: how its session ended.
@@ -53,8 +52,8 @@ class Seat:
         self._seen = int(gaps[0]) if len(gaps) else len(columns.number)
         if self._seen <= min(from_tick, len(columns.number) - 1):
             raise BadRecording(f"session {episode.session!r} lacks tick {self._seen}: it was not recorded")
-        spoilt = (tick for tick, event in enumerate(columns.event) if any(what in event for what in _SPOILT))
-        self._known = min(next(spoilt, self._seen), self._seen)
+        unknown = (tick for tick, event in enumerate(columns.event) if any(what in event for what in _OTHER_REPLY))
+        self._known = min(next(unknown, self._seen), self._seen)
         if self._known < min(from_tick, self._seen):
             event = columns.event[self._known]
             raise BadRecording(
@@ -77,14 +76,14 @@ class Seat:
         return self._inputs[tick] if tick < self._seen else None
 
     def reply(self, tick: int) -> bytes | None:
-        """The reply that the game got to a tick when it was recorded; None: that is not known."""
+        """The reply that the game got to this tick when it was recorded; None: it is not known."""
         return self._outputs[tick] if tick < self._known else None
 
 
 class RecordedGame:
     """The seats of a recorded game. Belongs to the event loop of the doors.
 
-    The game is the first one with a start as recorded; others may be played before it.
+    The game begins with the first session whose start has a recorded body; other games may come before it.
 
     Args:
         episodes: the recorded sessions of the game.
@@ -95,11 +94,11 @@ class RecordedGame:
         seats: the seats, in the order of the recordings.
         over: set once the game has ended.
         failure: why the game cannot go on; None: it can.
-        seen: number of requests so far, of all games.
-        others: number of sessions of other games so far.
+        seen: number of requests so far, in all games.
+        others: number of sessions so far in other games.
 
     Raises:
-        BadRecording: a session was recorded twice, or a reply up to ``from_tick`` is not known.
+        BadRecording: a session was recorded twice, or a reply before ``from_tick`` is not known.
         ConfigError: no session that the version plays has a tick ``from_tick``.
     """
 
@@ -123,30 +122,30 @@ class RecordedGame:
         self.seen = self.others = 0
 
     @property
-    def claimed(self) -> bool:
+    def has_started(self) -> bool:
         """Whether the game has started."""
         return self._game is not None
 
     @property
     def diverged(self) -> bool:
-        """Whether the game got a reply that is not the recorded one: from then on its bodies may differ."""
+        """Whether the game got a reply that is not the recorded one. From then on its bodies may differ."""
         return any(seat.first is not None for seat in self.seats)
 
     @property
     def expected_start(self) -> str:
-        """What was expected of a start, for messages."""
+        """The expected start and the last other one, for messages."""
         got = f"; the last start was {_short(self._other_start)}" if self._other_start else ""
         return f", {_short(self.seats[0].start)}{got}"
 
     def seat(self, session: str) -> Seat | None:
-        """The seat that a running session plays; None: it is of another game, or its seat is not recorded."""
+        """The seat that a running session plays; None: it plays another game, or its seat is not recorded."""
         return self._running.get(session)
 
     def started(self, session: str, body: bytes) -> None:
-        """A session starts.
+        """Handles the start of a session.
 
         Raises:
-            NotDeterministic: the body of a further seat's start differs from the recorded one.
+            NotDeterministic: the start of a further seat has another body than the recorded one.
         """
         self.seen += 1
         game, seat = game_name(session), self._seats.get(agent_of(session))
@@ -164,11 +163,11 @@ class RecordedGame:
         self._running[session] = seat
 
     def tick(self, session: str, body: bytes) -> Seat | None:
-        """The next tick of a session: its seat, as `seat`.
+        """Handles the next tick of a session; returns its seat, as `seat` does.
 
         Raises:
-            NotDeterministic: the body has to be as recorded, and is not.
-            BadRecording: the seat is one of the game, and is not recorded.
+            NotDeterministic: the body differs from the recorded one although all replies were as recorded.
+            BadRecording: the session plays a seat of the game that is not recorded.
         """
         self.seen += 1
         seat = self._running.get(session)
@@ -198,7 +197,7 @@ class RecordedGame:
         return seat
 
     def replied(self, seat: Seat, reply: bytes) -> bytes:
-        """The reply that the game gets to the tick of a seat, given that of the agents."""
+        """The reply that the game gets to the seat's tick, given the agents' reply."""
         tick, seat.ticks = seat.ticks, seat.ticks + 1
         if seat.forced is not None:
             return seat.forced
@@ -207,7 +206,7 @@ class RecordedGame:
         return reply
 
     def ended(self, session: str, reason: str, result: float | None) -> None:
-        """A session has ended; with its last one the game has."""
+        """Handles the end of a session; the game ends with its last session."""
         seat = self._running.pop(session, None)
         if seat is not None:
             seat.end, seat.result = reason, result

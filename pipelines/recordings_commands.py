@@ -1,4 +1,4 @@
-"""`brayx recordings`: the verbs, their options and output.
+"""`brayx recordings`: its verbs, their options and output.
 
 Each verb imports its modules when it runs, see `pipelines.cli`.
 """
@@ -21,25 +21,27 @@ if TYPE_CHECKING:
 RECORDINGS = (
     "the recordings: a folder, one of its files, an address such as s3://bucket/folder, or runs:/TRIAL/recordings"
 )
-SESSION = "only this session, or those of this game, which is the part of their ids before -agent-; may have *"
+SESSION = "only sessions with this id, which may have *, or of this game, the part of their ids before -agent-"
 TRACKING = "MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)"
 
 
 def recordings_verbs(recordings: argparse.ArgumentParser) -> None:
     """Adds the verbs to the command's parser."""
     verbs = recordings.add_subparsers(title="verbs", required=True, metavar="VERB")
-    listing = verbs.add_parser("list", help="sessions, a line each, oldest first")
+    listing = verbs.add_parser("list", help="list sessions, one a line, oldest first")
     listing.add_argument("folder", help=RECORDINGS)
     _choice(listing)
     listing.set_defaults(run=_list)
-    export = verbs.add_parser("export", help="as a Minari dataset, as files for Rerun's viewer, or as videos")
+    export = verbs.add_parser(
+        "export", help="export sessions as a Minari dataset, as files for Rerun's viewer, or as videos"
+    )
     export.add_argument("folder", help=RECORDINGS)
     export.add_argument("--format", required=True, choices=["minari", "rerun", "mp4"], help="minari, rerun or mp4")
     export.add_argument("--out", required=True, type=Path, help="folder to write")
     _choice(export)
     export.add_argument(
         "--field", dest="fields", action="append", default=[], metavar="NAME=ORIGIN",
-        help="for minari, where a field comes from, as in a source: reward=input/score",
+        help="with --format minari: where a field comes from, as in a source: reward=input/score",
     )  # fmt: skip
     export.set_defaults(run=_export)
     log = verbs.add_parser("log", help="copy chosen sessions to the artifacts of a trial in MLflow")
@@ -53,7 +55,7 @@ def _choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--session", metavar="ID", help=f"{SESSION}; short for --only session=ID")
     parser.add_argument(
         "--only", action="append", default=[], metavar="KEY=VALUE",
-        help="only these sessions, as in a source: player=main, min_result=400; if repeated, all must hold",
+        help="select sessions as in a source: player=main, min_result=400; if repeated, all conditions must hold",
     )  # fmt: skip
     parser.add_argument("--tracking", help=TRACKING)
 
@@ -67,13 +69,13 @@ def _reader(arguments: argparse.Namespace) -> Reader:
 
 
 def _only(arguments: argparse.Namespace) -> dict[str, str]:
-    """Options of `brayx.recording.config.Selection`."""
+    """The options of `brayx.recording.config.Selection` that were given."""
     session = {} if arguments.session is None else {"session": arguments.session}
     return _pairs("--only", arguments.only) | session
 
 
 def _selected(arguments: argparse.Namespace) -> Reader:
-    """As `_reader`. Raises ConfigError if no session is selected."""
+    """As `_reader`; raises ConfigError if no session is selected."""
     found = _reader(arguments)
     if next(found.selected(), None) is None:
         every = found.recordings()
@@ -102,7 +104,9 @@ def _log(arguments: argparse.Namespace) -> int:
     from brayx.tracking import find_trial, tracking_uri
 
     if not _only(arguments):
-        raise ConfigError("a trial gets chosen sessions: name them with --session or --only", key="--session")
+        raise ConfigError(
+            "only chosen sessions can be copied to a trial: choose them with --session or --only", key="--session"
+        )
     trial = find_trial(arguments.trial, tracking_uri(arguments.tracking))
     sessions, ticks, address = log(_selected(arguments).selected(), trial)
     print(f"{sessions} sessions of {ticks} ticks: {address}" if sessions else f"the trial has them already: {address}")

@@ -1,6 +1,6 @@
-"""`brayx promote --recordings`: a version becomes champion if it acts as recorded sessions show.
+"""`brayx promote --recordings`: promotes a version only if it acts like the agents in a set of recordings.
 
-Knows nothing of leagues, or of how a version is found.
+Knows nothing of leagues, nor of how a version is found.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pipelines.replay import Replay, Summary, replay_recording
 
 @dataclass(frozen=True)
 class RecordingsGate:
-    """What a version must reach over a set of recordings.
+    """What a version must reach on a set of recordings.
 
     Attributes:
-        min_agreement: least share of recorded actions that it chooses, too; None: any.
-        max_kl: largest mean KL divergence of its policy from the recorded one, in nats; None: any.
+        min_agreement: minimum share of recorded actions that the version also chooses; None: any.
+        max_kl: maximum mean of KL(recorded || version), in nats; None: any.
     """
 
     min_agreement: float | None = None
@@ -33,7 +33,7 @@ class RecordingsGate:
             raise ConfigError(f"--max-kl is {self.max_kl:g}, expected 0 or more")
 
     def judge(self, total: Summary) -> Verdict:
-        """Whether a version with these numbers passes."""
+        """Whether a version with these results passes, and why."""
         reasons = []
         if self.min_agreement is not None:
             if total.agreement is None:
@@ -60,16 +60,16 @@ def check_recordings(
     Args:
         reference: the version, as for `pipelines.replay.replay_recording`.
         recordings: folder of the recordings.
-        gate: what it must reach.
+        gate: what the version must reach.
         uri: tracking URI.
-        job: YAML of the job that made it; None: as its checkpoint has it.
+        job: YAML of the job that made it; None: the job in its checkpoint.
 
     Returns:
         The version's report, and why it passes, with the numbers.
 
     Raises:
-        PromotionRefused: it does not pass, the message has the number; or a recording could not be compared.
-        BrayxError: as `pipelines.replay.replay_recording`.
+        PromotionRefused: the version does not pass, with the number in the message; or a recording cannot be compared.
+        BrayxError: as for `pipelines.replay.replay_recording`.
     """
     report = replay_recording(recordings, reference, tracking=uri, job=job)
     if report.failed or report.unreadable:

@@ -1,6 +1,6 @@
-"""`brayx replay`: what another version of a model would have done in recorded sessions, as a table, JSON and a picture.
+"""`brayx replay`: what another version of a model would have done in recorded sessions, as a table, JSON and a plot.
 
-Knows nothing of games: `pipelines.resimulate` plays on.
+Knows nothing of games: `pipelines.resimulate` plays them.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _SHOWN = 40
 
 @dataclass(frozen=True)
 class Summary:
-    """The comparison of one session, or of several, in numbers.
+    """The comparison of one session, or of several together, in numbers.
 
     Attributes:
         ticks: number of ticks.
         equal: number of ticks with equal actions.
-        first: number of the first tick with another action; None: there is none, or these are several sessions.
-        left_out: number of ticks that could not be compared; they do not count.
+        first: number of the first tick with another action; None: there is none, or there are several sessions.
+        left_out: number of ticks that could not be compared, and are not among ``ticks``.
         kl, kl_max: mean and maximum KL divergence in nats; None: not known.
         value: mean absolute difference of the values; None: not known.
         exact: whether the divergences are exact; else they are estimated.
@@ -57,7 +57,7 @@ class Summary:
 
     @staticmethod
     def of(comparisons: Sequence[Comparison]) -> Summary:
-        """The numbers of some sessions together; every tick counts the same."""
+        """The numbers of several sessions together; every tick has the same weight."""
         kl = _known([each.kl for each in comparisons])
         value = np.abs(_known([each.value for each in comparisons]))
         return Summary(
@@ -141,7 +141,7 @@ class Replay:
         return self.text()
 
     def text(self, most: int = _SHOWN) -> str:
-        """A table with at most so many sessions, those with the fewest equal actions, and of all together."""
+        """A table of at most ``most`` sessions, those with the fewest equal actions, and of all together."""
         title = f"{self.model} against {self.reference or 'the recording'}"
         rows: list[tuple[str, ...]] = [
             ("session", "ticks", "equal actions", "first other", "KL, nats", "highest KL", "value, |difference|")
@@ -184,17 +184,18 @@ def replay_recording(
 
     Args:
         recording: a folder of recordings, or one of its files, or a trial's, as for `brayx.recording.open`.
-        *models: ``models:/NAME/VERSION``, ``models:/NAME@ALIAS`` or the folder of a checkpoint. Of two versions the
-            second one is compared with the first one instead of with the recording.
+        *models: ``models:/NAME/VERSION``, ``models:/NAME@ALIAS`` or the folder of a checkpoint. Given two versions, the
+            second is compared with the first instead of with the recording.
         tracking: MLflow's URI, or the path of its sqlite file.
-        session: only the sessions of this id, which may have ``*``, or of this game; empty: all.
-        job: YAML of the job that made the models; None: as their checkpoints have it.
+        session: only the sessions with this id, which may have ``*``, or of this game; empty: all.
+        job: YAML of the job that made the models; None: the jobs in their checkpoints.
         component: name of the model component; None: as for `pipelines.stored_models.StoredModel.build`.
-        tolerance: largest difference of continuous actions that count as equal.
-        on_session: called with the number of sessions so far.
+        tolerance: maximum difference of continuous actions that count as equal.
+        on_session: called after each session with the number of sessions so far.
 
     Raises:
-        BadRecording: there is no recording, or no such session. If no session can be compared, the first one's error.
+        BadRecording: there is no recording, or no such session.
+        BrayxError: no session can be compared; this is the first one's error.
         ConfigError: a reference or the job cannot be used.
         ModelNotFound: the registry has no such model.
         ModelError: a model cannot be built.
@@ -241,40 +242,40 @@ def recorded(recording: str, session: str = "", tracking: str | None = None) -> 
 
 
 def version_of(reference: str, uri: str, *, job: str | None = None, component: str | None = None) -> Version:
-    """The version that a reference names; arguments and errors as `replay_recording`."""
+    """The version that a reference names; arguments and errors as for `replay_recording`."""
     with stored_model(reference, uri) as found:
         return Version(found.label, *found.build(job, component))
 
 
-def write_ticks(of: Replay, file: Path) -> None:
+def write_ticks(replay: Replay, file: Path) -> None:
     """Writes a CSV row for each tick: session, tick, equal, kl and value.
 
     Raises:
         ConfigError: the file cannot be written.
     """
     with _writing(file):
-        for number, each in enumerate(of.compared):
+        for number, each in enumerate(replay.compared):
             each.frame().to_csv(file, index=False, header=not number, mode="a" if number else "w")
 
 
-def write_plot(of: Replay, file: Path) -> None:
-    """Draws `draw` into a PNG file.
+def write_plot(replay: Replay, file: Path) -> None:
+    """Writes the figure of `draw` to a PNG file.
 
     Raises:
         ConfigError: the file cannot be written.
     """
     with _writing(file):
-        draw(of).savefig(file, format="png")
+        draw(replay).savefig(file, format="png")
 
 
-def draw(of: Replay) -> Figure:
+def draw(replay: Replay) -> Figure:
     """Draws one session by tick: other actions, KL and values; or several sessions: equal actions and KL of each."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 6), dpi=110, layout="constrained")
-    title = f"{of.model} against {of.reference or 'the recording'}"
-    if len(of.compared) == 1:
-        one = of.compared[0]
+    title = f"{replay.model} against {replay.reference or 'the recording'}"
+    if len(replay.compared) == 1:
+        one = replay.compared[0]
         actions, kl, value = figure.subplots(3, 1, sharex=True, height_ratios=[1, 3, 3])
         actions.vlines(one.number[~one.equal], 0, 1, color="#d55e00", linewidth=0.8)
         actions.set_ylim(0, 1)
@@ -287,7 +288,7 @@ def draw(of: Replay) -> Figure:
         drawn = [actions, kl, value]
         title = f"session {one.session}: {title}"
     else:
-        rows = [Summary.of([each]) for each in of.compared]
+        rows = [Summary.of([each]) for each in replay.compared]
         equal, kl = figure.subplots(2, 1, sharex=True)
         places = np.arange(len(rows))
         _line(equal, places, np.array([_number(row.agreement) for row in rows]), "equal actions, share")
@@ -310,10 +311,10 @@ def _line(axes: Any, x: np.ndarray, y: np.ndarray, label: str) -> None:
         axes.text(0.5, 0.5, "not known", ha="center", va="center", transform=axes.transAxes, color="#666666")
 
 
-def _row(name: str, of: Summary) -> tuple[str, ...]:
-    shares = "-" if of.agreement is None else f"{of.agreement:.4f}"
-    numbers = ["-" if value is None else f"{value:.4g}" for value in (of.kl, of.kl_max, of.value)]
-    return (name, str(of.ticks), shares, "-" if of.first is None else str(of.first), *numbers)
+def _row(name: str, row: Summary) -> tuple[str, ...]:
+    share = "-" if row.agreement is None else f"{row.agreement:.4f}"
+    numbers = ["-" if value is None else f"{value:.4g}" for value in (row.kl, row.kl_max, row.value)]
+    return (name, str(row.ticks), share, "-" if row.first is None else str(row.first), *numbers)
 
 
 def _known(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""`brayx replay` and the options of `brayx promote --recordings`: what they take and print.
+"""`brayx replay` and `brayx promote --recordings`: their options and output.
 
 Imports what it needs when a command runs, see `pipelines.cli`.
 """
@@ -16,8 +16,9 @@ from pipelines.recordings_commands import RECORDINGS, SESSION, TRACKING
 from pipelines.shipped import job_file
 
 _EVERY = 100
+"""Sessions between two lines of progress."""
 _SHOWN = 5
-"""Maximum sessions that are printed of a version that is promoted."""
+"""Maximum sessions in the table of a promoted version."""
 
 
 def replay_options(replay: argparse.ArgumentParser) -> None:
@@ -50,8 +51,8 @@ def replay_options(replay: argparse.ArgumentParser) -> None:
     replay.add_argument("--ticks", type=Path, metavar="FILE", help="CSV to write, with a row for each tick")
     replay.add_argument(
         "--resimulate", default="", metavar="COMMAND",
-        help="play the game again: this gamecore gets the recorded replies, from --from-tick on the version's, at all "
-        "seats of the game that --session names, or at the seat of that session",
+        help="play the game again with this gamecore: it gets the recorded replies, from --from-tick on the version's. "
+        "If --session names a game, the version plays all its seats; if a session, only that seat",
     )  # fmt: skip
     replay.add_argument(
         "--from-tick", type=_from_0, default=0, metavar="N",
@@ -62,8 +63,8 @@ def replay_options(replay: argparse.ArgumentParser) -> None:
     )
     replay.add_argument(
         "--others", default="", metavar="PLAYER",
-        help="with --resimulate of one seat: who plays the other seats once their recorded replies do not fit any "
-        "more, named as in `brayx match` (default: the version)",
+        help="with --resimulate of one seat: the player of the other seats once the game no longer follows their "
+        "recordings, named as in `brayx match` (default: the version)",
     )  # fmt: skip
     replay.add_argument("--actor", default="", help="with --resimulate: the job's actor (default: the only one)")
     replay.add_argument(
@@ -95,16 +96,16 @@ def gate_options(promote: argparse.ArgumentParser) -> None:
 
 
 def _from_0(text: str) -> int:
-    """A number from 0 on."""
+    """A whole number of at least 0."""
     return 0 if text == "0" else count(text)
 
 
 def passed(arguments: argparse.Namespace, uri: str) -> None:
-    """Checks the version that `brayx promote` is given, if a gate of recordings is, and fixes its number.
+    """Checks the version that `brayx promote` gets, if ``--recordings`` is given. Replaces an alias by its version.
 
     Raises:
-        PromotionRefused: it does not pass.
-        ConfigError: the options do not go together.
+        PromotionRefused: the version does not pass.
+        ConfigError: the options cannot be combined.
     """
     if not arguments.recordings:
         if arguments.min_agreement is not None or arguments.max_kl is not None:
@@ -114,12 +115,12 @@ def passed(arguments: argparse.Namespace, uri: str) -> None:
     from pipelines.recordings_gate import RecordingsGate, check_recordings
 
     if not arguments.reference.startswith("models:/"):
-        raise ConfigError(f"with --recordings the version is named models:/NAME/VERSION, got {arguments.reference!r}")
+        raise ConfigError(f"with --recordings, name the version as models:/NAME/VERSION, got {arguments.reference!r}")
     gate = RecordingsGate(arguments.min_agreement, arguments.max_kl)
     name = arguments.reference.removeprefix("models:/").partition("@")[0].partition("/")[0]
     given = arguments.reference if arguments.version is None else f"models:/{name}/{arguments.version}"
     entry = find(given, uri)
-    arguments.reference = f"models:/{entry.name}/{entry.version}"  # an alias may move meanwhile
+    arguments.reference = f"models:/{entry.name}/{entry.version}"  # an alias may move during the check
     report, reason = check_recordings(arguments.reference, arguments.recordings, gate, uri, job=arguments.job)
     print(report.text(_SHOWN))
     print(f"it passes: {reason}")

@@ -1,8 +1,8 @@
-"""`brayx replay --resimulate`: plays a recorded game again, and from some tick on lets another version act.
+"""`brayx replay --resimulate`: plays a recorded game again, and lets another version act from some tick on.
 
-The game is a real gamecore at a door on this machine. Until the tick its seats get the recorded replies, which is why
-it has to be deterministic: with equal replies it must send equal bodies. Meanwhile the job's agents see its ticks with
-the other version, so that they and the model have their memory when their own replies begin to count.
+The game is a real gamecore at a door on this machine. Before that tick its seats get the recorded replies. So the game
+has to be deterministic: given the same replies, it must send the same bodies. Meanwhile the job's agents handle its
+ticks with the other version, so that agents and model have the right memory when they take over.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from pipelines.opponents import Opponent
 from pipelines.playing import check_playable, doors
 from pipelines.recorded_game import RecordedGame, Seat, game_name
 
-_LOOK_S = 0.05
-_SAY_S = 10.0
+_POLL_S = 0.05
+_MESSAGE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class PlayedSeat:
 
     Attributes:
         session: id of the recorded session.
-        player: who played it on: the version; the other player; or empty: its recorded replies did to the end.
-        ticks_before, ticks: length of the recorded session, and of the new one.
-        first: number of the first tick with another reply; None: all are as recorded.
+        player: the version or the other player, whoever took over; empty: it got its recorded replies to the end.
+        ticks_before, ticks: number of ticks in the recorded session, and in the new one.
+        first: number of the first tick with another reply; None: all replies are as recorded.
         result_before, result: what the agents recorded as the game's return; None: nothing.
         end: why the new session ended; empty: it did not start.
     """
@@ -62,7 +62,7 @@ class Resimulation:
     """A recorded game that was played again.
 
     Attributes:
-        model: the version that played on.
+        model: the version that took over.
         from_tick: number of the first tick that it answered.
         sessions: the game's sessions, in the order of their recordings.
     """
@@ -97,12 +97,12 @@ def sessions_of(episodes: Sequence[Episode], name: str = "") -> tuple[list[Episo
 
     Args:
         episodes: recorded sessions of any games.
-        name: id of a session, which is then the only one that the version plays; or the game of several. Empty: the
-            only game.
+        name: id of a session, and the version plays only this one; or a game, and it plays all its sessions. Empty:
+            the only game.
 
     Raises:
         BadRecording: there is no such session.
-        ConfigError: it is not one game.
+        ConfigError: these are several games.
     """
     named = [each for each in episodes if not name or is_named(each, name)]
     games = {game_name(each.session) for each in named}
@@ -130,37 +130,37 @@ def resimulate(
     timeout_s: float = 60.0,
     say: Callable[[str], None] = lambda line: None,
 ) -> Resimulation:
-    """Plays a recorded game again, from a tick on with another version. The job's agents act as in serving.
+    """Plays a recorded game again, with another version from some tick on. The job's agents act as in serving.
 
-    The game is the first one with a session whose start has the recorded body; the command may play others before it.
+    The game begins with the first session whose start has a recorded body; the command may play other games before it.
 
     Args:
         episodes: the recorded sessions of one game, of all its seats.
-        played: ids of those that the version plays. Each of the others gets its recorded replies for as long as its
+        played: ids of the sessions that the version plays. Each other one gets its recorded replies for as long as its
             bodies are the recorded ones.
         side: the version.
         job: the job whose agents play.
-        command: the gamecore's command, with placeholders as in ``actor.gamecores``; it has to play the recorded game,
-            for example by its seed.
+        command: the gamecore's command, with placeholders as in ``actor.gamecores``; it must play the recorded game,
+            for example by using its seed.
         uri: tracking URI, for the job's other models.
-        others: who then plays the other sessions; None: the version.
+        others: the player that then takes over the other sessions; None: the version.
         from_tick: number of the first tick of its sessions that the version answers.
         actor, model: names of the actor and model component; may be empty if there is only one.
-        folder: each session is recorded here, from the first tick on that a player answers; empty: it is not.
+        folder: records each session here, from the first tick that a player answers; empty: records none.
         timeout_s: deadline for the game's next tick.
-        say: prints a line, for as long as the command plays only other games.
+        say: prints a line now and then while the command plays only other games.
 
     Raises:
         NotDeterministic: a body differs from the recorded one although all replies were equal; names the tick.
-        BadRecording: the recording does not have every seat, or not every tick up to ``from_tick`` as the game saw it.
+        BadRecording: the recording lacks a seat, or a reply before ``from_tick``.
         ConfigError: there is no such tick; or the job, its code or the command cannot be used.
         BadWeights: the weights do not fit the job's model.
-        StartupError: the command fails, or does not play such a game in time.
+        StartupError: the command fails, or does not play the game in time.
     """
     game = RecordedGame(episodes, played, from_tick)
     sides = [side, others or side]
     if not job.actors:
-        raise ConfigError(f"{job.file} has no actor, so nobody plays: name a job that has one with --job")
+        raise ConfigError(f"{job.file} has no actor, so nobody plays: name a job with an actor, with --job")
     if missing := list(missing_of(command, job.folder)):
         raise ConfigError(f"--resimulate: {'; '.join(missing)}")
     actor, model = only("actor", job.actors, actor), only("model", job.models, model)
@@ -171,9 +171,9 @@ def resimulate(
     check_playable(job, actor)
     recorder = SessionRecorder(RecordingConfig(folder=folder).absolute(), Recorder()) if folder else None
 
-    def actors(factory: AgentActorFactory) -> Callable[[], _Driven]:
-        factory = replace(factory, recorders=[_Ends(game)])
-        return lambda: _Driven(factory, game, recorder)
+    def actors(factory: AgentActorFactory) -> Callable[[], _ReplayedActor]:
+        factory = replace(factory, recorders=[_EndRecorder(game)])
+        return lambda: _ReplayedActor(factory, game, recorder)
 
     try:
         with (
@@ -195,46 +195,50 @@ def resimulate(
 
 
 def _played(seat: Seat, sides: Sequence[Opponent]) -> PlayedSeat:
-    of = seat.episode
+    before = seat.episode
     player = sides[_side(seat)].label if seat.is_played or not seat.follows else ""
-    return PlayedSeat(of.session, player, len(of), seat.ticks, seat.first, of.result, seat.result, seat.end)
+    return PlayedSeat(before.session, player, len(before), seat.ticks, seat.first, before.result, seat.result, seat.end)
 
 
 def _side(seat: Seat | None) -> int:
-    """The index of a seat's player: 0 for the version, 1 for the other."""
+    """Index of the seat's player: 0 for the version, 1 for the other player."""
     return 0 if seat is None or seat.is_played else 1
 
 
 def _wait(game: RecordedGame, cores: Gamecores, timeout_s: float, say: Callable[[str], None]) -> None:
-    """Waits for the game's end; raises a `StartupError` if it does not come."""
+    """Waits until the game ends; raises a `StartupError` if it does not start or stops sending ticks."""
     seen = 0
     since = said_at = clock.now()
-    while not game.over.wait(_LOOK_S):
+    while not game.over.wait(_POLL_S):
         if game.seen != seen:
             seen, since = game.seen, clock.now()
         said = f": {cores.messages[-1]}" if cores.messages else ""
-        if not game.claimed and clock.now() - said_at > _SAY_S:
+        if not game.has_started and clock.now() - said_at > _MESSAGE_S:
             said_at = clock.now()
             say(f"{game.others} sessions so far, and none starts as the recorded one{game.expected_start}")
-        if not game.claimed and (cores.restarts or cores.failures):
+        if not game.has_started and (cores.restarts or cores.failures):
             raise StartupError(
                 f"the command ended without a session that starts as the recorded one{game.expected_start}{said}"
             )
         if clock.now() - since > timeout_s:
             ticks = sum(seat.ticks for seat in game.seats)
-            what = f"tick after the game's first {ticks}" if game.claimed else "session that starts as the recorded one"
+            what = (
+                f"tick after the game's first {ticks}"
+                if game.has_started
+                else "session that starts as the recorded one"
+            )
             raise StartupError(
-                f"no {what} came within {timeout_s:g} s{'' if game.claimed else game.expected_start}{said}"
+                f"no {what} came within {timeout_s:g} s{'' if game.has_started else game.expected_start}{said}"
             )
 
 
-class _Driven(AgentActor):
-    """The actor of a session that gets recorded replies at first.
+class _ReplayedActor(AgentActor):
+    """The actor of a session, whose replies are replaced by the recorded ones at first.
 
     Args:
         factory: as for `AgentActor`.
         game: the recorded game.
-        recorder: records the session from its player's first tick on; None: nobody does.
+        recorder: records the session from its player's first tick on; None: the session is not recorded.
     """
 
     def __init__(self, factory: AgentActorFactory, game: RecordedGame, recorder: SessionRecorder | None) -> None:
@@ -243,10 +247,10 @@ class _Driven(AgentActor):
         self._id, self._body = "", b""
 
     def ask(self, opponent: str) -> None:
-        """Ignored: the seat has its player."""
+        """Ignored, since the seat has its player."""
 
     def record(self) -> None:
-        """Ignored, since ``--out`` says it."""
+        """Ignored, since ``--out`` decides what is recorded."""
 
     async def start(self, session: str, body: bytes) -> bytes:
         self._id, self._body = session, body
@@ -265,8 +269,8 @@ class _Driven(AgentActor):
         return self._game.replied(seat, await super().tick(body))
 
 
-class _Ends:
-    """Tells the game of its sessions' ends: `brayx.actor.logs.SessionRecorder`."""
+class _EndRecorder:
+    """Tells the game when its sessions end; a `brayx.actor.logs.SessionRecorder`."""
 
     on_request = False
 
@@ -274,10 +278,10 @@ class _Ends:
         self._game = game
 
     def open(self, session: str, start: bytes, player: str, why: str) -> SessionLog | None:
-        return _End(self._game, session)
+        return _EndLog(self._game, session)
 
 
-class _End(SessionLog):
+class _EndLog(SessionLog):
     is_taking = False
 
     def __init__(self, game: RecordedGame, session: str) -> None:
@@ -288,7 +292,7 @@ class _End(SessionLog):
 
 
 class _Seating:
-    """Gives each seat of the game its player: `pipelines.playing.Seating`."""
+    """Gives each seat of the game its player; a `pipelines.playing.Seating`."""
 
     def __init__(self, game: RecordedGame) -> None:
         self._game = game

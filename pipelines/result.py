@@ -1,6 +1,6 @@
 """The result of a training job: its numbers, its summary, and the version that it registered.
 
-The same for every host. Knows nothing of where a job ran.
+It is the same for every host. Knows nothing of where a job ran.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class TrainResult:
         numbers: the last snapshot of every metric.
         finished: False if it was interrupted; it can be resumed.
         pool_name, version: the registered version; version None if no checkpoint was good enough.
-        seconds: time of playing and learning, without start and shutdown.
+        seconds: time spent playing and learning, without start and shutdown.
         curve: ``(env steps, mean return of the last 100 games)``.
-        outcome: a message whether the version is the champion, and if not, why; empty if interrupted. Of a league its
-            standings, also if interrupted.
+        outcome: a message that says whether the version is the champion, and if not, why; empty if interrupted. For a
+            league, its standings, also if interrupted.
         reason: ``num_steps``, ``target_return`` or ``stream_ended``; empty if interrupted.
         began: start of ``seconds``, on the monotonic clock.
-        errors: losses, one line per cause: `error_lines`.
-        ended: why training ended, in one line: `end_reason`.
+        errors: losses, one line per cause, see `pipelines.progress.error_lines`.
+        ended: why training ended, in one line, see `end_reason`.
     """
 
     trial: Trial
@@ -84,11 +84,11 @@ class TrainResult:
         return "\n".join(lines)
 
     def _lag(self) -> list[str]:
-        lag = self.numbers.get("lag_versions")  # none of imitation: no version of the model acted
+        lag = self.numbers.get("lag_versions")  # missing in imitation, where no version of the model acted
         return [] if lag is None else [f"weights were {number(lag, '.1f')} versions old when learned from"]
 
     def _ended(self) -> str:
-        """Why training ended, and how many of the last 100 games failed and so have no return."""
+        """Why training ended, and how many of the last 100 games failed, which have no return."""
         failed = self.numbers.get(FAILED_IN_WINDOW, 0)
         if not (self.finished and failed):
             return self.ended
@@ -107,7 +107,7 @@ class TrainResult:
 
 
 def end_reason(config: TrainerConfig, learned: Summary | None) -> str:
-    """One line: why a training ended, and the return and the number of games of its last checkpoint.
+    """One line on why a training ended, with the return and the number of games of its last checkpoint.
 
     After ``target_return`` that checkpoint is the best one, which `promote` registers. Otherwise an earlier one may be
     better, and the message of `promote` names both.
@@ -129,7 +129,7 @@ def end_reason(config: TrainerConfig, learned: Summary | None) -> str:
 
 
 def mark_unfinished(trial: Trial, error: BaseException | None, learned: bool) -> None:
-    """Records in MLflow that an error or Ctrl-C ended the trial, or that Ctrl-C came after its end."""
+    """Marks the trial in MLflow as failed after an error, or as killed after Ctrl-C, with a note if it came late."""
     if isinstance(error, KeyboardInterrupt) and learned:
         error.add_note("after training, while its results were written")
     if error is not None:
@@ -153,7 +153,7 @@ def keep_recordings(job: JobConfig, since_s: float, say: Callable[[str], None], 
     try:
         sessions, address = call(log_extremes, config.absolute().folder, config.to_trial, since_s)
         say(f"{sessions} recorded sessions are artifacts of the trial: {address}")
-    except (BrayxError, OSError) as error:  # the training is over, and has its result
+    except (BrayxError, OSError) as error:  # a training with a result must not fail here
         say(f"no recorded session is copied to the trial: {one_line(str(error))}")
 
 

@@ -38,7 +38,7 @@ def create_app(desk: Desk, keys: ConsoleKeys | None = None) -> FastAPI:
 
     Args:
         desk: answers the calls.
-        keys: keys of the callers; None: everybody on this machine.
+        keys: keys of the callers; None: everybody on this machine may call.
     """
     app = FastAPI(
         title="brayx console",
@@ -47,7 +47,7 @@ def create_app(desk: Desk, keys: ConsoleKeys | None = None) -> FastAPI:
         responses=_ERRORS,
         docs_url=None,
         redoc_url=None,
-        # For the OpenAPI document: `Guard` checks the credentials.
+        # Only documents the scheme in OpenAPI: `Guard` checks the credentials.
         dependencies=[] if keys is None else [Depends(HTTPBasic(auto_error=False))],
     )
     app.add_middleware(Guard, keys=keys)
@@ -92,12 +92,12 @@ def _sessions(desk: Desk) -> APIRouter:
 
     @routes.get("/ticks")
     def ticks(session: SessionId, after: Annotated[int, Query(ge=0)] = 0) -> doc.Ticks:
-        """The newest ticks of a session, which is followed from the first call on and for 3 s after the last."""
+        """The newest ticks of a session. It is followed from the first call until 3 s after the last one."""
         return desk.ticks(session, after)
 
     @routes.get("/follow", response_class=StreamingResponse)
     async def follow(session: SessionId) -> Response:
-        """Server-sent events: the newest ticks of a session as they come, until it ends."""
+        """Follows a session by server-sent events, which have its newest ticks, until it ends."""
         first = await asyncio.to_thread(desk.ticks, session, 0)
         return StreamingResponse(_events(desk.ticks, first), media_type="text/event-stream")
 
@@ -124,7 +124,7 @@ def _models(desk: Desk) -> APIRouter:
 
     @routes.post("/models/{name}/roll-back")
     def roll_back(name: str) -> doc.Move:
-        """Makes the version before the champion champion again."""
+        """Restores the previous champion."""
         return desk.roll_back(name)
 
     @routes.post("/canaries/{component}")
@@ -145,12 +145,12 @@ def _trials(desk: Desk) -> APIRouter:
 
     @routes.get("/{run_id}")
     def curves(run_id: str, metric: Annotated[list[str], Query(description="only these")] = []) -> doc.Curves:  # noqa: B006
-        """Numbers and curves of a trial."""
+        """The newest numbers and the curves of a trial."""
         return desk.curves(run_id, metric)
 
     @routes.post("/{run_id}/stop")
     def stop(run_id: str) -> doc.Done:
-        """Interrupts the job's trial as Ctrl-C does: a last checkpoint is saved, and the same command resumes it."""
+        """Interrupts the job's training as Ctrl-C does: it saves a last checkpoint; the same command resumes it."""
         return desk.stop_trial(run_id)
 
     return routes
@@ -172,22 +172,22 @@ def _games(desk: Desk) -> APIRouter:
 
     @routes.get("/opponents")
     def opponents() -> doc.Opponents:
-        """Whom a human can play with here, or why nobody can."""
+        """The opponents for a human, or why nobody can play here."""
         return desk.opponents()
 
     @routes.post("/games")
     def new_game(new: doc.NewGame) -> doc.Game:
-        """Begins a game of a human, at the job's door like any game; it plays on until the human is to move."""
+        """Begins a game at the job's door, like any game, and plays until it is the human's turn."""
         return desk.new_game(new.opponent)
 
     @routes.post("/games/{game}/moves")
     def move(game: str, chosen: doc.HumanMove) -> doc.Game:
-        """Plays a move of the human, and what follows until the next one, or the end."""
+        """Plays the human's move, and then on until it is the human's turn again, or the game ends."""
         return desk.move(game, chosen.move)
 
     @routes.delete("/games/{game}")
     def give_up(game: str) -> doc.Done:
-        """Ends a game before its end."""
+        """Gives up a game."""
         return desk.give_up(game)
 
     return routes
@@ -208,7 +208,7 @@ def _recordings(desk: Desk) -> APIRouter:
 
     @routes.get("/{recording}/curves")
     def curves(recording: str) -> doc.RecordedCurves:
-        """Curves over all of a recording's ticks."""
+        """Curves over all ticks of a recording."""
         return desk.recorded_curves(recording)
 
     @routes.get("/{recording}/frames/{tick}", response_class=Response, responses=_PNG)
@@ -225,8 +225,9 @@ def _comparisons(desk: Desk) -> APIRouter:
 
     @routes.get("")
     def comparison(recording: str, version: Registered, reference: Registered | None = None) -> doc.Comparison:
-        """What a version would have done, or how far that is computed: the first request starts it, and it stops 5 s
-        after the last one. One runs at a time; while another does, this is `service_full`. A failed one is its error.
+        """What a version would have done, or the progress of computing it. The first request starts the comparison, and
+        it stops 5 s after the last one. Only one runs at a time: while another runs, a request gets `service_full`. If
+        the comparison failed, the request gets its error.
         """
         return desk.comparison(recording, version, reference or "")
 
@@ -234,19 +235,19 @@ def _comparisons(desk: Desk) -> APIRouter:
     def ticks(
         recording: str, version: Registered, reference: Registered | None = None, first: First = 0, count: Count = 100
     ) -> list[doc.ComparedTick]:
-        """Consecutive ticks of a comparison that has been made."""
+        """Consecutive ticks of a finished comparison."""
         return desk.compared_ticks(recording, version, reference or "", first, count)
 
     return routes
 
 
 def _rest() -> APIRouter:
-    """The documentation, and the refusal of unknown calls, which would otherwise get the page's HTML; comes last."""
+    """The documentation, and the refusal of unknown calls, which would else get the page's HTML. Must come last."""
     routes = APIRouter(include_in_schema=False)
 
     @routes.get("/docs")
     def docs() -> HTMLResponse:
-        """The API's documentation page; it loads nothing from other sites, so that it works offline."""
+        """The API's documentation page. It works offline, since it loads nothing from other sites."""
         return HTMLResponse(importlib.resources.files("brayx.console").joinpath("docs.html").read_text())
 
     @routes.api_route("/api/{path:path}", methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"])
@@ -258,7 +259,7 @@ def _rest() -> APIRouter:
 
 
 async def _events(newer: Callable[[str, int], doc.Ticks], first: doc.Ticks) -> AsyncIterator[str]:
-    """Messages of a followed session; the last one has its end, or is an event ``error``."""
+    """The messages of a followed session. The last one has the session's end, or is an event ``error``."""
     found = first
     while True:
         if found.ticks or found.end:

@@ -1,4 +1,4 @@
-"""The interface behind the console's API; `pipelines.console_desk` implements it over a job and a tracking store."""
+"""The interface behind the console's API. `pipelines.console_desk` implements it for a job and a tracking store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from brayx.console import documents as doc
 
 
 class Desk(Protocol):
-    """Answers the API. Methods block, may be called from several threads, and raise `BrayxError`."""
+    """Answers the API's calls. Methods block, may be called from several threads, and raise `BrayxError`."""
 
     def job(self) -> doc.Job:
         """The job and its health."""
@@ -30,7 +30,7 @@ class Desk(Protocol):
         """Moves an alias to a version."""
 
     def roll_back(self, name: str) -> doc.Move:
-        """Moves the champion's alias back to the version before."""
+        """Restores the previous champion."""
 
     def set_share(self, component: str, share: float) -> doc.Done:
         """Sets the canary's share of new sessions, until the service ends."""
@@ -39,7 +39,7 @@ class Desk(Protocol):
         """The newest trials; of all projects if ``project`` is empty."""
 
     def curves(self, run_id: str, metrics: Sequence[str] = ()) -> doc.Curves:
-        """A trial's numbers, and its curves: of all metrics, or only of ``metrics``."""
+        """A trial's newest numbers, and the curves of ``metrics``; if empty, of the most important metrics."""
 
     def stop_trial(self, run_id: str) -> doc.Done:
         """Interrupts the trial of the job behind this console, as Ctrl-C does."""
@@ -54,13 +54,13 @@ class Desk(Protocol):
         """Consecutive ticks of a recording."""
 
     def recorded_curves(self, recording: str) -> doc.RecordedCurves:
-        """Curves over all of a recording's ticks."""
+        """Curves over all ticks of a recording."""
 
     def frame(self, recording: str, tick: int) -> bytes | None:
         """The frame of a recorded tick, by its index, as a PNG; None: it has none."""
 
     def comparison(self, recording: str, version: str, reference: str) -> doc.Comparison:
-        """A recording compared with a version: starts with the first request, runs while somebody asks.
+        """The comparison of a recording with a version. The first call starts it; it stops if nobody calls any more.
 
         ``version`` and ``reference`` are ``models:/NAME/VERSION``; an empty ``reference`` is the recording itself.
         """
@@ -68,16 +68,16 @@ class Desk(Protocol):
     def compared_ticks(
         self, recording: str, version: str, reference: str, first: int, count: int
     ) -> list[doc.ComparedTick]:
-        """Consecutive ticks of a comparison that has been made."""
+        """Consecutive ticks of a finished comparison."""
 
     def opponents(self) -> doc.Opponents:
-        """Whom a human can play with."""
+        """The opponents for a human."""
 
     def new_game(self, opponent: dict[str, Any] | None) -> doc.Game:
-        """Begins a game of a human."""
+        """Begins a game that a human plays."""
 
     def move(self, game: str, move: Any) -> doc.Game:
         """Plays a human's move."""
 
     def give_up(self, game: str) -> doc.Done:
-        """Ends a game before its end."""
+        """Gives up a game."""

@@ -1,4 +1,4 @@
-"""The documents of the control API, as OpenAPI describes them."""
+"""The bodies of the control API's requests and replies, as OpenAPI describes them."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class Job(Document):
     doors: dict[str, str] = {}
     """URL of each door by its name."""
     sessions: int = 0
-    """Running sessions."""
+    """Number of running sessions."""
     numbers: dict[str, float] = {}
-    """Newest numbers by name, as in the trial's ``numbers.json``."""
+    """Newest value of each metric, as in the trial's ``numbers.json``."""
     refusals: dict[str, float] = {}
-    """Refused requests by the code of their error."""
+    """Number of refused requests by error code."""
     errors: list[str] = []
     """Losses, one line for each cause."""
     registered: dict[str, list[str]] = {}
-    """Registered versions that new sessions get, by model component."""
+    """Registered versions that new sessions use, by model component."""
     canaries: dict[str, Canary] = {}
     """Canaries by model component."""
     can_stop: bool = False
@@ -60,9 +60,9 @@ class Canary(Document):
     name: str
     """Name of the registered model."""
     alias: str
-    """Alias of the versions that get a share."""
+    """Alias of the version that gets a share."""
     share: float
-    """Share of the new sessions, from 0 to 1."""
+    """Share of the new sessions that use it, from 0 to 1."""
 
 
 class Session(Document):
@@ -79,7 +79,7 @@ class Session(Document):
     arms: list[str] = []
     """``MODEL/ALIAS/VERSION`` for each model that is served by an alias."""
     result: float | None = None
-    """Newest return that its agents recorded."""
+    """The newest return that its agents recorded."""
 
 
 class Tick(Document):
@@ -87,24 +87,24 @@ class Tick(Document):
 
     number: int
     at_s: float
-    """Live: Unix time of the answer. Recorded: seconds since the session's start."""
+    """Live: Unix time of the reply. Recorded: seconds since the session's start."""
     seconds: float
-    """Time that the actor took; 0: not known."""
+    """How long the actor took; 0: not known."""
     event: str
-    """``error``, ``fallback``, ``skipped N`` or ``resumed``; empty: nothing unusual."""
+    """``error``, ``fallback``, ``forwarded``, ``skipped N`` or ``resumed``; empty: nothing unusual happened."""
     input: Any
     """The game's body: JSON, or text."""
     output: Any
     """The reply."""
     arrays: dict[str, Any]
-    """What the agents set, by path."""
+    """What the agents set on the state, by path."""
     action: Any = None
     probabilities: list[float] | None = None
-    """Of the actions, if the agents keep their logits."""
+    """Probabilities of the actions, if the tick has logits."""
     value: float | None = None
     policy_version: int | None = None
     image: str | None = None
-    """A frame among the arrays as a PNG in a data URL."""
+    """An image among the arrays, as a PNG in a data URL."""
 
 
 class Frame(Document):
@@ -115,7 +115,7 @@ class Frame(Document):
     image: str | None
     """A PNG in a data URL; null: it could not be drawn."""
     failure: str = ""
-    """Why not."""
+    """Why it could not be drawn."""
 
 
 class Ticks(Document):
@@ -124,12 +124,12 @@ class Ticks(Document):
     session: str
     ticks: list[Tick]
     after: int
-    """The next request's ``after``."""
+    """Value of ``after`` for the next request."""
     end: str = ""
     """Why the session ended; empty: it runs."""
     result: float | None = None
     frame: Frame | None = None
-    """The newest picture, which may be of an earlier tick; null: the job draws none, or none yet."""
+    """The newest picture, which may be of an earlier tick; null: the job draws none, or has drawn none yet."""
 
 
 class Version(Document):
@@ -143,7 +143,7 @@ class Version(Document):
     trial: str
     """Id of the trial that it came from."""
     tags: dict[str, str]
-    """Its tags: return, rating, results of serving, lineage."""
+    """Tags such as the return, the rating, results of serving, and the lineage."""
 
 
 class Model(Document):
@@ -154,11 +154,11 @@ class Model(Document):
     versions: list[Version]
     """The newest first."""
     before: int | None = None
-    """The champion that a rollback restores; null: not known."""
+    """Version of the previous champion, which a rollback restores; null: not known."""
 
 
 class Move(Document):
-    """An alias that was moved."""
+    """The move of an alias from version ``before`` to ``version``."""
 
     name: str
     alias: str
@@ -177,11 +177,11 @@ class Trial(Document):
     env_steps: float | None
     mean_return: float | None
     games: float | None
-    """Games that the return is the mean of."""
+    """Number of games in the mean return."""
     champion: str
     is_child: bool
     can_stop: bool = False
-    """Whether this console can stop it: the job behind it trains it, and can be interrupted."""
+    """Whether this console can stop it: the console's job trains it, and can be interrupted."""
 
 
 class Curves(Document):
@@ -201,7 +201,7 @@ class Standing(Document):
     points: float
     low: float
     high: float
-    """Ends of the 95 % interval of the points."""
+    """``low`` and ``high`` are the ends of the 95 % interval of the points."""
     elo: float
     games: int
     champion: bool
@@ -209,7 +209,7 @@ class Standing(Document):
 
 
 class Pairing(Document):
-    """Results of two members, as the first sees them."""
+    """Results of two members, from the view of ``a``."""
 
     a: str
     b: str
@@ -229,7 +229,7 @@ class League(Document):
     standings: list[Standing]
     payoff: list[Pairing]
     curves: dict[str, list[tuple[int, float]]]
-    """``(env steps, points)`` by player that learns."""
+    """``(env steps, points)`` of each player that learns."""
 
 
 class Recording(Document):
@@ -246,9 +246,9 @@ class Recording(Document):
     """Why it was recorded."""
     events: int
     lost: int
-    """Ticks that could not be recorded."""
+    """Number of ticks that could not be recorded."""
     frames: int
-    """Ticks with a frame."""
+    """Number of ticks with a frame."""
 
 
 class Recordings(Document):
@@ -289,15 +289,15 @@ class Comparison(Document):
     done: bool
     """False: the numbers below are not known yet."""
     state: str
-    """What it does, in words."""
+    """What the comparison is doing, in words."""
     progress: float
-    """Share of the ticks that are compared."""
+    """Share of the ticks compared so far."""
     ticks: int = 0
-    """Ticks that were compared."""
+    """Number of compared ticks."""
     left_out: int = 0
-    """Ticks without the arrays that are needed, such as one that failed."""
+    """Number of ticks that lack a needed array, such as failed ones."""
     first: int | None = None
-    """Index, in the recording, of the first tick with another action; null: there is none."""
+    """Index in the recording of the first tick with another action; null: there is none."""
     agreement: float | None = None
     """Share of ticks with equal actions."""
     kl: float | None = None
@@ -308,14 +308,14 @@ class Comparison(Document):
     value: float | None = None
     """Mean absolute difference of the values; null: not known."""
     curves: RecordedCurves | None = None
-    """By tick ``KL`` and ``value difference``; of a long session the largest of each span of ticks."""
+    """``KL`` and ``value difference`` by tick. In a long session, each point is the largest of a span of ticks."""
 
 
 class Chosen(Document):
     """What a version would have done at a tick."""
 
     action: Any
-    """The most likely one."""
+    """Its most likely action."""
     probabilities: list[float] | None
     value: float | None
 
@@ -330,7 +330,7 @@ class ComparedTick(Document):
     value: float | None
     """The version's value minus the recorded one, or the reference's."""
     chosen: dict[str, Chosen]
-    """By ``version`` and, if there is one, ``reference``."""
+    """Keys ``version`` and, if there is one, ``reference``."""
 
 
 class Cell(Document):
@@ -338,19 +338,19 @@ class Cell(Document):
 
     text: Annotated[str, Field(max_length=8)] = ""
     colour: Annotated[str, Field(pattern="^(#[0-9a-fA-F]{6})?$")] = ""
-    """Of the text; empty: the page's."""
+    """Colour of the text; empty: the page's."""
     label: Annotated[str, Field(max_length=80)] = ""
-    """What screen readers say of it."""
+    """Description for screen readers."""
 
 
 class BoardMove(Document):
     """A legal move."""
 
     move: Any
-    """What the game gets; a JSON value."""
+    """The value that the game gets: any JSON."""
     label: Annotated[str, Field(max_length=80)]
     at: tuple[int, int] | None = None
-    """Row and column of the cell that is its button; null: it has a button below the board."""
+    """Row and column of the cell that is its button; null: its button is below the board."""
 
 
 class Board(Document):
@@ -361,35 +361,35 @@ class Board(Document):
     moves: Annotated[list[BoardMove], Field(max_length=1024)] = []
     """The human's legal moves; empty: the game has ended."""
     result: Literal["win", "draw", "loss"] | None = None
-    """How it ended for the human; null: it goes on, or was given up."""
+    """The human's result; null: the game goes on, or was given up."""
 
 
 class Game(Document):
-    """A game of a human."""
+    """A game between a human and the job."""
 
     game: str
     board: Board
     opponent: dict[str, Any] | None
-    """Whom the job chose, such as ``player``, ``version`` and ``points``; null: it did not say."""
+    """The job's choice, with keys such as ``player``, ``version`` and ``points``; null: it did not say."""
     over: bool
 
 
 class Opponents(Document):
-    """Whom a human can play with."""
+    """The opponents for a human."""
 
     why_not: str
-    """Why nobody can play here; empty: one can."""
+    """Why nobody can play here; empty: a human can play."""
     think_s: float = 0.0
     """Time for a move, after which the game is lost with its session."""
     opponents: dict[str, dict[str, Any]] = {}
-    """Requests by name, for `NewGame`; the job's own choice is always possible, too."""
+    """Requests for `NewGame`, by name. Besides these, the job may choose the opponent."""
 
 
 class NewGame(Document):
     """Body of a new game."""
 
     opponent: dict[str, Any] | None = None
-    """Such as ``{"level": "easy"}``, ``{"version": 3}``; null: as the job serves."""
+    """A request such as ``{"level": "easy"}`` or ``{"version": 3}``; null: the job chooses."""
 
 
 class HumanMove(Document):

@@ -1,9 +1,9 @@
-"""Who may use the console: keys with scopes, and protection from foreign web pages in a viewer's browser.
+"""Decides who may use the console: keys with scopes, and protection from other sites' pages in a viewer's browser.
 
-A key is a line ``SCOPE/NAME: secret`` of a keys file (`brayx keys new --scope control`), and comes as HTTP Basic
-credentials. ``read`` may look, ``control`` may also change things. Without keys everybody on this machine may do both,
-and nobody else: the console then answers only to loopback names, so that no web page can reach it under a domain name
-of its own.
+A key is a line ``SCOPE/NAME: secret`` of a keys file (`brayx keys new --scope control`); a request has it as HTTP Basic
+credentials. ``read`` may only read, ``control`` may also change things. Without keys, everybody on this machine may do
+both, and nobody else may: the console then answers only to loopback names. Otherwise a web page could reach it through
+a domain name that resolves to this machine.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from brayx.ports import is_loopback
 KeyScope = Literal["read", "control"]
 SCOPES: tuple[KeyScope, ...] = ("read", "control")
 _PAGE = "/_nicegui"
-"""Prefix of the page's own traffic; its calls of the API have the viewer's credentials."""
+"""Prefix of the page's own traffic. The page calls the API with the viewer's credentials, which are checked there."""
 
 
 class ConsoleKeys:
-    """Keys by id, each with a scope.
+    """The console's keys, each with a scope.
 
     Args:
         keys: keys whose ids begin with ``read/`` or ``control/``.
 
     Raises:
-        ConfigError: one has neither scope.
+        ConfigError: a key has neither scope.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -43,7 +43,7 @@ class ConsoleKeys:
         for key in keys.ids:
             if key.partition("/")[0] not in SCOPES:
                 raise ConfigError(
-                    f"key {key!r} has no scope for the console: make one with `brayx keys new --scope control`, or "
+                    f"key {key!r} has no scope for the console: make a key with `brayx keys new --scope control`, or "
                     "`--scope read`"
                 )
 
@@ -67,7 +67,7 @@ class ConsoleKeys:
 
 
 def basic(key: str, secret: bytes) -> str:
-    """The ``Authorization`` header of a key."""
+    """The ``Authorization`` header for a key."""
     return "Basic " + base64.b64encode(f"{key}:{secret.decode()}".encode()).decode()
 
 
@@ -76,14 +76,14 @@ class Guard:
 
     Args:
         app: the console.
-        keys: the keys; None: everybody on this machine, who reaches it by a loopback name.
+        keys: the keys; None: everybody on this machine may use it, by a loopback name.
     """
 
     def __init__(self, app: ASGIApp, keys: ConsoleKeys | None) -> None:
         self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request, or refuses it."""
+        """Passes a request on, or refuses it."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -112,6 +112,6 @@ class Guard:
 
 
 def refusal(error: BrayxError) -> Response:
-    """The response of a typed error; a missing key makes browsers ask for one."""
+    """The response for a typed error. If the key is missing or wrong, browsers ask for one."""
     headers = {"WWW-Authenticate": 'Basic realm="brayx console"'} if isinstance(error, Unauthorized) else {}
     return Response(error.to_wire(), error.http_status, headers, "application/json")

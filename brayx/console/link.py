@@ -1,5 +1,7 @@
-"""Requests from the console's process to the job's, as pickles over the child's pipes: both ends. The child asks, the
-job answers, one request after the other. Knows nothing of what is asked.
+"""Both ends of the link by which the console's process, a child of the job's, sends requests to the job.
+
+Requests and answers are pickles over the child's pipes. The job answers one request after the other. Knows nothing of
+what is asked.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ _ANSWER_S = 10.0
 
 
 class Link:
-    """The child's end. Thread safe.
+    """The child's end of the link. Thread safe.
 
     Args:
         requests, answers: the pipes to and from the job.
@@ -42,8 +44,8 @@ class Link:
 
         Raises:
             JobNotRunning: the job has ended.
-            DeadlineExceeded: it does not answer.
-            BrayxError: the request's own error.
+            DeadlineExceeded: the job does not answer in time.
+            BrayxError: the job refused the request.
         """
         number, answer = next(self._numbers), Future[Any]()
         request = pickle.dumps((number, verb, arguments))
@@ -68,7 +70,7 @@ class Link:
                 break
             waiting = self._waiting.get(number)
             if waiting is None:
-                continue  # it was given up
+                continue  # `ask` no longer waits for it
             if error is None:
                 waiting.set_result(answer)
             else:
@@ -79,11 +81,11 @@ class Link:
 
 
 def answer_requests(requests: IO[bytes], answers: IO[bytes], answer: Callable[..., Any]) -> None:
-    """The job's end: answers requests until the child has ended.
+    """The job's end of the link: answers requests until the child has ended.
 
     Args:
         requests, answers: the pipes from and to the child.
-        answer: called with a verb and its arguments; its errors are the request's.
+        answer: called with a verb and its arguments; an error that it raises is sent to the child.
     """
     with contextlib.suppress(EOFError, OSError, pickle.UnpicklingError):
         while True:
@@ -102,7 +104,7 @@ def answer_requests(requests: IO[bytes], answers: IO[bytes], answer: Callable[..
 
 
 def own_pipes() -> tuple[IO[bytes], IO[bytes]]:
-    """A child's pipes to and from its parent; what the child prints goes to standard error from now on."""
+    """A child's pipes to and from its parent. From now on, the child prints to standard error."""
     requests = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return requests, os.fdopen(os.dup(0), "rb")

@@ -1,4 +1,4 @@
-"""The running sessions of a local host, for the console: `brayx.actor.live` from other threads."""
+"""Gives the console the running sessions of a local host: calls `brayx.actor.live` on the host's event loop."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _ANSWER_S = 5.0
 
 
 class LiveSessions:
-    """The running sessions of a local host. Its methods may be called from any thread but the host's.
+    """The running sessions of a local host. Methods may be called from any thread except the host's.
 
     Methods and errors are those of `LiveTable`.
 
     Args:
-        host: the host, whose doors are open.
-        drawing: draws the frames of followed sessions; None: nothing does.
+        host: the host, with open doors.
+        drawing: the function that draws followed sessions; None: they are not drawn.
     """
 
     def __init__(self, host: LocalHost, drawing: Drawing | None = None) -> None:

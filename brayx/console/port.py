@@ -1,8 +1,8 @@
 """The console of a running job: its port, and the process behind it.
 
 The job only listens. The first connection starts the console's process, which inherits the socket and answers. So a job
-without visitors pays nothing, and one with visitors does not share its interpreter with web pages. If the process ends,
-the next connection starts another one. Knows nothing of what the console shows.
+without visitors pays nothing, and with visitors it does not share its interpreter with web pages. If the process ends,
+the next connection starts another. Knows nothing of what the console shows.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ logger = limited(__name__)
 
 DEFAULT_PORT = 8110
 _BACKLOG = 64
-_AGAIN_S = 2.0
-"""Minimum time between two starts of the process, so that one that cannot start is not retried in a loop."""
+_RESTART_S = 2.0
+"""Minimum time between two starts of the process. Without it, one that cannot start would be restarted in a loop."""
 _END_S = 3.0
 
 
 class ConsolePort:
-    """Listens for the console of a job, from its construction to `close`.
+    """Listens on the console's port, from construction until `close`.
 
     Args:
         host: address to bind.
         port: number of the port; 0: a free one.
-        module, words: the console's program and its arguments; the number of the socket's descriptor comes last.
+        module, words: module of the console's program, and its arguments; the socket's file descriptor is added last.
         answer: as for `brayx.console.link.answer_requests`; called in a thread.
 
     Attributes:
-        url: where the console is.
+        url: URL of the console.
 
     Raises:
         StartupError: the port cannot be bound.
@@ -65,7 +65,7 @@ class ConsolePort:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the process, which has no state to save, and frees the port. Idempotent."""
+        """Kills the process, which has no state to save, and frees the port. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -79,13 +79,13 @@ class ConsolePort:
         os.close(self._waker)
 
     def _serve(self) -> None:
-        last = -_AGAIN_S
+        last = -_RESTART_S
         while True:
-            # The connection stays in the backlog for the process to accept.
+            # The connection stays in the backlog until the process accepts it.
             ready, _, _ = select.select([self._socket.fileno(), self._wake], [], [])
             if self._wake in ready:
                 break
-            left_s = last + _AGAIN_S - time.monotonic()
+            left_s = last + _RESTART_S - time.monotonic()
             if left_s > 0 and select.select([self._wake], [], [], left_s)[0]:
                 break
             last = time.monotonic()

@@ -111,7 +111,7 @@ def test_a_board_that_is_wrong_is_a_typed_error() -> None:
         ([("ask", "", {"rows": "none"})], "the board is not one: rows"),
         (
             [("ask", "", {"rows": [[{}]], "moves": [{"move": 1, "label": "a", "at": [1, 0]}]})],
-            r"at \[1, 0\], where it has no",
+            r"at \[1, 0\], where there is no cell",
         ),
         ([("tick", "red", {})], "asked for 'tick' of 'red'"),
         ([], "the board is not one"),

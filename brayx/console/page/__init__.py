@@ -1,6 +1,6 @@
-"""The page of the console: NiceGUI over the control API, which it calls like any other client.
+"""The console's page, in NiceGUI. It calls the control API like any other client.
 
-`add_page` puts it on an application. Works offline: all assets are in NiceGUI's wheel. Knows nothing of jobs.
+`add_page` adds it to an application. It works offline: all assets are in NiceGUI's wheel. Knows nothing of jobs.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _RECONNECT_S = 10.0
-"""Time without a connection after which a browser's page is dropped."""
+"""A browser's page is dropped after this time without a connection."""
 
 
 def add_page(app: FastAPI, connect: Connect) -> None:
     """Adds the page to an application; a process can do so once.
 
     Args:
-        app: the application, whose other routes come first.
-        connect: makes each viewer's client of the control API.
+        app: the application; its other routes must exist already.
+        connect: makes a client of the control API for each viewer.
     """
     from nicegui import ui
 

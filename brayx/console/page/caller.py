@@ -14,21 +14,21 @@ from brayx.errors import ConnectFailed, from_wire
 _TIMEOUT_S = 10.0
 
 Connect = Callable[[str], httpx.AsyncClient]
-"""Makes an HTTP client of the API, given the viewer's ``Authorization`` header, which may be empty."""
+"""Makes an HTTP client of the API with the viewer's ``Authorization`` header, which may be empty."""
 
 
 class Caller:
     """Calls the API with the viewer's own credentials, so that the page can do no more than its viewer.
 
     Args:
-        client: reaches the API.
+        client: an HTTP client of the API.
     """
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
 
     async def get(self, kind: Any, path: str, **query: Any) -> Any:
-        """A document of a kind.
+        """Gets a document of the given type.
 
         Raises:
             BrayxError: the call was refused, or the console does not answer.
@@ -36,16 +36,16 @@ class Caller:
         return await self._call(kind, "GET", path, params=query)
 
     async def image(self, path: str) -> str | None:
-        """A PNG as a data URL; None: there is none. Errors as `get`."""
+        """Gets a PNG as a data URL; None: there is none. Errors as for `get`."""
         png = await self._reply("GET", path)
         return "data:image/png;base64," + base64.b64encode(png).decode() if png else None
 
     async def post(self, kind: Any, path: str, body: Any = None) -> Any:
-        """Controls; errors as `get`."""
+        """Makes a control call by POST; errors as for `get`."""
         return await self._call(kind, "POST", path, json=body)
 
     async def delete(self, kind: Any, path: str, **query: Any) -> Any:
-        """Controls; errors as `get`."""
+        """Makes a control call by DELETE; errors as for `get`."""
         return await self._call(kind, "DELETE", path, params=query)
 
     async def _call(self, kind: Any, method: str, path: str, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Charts: options of ECharts for lines and heat maps, readable in light and dark."""
+"""Line charts and heat maps, by ECharts, readable in light and dark mode."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 from nicegui import ui
 
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c"]
-"""Colours that colour-blind people can tell apart (Okabe and Ito 2008), the last one also on black."""
+"""Colours that colour-blind people can tell apart (Okabe and Ito 2008). The last one is grey instead of black, which
+would be invisible in dark mode."""
 _TEXT = {"color": "#888"}
 _GRID_LINE = {"lineStyle": {"color": "#8884"}}
 _FEW = 12
-"""Maximum members of a heat map that shows its numbers."""
+"""Maximum members in a heat map with numbers in its cells."""
 
 Points = Sequence[tuple[float, float]]
 
@@ -23,7 +24,7 @@ def lines(curves: Mapping[str, Points], x: str, *, height: str = "h-64", title: 
 
 
 def put_lines(chart: ui.echart, curves: Mapping[str, Points], x: str, title: str = "") -> None:
-    """Shows other curves, if they differ from those shown."""
+    """Puts curves into a chart, if they differ from those it shows."""
     options = _line_options(curves, x, title)
     if chart.options["series"] != options["series"]:
         chart.options.clear()
@@ -32,12 +33,12 @@ def put_lines(chart: ui.echart, curves: Mapping[str, Points], x: str, title: str
 
 
 def heat_map(members: Sequence[str], cells: Sequence[tuple[int, int, float]]) -> ui.echart:
-    """A win rate of rows against columns; ``cells`` are ``(column, row, win rate)``."""
+    """The win rates of rows against columns; ``cells`` are ``(column, row, win rate)``."""
     return ui.echart(_heat_options(members, cells)).classes("w-full").style(f"height: {140 + 34 * len(members)}px")
 
 
 def put_heat_map(chart: ui.echart, members: Sequence[str], cells: Sequence[tuple[int, int, float]]) -> None:
-    """Shows another payoff, if it differs from the one shown."""
+    """Puts win rates into a heat map, if they differ from those it shows."""
     options = _heat_options(members, cells)
     if chart.options["series"] != options["series"] or chart.options["yAxis"] != options["yAxis"]:
         chart.style(f"height: {140 + 34 * len(members)}px")

@@ -1,4 +1,4 @@
-"""The part of a recording's page that compares it with registered versions."""
+"""The part of a recording's page that compares the recording with registered versions."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from brayx.errors import BrayxError
 
 _EVERY_S = 0.5
 _OWN_SPACE = "(event) => { if (event.key === ' ') event.stopPropagation() }"
-"""The space bar presses a button that has the focus, and then does not play the recording, too."""
+"""Keeps the space bar at a focused button: without it, the key would press the button and also play the recording."""
 _RECORDED = "the recording"
 _COLOURS = {"reference": "positive", "version": "warning"}
 
 
 class Compare:
-    """Chooses versions, shows how far the comparison is, and then its numbers, curves, and each tick.
+    """Lets the viewer choose versions, shows the comparison's progress, and then its numbers, curves and ticks.
 
     Args:
         caller: the viewer's client.
         recording: id of the recording.
-        beside: where the versions' action probabilities go.
+        beside: the place for the versions' action probabilities.
         go: jumps to a tick by its index.
-        again: has the tick that is shown passed to `show`.
+        again: calls `show` again with the tick that is shown.
         window: number of ticks that are loaded at once.
     """
 

@@ -1,4 +1,4 @@
-"""What all pages share: the frame with its navigation, and parts that load, refresh, and show their errors."""
+"""What all pages share: the frame with the navigation, and panels that load, refresh, and show their errors."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _DARK = "localStorage.getItem('brayx-dark')"
 
 @contextmanager
 def frame(title: str, connect: Connect) -> Iterator[Caller]:
-    """A page's frame; elements created in the context are its content.
+    """A page's frame; elements created in the context are the page's content.
 
     Args:
-        title: the page's name, one of `PAGES` or below one.
+        title: the page's name, one of `PAGES`.
         connect: makes the viewer's client.
     """
     request = ui.context.client.request
@@ -83,12 +83,12 @@ async def _restore(dark: ui.dark_mode) -> None:
 
 
 class Panel(Generic[T]):
-    """A part of a page that shows one document, and refreshes it; or shows that it is loading, or why it cannot.
+    """A part of a page that shows a document and refreshes it. It also shows that it is loading, or why it cannot load.
 
     Args:
         load: gets the document.
-        build: makes the part's elements, once, and returns what updates them with each new document.
-        every_s: time between two loads; 0: loads once.
+        build: called once with the first document; makes the elements, and returns a function that updates them.
+        every_s: time between two loads; 0: load only once.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Panel(Generic[T]):
 
 async def control(work: Awaitable[T], done: Callable[[T], str]) -> bool:
     """Runs a button's action and shows the outcome; returns whether it succeeded."""
-    client = ui.context.client  # the button may be gone when the answer comes: a refresh recreates it
+    client = ui.context.client  # a refresh may delete the button before the answer comes
     try:
         result = await work
     except BrayxError as error:
@@ -145,7 +145,7 @@ async def control(work: Awaitable[T], done: Callable[[T], str]) -> bool:
 
 async def confirmed(question: str, verb: str) -> bool:
     """Asks the viewer to confirm; False: cancelled."""
-    # Not inside the part with the button: a refresh recreates that part, and would close the dialog.
+    # Outside the panel of the button: a refresh recreates the panel's elements, which would close the dialog.
     with ui.context.client.content, ui.dialog() as dialog, ui.card():
         ui.label(question)
         with ui.row().classes("w-full justify-end"):
@@ -157,12 +157,12 @@ async def confirmed(question: str, verb: str) -> bool:
 
 
 def empty(text: str) -> ui.label:
-    """The text of a part that has nothing to show."""
+    """The text of a panel that has nothing to show."""
     return ui.label(text).classes(f"{MUTED} py-6 text-center w-full")
 
 
 def loading() -> ui.row:
-    """The text of a part that is loading; clear it afterwards."""
+    """The text of a panel that is loading; the caller clears it."""
     with ui.row().classes("items-center") as made:
         ui.spinner(size="sm")
         ui.label("Loading …").classes(MUTED)
@@ -170,7 +170,7 @@ def loading() -> ui.row:
 
 
 def heading(text: str) -> ui.label:
-    """A heading of a part."""
+    """The heading of a section."""
     return ui.label(text).classes("text-lg font-semibold").props('role="heading" aria-level="2"')
 
 
@@ -180,7 +180,7 @@ def sentence(text: str) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number for people; a dash for None."""
+    """A number as readable text; a dash for None."""
     if value is None:
         return "-"
     if value == int(value) and abs(value) < 1e15:
@@ -189,7 +189,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def since(seconds: float) -> str:
-    """A time span in its largest units."""
+    """A time span in its largest unit."""
     for unit, length in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= length:
             return f"{seconds / length:.1f} {unit}"
@@ -197,12 +197,12 @@ def since(seconds: float) -> str:
 
 
 def table(columns: dict[str, str], key: str, *, on_row: Callable[[dict[str, Any]], None] | None = None) -> ui.table:
-    """A table whose first column is text and whose others are numbers or short.
+    """A table. The first column is aligned left, as text, the others right, as numbers.
 
     Args:
         columns: heading by field.
         key: field that identifies a row.
-        on_row: called with a row that the viewer chooses.
+        on_row: called with the row that the viewer clicks.
     """
     made = ui.table(
         columns=[
@@ -220,6 +220,6 @@ def table(columns: dict[str, str], key: str, *, on_row: Callable[[dict[str, Any]
 
 
 def put_rows(into: ui.table, rows: list[dict[str, Any]]) -> None:
-    """Shows rows, if they differ from those shown."""
+    """Puts rows into a table, if they differ from those it shows."""
     if into.rows != rows:
         into.rows = rows

@@ -1,4 +1,4 @@
-"""The league: standings, payoff, rating curves."""
+"""The page of the league: standings, payoff, rating curves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from brayx.console.page.charts import heat_map, lines, put_heat_map, put_lines
 from brayx.console.page.frame import MUTED, Panel, empty, frame, heading, number, put_rows, table
 
 _MAX_MEMBERS = 24
-"""Members in the heat map: the strongest."""
+"""Maximum members in the heat map, which has the strongest."""
 
 
 def add(connect: Connect) -> None:

@@ -1,4 +1,4 @@
-"""The registered models: versions, promotion, rollback, canaries."""
+"""The page of the registered models: versions, promotion, rollback, canaries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from brayx.console.page.caller import Caller, Connect
 from brayx.console.page.frame import MUTED, Panel, confirmed, control, empty, frame, heading, number, sentence
 
 _SHOWN = 20
-"""Versions that are shown of each model: the newest, and those with an alias."""
+"""Number of versions that are shown of each model: the newest. Those with an alias are always shown."""
 _HIDDEN = ("brayx.", "lineage")
 
 Found = tuple[list[Model], Job]
@@ -36,7 +36,7 @@ def _models(caller: Caller) -> Callable[[Found], None]:
     shown: dict[str, object] = {}
 
     def update(found: Found) -> None:
-        # Recreates only what has changed: the viewer may be using the slider or a button.
+        # Recreate only what has changed: the viewer may be using the slider or a button.
         models, job = found
         if shown.get("canaries") != job.canaries:
             shown["canaries"] = job.canaries

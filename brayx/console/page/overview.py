@@ -1,4 +1,4 @@
-"""The overview: whether the job learns and serves, what it loses, and what it waits for."""
+"""The overview page: whether the job learns and serves, what it loses, and what it waits for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add(connect: Connect) -> None:
 
 
 async def _learning(caller: Caller) -> Curves | None:
-    """The curves of the job's trial, otherwise of the newest trial that has any."""
+    """The return of the trial that the job trains, or else of the newest trial."""
     found: list[Trial] = await caller.get(list[Trial], "/api/trials")
     chosen = sorted(found, key=lambda trial: not trial.can_stop)[:1]
     return await caller.get(Curves, f"/api/trials/{chosen[0].run_id}", metric=RETURN_CHART) if chosen else None
@@ -58,7 +58,7 @@ def _job(first: Job) -> Callable[[Job], None]:
     doors = ui.label().classes("mono whitespace-pre-wrap break-all")
 
     def update(job: Job) -> None:
-        of = job.numbers
+        metrics = job.numbers
         name = " / ".join(filter(None, (job.project, job.trial)))
         title.set_text(name if job.running else "No job is running here")
         words = {"train": "is being trained", "serve": "is being served"}.get(job.mode, "")
@@ -70,18 +70,18 @@ def _job(first: Job) -> Callable[[Job], None]:
             if job.running
             else f"This console shows the tracking store {job.tracking}"
         )
-        steps = of.get("env_steps")
+        steps = metrics.get("env_steps")
         progress.set_visibility(bool(job.num_steps and steps is not None))
         progress.set_value(min((steps or 0.0) / job.num_steps, 1.0) if job.num_steps else 0.0)
         target = "" if job.target_return is None else f" of {number(job.target_return)}"
-        mean = of.get("episode_return.last100", of.get("episode_return"))
+        mean = metrics.get("episode_return.last100", metrics.get("episode_return"))
         shown = {
             "Return": number(mean) + target,
-            "Ticks/s": number(round(of.get("ticks_per_s", of.get("env_steps_per_s", 0.0)))),
+            "Ticks/s": number(round(metrics.get("ticks_per_s", metrics.get("env_steps_per_s", 0.0)))),
             "Env steps": number(steps),
-            "Weights' lag": "-" if "lag_versions" not in of else f"{of['lag_versions']:.1f} versions",
+            "Weights' lag": "-" if "lag_versions" not in metrics else f"{metrics['lag_versions']:.1f} versions",
             "Sessions": number(job.sessions),
-            "Games": number(of.get("games")),
+            "Games": number(metrics.get("games")),
             "Refused": number(sum(job.refusals.values())),
             "Up": since(job.up_s),
         }

@@ -1,4 +1,4 @@
-"""A human plays the job's game against a version. Knows nothing of any game: the job's board says how it looks."""
+"""The page for a human's game against a version. Knows nothing of any game: the job's board says how it looks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from brayx.errors import BrayxError
 
 _ENDS = {"win": "You win.", "loss": "You lose.", "draw": "A draw."}
 _MOVE = "#0072b238"
-"""Background of a cell that is a move, in light and dark."""
+"""Background of a cell that is a legal move, in light and dark mode."""
 _CELL_PX = 56
-"""Largest side of a cell; seven fit into 390 pixels with less."""
+"""Maximum side of a cell. Cells are smaller on a phone, so that seven fit into 390 pixels."""
 
 
 def add(connect: Connect) -> None:
@@ -68,7 +68,7 @@ class _Play:
         self._body.set_visibility(not found.why_not)
         self._requests = {"": None, **found.opponents}
         self._opponent.set_options({"": "as served", **{name: name for name in found.opponents}}, value="")
-        self._about.set_text(f"A move may take {since(found.think_s)}; after that the game is lost.")
+        self._about.set_text(f"You have {since(found.think_s)} for a move; after that the game is lost.")
 
     async def _begin(self) -> None:
         if self._game is not None and not self._game.over:
@@ -95,7 +95,7 @@ class _Play:
             self._fail(error)
 
     async def _play(self, work: Awaitable[Any]) -> None:
-        """Waits for the next board, and shows it."""
+        """Waits for the next board and shows it."""
         self._busy = True
         self._failure.set_visibility(False)
         self._new.disable()
@@ -145,7 +145,7 @@ class _Play:
 
 
 class _Board:
-    """A grid of cells, some of which are buttons, and buttons below it for moves without a cell."""
+    """A grid of cells, of which legal moves are buttons, and buttons below for moves without a cell."""
 
     def __init__(self, on_move: Any) -> None:
         self._on_move = on_move
@@ -154,7 +154,7 @@ class _Board:
         self._cells: list[list[_CellButton]] = []
 
     def show(self, board: Board) -> None:
-        """Shows a board; its cells stay, so that the focus does."""
+        """Shows a board. Reuses the cells, so that the focus stays where it is."""
         shape = [len(row) for row in board.rows]
         if shape != [len(row) for row in self._cells]:
             columns = max(shape, default=1)
@@ -180,7 +180,7 @@ class _Board:
 
 
 class _CellButton:
-    """One cell: a button if a move is there."""
+    """One cell, which is a button if it is a legal move."""
 
     def __init__(self, on_move: Any, row: int, column: int) -> None:
         self._where = f"row {row + 1}, column {column + 1}"

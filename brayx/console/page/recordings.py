@@ -1,4 +1,4 @@
-"""The recordings: a table, and one of them with a time line to scrub."""
+"""The pages of the recordings: a table, and one recording with a time line to scrub."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from brayx.console.page.tick import TickView
 from brayx.errors import BrayxError
 
 _WINDOW = 256
-"""Ticks that are loaded at once."""
+"""Number of ticks that are loaded at once."""
 _MAX_WINDOWS = 16
 _PLAY_EVERY_S = 1 / 15
 _GROWN_EVERY_S = 3.0
@@ -80,7 +80,7 @@ def _clock(at_s: float) -> str:
 
 
 class _Recorded:
-    """One recording. The arrow keys step, Page keys and Home and End jump, the space bar plays."""
+    """One recording. The arrow keys step, the Page keys, Home and End jump, and the space bar plays."""
 
     def __init__(self, caller: Caller, recording: str) -> None:
         self._caller, self._id = caller, recording
@@ -131,7 +131,7 @@ class _Recorded:
             self._growth.activate()
 
     async def _grow(self) -> None:
-        """Looks for further ticks of a session that still runs."""
+        """Loads further ticks of a session that still runs."""
         try:
             found: RecordedTicks = await self._caller.get(
                 RecordedTicks, f"/api/recordings/{self._id}", first=0, count=1
@@ -198,7 +198,7 @@ class _Recorded:
             ticks = self._windows[window] = found.ticks
             if len(self._windows) > _MAX_WINDOWS:
                 del self._windows[next(iter(self._windows))]
-            if at != self._at:  # the viewer has moved on meanwhile
+            if at != self._at:  # the viewer has moved on
                 return
         offset = at - window * _WINDOW
         if offset < len(ticks):
@@ -214,7 +214,7 @@ class _Recorded:
         await self._show()
 
     async def _show_frame(self, at: int) -> None:
-        """Shows the tick's frame of the recording's video; of ticks that pass meanwhile, only the newest."""
+        """Shows the tick's frame. If the viewer moves on while it loads, shows the frame of the newest tick next."""
         if not self._has_frames or self._loading_frame:
             return
         self._loading_frame = True

@@ -1,4 +1,4 @@
-"""The running sessions, and one of them followed tick by tick."""
+"""The pages of the running sessions: a table, and one session followed tick by tick."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class _Followed:
     async def _look(self) -> None:
         try:
             found = await self._caller.get(Ticks, "/api/sessions/ticks", session=self._session, after=self._after)
-        except (TransportError, DeadlineExceeded) as error:  # asks on: it may answer again
+        except (TransportError, DeadlineExceeded) as error:  # keeps asking, since the console may answer again
             self._state.set_text(f"{sentence(error.message)} Below is its last answer.")
             return
         except BrayxError as error:

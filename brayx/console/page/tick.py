@@ -15,10 +15,10 @@ _MAX_CHARS = 6000
 
 
 class TickView:
-    """A tick's frame or JSON, action probabilities, value and arrays; `show` replaces it with another tick.
+    """A tick's frame or JSON, action probabilities, value and arrays. `show` shows another tick.
 
     Attributes:
-        beside: the place below the action probabilities, for those of others.
+        beside: the place below the action probabilities, for those of other versions.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class TickView:
                 self._arrays = _text("arrays")
 
     def show(self, tick: Tick, *, with_image: bool = True) -> None:
-        """Shows a tick; without its image the one before stays, until `show_image`."""
+        """Shows a tick. With ``with_image=False``, the previous image stays until `show_image`."""
         texts = {
             "Tick": number(tick.number),
             "Action": _short(tick.action),
@@ -82,7 +82,7 @@ class Bars:
         self._made: list[tuple[ui.linear_progress, ui.label]] = []
 
     def show(self, shares: list[float] | None, action: Any) -> None:
-        """Shows probabilities ``[A]``, and marks the action."""
+        """Shows probabilities ``[A]``, with a mark at the action."""
         shown = (shares or [])[:_MAX_ACTIONS]
         self._none.set_visibility(not shown or len(shares or []) > len(shown))
         self._none.set_text(f"The first {len(shown)} of {len(shares or [])} actions." if shown else self._unknown)
@@ -118,7 +118,7 @@ def _pretty(value: Any) -> str:
     if value is None:
         return "nothing"
     text = value if isinstance(value, str) else json.dumps(value, indent=1, ensure_ascii=False)
-    if not isinstance(value, str) and len(text) > 400:  # one line for each key, not for each number
+    if not isinstance(value, str) and len(text) > 400:  # without line breaks, which would give each number its own line
         text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]} … ({len(text):,} characters)"
 

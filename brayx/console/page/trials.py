@@ -1,4 +1,4 @@
-"""The trials of the store: a table, and the curves of one."""
+"""The pages of the store's trials: a table, and the curves of one trial."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add(connect: Connect) -> None:
     @ui.page("/trials/{run_id}")
     def trial(run_id: str) -> None:
         with frame("Trials", connect) as caller:
-            Panel(lambda: _of(caller, run_id), lambda first: _trial(caller, first), every_s=5.0)
+            Panel(lambda: _load(caller, run_id), lambda first: _trial(caller, first), every_s=5.0)
 
 
 def _trials(first: list[Trial]) -> Callable[[list[Trial]], None]:
@@ -58,7 +58,7 @@ def _trials(first: list[Trial]) -> Callable[[list[Trial]], None]:
     return update
 
 
-async def _of(caller: Caller, run_id: str) -> tuple[Trial | None, Curves]:
+async def _load(caller: Caller, run_id: str) -> tuple[Trial | None, Curves]:
     found: list[Trial] = await caller.get(list[Trial], "/api/trials")
     curves: Curves = await caller.get(Curves, f"/api/trials/{run_id}")
     return next((each for each in found if each.run_id == run_id), None), curves

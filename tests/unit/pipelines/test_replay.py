@@ -256,7 +256,7 @@ def test_a_version_is_promoted_only_if_it_acts_as_recorded(recorded: Recorded, c
     for more, message in (
         (["models:/cartpole/1"], "only with --min-agreement or --max-kl"),
         (["models:/cartpole/1", "--min-agreement", "2"], "expected a share"),
-        (["main:7", "--max-kl", "1"], "the version is named models:/NAME/VERSION"),
+        (["main:7", "--max-kl", "1"], "name the version as models:/NAME/VERSION"),
     ):
         with pytest.raises(ConfigError, match=message):
             command(*words, *more)

@@ -146,7 +146,7 @@ def test_games_before_it_are_not_the_recorded_one(record) -> None:
     play = Play(record(a=TICKS), 1)
     play.game.started("first-agent-a", b"other")
     assert play.game.tick("first-agent-a", b"x") is None
-    assert not play.game.claimed
+    assert not play.game.has_started
     assert "go; the last start was other" in play.game.expected_start
     play.game.started("new-agent-a", START)
     play.game.started("third-agent-a", START)
