@@ -143,13 +143,13 @@ class HumanGame:
         self._connect = connect
         self._clients: dict[str, Client] = {}
         self._opponent: dict[str, Any] | None = None
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._steps = _run(board, opponent)
         self._shown: doc.Board | None = None
 
     def begin(self) -> doc.Game:
         """Plays until it is the human's turn; errors as for `Games.begin`."""
-        with self._turn:
+        with self._lock:
             return self._play(None)
 
     def move(self, move: Any) -> doc.Game:
@@ -160,7 +160,7 @@ class HumanGame:
             SessionUnknown: the game has ended.
             BrayxError: the job refused, for example since it ended a session that waited too long. The game has ended.
         """
-        with self._turn:
+        with self._lock:
             if self.over or self._shown is None:
                 raise SessionUnknown("this game has ended: begin another")
             if not any(each.move == move for each in self._shown.moves):
@@ -169,7 +169,7 @@ class HumanGame:
 
     def give_up(self) -> None:
         """Ends the game."""
-        with self._turn:
+        with self._lock:
             if not self.over:
                 with contextlib.suppress(BrayxError):
                     self._play(None)

@@ -111,7 +111,7 @@ def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]], fps: int =
         about["video"] = {"fps": fps, "sizes": sizes}
     table = pa.table(arrays)
     leaves = {arrow.leaf(name, array.type): array.type for name, array in arrays.items()}
-    numeric = [leaf for leaf, of in leaves.items() if arrow.is_numeric(of)]
+    numeric = [leaf for leaf, data_type in leaves.items() if arrow.is_numeric(data_type)]
     few = [leaf for leaf in numeric if arrow.width(leaves[leaf]) <= _FEW_NUMBERS]
     rising = (_NUMBER, f"{OWN_PREFIX}time_us")
     with pq.ParquetWriter(
@@ -196,10 +196,10 @@ class Chunk:
         """The types of the recording's own columns; those in `_OPTIONAL_TYPES` may be missing."""
         schema = self._file.schema_arrow
         has = dict(zip(schema.names, schema.types, strict=True))
-        types = {name: of for name, of in _TYPES.items() if name in has or name not in _OPTIONAL_TYPES}
+        types = {name: data_type for name, data_type in _TYPES.items() if name in has or name not in _OPTIONAL_TYPES}
         arrow.expected(types, has)
         bodies = {name: arrow.body_types(f"{OWN_PREFIX}{name}", has) for name in _BODIES}
-        inputs = sum(arrow.width(of) for of in bodies["input"].values() if arrow.is_numeric(of))
+        inputs = sum(arrow.width(data_type) for data_type in bodies["input"].values() if arrow.is_numeric(data_type))
         for name, stored in self._stored.items():
             if stored.at < 0:
                 arrow.expected({name: arrow.type_of(np.dtype(stored.dtype), stored.shape)}, has)
@@ -257,11 +257,11 @@ class Chunk:
 
     def _row_groups(self, first: int, last: int, columns: tuple[str, ...]) -> pa.Table:
         """Row groups ``first`` to ``last``. The newest read is cached, since several short sessions share a group."""
-        of = (first, last, columns)
-        if self._cached[0] == of:
+        key = (first, last, columns)
+        if self._cached[0] == key:
             return self._cached[1]
         table = self._file.read_row_groups(range(first, last), columns=list(columns))
-        self._cached = (of, table) if table.nbytes <= _CACHE_BYTES else (None, None)
+        self._cached = (key, table) if table.nbytes <= _CACHE_BYTES else (None, None)
         return table
 
 

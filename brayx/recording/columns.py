@@ -105,8 +105,8 @@ class Columns:
         """Approximate size in memory, with encoded frames."""
         found = sum(array.nbytes for array in self.arrays.values()) + 48 * len(self.number)
         found += sum(map(len, self.stop)) + sum(len(each.data) for each in self.frames if each is not None)
-        for of in (self.input, self.output):
-            found += of.numbers.nbytes if isinstance(of, Bodies) else sum(map(len, of))
+        for column in (self.input, self.output):
+            found += column.numbers.nbytes if isinstance(column, Bodies) else sum(map(len, column))
         return found
 
     @property
@@ -161,7 +161,7 @@ def columns_by_field(
     has_frames = any(image is DROPPED or is_image(image) for image in images)
     arrays, left_out = arrays_of(attributes, forwards, failed, without, frames if has_frames else "", strict)
     duration_us = _microseconds(seconds)
-    waited = [of[0].seconds if len(of) == 1 else sum([each.seconds for each in of]) for of in forwards]
+    waited = [waits[0].seconds if len(waits) == 1 else sum([each.seconds for each in waits]) for waits in forwards]
     return Columns(
         np.array(number, np.int64),
         _microseconds(time_s),
@@ -187,13 +187,13 @@ def packed(columns: Columns) -> Columns:
     return replace(columns, input=_split(columns.input), output=_split(columns.output))
 
 
-def _split(of: Bodies | list[bytes]) -> Bodies | list[bytes]:
-    return of if isinstance(of, Bodies) else bodies.split(of) or of
+def _split(column: Bodies | list[bytes]) -> Bodies | list[bytes]:
+    return column if isinstance(column, Bodies) else bodies.split(column) or column
 
 
-def texts(of: Bodies | list[bytes]) -> list[bytes]:
+def texts(column: Bodies | list[bytes]) -> list[bytes]:
     """The original bodies."""
-    return bodies.joined(of) if isinstance(of, Bodies) else of
+    return bodies.joined(column) if isinstance(column, Bodies) else column
 
 
 def concatenated(parts: Sequence[Columns]) -> Columns:
@@ -219,10 +219,10 @@ def rows_at(columns: Columns, rows: np.ndarray) -> Columns:
     """The ticks in ``rows``, ``[M]`` int64, in that order."""
     listed = rows.tolist()
 
-    def bodies_at(of: Bodies | list[bytes]) -> Bodies | list[bytes]:
-        if isinstance(of, Bodies):
-            return Bodies(of.skeletons, of.indices[rows], of.numbers[rows])
-        return [of[row] for row in listed]
+    def bodies_at(column: Bodies | list[bytes]) -> Bodies | list[bytes]:
+        if isinstance(column, Bodies):
+            return Bodies(column.skeletons, column.indices[rows], column.numbers[rows])
+        return [column[row] for row in listed]
 
     return replace(
         columns,
@@ -254,12 +254,12 @@ def _merged(parts: Sequence[Bodies | list[bytes]]) -> Bodies | list[bytes]:
     indices, numbers = [], []
     for each in parts:
         assert isinstance(each, Bodies)
-        of = np.array([known.setdefault(skeleton, len(known)) for skeleton in each.skeletons], np.int32)
-        indices.append(of[each.indices])
+        index = np.array([known.setdefault(skeleton, len(known)) for skeleton in each.skeletons], np.int32)
+        indices.append(index[each.indices])
         numbers.append(each.numbers)
     return Bodies(list(known), np.concatenate(indices), np.concatenate(numbers))
 
 
-def _number_count(of: Bodies | list[bytes]) -> int:
+def _number_count(column: Bodies | list[bytes]) -> int:
     """How many numbers a body has; -1: the bodies are not split."""
-    return of.numbers.shape[1] if isinstance(of, Bodies) else -1
+    return column.numbers.shape[1] if isinstance(column, Bodies) else -1

@@ -206,7 +206,7 @@ def _compared(
             for index, player in enumerate(players)
         ]
         for place, (columns, _) in read.items():
-            acted = [of[place] for of in outputs]
+            acted = [output[place] for output in outputs]
             pieces[group[place].id].append((columns.number, _differences(group[place], columns, acted, tolerance)))
             if on_piece is not None:
                 on_piece(group[place].id, columns.number, acted)

@@ -107,9 +107,9 @@ class Encoders:
     def cut(self, video: Hashable) -> None:
         """Ends an MP4: in the next one, all sessions begin with a keyframe."""
         self._sizes.pop(video, None)
-        for of in (self._open, self._next):
-            for key in [key for key in of if key[0] == video]:
-                del of[key]
+        for table in (self._open, self._next):
+            for key in [key for key in table if key[0] == video]:
+                del table[key]
 
     def _encoded(self, video: Hashable, session: str, image: Any) -> Frame | None:
         import av

@@ -164,8 +164,8 @@ def _gather(name: str, values: list[Any], found: Values) -> None:
         if first.extras or any(step.extras for step in values):
             found.update(_by_key([step.extras for step in values]))
     elif kind is dict:
-        for key, of in sorted(_by_key(values).items(), key=lambda pair: str(pair[0])):
-            _gather(f"{name}/{key}", of, found)
+        for key, nested in sorted(_by_key(values).items(), key=lambda pair: str(pair[0])):
+            _gather(f"{name}/{key}", nested, found)
     elif kind is list or kind is tuple:
         if any(len(value) != len(first) for value in values):
             raise Irregular

@@ -45,7 +45,7 @@ class Compare:
         self._beside, self._again = beside, again
         self._query: dict[str, str] = {}
         self._first: int | None = None
-        self._wanted = 0
+        self._requested = 0
         self._windows: dict[int, dict[int, ComparedTick]] = {}
         self._versions: dict[str, dict[str, str]] = {}
         self._none = ui.label("There is no registered version to compare with yet.").classes(MUTED)
@@ -101,20 +101,20 @@ class Compare:
 
     async def show(self, index: int, tick: Tick) -> None:
         """Shows what the versions would have done at a tick, once there is a comparison."""
-        self._wanted = tick.number
+        self._requested = tick.number
         if not self._result.visible:
             return
         window = index // self._window
         if window not in self._windows:
-            asked = dict(self._query)
+            query = dict(self._query)
             try:
                 found: list[ComparedTick] = await self._caller.get(
-                    list[ComparedTick], f"{self._path}/ticks", **asked, first=window * self._window, count=self._window
+                    list[ComparedTick], f"{self._path}/ticks", **query, first=window * self._window, count=self._window
                 )
             except BrayxError as error:
                 self._fail(error)
                 return
-            if asked != self._query or self._wanted != tick.number:  # the viewer has moved on meanwhile
+            if query != self._query or self._requested != tick.number:  # the viewer has moved on meanwhile
                 return
             self._windows = {window: {each.number: each for each in found}}
         self._show(self._windows[window].get(tick.number))
@@ -139,14 +139,14 @@ class Compare:
         await self._ask()
 
     async def _ask(self) -> None:
-        asked = dict(self._query)
+        query = dict(self._query)
         try:
-            found: Comparison = await self._caller.get(Comparison, self._path, **asked)
+            found: Comparison = await self._caller.get(Comparison, self._path, **query)
         except BrayxError as error:
             if self._timer.active:
                 self._fail(error)
             return
-        if not self._timer.active or asked != self._query:  # stopped meanwhile
+        if not self._timer.active or query != self._query:  # stopped meanwhile
             return
         self._progress.set_value(round(found.progress, 3))
         self._state.set_text(f"{sentence(found.state)[:-1]} …")

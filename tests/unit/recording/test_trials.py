@@ -108,7 +108,7 @@ def test_a_training_keeps_its_best_and_worst_sessions_and_those_with_errors(tmp_
 def test_what_cannot_be_logged_or_read_is_said(folder: Path, trial: Trial, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["recordings", "log", str(folder), "--tracking", trial.uri]
     assert cli.main([*words, "--trial", "first"]) == 2
-    assert "name them with --session or --only" in capsys.readouterr().err
+    assert "choose them with --session or --only" in capsys.readouterr().err
     assert cli.main([*words, "--trial", "first", "--session", "nobody"]) == 2
     assert "no recorded session is selected" in capsys.readouterr().err
     assert cli.main([*words, "--trial", "second", "--session", "red"]) == 2
