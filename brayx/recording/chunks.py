@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Any
@@ -130,10 +131,10 @@ def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]], fps: int =
 
 
 class Chunk:
-    """A chunk, open for reading.
+    """A chunk, open for reading. Thread safe.
 
     Args:
-        file: an open file; `close` closes it.
+        file: an open file, which goes with the chunk.
         name: the file's name in errors.
 
     Attributes:
@@ -148,6 +149,7 @@ class Chunk:
 
     def __init__(self, file: IO[bytes], name: str) -> None:
         self._name = name
+        self._lock = threading.Lock()  # pyarrow's files are not thread safe: two readers at once may end the process
         try:
             self._file = pq.ParquetFile(file)
             about = json.loads((self._file.metadata.metadata or {})[_KEY.encode()])
@@ -207,10 +209,6 @@ class Chunk:
                 raise ValueError(f"column {name!r} is not within the {inputs} numbers of the input")
         return types | bodies["input"] | bodies["output"]
 
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close(force=True)
-
     def read(self, row: int, count: int, names: Sequence[str] | None = None) -> Columns:
         """Rows ``row`` to ``row + count``, with the arrays ``names``; None: with all arrays."""
         names = self.columns if names is None else names
@@ -258,10 +256,11 @@ class Chunk:
     def _row_groups(self, first: int, last: int, columns: tuple[str, ...]) -> pa.Table:
         """Row groups ``first`` to ``last``. The newest read is cached, since several short sessions share a group."""
         key = (first, last, columns)
-        if self._cached[0] == key:
-            return self._cached[1]
-        table = self._file.read_row_groups(range(first, last), columns=list(columns))
-        self._cached = (key, table) if table.nbytes <= _CACHE_BYTES else (None, None)
+        with self._lock:
+            if self._cached[0] == key:
+                return self._cached[1]
+            table = self._file.read_row_groups(range(first, last), columns=list(columns))
+            self._cached = (key, table) if table.nbytes <= _CACHE_BYTES else (None, None)
         return table
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import bisect
 import itertools
 import operator
+import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -27,6 +28,8 @@ from brayx.recording.writer import SUFFIX, video_of
 
 if TYPE_CHECKING:
     import pandas as pd
+
+T = TypeVar("T")
 
 _MAX_OPEN = 32
 _MAX_VIDEOS = 8
@@ -65,7 +68,7 @@ def open(address: str) -> Recordings:
 
 
 class Recordings(Sequence["Episode"]):
-    """Episodes, in the order in which their first ticks were written.
+    """Episodes, in the order in which their first ticks were written. Thread safe.
 
     Args:
         files: the file system.
@@ -78,6 +81,7 @@ class Recordings(Sequence["Episode"]):
 
     def __init__(self, files: Any, paths: Sequence[str], known: Mapping[str, Entry] | None = None) -> None:
         self._files = files
+        self._lock = threading.Lock()
         self._open: dict[str, Chunk] = {}
         self._videos: dict[str, Video] = {}
         self.unreadable: dict[str, str] = {}
@@ -179,13 +183,19 @@ class Recordings(Sequence["Episode"]):
         return table[["session", "ticks", *names[1:]]]
 
     def chunk(self, path: str) -> Chunk:
-        """A chunk, open for reading. At most 32 stay open; the least recently used is closed."""
-        found = self._open.pop(path, None)
+        """A chunk, open for reading. At most 32 stay open; the least recently used is dropped."""
+        return self._kept(self._open, _MAX_OPEN, path, lambda: Chunk(self._opened(path), path))
+
+    def _kept(self, kept: dict[str, T], most: int, path: str, make: Callable[[], T]) -> T:
+        """Of what is kept by path, what is at ``path``; makes it if it is missing."""
+        with self._lock:
+            found = kept.pop(path, None)
         if found is None:
-            found = Chunk(self._opened(path), path)
-        self._open[path] = found  # the most recently used comes last
-        if len(self._open) > _MAX_OPEN:
-            self._open.pop(next(iter(self._open))).close()
+            found = make()
+        with self._lock:
+            kept[path] = found  # the most recently used comes last
+            if len(kept) > most:
+                del kept[next(iter(kept))]  # not closed, since another thread may be reading it
         return found
 
     def _opened(self, path: str) -> Any:
@@ -196,14 +206,12 @@ class Recordings(Sequence["Episode"]):
 
     def video(self, path: str) -> Video:
         """The video of a chunk, open for reading. At most 8 stay open."""
-        found = self._videos.pop(path, None)
-        if found is None:
+
+        def make() -> Video:
             chunk, name = self.chunk(path), video_of(path)
-            found = Video(self._opened(name), name, chunk.sizes, chunk.fps)
-        self._videos[path] = found
-        if len(self._videos) > _MAX_VIDEOS:
-            self._videos.pop(next(iter(self._videos)))  # not closed, since another thread may be decoding it
-        return found
+            return Video(self._opened(name), name, chunk.sizes, chunk.fps)
+
+        return self._kept(self._videos, _MAX_VIDEOS, path, make)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 from brayx.errors import BadRecording
 from brayx.recording import index, writer
 from brayx.recording import open as open_recordings
+from brayx.recording.chunks import ROWS
 from brayx.recording.columns import Tick, columns_of
 from brayx.recording.packer import Packer
 from brayx.recording.part import Part
@@ -262,3 +264,22 @@ def test_the_ticks_of_a_copied_file_count_once(tmp_path: Path) -> None:
     assert sorted((each.id, len(each)) for each in found) == [("long", 100), ("short-0", 5), ("short-1", 5)]
     assert sorted(Path(path).name for path in found.unreadable) == [second.name, "copy of it.parquet"]
     assert all("another file has" in why for why in found.unreadable.values())
+
+
+def test_threads_share_recordings(tmp_path: Path) -> None:
+    """A long session of three row groups, and more files than stay open."""
+    Folder(str(tmp_path / "long"), 10**9).write([(Part("long", "long", 0.0, 0, 3 * ROWS), ticks(3 * ROWS, x=1.5))])
+    for number in range(40):
+        Folder(str(tmp_path / "many"), 10**9).write([(Part(f"{number}", "s", 0.0, 0, 5), ticks(5, x=float(number)))])
+    (long,), many = (open_recordings(str(tmp_path / name)) for name in ("long", "many"))
+
+    def read(thread: int) -> None:
+        rng = random.Random(thread)
+        for _ in range(200):
+            first = rng.choice((10, ROWS + 10, 2 * ROWS + 10))
+            assert long.read(first, 20).number.tolist() == list(range(first, first + 20))
+            short = rng.choice(many)
+            assert set(short["x"]) == {float(short.id)}
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(read, range(4)))
