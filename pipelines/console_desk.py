@@ -27,6 +27,7 @@ from brayx.tracking.registry import STEP_TAG
 from pipelines.console_comparisons import Comparisons, Key
 from pipelines.console_games import Games, HumanGame
 from pipelines.console_ticks import data_url, tick_of
+from pipelines.progress import losses_of_recordings
 from pipelines.trials import trials
 
 _LISTING_S = 2.0
@@ -59,6 +60,8 @@ class StoreDesk:
         numbers = {name: float(value) for name, value in facts.pop("numbers", {}).items() if np.isfinite(value)}
         refused = "requests_refused."
         refusals = {name.removeprefix(refused): n for name, n in numbers.items() if name.startswith(refused)}
+        if facts["mode"] == "serve":
+            facts["errors"] = [*facts.get("errors", []), *losses_of_recordings(numbers)]
         return doc.Job(**facts, numbers=numbers, refusals=refusals, tracking=self._uri)
 
     def sessions(self) -> list[doc.Session]:

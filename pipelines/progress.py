@@ -40,7 +40,7 @@ from brayx.logs import one_line
 _LINE_EVERY_S = 5.0
 _MAX_LINES = 100
 """Lines of a traceback that are shown: the last ones."""
-_COUNTED = ("errors", "fragments", "games", "gamecores")
+_COUNTED = ("errors", "fragments", "frames", "games", "gamecores", "ticks")
 
 
 def number(value: float | None, form: str = ",.0f") -> str:
@@ -96,6 +96,8 @@ _WHAT = {
     "fragments_dropped": "{fragments} dropped ({label})",
     "games_failed": "{games} failed ({label})",
     "gamecores_failed": "{gamecores} failed",
+    "recording_frames_lost": "{frames} not recorded ({label})",
+    "recording_lost": "{ticks} not recorded ({label})",
 }
 """Text of the count of each metric whose samples have notes."""
 
@@ -113,12 +115,22 @@ def error_lines(numbers: Mapping[str, float], notes: Mapping[str, str]) -> list[
     for name, count in sorted(numbers.items()):
         metric, _, label = name.partition(".")
         if metric in _WHAT and name in notes:
-            counted = {word: f"{count:,.0f} {word[:-1] if count == 1 else word}" for word in _COUNTED}
-            lines.append(f"{_WHAT[metric].format(**counted, label=label)}; the newest: {notes[name]}")
+            lines.append(f"{_counted(metric, label, count)}; the newest: {notes[name]}")
     shares = [
         f"{lost:.0f} of the last {of:.0f} {what} ({lost / of:.0%})" for what, lost, of in lost_of(numbers) if lost
     ]
     return [*lines, f"lost: {', '.join(shares)}"] if shares else lines
+
+
+def losses_of_recordings(numbers: Mapping[str, float]) -> list[str]:
+    """What recordings lack, one line for each cause. Of a service, whose numbers come without notes."""
+    found = [(*name.partition(".")[::2], count) for name, count in sorted(numbers.items())]
+    return [_counted(*each) for each in found if each[0].startswith("recording") and each[0] in _WHAT and each[1]]
+
+
+def _counted(metric: str, label: str, count: float) -> str:
+    counted = {word: f"{count:,.0f} {word[:-1] if count == 1 else word}" for word in _COUNTED}
+    return _WHAT[metric].format(**counted, label=label)
 
 
 def lost_of(numbers: Mapping[str, float]) -> list[tuple[str, float, float]]:

@@ -66,7 +66,7 @@ class Link:
         while True:
             try:
                 number, answer, error = pickle.load(self._answers)
-            except (EOFError, OSError, pickle.UnpicklingError):
+            except Exception:  # of a pipe that was cut or closed, pickle raises almost any
                 break
             waiting = self._waiting.get(number)
             if waiting is None:

@@ -45,6 +45,7 @@ class Drawer:
         self.left_s = math.inf
         self.slow = self.lost = 0
         self.failure = ""
+        self._draws_games = False  # then each further try would take its time and fail
 
     def drawn(self, states: bytes, ticks: int) -> list[Any]:
         """The images of some ticks.
@@ -63,12 +64,17 @@ class Drawer:
         images: list[Any] = [None] * len(found)
         drawable = [at for at, state in enumerate(found) if state is not None]
         for first in range(0, len(drawable), _AT_ONCE):
+            if self._draws_games:
+                self.lost += len(drawable) - first
+                break
             if self.left_s <= 0:
                 self.slow += len(drawable) - first
                 break
             some, began = drawable[first : first + _AT_ONCE], time.monotonic()
             try:
-                made = _each(function([found[at] for at in some]), len(some), name)
+                made = function([found[at] for at in some])
+                self._draws_games = len(some) > 1 and isinstance(made, np.ndarray) and made.ndim < 4
+                made = _each(made, len(some), name)
             except Exception as error:  # a user's function may raise anything
                 self._failed(error, len(some))
                 continue
@@ -88,5 +94,8 @@ def _each(made: Any, count: int, name: str) -> list[Any]:
     """The function's result as an image for each of ``count`` states."""
     images = [made] if isinstance(made, np.ndarray) and made.ndim < 4 else list(made)
     if len(images) != count:
-        raise ConfigError(f"{name} returned {len(images)} images for {count} states, expected one for each")
+        raise ConfigError(
+            f"{name} returned {len(images)} images for {count} states: frames need a function that draws each tick, "
+            "such as `each_tick` of gym_render, not a whole game"
+        )
     return images

@@ -94,9 +94,10 @@ class Packer:
             self._write(layout)
 
     def close(self) -> None:
-        """Writes all pending ticks."""
+        """Writes all pending ticks; those that cannot be written are lost."""
         for layout in list(self._pending):
             self._write(layout)
+        self.lost += sum(len(columns.number) for parts in self._pending.values() for _, columns in parts)
         if self._folder is not None:
             self._folder.write_index()
 

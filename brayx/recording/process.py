@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from brayx.children import start_module
 from brayx.errors import BrayxError
@@ -22,6 +22,9 @@ from brayx.recording.bodies import BodyBuffer
 from brayx.recording.columns import Columns
 from brayx.recording.drawing import Drawing
 from brayx.recording.part import Part
+
+if TYPE_CHECKING:
+    from brayx.recording.packer import Packer
 
 logger = logging.getLogger(__name__)
 
@@ -95,9 +98,14 @@ class WriterProcess:
         self._process.stdin.flush()
         return Reply(*pickle.load(self._process.stdout))
 
-    def close(self) -> None:
-        """Waits until the process has written everything and ends; kills it after 30 s."""
+    def close(self) -> Reply | None:
+        """Waits until the process has written everything and ends; kills it after 30 s.
+
+        Returns:
+            Its last reply; None: it died.
+        """
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         try:
             self._process.stdin.close()
         except OSError:  # it has died
@@ -107,8 +115,11 @@ class WriterProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        with self._process.stdout as replies:
+            try:
+                return Reply(*pickle.load(replies))
+            except (EOFError, pickle.UnpicklingError):
+                return None
 
 
 def main(address: str, options: str, requests: IO[bytes], replies: IO[bytes]) -> None:
@@ -134,12 +145,19 @@ def main(address: str, options: str, requests: IO[bytes], replies: IO[bytes]) ->
             except BrayxError as error:
                 packer.failure = error.message
         packer.write_due()
-        reply = (packer.lost, packer.failure, packer.frames_lost, packer.frames_failure)
-        pickle.dump(reply, replies)  # without the class, which this process has in the module __main__
+        replies.write(_reply(packer))
         replies.flush()
     packer.close()
-    if packer.failure:
-        logger.warning("the last ticks of recordings are lost, since they cannot be written: %s", packer.failure)
+    try:
+        os.write(replies.fileno(), _reply(packer))
+    except OSError:  # the sender was killed
+        if packer.failure:
+            logger.warning("the last ticks of recordings are lost, since they cannot be written: %s", packer.failure)
+
+
+def _reply(packer: Packer) -> bytes:
+    """A pickled `Reply`, without the class: this process has it in the module __main__."""
+    return pickle.dumps((packer.lost, packer.failure, packer.frames_lost, packer.frames_failure))
 
 
 if __name__ == "__main__":

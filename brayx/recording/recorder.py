@@ -26,7 +26,7 @@ from brayx.recording.config import RecordingConfig
 from brayx.recording.drawing import Drawing
 from brayx.recording.frames import check_video
 from brayx.recording.group import FRAMES_BYTES, PACK_BYTES, TickGroup
-from brayx.recording.process import Message, Pack, WriterProcess
+from brayx.recording.process import Message, Pack, Reply, WriterProcess
 from brayx.recording.session import RecordedSession
 
 logger = limited(__name__)
@@ -55,6 +55,16 @@ def recorders_of(
 def closing(recorders: Sequence[SessionRecorder]) -> list[Callable[[], Awaitable[None]]]:
     """Coroutine functions that close the recorders. Each runs in a thread, since closing waits for the last writes."""
     return [functools.partial(asyncio.to_thread, each.close) for each in recorders]
+
+
+_WHY = {
+    "disk": "the folder cannot be written",
+    "error": "what an agent set cannot be recorded, and the log says why",
+    "memory": "they came faster than the writer takes them (`memory_mb`)",
+    "slow": "drawing takes longer than playing",
+    "writer": "the writer's process died, and is started again",
+}
+"""Reasons of losses, for people."""
 
 
 class SessionRecorder:
@@ -161,12 +171,12 @@ class SessionRecorder:
 
     def lose(self, ticks: int, why: str) -> None:
         """Counts lost ticks."""
-        self.metrics.add("recording_lost", ticks, label=why)
+        self.metrics.add("recording_lost", ticks, label=why, note=_WHY[why])
 
     def lose_frames(self, frames: int, why: str) -> None:
         """Counts lost frames of recorded ticks."""
         if frames:
-            self.metrics.add("recording_frames_lost", frames, label=why)
+            self.metrics.add("recording_frames_lost", frames, label=why, note=_WHY[why])
 
     def _work(self) -> None:
         """Runs in the recorder's thread: sends packs to the writer's process."""
@@ -250,6 +260,18 @@ class _Writer:
             logger.exception("%d ticks cannot be recorded", ticks)
             self._recorder.lose(ticks, "error")
             return
+        self._take(reply)
+
+    def close(self) -> None:
+        """Ends the process, which first writes the ticks that it has."""
+        if self._process is not None:
+            last = self._process.close()
+            self._process = None
+            if last is not None:
+                self._take(last)
+
+    def _take(self, reply: Reply) -> None:
+        """Counts what has been lost since the reply before, and says why."""
         if reply.lost > self._lost:
             self._recorder.lose(reply.lost - self._lost, "disk")
             self._lost = reply.lost
@@ -260,9 +282,3 @@ class _Writer:
             logger.warning("cannot write recordings: %s", reply.failure)
         if reply.frames_failure:
             logger.warning("cannot draw frames of recordings: %s", reply.frames_failure)
-
-    def close(self) -> None:
-        """Ends the process, which first writes the ticks that it has."""
-        if self._process is not None:
-            self._process.close()
-            self._process = None

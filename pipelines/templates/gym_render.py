@@ -1,4 +1,4 @@
-"""A picture of a game of `gym_agent.GymAgent`: its observations, actions and values."""
+"""Pictures of a game of `gym_agent.GymAgent`: of the whole game for the trial, and of each tick for recordings."""
 
 from __future__ import annotations
 
@@ -32,3 +32,22 @@ def render(episode: list[State]) -> np.ndarray:
     expected.set_xlabel("tick")
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
+
+
+def each_tick(states: list[State]) -> list[np.ndarray]:
+    """An image ``[96, 160, 3]`` uint8 of each tick: bars of the observation, and below them the action of the first 8.
+
+    For recordings: ``frames`` names a render with this function.
+    """
+    return [_bars(state.step.obs.reshape(-1)[:8], int(state.step.action)) for state in states]
+
+
+def _bars(obs: np.ndarray, action: int) -> np.ndarray:
+    image = np.full((96, 160, 3), 255, np.uint8)
+    image[40] = 128
+    for at, value in enumerate(np.tanh(obs)):
+        low, high = sorted((40, 40 - round(36 * float(value))))
+        image[low : high + 1, 20 * at + 2 : 20 * at + 18] = (31, 119, 180)
+    if action < 8:
+        image[84:94, 20 * action + 2 : 20 * action + 18] = (213, 94, 0)
+    return image

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tests.waiting import until
+
 SHOWN_MS = 60_000
+LAYOUT_S = 2.0
 
 
 def overflow(page: Page) -> int:
-    """Pixels by which a page is wider than its window."""
-    found: int = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    return found
+    """Pixels by which a page is wider than its window, once it has had time for its layout."""
+
+    def found() -> int:
+        return int(page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+
+    with contextlib.suppress(AssertionError):
+        until(lambda: found() == 0, "it fits", LAYOUT_S)
+    return found()
 
 
 @pytest.fixture(scope="module")

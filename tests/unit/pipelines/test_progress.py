@@ -15,7 +15,7 @@ from brayx.errors import AgentError
 from brayx.faults import AGENTS_LOGGER, report
 from brayx.logs import limited
 from brayx.metrics import Recorder
-from pipelines.progress import Progress, error_lines, tracebacks
+from pipelines.progress import Progress, error_lines, losses_of_recordings, tracebacks
 
 NUMBERS = {
     "env_steps": 12_345.0,
@@ -155,14 +155,17 @@ def test_losses_by_errors_are_shown_with_their_cause_and_share() -> None:
     recorder.add("gamecores_failed", 8.0, note="a gamecore ended with status 1 after 2 s")
     recorder.add("fragments_pushed", 3.0)
     recorder.add("fragments_dropped", 1.0, label="refused", note="BadFragment: obs (agent.py:9)")
+    recorder.add("recording_lost", 7.0, label="disk", note="the folder cannot be written")
     books.merge(recorder.drain())
     numbers = books.snapshot()
     assert error_lines(numbers, books.notes) == [
         "6 errors in on_episode; the newest: agent 'a': KeyError: 'speed' (agent.py:3)",
         "1 fragment dropped (refused); the newest: BadFragment: obs (agent.py:9)",
         "8 gamecores failed; the newest: a gamecore ended with status 1 after 2 s",
+        "7 ticks not recorded (disk); the newest: the folder cannot be written",
         "lost: 8 of the last 10 games (80%), 1 of the last 4 fragments (25%)",
     ]
+    assert losses_of_recordings(numbers) == ["7 ticks not recorded (disk)"]
     assert mean_return(numbers) == "2 (2 games, 8 failed)"
     assert mean_return({}) == "- (0 games)"
     assert mean_return({"episode_return.last100": 0.81234, "games_in_window": 1.0}) == "0.8123 (1 game)"

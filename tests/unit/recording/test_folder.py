@@ -18,13 +18,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from brayx.actor.agent import State
 from brayx.errors import BadRecording
+from brayx.metrics import Recorder
 from brayx.recording import index, writer
 from brayx.recording import open as open_recordings
 from brayx.recording.chunks import ROWS
 from brayx.recording.columns import Tick, columns_of
+from brayx.recording.config import RecordingConfig
 from brayx.recording.packer import Packer
 from brayx.recording.part import Part
+from brayx.recording.recorder import SessionRecorder
 from brayx.recording.writer import Folder
 from tests.waiting import until
 
@@ -219,6 +223,19 @@ def test_a_full_disk_loses_nothing_that_fits_later(small_disk: Path) -> None:
     packer.write_due()
     assert (packer.failure, packer.lost) == ("", 0)
     assert {each.session for each in open_recordings(str(small_disk))} == set("abcd")
+
+
+def test_what_a_full_disk_has_no_room_for_is_counted_at_the_end(small_disk: Path, caplog: Any) -> None:
+    metrics = Recorder()
+    recorder = SessionRecorder(RecordingConfig(folder=str(small_disk)), metrics)
+    log = recorder.open("a", b"")
+    assert log is not None
+    for number in range(5):
+        log.tick(State("a", tick=number), random.Random(number).randbytes(50_000), b"", 0.0, 0.0)
+    log.end("stop", None)
+    recorder.close(WAIT_S)
+    assert metrics.summary()["recording_lost.disk"] == 5
+    assert "cannot write recordings: OSError: [Errno 28] No space left on device" in caplog.messages
 
 
 def _write_forever(address: str) -> None:

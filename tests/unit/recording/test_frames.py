@@ -590,3 +590,28 @@ def test_rerun_plays_the_frames(tmp_path: Path) -> None:
     ]
     ticks = [tick for each in found for tick in each.get("tick", [])]
     assert ticks == list(range(8))
+
+
+@pytest.mark.parametrize(("function", "frames"), [("each_tick", 10), ("render", 0)])
+def test_the_shipped_render_of_ticks_draws_frames_and_that_of_games_is_refused(
+    tmp_path: Path, function: str, frames: int
+) -> None:
+    drawing = Drawing("gym_render", function, str(cli.TEMPLATES))
+    recorder = SessionRecorder(RecordingConfig(folder=str(tmp_path), frames="render"), Recorder(), drawing=drawing)
+    log = recorder.open("drawn", b"")
+    assert log is not None
+    for number in range(10):
+        state = State("drawn", tick=number)
+        state.step, state.value = Step(np.full(4, number / 5, np.float32), np.asarray(number % 2), 0.0, 1), 1.0
+        log.tick(state, b"", b"", 0.0, 0.0)
+    log.end("stop", None)
+    recorder.close(60.0)
+    (episode,) = open_recordings(str(tmp_path))
+    assert (len(episode), episode.frames) == (10, frames)
+    assert recorder.metrics.summary().get("recording_frames_lost.error", 0) == 10 - frames
+    if frames:
+        first, last = episode.image(0), episode.image(9)
+        assert first is not None
+        assert last is not None
+        assert (first[90, 10] != last[90, 10]).any(), "the action"
+        assert (last[20, 10] != first[20, 10]).any(), "the observation"
