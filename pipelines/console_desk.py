@@ -173,15 +173,14 @@ class StoreDesk:
             curves={m.label: [(point.env_steps, point.points) for point in curve] for m, curve in curves.items()},
         )
 
-    def recordings(self, limit: int) -> doc.Recordings:
+    def recordings(self, limit: int, session: str) -> doc.Recordings:
         found = self._recordings()
         if found is None:
             return doc.Recordings(folder=self._folder, total=0, recordings=[], unreadable={})
-        newest = [found[index] for index in range(len(found) - 1, max(len(found) - limit, 0) - 1, -1)]
         return doc.Recordings(
             folder=self._folder,
             total=len(found),
-            recordings=[_recording(episode) for episode in newest],
+            recordings=[_recording(episode) for episode in found.newest(limit, session)],
             unreadable=found.unreadable,
         )
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from brayx.errors import BadRecording, ConfigError
 from brayx.recording.comparison import Comparison, NotCompared, compare
+from brayx.recording.config import is_named
 from brayx.recording.differences import TOLERANCE
 from brayx.recording.reader import Episode
-from brayx.recording.source import is_named
 from brayx.recording.trials import open as open_recordings
 from brayx.recording.version import Version
 from brayx.tracking import tracking_uri
@@ -233,7 +233,7 @@ def recorded(recording: str, session: str = "", tracking: str | None = None) -> 
     found = open_recordings(recording, tracking=tracking)
     episodes: Sequence[Episode] = found
     if session:
-        episodes = [each for each in found if is_named(each, session)]
+        episodes = [each for each in found if is_named(each.session, session)]
     if not len(episodes):
         why = next(iter(found.unreadable.values()), "")
         what = f"no session {session!r}" if session else "no session"

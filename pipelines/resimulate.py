@@ -17,10 +17,9 @@ from brayx.actor.config import GamecoreConfig
 from brayx.actor.logs import SessionLog
 from brayx.errors import BadRecording, ConfigError, StartupError
 from brayx.metrics import Recorder
-from brayx.recording.config import RecordingConfig
+from brayx.recording.config import RecordingConfig, is_named
 from brayx.recording.reader import Episode
 from brayx.recording.recorder import SessionRecorder
-from brayx.recording.source import is_named
 from deployments.job import JobConfig, only
 from pipelines.checks import missing_of
 from pipelines.columns import aligned
@@ -104,7 +103,7 @@ def sessions_of(episodes: Sequence[Episode], name: str = "") -> tuple[list[Episo
         BadRecording: there is no such session.
         ConfigError: these are several games.
     """
-    named = [each for each in episodes if not name or is_named(each, name)]
+    named = [each for each in episodes if not name or is_named(each.session, name)]
     games = {game_name(each.session) for each in named}
     if not games:
         raise BadRecording(f"no session {name!r} is recorded")

@@ -25,6 +25,7 @@ EVERY_S = 0.2
 
 SessionId = Annotated[str, Query(description="id of the session")]
 Registered = Annotated[str, Query(pattern=r"^models:/[^/@]+/\d+$", description="models:/NAME/VERSION")]
+Named = Annotated[str, Query(description="only of the session with this id, which may have *, or of this game")]
 First = Annotated[int, Query(ge=0, description="index of the first tick")]
 Count = Annotated[int, Query(ge=1, le=1000, description="number of ticks")]
 _PNG: dict[int | str, dict[str, Any]] = {200: {"content": {"image/png": {}}}, 204: {"description": "no frame"}}
@@ -197,9 +198,9 @@ def _recordings(desk: Desk) -> APIRouter:
     routes = APIRouter(prefix="/api/recordings", tags=["recordings"])
 
     @routes.get("")
-    def recordings(limit: Annotated[int, Query(ge=1, le=10_000)] = 200) -> doc.Recordings:
+    def recordings(limit: Annotated[int, Query(ge=1, le=10_000)] = 200, session: Named = "") -> doc.Recordings:
         """The newest recordings."""
-        return desk.recordings(limit)
+        return desk.recordings(limit, session)
 
     @routes.get("/{recording}")
     def ticks(recording: str, first: First = 0, count: Count = 100) -> doc.RecordedTicks:

@@ -47,8 +47,8 @@ class Desk(Protocol):
     def league(self) -> doc.League | None:
         """The newest league; None: there is none."""
 
-    def recordings(self, limit: int) -> doc.Recordings:
-        """The newest recordings."""
+    def recordings(self, limit: int, session: str) -> doc.Recordings:
+        """The newest recordings of sessions named as for `brayx.recording.reader.Recordings.newest`."""
 
     def recorded_ticks(self, recording: str, first: int, count: int) -> doc.RecordedTicks:
         """Consecutive ticks of a recording."""

@@ -252,7 +252,7 @@ class Recording(Document):
 
 
 class Recordings(Document):
-    """The newest recordings of the job's folder."""
+    """Recordings of the job's folder."""
 
     folder: str
     total: int

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from brayx.gamecore.protocol import game_of
 from brayx.recording.addresses import absolute
 
 
@@ -72,3 +74,8 @@ class Selection(BaseModel):
     """The seat's result in a league: ``win``, ``draw``, ``loss`` or a score."""
     human: bool | None = None
     """Only sessions that a human played: the start's body is JSON with ``"human": true``; false: only the others."""
+
+
+def is_named(session: str, name: str) -> bool:
+    """Whether ``name`` is the session's id, which may have ``*``, or its game."""
+    return name in (session, game_of(session)) or fnmatchcase(session, name)

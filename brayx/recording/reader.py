@@ -7,7 +7,7 @@ import itertools
 import operator
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -20,6 +20,7 @@ from brayx.recording import index
 from brayx.recording.addresses import files_of
 from brayx.recording.chunks import Chunk
 from brayx.recording.columns import Columns, concatenated, texts
+from brayx.recording.config import is_named
 from brayx.recording.frames import Frame, write_video
 from brayx.recording.index import Entry
 from brayx.recording.part import Part, Parts, part_at
@@ -165,6 +166,25 @@ class Recordings(Sequence["Episode"]):
                 pieces.append(_Piece(path, columns, part_at(parts, at - self._firsts[chunk])))
             made = self._made[number] = Episode(self, pieces)
         return made
+
+    def newest(self, limit: int, name: str = "") -> list[Episode]:
+        """The newest episodes, newest first.
+
+        Args:
+            limit: maximum number of episodes.
+            name: the session's id, which may have ``*``, or the game; empty: any.
+        """
+        numbers: Iterable[int] = range(len(self) - 1, -1, -1)
+        if name:
+            numbers = (number for number in numbers if is_named(self._session(number), name))
+        return [self._episode(number) for number in itertools.islice(numbers, limit)]
+
+    def _session(self, number: int) -> str:
+        """The session of an episode, which is not created for that."""
+        part = int(self._parts[self._ends[number - 1] if number else 0])
+        chunk = bisect.bisect_right(self._firsts, part) - 1
+        sessions: list[str] = self._chunks[chunk][2]["session"]
+        return sessions[(part - self._firsts[chunk]) % len(sessions)]
 
     def find(self, episode: str) -> Episode | None:
         """The episode with this id; None: there is none."""

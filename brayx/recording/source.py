@@ -18,9 +18,9 @@ import optree
 from pydantic import ValidationError
 
 from brayx.errors import BadRecording, ConfigError
-from brayx.gamecore.protocol import agent_of, game_of
+from brayx.gamecore.protocol import agent_of
 from brayx.recording.addresses import absolute
-from brayx.recording.config import Selection
+from brayx.recording.config import Selection, is_named
 from brayx.recording.fragments import Fields, fields_of, fragments
 from brayx.replay.files import Dataset, Format
 from brayx.replay.steps import BLOCK_ROWS
@@ -158,7 +158,7 @@ class Reader:
 
 def selects(only: Selection, episode: Episode) -> bool:
     """Whether an episode is selected. Reads its ticks only to select by policy version."""
-    if only.session is not None and not is_named(episode, only.session):
+    if only.session is not None and not is_named(episode.session, only.session):
         return False
     if only.agent is not None and not fnmatchcase(agent_of(episode.session) or episode.session, only.agent):
         return False
@@ -176,11 +176,6 @@ def selects(only: Selection, episode: Episode) -> bool:
         return False
     versions = episode["policy_version"]
     return _within(int(versions.min()), int(versions.max()), only.min_version, only.max_version)
-
-
-def is_named(episode: Episode, name: str) -> bool:
-    """Whether ``name`` is the session's id, which may have ``*``, or its game."""
-    return name in (episode.session, game_of(episode.session)) or fnmatchcase(episode.session, name)
 
 
 def _within(low: float | None, high: float | None, least: float | None, most: float | None) -> bool:

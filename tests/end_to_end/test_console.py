@@ -184,6 +184,10 @@ def test_recordings_trials_health_and_refusals(served: tuple[Job, Serving, Conso
     assert curves["ticks"] == [0, 1, 2, 3, 4]
     assert curves["curves"]["policy_version"] == [1.0] * 5
     assert console.refusal("GET", "/api/recordings/none") == (422, "bad_recording")
+    for name, count in (("recorded", 1), ("rec*ded", 1), ("record", 0)):
+        named = console.get("/api/recordings", session=name)
+        assert [each["id"] for each in named["recordings"]] == [recording["id"]] * count
+        assert named["total"] >= 1
     assert len(brayx.recording.open(str(job.folder / "recordings")))
 
     trials = console.get("/api/trials", project=PROJECT)

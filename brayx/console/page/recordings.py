@@ -30,7 +30,13 @@ def add(connect: Connect) -> None:
     @ui.page("/recordings")
     def recordings() -> None:
         with frame("Recordings", connect) as caller:
-            Panel(lambda: caller.get(Recordings, "/api/recordings"), _recordings, every_s=5.0)
+            heading("Recordings")
+            named = ui.input("Session or game", placeholder="4f1c, bot-*").classes("w-full max-w-xs")
+            named.props('dense outlined clearable debounce=300 aria-label="session or game"')
+            panel = Panel(
+                lambda: caller.get(Recordings, "/api/recordings", session=named.value or ""), _recordings, every_s=5.0
+            )
+            named.on_value_change(panel.refresh)
 
     @ui.page("/recordings/{recording}")
     async def recording(recording: str) -> None:
@@ -39,9 +45,9 @@ def add(connect: Connect) -> None:
 
 
 def _recordings(first: Recordings) -> Callable[[Recordings], None]:
-    heading("Recordings")
     about = ui.label().classes(MUTED)
-    none = empty("Nothing is recorded yet. A component `kind: recording` in the job records its sessions.")
+    nothing = empty("Nothing is recorded yet. A component `kind: recording` in the job records its sessions.")
+    none = empty("No recorded session has this name.")
     rows = table(
         {
             "session": "Session", "began": "Began", "ticks": "Ticks", "end": "End", "result": "Return",
@@ -52,7 +58,8 @@ def _recordings(first: Recordings) -> Callable[[Recordings], None]:
     )  # fmt: skip
 
     def update(found: Recordings) -> None:
-        none.set_visibility(not found.recordings)
+        nothing.set_visibility(not found.total)
+        none.set_visibility(bool(found.total and not found.recordings))
         rows.set_visibility(bool(found.recordings))
         why = next(iter(found.unreadable.values()), "")
         broken = f"; {len(found.unreadable)} files cannot be read: {why}" if why else ""

@@ -300,3 +300,17 @@ def test_threads_share_recordings(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(read, range(4)))
+
+
+def test_the_newest_sessions_of_a_name_are_found_over_many_files(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path), 10**9)
+    for number in range(6):
+        sessions = [f"bot-{number % 2}", f"game-{number}-agent-red"]
+        parts = [(Part(f"{number}-{each}", each, 0.0, 0, 1), ticks(1, x=1.0)) for each in sessions]
+        folder.write(parts)
+    found = open_recordings(str(tmp_path))
+    assert [each.id for each in found.newest(3)] == ["5-game-5-agent-red", "5-bot-1", "4-game-4-agent-red"]
+    assert [each.id for each in found.newest(2, "bot-0")] == ["4-bot-0", "2-bot-0"]
+    assert [each.id for each in found.newest(9, "game-3")] == ["3-game-3-agent-red"]
+    assert [each.id[0] for each in found.newest(9, "bot-*")] == ["5", "4", "3", "2", "1", "0"]
+    assert found.newest(9, "other") == []
