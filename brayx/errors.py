@@ -31,6 +31,7 @@
     │   └── BadFragment                 bad_fragment        422
     ├── LeagueError                     league_error        409
     ├── BadRecording                    bad_recording       422
+    │   └── RecordingUnknown            recording_unknown   404
     ├── NotDeterministic                not_deterministic   409
     ├── PromotionRefused                promotion_refused   409
     ├── EnvironmentFailed               environment_failed  500
@@ -358,6 +359,14 @@ class BadRecording(BrayxError):
     code = "bad_recording"
     http_status = 422
     grpc_status = "INVALID_ARGUMENT"
+
+
+class RecordingUnknown(BadRecording):
+    """There is no recording with this id."""
+
+    code = "recording_unknown"
+    http_status = 404
+    grpc_status = "NOT_FOUND"
 
 
 class NotDeterministic(BrayxError):

@@ -21,7 +21,7 @@ import numpy as np
 
 import brayx.recording
 from brayx import actions
-from brayx.errors import BadRecording, BrayxError
+from brayx.errors import BrayxError, RecordingUnknown
 from brayx.recording.comparison import Comparison, compare
 from brayx.recording.reader import Episode
 
@@ -102,7 +102,7 @@ def compared(request: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], dict
 def _episode(folder: str, recording: str) -> Episode:
     found = brayx.recording.open(folder).find(recording)
     if found is None:
-        raise BadRecording(f"there is no recording {recording!r} in {folder}")
+        raise RecordingUnknown(f"there is no recording {recording!r} in {folder}")
     return found
 
 

@@ -18,7 +18,7 @@ from brayx.actor.live_ticks import LiveFrame, LiveTicks
 from brayx.charts import CHARTS
 from brayx.console import documents as doc
 from brayx.console.link import Link
-from brayx.errors import BadRecording, ConfigError, JobNotRunning, SessionUnknown
+from brayx.errors import BadRecording, ConfigError, JobNotRunning, RecordingUnknown, SessionUnknown
 from brayx.recording.columns import texts
 from brayx.recording.frames import png
 from brayx.recording.reader import Episode, Recordings
@@ -287,7 +287,7 @@ class StoreDesk:
         recordings = self._recordings()
         found = None if recordings is None else recordings.find(recording)
         if found is None:
-            raise BadRecording(f"there is no recording {recording!r} in {self._folder or 'this job'}")
+            raise RecordingUnknown(f"there is no recording {recording!r} in {self._folder or 'this job'}")
         return found
 
 

@@ -183,7 +183,7 @@ def test_recordings_trials_health_and_refusals(served: tuple[Job, Serving, Conso
     curves = console.get(f"/api/recordings/{recording['id']}/curves")
     assert curves["ticks"] == [0, 1, 2, 3, 4]
     assert curves["curves"]["policy_version"] == [1.0] * 5
-    assert console.refusal("GET", "/api/recordings/none") == (422, "bad_recording")
+    assert console.refusal("GET", "/api/recordings/none") == (404, "recording_unknown")
     for name, count in (("recorded", 1), ("rec*ded", 1), ("record", 0)):
         named = console.get("/api/recordings", session=name)
         assert [each["id"] for each in named["recordings"]] == [recording["id"]] * count
@@ -376,7 +376,7 @@ def test_keys_have_scopes(job: Job, tmp_path: Path) -> None:
         assert reader.refusal("POST", "/api/games", json={}) == (403, "forbidden")
         assert controller.refusal("POST", "/api/games", json={}) == (400, "bad_config")
         compared = {"params": {"version": f"models:/{PROJECT}/1"}}
-        assert reader.refusal("GET", "/api/recordings/none/comparison", **compared) == (422, "bad_recording")
+        assert reader.refusal("GET", "/api/recordings/none/comparison", **compared) == (404, "recording_unknown")
     new_key(file, "game")
     with pytest.raises(ConfigError, match="'game' has no scope"):
         ConsoleKeys(Keys.load(file))
