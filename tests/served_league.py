@@ -112,21 +112,25 @@ class Pool:
 
 
 def load(folder: Path, *, league: bool, engine: str = "onnx", **actor: Any) -> JobConfig:
-    """The job, whose modules are in a folder; ``actor`` overrides options of its actor."""
-    (folder / "opponents_model.py").write_text(MODEL)
-    (folder / "opponents_agent.py").write_text(AGENT)
+    """The job, whose modules are in a folder; ``actor`` overrides options of its actor.
+
+    The modules' names have the folder's, since a process can load a name from one folder only.
+    """
+    model, agent = (f"opponents_{part}_{folder.name}" for part in ("model", "agent"))
+    (folder / f"{model}.py").write_text(MODEL)
+    (folder / f"{agent}.py").write_text(AGENT)
     parts: dict[str, Any] = {
         "project": PROJECT,
         "trial": "league",
-        "model": {"kind": "model", "module": "opponents_model", "engine": engine, "follow_s": 0.2},
-        "agent": {"kind": "agent", "module": "opponents_agent", "class": "VersionAgent"},
+        "model": {"kind": "model", "module": model, "engine": engine, "follow_s": 0.2},
+        "agent": {"kind": "agent", "module": agent, "class": "VersionAgent"},
         "actor": {"kind": "actor", "agents": ["agent"], **(actor or FREE_PORTS)},
     }
     if league:
         players = {
             "main": {"role": "main"},
             "exploiter": {"role": "exploiter", "of": "main"},
-            "tactics": {"role": "script", "script": "opponents_agent.tactics"},
+            "tactics": {"role": "script", "script": f"{agent}.tactics"},
         }
         parts["league"] = {"kind": "league", "model": "model", "resident": 2, "players": players}
     (folder / "job.yaml").write_text(yaml.safe_dump(parts))
