@@ -316,7 +316,7 @@ def test_ctrl_c_leaves_nothing_running(interrupted: Interrupted) -> None:
 
 
 def test_ctrl_c_prints_how_to_resume(interrupted: Interrupted) -> None:
-    assert interrupted.code == 130
+    assert interrupted.code == 130, interrupted.said
     assert "the same command resumes this trial" in interrupted.said
     assert interrupted.said.count("Traceback") == 1, "that of the agent, once for all sessions"
 
