@@ -138,7 +138,7 @@ class Recordings(Sequence["Episode"]):
             numbers: number of each part's episode.
         """
         first, ticks = (
-            np.concatenate([np.resize(parts[name], len(parts["episode"])) for _, _, parts in self._chunks])
+            np.array(list(itertools.chain.from_iterable(_of_each(parts, name) for *_, parts in self._chunks)))
             for name in ("first", "ticks")
         )
         order = np.lexsort((first, numbers))
@@ -232,6 +232,12 @@ class Recordings(Sequence["Episode"]):
             return Video(self._opened(name), name, chunk.sizes, chunk.fps)
 
         return self._kept(self._videos, _MAX_VIDEOS, path, make)
+
+
+def _of_each(parts: Parts, name: str) -> list[Any]:
+    """The values of a field of all parts."""
+    values = parts[name]
+    return values if len(values) > 1 else values * len(parts["episode"])
 
 
 @dataclass(frozen=True)
