@@ -64,7 +64,8 @@ def _reader(arguments: argparse.Namespace) -> Reader:
     from brayx.recording.source import reader
     from brayx.recording.trials import open as open_recordings
 
-    opener = functools.partial(open_recordings, tracking=arguments.tracking)
+    # Once, since those of a trial may have to be downloaded.
+    opener = functools.cache(functools.partial(open_recordings, tracking=arguments.tracking))
     return reader(arguments.folder, _only(arguments), opener)
 
 
@@ -76,9 +77,12 @@ def _only(arguments: argparse.Namespace) -> dict[str, str]:
 
 def _selected(arguments: argparse.Namespace) -> Reader:
     """As `_reader`; raises ConfigError if no session is selected."""
+    from brayx.recording.source import selects
+
     found = _reader(arguments)
-    if next(found.selected(), None) is None:
-        every = found.recordings()
+    assert found.opener is not None
+    every = found.opener(found.address)  # without the warning about unreadable files, which comes with reading
+    if not any(selects(found.only, each) for each in every):
         by_result = found.only.min_result is not None or found.only.max_result is not None
         none = by_result and all(each.result is None for each in every)
         why = ", whose agents recorded no return" if none else ""

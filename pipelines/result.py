@@ -178,9 +178,9 @@ def promote(
     from brayx.engines.torch import describe, with_weights
 
     model, found = config.model, call(best_of)
-    if found is None and job.sources and not (job.actors or job.rollouts):
-        return None, "not registered: nothing played, so no checkpoint has a return; `runs:/TRIAL` names the newest"
     if found is None:
+        if job.sources and not (job.actors or job.rollouts):
+            return None, "not registered: nothing played, so no checkpoint has a return; `runs:/TRIAL` names the newest"
         few = f"fewer than {config.target_games} games (`target_games`) with an `episode_return`"
         return None, f"no champion: {few} were seen when its checkpoints were saved"
     best, folder = found

@@ -30,7 +30,7 @@ class Bodies(NamedTuple):
 
     Attributes:
         skeletons: the distinct texts, with byte 0 in the place of a fraction and byte 1 in that of a whole number.
-        which: index of each body's skeleton, ``[N]`` int32.
+        indices: index of each body's skeleton, ``[N]`` int32.
         numbers: the numbers of each body in order, ``[N, K]`` float32, padded with zeros.
     """
 

@@ -134,7 +134,7 @@ class Chunk:
     """A chunk, open for reading. Thread safe.
 
     Args:
-        file: an open file, which goes with the chunk.
+        file: an open file; it is closed when the chunk is no longer used.
         name: the file's name in errors.
 
     Attributes:

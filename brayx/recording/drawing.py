@@ -73,7 +73,7 @@ class Drawer:
             some, began = drawable[first : first + _AT_ONCE], time.monotonic()
             try:
                 made = function([found[at] for at in some])
-                self._draws_games = len(some) > 1 and isinstance(made, np.ndarray) and made.ndim < 4
+                self._draws_games = len(some) > 1 and _is_single(made)
                 made = _each(made, len(some), name)
             except Exception as error:  # a user's function may raise anything
                 self._failed(error, len(some))
@@ -90,9 +90,14 @@ class Drawer:
         self.failure = f"{type(error).__name__}: {error}"[:500]
 
 
+def _is_single(made: Any) -> bool:
+    """Whether a function returned an image, not several."""
+    return isinstance(made, np.ndarray) and made.ndim < 4
+
+
 def _each(made: Any, count: int, name: str) -> list[Any]:
     """The function's result as an image for each of ``count`` states."""
-    images = [made] if isinstance(made, np.ndarray) and made.ndim < 4 else list(made)
+    images = [made] if _is_single(made) else list(made)
     if len(images) != count:
         raise ConfigError(
             f"{name} returned {len(images)} images for {count} states: frames need a function that draws each tick, "

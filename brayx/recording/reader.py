@@ -149,7 +149,7 @@ class Recordings(Sequence["Episode"]):
         for part in order.tolist():
             before = kept[-1] if kept else part
             if part != before and numbers[part] == numbers[before] and first[part] < first[before] + ticks[before]:
-                path, *_ = self._chunks[bisect.bisect_right(self._firsts, part) - 1]
+                (path, *_), _ = self._located(part)
                 self.unreadable[path] = f"{path} has ticks of sessions that another file has: is it a copy?"
             else:
                 kept.append(part)
@@ -160,10 +160,9 @@ class Recordings(Sequence["Episode"]):
         made = self._made.get(number)
         if made is None:
             pieces = []
-            for at in self._parts[self._ends[number - 1] if number else 0 : self._ends[number]].tolist():
-                chunk = bisect.bisect_right(self._firsts, at) - 1
-                path, columns, parts = self._chunks[chunk]
-                pieces.append(_Piece(path, columns, part_at(parts, at - self._firsts[chunk])))
+            for part in self._parts[self._first_of(number) : self._ends[number]].tolist():
+                (path, columns, parts), at = self._located(part)
+                pieces.append(_Piece(path, columns, part_at(parts, at)))
             made = self._made[number] = Episode(self, pieces)
         return made
 
@@ -180,11 +179,19 @@ class Recordings(Sequence["Episode"]):
         return [self._episode(number) for number in itertools.islice(numbers, limit)]
 
     def _session(self, number: int) -> str:
-        """The session of an episode, which is not created for that."""
-        part = int(self._parts[self._ends[number - 1] if number else 0])
+        """The session of an episode, without creating the episode."""
+        (*_, parts), at = self._located(int(self._parts[self._first_of(number)]))
+        sessions: list[str] = parts["session"]
+        return sessions[at % len(sessions)]
+
+    def _first_of(self, number: int) -> int:
+        """Place in `_parts` of an episode's first part; ``_ends`` has the place after its last."""
+        return int(self._ends[number - 1]) if number else 0
+
+    def _located(self, part: int) -> tuple[tuple[str, tuple[str, ...], Parts], int]:
+        """The chunk of a part, and the part's index in it."""
         chunk = bisect.bisect_right(self._firsts, part) - 1
-        sessions: list[str] = self._chunks[chunk][2]["session"]
-        return sessions[(part - self._firsts[chunk]) % len(sessions)]
+        return self._chunks[chunk], part - self._firsts[chunk]
 
     def find(self, episode: str) -> Episode | None:
         """The episode with this id; None: there is none."""
@@ -207,7 +214,7 @@ class Recordings(Sequence["Episode"]):
         return self._kept(self._open, _MAX_OPEN, path, lambda: Chunk(self._opened(path), path))
 
     def _kept(self, kept: dict[str, T], most: int, path: str, make: Callable[[], T]) -> T:
-        """Of what is kept by path, what is at ``path``; makes it if it is missing."""
+        """The entry for ``path``, made if it is missing. Keeps at most ``most``, those used last."""
         with self._lock:
             found = kept.pop(path, None)
         if found is None:

@@ -38,6 +38,14 @@ _MESSAGE_BYTES = 2**20
 _IDLE_S = 1.0
 _RESTART_S = 5.0
 _END_S = 30.0
+_WHY = {
+    "disk": "the folder cannot be written",
+    "error": "what an agent set cannot be recorded, and the log says why",
+    "memory": "they came faster than the writer takes them (`memory_mb`)",
+    "slow": "drawing takes longer than playing",
+    "writer": "the writer's process died, and is started again",
+}
+"""Reasons of losses, for people."""
 _MAX_GAMES = 1024
 """Games that are remembered, so that their further sessions are recorded, too."""
 
@@ -55,16 +63,6 @@ def recorders_of(
 def closing(recorders: Sequence[SessionRecorder]) -> list[Callable[[], Awaitable[None]]]:
     """Coroutine functions that close the recorders. Each runs in a thread, since closing waits for the last writes."""
     return [functools.partial(asyncio.to_thread, each.close) for each in recorders]
-
-
-_WHY = {
-    "disk": "the folder cannot be written",
-    "error": "what an agent set cannot be recorded, and the log says why",
-    "memory": "they came faster than the writer takes them (`memory_mb`)",
-    "slow": "drawing takes longer than playing",
-    "writer": "the writer's process died, and is started again",
-}
-"""Reasons of losses, for people."""
 
 
 class SessionRecorder:
