@@ -77,6 +77,22 @@ def _interrupts_of_one_test() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _modules_of_one_file() -> Iterator[None]:
+    """Forgets the modules that a file's tests loaded from folders of jobs, since a process can load a name from one
+    folder only: whether two files may use the same name must not depend on which of them share a worker."""
+    path = list(sys.path)
+    yield
+    added = [each for each in sys.path if each not in path]
+    # Packages extend the path too, such as Ray by what it brings along.
+    folders = [each for each in added if not Path(each).is_relative_to(sys.prefix)]
+    sys.path[:] = [*path, *(each for each in added if each not in folders)]
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and any(Path(file).is_relative_to(folder) for folder in folders):
+            del sys.modules[name]
+
+
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
     """One local Ray that all tests of the session share; the value is its namespace.
