@@ -14,6 +14,9 @@ from collections.abc import Sequence
 def start_module(module: str, *words: str, files: Sequence[int] = (), **variables: str) -> subprocess.Popen[bytes]:
     """Runs ``python -m module`` in a child that imports from where this process does.
 
+    The child has a process group of its own, so Ctrl-C in a terminal does not reach it, not even while it starts: the
+    process that started it ends it.
+
     Args:
         module: dotted name.
         *words: its arguments.
@@ -28,5 +31,6 @@ def start_module(module: str, *words: str, files: Sequence[int] = (), **variable
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=files,
+        process_group=0,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **variables},
     )

@@ -263,7 +263,6 @@ def _write(pipe: IO[bytes], message: bytes) -> None:
 
 def main() -> int:
     """Answers requests on standard input until that ends, as when the training process dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process decides when to close
     with contextlib.suppress(OSError):
         os.nice(_NICE)
     answers = os.fdopen(os.dup(1), "wb")

@@ -10,7 +10,6 @@ import contextlib
 import json
 import math
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -148,7 +147,6 @@ def main(request: str, descriptor: int) -> None:
         request: JSON, as for `compared`.
         descriptor: number of the file's descriptor.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process, too; the console ends it
     with contextlib.suppress(OSError):
         os.nice(_NICE)
     out = os.fdopen(os.dup(1), "w")

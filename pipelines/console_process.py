@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import sys
 import threading
@@ -30,7 +29,6 @@ def main(settings: str, descriptor: int) -> None:
         settings: JSON, as `deployments.console_job.words_of` makes it.
         descriptor: file descriptor of the listening socket.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process, too, but only the job ends it
     with contextlib.suppress(OSError):
         os.nice(_NICE)
     requests, answers = own_pipes()

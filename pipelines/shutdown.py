@@ -32,6 +32,8 @@ _PARTS_END_S = 3.0
 """Seconds of these for the parts that produce data."""
 
 _MARK = "BRAYX_COMMAND"
+_is_killing = threading.Event()
+"""`end_within` is about to end this process."""
 
 
 class Deadline:
@@ -125,6 +127,8 @@ def leave(code: int) -> NoReturn:
 
     With Ray, torch and MLflow loaded, that clean-up takes three or four seconds.
     """
+    while _is_killing.is_set():  # the code may come from the death of a killed process
+        time.sleep(1.0)
     with contextlib.suppress(OSError):  # the reader of the output may have ended
         sys.stdout.flush()
         sys.stderr.flush()
@@ -133,6 +137,7 @@ def leave(code: int) -> NoReturn:
 
 
 def _kill() -> None:
+    _is_killing.set()
     left = marked(_MARK, os.environ.get(_MARK, ""))
     for process in left:
         with contextlib.suppress(psutil.Error):

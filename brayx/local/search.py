@@ -13,7 +13,6 @@ import pickle
 import queue
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -335,7 +334,6 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 def main() -> None:
     """Serves on standard input and output, and ends with the process that started it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the search ends it
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a training's output must not mix with the answers
     parent = os.getppid()

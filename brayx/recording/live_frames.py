@@ -12,7 +12,6 @@ import json
 import os
 import pickle
 import select
-import signal
 import sys
 import threading
 import time
@@ -189,7 +188,6 @@ def main(drawing: str, requests: IO[bytes], replies: IO[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process, too, but only the sender ends it
     os.nice(_NICE)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints of the user's function must not mix with the replies

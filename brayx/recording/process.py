@@ -161,7 +161,7 @@ def _reply(packer: Packer) -> bytes:
 
 
 if __name__ == "__main__":
-    # Signals reach the whole process group, but this process has to write everything first: it ends with its pipe.
+    # A service manager may signal all processes, but this one has to write everything first: it ends with its pipe.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICE)

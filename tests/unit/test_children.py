@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -21,5 +22,7 @@ def test_a_child_imports_from_this_process_paths_and_not_from_its_folder(
         (folder / "said.py").write_text(text)
     monkeypatch.syspath_prepend(str(ours))
     monkeypatch.chdir(here)
-    out, _ = start_module("said", " a word", ADDED=" a variable").communicate(b" an input", timeout=60)
+    child = start_module("said", " a word", ADDED=" a variable")
+    assert os.getpgid(child.pid) != os.getpgid(0), "Ctrl-C in a terminal does not reach it"
+    out, _ = child.communicate(b" an input", timeout=60)
     assert out == b"ours a word a variable an input"

@@ -128,6 +128,20 @@ def test_temporary_files_of_a_command_and_of_what_it_starts_go_with_it(
     assert "RAY_TMPDIR" not in os.environ
 
 
+def test_the_exit_code_of_a_killed_command_is_that_of_an_interrupt() -> None:
+    """Its main thread sees a killed process's end as an error."""
+    program = r"""
+import subprocess, sys
+from pipelines.shutdown import end_within, leave, mark
+mark()
+with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+    end_within(0.1)
+    child.wait()
+    leave(2)
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=WAIT_S).returncode == 130
+
+
 def test_a_command_that_hangs_is_killed_with_its_temporary_files(tmp_path: Path) -> None:
     program = r"""
 import subprocess, sys, tempfile, time
