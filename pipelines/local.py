@@ -55,6 +55,8 @@ _DOORS_END_S = 2.0
 """Share of `_END_S` for sessions, and the same for doors."""
 _INTERRUPTED_END_TIMEOUT_S = 4.0
 """Share of `_END_S` for an interrupted learner and its last checkpoint."""
+_COPY_S = 2.0
+"""Share of `_END_S` to copy recordings of an interrupted training to its trial."""
 _OPENED_S = 2.0
 """Share of `_END_S` to wait for MLflow if it is still starting."""
 _OPENED_ON_ERROR_S = 60.0
@@ -293,12 +295,24 @@ class _Training:
         elif self.learning:
             outcome = self.trainee.standings()
         self.trainee.close(self.finished)
+        if self.learning and not self.finished:
+            self._keep_recordings_in_time()
         clerk.close("FINISHED" if self.finished else "KILLED")
         name = pool_name(job, config.model)
         reason, ended = "" if learned is None else learned.reason, end_reason(config, learned)
         return TrainResult(
             trial, numbers, self.finished, name, version, seconds, curve, outcome, reason, began, errors, ended
         )
+
+    def _keep_recordings_in_time(self) -> None:
+        """Copies recordings of an interrupted training to its trial, which it ends first: slow copies are killed."""
+        self.clerk.call(Trial.finish, "KILLED")
+        try:
+            until_s = time.time() + self.end.left(_COPY_S)
+            keep_recordings(self.job, self.began_s, self.progress.say, self.clerk.call, until_s)
+        except KeyboardInterrupt:
+            self.clerk.end()  # which still copies, and nobody waits for it now
+            raise
 
     @contextlib.contextmanager
     def _console(self) -> Iterator[None]:

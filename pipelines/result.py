@@ -5,6 +5,7 @@ It is the same for every host. Knows nothing of where a job ran.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -136,7 +137,13 @@ def mark_unfinished(trial: Trial, error: BaseException | None, learned: bool) ->
         trial.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
 
 
-def keep_recordings(job: JobConfig, since_s: float, say: Callable[[str], None], call: Callable[..., Any]) -> None:
+def keep_recordings(
+    job: JobConfig,
+    since_s: float,
+    say: Callable[[str], None],
+    call: Callable[..., Any],
+    until_s: float = math.inf,
+) -> None:
     """Copies the recordings that ``recording.to_trial`` chooses to the artifacts of the trial. Does not raise.
 
     Args:
@@ -144,6 +151,7 @@ def keep_recordings(job: JobConfig, since_s: float, say: Callable[[str], None], 
         since_s: start of the training, in seconds since 1970.
         say: prints a line: what was copied, or why nothing was.
         call: runs ``function(trial, *args)`` in the process that has the trial, and returns its result.
+        until_s: as for `log_extremes`.
     """
     config = job.recording
     if config is None or not config.to_trial:
@@ -151,8 +159,9 @@ def keep_recordings(job: JobConfig, since_s: float, say: Callable[[str], None], 
     from brayx.recording.trials import log_extremes  # imports Arrow, which is slow
 
     try:
-        sessions, address = call(log_extremes, config.absolute().folder, config.to_trial, since_s)
-        say(f"{sessions} recorded sessions are artifacts of the trial: {address}")
+        sessions, left, address = call(log_extremes, config.absolute().folder, config.to_trial, since_s, until_s)
+        more = f"; there was no time for {left} more" if left else ""
+        say(f"{sessions} recorded sessions are artifacts of the trial: {address}{more}")
     except (BrayxError, OSError) as error:  # a training with a result must not fail here
         say(f"no recorded session is copied to the trial: {one_line(str(error))}")
 

@@ -61,6 +61,8 @@ _INTERRUPTED_UNDEPLOY_S = 2.0
 _INTERRUPTED_END_TIMEOUT_S = 5.0
 """Share of `_END_S` for an interrupted learner and its last checkpoint."""
 _INTERRUPTED_START_TIMEOUT_S = 1.0
+_COPY_S = 1.0
+"""Share of `_END_S` to copy recordings of an interrupted training to its trial."""
 
 
 def train(
@@ -234,6 +236,9 @@ def train_on(
         trainee.close_trials(finished)
         curve = drawn_curve(trial, job.project, config.target_return, config.x_axis)
         trial.finish("FINISHED" if finished else "KILLED")
+        if learning and not finished:  # last, since slow copies are killed
+            until_s = time.time() + end.left(_COPY_S)
+            keep_recordings(job, began_s, progress.say, lambda function, *args: function(trial, *args), until_s)
     name = pool_name(job, config.model)
     errors, reason = tuple(error_lines(numbers, notes)), "" if ended is None else ended.reason
     return TrainResult(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import itertools
+import math
 import tempfile
+import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from operator import attrgetter
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from pathlib import Path
 
 from brayx.errors import BadRecording
@@ -66,17 +69,20 @@ def log(episodes: Iterable[Episode], trial: Trial) -> tuple[int, int, str]:
     with telling(f"cannot read {address}"):
         has_some = bool(client_of(trial.uri).list_artifacts(trial.run_id, _FOLDER))
     known = [each.id for each in open(address, tracking=trial.uri)] if has_some else []
+    chosen = iter(episodes)
+    first = next(chosen, None)
+    if first is None:
+        raise BadRecording("no recorded session is selected")
     with tempfile.TemporaryDirectory(prefix="brayx-recordings-") as folder:
-        chosen = list(episodes)
-        if not chosen:
-            raise BadRecording("no recorded session is selected")
-        sessions, ticks = copy(chosen, folder, known)
+        sessions, ticks = copy(itertools.chain([first], chosen), folder, known)
         for file in sorted(Path(folder).iterdir()):  # a video sorts before its chunk, so no chunk lacks its video
             trial.log_file(file, _FOLDER)
     return sessions, ticks, address
 
 
-def log_extremes(trial: Trial, folder: str, each: int, since_s: float) -> tuple[int, str]:
+def log_extremes(
+    trial: Trial, folder: str, each: int, since_s: float, until_s: float = math.inf
+) -> tuple[int, int, str]:
     """Copies the sessions of a training that are most worth watching to its trial's artifacts.
 
     Args:
@@ -85,26 +91,32 @@ def log_extremes(trial: Trial, folder: str, each: int, since_s: float) -> tuple[
         each: maximum number of sessions with the best result, with the worst, and with an error, of which the newest
             are taken. The other sessions of their games are copied, too.
         since_s: start of the training, in seconds since 1970.
+        until_s: time, in seconds since 1970, from which on no further session is copied; the first one always is.
 
     Returns:
-        The number of copied sessions, and the address of all sessions of the trial.
+        The number of copied sessions, the number of those that were left out at ``until_s``, and the address of all
+        sessions of the trial.
 
     Raises:
         BadRecording, TrackingError: as `open` and `log`.
     """
     found = reader.open(folder)
+    # In one pass, and without the episodes: a training may have a million.
+    rows = [(at, one.result, one.end, game_of(one.session)) for at, one in enumerate(found) if one.began >= since_s]
+    ranked = [row for row in rows if row[1] is not None]
+    best = heapq.nlargest(each, ranked, key=itemgetter(1))
+    worst = heapq.nsmallest(each, ranked, key=itemgetter(1))
+    failed = [row for row in rows if row[2] == "error"][-each:]
+    chosen = dict.fromkeys((*best, *worst, *failed))
+    games = {game for *_, game in chosen} - {""}
+    chosen |= dict.fromkeys(row for row in rows if row[3] in games)
+    left = deque(chosen)
 
-    def own(kind: Callable[[Episode], bool]) -> Iterator[Episode]:
-        return (
-            one for one in found if one.began >= since_s and kind(one)
-        )  # lazily: only chosen sessions stay in memory
+    def in_time() -> Iterator[Episode]:
+        while left:
+            yield found[left.popleft()[0]]
+            if time.time() >= until_s:
+                return
 
-    result = attrgetter("result")
-    best = heapq.nlargest(each, own(lambda one: one.result is not None), key=result)
-    worst = heapq.nsmallest(each, own(lambda one: one.result is not None), key=result)
-    failed = deque(own(lambda one: one.end == "error"), maxlen=each)
-    chosen = {one.id: one for one in (*best, *worst, *failed)}
-    games = {game_of(one.session) for one in chosen.values()} - {""}
-    chosen |= {one.id: one for one in own(lambda one: game_of(one.session) in games)}
-    sessions, _, address = log(chosen.values(), trial)
-    return sessions, address
+    sessions, _, address = log(in_time(), trial)
+    return sessions, len(left), address

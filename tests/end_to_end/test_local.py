@@ -98,7 +98,7 @@ def shown(folder: Path, trial: Trial, part: str = "") -> EventAccumulator:
 
 def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folder: Path) -> None:
     with (folder / "cartpole.yaml").open("a") as job:
-        job.write("\nrecording: {kind: recording, every: 2, to_trial: 2}\n")
+        job.write("\nrecording: {kind: recording, every: 2, to_trial: 2, flush_s: 0.5}\n")
     with train(folder, 1_000_000) as killed, said_on_failure(killed):
         url = door(killed)
         engine = acts_with(killed)
@@ -123,6 +123,12 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
         engine = acts_with(interrupted)
         interrupted.until(lambda: max(saved(folder)) > steps, "it is saved again")
         interrupted.until(lambda: the_trial(folder).tags()["brayx.engine.model"] == engine, "the engine is recorded")
+        interrupted.until(
+            lambda: any(
+                each.result is not None for each in list(open_recordings(str(folder / "recordings")))[len(before) :]
+            ),
+            "a game is recorded",
+        )
         control_c_in_time(interrupted)
         assert interrupted.process.returncode == 130
         assert "interrupted: the learner saves a last checkpoint; the same command resumes this trial" in (
@@ -130,9 +136,15 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
         )
         assert "interrupted (the same command resumes it)" in interrupted.out
         assert interrupted.temporary == []
+        copied = re.search(r"(\d+) recorded sessions are artifacts of the trial: (\S+)\n", interrupted.err)
+        assert copied is not None
     trial = the_trial(folder)
     assert trial.status == "KILLED"
     assert max(saved(folder)) > steps
+    kept = open_recordings(copied[2], tracking=trial.uri)
+    assert len(kept) == int(copied[1]) >= 1, "the best of the interrupted run"
+    interrupted_ids = {each.id for each in kept}
+    assert interrupted_ids <= {each.id for each in recorded(folder)} - {each.id for each in before}
     steps = max(saved(folder))
     assert is_free(int(url.rpartition(":")[2]))
 
@@ -165,9 +177,9 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
     after = recorded(folder)
     assert {each.id for each in before} < {each.id for each in after}
     assert {each.end for each in after} <= {"stop", "shutdown", "disconnect", "drained", ""}
-    kept = open_recordings(f"runs:/{trial.run_id}/recordings", tracking=trial.uri)
-    assert 2 <= len(kept) <= 4, "the best and the worst of the last run"
-    assert {each.id for each in kept} <= {each.id for each in after} - {each.id for each in before}
+    kept = {each.id for each in open_recordings(f"runs:/{trial.run_id}/recordings", tracking=trial.uri)}
+    assert interrupted_ids < kept <= {each.id for each in after} - {each.id for each in before}
+    assert 2 <= len(kept - interrupted_ids) <= 4, "the best and the worst of the last run"
     words = ("replay", "recordings", "--model", "models:/cartpole@champion", "--json")
     with brayx(folder, *words, environment=without_ray(folder)) as replayed, said_on_failure(replayed):
         assert replayed.ended() == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -70,10 +71,10 @@ def test_a_training_keeps_its_best_and_worst_sessions_and_those_with_errors(tmp_
     job = JobConfig.load(Path(cli.TEMPLATES) / "cartpole.yaml")
     said: list[str] = []
 
-    def keep(to_trial: int, since_s: float, folder: str) -> None:
+    def keep(to_trial: int, since_s: float, folder: str, until_s: float = math.inf) -> None:
         options = RecordingConfig(folder=folder, to_trial=to_trial)
         of = job.model_copy(update={"recordings": {"recording": options}})
-        keep_recordings(of, since_s, said.append, lambda function, *args: function(other, *args))
+        keep_recordings(of, since_s, said.append, lambda function, *args: function(other, *args), until_s)
 
     other = Trial.open("game", "extremes", trial.uri)
     recorder = SessionRecorder(RecordingConfig(folder=str(tmp_path)), Recorder())
@@ -90,6 +91,8 @@ def test_a_training_keeps_its_best_and_worst_sessions_and_those_with_errors(tmp_
     keep(0, 0.0, str(tmp_path))
     keep(1, time.time(), str(tmp_path))
     keep(1, 0.0, str(tmp_path / "nothing"))
+    keep(1, began[1], str(tmp_path), until_s=time.time())
+    assert sessions(other) == ["game-agent-2"], "the best one"
     keep(1, began[1], str(tmp_path))
     game = ["game-agent-2", "game-agent-4", "game-agent-6"]
     assert sessions(other) == ["1", "5", *game], "session 0 began earlier"
@@ -99,7 +102,8 @@ def test_a_training_keeps_its_best_and_worst_sessions_and_those_with_errors(tmp_
     assert said == [
         "no recorded session is copied to the trial: no recorded session is selected",
         f"no recorded session is copied to the trial: there is no recording at {tmp_path / 'nothing'}",
-        f"5 recorded sessions are artifacts of the trial: {address}",
+        f"1 recorded sessions are artifacts of the trial: {address}; there was no time for 4 more",
+        f"4 recorded sessions are artifacts of the trial: {address}",
         f"1 recorded sessions are artifacts of the trial: {address}",
     ]
     other.finish()
