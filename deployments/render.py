@@ -67,7 +67,7 @@ class EpisodeRenderer:
         self._sessions = 0
         self._drawing: Future[Any] | None = None
 
-    def open(self, session: str, start: bytes, player: str, why: str) -> _Drawn | None:
+    def open(self, session: str, start: bytes, player: str, why: str, reply: bytes) -> _Drawn | None:
         """See `brayx.actor.logs.SessionRecorder.open`."""
         self._sessions += 1
         return _Drawn(self.draw) if (self._sessions - 1) % self._every == 0 else None

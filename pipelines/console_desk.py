@@ -26,7 +26,7 @@ from brayx.tracking import Trial, promote, registered_models, replaced, roll_bac
 from brayx.tracking.registry import STEP_TAG
 from pipelines.console_comparisons import Comparisons, Key
 from pipelines.console_games import Games, HumanGame
-from pipelines.console_ticks import data_url, tick_of
+from pipelines.console_ticks import body_of, data_url, tick_of
 from pipelines.progress import losses_of_recordings
 from pipelines.trials import trials
 
@@ -200,7 +200,10 @@ class StoreDesk:
             )
             for at in range(len(columns.number))
         ]
-        return doc.RecordedTicks(recording=_recording(episode), first=first, ticks=ticks)
+        start, reply = (body_of(text.encode(errors="surrogateescape")) for text in (episode.start, episode.start_reply))
+        return doc.RecordedTicks(
+            recording=_recording(episode), start=start, start_reply=reply, first=first, ticks=ticks
+        )
 
     def recorded_curves(self, recording: str) -> doc.RecordedCurves:
         episode = self._episode(recording)

@@ -29,8 +29,8 @@ def tick_of(
         at_s=at_s,
         seconds=seconds,
         event=event,
-        input=_body(body),
-        output=_body(reply),
+        input=body_of(body),
+        output=body_of(reply),
         arrays={name: array_of(array) for name, array in arrays.items()},
         action=array_of(arrays["action"]) if "action" in arrays else None,
         probabilities=None if logits is None else probabilities_of(np.asarray(logits), mask),
@@ -45,7 +45,7 @@ def named(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray | None:
     return arrays.get(name, next((array for path, array in arrays.items() if path.rpartition("/")[2] == name), None))
 
 
-def _body(body: bytes) -> Any:
+def body_of(body: bytes) -> Any:
     """The body as JSON, or else as text."""
     try:
         return json.loads(body) if body else None

@@ -38,6 +38,7 @@ class Seat:
     Attributes:
         episode, is_played: as the arguments.
         start: recorded body of the start.
+        start_reply: recorded reply to it; None: an older recording lacks it.
         has_started: whether its session has started.
         follows: whether all bodies so far are as recorded.
         forced: the recorded reply, if the current tick gets it; None: it gets the agents' reply.
@@ -63,6 +64,7 @@ class Seat:
         self._inputs, self._outputs = texts(columns.input), texts(columns.output)
         self.episode, self.is_played = episode, is_played
         self.start = episode.start.encode(errors="surrogateescape")
+        self.start_reply = episode.start_reply.encode(errors="surrogateescape") or None
         self.has_started = False
         self.follows = True
         self.forced: bytes | None = None
@@ -141,8 +143,8 @@ class RecordedGame:
         """The seat that a running session plays; None: it plays another game, or its seat is not recorded."""
         return self._running.get(session)
 
-    def started(self, session: str, body: bytes) -> None:
-        """Handles the start of a session.
+    def started(self, session: str, body: bytes) -> bytes | None:
+        """Handles the start of a session; returns the recorded reply, if it gets it. None: it gets the agents' reply.
 
         Raises:
             NotDeterministic: the start of a further seat has another body than the recorded one.
@@ -153,14 +155,15 @@ class RecordedGame:
             self._game = game
         if game != self._game:
             self._other_start, self.others = body, self.others + 1
-            return
+            return None
         if seat is None or seat.has_started:
-            return  # `tick` refuses it
+            return None  # `tick` refuses it
         if body != seat.start and not self.diverged:
             what = f"the start of session {session!r} is {_short(body)}, the recorded one is {_short(seat.start)}"
             raise self._failed(NotDeterministic(f"the game is not deterministic: {what}", tick=0))
         seat.has_started, seat.follows = True, body == seat.start
         self._running[session] = seat
+        return seat.start_reply if seat.follows else None
 
     def tick(self, session: str, body: bytes) -> Seat | None:
         """Handles the next tick of a session; returns its seat, as `seat` does.

@@ -243,7 +243,7 @@ class _ReplayedActor(AgentActor):
     def __init__(self, factory: AgentActorFactory, game: RecordedGame, recorder: SessionRecorder | None) -> None:
         super().__init__(factory)
         self._game, self._recorder = game, recorder
-        self._id, self._body = "", b""
+        self._id, self._body, self._reply = "", b"", b""
 
     def ask(self, opponent: str) -> None:
         """Ignored, since the seat has its player."""
@@ -253,15 +253,17 @@ class _ReplayedActor(AgentActor):
 
     async def start(self, session: str, body: bytes) -> bytes:
         self._id, self._body = session, body
-        self._game.started(session, body)
-        return await super().start(session, body)
+        recorded = self._game.started(session, body)
+        reply = await super().start(session, body)
+        self._reply = reply if recorded is None else recorded
+        return self._reply
 
     async def tick(self, body: bytes) -> bytes:
         seat = self._game.tick(self._id, body)
         if seat is None:
             return await super().tick(body)
         if seat.forced is None and self._recorder is not None:
-            log = self._recorder.open(self._id, self._body, self.facts()["player"])
+            log = self._recorder.open(self._id, self._body, self.facts()["player"], reply=self._reply)
             if log is not None:
                 self.attach(log)
             self._recorder = None
@@ -276,7 +278,7 @@ class _EndRecorder:
     def __init__(self, game: RecordedGame) -> None:
         self._game = game
 
-    def open(self, session: str, start: bytes, player: str, why: str) -> SessionLog | None:
+    def open(self, session: str, start: bytes, player: str, why: str, reply: bytes) -> SessionLog | None:
         return _EndLog(self._game, session)
 
 

@@ -110,7 +110,8 @@ class AgentActor(Actor):
         self._delay = Delay(player.delay) if player.delay else None
         try:
             self._failures = SessionFailures(player.services.recorder)
-            self._logs = SessionLogs(factory.recorders, session, body, player.label, self._recorded_for)
+            reply = b"Game Started" if player.reply is None else dumps_json(player.reply).encode()
+            self._logs = SessionLogs(factory.recorders, session, body, player.label, self._recorded_for, reply)
             report = None if player.report is None else self._report
             services = replace(player.services, report=report, keep=self._keep)
             self._models = await SessionModels.open(services, self._arms(), self._drawn_by(session), self._carried)
@@ -127,7 +128,7 @@ class AgentActor(Actor):
             self._models.count("arm_sessions", 1.0)
         if factory.games is not None:  # last: a failed start has no end at which to leave
             self._seat = factory.games.join(session, tick=self._tick, agents=len(self._agents))
-        return b"Game Started" if player.reply is None else dumps_json(player.reply).encode()
+        return reply
 
     async def snapshot(self) -> bytes | None:
         """The agents' own snapshots, after the episode so far has been handed over, so that none of it is lost.

@@ -68,7 +68,7 @@ class SessionRecorder(Protocol):
     def on_request(self) -> bool:
         """Whether it keeps every session whose start asks for it."""
 
-    def open(self, session: str, start: bytes, player: str, why: str) -> SessionLog | None:
+    def open(self, session: str, start: bytes, player: str, why: str, reply: bytes) -> SessionLog | None:
         """Opens the log of a new session; None: this session is not kept.
 
         Args:
@@ -76,6 +76,7 @@ class SessionRecorder(Protocol):
             start: body of its start.
             player: its player in a league; else empty.
             why: reason to keep it in any case, such as `REQUESTED`; empty: the recorder chooses.
+            reply: reply to its start.
         """
 
 
@@ -84,7 +85,7 @@ class SessionLogs:
 
     Args:
         recorders: may each open a log.
-        session, start, player, why: as for `SessionRecorder.open`.
+        session, start, player, why, reply: as for `SessionRecorder.open`.
 
     Attributes:
         taking: the logs that take ticks.
@@ -97,8 +98,9 @@ class SessionLogs:
         start: bytes = b"",
         player: str = "",
         why: str = "",
+        reply: bytes = b"",
     ) -> None:
-        opened = [each.open(session, start, player, why) for each in recorders]
+        opened = [each.open(session, start, player, why, reply) for each in recorders]
         self._all = tuple(log for log in opened if log is not None)
         self.taking: tuple[SessionLog, ...] = ()
         self._choose()

@@ -267,6 +267,10 @@ class RecordedTicks(Document):
     """Consecutive ticks of a recording."""
 
     recording: Recording
+    start: Any
+    """Body of the session's start: JSON, or else text."""
+    start_reply: Any
+    """Reply to it; null: an older recording, which lacks it."""
     first: int
     ticks: list[Tick]
 

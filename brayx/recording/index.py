@@ -11,7 +11,7 @@ import json
 import zlib
 from typing import Any, NamedTuple
 
-from brayx.recording.part import Parts, check_parts
+from brayx.recording.part import DEFAULTS, Parts, check_parts
 
 SUFFIX = ".index"
 CHUNKS = 64
@@ -59,5 +59,6 @@ def read(data: bytes) -> dict[str, Entry]:
 def _entry(size: Any, columns: Any, parts: Any) -> Entry:
     if type(size) is not int or any(type(name) is not str for name in columns):
         raise ValueError("this is not an entry of an index")
+    parts = DEFAULTS | parts
     check_parts(parts)
     return Entry(size, tuple(columns), parts)

@@ -30,6 +30,7 @@ class Part:
         row: the part's first row in the chunk.
         reported: result that the seat reported in a league: ``win``, ``draw``, ``loss`` or a score; empty: none yet.
         frames: number of ticks with a frame.
+        start_reply: reply to the session's start, as text like ``start``; empty: an older file, which lacks it.
     """
 
     episode: str
@@ -48,6 +49,7 @@ class Part:
     row: int = 0
     reported: str = ""
     frames: int = 0
+    start_reply: str = ""
 
     def after(self, before: Sequence[Part]) -> Part:
         """This part joined with the parts before it."""
@@ -117,7 +119,7 @@ def check_parts(parts: Parts) -> None:
             raise ValueError(f"a part's {name} is {str(next(v for v in values if type(v) in wrong))[:80]!r}")
         if types == (int,) and not (name == "ticks") <= min(values) <= max(values) < _LARGEST:
             raise ValueError(f"a part's {name} goes from {min(values)} to {max(values)}")
-        if types == (str,) and name != "start":
+        if types == (str,) and name not in ("start", "start_reply"):
             check_text(values)
     began = parts["began"]
     if not (all(map(math.isfinite, began)) and 0 <= min(began) <= max(began) <= _LATEST):

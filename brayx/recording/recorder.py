@@ -122,7 +122,9 @@ class SessionRecorder:
         """See `brayx.actor.logs.SessionRecorder`."""
         return self.config.on_request
 
-    def open(self, session: str, start: bytes, player: str = "", why: str = "") -> RecordedSession | None:
+    def open(
+        self, session: str, start: bytes, player: str = "", why: str = "", reply: bytes = b""
+    ) -> RecordedSession | None:
         """See `brayx.actor.logs.SessionRecorder.open`; None: the recorder is closed."""
         why = why or ("every" if self._is_nth(session) else "")
         if self._closed:
@@ -131,7 +133,7 @@ class SessionRecorder:
             self._thread = threading.Thread(target=self._work, name="brayx-recorder", daemon=True)
             self._thread.start()
         group = self._groups.setdefault(agent_of(session), TickGroup(self))
-        return RecordedSession(self, group, session, start, player, why)
+        return RecordedSession(self, group, session, start, player, why, reply)
 
     def _is_nth(self, session: str) -> bool:
         """Whether `RecordingConfig.every` selects this session. The sessions of one game count as one."""

@@ -51,7 +51,7 @@ def write_rerun(episodes: Iterable[Episode], out: Path) -> tuple[int, int]:
         stream = rr.RecordingStream("brayx", recording_id=episode.id)
         stream.save(out / f"{file_name(episode)}.rrd")
         stream.send_recording_name(episode.session)
-        facts = {"player": episode.player, "end": episode.end, "why": episode.why, "start": episode.start}
+        facts = {name: getattr(episode, name) for name in ("player", "end", "why", "start", "start_reply")}
         result = {} if episode.result is None else {"result": episode.result}
         stream.send_property("session", rr.AnyValues(**facts, **result))
         for first in range(0, len(episode), _BLOCK):

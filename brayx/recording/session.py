@@ -36,6 +36,7 @@ class RecordedSession(SessionLog):
         group: sends its ticks.
         session, start, player: as in `brayx.recording.part.Part`.
         why: why the session is recorded; empty: undecided.
+        reply: reply to the session's start.
 
     Attributes:
         began: when the session started, by `brayx.clock`.
@@ -44,11 +45,18 @@ class RecordedSession(SessionLog):
 
     __slots__ = (
         "_began_at", "_episode", "_event", "_forwards", "_group", "_limit", "_lost", "_player", "_recorder",
-        "_reported", "_sent", "_session", "_start", "_ticks", "began", "is_taking", "stop_body", "why",
+        "_reported", "_sent", "_session", "_start", "_start_reply", "_ticks", "began", "is_taking", "stop_body", "why",
     )  # fmt: skip
 
     def __init__(
-        self, recorder: SessionRecorder, group: TickGroup, session: str, start: bytes, player: str, why: str
+        self,
+        recorder: SessionRecorder,
+        group: TickGroup,
+        session: str,
+        start: bytes,
+        player: str,
+        why: str,
+        reply: bytes,
     ) -> None:
         self.why = why
         self._group = group
@@ -57,6 +65,7 @@ class RecordedSession(SessionLog):
         self._recorder = recorder
         self._session = session
         self._start = start.decode(errors="surrogateescape")
+        self._start_reply = reply.decode(errors="surrogateescape")
         self._player = player
         self._episode = uuid.uuid4().hex
         self.began = clock.now()
@@ -184,4 +193,5 @@ class RecordedSession(SessionLog):
             0,
             self._reported,
             0,
+            self._start_reply,
         )

@@ -176,6 +176,7 @@ def test_recordings_trials_health_and_refusals(served: tuple[Job, Serving, Conso
     (recording,) = recorded()
     assert (recording["ticks"], recording["end"], recording["result"]) == (5, "stop", 7.0)
     found = console.get(f"/api/recordings/{recording['id']}", first=1, count=2)
+    assert (found["start"], found["start_reply"]) == (None, "Game Started")
     assert [(each["number"], each["input"], each["arrays"]["obs"]) for each in found["ticks"]] == [
         (1, {"x": 1.0}, [1.0, 0.0]),
         (2, {"x": 2.0}, [2.0, 0.0]),

@@ -160,6 +160,7 @@ def test_a_recording_is_scrubbed_by_the_keyboard(served: tuple[Job, Serving, Con
     number = page.get_by_text("Tick", exact=True).locator("xpath=following-sibling::*")
     expect(number).to_have_text("0")
     expect(page.get_by_text("300 ticks, end: stop, return 7")).to_be_visible()
+    expect(page.get_by_text("its reply: Game Started")).to_be_visible()
     for key, at in (("ArrowRight", 1), ("Shift+ArrowRight", 11), ("PageDown", 111), ("ArrowLeft", 110), ("End", 299)):
         page.keyboard.press(key)
         expect(number).to_have_text(str(at))

@@ -13,7 +13,7 @@ from brayx.console.page.caller import Caller, Connect
 from brayx.console.page.charts import lines, put_lines
 from brayx.console.page.comparison import Compare
 from brayx.console.page.frame import MUTED, Panel, empty, frame, heading, loading, number, put_rows, sentence, table
-from brayx.console.page.tick import TickView
+from brayx.console.page.tick import TickView, short
 from brayx.errors import BrayxError
 
 _WINDOW = 256
@@ -101,6 +101,7 @@ class _Recorded:
         with self._body:
             self._title = ui.label().classes("text-xl font-bold break-all")
             self._about = ui.label().classes(MUTED)
+            self._started = ui.label().classes(f"text-xs break-all {MUTED}")
             with ui.row().classes("w-full items-center no-wrap gap-3"):
                 self._play = ui.button(icon="play_arrow", on_click=self._toggle).props('round dense aria-label="play"')
                 self._slider = ui.slider(min=0, max=1, step=1, value=0)
@@ -128,6 +129,7 @@ class _Recorded:
             )
             self._windows[0] = found.ticks
             self._head(found.recording)
+            self._started.set_text(f"Start: {short(found.start)}; its reply: {short(found.start_reply)}")
             await self._show()
             await self._load_curves()
             await self._compare.load()

@@ -44,7 +44,7 @@ class TickView:
         """Shows a tick. With ``with_image=False``, the previous image stays until `show_image`."""
         texts = {
             "Tick": number(tick.number),
-            "Action": _short(tick.action),
+            "Action": short(tick.action),
             "Value": number(tick.value),
             "Policy version": number(tick.policy_version),
             "Took": f"{tick.seconds * 1e3:.2f} ms" if tick.seconds else "-",
@@ -57,7 +57,7 @@ class TickView:
             self.show_image(tick.image)
         self._input.set_text(_pretty(tick.input))
         self._output.set_text(_pretty(tick.output))
-        self._arrays.set_text("\n".join(f"{name}: {_short(value)}" for name, value in sorted(tick.arrays.items())))
+        self._arrays.set_text("\n".join(f"{name}: {short(value)}" for name, value in sorted(tick.arrays.items())))
         self._bars.show(tick.probabilities, tick.action)
 
     def show_image(self, image: str | None) -> None:
@@ -123,11 +123,11 @@ def _pretty(value: Any) -> str:
     return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]} … ({len(text):,} characters)"
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
         return number(value)
     if isinstance(value, list):
-        return "[" + ", ".join(_short(each) for each in value) + "]"
+        return "[" + ", ".join(short(each) for each in value) + "]"
     return str(value)

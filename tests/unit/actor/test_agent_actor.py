@@ -429,7 +429,7 @@ class Results(SessionLog):
     def __init__(self, kept: list[float | None]) -> None:
         self.kept = kept
 
-    def open(self, session: str, start: bytes, player: str, why: str) -> SessionLog:
+    def open(self, session: str, start: bytes, player: str, why: str, reply: bytes) -> SessionLog:
         return self
 
     def end(self, reason: str, result: float | None) -> None:
@@ -791,7 +791,7 @@ class Breaks:
 
         return SeatedPlayer("main", Services(), None, None, leave, release=release)
 
-    def open(self, session: str, start: bytes, player: str, why: str) -> SessionLog:
+    def open(self, session: str, start: bytes, player: str, why: str, reply: bytes) -> SessionLog:
         return Ends(self.log)
 
 

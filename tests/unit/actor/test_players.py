@@ -193,7 +193,7 @@ class Broken:
 
     on_request = False
 
-    def open(self, session: str, start: bytes, player: str, why: str) -> SessionLog:
+    def open(self, session: str, start: bytes, player: str, why: str, reply: bytes) -> SessionLog:
         raise OSError("disk full")
 
 

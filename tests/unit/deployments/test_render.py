@@ -50,7 +50,7 @@ def test_other_results_are_refused(picture: object) -> None:
 
 def test_sessions_are_chosen_at_the_given_interval() -> None:
     renderer = EpisodeRenderer(lambda episode: Future(), every=3)
-    assert [renderer.open("s", b"", "", "") is not None for _ in range(7)] == [
+    assert [renderer.open("s", b"", "", "", b"") is not None for _ in range(7)] == [
         True,
         False,
         False,

@@ -49,7 +49,7 @@ def record(tmp_path: Path) -> Callable[..., list[Episode]]:
     def made(events: Sequence[str] = (), **lengths: int) -> list[Episode]:
         recorder = SessionRecorder(RecordingConfig(folder=str(tmp_path)), Recorder())
         for agent, length in lengths.items():
-            log = recorder.open(f"old-agent-{agent}", START)
+            log = recorder.open(f"old-agent-{agent}", START, reply=f"{agent} started".encode())
             assert log is not None
             for number in range(length):
                 log.tick(State("s", tick=number), b"%d" % number, f"{agent} {number}".encode(), 0.0, 0.0)
@@ -91,6 +91,14 @@ def test_every_seat_gets_its_recorded_replies_up_to_the_tick(record) -> None:
         play.game.ended(f"new-agent-{agent}", "stop", 1.5)
     assert play.game.over.is_set()
     assert [(seat.ticks, seat.end, seat.result) for seat in play.game.seats] == [(4, "stop", 1.5), (3, "stop", 1.5)]
+
+
+def test_a_start_gets_its_recorded_reply_if_its_body_is_the_recorded_one(record) -> None:
+    play = Play(record(a=TICKS, b=TICKS), 0, "old-agent-a")
+    assert play.game.started("other-agent-a", b"other") is None
+    assert play.game.started("new-agent-a", START) == b"a started"
+    assert play.tick("a", b"0") == "new"
+    assert play.game.started("new-agent-b", b"other") is None
 
 
 def test_a_seat_that_is_not_played_gets_them_until_its_bodies_differ(record) -> None:

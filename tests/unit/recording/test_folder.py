@@ -109,6 +109,26 @@ def test_an_index_that_is_broken_or_out_of_date_is_not_believed(tmp_path: Path) 
         next(iter(open_recordings(str(tmp_path)))).read(0, 1, ["y"])
 
 
+def test_a_folder_of_an_older_version_lacks_the_replies_to_starts(tmp_path: Path) -> None:
+    long_session(Folder(str(tmp_path), 10**9), index.CHUNKS)
+    (listed,) = indices(tmp_path)
+    field, unknown = b'"start_reply"', b'"unknown_one"'
+    whole = gzip.decompress(listed.read_bytes())
+    assert field in whole
+    listed.write_bytes(gzip.compress(whole.replace(field, unknown)))
+    chunks = sorted(tmp_path.glob("*.parquet"))
+    for path in chunks:
+        path.write_bytes(path.read_bytes().replace(field, unknown))
+    whole = chunks[5].read_bytes()
+    chunks[5].write_bytes(bytes(len(whole)))
+    (episode,) = open_recordings(str(tmp_path))
+    assert (len(episode), episode.start_reply) == (2 * len(chunks), ""), "its index is believed"
+    chunks[5].write_bytes(whole)
+    listed.unlink()
+    (episode,) = open_recordings(str(tmp_path))
+    assert (episode.read().number.tolist(), episode.start_reply) == (list(range(2 * len(chunks))), "")
+
+
 def test_the_oldest_chunks_go_without_a_list_of_the_folder_and_their_index_with_them(tmp_path: Path) -> None:
     own = Folder(str(tmp_path), 10**9)
     own.trim()

@@ -50,7 +50,7 @@ def body(number: int) -> bytes:
 
 
 def play(recorder: SessionRecorder, session: str, ticks: int, end: str = "stop", **more: Any) -> None:
-    log = recorder.open(session, b'{"seed": 1}', "main:3")
+    log = recorder.open(session, b'{"seed": 1}', "main:3", reply=b"\xff started")
     assert log is not None
     for number in range(ticks):
         state = State(session, tick=number)
@@ -69,6 +69,7 @@ def test_a_session_comes_back_as_it_was(tmp_path: Path) -> None:
     episodes = open_recordings(str(tmp_path / "new"))
     a, b = episodes
     assert [each.session for each in episodes] == ["a", "b"]
+    assert a.start_reply.encode(errors="surrogateescape") == b"\xff started"
     assert (len(a), a.end, a.result, a.player, a.start, a.why) == (
         3 * PACK_TICKS,
         "stop",

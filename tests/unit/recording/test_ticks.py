@@ -80,6 +80,7 @@ async def test_forwards_and_the_latency_of_each_phase_are_recorded(tmp_path: Pat
     await made.on_end("stop")
     await asyncio.to_thread(recorder.close)
     episode = only(tmp_path)
+    assert (episode.start, episode.start_reply) == ("{}", "Game Started")
     assert episode["logits"].tolist() == [[0.25, 0.75]] * 5
     assert episode["value"].tolist() == [10.0] * 5, "what the agent sets, not what the model says"
     assert episode["policy_version"].tolist() == [5] * 5
