@@ -37,7 +37,8 @@
     ├── EnvironmentFailed               environment_failed  500
     ├── ConfigError                     bad_config          400
     ├── TrackingError                   tracking_error      500
-    │   └── ModelNotFound               model_not_found     404
+    │   ├── ModelNotFound               model_not_found     404
+    │   └── TrialNotFound               trial_not_found     404
     ├── StartupError                    startup_error       500
     ├── JobNotRunning                   job_not_running     404
     └── TransportError                  transport_error     502   (raised by clients only)
@@ -409,6 +410,14 @@ class ModelNotFound(TrackingError):
     """The pool has no such model, alias or version; the message names the nearest, or what to run."""
 
     code = "model_not_found"
+    http_status = 404
+    grpc_status = "NOT_FOUND"
+
+
+class TrialNotFound(TrackingError):
+    """There is no trial with this id."""
+
+    code = "trial_not_found"
     http_status = 404
     grpc_status = "NOT_FOUND"
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from brayx.components import load
 from brayx.console import documents as doc
@@ -163,8 +164,9 @@ class HumanGame:
         with self._lock:
             if self.over or self._shown is None:
                 raise SessionUnknown("this game has ended: begin another")
-            if not any(each.move == move for each in self._shown.moves):
-                raise ProtocolError(f"{move!r} is not a legal move", field="move")
+            legal = {json.dumps(each.move, sort_keys=True) for each in self._shown.moves}
+            if json.dumps(move, sort_keys=True) not in legal:  # in Python, False is 0
+                raise ProtocolError(f"{str(move)[:80]!r} is not a legal move", field="move")
             return self._play(move)
 
     def give_up(self) -> None:
@@ -207,7 +209,7 @@ class HumanGame:
             client = self._clients[agent] = self._connect()
             reply = client.start(data, f"{self.id}-agent-{agent}")
             with contextlib.suppress(ValueError, AttributeError, TypeError):  # not every reply names an opponent
-                self._opponent = dict(json.loads(reply).get("opponent")) or self._opponent
+                self._opponent = dict(from_json(reply).get("opponent")) or self._opponent
             return reply
         if kind not in ("tick", "stop") or agent not in self._clients:
             raise ConfigError(f"the board asked for {kind!r} of {agent!r}, expected start, then tick or stop, or ask")
@@ -233,11 +235,13 @@ def _run(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def _checked(board: Any) -> doc.Board:
     try:
-        found = doc.Board.model_validate(board)
+        found = doc.Board.model_validate_json(json.dumps(board))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise ConfigError(f"the board is not one: {where}: {first['msg']}") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the board is not JSON: {error}") from None
     for move in found.moves:
         if move.at is not None and not (
             0 <= move.at[0] < len(found.rows) and 0 <= move.at[1] < len(found.rows[move.at[0]])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from pydantic_core import from_json
 
 from brayx.console import documents as doc
 from brayx.recording.frames import is_image, png
@@ -46,10 +46,10 @@ def named(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray | None:
 
 
 def body_of(body: bytes) -> Any:
-    """The body as JSON, or else as text."""
+    """The body as JSON, or else as text, such as one that is nested too deeply for the console's own JSON."""
     try:
-        return json.loads(body) if body else None
-    except (ValueError, RecursionError):
+        return from_json(body) if body else None
+    except ValueError:
         return body[:_MAX_TEXT].decode(errors="replace")
 
 
@@ -65,14 +65,17 @@ def array_of(array: np.ndarray) -> Any:
 
 def probabilities_of(logits: np.ndarray, mask: np.ndarray | None) -> list[float] | None:
     """Probabilities of actions ``[A]`` from logits ``[A]``; 0 for actions that the mask ``[A]`` forbids."""
-    if logits.ndim != 1 or not np.isfinite(logits).any():
+    if logits.ndim != 1:
         return None
     shown = logits.astype(np.float64)
     if mask is not None and np.shape(mask) == shown.shape:
         shown = np.where(np.asarray(mask) != 0, shown, -np.inf)
-    shown = np.exp(shown - shown.max())
+    largest = shown.max(initial=-np.inf)
+    if not np.isfinite(largest):  # NaN or infinity among them, or nothing is allowed
+        return None
+    shown = np.exp(shown - largest)
     found: list[float] = (shown / shown.sum()).tolist()
-    return found if np.isfinite(found).all() else None
+    return found
 
 
 def _image(array: np.ndarray) -> str | None:

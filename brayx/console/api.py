@@ -14,11 +14,12 @@ from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response, StreamingResponse
 from fastapi.security import HTTPBasic
+from starlette.exceptions import HTTPException
 
 from brayx.console import documents as doc
 from brayx.console.desk import Desk
 from brayx.console.guard import ConsoleKeys, Guard, refusal
-from brayx.errors import BrayxError, ProtocolError, first_line
+from brayx.errors import BodyTooLarge, BrayxError, ProtocolError, first_line
 
 EVERY_S = 0.2
 """Time between two messages of a followed session."""
@@ -28,10 +29,11 @@ Registered = Annotated[str, Query(pattern=r"^models:/[^/@]+/\d+$", description="
 Named = Annotated[str, Query(description="only of the session with this id, which may have *, or of this game")]
 First = Annotated[int, Query(ge=0, description="index of the first tick")]
 Count = Annotated[int, Query(ge=1, le=1000, description="number of ticks")]
-_PNG: dict[int | str, dict[str, Any]] = {200: {"content": {"image/png": {}}}, 204: {"description": "no frame"}}
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    "default": {"description": "a typed error: `error`, `message`, `details`", "content": {"application/json": {}}}
-}
+_Replies = dict[int | str, dict[str, Any]]
+_PNG: _Replies = {200: {"content": {"image/png": {}}}, 204: {"description": "no frame"}}
+_EVENTS: _Replies = {200: {"content": {"text/event-stream": {}}}}
+_ERRORS: _Replies = {"default": {"model": doc.Refusal, "description": "a typed error"}}
+_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"]
 
 
 def create_app(desk: Desk, keys: ConsoleKeys | None = None) -> FastAPI:
@@ -61,6 +63,12 @@ def create_app(desk: Desk, keys: ConsoleKeys | None = None) -> FastAPI:
     async def malformed(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         return refusal(ProtocolError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}"))
+
+    @app.exception_handler(HTTPException)
+    async def refused_by_framework(_: Request, error: HTTPException) -> Response:
+        """Such as a body that cannot be parsed, or that `Guard` finds too large."""
+        kind = BodyTooLarge if error.status_code == BodyTooLarge.http_status else ProtocolError
+        return Response(kind(str(error.detail)).to_wire(), error.status_code, media_type="application/json")
 
     @app.exception_handler(Exception)
     async def failed(_: Request, error: Exception) -> Response:  # the server also logs its traceback
@@ -96,7 +104,7 @@ def _sessions(desk: Desk) -> APIRouter:
         """The newest ticks of a session. It is followed from the first call until 3 s after the last one."""
         return desk.ticks(session, after)
 
-    @routes.get("/follow", response_class=StreamingResponse)
+    @routes.get("/follow", response_class=StreamingResponse, responses=_EVENTS)
     async def follow(session: SessionId) -> Response:
         """Follows a session by server-sent events, which have its newest ticks, until it ends."""
         first = await asyncio.to_thread(desk.ticks, session, 0)
@@ -251,7 +259,8 @@ def _rest() -> APIRouter:
         """The API's documentation page. It works offline, since it loads nothing from other sites."""
         return HTMLResponse(importlib.resources.files("brayx.console").joinpath("docs.html").read_text())
 
-    @routes.api_route("/api/{path:path}", methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"])
+    @routes.api_route("/api", methods=_METHODS)
+    @routes.api_route("/api/{path:path}", methods=_METHODS)
     def unknown(request: Request) -> Response:
         error = ProtocolError(f"there is no {request.method} {request.url.path[:200]}: /docs lists the calls")
         return Response(error.to_wire(), 404, media_type="application/json")

@@ -419,3 +419,14 @@ class Done(Document):
     """What a control call did, in words."""
 
     done: str
+
+
+class Refusal(Document):
+    """A typed error; see `brayx.errors`."""
+
+    error: str
+    """Its code."""
+    message: str
+    """What is wrong, and what was expected."""
+    details: dict[str, Any]
+    """Facts for programs."""

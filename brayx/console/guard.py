@@ -1,4 +1,5 @@
 """Decides who may use the console: keys with scopes, and protection from other sites' pages in a viewer's browser.
+Also refuses large bodies.
 
 A key is a line ``SCOPE/NAME: secret`` of a keys file (`brayx keys new --scope control`); a request has it as HTTP Basic
 credentials. ``read`` may only read, ``control`` may also change things. Without keys, everybody on this machine may do
@@ -14,16 +15,18 @@ import hmac
 from typing import Literal
 from urllib.parse import urlsplit
 
+from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from brayx.errors import BrayxError, ConfigError, Forbidden, Unauthorized
+from brayx.errors import BodyTooLarge, BrayxError, ConfigError, Forbidden, Unauthorized
 from brayx.gamecore.auth import Keys
 from brayx.ports import is_loopback
 
 KeyScope = Literal["read", "control"]
 SCOPES: tuple[KeyScope, ...] = ("read", "control")
+_MAX_BODY_BYTES = 1 << 20
 _PAGE = "/_nicegui"
 """Prefix of the page's own traffic. The page calls the API with the viewer's credentials, which are checked there."""
 
@@ -95,7 +98,7 @@ class Guard:
                 return
             await refusal(error)(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        await self._app(scope, _bounded(receive), send)
 
     def _check(self, request: HTTPConnection) -> None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
@@ -109,6 +112,21 @@ class Guard:
         changes = request.scope["type"] == "http" and request.scope["method"] not in ("GET", "HEAD", "OPTIONS")
         if changes and scope != "control" and not request.url.path.startswith(_PAGE):
             raise Forbidden("this key may read only: control calls need a key of scope control", scope=scope)
+
+
+def _bounded(receive: Receive) -> Receive:
+    """Limits a request's body. FastAPI's own limit would answer with plain text."""
+    size = 0
+
+    async def receive_and_count() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > _MAX_BODY_BYTES:
+            raise HTTPException(BodyTooLarge.http_status, f"body of more than {_MAX_BODY_BYTES} bytes")
+        return message
+
+    return receive_and_count
 
 
 def refusal(error: BrayxError) -> Response:

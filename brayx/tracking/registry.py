@@ -18,11 +18,11 @@ from brayx.engines.base import LeafSpec, ModelSpec, check_finite, load_weights
 from brayx.errors import BadWeights, ConfigError, ModelNotFound, nearest_version
 from brayx.tracking.artifacts import files_at, local_folder
 from brayx.tracking.lineage import LINEAGE_TAG, origins_in
-from brayx.tracking.store import client_of, sqlite_path, telling
+from brayx.tracking.store import client_of, get_or_none, sqlite_path, telling
 from brayx.tracking.trial import Checkpoint, Trial
 
 if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
+    from mlflow.entities.model_registry import ModelVersion
     from mlflow.tracking import MlflowClient
 
 STEP_TAG = "brayx.step"
@@ -121,7 +121,7 @@ def register_files(
 
 def _known(client: MlflowClient, trial: Trial, model_name: str) -> list[ModelVersion]:
     """The trial's versions of a model; creates the model if it is absent."""
-    if _registered(client, model_name) is None:
+    if get_or_none(client.get_registered_model, model_name) is None:
         about = f"Policies of brayx's project {trial.project!r}. Alias `champion`: the one with the highest return."
         client.create_registered_model(model_name, description=about)
     found = client.search_model_versions(f"name = '{model_name}'")
@@ -182,7 +182,7 @@ def find(reference: str, uri: str) -> PoolEntry:
         raise ModelNotFound(f"no model {name!r}: there is no MLflow database {path}; {_ADVICE}", reference=reference)
     with telling(f"cannot read the model registry of {uri}"):
         client = client_of(uri)
-        model = _registered(client, name)
+        model = get_or_none(client.get_registered_model, name)
         if model is None:
             # Only a hint, so one page of names will do.
             names = {other.name: other for other in client.search_registered_models()}
@@ -224,7 +224,7 @@ def aliases(name: str, uri: str) -> dict[str, int]:
     if path is not None and not path.exists():
         return {}
     with telling(f"cannot read the model registry of {uri}"):
-        model = _registered(client_of(uri), name)
+        model = get_or_none(client_of(uri).get_registered_model, name)
         return {} if model is None else {alias: int(version) for alias, version in model.aliases.items()}
 
 
@@ -248,8 +248,10 @@ def promote(
         BadWeights: the version's weights hold NaN or infinity, or cannot be read; the alias stays.
         TrackingError: the registry failed.
     """
-    if not re.fullmatch(r"(?![vV]\d+$|latest$)[A-Za-z][\w-]*", to):
-        raise ConfigError(f"alias {to!r} is invalid: expected letters, digits, _ and -, but not v1 or latest")
+    if not re.fullmatch(r"(?![vV]\d+$|latest$)[A-Za-z][\w-]{0,254}", to):
+        raise ConfigError(
+            f"alias {to[:80]!r} is invalid: expected at most 255 letters, digits, _ and -, but not v1 or latest"
+        )
     if version is not None:
         name = re.match(r"models:/([^/@]+)", reference)
         reference = f"models:/{name[1]}/{version}" if name else reference
@@ -328,7 +330,7 @@ def registered_models(uri: str) -> list[PoolModel]:
 
 def _point(client: MlflowClient, name: str, alias: str, version: int) -> int | None:
     """Points an alias at a version, which keeps the number of the one before; returns that."""
-    model = _registered(client, name)
+    model = get_or_none(client.get_registered_model, name)
     before = None if model is None or alias not in model.aliases else int(model.aliases[alias])
     client.set_registered_model_alias(name, alias, str(version))
     if before not in (None, version):
@@ -398,19 +400,6 @@ def _lineage(trial: Trial) -> dict[str, str]:
         numbers = {"parent_version": str(parent.version), "parent_step": str(parent.step)}
         return {"parent": parent.name, **numbers, "lineage": kept}
     return {}
-
-
-def _registered(client: MlflowClient, name: str) -> RegisteredModel | None:
-    """The model of exactly that name, or None."""
-    from mlflow.exceptions import MlflowException
-    from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
-
-    try:
-        return client.get_registered_model(name)
-    except MlflowException as error:
-        if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
-            return None
-        raise
 
 
 def _nearest(word: str, known: Mapping[str, Any]) -> str:

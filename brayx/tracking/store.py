@@ -13,14 +13,16 @@ import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from brayx.errors import BrayxError, TrackingError
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
+
+T = TypeVar("T")
 
 DEFAULT_FILE = "mlflow.db"
 
@@ -157,3 +159,19 @@ def telling(what: str) -> Iterator[None]:
     except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise TrackingError(f"{what}: {reason[0]}") from error
+
+
+def get_or_none(get: Callable[[str], T], key: str) -> T | None:
+    """What a getter of MLflow's client returns for ``key``; None: MLflow has nothing of this id or name.
+
+    MLflow refuses some ids and names as invalid. Nothing can have them, so they are treated like missing ones.
+    """
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_DOES_NOT_EXIST, ErrorCode
+
+    try:
+        return get(key)
+    except MlflowException as error:
+        if error.error_code in map(ErrorCode.Name, (RESOURCE_DOES_NOT_EXIST, INVALID_PARAMETER_VALUE)):
+            return None
+        raise

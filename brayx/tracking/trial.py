@@ -22,8 +22,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl, quote, urlencode
 
-from brayx.errors import ConfigError, TrackingError, first_line
-from brayx.tracking.store import client_of, sqlite_path, telling
+from brayx.errors import ConfigError, TrackingError, TrialNotFound, first_line
+from brayx.tracking.store import client_of, get_or_none, sqlite_path, telling
 
 if TYPE_CHECKING:
     import numpy as np
@@ -138,10 +138,16 @@ class Trial:
         """The trial with that id, from any process.
 
         Raises:
-            TrackingError: there is none.
+            TrialNotFound: there is none.
+            TrackingError: the store could not be read.
         """
-        with telling(f"no trial {run_id!r} in {uri}"):
-            run = client_of(uri).get_run(run_id)
+        path = sqlite_path(uri)
+        if path is not None and not path.exists():
+            raise TrialNotFound(f"no trial {run_id[:80]!r}: there is no MLflow database {path}", trial=run_id[:80])
+        with telling(f"cannot read trial {run_id[:80]!r} of {uri}"):
+            run = get_or_none(client_of(uri).get_run, run_id)
+            if run is None:
+                raise TrialNotFound(f"no trial {run_id[:80]!r} in {uri}: see `brayx trials`", trial=run_id[:80])
             project = client_of(uri).get_experiment(run.info.experiment_id).name
             return Trial(uri, run_id, project, run.info.run_name or "")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import numpy as np
@@ -208,10 +210,50 @@ def test_recordings_trials_health_and_refusals(served: tuple[Job, Serving, Conso
         ("GET", "/api/nothing"),
         ("POST", "/api/job"),
         ("DELETE", "/api/"),
+        ("GET", "/api"),
+        ("OPTIONS", "/api/job"),
+        ("TRACE", "/api/job"),
         ("GET", "/api/trials/a/b"),
     ):
         assert console.refusal(method, path) == (404, "bad_request"), "JSON, not the page's HTML"
     assert "<html" in console.http.get("/nothing").text
+
+
+def test_no_name_in_a_call_makes_the_console_fail(served: tuple[Job, Serving, Console]) -> None:
+    """Every call that OpenAPI describes gets names that nothing has, and some that nothing can have."""
+    _, serving, console = served
+    with playing(serving.url, "named") as tick:
+        tick(1.0)
+    until(lambda: console.get("/api/recordings")["total"], "there is a recording", WAIT_S)
+    recording = console.get("/api/recordings")["recordings"][0]["id"]
+    described = console.get("/openapi.json")
+    names = ("none", "..", "%", "'", '"', "\\", " ", "\n", "\0", "é", "a/b", "-1", "9" * 40, "x" * 5000)
+    for path, calls in described["paths"].items():
+        for (method, call), name in itertools.product(calls.items(), names):
+            queries = {"session": name, "version": f"models:/{name}/1", "project": name, "metric": name}
+            known = {each["name"] for each in call.get("parameters", []) if each["in"] == "query"}
+            query = {key: value for key, value in queries.items() if key in known}
+            body = _body(call, name) if "requestBody" in call else None
+            for value in (name, recording) if "{recording}" in path else (name,):
+                url = path.replace("{recording}", quote(value, safe=""))
+                reply = console.http.request(
+                    method, re.sub(r"\{\w+\}", quote(name, safe=""), url), params=query, json=body
+                )
+                assert reply.status_code < 500, f"{method} {reply.url}: {reply.text}"
+                if reply.status_code >= 400:
+                    assert set(reply.json()) == set(described["components"]["schemas"]["Refusal"]["properties"])
+    assert console.refusal("GET", "/api/trials/none") == (404, "trial_not_found")
+
+
+def _body(call: Any, name: str) -> Any:
+    """A valid body of a call in OpenAPI."""
+    reference = call["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    return {
+        "Reference": {"version": 1, "alias": name},
+        "Share": {"share": 0.5},
+        "NewGame": {"opponent": {"level": name}},
+        "HumanMove": {"move": name},
+    }[reference.rpartition("/")[2]]
 
 
 def test_frames_live_and_recorded(served: tuple[Job, Serving, Console]) -> None:

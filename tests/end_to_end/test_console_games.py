@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
@@ -70,7 +71,7 @@ def test_a_human_plays_a_requested_version_to_the_end(served: tuple[Serving, Con
     assert marks(game) in (0, 1), "either may begin"
     assert [each["label"] for each in game["board"]["moves"]] == [f"column {column}" for column in range(1, 8)]
     path = f"/api/games/{game['game']}/moves"
-    for wrong in (7, "1", None, [0]):
+    for wrong in (7, "1", None, [0], False):
         assert console.refusal("POST", path, json={"move": wrong}) == (400, "bad_request")
     (session,) = [each["session"] for each in console.get("/api/sessions")]
     assert session == f"{game['game']}-agent-red"
@@ -115,6 +116,7 @@ def test_a_board_that_is_wrong_is_a_typed_error() -> None:
         ),
         ([("tick", "red", {})], "asked for 'tick' of 'red'"),
         ([], "the board is not one"),
+        ([("ask", "", {"rows": [], "moves": [{"move": np.int64(1), "label": "a"}]})], "the board is not JSON: .*int64"),
     ):
         with pytest.raises(ConfigError, match=said):
             game(*steps).begin()

@@ -277,6 +277,17 @@ def test_trials_and_an_empty_league(served: tuple[Job, Serving, Console], page: 
     expect(page.get_by_text("There is no league in this store.")).to_be_visible()
 
 
+def test_an_unknown_page_says_so(served: tuple[Job, Serving, Console], page: Page) -> None:
+    _, _, console = served
+    reply = page.goto(f"{console.url}/trails/<b>")
+    assert reply is not None
+    assert reply.status == 404
+    expect(page).to_have_title("Page not found - brayx console")
+    expect(page.get_by_text("The console has no page /trails/<b>.")).to_be_visible()
+    page.get_by_role("link", name="Go to the overview").click()
+    expect(page.get_by_text(PROJECT, exact=True)).to_be_visible()
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_pages_fit_the_screen_in_light_and_dark(
     served: tuple[Job, Serving, Console], browser: Browser, width: int, scheme: str

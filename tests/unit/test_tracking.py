@@ -21,7 +21,7 @@ from mlflow import MlflowClient
 
 from brayx.engines.base import save_weights
 from brayx.engines.torch import describe
-from brayx.errors import BadWeights, ConfigError, ModelNotFound, TrackingError
+from brayx.errors import BadWeights, ConfigError, ModelNotFound, TrackingError, TrialNotFound
 from brayx.tracking import (
     Checkpoint,
     PoolEntry,
@@ -162,8 +162,9 @@ class TestTrial:
         assert pickle.loads(pickle.dumps(trial)) == trial
 
     def test_attaching_to_a_missing_run_is_an_error(self, tracking_db: str) -> None:
-        with pytest.raises(TrackingError, match="no trial 'nothing'"):
-            Trial.attach(tracking_db, "nothing")
+        for run_id in ("nothing", "'"):
+            with pytest.raises(TrialNotFound, match="see `brayx trials`"):
+                Trial.attach(tracking_db, run_id)
 
     def test_metrics_have_a_history(self, tracking_db: str) -> None:
         trial = Trial.open("project", "trial", tracking_db)

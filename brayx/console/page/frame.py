@@ -44,7 +44,7 @@ def frame(title: str, connect: Connect) -> Iterator[Caller]:
     """A page's frame; elements created in the context are the page's content.
 
     Args:
-        title: the page's name, one of `PAGES`.
+        title: the page's name, such as one of `PAGES`.
         connect: makes the viewer's client.
     """
     request = ui.context.client.request

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import httpx
+import numpy as np
 import pytest
 
 from brayx.console.api import create_app
@@ -15,6 +17,7 @@ from brayx.console.link import Link, answer_requests
 from brayx.tracking import Trial
 from deployments.console_job import ConsoleJob
 from pipelines.console_desk import StoreDesk
+from pipelines.console_ticks import tick_of
 
 
 @contextlib.contextmanager
@@ -39,6 +42,32 @@ def test_only_the_trial_of_a_job_that_can_be_interrupted_can_be_stopped(tracking
     with linked(ConsoleJob(lambda: facts, can_stop=can_stop)) as link:
         found = {trial.run_id: trial.can_stop for trial in StoreDesk(tracking_db, project="p", link=link).trials("p")}
     assert found == {before.run_id: False, running.run_id: can_stop}
+
+
+@pytest.mark.parametrize("text", [r'{"x": "\ud800"}', "[" * 300 + "]" * 300, "9" * 5000, "NaN", "1e999", "no json"])
+def test_any_body_of_a_game_can_be_shown(text: str) -> None:
+    tick = tick_of(0, 0.0, 0.0, "", text.encode(), text.encode(), {"logits": np.array([np.inf, 0.0], np.float32)})
+    shown = json.loads(tick.model_dump_json())
+    assert shown["input"] == shown["output"] == (None if text in ("NaN", "1e999") else text)
+    assert shown["probabilities"] is None
+
+
+async def test_a_body_that_is_too_large_or_nested_is_refused(tracking_db: str) -> None:
+    transport = httpx.ASGITransport(create_app(StoreDesk(tracking_db)))
+
+    async def in_chunks() -> AsyncIterator[bytes]:
+        for _ in range(2):
+            yield b" " * 2**20
+
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        for body, refused in (
+            (b" " * 2**21, (413, "body_too_large")),
+            (in_chunks(), (413, "body_too_large")),
+            (b"[" * 100_000, (400, "bad_request")),
+            (b"{", (400, "bad_request")),
+        ):
+            reply = await client.post("/api/games", content=body, headers={"content-type": "application/json"})
+            assert (reply.status_code, reply.json()["error"]) == refused
 
 
 async def test_an_unexpected_error_is_an_answer_of_the_api(tracking_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
