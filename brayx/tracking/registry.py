@@ -124,7 +124,7 @@ def _known(client: MlflowClient, trial: Trial, model_name: str) -> list[ModelVer
     if get_or_none(client.get_registered_model, model_name) is None:
         about = f"Policies of brayx's project {trial.project!r}. Alias `champion`: the one with the highest return."
         client.create_registered_model(model_name, description=about)
-    found = client.search_model_versions(f"name = '{model_name}'")
+    found = _versions(client, model_name)
     return [version for version in found if version.run_id == trial.run_id]
 
 
@@ -189,7 +189,7 @@ def find(reference: str, uri: str) -> PoolEntry:
             raise ModelNotFound(
                 f"no model {name!r} in the registry of {uri}{_nearest(name, names)}; {_ADVICE}", reference=reference
             )
-        versions = sorted(client.search_model_versions(f"name = '{name}'"), key=lambda v: int(v.version))
+        versions = sorted(_versions(client, name), key=lambda v: int(v.version))
         if alias is not None:
             aliases = {key: str(value) for key, value in model.aliases.items()}
             if alias not in aliases:
@@ -210,7 +210,7 @@ def versions(name: str, uri: str) -> list[PoolEntry]:
         TrackingError: the registry could not be read.
     """
     with telling(f"cannot read the versions of model {name!r}"):
-        found = client_of(uri).search_model_versions(f"name = '{name}'")
+        found = _versions(client_of(uri), name)
         return sorted(map(_entry, found), key=lambda entry: entry.version)
 
 
@@ -321,11 +321,16 @@ def registered_models(uri: str) -> list[PoolModel]:
         client = client_of(uri)
         found = []
         for model in client.search_registered_models():
-            versions = client.search_model_versions(f"name = '{model.name}'", max_results=1000)
-            newest = sorted(versions, key=lambda version: -int(version.version))
+            newest = sorted(_versions(client, model.name, most=1000), key=lambda version: -int(version.version))
             known = {alias: int(version) for alias, version in model.aliases.items()}
             found.append(PoolModel(model.name, known, [(_entry(v), v.creation_timestamp / 1e3) for v in newest]))
         return sorted(found, key=lambda model: model.name)
+
+
+def _versions(client: MlflowClient, name: str, most: int = 10_000) -> list[ModelVersion]:
+    """The versions of a model."""
+    mark = '"' if "'" in name else "'"  # MLflow's filters have no escapes
+    return list(client.search_model_versions(f"name = {mark}{name}{mark}", max_results=most))
 
 
 def _point(client: MlflowClient, name: str, alias: str, version: int) -> int | None:

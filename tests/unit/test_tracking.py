@@ -33,6 +33,7 @@ from brayx.tracking import (
     local_files,
     promote,
     register,
+    registered_models,
     tracking_uri,
 )
 from brayx.tracking.lineage import LINEAGE_TAG, Origin, lineage_text, origins_in
@@ -360,6 +361,13 @@ class TestRegistry:
         assert len(tags.pop("brayx.content")) == 16
         assert tags.pop("brayx.checkpoint") == f"checkpoints/000000000100@{checkpoint.saved_at_s!r}"
         assert tags == {"engine": "onnx", "brayx.step": "100"}
+
+    def test_another_tools_model_may_have_any_name(self, trained: tuple[Trial, Checkpoint]) -> None:
+        trial, checkpoint = trained
+        register(trial, checkpoint, "it's")
+        (model,) = registered_models(trial.uri)
+        assert (model.name, [entry.version for entry, _ in model.versions]) == ("it's", [1])
+        assert find("models:/it's/1", trial.uri).name == "it's"
 
     def test_registering_again_gives_the_same_version(self, trained: tuple[Trial, Checkpoint]) -> None:
         trial, checkpoint = trained
