@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib.util
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from brayx.errors import ConfigError, ModelError
 from brayx.gamecore.auth import Keys
@@ -20,6 +20,7 @@ from deployments.job import JobConfig, only
 from pipelines.fitting import check_algorithm
 from pipelines.gamecores import environment
 from pipelines.sources import Opened, check_sources
+from pipelines.stored_models import check_initial_weights
 
 if TYPE_CHECKING:
     from brayx.replay.packing import Layout
@@ -51,6 +52,12 @@ def check_job(job: JobConfig) -> tuple[str, Layout]:
                 raise
             raise type(error)(f"player {player!r}: {error.message}", **error.details) from None
     return name, layout
+
+
+def check_weights(job: JobConfig, name: str, uri: str, resume: bool, run: Callable[..., Any]) -> None:
+    """Checks the weights that the job's training starts from; arguments and errors as for `check_initial_weights`."""
+    for own in (check_league(job) or {"": job}).values():
+        check_initial_weights(own, name, uri, resume, run)
 
 
 def check_pictures(job: JobConfig) -> None:

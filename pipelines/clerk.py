@@ -185,6 +185,10 @@ class Clerk:
         self._begun()
         return self._result(self._ask("call", function, args), _ANSWER_S)
 
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Runs ``function(*args)`` in the clerk's process, without opening the trial; errors as for `call`."""
+        return self._result(self._ask("run", function, args), _ANSWER_S)
+
     def later(self, function: Callable[..., Any], *args: Any) -> None:
         """As `call`, but does not wait: neither for the trial to open, nor for the end. A failure is logged."""
         self._begun()
@@ -357,11 +361,12 @@ class Clerk:
     def _carry_out(self, verb: str, *arguments: Any) -> Any:
         if self._closed:
             raise self._is_closed()
-        if verb != "open":
+        if verb == "open":
+            if self._parent is not None:
+                self._parent._begun().result(0)
+        elif verb != "run":
             self._begun().result(0)
             self._catch_up()
-        elif self._parent is not None:
-            self._parent._begun().result(0)
         return self._process.exchange(verb, self._key, *arguments)
 
     def _send(self) -> None:

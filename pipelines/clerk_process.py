@@ -231,6 +231,9 @@ class _RequestHandler:
     def _call(self, key: Key, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         return function(self._opened[key].trial, *args)
 
+    def _run(self, key: Key, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        return function(*args)
+
     def _in_background(self, key: Key, pickled: bytes) -> None:
         if self._background is None or not self._background.is_alive():
             arguments = (self._opened[key].trial, pickled)

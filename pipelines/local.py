@@ -25,7 +25,7 @@ from brayx.tracking import Trial, check_writable, tracking_uri
 from deployments.console_job import ConsoleJob, console_keys, open_console
 from deployments.job import JobConfig, only, pool_name
 from pipelines.champion import champion_of, drawn_curve
-from pipelines.checks import check_job, ports_of
+from pipelines.checks import check_job, check_weights, ports_of
 from pipelines.clerk import Clerk
 from pipelines.environments import lag_notes
 from pipelines.gamecores import Gamecores
@@ -146,6 +146,7 @@ class _Training:
         self.config = config = job.trainers[only("trainer", job.trainers)]
         self.actor, layout = check_job(job)
         console_keys(job)
+        check_weights(job, name, uri, clerk.may_resume, clerk.run)
         self.job, notes = in_one_process(job)
         self.as_dict = job.in_mode("train").as_dict()
         if self.actor:

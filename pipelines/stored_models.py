@@ -21,7 +21,7 @@ from brayx.model.build import build_model
 from brayx.tracking import Trial, files_of, find, find_trial
 from brayx.trainer.config import TrainerConfig
 from brayx.types import NestedArray, Weights
-from deployments.job import JobConfig, pool_name_of
+from deployments.job import JobConfig, only, pool_name_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -136,23 +136,69 @@ def initial_weights(
         ConfigError: they belong to normalised observations, whose moments a new training does not have; or as
             `stored_model`. Other errors as there.
     """
-    reference = config.initial_weights
-    if reference is None:
+    if config.initial_weights is None:
         return None
-    if ":/" not in reference:
-        reference = str(Path(folder, reference))
+    with _telling_option():
+        found: Weights | None = call(_weights_to_start, *_reference_and_layout(config, folder, module()))
+    return found
+
+
+def check_initial_weights(job: JobConfig, name: str, uri: str, resume: bool, run: Callable[..., Any]) -> None:
+    """Checks the weights that the job's trainer names, before its trial is made; not if that is resumed.
+
+    Args:
+        job: the job.
+        name: name of the trial.
+        uri: tracking URI.
+        resume: whether an unfinished trial of that name is resumed.
+        run: runs ``function(*args)`` in a process that has MLflow.
+
+    Raises:
+        BrayxError: as `initial_weights`.
+    """
+    config = job.trainers[only("trainer", job.trainers)]
+    if config.initial_weights is None:
+        return
+    module, _ = build_model(job.folder, job.models[config.model].module, config.model, job.as_dict())
+    with _telling_option():
+        run(_check_to_start, job.project, name, uri, resume, *_reference_and_layout(config, job.folder, module))
+
+
+@contextlib.contextmanager
+def _telling_option() -> Iterator[None]:
+    """Adds the option's name to errors."""
     try:
-        found: Weights | None = call(_weights_to_start, reference, layout_of(module_weights(module())))
+        yield
     except BrayxError as error:
         details = error.details | {"key": "trainer.initial_weights"}
         raise type(error)(f"trainer.initial_weights: {error.message}", **details) from None
-    return found
+
+
+def _reference_and_layout(config: TrainerConfig, folder: str, module: nn.Module) -> tuple[str, Mapping[str, LeafSpec]]:
+    """What the option names, with an absolute path of a folder, and the layout that the weights must have."""
+    reference = config.initial_weights
+    assert reference is not None
+    return reference if ":/" in reference else str(Path(folder, reference)), layout_of(module_weights(module))
+
+
+def _check_to_start(
+    project: str, name: str, uri: str, resume: bool, reference: str, layout: Mapping[str, LeafSpec]
+) -> None:
+    if not (resume and Trial.may_resume(project, name, uri)):
+        _fitting_weights(reference, layout, uri)
 
 
 def _weights_to_start(trial: Trial, reference: str, layout: Mapping[str, LeafSpec]) -> Weights | None:
     if trial.checkpoints():
         return None
-    with stored_model(reference, trial.uri) as found:
+    label, weights = _fitting_weights(reference, layout, trial.uri)
+    trial.set_tag(INITIAL_TAG, label)
+    return weights
+
+
+def _fitting_weights(reference: str, layout: Mapping[str, LeafSpec], uri: str) -> tuple[str, Weights]:
+    """The label and the weights of a stored model."""
+    with stored_model(reference, uri) as found:
         weights = load_weights(found.folder / "weights.npz")
         if len(learned(weights)) < len(weights):
             raise ConfigError(
@@ -164,8 +210,7 @@ def _weights_to_start(trial: Trial, reference: str, layout: Mapping[str, LeafSpe
         except BadWeights as error:
             message = f"{found.label} does not fit this job's model, which needs the same layers: {error.message}"
             raise BadWeights(message, **error.details) from None
-        trial.set_tag(INITIAL_TAG, found.label)
-    return weights
+    return found.label, weights
 
 
 def _meta(folder: Path) -> Mapping[str, Any]:

@@ -31,7 +31,7 @@ from deployments.job import JobConfig, only, pool_name
 from deployments.league import check_placement
 from deployments.weights import WeightSource, pooled
 from pipelines.champion import drawn_curve
-from pipelines.checks import actor_of, check_job, ports_of
+from pipelines.checks import actor_of, check_job, check_weights, ports_of
 from pipelines.console_on_ray import console_of
 from pipelines.environments import Rollouts, lag_notes
 from pipelines.gamecores import Gamecores
@@ -94,6 +94,7 @@ def train(
     check_placement(job)
     console_keys(job)
     uri = initialise(tracking_uri(tracking or job.tracking.uri))
+    check_weights(job, trial_name or job.trial, uri, resume, lambda function, *args: function(*args))
     started = cluster_for(job, ingress, cluster) if isinstance(cluster, str) else contextlib.nullcontext(cluster)
     with started as running:
         return train_on(running, job, layout, uri, trial_name=trial_name, resume=resume, log_interval=log_interval)

@@ -110,12 +110,7 @@ class Trial:
             ConfigError: a name has characters that cannot be searched for.
             TrackingError: the store failed; or a running process of this machine has the trial.
         """
-        for what, text in (("project", project), ("trial", name)):
-            if not _NAME.fullmatch(text):
-                raise ConfigError(
-                    f"{what} is {text!r}, expected up to 200 letters, digits, spaces or _.:+@=,- not starting with one",
-                    key=what,
-                )
+        _check_names(project, name)
         with telling(f"cannot open trial {name!r} of project {project!r} in {uri}"):
             client = client_of(uri)
             experiment_id = _experiment(client, project, uri)
@@ -132,6 +127,16 @@ class Trial:
             run_id = client.create_run(experiment_id, run_name=name, tags=tags).info.run_id
             events = _events_folder(tensorboard, parent, project, name, run_id)
             return Trial(uri, run_id, project, name, tensorboard=events)
+
+    @staticmethod
+    def may_resume(project: str, name: str, uri: str) -> bool:
+        """Whether `open` would resume a trial; arguments and errors as there."""
+        _check_names(project, name)
+        with telling(f"cannot look for trial {name!r} of project {project!r} in {uri}"):
+            client = client_of(uri)
+            experiment = client.get_experiment_by_name(project)
+            found = None if experiment is None else _newest_run(client, experiment.experiment_id, name, None)
+            return found is not None and found.info.status != "FINISHED"
 
     @staticmethod
     def attach(uri: str, run_id: str) -> Trial:
@@ -463,6 +468,15 @@ def _refuse_if_owned(name: str, run_id: str, owner: str) -> None:
             pid=pid,
             run_id=run_id,
         )
+
+
+def _check_names(project: str, name: str) -> None:
+    for what, text in (("project", project), ("trial", name)):
+        if not _NAME.fullmatch(text):
+            raise ConfigError(
+                f"{what} is {text!r}, expected up to 200 letters, digits, spaces or _.:+@=,- not starting with one",
+                key=what,
+            )
 
 
 def _newest_run(client: MlflowClient, experiment_id: str, name: str, parent: Trial | None) -> Run | None:

@@ -16,8 +16,10 @@ from brayx.nets.mlp import ActorCritic
 from brayx.tracking import Trial, register
 from brayx.trainer.config import TrainerConfig
 from brayx.types import Weights
+from deployments.job import JobConfig
 from pipelines.shipped import TEMPLATES
-from pipelines.stored_models import INITIAL_TAG, initial_weights
+from pipelines.stored_models import INITIAL_TAG, check_initial_weights, initial_weights
+from pipelines.trials import trials
 from tests.unit.pipelines.conftest import Run
 
 WIDTH = 8
@@ -120,12 +122,33 @@ def test_what_does_not_exist_or_cannot_be_read_is_refused(stored: Stored) -> Non
     assert isinstance(stored.refusal("good"), BadWeights)
 
 
-def test_the_local_host_refuses_them_before_it_learns(command: Run, stored: Stored) -> None:
+@pytest.mark.parametrize("host", [(), ("--cluster",)], ids=["local", "ray"])
+def test_a_host_refuses_them_before_there_is_a_trial(command: Run, stored: Stored, host: tuple[str, ...]) -> None:
+    """Nor does it start Ray."""
     stored.add("wide", module_weights(ActorCritic(4, 2, hidden=(2 * WIDTH,))))
     options = (f"trainer.initial_weights={stored.folder / 'wide'}", "console_port=null")
     words = [word for option in options for word in ("--set", option)]
-    ended = command("train", str(TEMPLATES / "ppo_env.yaml"), "--tracking", stored.uri, *words)
+    ended = command("train", str(TEMPLATES / "ppo_env.yaml"), "--tracking", stored.uri, *words, *host)
     assert ended.returncode == 2
     assert "trainer.initial_weights: " in ended.stderr
     assert "does not fit this job's model" in ended.stderr
     assert "Traceback" not in ended.stderr
+    assert {row.project for row in trials(stored.uri)} == {"p", "sources"}
+
+
+def test_weights_are_not_checked_if_a_trial_is_resumed(stored: Stored) -> None:
+    job = JobConfig.load(TEMPLATES / "ppo_env.yaml", ["trainer.initial_weights=nowhere"])
+
+    def check(resume: bool = True) -> None:
+        check_initial_weights(job, "main", stored.uri, resume, lambda function, *args: function(*args))
+
+    with pytest.raises(ConfigError, match="nowhere is neither"):
+        check()
+    trial = Trial.open("ppo_env", "main", stored.uri)
+    trial.finish("KILLED")
+    check()
+    with pytest.raises(ConfigError, match="nowhere is neither"):
+        check(resume=False)
+    trial.finish()
+    with pytest.raises(ConfigError, match="nowhere is neither"):
+        check()
