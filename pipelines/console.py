@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import socket
 import sys
+from collections.abc import AsyncIterator
 
 import httpx
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.responses import Response, StreamingResponse
 
 from brayx.console.api import create_app
-from brayx.console.guard import Guard, basic
+from brayx.console.guard import Guard, basic, refusal
 from brayx.console.page import add_page
 from brayx.console.page.caller import Connect
-from brayx.errors import StartupError
+from brayx.errors import ConnectFailed, StartupError
 from brayx.gamecore.auth import credentials
 from pipelines.console_desk import StoreDesk
 
 _HOST = "127.0.0.1"
+_PASSED_ON = ("content-type", "content-length", "content-disposition")
 
 
 def serve_app(listening: socket.socket, app: FastAPI, connect: Connect | None = None) -> None:
@@ -62,6 +67,7 @@ def console(
         connect = _remote(url, keys_file, key)
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         app.add_middleware(Guard, keys=None)
+        app.add_api_route("/api/recordings/{recording}/file", functools.partial(_passed_on, connect))
     else:
         app = create_app(StoreDesk(uri, recordings=recordings))
     try:
@@ -73,6 +79,27 @@ def console(
     shown = url or uri
     print(f"the console of {shown} is http://{_HOST}:{listening.getsockname()[1]}", file=sys.stderr, flush=True)
     serve_app(listening, app, connect)
+
+
+async def _passed_on(connect: Connect, request: Request) -> Response:
+    """Passes a download on, to which the page links: a viewer's browser does not have this command's credentials."""
+    client = connect("")
+    path = request.scope["raw_path"].decode()
+    try:
+        reply = await client.send(
+            client.build_request("GET", path, params=request.query_params, timeout=None), stream=True
+        )
+    except httpx.HTTPError as error:
+        await client.aclose()
+        return refusal(ConnectFailed(f"the job's console does not answer: {error}"))
+
+    async def pieces() -> AsyncIterator[bytes]:
+        async with contextlib.aclosing(client):
+            async for piece in reply.aiter_raw():
+                yield piece
+
+    headers = {name: reply.headers[name] for name in _PASSED_ON if name in reply.headers}
+    return StreamingResponse(pieces(), reply.status_code, headers)
 
 
 def _remote(url: str, keys_file: str | None, key: str | None) -> Connect:

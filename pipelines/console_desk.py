@@ -17,6 +17,7 @@ import brayx.recording
 from brayx.actor.live_ticks import LiveFrame, LiveTicks
 from brayx.charts import CHARTS
 from brayx.console import documents as doc
+from brayx.console.desk import Download, FileFormat
 from brayx.console.link import Link
 from brayx.errors import BadRecording, ConfigError, JobNotRunning, RecordingUnknown, SessionUnknown
 from brayx.recording.columns import texts
@@ -25,6 +26,7 @@ from brayx.recording.reader import Episode, Recordings
 from brayx.tracking import Trial, promote, registered_models, replaced, roll_back
 from brayx.tracking.registry import STEP_TAG
 from pipelines.console_comparisons import Comparisons, Key
+from pipelines.console_downloads import Downloads
 from pipelines.console_games import Games, HumanGame
 from pipelines.console_ticks import body_of, data_url, tick_of
 from pipelines.progress import losses_of_recordings
@@ -49,7 +51,7 @@ class StoreDesk:
         self, uri: str, *, project: str = "", recordings: str = "", link: Link | None = None, games: Games | None = None
     ) -> None:
         self._uri, self._project, self._folder, self._link = uri, project, recordings, link
-        self._comparisons, self._games = Comparisons(uri), games
+        self._comparisons, self._games, self._downloads = Comparisons(uri), games, Downloads()
         self._opening = threading.Lock()
         self._opened: tuple[float, Recordings] | None = None
 
@@ -224,6 +226,9 @@ class StoreDesk:
     def frame(self, recording: str, tick: int) -> bytes | None:
         image = self._episode(recording).image(tick)
         return None if image is None else png(image)
+
+    def recording_file(self, recording: str, format: FileFormat) -> Download:
+        return self._downloads.make(self._episode(recording), format)
 
     def comparison(self, recording: str, version: str, reference: str) -> doc.Comparison:
         ticks = len(self._episode(recording))

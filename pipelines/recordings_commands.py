@@ -33,10 +33,12 @@ def recordings_verbs(recordings: argparse.ArgumentParser) -> None:
     _choice(listing)
     listing.set_defaults(run=_list)
     export = verbs.add_parser(
-        "export", help="export sessions as a Minari dataset, as files for Rerun's viewer, or as videos"
+        "export", help="export sessions as a Minari dataset, as files for Rerun's viewer, as videos, or as recordings"
     )
     export.add_argument("folder", help=RECORDINGS)
-    export.add_argument("--format", required=True, choices=["minari", "rerun", "mp4"], help="minari, rerun or mp4")
+    export.add_argument(
+        "--format", required=True, choices=["minari", "rerun", "mp4", "parquet"], help="minari, rerun, mp4 or parquet"
+    )
     export.add_argument("--out", required=True, type=Path, help="folder to write")
     _choice(export)
     export.add_argument(
@@ -133,6 +135,12 @@ def _export(arguments: argparse.Namespace) -> int:
 
         sessions, frames = write_videos(found.selected(), arguments.out)
         print(f"{sessions} sessions of {frames} frames: {arguments.out}")
+        return 0
+    if arguments.format == "parquet":
+        from brayx.recording.copying import copy
+
+        sessions, ticks = copy(found.selected(), str(arguments.out))
+        print(f"{sessions} sessions of {ticks} ticks: {arguments.out}")
         return 0
     from brayx.recording.rerun import write_rerun
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.resources
-from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import PurePath
+from typing import IO, Annotated, Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -17,10 +19,11 @@ from fastapi.security import HTTPBasic
 from starlette.exceptions import HTTPException
 
 from brayx.console import documents as doc
-from brayx.console.desk import Desk
+from brayx.console.desk import Desk, FileFormat
 from brayx.console.guard import ConsoleKeys, Guard, refusal
 from brayx.errors import BodyTooLarge, BrayxError, ProtocolError, first_line
 
+_PIECE_BYTES = 1 << 18
 EVERY_S = 0.2
 """Time between two messages of a followed session."""
 
@@ -33,6 +36,14 @@ _Replies = dict[int | str, dict[str, Any]]
 _PNG: _Replies = {200: {"content": {"image/png": {}}}, 204: {"description": "no frame"}}
 _EVENTS: _Replies = {200: {"content": {"text/event-stream": {}}}}
 _ERRORS: _Replies = {"default": {"model": doc.Refusal, "description": "a typed error"}}
+_TYPES = {
+    ".parquet": "application/vnd.apache.parquet",
+    ".mp4": "video/mp4",
+    ".rrd": "application/vnd.rerun.rrd",
+    ".zip": "application/zip",
+}
+"""Content type of a downloaded file by its suffix."""
+_FILE: _Replies = {200: {"content": {kind: {} for kind in _TYPES.values()}}}
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"]
 
 
@@ -226,6 +237,17 @@ def _recordings(desk: Desk) -> APIRouter:
         png = desk.frame(recording, tick)
         return Response(status_code=204) if png is None else Response(png, media_type="image/png")
 
+    @routes.get("/{recording}/file", response_class=StreamingResponse, responses=_FILE)
+    def file(recording: str, format: FileFormat = "parquet") -> Response:
+        """The session as a file, by the exporter of `brayx recordings export`. If the format has several files, such as
+        a Minari dataset, or a long or filmed session in Parquet, it is a zip archive.
+        """
+        name, size, made = desk.recording_file(recording, format)
+        plain = name.encode("ascii", "replace").decode().replace("?", "_")  # for programs that do not know `filename*`
+        named = f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name)}"
+        headers = {"Content-Disposition": named, "Content-Length": str(size)}
+        return StreamingResponse(_pieces(made), media_type=_TYPES[PurePath(name).suffix], headers=headers)
+
     return routes
 
 
@@ -266,6 +288,13 @@ def _rest() -> APIRouter:
         return Response(error.to_wire(), 404, media_type="application/json")
 
     return routes
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    """The bytes of a file, which is closed at the end."""
+    with file:
+        while piece := file.read(_PIECE_BYTES):
+            yield piece
 
 
 async def _events(newer: Callable[[str, int], doc.Ticks], first: doc.Ticks) -> AsyncIterator[str]:

@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import IO, Any, Literal, NamedTuple, Protocol
 
 from brayx.console import documents as doc
+
+FileFormat = Literal["parquet", "mp4", "rerun", "minari"]
+"""Formats of `brayx recordings export`."""
+
+
+class Download(NamedTuple):
+    """A file for a viewer, who closes it.
+
+    Attributes:
+        name: its name.
+        size: its size in bytes.
+        file: its bytes.
+    """
+
+    name: str
+    size: int
+    file: IO[bytes]
 
 
 class Desk(Protocol):
@@ -58,6 +75,9 @@ class Desk(Protocol):
 
     def frame(self, recording: str, tick: int) -> bytes | None:
         """The frame of a recorded tick, by its index, as a PNG; None: it has none."""
+
+    def recording_file(self, recording: str, format: FileFormat) -> Download:
+        """A recorded session as a file."""
 
     def comparison(self, recording: str, version: str, reference: str) -> doc.Comparison:
         """The comparison of a recording with a version. The first call starts it; it stops if nobody calls any more.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import importlib.util
 import io
 import itertools
 import json
@@ -11,11 +12,13 @@ import os
 import re
 import signal
 import socket
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import av
 import httpx
 import numpy as np
 import psutil
@@ -27,6 +30,7 @@ from brayx.console.api import create_app
 from brayx.console.guard import ConsoleKeys, basic
 from brayx.errors import ConfigError, ModelNotFound, SessionLost
 from brayx.gamecore.auth import Keys, new_key
+from brayx.replay.files import Dataset
 from brayx.tracking import find, local_files, promote, roll_back
 from deployments.console_job import console_keys
 from pipelines.console_comparisons import Comparisons, Key
@@ -254,6 +258,52 @@ def _body(call: Any, name: str) -> Any:
         "NewGame": {"opponent": {"level": name}},
         "HumanMove": {"move": name},
     }[reference.rpartition("/")[2]]
+
+
+def test_a_recording_is_downloaded_in_each_format(served: tuple[Job, Serving, Console], tmp_path: Path) -> None:
+    _, serving, console = served
+    for session, more in (("plain", {}), ("filmed", {"side": 32})):
+        with playing(serving.url, session, **more) as tick:
+            for x in range(20):
+                tick(float(x))
+
+    def recorded(session: str) -> Any:
+        found = console.get("/api/recordings", session=session)["recordings"]
+        return found[0]["id"] if found and found[0]["end"] else ""
+
+    def download(session: str, **query: str) -> Path:
+        reply = console.http.get(f"/api/recordings/{recorded(session)}/file", params=query)
+        assert reply.status_code == 200, reply.text
+        assert int(reply.headers["content-length"]) == len(reply.content)
+        named = reply.headers["content-disposition"].split('"')[1]
+        assert named.startswith(f"{session}-{recorded(session)[:8]}.")
+        file = tmp_path / named
+        file.write_bytes(reply.content)
+        if file.suffix != ".zip":
+            return file
+        zipfile.ZipFile(file).extractall(tmp_path)
+        return file.with_suffix("")
+
+    until(lambda: recorded("plain") and recorded("filmed"), "the recordings are written", WAIT_S)
+    (plain,) = brayx.recording.open(str(download("plain")))
+    assert (plain.session, plain["obs"][:, 0].tolist()) == ("plain", [*map(float, range(20))])
+    (filmed,) = brayx.recording.open(str(download("filmed", format="parquet")))
+    image = filmed.image(7)
+    assert image is not None
+    np.testing.assert_allclose(image, np.full((32, 32, 3), 70), atol=3)
+    with av.open(download("filmed", format="mp4")) as video:
+        assert video.streams.video[0].frames == 20
+    path = f"/api/recordings/{recorded('plain')}/file"
+    if importlib.util.find_spec("rerun"):
+        assert download("plain", format="rerun").read_bytes().startswith(b"RRF2")
+    else:
+        assert console.refusal("GET", path, params={"format": "rerun"}) == (400, "bad_config"), "an extra is missing"
+    if importlib.util.find_spec("h5py"):
+        (fragment,) = Dataset(download("plain", format="minari"))
+        np.testing.assert_array_equal(np.asarray(fragment.obs)[:, 0], range(20))
+    assert console.refusal("GET", path, params={"format": "mp4"}) == (400, "bad_config"), "it has no frames"
+    assert console.refusal("GET", path, params={"format": "gif"}) == (400, "bad_request")
+    assert console.refusal("GET", "/api/recordings/none/file") == (404, "recording_unknown")
 
 
 def test_frames_live_and_recorded(served: tuple[Job, Serving, Console]) -> None:

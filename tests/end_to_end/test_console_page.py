@@ -14,6 +14,7 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+import brayx.recording
 from brayx.errors import BrayxError
 from brayx.gamecore.auth import Keys, new_key
 from deployments.job import RenderConfig
@@ -165,6 +166,12 @@ def test_a_recording_is_scrubbed_by_the_keyboard(served: tuple[Job, Serving, Con
         page.keyboard.press(key)
         expect(number).to_have_text(str(at))
         expect(page.get_by_text(re.compile(rf'"x": {at}\.0'))).to_be_visible()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Parquet").click()
+    (episode,) = brayx.recording.open(str(download.value.path()))
+    assert (episode.session, len(episode)) == ("recorded", 300)
+    assert download.value.suggested_filename == f"recorded-{episode.id[:8]}.parquet"
+    expect(page.get_by_role("link", name="MP4")).to_be_hidden()
     page.keyboard.press("Home")
     expect(number).to_have_text("0")
     page.keyboard.press(" ")
@@ -344,6 +351,13 @@ def test_a_reader_sees_and_cannot_control_and_a_lost_job_is_told(
                 until(lambda: (tick(1.0), followed.get_by_text("Live", exact=True).count())[1], "it is live", WAIT_S)
                 _lose(job, page, followed)
                 until(lambda: (tick(1.0), followed.get_by_text("Live", exact=True).count())[1], "it goes on", WAIT_S)
+            until(lambda: [*tmp_path.glob("recordings/[0-9]*.parquet")], "it is recorded", WAIT_S)
+            (left,) = brayx.recording.open(str(tmp_path / "recordings"))
+            file = httpx.get(f"{at}/api/recordings/{left.id}/file", timeout=WAIT_S)
+            assert file.headers["content-disposition"].startswith('attachment; filename="left-')
+            assert file.content.startswith(b"PAR1")
+            refused = httpx.get(f"{at}/api/recordings/none/file", timeout=WAIT_S)
+            assert (refused.status_code, refused.json()["error"]) == (404, "recording_unknown")
             remote.control_c(group=False)
             assert remote.ended() == 0
             assert "Traceback" not in remote.err

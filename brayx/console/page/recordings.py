@@ -102,6 +102,11 @@ class _Recorded:
             self._title = ui.label().classes("text-xl font-bold break-all")
             self._about = ui.label().classes(MUTED)
             self._started = ui.label().classes(f"text-xs break-all {MUTED}")
+            with ui.row().classes("items-center gap-3"):
+                ui.label("Download:").classes(MUTED)
+                for format, name in (("parquet", "Parquet"), ("rerun", "Rerun"), ("minari", "Minari"), ("mp4", "MP4")):
+                    link = ui.link(name, f"/api/recordings/{recording}/file?format={format}")
+                self._video = link
             with ui.row().classes("w-full items-center no-wrap gap-3"):
                 self._play = ui.button(icon="play_arrow", on_click=self._toggle).props('round dense aria-label="play"')
                 self._slider = ui.slider(min=0, max=1, step=1, value=0)
@@ -168,6 +173,7 @@ class _Recorded:
     def _head(self, recording: Recording) -> None:
         self._last = max(recording.ticks - 1, 0)
         self._has_frames = recording.frames > 0
+        self._video.set_visibility(self._has_frames)
         self._slider.props(f"max={max(self._last, 1)}")
         self._title.set_text(recording.session)
         lost = f", {recording.lost} ticks lost" if recording.lost else ""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import brayx.recording
 from brayx.recording.columns import Tick, columns_of
 from brayx.recording.part import Part
 from brayx.recording.writer import Folder
@@ -43,6 +44,7 @@ def test_sessions_are_listed_a_line_each(tmp_path: Path, capsys: pytest.CaptureF
     [
         ("minari", "min_result=3", "no recorded session is selected: {folder} has 3\n"),
         ("rerun", "session=other", "no recorded session is selected: {folder} has 3\n"),
+        ("parquet", "session=other", "no recorded session is selected: {folder} has 3\n"),
         ("mp4", "session=game-*", "no selected session has frames, so there is no video to write\n"),
     ],
 )
@@ -54,6 +56,14 @@ def test_an_export_of_nothing_says_so_and_writes_nothing(
     assert main([*words, "--only", only]) == 2
     assert capsys.readouterr().err == f"brayx: {says.format(folder=tmp_path / 'in')}"
     assert not (tmp_path / "out").exists()
+
+
+def test_chosen_sessions_are_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "in", 3)
+    words = ["recordings", "export", str(tmp_path / "in"), "--format", "parquet", "--out", str(tmp_path / "out")]
+    assert main([*words, "--session", "game-1"]) == 0
+    assert capsys.readouterr().out == f"1 sessions of 1 ticks: {tmp_path / 'out'}\n"
+    assert [each.session for each in brayx.recording.open(str(tmp_path / "out"))] == ["game-1"]
 
 
 def test_sessions_without_a_return_are_said_to_have_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

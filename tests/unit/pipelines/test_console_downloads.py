@@ -1,0 +1,44 @@
+"""Downloads from the console: how large a session may be, and how many files may be open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import brayx.recording
+from brayx.errors import BadRecording, ServiceFull
+from brayx.recording.columns import Tick, columns_of
+from brayx.recording.part import Part
+from brayx.recording.reader import Episode
+from brayx.recording.writer import Folder
+from pipelines import console_downloads
+from pipelines.console_downloads import Downloads
+
+
+@pytest.fixture
+def episode(tmp_path: Path) -> Episode:
+    ticks = [Tick(number, 0.0, 0.0, b"", b"", {"obs": np.zeros(1000, np.float32)}) for number in range(100)]
+    Folder(str(tmp_path), 10**9).write([(Part("e", "s", 1e9, 0, 100), columns_of(ticks))])
+    (found,) = brayx.recording.open(str(tmp_path))
+    return found
+
+
+def test_a_limited_number_of_files_is_open(episode: Episode) -> None:
+    downloads = Downloads()
+    files = [downloads.make(episode, "parquet").file for _ in range(4)]
+    with pytest.raises(ServiceFull, match="4 files are being downloaded"):
+        downloads.make(episode, "parquet")
+    files.pop().close()
+    files.append(downloads.make(episode, "parquet").file)
+    del files[0]  # as if the viewer had gone before the first byte
+    downloads.make(episode, "parquet").file.close()
+
+
+def test_a_session_that_is_too_large_is_left_to_the_command(episode: Episode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_downloads, "_MAX_BYTES", 410_000)
+    Downloads().make(episode, "parquet").file.close()
+    monkeypatch.setattr(console_downloads, "_MAX_BYTES", 390_000)
+    with pytest.raises(BadRecording, match="can be downloaded: use `brayx recordings export`"):
+        Downloads().make(episode, "parquet")
