@@ -14,10 +14,13 @@ import numpy as np
 from brayx.errors import BadRecording, BrayxError, ConfigError, NotDeterministic
 from brayx.gamecore.protocol import agent_of, game_of
 from brayx.recording.columns import texts
+from brayx.recording.moved import MOVED, is_resumed
 from brayx.recording.reader import Episode
 
 _OTHER_REPLY = ("error", "fallback", "skipped")
 """Events of ticks for which the game did not get the recorded reply."""
+_CUT = {"": "its process died or it still runs", MOVED: "it moved to a process that did not record it"}
+"""Why a recording has no end, by the reason for its end."""
 _SHOWN = 120
 """Maximum bytes of a body in a message."""
 
@@ -48,11 +51,13 @@ class Seat:
     """
 
     def __init__(self, episode: Episode, from_tick: int, is_played: bool) -> None:
+        self.episode, self.is_played = episode, is_played
         columns = episode.read(names=[])
         gaps = np.flatnonzero(columns.number != np.arange(len(columns.number)))
         self._seen = int(gaps[0]) if len(gaps) else len(columns.number)
-        if self._seen <= min(from_tick, len(columns.number) - 1):
-            raise BadRecording(f"session {episode.session!r} lacks tick {self._seen}: it was not recorded")
+        self._has_gap = len(gaps) > 0
+        if self._seen <= from_tick and (self._has_gap or (self.is_cut and is_played)):
+            raise self.unknown()
         unknown = (tick for tick, event in enumerate(columns.event) if any(what in event for what in _OTHER_REPLY))
         self._known = min(next(unknown, self._seen), self._seen)
         if self._known < min(from_tick, self._seen):
@@ -62,7 +67,6 @@ class Seat:
                 "the game's reply to it is not recorded"
             )
         self._inputs, self._outputs = texts(columns.input), texts(columns.output)
-        self.episode, self.is_played = episode, is_played
         self.start = episode.start.encode(errors="surrogateescape")
         self.start_reply = episode.start_reply.encode(errors="surrogateescape") or None
         self.has_started = False
@@ -72,6 +76,20 @@ class Seat:
         self.first: int | None = None
         self.end = ""
         self.result: float | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the session went on after its recording."""
+        return self.episode.end in _CUT
+
+    def unknown(self) -> BadRecording:
+        """The error that the session is not known from some tick on."""
+        first = self._seen
+        why = f"has ticks 0 to {first - 1}, since {_CUT.get(self.episode.end)}"
+        if self._has_gap:
+            why = f"lacks tick {first}, which was not recorded"
+        then = f"name a --from-tick up to {first - 1}" if first else "it cannot be played again"
+        return BadRecording(f"session {self.episode.session!r} {why}: {then}", tick=first)
 
     def recorded(self, tick: int) -> bytes | None:
         """The recorded body of a tick; None: there is none."""
@@ -93,7 +111,7 @@ class RecordedGame:
         from_tick: number of the first tick of each of these that the version answers.
 
     Attributes:
-        seats: the seats, in the order of the recordings.
+        seats: the seats, in the order in which they began.
         over: set once the game has ended.
         failure: why the game cannot go on; None: it can.
         seen: number of requests so far, in all games.
@@ -105,16 +123,21 @@ class RecordedGame:
     """
 
     def __init__(self, episodes: Sequence[Episode], played: Collection[str], from_tick: int) -> None:
-        last = max(len(each) for each in episodes if each.session in played) - 1
-        if not 0 <= from_tick <= last:
-            raise ConfigError(f"--from-tick is {from_tick}, the session has ticks 0 to {last}")
         self._seats: dict[str, Seat] = {}
-        for each in episodes:
+        for each in sorted(episodes, key=lambda each: each.began):
             agent = agent_of(each.session)
             if agent in self._seats:
-                raise BadRecording(f"session {each.session!r} was recorded more than once, and may have been resumed")
+                if is_resumed(each):  # after its process died, so it is not known what the game did in between
+                    continue
+                raise BadRecording(
+                    f"session {each.session!r} was recorded more than once, since its id was used again: copy the "
+                    "episode to play to a trial with `brayx.recording.log`, and replay that"
+                )
             self._seats[agent] = Seat(each, from_tick, each.session in played)
         self.seats = list(self._seats.values())
+        last = max(len(seat.episode) for seat in self.seats if seat.is_played) - 1
+        if not 0 <= from_tick <= last:
+            raise ConfigError(f"--from-tick is {from_tick}, the session has ticks 0 to {last}")
         self._from_tick = from_tick
         self._game: str | None = None
         self._running: dict[str, Seat] = {}
@@ -186,6 +209,8 @@ class RecordedGame:
             return None
         tick, expected = seat.ticks, seat.recorded(seat.ticks)
         if body != expected and tick <= self._from_tick and not self.diverged:
+            if expected is None and seat.is_cut:
+                raise self._failed(seat.unknown())
             what = "none, since the session had ended" if expected is None else _short(expected)
             raise self._failed(
                 NotDeterministic(

@@ -18,6 +18,7 @@ from brayx.errors import BadRecording, ConfigError
 from brayx.recording.comparison import Comparison, NotCompared, compare
 from brayx.recording.config import is_named
 from brayx.recording.differences import TOLERANCE
+from brayx.recording.moved import whole_sessions
 from brayx.recording.reader import Episode
 from brayx.recording.trials import open as open_recordings
 from brayx.recording.version import Version
@@ -229,6 +230,9 @@ def recorded(recording: str, session: str = "", tracking: str | None = None) -> 
 
     Raises:
         BadRecording: there are none.
+
+    Returns:
+        A session that moved between processes is one, see `whole_sessions`.
     """
     found = open_recordings(recording, tracking=tracking)
     episodes: Sequence[Episode] = found
@@ -238,7 +242,7 @@ def recorded(recording: str, session: str = "", tracking: str | None = None) -> 
         why = next(iter(found.unreadable.values()), "")
         what = f"no session {session!r}" if session else "no session"
         raise BadRecording(f"{recording} has {what}{f'; {why}' if why else ''}", file=recording)
-    return episodes, len(found.unreadable)
+    return whole_sessions(episodes), len(found.unreadable)
 
 
 def version_of(reference: str, uri: str, *, job: str | None = None, component: str | None = None) -> Version:

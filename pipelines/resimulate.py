@@ -63,7 +63,7 @@ class Resimulation:
     Attributes:
         model: the version that took over.
         from_tick: number of the first tick that it answered.
-        sessions: the game's sessions, in the order of their recordings.
+        sessions: the game's sessions, in the order in which they began.
     """
 
     model: str

@@ -8,7 +8,7 @@ import operator
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 from weakref import WeakValueDictionary
@@ -322,6 +322,17 @@ class Episode:
     def stop(self) -> bytes:
         """The original body of the session's stop; empty: it had none, or the session was not stopped."""
         return self.read(len(self) - 1, names=[]).stop[-1]
+
+    def followed_by(self, other: Episode) -> Episode:
+        """This session with further ticks, which another process recorded after it moved there.
+
+        It has the id of this one. The times of the further ticks count from the move.
+        """
+        more = [
+            replace(piece, part=replace(piece.part, first=piece.part.first + self._pieces[-1].part.first + 1))
+            for piece in other._pieces
+        ]
+        return Episode(self._recordings, [*self._pieces, *more])
 
     def spans(self, names: Collection[str]) -> list[tuple[int, int]]:
         """Ranges ``(first, end)`` of ticks that have all arrays of these names."""

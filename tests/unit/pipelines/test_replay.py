@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import brayx
+from brayx.actor.agent import State
 from brayx.actor.config import GamecoreConfig
 from brayx.errors import BadRecording, ConfigError, ModelNotFound, NotDeterministic, PromotionRefused, StartupError
 from brayx.model.build import build_model
@@ -27,6 +29,7 @@ from pipelines.gamecores import Gamecores
 from pipelines.recordings_gate import RecordingsGate
 from pipelines.replay import Replay, Summary, draw
 from tests.unit.pipelines.conftest import Run
+from tests.unit.recording.test_moved import Process, Scripted
 from tests.waiting import until
 
 JOB = Path(cli.TEMPLATES) / "cartpole.yaml"
@@ -51,14 +54,16 @@ class Recorded:
     Attributes:
         folder: has ``recordings``, and checkpoints ``1`` and ``2``.
         uri: tracking URI.
+        name: of the folder with the recordings.
     """
 
     folder: Path
     uri: str
+    name: str = "recordings"
 
     @property
     def recordings(self) -> str:
-        return str(self.folder / "recordings")
+        return str(self.folder / self.name)
 
 
 def served(uri: str, folder: Path) -> Any:
@@ -201,6 +206,37 @@ def test_a_game_is_played_again_and_goes_on_with_another_version(recorded: Recor
     (new,) = open_recordings(str(tmp_path / "late"))
     assert new.read().number.tolist() == list(range(late, after["ticks"]))
     assert new.inputs()[0] == second.inputs()[late]
+
+
+def test_a_game_whose_session_moved_is_played_again_as_one(recorded: Recorded, command: Run, tmp_path) -> None:
+    """Its agent gives the replies of the recorded game, in two processes' recordings."""
+    second = open_recordings(recorded.recordings)[1]
+    bodies, replies = second.inputs(), [json.loads(reply) for reply in second.outputs()]
+
+    class Again(Scripted):
+        async def on_tick(self, state: State) -> None:
+            state.output.update(replies[state.tick])
+
+    async def record() -> None:
+        processes = [Process(tmp_path / "moved", Again) for _ in range(2)]
+        actor = await processes[0].start(second.session, second.start.encode())
+        for number, body in enumerate(bodies):
+            if number == 6:
+                actor = await processes[1].take_over(second.session, actor)
+            await actor.tick(body)
+        await actor.stop(second.stop)
+        await actor.on_end("stop")
+        for process in processes:
+            await asyncio.to_thread(process.recorder.close)
+
+    asyncio.run(record())
+    assert [len(each) for each in open_recordings(str(tmp_path / "moved"))] == [6, len(bodies) - 6]
+    moved = Recorded(tmp_path, recorded.uri, "moved")
+    game = f"{GAME}{SEED} --quiet"
+    (row,) = resimulated(command, moved, second.session, game, "--model", "models:/cartpole/1", "--from-tick", 9)[
+        "sessions"
+    ]
+    assert (row["ticks_before"], row["ticks"], row["first"], row["end"]) == (len(bodies), len(bodies), None, "stop")
 
 
 def test_a_game_that_differs_is_refused_with_its_tick(recorded: Recorded, command: Run, tmp_path, monkeypatch) -> None:

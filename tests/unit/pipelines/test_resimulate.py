@@ -44,18 +44,19 @@ TICKS = 4
 
 @pytest.fixture
 def record(tmp_path: Path) -> Callable[..., list[Episode]]:
-    """Records sessions by agent, each with this number of ticks: bodies 0, 1, ..., and replies AGENT 0, AGENT 1, ..."""
+    """Records sessions by agent, each with this number of ticks, except one that is lost: bodies 0, 1, ..., and replies
+    AGENT 0, AGENT 1, ..."""
 
-    def made(events: Sequence[str] = (), **lengths: int) -> list[Episode]:
+    def made(events: Sequence[str] = (), end: str = "stop", lost: int = -1, **lengths: int) -> list[Episode]:
         recorder = SessionRecorder(RecordingConfig(folder=str(tmp_path)), Recorder())
         for agent, length in lengths.items():
             log = recorder.open(f"old-agent-{agent}", START, reply=f"{agent} started".encode())
             assert log is not None
-            for number in range(length):
+            for number in [each for each in range(length) if each != lost]:
                 log.tick(State("s", tick=number), b"%d" % number, f"{agent} {number}".encode(), 0.0, 0.0)
             for event in events:
                 log.event(event, last=True)
-            log.end("stop", None)
+            log.end(end, None)
         recorder.close(WAIT_S)
         return list(open_recordings(str(tmp_path)))
 
@@ -172,8 +173,36 @@ def test_what_cannot_be_played_again_is_said(record) -> None:
     with pytest.raises(BadRecording, match="no session 'nobody'"):
         sessions_of(episodes, "nobody")
     twice = record(a=TICKS)
-    with pytest.raises(BadRecording, match="'old-agent-a' was recorded more than once"):
+    with pytest.raises(BadRecording, match=r"'old-agent-a' was recorded more than once, since its id was used again"):
         Play(twice, 1)
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [("", "its process died or it still runs"), ("moved", "it moved to a process that did not record it")],
+)
+def test_a_session_without_its_end_is_played_up_to_its_last_tick(record, end: str, why: str) -> None:
+    episodes = record(a=TICKS, b=2, end=end)
+    with pytest.raises(BadRecording, match=f"'old-agent-a' has ticks 0 to 3, since {why}: name a --from-tick up to 3"):
+        Play(episodes, TICKS)
+    play = Play(episodes, 3, "old-agent-a", started="ab")
+    assert play.ticks("a", b"0", b"1", b"2", b"3") == ["a 0", "a 1", "a 2", "new"]
+    play = Play(episodes, 3, "old-agent-a", started="ab")
+    assert play.ticks("b", b"0", b"1") == ["b 0", "b 1"]
+    with pytest.raises(BadRecording, match="'old-agent-b' has ticks 0 to 1"):
+        play.tick("b", b"2")
+
+
+def test_a_session_with_a_gap_is_played_up_to_it(record) -> None:
+    episodes = record(a=TICKS, lost=1)
+    assert episodes[0].read().number.tolist() == [0, 2, 3]
+    with pytest.raises(
+        BadRecording, match="'old-agent-a' lacks tick 1, which was not recorded: name a --from-tick up to 0"
+    ):
+        Play(episodes, 2)
+    assert Play(episodes, 0, started="a").tick("a", b"0") == "new"
+    with pytest.raises(BadRecording, match="lacks tick 0, which was not recorded: it cannot be played again"):
+        Play(record(b=TICKS, lost=0), 0, "old-agent-b")
 
 
 def test_a_reply_that_the_game_did_not_get_cannot_be_given_again(record) -> None:
