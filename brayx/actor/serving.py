@@ -5,6 +5,7 @@ Knows nothing of Ray, nor of an actor's content.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -23,6 +24,10 @@ from brayx.gamecore.auth import Keys
 from brayx.gamecore.browser import Cors
 from brayx.gamecore.protocol import StepRequest
 from brayx.metrics import Recorder
+
+GC_THRESHOLD = 10_000
+"""New objects after which Python looks for cycles. At 700, the default, it would look several times at the objects that
+episodes and recordings hold of hundreds of ticks."""
 
 
 @dataclass
@@ -64,6 +69,7 @@ class ActorService(Service):
         ownership: Ownership | None = None,
         shared: bool = False,
     ) -> None:
+        gc.set_threshold(max(gc.get_threshold()[0], GC_THRESHOLD))
         self.table = SessionTable(runtime.make_actor, config, runtime.recorder, ownership)
         self.cors = Cors(config.cors_origins)
         self.door_app = DoorApp(self, max_body_bytes=config.max_body_bytes, idle_timeout_s=config.idle_timeout_s)

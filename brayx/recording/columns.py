@@ -21,20 +21,9 @@ ERROR = "error"
 """The event of a failed tick."""
 
 
-class Forwarded(NamedTuple):
-    """A forward that an agent asked for in a tick.
-
-    Attributes:
-        model: name of the model.
-        outputs: its outputs, nested arrays without a batch axis.
-        policy_version: version of the weights that computed them.
-        seconds: how long the agent waited for it.
-    """
-
-    model: str
-    outputs: NestedArray
-    policy_version: int
-    seconds: float
+Forwarded = tuple[str, NestedArray, int, float]
+"""A forward that an agent asked for in a tick: the model's name, its outputs without a batch axis, the version of the
+weights that computed them, and how long the agent waited. A plain tuple, which is created quickly."""
 
 
 class Tick(NamedTuple):
@@ -160,11 +149,11 @@ def columns_by_field(
     images = [value_at(each, frames) for each in attributes] if frames else []
     has_frames = any(image is DROPPED or is_image(image) for image in images)
     arrays, left_out = arrays_of(attributes, forwards, failed, without, frames if has_frames else "", strict)
-    duration_us = _microseconds(seconds)
-    waited = [waits[0].seconds if len(waits) == 1 else sum([each.seconds for each in waits]) for waits in forwards]
+    waited = [sum([each[3] for each in waits]) if waits[1:] else waits[0][3] if waits else 0.0 for waits in forwards]
+    time_us, duration_us, queue_us, forward_us = _microseconds(time_s, seconds, queue_s, waited)
     return Columns(
         np.array(number, np.int64),
-        _microseconds(time_s),
+        time_us,
         duration_us,
         list(events),
         list(inputs),
@@ -172,14 +161,15 @@ def columns_by_field(
         arrays,
         left_out,
         list(stops),
-        _microseconds(queue_s),
-        np.minimum(_microseconds(waited), duration_us),  # concurrent waits may add up to more
+        queue_us,
+        np.minimum(forward_us, duration_us),  # concurrent waits may add up to more
         [None if image is DROPPED else image for image in images] if has_frames else (),
     )
 
 
-def _microseconds(seconds: Sequence[float] | np.ndarray) -> np.ndarray:
-    return np.round(np.array(seconds) * 1e6).astype(np.int64)
+def _microseconds(*seconds: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Each row in whole microseconds. All rows together, since most of such a call's time is independent of length."""
+    return np.round(np.array([np.asarray(row, np.float64) for row in seconds]) * 1e6).astype(np.int64)
 
 
 def packed(columns: Columns) -> Columns:

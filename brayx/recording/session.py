@@ -122,7 +122,8 @@ class RecordedSession(SessionLog):
 
     def forward(self, model: str, found: Forward, seconds: float) -> None:
         """See `brayx.actor.logs.SessionLog.forward`."""
-        self._forwards = (*self._forwards, Forwarded(model, *found, seconds))
+        outputs, policy_version = found
+        self._forwards += ((model, outputs, policy_version, seconds),)
 
     def event(self, what: str, *, last: bool = False) -> None:
         """See `brayx.actor.logs.SessionLog.event`."""

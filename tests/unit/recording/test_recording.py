@@ -22,7 +22,7 @@ from brayx.errors import BadRecording
 from brayx.metrics import Recorder
 from brayx.recording import open as open_recordings
 from brayx.recording.chunks import write_chunk
-from brayx.recording.columns import Forwarded, Tick, columns_of, packed
+from brayx.recording.columns import Tick, columns_of, packed
 from brayx.recording.config import RecordingConfig
 from brayx.recording.group import PACK_TICKS
 from brayx.recording.packer import CHUNK_BYTES, Packer
@@ -245,7 +245,7 @@ def test_ten_thousand_ticks_of_cartpole_are_small(tmp_path: Path, with_logits: b
         log_prob = float(logits[action] - np.logaddexp(*logits))
         attributes = {"step": Step(obs, np.asarray(action), log_prob, 7), "value": float(value)}
         outputs = {"logits": np.array(logits), "value": value}
-        forwards = [Forwarded("model", outputs, 7, rng.uniform(5e-5, 1e-4))] if with_logits else []
+        forwards = [("model", outputs, 7, rng.uniform(5e-5, 1e-4))] if with_logits else []
         at, queue_s = number * 0.001 + rng.uniform(0, 1e-4), rng.uniform(0, 1e-4)
         reply = b'{"action": %d}' % action
         ticks.append(

@@ -173,7 +173,7 @@ def tick(number: int, *forwards: Forwarded, **attributes: Any) -> Tick:
 
 
 def test_outputs_of_several_forwards_have_their_models_names() -> None:
-    of = [Forwarded(model, {"value": np.float32(at), "state": np.ones(2)}, at, 0.0) for at, model in enumerate("ab")]
+    of = [(model, {"value": np.float32(at), "state": np.ones(2)}, at, 0.0) for at, model in enumerate("ab")]
     columns = columns_of([tick(number, *of) for number in range(PACK_TICKS)])
     assert {name: array[0] for name, array in columns.arrays.items()} == {
         "a/value": 0.0, "a/policy_version": 0, "b/value": 1.0, "b/policy_version": 1,
@@ -181,7 +181,7 @@ def test_outputs_of_several_forwards_have_their_models_names() -> None:
 
 
 def test_outputs_that_not_every_tick_has_are_left_out() -> None:
-    columns = columns_of([tick(0, Forwarded("a", np.ones(2), 1, 0.0), x=1), tick(1, x=2)])
+    columns = columns_of([tick(0, ("a", np.ones(2), 1, 0.0), x=1), tick(1, x=2)])
     assert list(columns.arrays) == ["x"]
     assert columns.left_out == dict.fromkeys(("output", "policy_version"), "not every tick has it")
 
