@@ -1,8 +1,8 @@
 """Writes recordings as files for Rerun's viewer, one for each session. Needs rerun-sdk, the extra ``rerun``.
 
 Each array that the agents set is an entity: numbers and short vectors are curves, images are images, other arrays are
-tensors. ``input`` and ``output`` are texts, events are a log, and frames are a video. The timelines are ``tick`` and
-``time``, which counts from the session's start.
+tensors. ``input`` and ``output`` are texts, events are a log, and frames are a video, further sizes of them videos of
+their own. The timelines are ``tick`` and ``time``, which counts from the session's start.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _BLOCK = 4096
 """Ticks that are read and written at once."""
+_FACTS = ("player", "end", "why", "start", "start_reply", "result")
 _CURVES = 64
 """Maximum length of a vector that is shown as curves."""
 
@@ -48,17 +49,20 @@ def write_rerun(episodes: Iterable[Episode], out: Path) -> tuple[int, int]:
     out.mkdir(parents=True, exist_ok=True)
     sessions = ticks = 0
     for episode in episodes:
-        stream = rr.RecordingStream("brayx", recording_id=episode.id)
+        stream = rr.RecordingStream("brayx", recording_id=episode.id, send_properties=False)
         stream.save(out / f"{file_name(episode)}.rrd")
+        stream.set_log_time_enabled(False)  # a timeline of the export's own times
         stream.send_recording_name(episode.session)
-        facts = {name: getattr(episode, name) for name in ("player", "end", "why", "start", "start_reply")}
-        result = {} if episode.result is None else {"result": episode.result}
-        stream.send_property("session", rr.AnyValues(**facts, **result))
+        stream.send_recording_start_time_nanos(round(episode.began * 1e9))
+        facts = {name: getattr(episode, name) for name in _FACTS if getattr(episode, name) not in ("", None)}
+        if facts:  # Rerun has no empty values
+            stream.send_property("session", rr.AnyValues(**facts))
+        videos: dict[tuple[int, int], str] = {}
         for first in range(0, len(episode), _BLOCK):
             columns = episode.read(first, _BLOCK)
             _write(rr, stream, columns)
             if episode.frames:
-                _write_frames(rr, stream, columns, episode.encoded(first, _BLOCK))
+                _write_frames(rr, stream, columns, episode.encoded(first, _BLOCK), videos)
         stream.disconnect()  # once everything is written
         sessions, ticks = sessions + 1, ticks + len(episode)
     if not sessions:
@@ -94,17 +98,28 @@ def _write(rr: Any, stream: Any, ticks: Columns) -> None:
         stream.set_time("tick", sequence=number)
         stream.set_time("time", duration=time_us / 1e6)
         for name, array in images.items():
-            stream.log(name, rr.Image(array[row]) if _is_image(array) else rr.Tensor(array[row]))
+            shown = array[row].view(np.uint8) if array.dtype == np.bool_ else array[row]  # there are no bool tensors
+            stream.log(name, rr.Image(shown) if _is_image(array) else rr.Tensor(shown))
     stream.reset_time()
 
 
-def _write_frames(rr: Any, stream: Any, ticks: Columns, frames: Sequence[Frame | None]) -> None:
-    """Writes the frames as they are stored, since Rerun plays H.264."""
-    shown = [row for row, frame in enumerate(frames) if frame is not None]
-    if shown:
-        stream.log("frames", rr.VideoStream(codec=rr.VideoCodec.H264), static=True)
-        columns = rr.VideoStream.columns(sample=[frame.data for frame in frames if frame is not None])
-        stream.send_columns("frames", indexes=_index(rr, ticks, shown), columns=columns)
+def _write_frames(
+    rr: Any, stream: Any, ticks: Columns, frames: Sequence[Frame | None], videos: dict[tuple[int, int], str]
+) -> None:
+    """Writes the frames as they are stored, since Rerun plays H.264.
+
+    Args:
+        videos: entities of the session's videos so far, by height and width: one video has one size. Gets new ones.
+    """
+    rows: dict[tuple[int, int], list[int]] = {}
+    for row, frame in enumerate(frames):
+        if frame is not None:
+            rows.setdefault(frame.size, []).append(row)
+    for size, shown in rows.items():
+        name = videos.setdefault(size, "frames/{}x{}".format(*size) if videos else "frames")
+        stream.log(name, rr.VideoStream(codec=rr.VideoCodec.H264), static=True)
+        columns = rr.VideoStream.columns(sample=[frame.data for row in shown if (frame := frames[row]) is not None])
+        stream.send_columns(name, indexes=_index(rr, ticks, shown), columns=columns)
 
 
 def _is_image(array: np.ndarray) -> bool:

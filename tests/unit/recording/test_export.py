@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,27 +54,41 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
     assert "--field is for --format minari" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("error")  # Rerun leaves out what it cannot write, and warns
 def test_reruns_files_have_every_tick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("rerun", reason="the extra `rerun` is not installed")
     from rerun.chunk import RrdReader
 
     board = np.arange(16, dtype=np.uint8).reshape(4, 4)
-    ticks = [tick(number, board=board + number, event="skipped 2" if number == 2 else "") for number in range(4)]
+    mask = board % 2 == 0
+    ticks = [
+        tick(number, board=board + number, mask=mask, event="skipped 2" if number == 2 else "") for number in range(4)
+    ]
     save(tmp_path, "a", ticks, session="../../a", result=3.0)
     out = tmp_path / "out"
     assert cli.main(["recordings", "export", str(tmp_path), "--format", "rerun", "--out", str(out)]) == 0
     assert capsys.readouterr().out == f"1 sessions of 4 ticks: {out}\n"
     (file,) = out.iterdir()
     assert file.name == "_.._a-a.rrd", "a session's id names no path"
-    found = {}
+    found: dict[str, list[Any]] = {}
+    timelines = set()
     for chunk in RrdReader(file).stream():
-        found.setdefault(chunk.entity_path, []).append(chunk.to_record_batch().to_pydict())
+        found.setdefault(chunk.entity_path, []).append(row := chunk.to_record_batch().to_pydict())
+        if not chunk.entity_path.startswith("/__properties"):
+            timelines.add(frozenset(name for name in row if ":" not in name and not name.startswith("rerun.")))
+    assert timelines == {frozenset({"tick", "time"})}, "each entity has these, and none the time of the export"
+    facts = {name: values for each in found["/__properties"] for name, values in each.items()}
+    assert facts["RecordingInfo:start_time"] == [[0]], "when the session began, in nanoseconds"
+    assert [each["result"] for each in found["/__properties/session"]] == [[[3.0]]]
     (obs,) = found["/obs"]
     assert obs["Scalars:scalars"] == [[0, 0], [1, -1], [2, -2], [3, -3]]
     assert obs["tick"] == [0, 1, 2, 3]
     (event,) = found["/event"]
     assert (event["TextLog:text"], event["tick"]) == ([["skipped 2"]], [2])
-    assert sum(len(each["tick"]) for each in found["/board"]) == 4
+    boards = [buffer for each in found["/board"] for (buffer,) in each["Image:buffer"]]
+    assert [bytes(buffer) for buffer in boards] == [(board + number).tobytes() for number in range(4)]
+    masks = [tensor for each in found["/mask"] for (tensor,) in each["Tensor:data"]]
+    assert [tensor["shape"] for tensor in masks] == [[4, 4]] * 4
     assert [json.loads(text[0])["reward"] for text in found["/input"][0]["TextDocument:text"]] == [0, 1, 2, 3]
 
 

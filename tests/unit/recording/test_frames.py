@@ -577,6 +577,7 @@ def test_a_session_over_several_files_becomes_one_video(tmp_path: Path, capsys: 
     assert not (tmp_path / "x.mp4").exists()
 
 
+@pytest.mark.filterwarnings("error")  # Rerun leaves out what it cannot write, and warns
 def test_rerun_plays_the_frames(tmp_path: Path) -> None:
     pytest.importorskip("rerun", reason="the extra `rerun` is not installed")
     from rerun.chunk import RrdReader
@@ -590,6 +591,24 @@ def test_rerun_plays_the_frames(tmp_path: Path) -> None:
     ]
     ticks = [tick for each in found for tick in each.get("tick", [])]
     assert ticks == list(range(8))
+
+
+def test_rerun_gets_a_video_for_each_size(tmp_path: Path) -> None:
+    pytest.importorskip("rerun", reason="the extra `rerun` is not installed")
+    from rerun.chunk import RrdReader
+
+    recorder = SessionRecorder(config(tmp_path / "from"), Recorder())
+    sizes = [(48, 64), (48, 64), (32, 40), (48, 64)]
+    play(recorder, "s", [image(number, *size) for number, size in enumerate(sizes)])
+    recorder.close(60.0)
+    words = ["recordings", "export", str(tmp_path / "from"), "--format", "rerun", "--out", str(tmp_path / "to")]
+    assert cli.main(words) == 0
+    (file,) = (tmp_path / "to").iterdir()
+    found: dict[str, list[int]] = {}
+    for chunk in RrdReader(file).stream():
+        if chunk.entity_path.startswith("/frames"):
+            found.setdefault(chunk.entity_path, []).extend(chunk.to_record_batch().to_pydict().get("tick", []))
+    assert found == {"/frames": [0, 1, 3], "/frames/32x40": [2]}
 
 
 @pytest.mark.parametrize(("function", "frames"), [("each_tick", 10), ("render", 0)])
