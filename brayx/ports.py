@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import random
 import socket
@@ -36,6 +37,29 @@ def free_port(host: str = "127.0.0.1") -> int:
         with contextlib.suppress(OSError), socket.create_server((host, port)):
             return port
     raise StartupError(f"no free port from {_PORTS[0]} to {_PORTS[-1]} on {host}")
+
+
+def listen(host: str, port: int, name: str, backlog: int | None = None) -> socket.socket:
+    """A listening TCP socket.
+
+    Args:
+        host: address to bind.
+        port: number of the port; 0: a free one.
+        name: what the port is called in errors.
+        backlog: maximum number of connections that wait; None: the system's default.
+
+    Raises:
+        StartupError: the port is taken, cannot be opened, or is no port.
+    """
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=backlog
+        )
+    except OverflowError:
+        raise StartupError(f"{name} is {port}, expected 0 to 65535", port=port) from None
+    except OSError as error:
+        why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be opened: {error.strerror}"
+        raise StartupError(f"{name} {port} of {host} {why}", port=port) from None
 
 
 def check_ports(ports: Mapping[str, tuple[str, int]]) -> None:

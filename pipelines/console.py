@@ -17,8 +17,9 @@ from brayx.console.api import create_app
 from brayx.console.guard import Guard, basic, refusal
 from brayx.console.page import add_page
 from brayx.console.page.caller import Connect
-from brayx.errors import ConnectFailed, StartupError
+from brayx.errors import ConnectFailed, StartupError, TransportError, from_wire
 from brayx.gamecore.auth import credentials
+from brayx.ports import listen
 from pipelines.console_desk import StoreDesk
 
 _HOST = "127.0.0.1"
@@ -59,7 +60,7 @@ def console(
         keys_file, key: credentials for ``url``, as for `brayx.gamecore.auth.credentials`.
 
     Raises:
-        StartupError: the port is taken, or no console answers at ``url``.
+        StartupError: the port cannot be opened, or no console answers at ``url``.
         ConfigError: the keys file or key cannot be used.
     """
     connect: Connect | None = None
@@ -70,12 +71,7 @@ def console(
         app.add_api_route("/api/recordings/{recording}/file", functools.partial(_passed_on, connect))
     else:
         app = create_app(StoreDesk(uri, recordings=recordings))
-    try:
-        listening = socket.create_server((_HOST, port))
-    except OSError as error:
-        raise StartupError(
-            f"port {port} of {_HOST} cannot be opened: {error.strerror}; see --port", port=port
-        ) from None
+    listening = listen(_HOST, port, "--port")
     shown = url or uri
     print(f"the console of {shown} is http://{_HOST}:{listening.getsockname()[1]}", file=sys.stderr, flush=True)
     serve_app(listening, app, connect)
@@ -110,6 +106,9 @@ def _remote(url: str, keys_file: str | None, key: str | None) -> Connect:
         reply = httpx.get(f"{url.rstrip('/')}/api/job", headers=headers, timeout=20.0)
     except httpx.HTTPError as error:
         raise StartupError(f"no console answers at {url}: {error}", url=url) from None
-    if reply.status_code != 200:
-        raise StartupError(f"the console at {url} refuses: {reply.text[:300]}", url=url)
+    if reply.status_code != 200 or reply.headers.get("content-type") != "application/json":
+        refused = from_wire(reply.content, http_status=reply.status_code)
+        if isinstance(refused, TransportError):  # it is some other page, such as that of another `brayx console URL`
+            raise StartupError(f"{url} is no job's console: use the URL that the job prints", url=url)
+        raise StartupError(f"the console at {url} refuses: {refused.message}", url=url)
     return lambda _: httpx.AsyncClient(base_url=url.rstrip("/"), headers=headers)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import socket
 import subprocess
 import threading
 import time
@@ -19,8 +18,8 @@ from typing import Any
 
 from brayx.children import start_module
 from brayx.console.link import answer_requests
-from brayx.errors import StartupError
 from brayx.logs import limited
+from brayx.ports import listen
 
 logger = limited(__name__)
 
@@ -44,17 +43,12 @@ class ConsolePort:
         url: URL of the console.
 
     Raises:
-        StartupError: the port cannot be bound.
+        StartupError: as `listen`.
     """
 
     def __init__(self, host: str, port: int, module: str, words: Sequence[str], answer: Callable[..., Any]) -> None:
         self._module, self._words, self._answer = module, tuple(words), answer
-        try:
-            self._socket = socket.create_server(
-                (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
-            )
-        except OSError as error:
-            raise StartupError(f"console_port {port} of {host} cannot be opened: {error.strerror}", port=port) from None
+        self._socket = listen(host, port, "console_port", _BACKLOG)
         number = self._socket.getsockname()[1]
         self.url = f"http://[{host}]:{number}" if ":" in host else f"http://{host}:{number}"
         self._wake, self._waker = os.pipe()

@@ -28,11 +28,12 @@ from PIL import Image
 import brayx.recording
 from brayx.console.api import create_app
 from brayx.console.guard import ConsoleKeys, basic
-from brayx.errors import ConfigError, ModelNotFound, SessionLost
+from brayx.errors import ConfigError, ModelNotFound, SessionLost, StartupError
 from brayx.gamecore.auth import Keys, new_key
 from brayx.replay.files import Dataset
 from brayx.tracking import find, local_files, promote, roll_back
 from deployments.console_job import console_keys
+from pipelines.console import console
 from pipelines.console_comparisons import Comparisons, Key
 from pipelines.console_desk import StoreDesk
 from pipelines.serving import Serving
@@ -481,6 +482,8 @@ def test_a_taken_port_is_replaced_by_a_free_one(job: Job) -> None:
         job.job = job.job.model_copy(update={"console_port": number})
         with job.served() as (_, console):
             assert not console.url.endswith(f":{number}")
+            said = f"console_port {number} of 127.0.0.1 is taken; the console is {console.url}"
+            assert job.lines == [said], "who opens the usual address sees another job's console"
             assert console.get("/api/job")["running"]
     job.job = job.job.model_copy(update={"console_port": None})
     with Serving(job.job, job.uri) as serving, serving.console(job.lines.append):
@@ -535,6 +538,21 @@ def _url(training: Command) -> str:
     found = re.search(r"the console is (http://\S+)", training.err)
     assert found is not None
     return found[1]
+
+
+def test_a_console_that_cannot_be_shown_is_a_typed_error(served: tuple[Job, Serving, Console]) -> None:
+    job, _, shown = served
+
+    def refusal(url: str, **options: Any) -> str:
+        with pytest.raises(StartupError) as refused:
+            console(url, uri=job.uri, **options)
+        return refused.value.message
+
+    assert refusal(f"{shown.url}/trials") == f"{shown.url}/trials is no job's console: use the URL that the job prints"
+    assert refusal("http://127.0.0.1:1").startswith("no console answers at http://127.0.0.1:1: ")
+    number = int(shown.url.rpartition(":")[2])
+    assert refusal("", port=number) == f"--port {number} of 127.0.0.1 is taken"
+    assert refusal("", port=70_000) == "--port is 70000, expected 0 to 65535"
 
 
 def test_an_interrupt_reaches_no_console(job: Job) -> None:
