@@ -191,11 +191,10 @@ def reading(many: int) -> Table:
         Tick(at, at / 60, 1e-4, (body % at).encode(), b'{"action":1}', {"x": float(at)}) for at in range(_PER_FILE)
     ]
     columns = packed(columns_of(ticks))
-    short = packed(columns_of(ticks[:1]))
     with tempfile.TemporaryDirectory(prefix="brayx-recording-") as temporary:
         folder = Folder(temporary, 10**12)
         for at in range(1_000_000 // _PER_FILE):
-            folder.write([(Part("long", "long", 0.0, at * _PER_FILE, _PER_FILE), columns)])
+            folder.write([Part("long", "long", 0.0, at * _PER_FILE, _PER_FILE)], columns)
         began = time.perf_counter()
         (episode,) = open_recordings(temporary)
         table.add("open a session", f"{len(episode):,} ticks", f"{time.perf_counter() - began:.2f} s")
@@ -210,7 +209,8 @@ def reading(many: int) -> Table:
         folder = Folder(temporary, 10**12)
         for at in range(0, many, _SESSIONS_PER_FILE):
             names = [f"game-{number}" for number in range(at, min(at + _SESSIONS_PER_FILE, many))]
-            folder.write([(Part(name, name, 0.0, 0, 1, end="stop"), short) for name in names])
+            columns = packed(columns_of(ticks[:1] * len(names)))
+            folder.write([Part(name, name, 0.0, 0, 1, end="stop") for name in names], columns)
         began = time.perf_counter()
         episodes = open_recordings(temporary)
         last = episodes[-1].session

@@ -7,6 +7,7 @@ nothing of folders, limits or running sessions.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import threading
@@ -21,7 +22,7 @@ import pyarrow.parquet as pq
 from brayx.errors import BadRecording
 from brayx.recording import arrow
 from brayx.recording.bodies import Bodies
-from brayx.recording.columns import Columns, concatenated
+from brayx.recording.columns import Columns
 from brayx.recording.frames import MAX_SIDE, sizes_of
 from brayx.recording.gather import OWN_PREFIX
 from brayx.recording.part import DEFAULTS, Part, Parts, check_parts, check_text, columns_of_parts
@@ -63,16 +64,16 @@ class _Stored:
     at: int = -1
 
 
-def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]], fps: int = 30) -> tuple[Parts, list[str]]:
+def write_chunk(to: IO[bytes], parts: Sequence[Part], columns: Columns, fps: int = 30) -> tuple[Parts, list[str]]:
     """Writes a chunk; returns its index, the parts with their rows, and the names of the arrays that agents set.
 
     Args:
         to: an open file; the caller closes it.
-        parts: ticks of sessions, at least one part, all with the same layout.
+        parts: the sessions of the ticks, at least one, in order.
+        columns: the ticks.
         fps: frames per second of the chunk's video, whose frame i belongs to row i.
     """
-    rows = np.cumsum([0, *(len(each.number) for _, each in parts)])
-    columns = concatenated([each for _, each in parts])
+    rows = itertools.accumulate((part.ticks for part in parts), initial=0)
     arrays: dict[str, pa.Array] = {
         _NUMBER: pa.array(columns.number),
         f"{OWN_PREFIX}time_us": pa.array(columns.time_us),
@@ -99,8 +100,10 @@ def write_chunk(to: IO[bytes], parts: Sequence[tuple[Part, Columns]], fps: int =
             arrays[name] = arrow.from_numpy(values)
     index = columns_of_parts(
         [
-            dataclasses.replace(part, row=int(row), frames=sum(frame is not None for frame in each.frames))
-            for (part, each), row in zip(parts, rows, strict=False)
+            dataclasses.replace(
+                part, row=row, frames=sum(frame is not None for frame in columns.frames[row : row + part.ticks])
+            )
+            for part, row in zip(parts, rows, strict=False)
         ]
     )
     about: dict[str, Any] = {

@@ -106,7 +106,7 @@ class Packer:
         try:
             if self._folder is None:
                 self._folder = self._open_folder()
-            self._folder.write(_by_episode(parts))
+            self._folder.write(*_by_episode(parts))
             self._folder.trim()
             self.failure = ""
         except Exception as error:  # a full disk may recover, so the ticks are kept for another try
@@ -120,8 +120,8 @@ class Packer:
         self._encoders.cut(layout)
 
 
-def _by_episode(pending: Sequence[tuple[list[Part], Columns]]) -> list[tuple[Part, Columns]]:
-    """Joins consecutive parts of an episode, which keeps the chunk's index short."""
+def _by_episode(pending: Sequence[tuple[list[Part], Columns]]) -> tuple[list[Part], Columns]:
+    """Sorts ticks by episode and joins consecutive parts, which keeps the chunk's index short."""
     runs: dict[str, list[list[tuple[Part, int]]]] = {}
     row = 0
     for part in (part for parts, _ in pending for part in parts):
@@ -131,10 +131,9 @@ def _by_episode(pending: Sequence[tuple[list[Part], Columns]]) -> list[tuple[Par
         else:
             own.append([(part, row)])
         row += part.ticks
-    every = concatenated([columns for _, columns in pending])
-    made = []
+    parts, rows = [], []
     for run in (run for own in runs.values() for run in own):
         *before, last = [part for part, _ in run]
-        rows = np.concatenate([np.arange(at, at + part.ticks) for part, at in run])
-        made.append((last.after(before) if before else last, rows_at(every, rows)))
-    return made
+        parts.append(last.after(before) if before else last)
+        rows += [np.arange(at, at + part.ticks) for part, at in run]
+    return parts, rows_at(concatenated([columns for _, columns in pending]), np.concatenate(rows))

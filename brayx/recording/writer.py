@@ -15,7 +15,7 @@ from typing import Any
 from brayx.recording import index
 from brayx.recording.addresses import files_of
 from brayx.recording.chunks import write_chunk
-from brayx.recording.columns import Columns, frames_of
+from brayx.recording.columns import Columns
 from brayx.recording.frames import write_video
 from brayx.recording.index import Entry
 from brayx.recording.part import Part
@@ -61,19 +61,22 @@ class Folder:
         self._entries: dict[str, Entry] = {}
         self._files.makedirs(self._path, exist_ok=True)
 
-    def write(self, parts: Sequence[tuple[Part, Columns]]) -> str:
-        """Writes a chunk and its video, whole or not at all; returns the chunk's name. Names sort by time."""
+    def write(self, parts: Sequence[Part], columns: Columns) -> str:
+        """Writes a chunk and its video, whole or not at all; arguments as for `write_chunk`.
+
+        Returns:
+            The chunk's name. Names sort by time.
+        """
         self._written += 1
         name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{self._writer}-{self._written:06d}{SUFFIX}"
         video = video_of(name)
-        frames = frames_of([columns for _, columns in parts])
         try:
             with self._files.open(self._at(f"{_UNFINISHED}{name}"), "wb") as file:
-                found, columns = write_chunk(file, parts, self._fps)
+                found, names = write_chunk(file, parts, columns, self._fps)
             size = whole = int(self._files.size(self._at(f"{_UNFINISHED}{name}")))
-            if any(frame is not None for frame in frames):
+            if any(frame is not None for frame in columns.frames):
                 self._has_videos = True
-                whole += self._write_video(f"{_UNFINISHED}{video}", frames)
+                whole += self._write_video(f"{_UNFINISHED}{video}", columns.frames)
                 self._files.mv(self._at(f"{_UNFINISHED}{video}"), self._at(video))
             self._files.mv(self._at(f"{_UNFINISHED}{name}"), self._at(name))  # last, since readers look for this file
         except BaseException:
@@ -83,7 +86,7 @@ class Folder:
             raise
         self._known.append((name, whole))
         self._total += whole
-        self._entries[name] = Entry(size, tuple(columns), found)
+        self._entries[name] = Entry(size, tuple(names), found)
         if len(self._entries) >= index.CHUNKS:
             self.write_index()
         return name

@@ -20,7 +20,7 @@ from pipelines.console_downloads import Downloads
 @pytest.fixture
 def episode(tmp_path: Path) -> Episode:
     ticks = [Tick(number, 0.0, 0.0, b"", b"", {"obs": np.zeros(1000, np.float32)}) for number in range(100)]
-    Folder(str(tmp_path), 10**9).write([(Part("e", "s", 1e9, 0, 100), columns_of(ticks))])
+    Folder(str(tmp_path), 10**9).write([Part("e", "s", 1e9, 0, 100)], columns_of(ticks))
     (found,) = brayx.recording.open(str(tmp_path))
     return found
 

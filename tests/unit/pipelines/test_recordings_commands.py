@@ -17,12 +17,11 @@ from pipelines.replay import recorded
 
 
 def write(folder: Path, sessions: int) -> None:
-    columns = columns_of([Tick(0, 0.0, 0.0, b"", b"", {})])
     parts = [
-        (Part(f"e{at}", f"game-{at}", 1e9, 0, 1, why="every", player="main:7", end="stop", result=at / 2), columns)
+        Part(f"e{at}", f"game-{at}", 1e9, 0, 1, why="every", player="main:7", end="stop", result=at / 2)
         for at in range(sessions)
     ]
-    Folder(str(folder), 10**9).write(parts)
+    Folder(str(folder), 10**9).write(parts, columns_of([Tick(0, 0.0, 0.0, b"", b"", {})] * sessions))
 
 
 def test_sessions_are_listed_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +67,7 @@ def test_chosen_sessions_are_copied(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_sessions_without_a_return_are_said_to_have_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     columns = columns_of([Tick(0, 0.0, 0.0, b"", b"", {})])
-    Folder(str(tmp_path), 10**9).write([(Part("e", "s", 1e9, 0, 1), columns)])
+    Folder(str(tmp_path), 10**9).write([Part("e", "s", 1e9, 0, 1)], columns)
     words = ["recordings", "export", str(tmp_path), "--format", "minari", "--out", str(tmp_path / "out")]
     assert main([*words, "--only", "min_result=400"]) == 2
     assert "has 1, whose agents recorded no return" in capsys.readouterr().err
@@ -79,8 +78,8 @@ def test_a_session_is_named_by_its_id_a_pattern_or_its_game(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     ids = ["game-1", "game-2", "other-agent-a", "other-agent-b"]
-    columns = columns_of([Tick(0, 0.0, 0.0, b"", b"", {})])
-    Folder(str(tmp_path), 10**9).write([(Part(each, each, 1e9, 0, 1), columns) for each in ids])
+    columns = columns_of([Tick(0, 0.0, 0.0, b"", b"", {})] * len(ids))
+    Folder(str(tmp_path), 10**9).write([Part(each, each, 1e9, 0, 1) for each in ids], columns)
     assert main(["recordings", "list", str(tmp_path), "--session", name]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
     assert listed == [each.session for each in recorded(str(tmp_path), name)[0]]
@@ -89,7 +88,7 @@ def test_a_session_is_named_by_its_id_a_pattern_or_its_game(
 
 def test_an_id_with_characters_of_a_pattern_is_an_id(tmp_path: Path) -> None:
     columns = columns_of([Tick(0, 0.0, 0.0, b"", b"", {})])
-    Folder(str(tmp_path), 10**9).write([(Part("e", "[x]", 1e9, 0, 1), columns)])
+    Folder(str(tmp_path), 10**9).write([Part("e", "[x]", 1e9, 0, 1)], columns)
     assert len(recorded(str(tmp_path), "[x]")[0]) == 1
 
 

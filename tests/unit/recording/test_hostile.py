@@ -30,7 +30,7 @@ def chunk(folder: Path, name: str, ticks: int = TICKS) -> Path:
         for n in range(ticks)
     ]
     with path.open("wb") as file:
-        write_chunk(file, [(Part(name, name, 0.0, 0, ticks), packed(columns_of(made)))])
+        write_chunk(file, [Part(name, name, 0.0, 0, ticks)], packed(columns_of(made)))
     return path
 
 

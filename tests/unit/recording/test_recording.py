@@ -257,7 +257,7 @@ def test_ten_thousand_ticks_of_cartpole_are_small(tmp_path: Path, with_logits: b
     columns = packed(columns_of(ticks))
     path = tmp_path / "a.parquet"
     with path.open("wb") as file:
-        write_chunk(file, [(Part("e", "s", 0.0, 0, len(ticks)), columns)])
+        write_chunk(file, [Part("e", "s", 0.0, 0, len(ticks))], columns)
     assert path.stat().st_size <= most_bytes
     (episode,) = open_recordings(str(path))
     assert episode.inputs() == [tick.input for tick in ticks]
@@ -274,7 +274,7 @@ def chunk(folder: Path, name: str, ticks: int = 3) -> Path:
     path = folder / f"{name}.parquet"
     with path.open("wb") as file:
         columns = columns_of([Tick(number, 0.0, 0.0, body(number), b"", {"x": 1.5}) for number in range(ticks)])
-        write_chunk(file, [(Part(name, name, 0.0, 0, ticks), columns)])
+        write_chunk(file, [Part(name, name, 0.0, 0, ticks)], columns)
     return path
 
 
@@ -283,7 +283,7 @@ def test_the_oldest_chunks_go_first_and_two_writers_share_a_folder(tmp_path: Pat
     size = first.stat().st_size
     columns = columns_of([Tick(0, 0.0, 0.0, b"", b"", {})])
     for folder in (Folder(str(tmp_path), size), Folder(str(tmp_path), size)):
-        folder.write([(Part("e", "s", 0.0, 0, 1), columns)])
+        folder.write([Part("e", "s", 0.0, 0, 1)], columns)
     assert len(list(tmp_path.iterdir())) == 3
     assert Folder(str(tmp_path), 10**9).trim() == 0
     assert Folder(str(tmp_path), size * 2).trim() == 1

@@ -46,7 +46,7 @@ def save(folder: Path, name: str, ticks: Sequence[Tick], **part: Any) -> None:
     """Writes a session as one chunk."""
     with (folder / f"{name}.parquet").open("wb") as file:
         row = Part(name, part.pop("session", name), 0.0, 0, len(ticks), **part)
-        write_chunk(file, [(row, packed(columns_of(ticks)))])
+        write_chunk(file, [row], packed(columns_of(ticks)))
 
 
 def rewards(found: Sequence[Fragment]) -> list[list[float]]:
@@ -121,7 +121,7 @@ def test_ticks_without_the_arrays_are_left_out_alone(tmp_path: Path) -> None:
     save(tmp_path, "1", [tick(0), tick(1), tick(2)])
     failed = Tick(3, 0.1, 0.01, b"{}", b"", {}, "error")
     with (tmp_path / "2.parquet").open("wb") as file:
-        write_chunk(file, [(Part("1", "1", 0.0, 3, 1, end="error"), columns_of([failed]))])
+        write_chunk(file, [Part("1", "1", 0.0, 3, 1, end="error")], columns_of([failed]))
     assert rewards(list(dataset(tmp_path))) == [[1, 2]]
 
 
