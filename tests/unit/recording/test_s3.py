@@ -200,14 +200,13 @@ def test_what_cannot_be_read_is_said_in_a_line(
 
 
 def test_ticks_that_cannot_be_written_at_the_end_are_told(
-    bucket: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    bucket: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    recorder = SessionRecorder(RecordingConfig(folder="s3://bucket/away"), Recorder())
+    metrics = Recorder()
+    recorder = SessionRecorder(RecordingConfig(folder="s3://bucket/away"), metrics)
     play(recorder, "a", [None] * 10)
     recorder.close(WAIT_S)
-    assert (
-        "the last ticks of recordings are lost, since they cannot be written: EndpointConnectionError"
-        in capfd.readouterr().err
-    )
+    assert metrics.summary()["recording_lost.disk"] == 10
+    assert "cannot write recordings: EndpointConnectionError" in caplog.text
