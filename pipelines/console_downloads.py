@@ -19,7 +19,7 @@ from brayx.recording import index
 from brayx.recording.copying import copy, file_name, write_videos
 from brayx.recording.reader import Episode
 
-_MAX_BYTES = 2**30
+_MAX_BYTES = 2**29
 """Maximum size in memory of a session's ticks and encoded frames; some exporters hold all of them."""
 _SAMPLE = 16
 """Ticks that the size is estimated from: a group of frames begins with a keyframe, which is much larger than others."""
@@ -31,6 +31,7 @@ class Downloads:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._exporting = threading.Lock()
         self._files: WeakSet[IO[bytes]] = WeakSet()
 
     def make(self, episode: Episode, format: FileFormat) -> Download:
@@ -55,7 +56,8 @@ class Downloads:
                 raise ServiceFull(f"{_MAX_OPEN} files are being downloaded here, which is the limit: try again later")
             self._files.add(made)
         try:
-            with tempfile.TemporaryDirectory(prefix="brayx-download-") as folder:
+            # One after the other, which bounds the memory.
+            with self._exporting, tempfile.TemporaryDirectory(prefix="brayx-download-") as folder:
                 out = Path(folder, file_name(episode))
                 _export(episode, format, out)
                 suffix = _join(out, made)

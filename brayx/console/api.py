@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.resources
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import PurePath
 from typing import IO, Annotated, Any
 from urllib.parse import quote
@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response, StreamingResponse
 from fastapi.security import HTTPBasic
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from brayx.console import documents as doc
 from brayx.console.desk import Desk, FileFormat
@@ -246,7 +247,7 @@ def _recordings(desk: Desk) -> APIRouter:
         plain = name.encode("ascii", "replace").decode().replace("?", "_")  # for programs that do not know `filename*`
         named = f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name)}"
         headers = {"Content-Disposition": named, "Content-Length": str(size)}
-        return StreamingResponse(_pieces(made), media_type=_TYPES[PurePath(name).suffix], headers=headers)
+        return _FileResponse(made, headers, _TYPES[PurePath(name).suffix])
 
     return routes
 
@@ -290,11 +291,16 @@ def _rest() -> APIRouter:
     return routes
 
 
-def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    """The bytes of a file, which is closed at the end."""
-    with file:
-        while piece := file.read(_PIECE_BYTES):
-            yield piece
+class _FileResponse(StreamingResponse):
+    """Sends an open file, and closes it also if the viewer goes before the end."""
+
+    def __init__(self, file: IO[bytes], headers: dict[str, str], media_type: str) -> None:
+        super().__init__(iter(lambda: file.read(_PIECE_BYTES), b""), headers=headers, media_type=media_type)
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file:
+            await super().__call__(scope, receive, send)
 
 
 async def _events(newer: Callable[[str, int], doc.Ticks], first: doc.Ticks) -> AsyncIterator[str]:
