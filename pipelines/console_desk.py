@@ -26,10 +26,10 @@ from brayx.recording.reader import Episode, Recordings
 from brayx.tracking import Trial, promote, registered_models, replaced, roll_back
 from brayx.tracking.registry import STEP_TAG
 from pipelines.console_comparisons import Comparisons, Key
-from pipelines.console_downloads import Downloads
+from pipelines.console_downloads import Downloads, formats_of
 from pipelines.console_games import Games, HumanGame
 from pipelines.console_ticks import body_of, data_url, tick_of
-from pipelines.progress import losses_of_recordings
+from pipelines.progress import dropped_line, losses_of_recordings
 from pipelines.trials import trials
 
 _LISTING_S = 2.0
@@ -62,8 +62,8 @@ class StoreDesk:
         numbers = {name: float(value) for name, value in facts.pop("numbers", {}).items() if np.isfinite(value)}
         refused = "requests_refused."
         refusals = {name.removeprefix(refused): n for name, n in numbers.items() if name.startswith(refused)}
-        if facts["mode"] == "serve":
-            facts["errors"] = [*facts.get("errors", []), *losses_of_recordings(numbers)]
+        losses = losses_of_recordings(numbers) if facts["mode"] == "serve" else [dropped_line(numbers)]
+        facts["errors"] = [*facts.get("errors", []), *filter(None, losses)]
         return doc.Job(**facts, numbers=numbers, refusals=refusals, tracking=self._uri)
 
     def sessions(self) -> list[doc.Session]:
@@ -333,4 +333,5 @@ def _recording(episode: Episode) -> doc.Recording:
         events=episode.events,
         lost=episode.lost,
         frames=episode.frames,
+        formats=formats_of(episode),
     )

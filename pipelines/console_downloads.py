@@ -9,8 +9,9 @@ import shutil
 import tempfile
 import threading
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
-from typing import IO
+from typing import IO, get_args
 from weakref import WeakSet
 
 from brayx.console.desk import Download, FileFormat
@@ -24,6 +25,17 @@ _MAX_BYTES = 2**29
 _SAMPLE = 16
 """Ticks that the size is estimated from: a group of frames begins with a keyframe, which is much larger than others."""
 _MAX_OPEN = 4
+
+_NEEDS = {"rerun": "rerun", "minari": "h5py"}
+"""Module that a format needs, from an extra."""
+
+
+def formats_of(episode: Episode) -> list[FileFormat]:
+    """The formats in which a session can be downloaded from this process."""
+    found: list[FileFormat] = [
+        format for format in get_args(FileFormat) if format not in _NEEDS or find_spec(_NEEDS[format]) is not None
+    ]
+    return found if episode.frames else [format for format in found if format != "mp4"]
 
 
 class Downloads:

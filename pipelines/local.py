@@ -30,7 +30,7 @@ from pipelines.clerk import Clerk
 from pipelines.environments import lag_notes
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines, tracebacks
-from pipelines.result import STEPS_THIS_RUN, TrainResult, end_reason, keep_recordings
+from pipelines.result import LATE, STEPS_THIS_RUN, TrainResult, end_reason, keep_recordings
 from pipelines.shutdown import INTERRUPTED_S, Deadline, running_parts
 from pipelines.sources import Sources
 from pipelines.watching import Watch, last_of
@@ -277,7 +277,7 @@ class _Training:
         try:
             return self._result(began, seconds, learned)
         except KeyboardInterrupt as error:
-            error.add_note("after training, while its results were written")
+            error.add_note(LATE)
             raise
 
     def _result(self, began: float, seconds: float, learned: Summary | None) -> TrainResult:

@@ -122,6 +122,12 @@ def error_lines(numbers: Mapping[str, float], notes: Mapping[str, str]) -> list[
     return [*lines, f"lost: {', '.join(shares)}"] if shares else lines
 
 
+def dropped_line(numbers: Mapping[str, float]) -> str:
+    """How many transitions the learner did not get, by reason; empty if it got all."""
+    dropped = _dropped(numbers)
+    return "" if dropped.partition(" ")[0] == "0" else f"transitions dropped before the learner took them: {dropped}"
+
+
 def losses_of_recordings(numbers: Mapping[str, float]) -> list[str]:
     """What recordings lack, one line for each cause. Of a service, whose numbers come without notes."""
     found = [(*name.partition(".")[::2], count) for name, count in sorted(numbers.items())]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from brayx.command_line import print_result
 from brayx.errors import ConfigError
+from brayx.recording.config import pattern_hint
 
 if TYPE_CHECKING:
     from brayx.recording.source import Reader
@@ -87,7 +88,7 @@ def _selected(arguments: argparse.Namespace) -> Reader:
     if not any(selects(found.only, each) for each in every):
         by_result = found.only.min_result is not None or found.only.max_result is not None
         none = by_result and all(each.result is None for each in every)
-        why = ", whose agents recorded no return" if none else ""
+        why = ", whose agents recorded no return" if none else pattern_hint(found.only.session or "")
         raise ConfigError(f"no recorded session is selected: {found.address} has {len(every)}{why}", path=found.address)
     return found
 
@@ -102,6 +103,8 @@ def _list(arguments: argparse.Namespace) -> int:
         words = (each.end or "runs", each.reported or result, each.player or "-", each.why or "-")
         rows.append((each.session, began, f"{len(each):,}", *words, str(each.events), str(each.lost)))
     print_result("\n".join(aligned(rows)))
+    if len(rows) == 1 and arguments.session is not None:
+        print(f"no session is selected{pattern_hint(arguments.session)}", file=sys.stderr)
     return 0
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from brayx.errors import BadRecording, ConfigError
 from brayx.recording.comparison import Comparison, NotCompared, compare
-from brayx.recording.config import is_named
+from brayx.recording.config import is_named, pattern_hint
 from brayx.recording.differences import TOLERANCE
 from brayx.recording.moved import whole_sessions
 from brayx.recording.reader import Episode
@@ -240,7 +240,7 @@ def recorded(recording: str, session: str = "", tracking: str | None = None) -> 
         episodes = [each for each in found if is_named(each.session, session)]
     if not len(episodes):
         why = next(iter(found.unreadable.values()), "")
-        what = f"no session {session!r}" if session else "no session"
+        what = f"no session {session!r}{pattern_hint(session)}" if session else "no session"
         raise BadRecording(f"{recording} has {what}{f'; {why}' if why else ''}", file=recording)
     return whole_sessions(episodes), len(found.unreadable)
 

@@ -17,7 +17,7 @@ from brayx.actor.config import GamecoreConfig
 from brayx.actor.logs import SessionLog
 from brayx.errors import BadRecording, ConfigError, StartupError
 from brayx.metrics import Recorder
-from brayx.recording.config import RecordingConfig, is_named
+from brayx.recording.config import RecordingConfig, is_named, pattern_hint
 from brayx.recording.reader import Episode
 from brayx.recording.recorder import SessionRecorder
 from deployments.job import JobConfig, only
@@ -106,7 +106,7 @@ def sessions_of(episodes: Sequence[Episode], name: str = "") -> tuple[list[Episo
     named = [each for each in episodes if not name or is_named(each.session, name)]
     games = {game_name(each.session) for each in named}
     if not games:
-        raise BadRecording(f"no session {name!r} is recorded")
+        raise BadRecording(f"no session {name!r} is recorded{pattern_hint(name)}")
     if len(games) > 1:
         raise ConfigError(f"--resimulate plays one game, and the recording has {len(games)}: name one with --session")
     (game,) = games

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from brayx.trainer.loop import Summary
 
+LATE = "after training, while its results were written: the same command resumes this trial"
+"""Note of a late interrupt: when it came, and what to do."""
 STEPS_THIS_RUN = "rollout_steps_this_run"
 """Transitions that rollout workers have collected since this command started."""
 
@@ -132,7 +134,7 @@ def end_reason(config: TrainerConfig, learned: Summary | None) -> str:
 def mark_unfinished(trial: Trial, error: BaseException | None, learned: bool) -> None:
     """Marks the trial in MLflow as failed after an error, or as killed after Ctrl-C, with a note if it came late."""
     if isinstance(error, KeyboardInterrupt) and learned:
-        error.add_note("after training, while its results were written")
+        error.add_note(LATE)
     if error is not None:
         trial.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
 

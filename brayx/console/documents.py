@@ -249,6 +249,8 @@ class Recording(Document):
     """Number of ticks that could not be recorded."""
     frames: int
     """Number of ticks with a frame."""
+    formats: list[str] = []
+    """Formats in which it can be downloaded here."""
 
 
 class Recordings(Document):

@@ -79,3 +79,8 @@ class Selection(BaseModel):
 def is_named(session: str, name: str) -> bool:
     """Whether ``name`` is the session's id, which may have ``*``, or its game."""
     return name in (session, game_of(session)) or fnmatchcase(session, name)
+
+
+def pattern_hint(name: str) -> str:
+    """The end of an error for a name that no session has: the name may be the beginning of a long id."""
+    return f" (ids that begin so: {name + '*'!r})" if name and "*" not in name else ""

@@ -78,7 +78,7 @@ def write_videos(episodes: Iterable[Episode], out: Path) -> tuple[int, int]:
             episode.save_video(out / f"{file_name(episode)}.mp4")
             sessions, frames = sessions + 1, frames + episode.frames
     if not sessions:
-        raise ConfigError("no selected session has frames, so there is no video to write")
+        raise ConfigError("no selected session has frames (`recording.frames`): no video is written")
     return sessions, frames
 
 

@@ -55,7 +55,7 @@ class WatchedAgent(Agent):
 
 def draw(states):
     sides = [state.input.get("side", 32) for state in states]
-    return [np.full((side, side, 3), 10 * each.tick, np.uint8) for side, each in zip(sides, states, strict=True)]
+    return [np.full((side, side, 3), 10 * each.tick % 256, np.uint8) for side, each in zip(sides, states, strict=True)]
 """
 
 

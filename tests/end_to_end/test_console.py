@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import re
-import signal
 import socket
 import zipfile
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ from PIL import Image
 import brayx.recording
 from brayx.console.api import create_app
 from brayx.console.guard import ConsoleKeys, basic
-from brayx.errors import ConfigError, ModelNotFound, SessionLost, StartupError
+from brayx.errors import ConfigError, ModelNotFound, ServiceFull, SessionLost, StartupError
 from brayx.gamecore.auth import Keys, new_key
 from brayx.replay.files import Dataset
 from brayx.tracking import find, local_files, promote, roll_back
@@ -418,8 +417,14 @@ def test_a_comparison_that_nobody_waits_for_is_stopped(served: tuple[Job, Servin
                 found += [each] if "pipelines.comparison_process" in each.cmdline() else []
         return found
 
+    def starts() -> bool:
+        try:
+            return not comparisons.ask(key, str(job.folder / "recordings"), 1).done
+        except ServiceFull:  # the process has ended, and this is noticed in a moment
+            return False
+
     for _ in range(2):  # the second one starts because the first one was stopped
-        assert not comparisons.ask(key, str(job.folder / "recordings"), 1).done
+        until(starts, "it runs", WAIT_S)
         (process,) = processes()
         process.suspend()  # it never ends by itself
         until(lambda: not processes(), "it is killed", WAIT_S)
@@ -553,13 +558,3 @@ def test_a_console_that_cannot_be_shown_is_a_typed_error(served: tuple[Job, Serv
     number = int(shown.url.rpartition(":")[2])
     assert refusal("", port=number) == f"--port {number} of 127.0.0.1 is taken"
     assert refusal("", port=70_000) == "--port is 70000, expected 0 to 65535"
-
-
-def test_an_interrupt_reaches_no_console(job: Job) -> None:
-    """Ctrl-C goes to the whole foreground group; the console's process must leave the end to its job."""
-    with job.served() as (_, console):
-        assert console.get("/api/job")["running"]
-        for child in psutil.Process().children():
-            if "pipelines.console_process" in child.cmdline():
-                child.send_signal(signal.SIGINT)
-        assert console.get("/api/job")["running"]

@@ -107,6 +107,8 @@ def test_a_session_is_followed_while_its_game_plays(served: tuple[Job, Serving, 
         game.join(WAIT_S)
     page.goto(f"{console.url}/session?id=nobody")
     expect(page.get_by_text("Session 'nobody' is not running.")).to_be_visible()
+    page.get_by_role("link", name="Its recording").click()
+    expect(page.get_by_label("session or game")).to_have_value("nobody")
 
 
 def test_a_promotion_changes_what_the_next_session_acts_with(served: tuple[Job, Serving, Console], page: Page) -> None:
@@ -154,7 +156,7 @@ def test_a_recording_is_scrubbed_by_the_keyboard(served: tuple[Job, Serving, Con
     row = page.get_by_role("cell", name="recorded", exact=True)
     expect(row).to_be_visible()
     page.get_by_label("session or game").fill("bot-*")
-    expect(page.get_by_text("No recorded session has this name.")).to_be_visible()
+    expect(page.get_by_text("No recorded session has this id or game.")).to_be_visible()
     expect(row).to_be_hidden()
     page.get_by_label("session or game").fill("rec*")
     row.click()
@@ -308,6 +310,7 @@ def test_pages_fit_the_screen_in_light_and_dark(
         expect(page.get_by_text("Loading …")).to_have_count(0)
         assert overflow(page) == 0, f"{name or 'overview'} is wider than {width} pixels"
         assert page.evaluate("document.body.classList.contains('body--dark')") == (scheme == "dark")
+        expect(page.locator("[aria-current=page]")).to_be_in_viewport(ratio=1.0)
     page.get_by_role("button", name="light or dark").click()
     expect(page.locator("body")).to_have_class(re.compile("body--light" if scheme == "dark" else "body--dark"))
     page.reload()

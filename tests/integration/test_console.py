@@ -304,16 +304,7 @@ def test_a_replica_that_is_killed_while_its_session_is_followed_is_reported(serv
         assert left, "the other replica's sessions go on"
         # The new replica is asked, too.
         until(lambda: len(ours(f"ray::ServeReplica:{PROJECT}:actor")) == 2, "there is another replica", WAIT_S)
-        errors: list[str] = []
-
-        def answers() -> bool:
-            errors[:] = served.console.get("/api/job")["errors"]
-            return not errors
-
-        try:
-            until(answers, "and it answers", WAIT_S)
-        except AssertionError as error:
-            raise AssertionError(f"{errors}") from error
+        until(lambda: not served.console.get("/api/job")["errors"], "and it answers", WAIT_S)
         reached = True
     assert reached
     for _ in range(4):

@@ -54,7 +54,7 @@ def _line_options(curves: Mapping[str, Points], x: str, title: str) -> dict[str,
         "title": {"text": title, "textStyle": {"fontSize": 12, "color": "#888"}, "show": bool(title)},
         "tooltip": {"trigger": "axis", "confine": True},
         "legend": {"show": len(curves) > 1, "textStyle": _TEXT, "type": "scroll", "bottom": 0},
-        "grid": {"left": 8, "right": 16, "top": 28, "bottom": 44 if len(curves) > 1 else 24, "containLabel": True},
+        "grid": {"left": 8, "right": 28, "top": 28, "bottom": 44 if len(curves) > 1 else 24, "containLabel": True},
         "xAxis": {
             "type": "value", "name": x, "nameLocation": "middle", "nameGap": 22, "axisLabel": _TEXT, "min": "dataMin",
             "max": "dataMax", "nameTextStyle": _TEXT, "splitLine": {"show": False},

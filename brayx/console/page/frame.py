@@ -34,9 +34,13 @@ _STYLE = """
     .q-table td:first-child { max-width: 8.5rem; overflow: hidden; text-overflow: ellipsis; }
   }
   .brayx-nav { scrollbar-width: none; }
+  .body--dark .q-btn--outline.text-primary, .body--dark .q-btn--flat.text-primary { color: #56b4e9 !important; }
+  .body--dark .q-btn--outline.text-negative { color: #f97316 !important; }
 </style>
 """
 _DARK = "localStorage.getItem('brayx-dark')"
+_SHOW_PLACE = "document.querySelector('.brayx-nav [aria-current=page]')?.scrollIntoView({inline: 'center'})"
+"""Scrolls the navigation, which is wider than a phone, to the page's own link."""
 
 
 @contextmanager
@@ -77,6 +81,7 @@ async def _toggle(dark: ui.dark_mode) -> None:
 
 
 async def _restore(dark: ui.dark_mode) -> None:
+    ui.run_javascript(_SHOW_PLACE)
     kept = await ui.run_javascript(_DARK)
     if kept in ("0", "1"):
         dark.value = kept == "1"

@@ -28,10 +28,10 @@ def add(connect: Connect) -> None:
     """Adds the pages."""
 
     @ui.page("/recordings")
-    def recordings() -> None:
+    def recordings(session: str = "") -> None:
         with frame("Recordings", connect) as caller:
             heading("Recordings")
-            named = ui.input("Session or game", placeholder="4f1c, bot-*").classes("w-full max-w-xs")
+            named = ui.input("Session or game", placeholder="4f1c*, bot-7", value=session).classes("w-full max-w-xs")
             named.props('dense outlined clearable debounce=300 aria-label="session or game"')
             panel = Panel(
                 lambda: caller.get(Recordings, "/api/recordings", session=named.value or ""), _recordings, every_s=5.0
@@ -47,7 +47,7 @@ def add(connect: Connect) -> None:
 def _recordings(first: Recordings) -> Callable[[Recordings], None]:
     about = ui.label().classes(MUTED)
     nothing = empty("Nothing is recorded yet. A component `kind: recording` in the job records its sessions.")
-    none = empty("No recorded session has this name.")
+    none = empty("No recorded session has this id or game. An id may have *: 4f1c* finds those that begin so.")
     rows = table(
         {
             "session": "Session", "began": "Began", "ticks": "Ticks", "end": "End", "result": "Return",
@@ -104,9 +104,7 @@ class _Recorded:
             self._started = ui.label().classes(f"text-xs break-all {MUTED}")
             with ui.row().classes("items-center gap-3"):
                 ui.label("Download:").classes(MUTED)
-                for format, name in (("parquet", "Parquet"), ("rerun", "Rerun"), ("minari", "Minari"), ("mp4", "MP4")):
-                    link = ui.link(name, f"/api/recordings/{recording}/file?format={format}")
-                self._video = link
+                self._formats = ui.row().classes("gap-3")
             with ui.row().classes("w-full items-center no-wrap gap-3"):
                 self._play = ui.button(icon="play_arrow", on_click=self._toggle).props('round dense aria-label="play"')
                 self._slider = ui.slider(min=0, max=1, step=1, value=0)
@@ -173,7 +171,10 @@ class _Recorded:
     def _head(self, recording: Recording) -> None:
         self._last = max(recording.ticks - 1, 0)
         self._has_frames = recording.frames > 0
-        self._video.set_visibility(self._has_frames)
+        if not self._formats.default_slot.children:
+            with self._formats:
+                for format in recording.formats:
+                    ui.link(format, f"/api/recordings/{self._id}/file?format={format}")
         self._slider.props(f"max={max(self._last, 1)}")
         self._title.set_text(recording.session)
         lost = f", {recording.lost} ticks lost" if recording.lost else ""

@@ -95,6 +95,10 @@ class _Followed:
             self._tick = TickView()
             self._chart = lines({}, "tick", height="h-40")
         self._body.set_visibility(False)
+        with ui.row() as self._further:
+            ui.link("Its recording", f"/recordings?session={quote(session)}")
+            ui.link("Running sessions", "/sessions")
+        self._further.set_visibility(False)
         self._timer = ui.timer(_TICKS_EVERY_S, self._look)
         ui.timer(_CURVES_EVERY_S, self._draw)
 
@@ -105,7 +109,7 @@ class _Followed:
             self._state.set_text(f"{sentence(error.message)} Below is its last answer.")
             return
         except BrayxError as error:
-            self._over(sentence(error.message))
+            self._over(f"{sentence(error.message)} It may have ended: a recorded one can be watched afterwards.")
             return
         self._after = found.after
         for tick in found.ticks:
@@ -136,6 +140,7 @@ class _Followed:
         self._timer.deactivate()
         self._end.set_visibility(False)
         self._pause.set_visibility(False)
+        self._further.set_visibility(True)
         self._state.set_text(text)
 
     async def _ask_end(self) -> None:

@@ -15,7 +15,7 @@ from brayx.errors import AgentError
 from brayx.faults import AGENTS_LOGGER, report
 from brayx.logs import limited
 from brayx.metrics import Recorder
-from pipelines.progress import Progress, error_lines, losses_of_recordings, tracebacks
+from pipelines.progress import Progress, dropped_line, error_lines, losses_of_recordings, tracebacks
 
 NUMBERS = {
     "env_steps": 12_345.0,
@@ -103,6 +103,12 @@ def test_everything_the_buffer_dropped_counts_whatever_the_reason() -> None:
     _, none, some = out.getvalue().splitlines()
     assert "dropped" not in none
     assert some.endswith("dropped 2,009 (full 2,000)"), "9 of them before the trial was resumed"
+
+
+def test_dropped_transitions_are_a_line_of_losses() -> None:
+    assert dropped_line({"replay_dropped.full": 0.0, "ticks": 5.0}) == ""
+    dropped = {"replay_dropped.full": 2000.0, "replay_dropped.policy_lag": 9.0}
+    assert dropped_line(dropped) == "transitions dropped before the learner took them: 2,009 (full 2,000, policy_lag 9)"
 
 
 def test_errors_of_agents_are_shown_with_their_count_and_the_newest() -> None:

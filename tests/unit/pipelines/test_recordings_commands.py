@@ -36,15 +36,19 @@ def test_sessions_are_listed_a_line_each(tmp_path: Path, capsys: pytest.CaptureF
     ]
     assert main(["recordings", "list", str(tmp_path), "--only", "min_result=1"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["session", "game-2"]
+    assert main(["recordings", "list", str(tmp_path), "--session", "gam"]) == 0
+    assert capsys.readouterr().err == "no session is selected (ids that begin so: 'gam*')\n"
+    assert main(["recordings", "list", str(tmp_path), "--session", "gam*"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
 
 
 @pytest.mark.parametrize(
     ("format", "only", "says"),
     [
         ("minari", "min_result=3", "no recorded session is selected: {folder} has 3\n"),
-        ("rerun", "session=other", "no recorded session is selected: {folder} has 3\n"),
-        ("parquet", "session=other", "no recorded session is selected: {folder} has 3\n"),
-        ("mp4", "session=game-*", "no selected session has frames, so there is no video to write\n"),
+        ("rerun", "session=other", "no recorded session is selected: {folder} has 3 (ids that begin so: 'other*')\n"),
+        ("parquet", "session=other", "no recorded session is selected: {folder} has 3 (ids that begin so: 'other*')\n"),
+        ("mp4", "session=game-*", "no selected session has frames (`recording.frames`): no video is written\n"),
     ],
 )
 def test_an_export_of_nothing_says_so_and_writes_nothing(
