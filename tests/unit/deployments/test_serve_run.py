@@ -57,13 +57,15 @@ def test_only_serve_run_opens_that_port(taken: int) -> None:
 
 
 def test_a_ray_that_has_ended_is_reported_at_once_with_the_file_that_names_it(last_started: Path) -> None:
-    gone = free_port()
-    last_started.write_text(f"127.0.0.1:{gone}")
-    with pytest.raises(
-        SystemExit,
-        match=rf"nothing listens at \S+:{gone}, where Ray was .* according to {last_started}: remove",
-    ):
-        build(SERVE_RUN, free_port())
+    with socket.socket() as held:  # bound, so that nothing else can listen there
+        held.bind(("", 0))
+        gone = held.getsockname()[1]
+        last_started.write_text(f"127.0.0.1:{gone}")
+        with pytest.raises(
+            SystemExit,
+            match=rf"nothing listens at \S+:{gone}, where Ray was .* according to {last_started}: remove",
+        ):
+            build(SERVE_RUN, free_port())
     build([*SERVE_RUN, "--address", "local"], free_port())
     node = resolve_ip_for_localhost("127.0.0.1")  # where Ray looks for a Ray started on this machine
     with socket.create_server((node, 0)) as listener:
