@@ -297,6 +297,18 @@ def test_an_unknown_page_says_so(served: tuple[Job, Serving, Console], page: Pag
     expect(page.get_by_text(PROJECT, exact=True)).to_be_visible()
 
 
+def contrast(*colours: str) -> float:
+    """Contrast ratio of two colours such as ``rgb(0, 114, 178)``, by WCAG 2; a transparent one counts as white."""
+    luminances = []
+    for colour in colours:
+        *parts, alpha = [float(each) for each in re.findall(r"[\d.]+", colour)] + ([] if "rgba" in colour else [1.0])
+        shares = [each / 255 if alpha else 1.0 for each in parts]
+        linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in shares]
+        luminances.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+    low, high = sorted(luminances)
+    return (high + 0.05) / (low + 0.05)
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_pages_fit_the_screen_in_light_and_dark(
     served: tuple[Job, Serving, Console], browser: Browser, width: int, scheme: str
@@ -311,6 +323,10 @@ def test_pages_fit_the_screen_in_light_and_dark(
         assert overflow(page) == 0, f"{name or 'overview'} is wider than {width} pixels"
         assert page.evaluate("document.body.classList.contains('body--dark')") == (scheme == "dark")
         expect(page.locator("[aria-current=page]")).to_be_in_viewport(ratio=1.0)
+        if name == "models":
+            text = page.get_by_role("button", name="Promote").first.evaluate("each => getComputedStyle(each).color")
+            background = page.locator("body").evaluate("each => getComputedStyle(each).backgroundColor")
+            assert contrast(text, background) > 4.5, f"{text} on {background}"
     page.get_by_role("button", name="light or dark").click()
     expect(page.locator("body")).to_have_class(re.compile("body--light" if scheme == "dark" else "body--dark"))
     page.reload()

@@ -34,8 +34,7 @@ _STYLE = """
     .q-table td:first-child { max-width: 8.5rem; overflow: hidden; text-overflow: ellipsis; }
   }
   .brayx-nav { scrollbar-width: none; }
-  .body--dark .q-btn--outline.text-primary, .body--dark .q-btn--flat.text-primary { color: #56b4e9 !important; }
-  .body--dark .q-btn--outline.text-negative { color: #f97316 !important; }
+  .body--dark .q-btn--outline, .body--dark .q-btn--flat { --q-primary: #56b4e9; --q-negative: #f97316; }
 </style>
 """
 _DARK = "localStorage.getItem('brayx-dark')"
