@@ -5,6 +5,7 @@ Knows nothing of HTTP.
 
 from __future__ import annotations
 
+import functools
 import shutil
 import tempfile
 import threading
@@ -32,10 +33,12 @@ _NEEDS = {"rerun": "rerun", "minari": "h5py"}
 
 def formats_of(episode: Episode) -> list[FileFormat]:
     """The formats in which a session can be downloaded from this process."""
-    found: list[FileFormat] = [
-        format for format in get_args(FileFormat) if format not in _NEEDS or find_spec(_NEEDS[format]) is not None
-    ]
-    return found if episode.frames else [format for format in found if format != "mp4"]
+    return [format for format in _installed() if format != "mp4" or episode.frames]
+
+
+@functools.cache  # a list of recordings asks for each of them
+def _installed() -> tuple[FileFormat, ...]:
+    return tuple(format for format in get_args(FileFormat) if format not in _NEEDS or find_spec(_NEEDS[format]))
 
 
 class Downloads:

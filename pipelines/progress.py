@@ -77,9 +77,13 @@ def milliseconds(value: float | None) -> str:
     return number(None if value is None else value * 1e3, ".2f")
 
 
+def _drops(numbers: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in numbers.items() if name.partition(".")[0] == "replay_dropped"}
+
+
 def _dropped(numbers: Mapping[str, float]) -> str:
     """Dropped transitions, in total and by reason; those from before a resume have no reason."""
-    dropped = {name: value for name, value in numbers.items() if name.partition(".")[0] == "replay_dropped"}
+    dropped = _drops(numbers)
     reasons = [f"{name.partition('.')[2]} {number(value)}" for name, value in sorted(dropped.items()) if "." in name]
     return number(sum(dropped.values())) + (f" ({', '.join(reasons)})" if reasons else "")
 
@@ -124,8 +128,9 @@ def error_lines(numbers: Mapping[str, float], notes: Mapping[str, str]) -> list[
 
 def dropped_line(numbers: Mapping[str, float]) -> str:
     """How many transitions the learner did not get, by reason; empty if it got all."""
-    dropped = _dropped(numbers)
-    return "" if dropped.partition(" ")[0] == "0" else f"transitions dropped before the learner took them: {dropped}"
+    if not any(_drops(numbers).values()):
+        return ""
+    return f"transitions dropped before the learner took them: {_dropped(numbers)}"
 
 
 def losses_of_recordings(numbers: Mapping[str, float]) -> list[str]:

@@ -222,7 +222,7 @@ def replay_recording(
 
 
 def recorded(recording: str, session: str = "", tracking: str | None = None) -> tuple[Sequence[Episode], int]:
-    """Recorded sessions, and the number of files that cannot be read.
+    """Recorded sessions, joined by `whole_sessions`, and the number of files that cannot be read.
 
     Args:
         recording, tracking: as for `brayx.recording.open`.
@@ -230,9 +230,6 @@ def recorded(recording: str, session: str = "", tracking: str | None = None) -> 
 
     Raises:
         BadRecording: there are none.
-
-    Returns:
-        A session that moved between processes is one, see `whole_sessions`.
     """
     found = open_recordings(recording, tracking=tracking)
     episodes: Sequence[Episode] = found

@@ -1,8 +1,8 @@
 """Writes recordings as files for Rerun's viewer, one for each session. Needs rerun-sdk, the extra ``rerun``.
 
 Each array that the agents set is an entity: numbers and short vectors are curves, images are images, other arrays are
-tensors. ``input`` and ``output`` are texts, events are a log, and frames are a video, further sizes of them videos of
-their own. The timelines are ``tick`` and ``time``, which counts from the session's start.
+tensors. ``input`` and ``output`` are texts, events are a log, and frames are a video, or one for each size. The
+timelines are ``tick`` and ``time``, which counts from the session's start.
 """
 
 from __future__ import annotations

@@ -171,10 +171,10 @@ class _Recorded:
     def _head(self, recording: Recording) -> None:
         self._last = max(recording.ticks - 1, 0)
         self._has_frames = recording.frames > 0
-        if not self._formats.default_slot.children:
-            with self._formats:
-                for format in recording.formats:
-                    ui.link(format, f"/api/recordings/{self._id}/file?format={format}")
+        self._formats.clear()  # a session that runs may get its first frame, and so another format
+        with self._formats:
+            for format in recording.formats:
+                ui.link(format, f"/api/recordings/{self._id}/file?format={format}")
         self._slider.props(f"max={max(self._last, 1)}")
         self._title.set_text(recording.session)
         lost = f", {recording.lost} ticks lost" if recording.lost else ""

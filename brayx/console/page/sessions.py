@@ -109,7 +109,7 @@ class _Followed:
             self._state.set_text(f"{sentence(error.message)} Below is its last answer.")
             return
         except BrayxError as error:
-            self._over(f"{sentence(error.message)} It may have ended: a recorded one can be watched afterwards.")
+            self._over(sentence(error.message))
             return
         self._after = found.after
         for tick in found.ticks:

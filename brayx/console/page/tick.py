@@ -124,6 +124,7 @@ def _pretty(value: Any) -> str:
 
 
 def short(value: Any) -> str:
+    """A value on one line; a dash for None."""
     if value is None:
         return "-"
     if isinstance(value, float):
