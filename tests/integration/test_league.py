@@ -258,11 +258,14 @@ def a_game_is_watched(console: Console, door: str) -> str:
     with Client(door) as red, Client(door) as blue:
         red.start(session=sessions[0])
         blue.start(session=sessions[1])
-        assert {each["session"] for each in console.get("/api/sessions")} == set(sessions)
+        running = console.get("/api/sessions")
+        assert {each["session"] for each in running} == set(sessions)
         assert console.get("/api/job")["sessions"] == 2
-        console.get("/api/sessions/ticks", session=sessions[0])  # so that it is followed before the game is played
+        # The script asks no model, and the league draws its seat; every game has at least one other player.
+        session = next(each["session"] for each in running if each["player"] != "zero")
+        console.get("/api/sessions/ticks", session=session)  # so that it is followed before the game is played
         ticks, end = list[Any](), ""
-        with console.http.stream("GET", "/api/sessions/follow", params={"session": sessions[0]}) as stream:
+        with console.http.stream("GET", "/api/sessions/follow", params={"session": session}) as stream:
             play(red, blue)
             for line in stream.iter_lines():
                 if line.startswith("data: "):
