@@ -185,13 +185,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fails the session if a process it started is still there: nothing may outlive the tests, ports included.
+    """Fails the session if a process it started is still there: nothing may outlive the tests, ports included. Its exit
+    code is not that of failed tests, which `make test` repeats.
 
     A mark in their environment identifies them, because an orphan has another parent. With pytest-xdist, each worker
     has a separate mark and checks its own processes; the controller only gets the result.
     """
     if session.config.getoption("dist", "no") != "no":
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED if _leftovers else session.exitstatus
+        session.exitstatus = pytest.ExitCode.INTERRUPTED if _leftovers else session.exitstatus
         return
     deadline = time.monotonic() + LEFTOVER_WAIT_S
     while (left := ours()) and time.monotonic() < deadline:
@@ -203,7 +204,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             _leftovers.append(f"{process.pid}: {' '.join(process.cmdline())[:160]}{listening}")
             process.kill()
     if _leftovers:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        session.exitstatus = pytest.ExitCode.INTERRUPTED
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput |= {"leftovers": _leftovers, "ray_trouble": ray_trouble}
 
