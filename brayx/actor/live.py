@@ -26,7 +26,7 @@ MAX_TICKS = 16
 """Newest ticks of a followed session that wait for its viewers."""
 ENDED = "ended"
 """Reason for a session's end if the console ended it."""
-_FOLLOWED_S = 3.0
+_FOLLOWED_S = 10.0
 """A session is no longer followed this long after the last request for its ticks."""
 _MAX_FOLLOWED = 64
 _MAX_VALUES = 65_536

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import importlib.util
 import io
 import itertools
@@ -39,6 +38,7 @@ from pipelines.serving import Serving
 from tests.end_to_end.console_jobs import PROJECT, WAIT_S, Console, Job, playing, write_code
 from tests.end_to_end.jobs import FREE_PORTS, Command, job_folder, setting
 from tests.end_to_end.jobs import brayx as command
+from tests.processes import ours
 from tests.waiting import until
 
 
@@ -63,10 +63,8 @@ def served(tmp_path_factory: pytest.TempPathFactory, code: Path) -> Iterator[tup
 
 
 def test_the_process_starts_with_the_first_visit_and_again_after_its_death(job: Job) -> None:
-
     def processes() -> list[psutil.Process]:
-        children = psutil.Process().children()
-        return [each for each in children if "pipelines.console_process" in each.cmdline() and each.is_running()]
+        return ours("pipelines.console_process")
 
     before = {each.pid for each in processes()}
     with job.served() as (serving, console):
@@ -206,7 +204,7 @@ def test_recordings_trials_health_and_refusals(served: tuple[Job, Serving, Conso
     assert console.get("/api/league") is None
 
     before = console.get("/api/job")["refusals"].get("bad_body", 0.0)
-    httpx.post(f"{serving.url}/step", content=b"no json")
+    httpx.post(f"{serving.url}/step", content=b"no json", timeout=WAIT_S)
     until(lambda: console.get("/api/job")["refusals"].get("bad_body", 0.0) > before, "it is counted", WAIT_S)
     assert console.get("/openapi.json")["paths"]["/api/job"]
     assert "https://" not in console.http.get("/docs").text, "nothing is downloaded"
@@ -411,11 +409,7 @@ def test_a_comparison_that_nobody_waits_for_is_stopped(served: tuple[Job, Servin
     comparisons, key = Comparisons(job.uri), Key(recorded()[0]["id"], f"models:/{PROJECT}/1", "")
 
     def processes() -> list[psutil.Process]:
-        found = []
-        for each in psutil.Process().children():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found += [each] if "pipelines.comparison_process" in each.cmdline() else []
-        return found
+        return ours("pipelines.comparison_process")
 
     def starts() -> bool:
         try:
@@ -440,8 +434,9 @@ def test_foreign_pages_and_names_are_refused_and_a_games_door_has_no_control(
     assert console.http.get("/api/job", headers={"Origin": console.url}).status_code == 200
     for url in serving.urls.values():
         if url.startswith("http"):
-            assert httpx.get(f"{url}/api/job").status_code != 200
-            assert httpx.post(f"{url}/api/models/{PROJECT}/promote", json={"version": 2}).status_code >= 400
+            assert httpx.get(f"{url}/api/job", timeout=WAIT_S).status_code != 200
+            path = f"{url}/api/models/{PROJECT}/promote"
+            assert httpx.post(path, json={"version": 2}, timeout=WAIT_S).status_code >= 400
 
 
 def test_keys_have_scopes(job: Job, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
@@ -22,6 +21,7 @@ from pipelines.serving import Serving
 from tests.end_to_end.conftest import SHOWN_MS, overflow
 from tests.end_to_end.console_jobs import PROJECT, WAIT_S, Console, Job, playing, write_code
 from tests.end_to_end.jobs import brayx as command
+from tests.processes import ours
 from tests.waiting import until
 
 PAGES = ("", "sessions", "recordings", "models", "league", "play", "trials")
@@ -59,7 +59,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
 def test_the_overview_says_what_runs_and_what_is_lost(served: tuple[Job, Serving, Console], page: Page) -> None:
     _, serving, console = served
-    httpx.post(f"{serving.url}/step", content=b"no json")
+    httpx.post(f"{serving.url}/step", content=b"no json", timeout=WAIT_S)
     page.goto(console.url)
     expect(page.get_by_text(PROJECT, exact=True)).to_be_visible()
     expect(page.get_by_text("is being served; model acts with models:/watched/1")).to_be_visible()
@@ -220,7 +220,7 @@ def test_a_render_draws_a_session_that_is_followed(
     job.job = job.job.model_copy(update={"recordings": {"recording": recording}, "renders": renders})
     with job.served() as (serving, console), playing(serving.url, "drawn") as tick:
         tick(0.0)
-        assert not drawers(), "nobody watches"
+        assert not ours("brayx.recording.live_frames"), "nobody watches"
         page.goto(f"{console.url}/session?id=drawn")
         expect(page.get_by_text("Waiting for its next tick …")).to_be_visible()
         until(lambda: console.get("/api/sessions")[0]["followed"], "it is followed", WAIT_S)
@@ -230,12 +230,7 @@ def test_a_render_draws_a_session_that_is_followed(
             until(lambda x=x: grey(page) == 10 * x, "its frame is shown", WAIT_S)
         assert overflow(page) == 0
         page.goto("about:blank")
-        until(lambda: not drawers(), "it ends when nobody watches", WAIT_S)
-
-
-def drawers() -> list[psutil.Process]:
-    """The processes that draw."""
-    return [each for each in psutil.Process().children() if "brayx.recording.live_frames" in each.cmdline()]
+        until(lambda: not ours("brayx.recording.live_frames"), "it ends when nobody watches", WAIT_S)
 
 
 def test_a_recording_is_compared_with_another_version(served: tuple[Job, Serving, Console], page: Page) -> None:
@@ -384,15 +379,12 @@ def test_a_reader_sees_and_cannot_control_and_a_lost_job_is_told(
 
 def _lose(job: Job, page: Page, followed: Page) -> None:
     """The console's process is stopped for a while, as when the job is gone."""
-    for child in psutil.Process().children():
-        if "pipelines.console_process" in child.cmdline() and job.uri in " ".join(child.cmdline()):
-            child.suspend()
+    (process,) = ours("pipelines.console_process", job.uri)
+    process.suspend()
     try:
         alert = page.get_by_role("alert").first
         expect(alert).to_contain_text(re.compile(r"The job's console at http://\S+ does not answer"))
         expect(alert).to_contain_text("Below is its last answer, of")
         expect(followed.get_by_text(re.compile("does not answer: .* Below is its last answer"))).to_be_visible()
     finally:
-        for child in psutil.Process().children():
-            if "pipelines.console_process" in child.cmdline() and job.uri in " ".join(child.cmdline()):
-                child.resume()
+        process.resume()

@@ -195,7 +195,7 @@ def test_a_promotion_changes_what_the_next_session_acts_with_and_shares_reach_ev
 def test_health_refusals_recordings_and_trials(served: Served) -> None:
     before = served.reader.get("/api/job")["refusals"].get("bad_body", 0.0)
     for _ in range(6):
-        httpx.post(f"{served.door}/step", content=b"no json")
+        httpx.post(f"{served.door}/step", content=b"no json", timeout=WAIT_S)
     until(
         lambda: served.reader.get("/api/job")["refusals"].get("bad_body", 0.0) == before + 6,
         "refusals of both replicas add up",
@@ -261,9 +261,11 @@ def test_keys_have_scopes_and_a_games_door_has_no_control(served: Served) -> Non
     headers = {"Authorization": served.console.http.headers["Authorization"]}
     for url in (served.door, *addresses):
         for path in ("/api/job", "/console/api/job", "/docs"):
-            assert httpx.get(f"{url}{path}", headers=headers).status_code == 404
-        assert httpx.post(f"{url}/api/models/{PROJECT}/promote", headers=headers, **promotion).status_code >= 400
-        asked = httpx.post(f"{url}/-/console/step", content=b'["sessions"]', headers={"step_kind": "call"})
+            assert httpx.get(f"{url}{path}", headers=headers, timeout=WAIT_S).status_code == 404
+        path = f"{url}/api/models/{PROJECT}/promote"
+        assert httpx.post(path, headers=headers, timeout=WAIT_S, **promotion).status_code >= 400
+        call = {"content": b'["sessions"]', "headers": {"step_kind": "call"}}
+        asked = httpx.post(f"{url}/-/console/step", timeout=WAIT_S, **call)
         assert asked.status_code in (401, 404), "only who has the application's secret may ask a replica"
     with pytest.raises(ConfigError, match="console_keys_file is not set"):
         console_application(served.job.job.model_copy(update={"console_keys_file": None}), served.job.uri)

@@ -65,7 +65,7 @@ time.sleep(60)
         until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text() != "")
         left = [*pids(running), int((tmp_path / "child").read_text())]
         running.stop(timeout_s=0.3)
-    until(lambda: not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in left))
+    until(lambda: not any(alive(pid) for pid in left))
 
 
 PARENT = """

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from PIL import Image
 
@@ -44,6 +43,7 @@ from brayx.recording.video import Video
 from brayx.recording.writer import Folder
 from brayx.types import Step
 from pipelines import cli
+from tests.processes import ours
 from tests.waiting import until
 
 CLOSE = 4.0
@@ -342,7 +342,7 @@ def test_a_session_that_is_followed_is_drawn_at_its_newest_tick(tmp_path: Path, 
         assert _number(followed(frames, 5, lambda: None, "error")) == 4, "a failed tick may lack what is drawn"
         until(lambda: "does not pickle" in _failure(followed(frames, 6, lambda: None)), "it is told")
         assert _number(followed(frames, 0, board(0))) is None, "another session of this id"
-    assert not _drawers()
+    assert not ours("brayx.recording.live_frames")
 
 
 @pytest.mark.parametrize(
@@ -363,18 +363,18 @@ def test_a_frame_that_cannot_be_drawn_is_told(
     with contextlib.closing(LiveFrames(Drawing("own_renders", name, str(tmp_path)))) as frames:
         if function == "killed":
             followed(frames, 1, board(1))
-            until(_drawers, "it starts")
-            _drawers()[0].kill()
+            until(lambda: ours("brayx.recording.live_frames"), "it starts")
+            ours("brayx.recording.live_frames")[0].kill()
         until(lambda: why in _failure(followed(frames, 1, board(1))), "it is told")
-    assert not _drawers()
+    assert not ours("brayx.recording.live_frames")
 
 
 def test_closing_ends_a_frame_that_is_being_drawn(tmp_path: Path, board: Any) -> None:
     frames = LiveFrames(Drawing("own_renders", "hang", str(tmp_path)))
     followed(frames, 1, board(1))
-    until(_drawers, "it draws")
+    until(lambda: ours("brayx.recording.live_frames"), "it draws")
     frames.close()
-    assert not _drawers()
+    assert not ours("brayx.recording.live_frames")
 
 
 def _number(frame: LiveFrame | None) -> int | None:
@@ -383,10 +383,6 @@ def _number(frame: LiveFrame | None) -> int | None:
 
 def _failure(frame: LiveFrame | None) -> str:
     return "" if frame is None else frame.failure
-
-
-def _drawers() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if "brayx.recording.live_frames" in each.cmdline()]
 
 
 def ticks(count: int, first: int = 0) -> Any:
