@@ -30,7 +30,7 @@ from pipelines.clerk import Clerk
 from pipelines.environments import lag_notes
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines, tracebacks
-from pipelines.result import LATE, STEPS_THIS_RUN, TrainResult, end_reason, keep_recordings
+from pipelines.result import LATE, STEPS_THIS_RUN, TrainResult, end_reason, keep_after_error, keep_recordings
 from pipelines.shutdown import INTERRUPTED_S, Deadline, running_parts
 from pipelines.sources import Sources
 from pipelines.watching import Watch, last_of
@@ -236,6 +236,7 @@ class _Training:
         began, seconds, learned = time.monotonic(), 0.0, None
         with contextlib.ExitStack() as served:
             host = self.host
+            served.push(self._keep_after_error)
             if host is not None:
                 served.callback(lambda: host.close(self.end.left(_DOORS_END_S)))
             try:
@@ -305,8 +306,15 @@ class _Training:
             trial, numbers, self.finished, name, version, seconds, curve, outcome, reason, began, errors, ended
         )
 
+    def _keep_after_error(self, _: object, error: BaseException | None, __: object) -> None:
+        """Copies recordings if an error ended the training; the doors are closed, and the recordings written."""
+        if self.learning:
+            keep_after_error(error, self.job, self.began_s, self.progress.say, self.clerk.call)
+
     def _keep_recordings_in_time(self) -> None:
         """Copies recordings of an interrupted training to its trial, which it ends first: slow copies are killed."""
+        if self.job.recording is None or not self.job.recording.to_trial:
+            return
         self.clerk.call(Trial.finish, "KILLED")
         try:
             until_s = time.time() + self.end.left(_COPY_S)

@@ -6,6 +6,7 @@ It is the same for every host. Knows nothing of where a job ran.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ LATE = "after training, while its results were written: the same command resumes
 """Note of a late interrupt: when it came, and what to do."""
 STEPS_THIS_RUN = "rollout_steps_this_run"
 """Transitions that rollout workers have collected since this command started."""
+_KEEP_AFTER_ERROR_S = 10.0
+"""Time limit for copying recordings of a training that an error ended."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,14 @@ def keep_recordings(
         say(f"{sessions} recorded sessions are artifacts of the trial: {address}{more}")
     except (BrayxError, OSError) as error:  # a training with a result must not fail here
         say(f"no recorded session is copied to the trial: {one_line(str(error))}")
+
+
+def keep_after_error(
+    error: object, job: JobConfig, since_s: float, say: Callable[[str], None], call: Callable[..., Any]
+) -> None:
+    """As `keep_recordings`, for a training that ``error`` ended, if it is an exception: its sessions show the cause."""
+    if isinstance(error, Exception):
+        keep_recordings(job, since_s, say, call, time.time() + _KEEP_AFTER_ERROR_S)
 
 
 def promote(

@@ -36,7 +36,14 @@ from pipelines.console_on_ray import console_of
 from pipelines.environments import Rollouts, lag_notes
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines
-from pipelines.result import STEPS_THIS_RUN, TrainResult, end_reason, keep_recordings, mark_unfinished
+from pipelines.result import (
+    STEPS_THIS_RUN,
+    TrainResult,
+    end_reason,
+    keep_after_error,
+    keep_recordings,
+    mark_unfinished,
+)
 from pipelines.scale import tell_where
 from pipelines.shutdown import INTERRUPTED_S, Deadline, running_parts
 from pipelines.sources import Sources
@@ -176,6 +183,13 @@ def train_on(
         )
         learner.start()
         served = stack.enter_context(contextlib.ExitStack())
+
+        def call(function: Callable[..., Any], *args: Any) -> Any:
+            return function(trial, *args)
+
+        served.push(
+            lambda _, error, __: keep_after_error(error if learning else None, job, began_s, progress.say, call)
+        )
         try:
             urls: dict[str, str] = {}
             served.enter_context(
@@ -231,7 +245,7 @@ def train_on(
         version, outcome = None, ""
         if finished:
             version, outcome = trainee.register(progress.say)
-            keep_recordings(job, began_s, progress.say, lambda function, *args: function(trial, *args))
+            keep_recordings(job, began_s, progress.say, call)
         elif learning:
             outcome = trainee.standings()
         trainee.close_trials(finished)
@@ -239,7 +253,7 @@ def train_on(
         trial.finish("FINISHED" if finished else "KILLED")
         if learning and not finished:  # last, since slow copies are killed
             until_s = time.time() + end.left(_COPY_S)
-            keep_recordings(job, began_s, progress.say, lambda function, *args: function(trial, *args), until_s)
+            keep_recordings(job, began_s, progress.say, call, until_s)
     name = pool_name(job, config.model)
     errors, reason = tuple(error_lines(numbers, notes)), "" if ended is None else ended.reason
     return TrainResult(

@@ -174,7 +174,7 @@ def killed(begun: Begun) -> Iterator[Killed]:
         command.until(command.says("Ray is up"), "Ray is up")
         assert "ppo_env / main (resumed)" in command.err
         at = steps_of(command)
-        command.until(lambda: steps_of(command) > at + 5000, "environments were stepped")
+        command.until(lambda: steps_of(command) > at + 1500, "environments were stepped")
         (victim, *_) = command.processes("ray::RolloutWorker")
         victim.send_signal(signal.SIGKILL)
         command.until(
@@ -182,20 +182,20 @@ def killed(begun: Begun) -> Iterator[Killed]:
         )
         at = steps_of(command)
         command.until(lambda: len(command.processes("ray::RolloutWorker")) == 2, "another one is there")
-        command.until(lambda: steps_of(command) > at + 5000, "it goes on with two")
+        command.until(lambda: steps_of(command) > at + 1500, "it goes on with two")
         command.until(lambda: max(saved(folder)) > resumed, "there is a checkpoint")
         lost = numbers_of(trial_of(command))
         refused, scaled = scale(folder, "3"), scale(folder, "1")
         command.until(lambda: len(command.processes("ray::RolloutWorker")) == 1, "the other one has left")
         at = steps_of(command)
-        command.until(lambda: steps_of(command) > at + 2000, "it goes on with one")
+        command.until(lambda: steps_of(command) > at + 600, "it goes on with one")
         at_kill = steps_of(command)
         workers = [value for _, value in written(trial_of(command), "rollout/workers.rollout")]
         os.kill(command.process.pid, signal.SIGKILL)
         command.process.wait(timeout=30)
         command.gone()
         left = command.lines()
-    more = (f"trainer.num_steps={int(at_kill) + 6000}", "trainer.target_return=null")
+    more = (f"trainer.num_steps={int(at_kill) + 2000}", "trainer.target_return=null")
     with locally(folder, *more) as command, said_on_failure(command):
         assert command.ended() == 0
         yield Killed(

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from brayx.gamecore.client import Client
+from brayx.recording import open as open_recordings
 from brayx.tracking import Trial
 from tests.end_to_end.jobs import (
     FREE_PORTS,
@@ -34,6 +35,7 @@ from tests.end_to_end.jobs import (
     written,
 )
 
+RECORDED = ("recording.kind=recording", "recording.to_trial=1")
 BATCH = 256
 """Transitions that the template's learner takes at once."""
 
@@ -433,7 +435,7 @@ def test_an_mlflow_folder_that_cannot_be_written_is_named(tmp_path: Path) -> Non
         ),
         (
             # Eight, so that enough games fail well before env steps are missed.
-            ["agent.module=raising_agent", "agent.class=RaisingAgent", "actor.gamecores.0.num=8"],
+            ["agent.module=raising_agent", "agent.class=RaisingAgent", "actor.gamecores.0.num=8", *RECORDED],
             "errors take more than trainer.max_lost_share 0.5 allows",
             r"\d+ errors in on_tick; the newest: agent 'agent': KeyError: 'velocity' \(\S+raising_agent.py:8\)",
             r'File "\S+raising_agent.py", line 8, in on_tick\n +raise KeyError\("velocity"\)\n *KeyError: .velocity.\n',
@@ -462,6 +464,10 @@ def test_a_job_that_cannot_learn_gives_up_and_says_why(
         command.gone()
     (trial,) = trials(tmp_path)["main"]
     assert trial.status == "FAILED"
+    if RECORDED[0] in overrides:
+        assert "recorded sessions are artifacts of the trial" in command.err
+        kept = open_recordings(f"runs:/{trial.run_id}/recordings", tracking=trial.uri)
+        assert "error" in {each.end for each in kept}, "what led there can be seen"
 
 
 def test_a_missing_agent_is_named_before_anything_starts(tmp_path: Path) -> None:
