@@ -45,7 +45,10 @@ def open(address: str) -> Recordings:
     files, path = files_of(str(address))
     try:
         if files.isfile(path):
-            return Recordings(files, [path])
+            alone = Recordings(files, [path])
+            if alone.unreadable:
+                raise BadRecording(alone.unreadable[path], file=path)
+            return alone
         if not files.isdir(path):
             raise BadRecording(f"there is no recording at {address}", file=str(address))
         found = {PurePosixPath(str(each["name"])).name: each for each in files.ls(path, detail=True)}
@@ -98,8 +101,6 @@ class Recordings(Sequence["Episode"]):
                 else:
                     _, columns, parts = entry
             except BadRecording as error:
-                if len(paths) == 1:
-                    raise
                 self.unreadable[path] = error.message
                 continue
             self._chunks.append((path, columns, parts))

@@ -348,6 +348,11 @@ def test_a_reader_sees_and_cannot_control_and_a_lost_job_is_told(
         page.locator(".q-card", has_text="Version 2").get_by_role("button", name="Promote").click()
         page.get_by_role("dialog").get_by_role("button", name="Promote").click()
         expect(page.get_by_text("This key may read only: control calls need a key of scope control.")).to_be_visible()
+        (tmp_path / "recordings").mkdir()
+        (tmp_path / "recordings" / "broken.parquet").write_bytes(b"no Parquet")
+        page.goto(f"{console.url}/recordings")
+        expect(page.get_by_text(re.compile(r"^0 in .*; 1 file cannot be read: .*broken\.parquet"))).to_be_visible()
+        expect(page.get_by_text("Nothing is recorded yet.")).to_be_hidden()
 
         words = ["console", console.url, "--keys-file", str(file), "--key", key]
         with command(tmp_path, *words) as remote:

@@ -58,11 +58,12 @@ def _recordings(first: Recordings) -> Callable[[Recordings], None]:
     )  # fmt: skip
 
     def update(found: Recordings) -> None:
-        nothing.set_visibility(not found.total)
+        nothing.set_visibility(not found.total and not found.unreadable)
         none.set_visibility(bool(found.total and not found.recordings))
         rows.set_visibility(bool(found.recordings))
         why = next(iter(found.unreadable.values()), "")
-        broken = f"; {len(found.unreadable)} files cannot be read: {why}" if why else ""
+        count = len(found.unreadable)
+        broken = f"; {count} file{'s' * (count != 1)} cannot be read: {why}" if why else ""
         about.set_text(f"{number(found.total)} in {found.folder}{broken}" if found.folder else "")
         shown = [
             {
