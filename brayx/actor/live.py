@@ -27,7 +27,8 @@ MAX_TICKS = 16
 ENDED = "ended"
 """Reason for a session's end if the console ended it."""
 _FOLLOWED_S = 10.0
-"""A session is no longer followed this long after the last request for its ticks."""
+"""A session is no longer followed this long after the last request for its ticks. A busy machine, or a browser that
+shows another tab, asks late."""
 _MAX_FOLLOWED = 64
 _MAX_VALUES = 65_536
 """Elements of an array that the console shows; larger ones are left out."""
