@@ -50,10 +50,10 @@ lint: setup ## formatting, lint, types and the direction of imports
 # time, and one takes all of tests/integration (tests/conftest.py): so these come first, and the unit tests last.
 # Beside others a test may miss a deadline that it keeps alone: up to four that failed are run again, one at a time.
 # pytest exits with 1 only if every test ran; after a fifth failure, or if processes are left, nothing is repeated.
-test: lint ## lint, then every test but the two below; those that fail beside others again, alone
+test: lint ## lint, then every test but the two below; failed ones run again, alone
 	@$(BIN)/pytest --maxfail 5 --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		tests/integration tests/end_to_end tests/notebooks tests/unit $(ARGS) || { [ $$? = 1 ] && \
-		echo "make test: these failed beside others and run again, alone; why is above" && \
+		echo "make test: what failed beside others (above) runs again, alone" && \
 		$(BIN)/pytest --last-failed --last-failed-no-failures none --verbose tests $(ARGS); }
 
 test-learning: setup ## trains with three seeds to the target: minutes

@@ -176,7 +176,7 @@ class _Training:
         self.uri = uri
         self.host = None if trainee.acting is None else self._host(trainee.acting.model, stack)
         self.sources = Sources(job, self.buffers)
-        self.began_s = time.time()
+        self._keep = functools.partial(keep_recordings, self.job, time.time(), self.progress.say, clerk.call)
         self.finished = self.learning = False
         self.end = Deadline(_END_S)
 
@@ -292,7 +292,7 @@ class _Training:
         version, outcome, curve = None, "", []
         if self.finished:  # Ctrl-C does not wait for a picture
             version, outcome = self.trainee.register(self.progress.say)
-            keep_recordings(job, self.began_s, self.progress.say, clerk.call)
+            self._keep()
             curve = clerk.call(drawn_curve, job.project, config.target_return, config.x_axis)
         elif self.learning:
             outcome = self.trainee.standings()
@@ -308,8 +308,7 @@ class _Training:
 
     def _keep_after_error(self, _: object, error: BaseException | None, __: object) -> None:
         """Copies recordings if an error ended the training; the doors are closed, and the recordings written."""
-        if self.learning:
-            keep_after_error(error, self.job, self.began_s, self.progress.say, self.clerk.call)
+        keep_after_error(error if self.learning else None, self._keep)
 
     def _keep_recordings_in_time(self) -> None:
         """Copies recordings of an interrupted training to its trial, which it ends first: slow copies are killed."""
@@ -317,8 +316,7 @@ class _Training:
             return
         self.clerk.call(Trial.finish, "KILLED")
         try:
-            until_s = time.time() + self.end.left(_COPY_S)
-            keep_recordings(self.job, self.began_s, self.progress.say, self.clerk.call, until_s)
+            self._keep(time.time() + self.end.left(_COPY_S))
         except KeyboardInterrupt:
             self.clerk.end()  # which still copies, and nobody waits for it now
             raise

@@ -89,7 +89,9 @@ def _selected(arguments: argparse.Namespace) -> Reader:
         by_result = found.only.min_result is not None or found.only.max_result is not None
         none = by_result and all(each.result is None for each in every)
         why = ", whose agents recorded no return" if none else pattern_hint(found.only.session or "")
-        raise ConfigError(f"no recorded session is selected: {found.address} has {len(every)}{why}", path=found.address)
+        broken = next((f"; {reason}" for reason in every.unreadable.values()), "")
+        what = f"{found.address} has {len(every)}{why}{broken}"
+        raise ConfigError(f"no recorded session is selected: {what}", path=found.address)
     return found
 
 

@@ -171,12 +171,15 @@ def keep_recordings(
         say(f"no recorded session is copied to the trial: {one_line(str(error))}")
 
 
-def keep_after_error(
-    error: object, job: JobConfig, since_s: float, say: Callable[[str], None], call: Callable[..., Any]
-) -> None:
-    """As `keep_recordings`, for a training that ``error`` ended, if it is an exception: its sessions show the cause."""
-    if isinstance(error, Exception):
-        keep_recordings(job, since_s, say, call, time.time() + _KEEP_AFTER_ERROR_S)
+def keep_after_error(error: BaseException | None, keep: Callable[[float], None]) -> None:
+    """Copies the recordings of a training that an error ended, since they show the cause; does nothing without one.
+
+    Args:
+        error: what ended the training; None: nothing did.
+        keep: `keep_recordings`, of which only ``until_s`` is left to give.
+    """
+    if isinstance(error, Exception):  # Ctrl-C, which is none, has its own time limit
+        keep(time.time() + _KEEP_AFTER_ERROR_S)
 
 
 def promote(

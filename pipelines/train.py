@@ -9,6 +9,7 @@ job without an actor has no door and starts no Serve.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import time
 import urllib.request
@@ -164,7 +165,6 @@ def train_on(
     )
     before = max((checkpoint.step for checkpoint in trial.checkpoints()), default=0)
     began, learning, finished, seconds, steps = time.monotonic(), False, False, 0.0, 0
-    began_s = time.time()
     ended: Summary | None = None
     end = Deadline(_END_S)
     with contextlib.ExitStack() as stack:
@@ -183,13 +183,10 @@ def train_on(
         )
         learner.start()
         served = stack.enter_context(contextlib.ExitStack())
-
-        def call(function: Callable[..., Any], *args: Any) -> Any:
-            return function(trial, *args)
-
-        served.push(
-            lambda _, error, __: keep_after_error(error if learning else None, job, began_s, progress.say, call)
+        keep = functools.partial(
+            keep_recordings, job, time.time(), progress.say, lambda function, *args: function(trial, *args)
         )
+        served.push(lambda _, error, __: keep_after_error(error if learning else None, keep))
         try:
             urls: dict[str, str] = {}
             served.enter_context(
@@ -245,15 +242,14 @@ def train_on(
         version, outcome = None, ""
         if finished:
             version, outcome = trainee.register(progress.say)
-            keep_recordings(job, began_s, progress.say, call)
+            keep()
         elif learning:
             outcome = trainee.standings()
         trainee.close_trials(finished)
         curve = drawn_curve(trial, job.project, config.target_return, config.x_axis)
         trial.finish("FINISHED" if finished else "KILLED")
         if learning and not finished:  # last, since slow copies are killed
-            until_s = time.time() + end.left(_COPY_S)
-            keep_recordings(job, began_s, progress.say, call, until_s)
+            keep(time.time() + end.left(_COPY_S))
     name = pool_name(job, config.model)
     errors, reason = tuple(error_lines(numbers, notes)), "" if ended is None else ended.reason
     return TrainResult(

@@ -121,7 +121,7 @@ class Reader:
         return None, set()
 
     def recordings(self) -> Recordings:
-        """Opens the recordings. Raises ConfigError if there are none."""
+        """Opens the recordings. Raises ConfigError if there are none, or none of the files can be read."""
         from brayx.recording.reader import open as open_recordings  # imports Arrow, which is slow
 
         try:
@@ -130,6 +130,8 @@ class Reader:
             raise ConfigError(error.message, path=self.address) from error
         if found.unreadable:
             file, why = next(iter(found.unreadable.items()))
+            if not len(found):
+                raise ConfigError(why, path=self.address)
             logger.warning("%d files cannot be read, the first is %s: %s", len(found.unreadable), file, why)
         return found
 

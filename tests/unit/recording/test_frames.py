@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
@@ -342,7 +343,7 @@ def test_a_session_that_is_followed_is_drawn_at_its_newest_tick(tmp_path: Path, 
         assert _number(followed(frames, 5, lambda: None, "error")) == 4, "a failed tick may lack what is drawn"
         until(lambda: "does not pickle" in _failure(followed(frames, 6, lambda: None)), "it is told")
         assert _number(followed(frames, 0, board(0))) is None, "another session of this id"
-    assert not ours("brayx.recording.live_frames")
+    assert not _drawers()
 
 
 @pytest.mark.parametrize(
@@ -363,18 +364,18 @@ def test_a_frame_that_cannot_be_drawn_is_told(
     with contextlib.closing(LiveFrames(Drawing("own_renders", name, str(tmp_path)))) as frames:
         if function == "killed":
             followed(frames, 1, board(1))
-            until(lambda: ours("brayx.recording.live_frames"), "it starts")
-            ours("brayx.recording.live_frames")[0].kill()
+            until(_drawers, "it starts")
+            _drawers()[0].kill()
         until(lambda: why in _failure(followed(frames, 1, board(1))), "it is told")
-    assert not ours("brayx.recording.live_frames")
+    assert not _drawers()
 
 
 def test_closing_ends_a_frame_that_is_being_drawn(tmp_path: Path, board: Any) -> None:
     frames = LiveFrames(Drawing("own_renders", "hang", str(tmp_path)))
     followed(frames, 1, board(1))
-    until(lambda: ours("brayx.recording.live_frames"), "it draws")
+    until(_drawers, "it draws")
     frames.close()
-    assert not ours("brayx.recording.live_frames")
+    assert not _drawers()
 
 
 def _number(frame: LiveFrame | None) -> int | None:
@@ -383,6 +384,10 @@ def _number(frame: LiveFrame | None) -> int | None:
 
 def _failure(frame: LiveFrame | None) -> str:
     return "" if frame is None else frame.failure
+
+
+def _drawers() -> list[psutil.Process]:
+    return ours("brayx.recording.live_frames")
 
 
 def ticks(count: int, first: int = 0) -> Any:

@@ -24,6 +24,7 @@ from brayx.recording.source import selects
 from brayx.replay.packing import Layout
 from brayx.types import Fragment, Step
 from deployments.job import JobConfig
+from pipelines import cli
 from pipelines.sources import check_sources
 
 STOP = {"obs": [9.0, 9.0], "reward": 7.0, "terminated": True}
@@ -194,6 +195,19 @@ def test_a_broken_file_leaves_the_others(tmp_path: Path, caplog: Any) -> None:
     with caplog.at_level(logging.WARNING):
         assert rewards(list(dataset(tmp_path))) == [[1]]
     assert "1 files cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_folder_without_a_readable_file_is_refused_with_the_reason(
+    tmp_path: Path, count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(count):
+        (tmp_path / f"{number}.parquet").write_bytes(b"no Parquet")
+    with pytest.raises(ConfigError, match=r"0\.parquet is not a file of a recording"):
+        list(dataset(tmp_path))
+    for words in (["list"], ["export", "--format", "parquet", "--out", str(tmp_path / "out")]):
+        assert cli.main(["recordings", words[0], str(tmp_path), *words[1:]]) == 2
+        assert "0.parquet is not a file of a recording" in capsys.readouterr().err
 
 
 JOB = """
