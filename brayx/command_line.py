@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 SWITCH: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": False}
@@ -12,12 +13,58 @@ SWITCH: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": F
 
 
 class Parser(argparse.ArgumentParser):
-    """As `argparse.ArgumentParser`, which would begin an error with the command's name and ``error:``."""
+    """An `argparse.ArgumentParser` whose errors begin with ``brayx: ``.
+
+    It takes ``--max_grad_norm`` for ``--max-grad-norm``, since other systems publish their options with underscores.
+    """
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, with hyphens for the underscores of options' names before a ``--`` alone."""
+        words = list(sys.argv[1:] if args is None else args)
+        end = words.index("--") if "--" in words else len(words)
+        return super().parse_known_args([*map(self._hyphenated, words[:end]), *words[end:]], namespace)
+
+    def _hyphenated(self, word: str) -> str:
+        name, equals, value = word.partition("=")
+        hyphenated = name.replace("_", "-")
+        return f"{hyphenated}{equals}{value}" if hyphenated in self._option_string_actions else word
 
     def error(self, message: str) -> NoReturn:
         """Prints the usage, which names the command, and the error; exits with 2."""
         self.print_usage(sys.stderr)
         self.exit(2, f"brayx: {message}\n")
+
+
+def boolean(text: str) -> bool:
+    """An option's value that is ``true`` or ``false``, ``yes`` or ``no``, ``1`` or ``0``, in any case.
+
+    Raises:
+        ArgumentTypeError: it is something else.
+    """
+    if text.lower() in ("true", "yes", "1"):
+        return True
+    if text.lower() in ("false", "no", "0"):
+        return False
+    raise argparse.ArgumentTypeError(f"is {text!r}, expected true or false")
+
+
+class Switch(argparse.Action):
+    """A boolean option that may have a value: ``--x``, ``--no-x``, or ``--x true``.
+
+    For published command lines only: it would take the positional argument after it for its value.
+    """
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
+        names = [*option_strings, *(f"--no-{name.removeprefix('--')}" for name in option_strings)]
+        super().__init__(names, dest, nargs="?", metavar="BOOL", **{"type": boolean, **options})
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        negated = (option_string or "").startswith("--no-")
+        if negated and values is not None:
+            raise argparse.ArgumentError(self, f"{option_string} takes no value")
+        setattr(namespace, self.dest, not negated if values is None else values)
 
 
 def count(text: str) -> int:

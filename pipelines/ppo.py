@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from brayx.books import mean_return
-from brayx.command_line import Parser, count
+from brayx.command_line import Parser, Switch, boolean, count
 from brayx.errors import BrayxError, ConfigError
 from brayx.rollout.envs import Vectorization, check_env
 from brayx.temporary import temporary_files
@@ -65,14 +65,6 @@ class _Option(NamedTuple):
     more: Mapping[str, Any] = {}
 
 
-def _bool(text: str) -> bool:
-    if text.lower() in ("true", "yes", "1"):
-        return True
-    if text.lower() in ("false", "no", "0"):
-        return False
-    raise argparse.ArgumentTypeError(f"is {text!r}, expected true or false")
-
-
 def _pair(text: str) -> dict[str, Any]:
     """``NAME=VALUE``, the value as in a job's YAML."""
     from deployments.document import value_of
@@ -93,23 +85,7 @@ class _Merge(argparse.Action):
         setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), **values})
 
 
-class _Switch(argparse.Action):
-    """A boolean: ``--x``, ``--no-x``, or ``--x true``, the form of the published command line."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
-        names = [*option_strings, *(f"--no-{name.removeprefix('--')}" for name in option_strings)]
-        super().__init__(names, dest, nargs="?", metavar="BOOL", **options)
-
-    def __call__(
-        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
-    ) -> None:
-        negated = (option_string or "").startswith("--no-")
-        if negated and values is not None:
-            raise argparse.ArgumentError(self, f"{option_string} takes no value")
-        setattr(namespace, self.dest, not negated if values is None else values)
-
-
-_BOOL = {"action": _Switch}
+_BOOL = {"action": Switch}
 _OPTIONS: dict[str, tuple[_Option, ...]] = {
     "training": (
         _Option(
@@ -136,10 +112,13 @@ _OPTIONS: dict[str, tuple[_Option, ...]] = {
         ),
         _Option("engine", _OWN, str, "engine that acts: onnx, or torch without an export", "training"),
         _Option("unroll_length", _OWN, count, "steps of a run", "training"),
-        _Option("blocking", _OWN, _bool, "collect with the newest weights only", "training", "", _BOOL),
-        _Option("normalise_obs", _OWN, _bool, "normalise observations by their running moments", "training", "", _BOOL),
+        _Option("blocking", _OWN, boolean, "collect with the newest weights only", "training", "", _BOOL),
         _Option(
-            "normalise_reward", _OWN, _bool, "rewards by the deviation of their discounted sums", "training", "", _BOOL
+            "normalise_obs", _OWN, boolean, "normalise observations by their running moments", "training", "", _BOOL
+        ),
+        _Option(
+            "normalise_reward", _OWN, boolean, "divide rewards by the deviation of their discounted sums", "training",
+            "", _BOOL,
         ),
         _Option("reward_clip", _OWN, float, "clip rewards to +- this for learning", "training"),
     ),
@@ -147,17 +126,18 @@ _OPTIONS: dict[str, tuple[_Option, ...]] = {
         _Option("lr", _OWN, float, "learning rate", "training", "learning_rate"),
         _Option("gamma", _OWN, float, "discount", "algorithm"),
         _Option("gae_lambda", _OWN, float, "decay of the advantage's trace", "algorithm"),
-        _Option("clip_param", _OWN, float, "ratios beyond 1 +- this gain nothing", "algorithm"),
+        _Option("clip_param", _OWN, float, "clip range: ratios outside 1 +- this get no further reward", "algorithm"),
         _Option("value_coef", _OWN, float, "weight of the value loss", "algorithm"),
-        _Option("clip_value", _OWN, float, "values that moved further than this count as if they had not", "algorithm"),
+        _Option("clip_value", _OWN, float, "clip new value predictions to within this of the old", "algorithm"),
         _Option(
-            "normalise_value", _OWN, _bool, "values in units of the returns' running deviation", "algorithm", "", _BOOL
+            "normalise_value", _OWN, boolean, "values in units of the returns' running deviation", "algorithm", "",
+            _BOOL,
         ),
         _Option("entropy_coef", _OWN, float, "weight of the entropy bonus", "algorithm"),
         _Option("max_grad_norm", _OWN, float, "gradients are scaled down to this norm", "algorithm"),
         _Option("epochs", _OWN, count, "passes over a batch", "algorithm"),
         _Option("minibatch_size", _OWN, count, "transitions of a gradient", "algorithm"),
-        _Option("anneal", False, _bool, "learning rate and clip fall to zero", more=_BOOL),
+        _Option("anneal", False, boolean, "learning rate and clip fall to zero", more=_BOOL),
         _Option("threads", _OWN, count, "threads of torch", "training"),
     ),
     "network": (
@@ -172,7 +152,7 @@ _OPTIONS: dict[str, tuple[_Option, ...]] = {
         ),
         _Option("lstm", _OWN, int, "size of a memory after the hidden layers; 0: none", "network"),
         _Option(
-            "shared", _OWN, _bool, "policy and value share hidden layers; none: where there are images or memory",
+            "shared", _OWN, boolean, "policy and value share hidden layers; none: where there are images or memory",
             "network", "", _BOOL,
         ),
         _Option(
@@ -214,7 +194,7 @@ def parser() -> argparse.ArgumentParser:
     common = made.add_argument
     common("--env", required=True, help="Gymnasium id: classic control, Atari (with the extra `atari`), any other")
     common(
-        "--distributed", type=_bool, action=_Switch,
+        "--distributed", action=Switch,
         help="workers on a Ray cluster, which starts here unless --address names one; else in this process "
         "(default: true)",
     )  # fmt: skip
@@ -226,8 +206,11 @@ def parser() -> argparse.ArgumentParser:
     )
     common("--device", choices=["cpu", "cuda"], help="device that learns (default: cpu)")
     common("--trial", help="name of the trial; an interrupted one is resumed (default: from environment and seed)")
-    common("--new", type=_bool, action=_Switch, help="start a new trial even if one could be resumed")
-    common("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
+    common("--new", action=Switch, help="start a new trial even if one could be resumed")
+    common(
+        "--tracking", "--log-dir",
+        help="MLflow's URI, the path of its sqlite file, or the folder for it (default: ./mlflow.db)",
+    )  # fmt: skip
     common("--address", help="address of a running Ray cluster, with --distributed true (default: start one)")
     common(
         "--log-interval", type=count,

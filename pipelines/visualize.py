@@ -1,8 +1,10 @@
 """Draws the curves of one or several trials into one picture.
 
     python -m pipelines.visualize TRIAL... --out curves.png
+    python -m pipelines.visualize --logdir ./logs --save-fig true
 
 A trial is an id, as the last line of `pipelines.ppo` has it, or a name: the newest run of that name, in any project.
+Without any, all trials that have the metric are drawn.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from brayx.charts import CHARTS, RETURN_CHART
-from brayx.command_line import Parser
+from brayx.command_line import Parser, Switch, print_result
 from brayx.errors import ConfigError
 from brayx.metrics import XAxis
 from brayx.tracking import Trial, find_trial, tracking_uri
-from brayx.tracking.store import client_of, telling
+from brayx.tracking.finding import newest_runs
+from brayx.tracking.store import DEFAULT_FILE, client_of, sqlite_path, telling
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,11 +82,19 @@ def draw(curves: Sequence[tuple[str, Curve]], *, metric: str, against: str) -> F
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = Parser(prog="brayx visualize", description="Draw the curves of trials.")
-    made.add_argument("trials", nargs="+", metavar="TRIAL", help="id or name of a trial")
-    made.add_argument("--out", type=Path, required=True, help="the picture: .png, .svg or .pdf")
+    made.add_argument("trials", nargs="*", metavar="TRIAL", help="id or name of a trial (default: all)")
+    made.add_argument("--out", type=Path, help="the picture: .png, .svg or .pdf (default: curves.png beside mlflow.db)")
+    made.add_argument(
+        "--save-fig", action=Switch, default=True, help="write a picture; else print each curve's end (default: true)"
+    )
     made.add_argument("--metric", default=RETURN_CHART, help="metric's name in MLflow (default: %(default)s)")
     made.add_argument("--x", choices=get_args(XAxis), default="env_steps", help="(default: %(default)s)")
-    made.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
+    made.add_argument(
+        "--tracking",
+        "--logdir",
+        "--log-dir",
+        help="MLflow's URI, the path of its sqlite file, or the folder of it (default: ./mlflow.db)",
+    )
     return made
 
 
@@ -95,15 +106,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = parser().parse_args(argv)
     uri = tracking_uri(options.tracking)
-    found = [find_trial(reference, uri) for reference in options.trials]
-    several = len({trial.project for trial in found}) > 1
+    trials = [find_trial(reference, uri) for reference in options.trials] or _all_with(options.metric, uri)
+    several = len({trial.project for trial in trials}) > 1
     curves = [
         (f"{trial.project}: {trial.name}" if several else trial.name, curve(trial, options.metric, options.x))
-        for trial in found
+        for trial in trials
     ]
-    _save(draw(curves, metric=options.metric, against=options.x), options.out)
-    print(options.out)
+    if not options.save_fig:
+        print_result("\n".join(f"{label}: {points[-1][1]:g} at {points[-1][0]:,.0f}" for label, points in curves))
+        return 0
+    out = options.out or (sqlite_path(uri) or Path(DEFAULT_FILE)).with_name("curves.png")
+    _save(draw(curves, metric=options.metric, against=options.x), out)
+    print(out)
     return 0
+
+
+def _all_with(metric: str, uri: str) -> list[Trial]:
+    """The trials that have the metric, oldest first."""
+    runs = [run for run in newest_runs(uri)[1] if metric in run.data.metrics]
+    if not runs:
+        raise ConfigError(f"no trial in {uri} has the metric {metric!r}: see `brayx trials`", metric=metric)
+    return [Trial.attach(uri, run.info.run_id) for run in reversed(runs)]
 
 
 def _save(figure: Figure, out: Path) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from brayx.command_line import Switch
 from pipelines import cli
-from pipelines.ppo import _Switch, options
+from pipelines.ppo import options
 
 ROOT = Path(__file__).parents[3]
 
@@ -124,7 +125,7 @@ def test_every_switch_can_be_negated(capsys: pytest.CaptureFixture[str]) -> None
         option
         for parser in every
         for action in parser._actions
-        if isinstance(action, argparse.BooleanOptionalAction | argparse._StoreConstAction | _Switch)
+        if isinstance(action, argparse.BooleanOptionalAction | argparse._StoreConstAction | Switch)
         for option in action.option_strings
     }
     plain = {option for option in switches if not option.startswith("--no-")}

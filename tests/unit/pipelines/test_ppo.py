@@ -25,11 +25,14 @@ ROOT = Path(__file__).parents[3]
 
 def test_the_promised_names_have_the_promised_defaults():
     promised = (
-        "--num-workers 4 --timesteps 1000000 --lr 3e-4 --gamma 0.99 --gae-lambda 0.95 --clip-param 0.2 "
-        "--value-coef 0.5 --entropy-coef 0.01 --max-grad-norm 0.5 --device cpu --distributed true --seed 0 "
-        "--save-interval 50 --log-interval 10"
+        "--env Pendulum-v1 --num_workers 4 --timesteps 1000000 --lr 3e-4 --gamma 0.99 --gae_lambda 0.95 "
+        "--clip_param 0.2 --value_coef 0.5 --entropy_coef 0.01 --max_grad_norm 0.5 --device cpu --distributed True "
+        "--log_dir ./logs --save_interval 50 --log_interval 10 --seed 0"
     )
-    assert options(["--env", "Pendulum-v1", *promised.split()]) == options(["--env", "Pendulum-v1"])
+    defaults = options(["--env", "Pendulum-v1"])
+    assert options(promised.split()) == {**defaults, "tracking": "./logs"}
+    assert options(promised.replace("_", "-").split()) == {**defaults, "tracking": "./logs"}
+    assert options(["--env", "a_b", "--trial=a_b", "--num_envs=3"])["trial"] == "a_b", "values keep their underscores"
 
 
 @pytest.mark.parametrize("env", [name for name in PRESETS if name.endswith("-v1")])

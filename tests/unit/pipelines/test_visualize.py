@@ -8,7 +8,7 @@ from brayx.errors import ConfigError
 from brayx.metrics import Recorder
 from brayx.tracking import Trial, find_trial
 from brayx.tracking.hub import Hub
-from pipelines.visualize import curve, draw
+from pipelines.visualize import curve, draw, main
 
 
 @pytest.fixture
@@ -90,3 +90,16 @@ def test_the_command_writes_a_picture_or_says_why_not(trials, tmp_path, command)
         done = command("visualize", *wrong)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert done.stderr.startswith("brayx: ")
+
+
+def test_the_published_command_line_draws_every_trial_of_a_folder(trials, tmp_path, capsys):
+    folder = str(tmp_path)
+    assert main(["--logdir", folder, "--save_fig", "True"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["--logdir", folder, "--save_fig", "False"]) == 0
+    ends = capsys.readouterr().out.splitlines()
+    assert ends == ["project 0: first: 200 at 200", "project 1: second: 201 at 200", "project 2: second: 202 at 200"]
+    with pytest.raises(ConfigError) as none:
+        main(["--logdir", folder, "--metric", "nothing"])
+    assert none.value.details["metric"] == "nothing"
