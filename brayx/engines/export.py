@@ -71,6 +71,7 @@ class _Flat(torch.nn.Module):
         super().__init__()
         self.module = module
         self._input_tree = input_tree
+        self.train(module.training)  # torch's tracer gives every module inside the mode of this one when it ends
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs = self.module(*self._input_tree.unflatten(leaves))
@@ -120,7 +121,11 @@ def to_onnx(
             program.optimize()
             proto = program.model_proto.SerializeToString()
     except Exception as error:
-        cause = next((line for line in str(error.__cause__ or error).splitlines() if line.strip()), "unknown")
+        engine = TorchEngine(module, example_args)
+        cause = _randomness(
+            functools.partial(engine.run, engine.bind(engine.initial)), spec, [example_leaves(example_args, 2)]
+        )
+        cause = cause or next((line for line in str(error.__cause__ or error).splitlines() if line.strip()), "unknown")
         raise ModelError(f"the model cannot be exported to ONNX: {cause}") from error
     return OnnxGraph(proto, tuple(input_names), tuple(output_names), weights, spec)
 
@@ -202,18 +207,21 @@ def _weights_to_inputs(graph: Any, known: AbstractSet[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps the exporter's messages (missing torchvision, internal deprecations) off stderr.
+    """Keeps the exporter's messages off stderr and stdout: missing torchvision, internal deprecations, failed graphs.
 
     Standard output is the whole process's: other threads print to it meanwhile.
     """
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
+    # The tracer turns this log on whatever `verbose` is, and it prints to stdout.
+    log, torch._C._jit_onnx_log = torch._C._jit_onnx_log, lambda *message: None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        torch._C._jit_onnx_log = log
         logger.setLevel(level)
 
 
@@ -255,7 +263,8 @@ def verify(
         seed: seed of the random draws.
 
     Raises:
-        EngineMismatch: names the worst output leaf, its error, batch size, weights and step.
+        EngineMismatch: names the worst output leaf, its error, batch size, weights and step; or says that the model
+            is random in ``forward``.
     """
     tolerance = tolerance or engine.tolerance
     reference = TorchEngine(module, example_args)
@@ -284,9 +293,11 @@ def verify(
                 if not errors[worst].excess <= 0:
                     path = engine.spec.outputs[worst].path
                     raise EngineMismatch(
-                        f"{type(engine).__name__} differs from torch: worst leaf {path!r}, shape "
+                        _randomness(functools.partial(reference.run, bound_reference), engine.spec, batches)
+                        or f"{type(engine).__name__} differs from torch: worst leaf {path!r}, shape "
                         f"{list(got[worst].shape)}, expected {list(want[worst].shape)}, {errors[worst]} "
-                        f"at batch size {batch_size}, {label} weights" + (f", step {step}" if step else ""),
+                        f"at batch size {batch_size}, {label} weights"
+                        + (f", step {step}" if step else ""),
                         leaf=path,
                         **errors[worst].measured(),
                         batch_size=batch_size,
@@ -294,6 +305,19 @@ def verify(
                         step=step,
                     )
     return Agreement(worst_abs, tuple(batch_sizes))
+
+
+def _randomness(run: Run, spec: ModelSpec, batches: Sequence[Sequence[np.ndarray]]) -> str:
+    """What to say of a model whose outputs differ between two runs on the same batches; empty for any other."""
+    for first, second in zip(carried(run, spec.state, batches), carried(run, spec.state, batches), strict=True):
+        errors = compare(first, second, Tolerance(), [peak(output) for output in second])
+        for leaf, error in zip(spec.outputs, errors, strict=True):
+            if not error.excess <= 0:
+                return (
+                    f"the model is random in forward: two runs of torch in eval mode on the same inputs differ in leaf "
+                    f"{leaf.path!r}, so no engine can be compared with it; draw noise only if self.training"
+                )
+    return ""
 
 
 @dataclass(frozen=True)

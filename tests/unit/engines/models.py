@@ -10,7 +10,8 @@ from brayx.nets.mlp import ActorCritic
 
 class Awkward(torch.nn.Module):
     """Everything exporters get wrong: expressions of weights alone, batch norm, tied weights, passed-through and
-    duplicate outputs, a recurrent state, an unused input, outputs that are not floats."""
+    duplicate outputs, a recurrent state, an unused input, outputs that are not floats, noise and a spectral norm that
+    differ in training; tracing lacks an operator of the norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,6 +20,7 @@ class Awkward(torch.nn.Module):
         self.norm = torch.nn.BatchNorm1d(3)
         self.first = torch.nn.Linear(3, 3)
         self.again = self.first
+        self.bounded = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(3, 3))
         self.embed = torch.nn.Embedding(5, 3)
         self.cell = torch.nn.GRUCell(3, 3)
         self.dropout = torch.nn.Dropout(0.5)
@@ -26,7 +28,9 @@ class Awkward(torch.nn.Module):
     def forward(self, obs, h, unused):
         x = obs["x"] * (1 + self.scale) @ torch.softmax(self.mix, -1) + self.embed(obs["id"])
         x = self.dropout(self.again(self.first(self.norm(x))))
-        h = self.cell(x, h)
+        if self.training:
+            x = x + torch.randn_like(x)
+        h = self.bounded(self.cell(x, h))
         return {"h": h, "obs": obs["x"], "twice": (x, x), "best": x.argmax(-1), "positive": h > 0}
 
 

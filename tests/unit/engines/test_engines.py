@@ -269,12 +269,13 @@ def test_a_file_that_is_no_model_is_a_model_error(tmp_path):
 
 
 @pytest.mark.parametrize("make", [cartpole, awkward, recurrent])
-def test_a_standalone_file_computes_what_torch_does(make):
+def test_a_standalone_file_computes_what_torch_does(make, capfd):
     module, example = make()
     engine = TorchEngine(module, example)
     leaves = noisy_leaves(example, 7)
     (want,) = [engine.run(engine.bind(engine.initial), leaves)]
     session = ort.InferenceSession(standalone(module, example), providers=["CPUExecutionProvider"])
+    assert capfd.readouterr() == ("", "")
     fed = {value.name for value in session.get_inputs()}
     inputs = {leaf.path: array for leaf, array in zip(engine.spec.inputs, leaves, strict=True) if leaf.path in fed}
     assert fed == set(inputs), "no weights among the inputs"
@@ -355,6 +356,23 @@ class FixedBatch(torch.nn.Module):
 def test_a_model_with_a_frozen_batch_axis_is_refused():
     with pytest.raises(ModelError, match="cannot be exported"):
         OnnxEngine(FixedBatch(), (np.zeros((1, 4), np.float32),))
+
+
+class Random(torch.nn.Module):
+    """Draws noise whatever the mode; ``op`` decides whether it can be exported at all."""
+
+    def __init__(self, op):
+        super().__init__()
+        self.op = op
+
+    def forward(self, obs):
+        return obs + self.op(torch.ones_like(obs))
+
+
+@pytest.mark.parametrize(("op", "error"), [(torch.rand_like, EngineMismatch), (torch.poisson, ModelError)])
+def test_a_model_that_is_random_in_forward_is_told_so(op, error):
+    with pytest.raises(error, match=r"random in forward: .* leaf 'output', .* draw noise only if self\.training"):
+        OnnxEngine(Random(op), (np.ones((1, 2), np.float32),))
 
 
 class ChannelsLast(torch.nn.Module):
