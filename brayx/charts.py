@@ -90,6 +90,7 @@ NUMBERS_FILE = "numbers.json"
 _OWN = "game/"
 _NOT_SHOWN = (FAILED_IN_WINDOW, FRAGMENTS_IN_WINDOW, LOST_IN_WINDOW, OVERLOADED_IN_WINDOW)
 _ALL = {**CHARTS, **LEAGUE_CHARTS}
+_TAKEN = frozenset(_ALL.values())
 _SUMS = frozenset(name for name in _ALL if name in METRICS and METRICS[name].kind is Kind.SUM)
 
 
@@ -135,4 +136,6 @@ def sums_of(shown: Mapping[str, float], own: Iterable[str]) -> dict[str, float]:
 
 
 def _own(name: str) -> str:
-    return name if "/" in name else f"{_OWN}{name}"
+    """The chart of an application's own metric: none of brayx's, nor that of another own one."""
+    taken = name.startswith(_OWN) or name.partition(".")[0] in _TAKEN
+    return name if "/" in name and not taken else f"{_OWN}{name}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import bisect
 import math
-import re
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from itertools import pairwise, repeat
 from typing import Literal, NamedTuple
 
 from brayx.errors import ConfigError
+from brayx.names import escape_of, shortened
 
 BOUNDS: tuple[float, ...] = tuple(10 ** (exponent / 10) for exponent in range(-70, 71))
 """Histogram bounds, ten per decade from 1e-7 to 1e7: percentiles are accurate to 13 per cent."""
@@ -185,21 +185,20 @@ MAX_LABELS = 64
 MAX_NOTE = 500
 """Longest note kept, in characters; the rest is cut."""
 
-_NOT_IN_WORD = re.compile(r"[^\w-]")
 _MAX_WORD = 64
+_name_of_label, _value_of_label = escape_of(r"[^\w-]"), escape_of(r"[^\w. -]")
 
 
 def label_of(labels: Mapping[str, object]) -> str:
     """Joins several labels into the one label of a sample: ``{"side": "left", "hero": 3}`` is ``hero:3.side:left``.
 
-    The labels are sorted by name, so their order does not matter. Other characters than letters, digits, ``-`` and
-    ``_`` become ``_``.
+    The labels are sorted by name, so their order does not matter. Different labels never become one: other characters
+    than letters, digits, ``-`` and ``_``, and in values ``.`` and spaces, are escaped (``_x25_`` is a per cent sign).
     """
-    return ".".join(f"{_word(name)}:{_word(value)}" for name, value in sorted(labels.items()))
-
-
-def _word(value: object) -> str:
-    return _NOT_IN_WORD.sub("_", str(value))[:_MAX_WORD]
+    return ".".join(
+        f"{shortened(_name_of_label(name), _MAX_WORD)}:{shortened(_value_of_label(str(value)), _MAX_WORD)}"
+        for name, value in sorted(labels.items())
+    )
 
 
 def kind_of(kind: Kind | str) -> Kind:

@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from brayx.metrics import BOUNDS, DROPPED, METRICS, SIGNED_BOUNDS, Drained, Kind, Metric, Part, Recorder
+from brayx.names import shortened
 
 logger = logging.getLogger(__name__)
 
@@ -184,8 +185,8 @@ class Fold:
 
 
 def _clean(label: str) -> str:
-    """A tag's value: short, and in ASCII, as Ray requires."""
-    return label[:_MAX_LABEL].encode("ascii", "backslashreplace")[:_MAX_LABEL].decode()
+    """A tag's value: short, and in ASCII, as Ray requires; different labels stay different."""
+    return shortened(label.encode("unicode_escape").decode(), _MAX_LABEL)
 
 
 class Exporter:

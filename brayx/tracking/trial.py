@@ -15,7 +15,6 @@ import secrets
 import socket
 import tempfile
 import time
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl, quote, urlencode
 
 from brayx.errors import ConfigError, TrackingError, TrialNotFound, first_line
+from brayx.names import escape_of, shortened, unescaped
 from brayx.tracking.store import client_of, get_or_none, sqlite_path, telling
 
 if TYPE_CHECKING:
@@ -47,8 +47,10 @@ _SAME_NAME = 1000
 _MAX_BATCH = 1000
 _MAX_PARAM_CHARS = 6000
 _NAME = re.compile(r"[\w][\w .:+@=,-]{0,199}")
-_NOT_IN_METRIC = re.compile(r"[^\w\-. :/]")
-_MAX_METRIC_CHARS = 250
+_MAX_KEY_CHARS = 240
+"""MLflow allows 250; the rest is for the number of a param that changed."""
+_escape = escape_of(r"(?:[^\w\-. :/]|(?:^|(?<=/))(?:/|\.(?=\.?(?:/|\Z)))|/\Z)")
+"""MLflow refuses other characters, and names that are no relative path, such as ``a//b`` or ``../a``."""
 
 
 @dataclass(frozen=True)
@@ -183,12 +185,12 @@ class Trial:
 
     def metrics(self) -> dict[str, float]:
         """The last value of every metric."""
-        return dict(self._run().data.metrics)
+        return {unescaped(name): value for name, value in self._run().data.metrics.items()}
 
     def history(self, metric: str) -> list[tuple[int, float]]:
         """Every ``(step, value)`` written of ``metric``, in the order of steps."""
         with telling(f"cannot read metric {metric!r} of trial {self.name!r}"):
-            points = client_of(self.uri).get_metric_history(self.run_id, metric)
+            points = client_of(self.uri).get_metric_history(self.run_id, _metric_name(metric))
         return sorted((point.step, point.value) for point in points)
 
     def log_params(self, params: Mapping[str, Any]) -> None:
@@ -203,10 +205,10 @@ class Trial:
             known = dict(self._run().data.params)
             fresh = []
             for name, value in _flat(params):
-                key, count = _NOT_IN_METRIC.sub("_", name), 1
+                key, count = _metric_name(name), 1
                 while key in known and known[key] != value:
                     count += 1
-                    key = f"{_NOT_IN_METRIC.sub('_', name)}:{count}"
+                    key = f"{_metric_name(name)}:{count}"
                 if key not in known:
                     known[key] = value
                     fresh.append(Param(key, value))
@@ -216,11 +218,11 @@ class Trial:
     def set_tag(self, name: str, value: str) -> None:
         """Sets a tag of the run; names that begin with ``brayx.`` are brayx's own."""
         with telling(f"cannot set tag {name!r} of trial {self.name!r}"):
-            client_of(self.uri).set_tag(self.run_id, _NOT_IN_METRIC.sub("_", name), value)
+            client_of(self.uri).set_tag(self.run_id, _metric_name(name), value)
 
     def tags(self) -> dict[str, str]:
         """Every tag of the run."""
-        return dict(self._run().data.tags)
+        return {unescaped(name): value for name, value in self._run().data.tags.items()}
 
     def log_dict(self, values: Mapping[str, Any], artifact_file: str) -> None:
         """Saves JSON values as ``artifact_file`` (``histograms.json``)."""
@@ -392,12 +394,8 @@ def _events_folder(root: str, parent: Trial | None, project: str, name: str, run
 
 
 def _metric_name(name: str) -> str:
-    """A name that MLflow accepts, because one invalid name makes it refuse a whole batch. A long one ends in a checksum
-    of the rest."""
-    kept = "/".join(part for part in _NOT_IN_METRIC.sub("_", name).split("/") if part not in ("", ".", "..")) or "_"
-    if len(kept) <= _MAX_METRIC_CHARS:
-        return kept
-    return f"{kept[: _MAX_METRIC_CHARS - 9]}-{zlib.crc32(name.encode()):08x}"
+    """A name of a metric, param or tag that MLflow accepts, because one invalid name makes it refuse a whole batch."""
+    return shortened(_escape(name), _MAX_KEY_CHARS)
 
 
 def _record(checkpoint: Checkpoint) -> str:

@@ -58,6 +58,17 @@ def test_own_metrics_form_a_group_and_their_sums_continue() -> None:
     }
 
 
+def test_an_own_metric_replaces_no_chart_of_another() -> None:
+    recorder, books = Recorder(), Books()
+    names = ("gold", "game/gold", "learner/loss", "learner/loss.x", "loss")
+    for value, name in enumerate(names):
+        recorder.add(name, value, kind=Kind.SUM)
+    books.merge(recorder.drain())
+    shown = charted(books.take_interval(), books.totals)
+    own = ("game/gold", "game/game/gold", "game/learner/loss", "game/learner/loss.x", "learner/loss")
+    assert [shown[name] for name in own] == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
 def test_a_trial_with_names_of_an_earlier_brayx_continues() -> None:
     books = Books(sums_of({"env_steps": 100.0, "episode_return.last100": 3.0}, []))
     assert books.step == 0

@@ -169,18 +169,20 @@ class TestTrial:
 
     def test_metrics_have_a_history(self, tracking_db: str) -> None:
         trial = Trial.open("project", "trial", tracking_db)
-        trial.log_metrics({"episode_return": 1.5, "sessions_ended.it's odd": 1.0}, 10)
+        trial.log_metrics({"episode_return": 1.5, "hit%": 1.0, "hit#": 2.0}, 10)
         trial.log_metrics({"episode_return": 2.5}, 20)
         assert trial.history("episode_return") == [(10, 1.5), (20, 2.5)]
-        assert trial.metrics() == {"episode_return": 2.5, "sessions_ended.it_s odd": 1.0}
+        assert trial.metrics() == {"episode_return": 2.5, "hit%": 1.0, "hit#": 2.0}
+        assert trial.history("hit#") == [(10, 2.0)]
+        assert MlflowClient(tracking_db).get_run(trial.run_id).data.metrics["hit_x25_"] == 1.0
 
     def test_a_name_that_mlflow_refuses_loses_no_other_metric(self, tracking_db: str) -> None:
         trial = Trial.open("project", "trial", tracking_db)
-        odd = ["/x", "y/", "a//b", "../up", ".", "", *(f"{'long' * 70}{number}" for number in (1, 2))]
+        odd = ["/x", "x", "y/", "a//b", "a/b", "../up", "..", ".", "", "_", "a\n/", "\ud800", "_x2f_", "_x2f//"]
         trial.log_metrics({**dict.fromkeys(odd, 1.0), "env_steps": 5.0}, 10)
+        assert trial.metrics() == {**dict.fromkeys(odd, 1.0), "env_steps": 5.0}
+        trial.log_metrics({f"{'long' * 70}{number}": 1.0 for number in (1, 2)}, 10)
         written = trial.metrics()
-        assert written["env_steps"] == 5.0
-        assert {"x", "y", "a/b", "up", "_"} <= set(written)
         assert sum(name.startswith("longlong") for name in written) == 2, "they stay two metrics"
 
     def test_more_metrics_than_one_transaction_takes(self, tracking_db: str) -> None:
@@ -192,9 +194,16 @@ class TestTrial:
         from mlflow.tracking import MlflowClient
 
         trial = Trial.open("project", "trial", tracking_db)
+        trial.log_params({"share%": 1, "share#": 1, "k" * 300: 1})
+        trial.log_params({"k" * 300: 2})
+        trial.set_tag("why?", "a")
+        trial.set_tag("why!", "b")
+        assert (trial.tags()["why?"], trial.tags()["why!"]) == ("a", "b")
         for rate in (1e-3, 1e-3, 1e-4, 1e-5, 1e-4):
             trial.log_params({"trainer": {"learning_rate": rate, "model": "net"}, "empty": {}})
         params = MlflowClient(tracking_db).get_run(trial.run_id).data.params
+        assert [params.pop(name) for name in ("share_x25_", "share_x23_")] == ["1", "1"]
+        assert sorted(params.pop(name) for name in list(params) if name.startswith("kkk")) == ["1", "2"]
         assert params == {
             "trainer.learning_rate": "0.001",
             "trainer.learning_rate:2": "0.0001",
