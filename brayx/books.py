@@ -37,7 +37,7 @@ RATED = {"ticks": "ticks_per_s", "env_steps": "env_steps_per_s"}
 TICKS_THIS_RUN = "ticks_this_run"
 """Ticks answered since this hub started, without the trial's earlier ones."""
 GAMES = "games"
-"""Finished games since the trial began."""
+"""Finished games since the trial began. A league's count once, however many of their seats recorded a return."""
 GAMES_IN_WINDOW = "games_in_window"
 """Games that ``episode_return.last100`` is the mean of: at most `WINDOW_GAMES`, and fewer than `GAMES` if a trial or
 its hub was resumed, or if games failed."""
@@ -262,7 +262,8 @@ class Books:
                 events.popleft()
             span = min(self._rate_window_s, max(now - self._started, 0.5))
             derived[RATED[name]] = sum(total for _, total in events) / span
-        derived[GAMES] = self.totals.get(GAMES, 0.0)
+        league = [count for name, count in self.totals.items() if name.partition(".")[0] == "league_games"]
+        derived[GAMES] = sum(league) if league else self.totals.get(GAMES, 0.0)
         derived[SECONDS] = self._seconds()
         return derived
 

@@ -475,9 +475,12 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _trials(arguments: argparse.Namespace) -> int:
     from brayx.tracking import tracking_uri
-    from pipelines.trials import table, trials
+    from pipelines.trials import NEWEST, table, trials
 
-    print_result(table(trials(tracking_uri(arguments.tracking), arguments.project)))
+    found = trials(tracking_uri(arguments.tracking), arguments.project)
+    print_result(table(found))
+    if len(found) == NEWEST:
+        print(f"these are the newest {NEWEST:,}; --project lists those of one project", file=sys.stderr)
     return 0
 
 

@@ -178,11 +178,13 @@ class StoreDesk:
     def recordings(self, limit: int, session: str) -> doc.Recordings:
         found = self._recordings()
         if found is None:
-            return doc.Recordings(folder=self._folder, total=0, recordings=[], unreadable={})
+            return doc.Recordings(folder=self._folder, total=0, selected=0, recordings=[], unreadable={})
+        newest, selected = found.newest(limit, session)
         return doc.Recordings(
             folder=self._folder,
             total=len(found),
-            recordings=[_recording(episode) for episode in found.newest(limit, session)],
+            selected=selected,
+            recordings=[_recording(episode) for episode in newest],
             unreadable=found.unreadable,
         )
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from brayx.books import GAMES
 from brayx.engines.base import check_weights, layout_of, load_weights, save_weights
 from brayx.engines.torch import module_weights
 from brayx.errors import BadWeights, BrayxError, ConfigError, StartupError
@@ -31,7 +32,6 @@ from deployments.league_files import DIGEST_TAG, PLAYER_TAG, books_file
 from pipelines.league_champion import registered_weights, set_champion
 from pipelines.league_charts import draw_league, keep_curves
 from pipelines.league_check import Checked, GateCheck
-from pipelines.progress import games_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -220,7 +220,7 @@ class LeagueTraining:
         """Records the league's numbers; adds to its curves and draws its pictures, in MLflow's process."""
         now = time.monotonic()
         if now - self._numbers_at >= _NUMBERS_S:
-            games = games_of(self._host.numbers.newest())
+            games = self._host.numbers.newest().get(GAMES, 0.0)
             if self._games_then is not None:
                 self._host.numbers.add("league_games_per_s", (games - self._games_then) / (now - self._numbers_at))
             self._numbers_at, self._games_then = now, games

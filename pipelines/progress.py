@@ -54,12 +54,6 @@ def _pace(numbers: Mapping[str, float]) -> tuple[str, str]:
     return what, number(numbers.get(name))
 
 
-def games_of(numbers: Mapping[str, float]) -> float:
-    """Games that have ended. A league's are counted once, however many of their seats somebody learned from."""
-    league = [value for name, value in numbers.items() if name.partition(".")[0] == "league_games"]
-    return sum(league) if league else numbers.get(GAMES, 0.0)
-
-
 def standing(numbers: Mapping[str, float]) -> str:
     """A league's leader among its players, its champion, pool and games; empty without a league."""
     points = {name.partition(".")[2]: value for name, value in numbers.items() if name.startswith("league_points.")}
@@ -68,8 +62,8 @@ def standing(numbers: Mapping[str, float]) -> str:
     leader = max(points, key=lambda player: points[player])
     champion = numbers.get("league_champion")
     crowned = "no champion" if champion is None else f"champion version {champion:.0f}"
-    pool = number(numbers.get("league_pool", 0.0))
-    return f"leader {leader} {points[leader]:.0f} points, {crowned}, pool {pool}, {number(games_of(numbers))} games"
+    pool, games = number(numbers.get("league_pool", 0.0)), number(numbers.get(GAMES, 0.0))
+    return f"leader {leader} {points[leader]:.0f} points, {crowned}, pool {pool}, {games} games"
 
 
 def milliseconds(value: float | None) -> str:
@@ -323,7 +317,7 @@ class Progress:
             "tick p50/p99 ms", f"{milliseconds(get('tick_seconds.p50'))} / {milliseconds(get('tick_seconds.p99'))}",
         )  # fmt: skip
         table.add_row(
-            "games", number(games_of(numbers)),
+            "games", number(get(GAMES, 0.0)),
             "policy version", number(get("policy_version")),
             "lag (versions)", number(get("lag_versions"), ".1f"),
             *players,

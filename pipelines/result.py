@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from brayx.books import FAILED_IN_WINDOW
+from brayx.books import FAILED_IN_WINDOW, GAMES
 from brayx.errors import BrayxError, ModelError
 from brayx.logs import one_line
 from brayx.metrics import games_text, significant
@@ -20,7 +20,7 @@ from brayx.tracking import Trial
 from brayx.trainer.config import TrainerConfig
 from deployments.job import JobConfig, pool_name
 from pipelines.champion import best_of, register_best
-from pipelines.progress import games_of, milliseconds, number
+from pipelines.progress import milliseconds, number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,7 +83,7 @@ class TrainResult:
         took = f"{self.seconds:.0f} s of training, without its start"
         lines = [
             f"trial {self.trial.name!r} of project {self.trial.project!r}: {state} after {took}",
-            f"  {get('env_steps', 0):,.0f} env steps, {games_of(self.numbers):,.0f} games",
+            f"  {get('env_steps', 0):,.0f} env steps, {get(GAMES, 0):,.0f} games",
         ]
         shown = ("; ".join([*self._rates(), *self._lag()]), *self.errors, *self.outcome.splitlines(), self._ended())
         lines += [f"  {line}" for line in shown if line]

@@ -181,8 +181,8 @@ class AgentActor(Actor):
             try:
                 await self._act(state, self._of_agent)
                 reply = self._encoded(state)
-            except BaseException:
-                logs.failed(state, body, began, self.arrived)
+            except BaseException as error:
+                logs.failed(state, body, began, self.arrived, self._failures.why(error))
                 raise
             self._tick += 1
             is_full = self._episodes.add(state)

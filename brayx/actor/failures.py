@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from brayx.actor.actor import is_cancelled
 from brayx.errors import DeadlineExceeded, Overloaded, raised_at
 from brayx.faults import note_of
-from brayx.metrics import OVERLOADED, Recorder
+from brayx.metrics import MAX_NOTE, OVERLOADED, Recorder
 
 LOAD = Overloaded | DeadlineExceeded
 """Errors of a model that is full or late. They show load, not a bug of the hook that they end."""
@@ -27,6 +27,7 @@ class SessionFailures:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        self._newest = ""
         self._failure: tuple[str, str] | None = None
         self._cut_off: tuple[str, str] | None = None
 
@@ -47,14 +48,21 @@ class SessionFailures:
 
         Load is not an error of the hook, but it ends the game too.
         """
+        self._newest = note(agent, hook, error)
         if isinstance(error, LOAD):
-            self.fail(OVERLOADED, note(agent, hook, error))
+            self.fail(OVERLOADED, self._newest)
         else:
-            self._add(hook, note(agent, hook, error))
+            self._add(hook, self._newest)
 
     def cut_off(self, hook: str, why: str) -> None:
         """Remembers a hook that was cancelled: the reason if the session ends by an error and has no other."""
         self._cut_off = hook, why
+
+    def why(self, error: BaseException) -> str:
+        """The note of ``error``, which has just ended a tick."""
+        if self._cut_off is not None and isinstance(error, asyncio.CancelledError):
+            return self._cut_off[1]
+        return self._newest if isinstance(error, Exception) else type(error).__name__
 
     def ended_by_error(self) -> None:
         """The session ended by an error: if that is a hook that was cut off, it counts as the hook's error."""
@@ -80,7 +88,7 @@ def note(agent: str, hook: str, error: BaseException) -> str:
     """A line for the display: which agent's hook failed, why and where."""
     if isinstance(error, asyncio.CancelledError) and is_cancelled():
         return f"agent {agent!r}: {was_cut_off(hook)} ({raised_at(error)})"
-    return f"agent {agent!r}: {note_of(error, raised_at(error))}"
+    return f"agent {agent!r}: {note_of(error, raised_at(error))}"[:MAX_NOTE]
 
 
 def was_cut_off(hook: str) -> str:

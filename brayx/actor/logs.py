@@ -33,9 +33,12 @@ class SessionLog:
             arrived: when the tick arrived, by the same clock.
         """
 
-    def failed(self, state: State, body: bytes, began: float, arrived: float) -> None:
-        """Adds a tick that raised, with the event ``error`` and an empty reply, even if the log takes no ticks."""
-        self.event("error")
+    def failed(self, state: State, body: bytes, began: float, arrived: float, why: str) -> None:
+        """Adds a tick that raised, with an event ``error`` and an empty reply, even if the log takes no ticks.
+
+        ``why`` is a line with the error's type, text and place.
+        """
+        self.event(f"error: {why}")
         self.tick(state, body, b"", began, arrived)
 
     def forward(self, model: str, found: Forward, seconds: float) -> None:
@@ -44,8 +47,8 @@ class SessionLog:
     def event(self, what: str, *, last: bool = False) -> None:
         """Sets the event of the next tick, or with ``last`` of the newest one.
 
-        Events are ``error``, ``fallback`` (the client got the fallback's reply), ``forwarded`` (the tick came through
-        another replica), ``skipped N`` and ``resumed``. A tick may have several.
+        Events are ``error: WHY``, ``fallback`` (the client got the fallback's reply), ``forwarded`` (the tick came
+        through another replica), ``skipped N`` and ``resumed``. A tick may have several.
         """
 
     def stop(self, body: bytes) -> None:
@@ -110,10 +113,10 @@ class SessionLogs:
         """Why the session is kept; empty: that is undecided."""
         return next((log.why for log in self._all if log.why), "")
 
-    def failed(self, state: State, body: bytes, began: float, arrived: float) -> None:
+    def failed(self, state: State, body: bytes, began: float, arrived: float, why: str) -> None:
         """See `SessionLog.failed`."""
         for log in self._all:
-            log.failed(state, body, began, arrived)
+            log.failed(state, body, began, arrived, why)
 
     def forward(self, model: str, found: Forward, seconds: float) -> None:
         """See `SessionLog.forward`."""

@@ -91,7 +91,7 @@ class Tick(Document):
     seconds: float
     """How long the actor took; 0: not known."""
     event: str
-    """``error``, ``fallback``, ``forwarded``, ``skipped N`` or ``resumed``; empty: nothing unusual happened."""
+    """``error: WHY``, ``fallback``, ``forwarded``, ``skipped N`` or ``resumed``; empty: nothing unusual happened."""
     input: Any
     """The game's body: JSON, or text."""
     output: Any
@@ -259,8 +259,10 @@ class Recordings(Document):
     folder: str
     total: int
     """Number of all recordings."""
+    selected: int
+    """Number of those whose session has the requested id or game."""
     recordings: list[Recording]
-    """The newest first."""
+    """The newest of these, the newest first."""
     unreadable: dict[str, str]
     """Files that cannot be read, with the reason."""
 

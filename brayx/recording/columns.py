@@ -18,7 +18,7 @@ from brayx.recording.gather import DROPPED, arrays_of, value_at
 from brayx.types import NestedArray
 
 ERROR = "error"
-"""The event of a failed tick."""
+"""The event of a failed tick begins so; the error follows."""
 
 
 Forwarded = tuple[str, NestedArray, int, float]
@@ -35,8 +35,8 @@ class Tick(NamedTuple):
         seconds: how long the actor took.
         input, output: body and reply; the reply is empty if the tick failed.
         attributes: values that the agents set on the tick's state, by name.
-        event: ``error``, ``fallback``, ``forwarded``, ``skipped N`` or ``resumed``, or several, separated by commas;
-            empty: nothing unusual happened.
+        event: as for `brayx.actor.logs.SessionLog.event`, or several, separated by commas; empty: nothing unusual
+            happened.
         stop: body of the session's stop, in its last tick; empty: there was none.
         queue_s: how long the tick waited for the actor.
         forwards: the forwards that its agents asked for.

@@ -47,7 +47,7 @@ def whole_sessions(episodes: Sequence[Episode]) -> Sequence[Episode]:
 def is_resumed(episode: Episode) -> bool:
     """Whether an episode continues a session of another process. Reads its first tick."""
     try:
-        return _RESUMED in episode.read(0, 1, []).event[0]
+        return episode.read(0, 1, []).event[0].startswith(_RESUMED)
     except BadRecording:  # whoever reads its ticks is told
         return False
 

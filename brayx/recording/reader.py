@@ -7,7 +7,7 @@ import itertools
 import operator
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -167,17 +167,17 @@ class Recordings(Sequence["Episode"]):
             made = self._made[number] = Episode(self, pieces)
         return made
 
-    def newest(self, limit: int, name: str = "") -> list[Episode]:
-        """The newest episodes, newest first.
+    def newest(self, limit: int, name: str = "") -> tuple[list[Episode], int]:
+        """The newest episodes, newest first, and the number of all episodes of that name.
 
         Args:
             limit: maximum number of episodes.
             name: the session's id, which may have ``*``, or the game; empty: any.
         """
-        numbers: Iterable[int] = range(len(self) - 1, -1, -1)
+        numbers: Sequence[int] = range(len(self) - 1, -1, -1)
         if name:
-            numbers = (number for number in numbers if is_named(self._session(number), name))
-        return [self._episode(number) for number in itertools.islice(numbers, limit)]
+            numbers = [number for number in numbers if is_named(self._session(number), name)]
+        return [self._episode(number) for number in numbers[:limit]], len(numbers)
 
     def _session(self, number: int) -> str:
         """The session of an episode, without creating the episode."""

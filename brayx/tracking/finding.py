@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NEWEST = 1000
+"""Maximum number of runs of a listing."""
 _SAME_NAME = 100
 """Maximum number of trials of one name that are looked at."""
 
@@ -52,7 +54,7 @@ def find_trial(reference: str, uri: str) -> Trial:
 
 
 def newest_runs(uri: str, project: str = "") -> tuple[dict[str, str], list[Run]]:
-    """The newest thousand runs of a store, newest first, and the names of all projects by experiment id.
+    """The `NEWEST` newest runs of a store, newest first, and the names of all projects by experiment id.
 
     Args:
         uri: tracking URI.
@@ -74,5 +76,5 @@ def newest_runs(uri: str, project: str = "") -> tuple[dict[str, str], list[Run]]
         chosen = [number for number, name in projects.items() if project in ("", name)]
         if not chosen:
             raise ConfigError(f"there is no project {project!r}; there are: {', '.join(projects.values())}")
-        runs = client.search_runs(chosen, order_by=["attributes.start_time DESC"], max_results=1000)
+        runs = client.search_runs(chosen, order_by=["attributes.start_time DESC"], max_results=NEWEST)
         return projects, list(runs)

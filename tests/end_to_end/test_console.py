@@ -193,6 +193,7 @@ def test_recordings_trials_health_and_refusals(served: tuple[Job, Serving, Conso
         named = console.get("/api/recordings", session=name)
         assert [each["id"] for each in named["recordings"]] == [recording["id"]] * count
         assert named["total"] >= 1
+        assert named["selected"] == count
     assert len(brayx.recording.open(str(job.folder / "recordings")))
 
     trials = console.get("/api/trials", project=PROJECT)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from brayx.actor.service import Service
 
 
+_ICON = "/favicon.ico"
+"""Every browser asks for it by itself, so it is not counted as a refusal."""
+
+
 class Answer(NamedTuple):
     """A complete answer."""
 
@@ -46,6 +50,8 @@ def other(service: Service, method: str, path: str, accept: str) -> Answer:
         if "text/html" in accept.lower():
             return Answer(200, b"text/html; charset=utf-8", page(status).encode())
         return Answer(200, b"application/json", json.dumps(status).encode())
+    if path == _ICON:
+        return Answer(404, b"text/plain", b"")
     code, error = wrong_path(path)
     service.refused(error)
     return Answer(code, b"application/json", error.to_wire())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from nicegui import ui
 from nicegui.events import KeyEventArguments
@@ -16,6 +16,8 @@ from brayx.console.page.frame import MUTED, Panel, empty, frame, heading, loadin
 from brayx.console.page.tick import TickView, short
 from brayx.errors import BrayxError
 
+_LIMITS = (200, 2_000, 10_000)
+"""Numbers of recordings that are listed: at first, and after each "Show more"."""
 _WINDOW = 256
 """Number of ticks that are loaded at once."""
 _MAX_WINDOWS = 16
@@ -33,8 +35,16 @@ def add(connect: Connect) -> None:
             heading("Recordings")
             named = ui.input("Session or game", placeholder="4f1c*, bot-7", value=session).classes("w-full max-w-xs")
             named.props('dense outlined clearable debounce=300 aria-label="session or game"')
+            limits = list(_LIMITS)
+
+            async def show_more() -> None:
+                limits.pop(0)
+                await panel.refresh()
+
             panel = Panel(
-                lambda: caller.get(Recordings, "/api/recordings", session=named.value or ""), _recordings, every_s=5.0
+                lambda: caller.get(Recordings, "/api/recordings", session=named.value or "", limit=limits[0]),
+                lambda _: _recordings(show_more),
+                every_s=5.0,
             )
             named.on_value_change(panel.refresh)
 
@@ -44,14 +54,16 @@ def add(connect: Connect) -> None:
             _Recorded(caller, recording)
 
 
-def _recordings(first: Recordings) -> Callable[[Recordings], None]:
-    about = ui.label().classes(MUTED)
+def _recordings(show_more: Callable[[], Awaitable[None]]) -> Callable[[Recordings], None]:
+    with ui.row().classes("w-full items-center gap-3"):
+        about = ui.label().classes(MUTED).mark("about")
+        more = ui.button("Show more", on_click=show_more).props("outline dense no-caps")
     nothing = empty("Nothing is recorded yet. A component `kind: recording` in the job records its sessions.")
     none = empty("No recorded session has this id or game. An id may have *: 4f1c* finds those that begin so.")
     rows = table(
         {
             "session": "Session", "began": "Began", "ticks": "Ticks", "end": "End", "result": "Return",
-            "events": "Events", "why": "Why",
+            "events": "Events", "player": "Player", "why": "Why",
         },
         "id",
         on_row=lambda row: ui.navigate.to(f"/recordings/{row['id']}"),
@@ -61,10 +73,8 @@ def _recordings(first: Recordings) -> Callable[[Recordings], None]:
         nothing.set_visibility(not found.total and not found.unreadable)
         none.set_visibility(bool(found.total and not found.recordings))
         rows.set_visibility(bool(found.recordings))
-        why = next(iter(found.unreadable.values()), "")
-        count = len(found.unreadable)
-        broken = f"; {count} file{'s' * (count != 1)} cannot be read: {why}" if why else ""
-        about.set_text(f"{number(found.total)} in {found.folder}{broken}" if found.folder else "")
+        more.set_visibility(len(found.recordings) < min(found.selected, _LIMITS[-1]))
+        about.set_text(listed(found) if found.folder else "")
         shown = [
             {
                 "id": each.id,
@@ -74,13 +84,26 @@ def _recordings(first: Recordings) -> Callable[[Recordings], None]:
                 "end": each.end or "running",
                 "result": number(each.result),
                 "events": each.events + each.lost,
-                "why": each.player or each.why,
+                "player": each.player or "-",
+                "why": each.why,
             }
             for each in found.recordings
         ]
         put_rows(rows, shown)
 
     return update
+
+
+def listed(found: Recordings) -> str:
+    """How many recordings there are, how many of them are listed, and which files are broken."""
+    shown, selected, of = len(found.recordings), found.selected, f"{number(found.total)} in {found.folder}"
+    text = of if selected == found.total else f"{number(selected)} of {of}"
+    if shown < selected:
+        text += f"; listed are the newest {number(shown)}"
+    if count := len(found.unreadable):
+        why = next(iter(found.unreadable.values()))
+        text += f"; {count} file{'s' * (count != 1)} cannot be read: {why}"
+    return text
 
 
 def _clock(at_s: float) -> str:

@@ -24,7 +24,7 @@ class TickView:
     def __init__(self) -> None:
         with ui.row().classes("w-full gap-x-6 gap-y-1"):
             self._facts = {name: fact(name) for name in ("Tick", "Action", "Value", "Policy version", "Took")}
-        self._event = ui.badge(color="negative")
+        self._event = ui.badge(color="negative").props("multi-line").classes("break-all").mark("event")
         with ui.grid().classes("w-full grid-cols-1 sm:grid-cols-2 gap-4"):
             with ui.column().classes("w-full min-w-0"):
                 self._image = ui.image().props("no-transition no-spinner").classes("w-full max-w-sm")

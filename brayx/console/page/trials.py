@@ -9,7 +9,20 @@ from nicegui import ui
 from brayx.console.documents import Curves, Done, Trial
 from brayx.console.page.caller import Caller, Connect
 from brayx.console.page.charts import lines, put_lines
-from brayx.console.page.frame import Panel, confirmed, control, empty, frame, heading, number, put_rows, sentence, table
+from brayx.console.page.frame import (
+    MUTED,
+    Panel,
+    confirmed,
+    control,
+    empty,
+    frame,
+    heading,
+    number,
+    put_rows,
+    sentence,
+    table,
+)
+from brayx.tracking.finding import NEWEST
 
 
 def add(connect: Connect) -> None:
@@ -29,6 +42,7 @@ def add(connect: Connect) -> None:
 def _trials(first: list[Trial]) -> Callable[[list[Trial]], None]:
     heading("Trials")
     none = empty("There are no trials yet: `brayx train` makes one.")
+    newest = ui.label().classes(MUTED)
     rows = table(
         {
             "name": "Trial", "project": "Project", "status": "Status", "steps": "Env steps", "mean": "Return",
@@ -41,6 +55,7 @@ def _trials(first: list[Trial]) -> Callable[[list[Trial]], None]:
     def update(found: list[Trial]) -> None:
         none.set_visibility(not found)
         rows.set_visibility(bool(found))
+        newest.set_text(f"These are the newest {number(len(found))}." if len(found) >= NEWEST else "")
         shown = [
             {
                 "run_id": each.run_id,

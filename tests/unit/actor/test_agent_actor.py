@@ -270,6 +270,16 @@ async def test_exceptions_of_hooks_outside_a_tick_are_counted() -> None:
     assert "RuntimeError: whole" in recorder.notes()["agent_errors.snapshot"]
 
 
+class Events(SessionLog):
+    """A log of the events."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def event(self, what: str, *, last: bool = False) -> None:
+        self.events.append(what)
+
+
 @pytest.mark.parametrize(
     ("error", "label"),
     [
@@ -291,6 +301,7 @@ async def test_a_game_with_a_failing_hook_is_counted_once(error: Exception, labe
 
     actor, _ = make(Raises)
     await actor.start("s", b"{}")
+    actor.attach(log := Events())
     with pytest.raises(BrayxError):
         await actor.tick(b"{}")
     await actor.on_end("error")
@@ -300,7 +311,9 @@ async def test_a_game_with_a_failing_hook_is_counted_once(error: Exception, labe
     assert {name: value for name, value in numbers.items() if "games_failed" in name} == {f"games_failed.{label}": 1}
     assert numbers.get("agent_errors.on_tick", 0) == (label == "on_tick"), "overload is not an error of the hook"
     (name,) = [name for name in ("agent_errors.on_tick", "games_failed.overloaded") if name in notes]
-    assert notes[name] == f"agent 'agent0': {type(error).__name__}: {error} ({line_of(Raises.on_tick, 'raise')})"
+    why = f"agent 'agent0': {type(error).__name__}: {error} ({line_of(Raises.on_tick, 'raise')})"
+    assert notes[name] == why
+    assert log.events == [f"error: {why}"]
 
 
 async def test_a_game_that_ends_in_an_error_outside_of_its_agents_has_failed() -> None:
@@ -332,15 +345,19 @@ async def test_a_game_whose_on_tick_hangs_has_failed_with_its_location(agents: i
 
     actor, _ = make(*[Hangs] * agents)
     await actor.start("s", b"{}")
+    actor.attach(log := Events())
     await timed_out(actor.tick(b"{}"))
     await actor.on_end(reason)
     recorder = actor._services.recorder
     assert isinstance(recorder, MetricsRecorder)
     numbers = recorder.summary()
     assert numbers.get("games_failed.on_tick", 0) == numbers.get("agent_errors.on_tick", 0) == counted
+    place = line_of(Hangs.on_tick, "sleep")
+    late = f": on_tick was cut off by actor.tick_timeout_s, or by the end of the service ({place})"
+    [event] = log.events
+    assert event.startswith("error: agent 'agent")
+    assert event.endswith(late)
     if counted:
-        place = line_of(Hangs.on_tick, "sleep")
-        late = f": on_tick was cut off by actor.tick_timeout_s, or by the end of the service ({place})"
         assert recorder.notes()["agent_errors.on_tick"].endswith(late)
 
 
@@ -356,13 +373,16 @@ async def test_an_agent_that_is_cancelled_because_another_raised_is_not_the_one_
 
     actor, _ = make(Waits, Raises)
     await actor.start("s", b"{}")
+    actor.attach(log := Events())
     with pytest.raises(AgentError):
         await actor.tick(b"{}")
     await actor.on_end("error")
     recorder = actor._services.recorder
     assert isinstance(recorder, MetricsRecorder)
     assert recorder.summary()["agent_errors.on_tick"] == 1
-    assert "agent 'agent1': KeyError: 'obs'" in recorder.notes()["agent_errors.on_tick"]
+    why = recorder.notes()["agent_errors.on_tick"]
+    assert "agent 'agent1': KeyError: 'obs'" in why
+    assert log.events == [f"error: {why}"]
 
 
 async def test_a_game_whose_tick_waits_for_a_hanging_on_episode_has_failed_with_its_location() -> None:

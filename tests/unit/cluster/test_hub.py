@@ -42,6 +42,14 @@ class TestBooks:
         numbers = books.take_interval()
         assert (numbers["env_steps"], numbers["loss"], books.step) == (150, 4.0, 150)
 
+    def test_games_are_counted_by_their_returns_and_those_of_a_league_once(self) -> None:
+        seats = part(("episode_return", 1.0), ("episode_return", -1.0))
+        for ended, games in (([], 2.0), ([("league_games", 1.0)], 1.0)):
+            books = Books()
+            books.merge(seats)
+            books.merge(part(*ended))
+            assert books.take_interval()["games"] == books.snapshot()["games"] == games
+
     def test_without_news_nothing_is_written(self) -> None:
         books = Books()
         books.merge(part(("loss", 1.0)))

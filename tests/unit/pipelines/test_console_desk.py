@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -14,6 +15,10 @@ import pytest
 
 from brayx.console.api import create_app
 from brayx.console.link import Link, answer_requests
+from brayx.console.page.recordings import listed
+from brayx.recording.columns import Tick, columns_of
+from brayx.recording.part import Part
+from brayx.recording.writer import Folder
 from brayx.tracking import Trial
 from deployments.console_job import ConsoleJob
 from pipelines.console_desk import StoreDesk
@@ -42,6 +47,21 @@ def test_only_the_trial_of_a_job_that_can_be_interrupted_can_be_stopped(tracking
     with linked(ConsoleJob(lambda: facts, can_stop=can_stop)) as link:
         found = {trial.run_id: trial.can_stop for trial in StoreDesk(tracking_db, project="p", link=link).trials("p")}
     assert found == {before.run_id: False, running.run_id: can_stop}
+
+
+def test_a_part_of_many_recordings_is_listed_and_says_of_how_many(tmp_path: Path, tracking_db: str) -> None:
+    folder = Folder(str(tmp_path), 10**9)
+    for name, count in (("bot", 30), ("other", 20)):
+        parts = [Part(f"{name}-{number}", f"{name}-{number}", 0.0, 0, 1, player="main:3") for number in range(count)]
+        folder.write(parts, columns_of([Tick(0, 0.0, 0.0, b"", b"", {})] * count))
+    desk = StoreDesk(tracking_db, recordings=str(tmp_path))
+    for session, limit, text in (
+        ("", 50, f"50 in {tmp_path}"),
+        ("", 7, f"50 in {tmp_path}; listed are the newest 7"),
+        ("bot-*", 50, f"30 of 50 in {tmp_path}"),
+        ("bot-*", 7, f"30 of 50 in {tmp_path}; listed are the newest 7"),
+    ):
+        assert listed(desk.recordings(limit, session)) == text
 
 
 @pytest.mark.parametrize("text", [r'{"x": "\ud800"}', "[" * 300 + "]" * 300, "9" * 5000, "NaN", "1e999", "no json"])

@@ -258,7 +258,7 @@ def test_a_long_message_does_not_fill_the_terminal() -> None:
 
 def test_a_league_shows_its_leader_instead_of_a_return() -> None:
     league = {"league_points.main": 1312.4, "league_points.random": 890.0, "league_pool": 12.0,
-              "league_games.counted": 3000.0, "league_games.broken_off": 400.0}  # fmt: skip
+              "games": 3400.0}  # fmt: skip
     text = "leader main 1312 points, no champion, pool 12, 3,400 games"
     out = io.StringIO()
     with Progress("t", num_steps=100, console=Console(file=out, width=200)) as progress:

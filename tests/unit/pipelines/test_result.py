@@ -17,11 +17,3 @@ def test_failed_games_are_beside_the_return_of_the_others(failed: float, finishe
     trial, numbers = Trial("sqlite:///none.db", "id", "p", "t"), {"games_failed_in_window": failed}
     result = TrainResult(trial, numbers, finished, "p", None, 1.0, [], "", ended=ended)
     assert result.summary().splitlines()[-1].strip() == ended + more
-
-
-def test_games_of_a_league_are_counted_once_and_others_by_their_returns() -> None:
-    trial = Trial("sqlite:///none.db", "id", "p", "t")
-    league = {"league_games.counted": 3000.0, "league_games.broken_off": 400.0}
-    for more, games in ((league, "3,400 games"), ({}, "6,800 games")):
-        numbers = {"games": 6800.0, "env_steps": 9.0, **more}
-        assert f"9 env steps, {games}" in TrainResult(trial, numbers, True, "p", None, 1.0, [], "").summary()

@@ -328,8 +328,12 @@ def test_the_newest_sessions_of_a_name_are_found_over_many_files(tmp_path: Path)
         sessions = [f"bot-{number % 2}", f"game-{number}-agent-red"]
         folder.write([Part(f"{number}-{each}", each, 0.0, 0, 1) for each in sessions], ticks(len(sessions), x=1.0))
     found = open_recordings(str(tmp_path))
-    assert [each.id for each in found.newest(3)] == ["5-game-5-agent-red", "5-bot-1", "4-game-4-agent-red"]
-    assert [each.id for each in found.newest(2, "bot-0")] == ["4-bot-0", "2-bot-0"]
-    assert [each.id for each in found.newest(9, "game-3")] == ["3-game-3-agent-red"]
-    assert [each.id[0] for each in found.newest(9, "bot-*")] == ["5", "4", "3", "2", "1", "0"]
-    assert found.newest(9, "other") == []
+    for limit, name, newest, selected in (
+        (3, "", ["5-game-5-agent-red", "5-bot-1", "4-game-4-agent-red"], 12),
+        (2, "bot-0", ["4-bot-0", "2-bot-0"], 3),
+        (9, "game-3", ["3-game-3-agent-red"], 1),
+        (4, "bot-*", ["5-bot-1", "4-bot-0", "3-bot-1", "2-bot-0"], 6),
+        (9, "other", [], 0),
+    ):
+        episodes, count = found.newest(limit, name)
+        assert ([each.id for each in episodes], count) == (newest, selected)

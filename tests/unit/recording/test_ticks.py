@@ -101,7 +101,9 @@ async def test_a_failed_tick_is_recorded_with_all_columns_of_the_others(tmp_path
     await made.on_end("error")
     await asyncio.to_thread(recorder.close)
     episode = only(tmp_path)
-    assert (episode.why, episode.end, episode.read().event) == ("error", "error", ["", "", "error"])
+    line = Player.on_tick.__code__.co_firstlineno + 4
+    why = f"error: agent 'player': ValueError: a bug ({__file__}:{line})"
+    assert (episode.why, episode.end, episode.read().event) == ("error", "error", ["", "", why])
     assert episode["obs"].tolist() == [[0.0] * 3, [1.0] * 3, [0.0] * 3]
     assert episode["logits"].tolist() == [[0.25, 0.75]] * 2 + [[0.0, 0.0]]
     assert episode.outputs() == [b'{"action":1}', b'{"action":1}', b""]

@@ -33,13 +33,20 @@ class StatusService(TableService):
 
 
 @pytest.fixture(params=["native", "asgi"])
-def address(request: pytest.FixtureRequest) -> Iterator[str]:
+def door(request: pytest.FixtureRequest) -> Iterator[tuple[str, TableService]]:
+    """The address and the service of a door."""
     if request.param == "asgi":
-        with serving(DoorApp(StatusService())) as address:
-            yield address
+        service = StatusService()
+        with serving(DoorApp(service)) as address:
+            yield address, service
     else:
         with native(table=StatusService) as made:
-            yield made.url.removeprefix("http://")
+            yield made.url.removeprefix("http://"), made.table
+
+
+@pytest.fixture
+def address(door: tuple[str, TableService]) -> str:
+    return door[0]
 
 
 def call(address: str, method: str, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
@@ -56,6 +63,13 @@ def test_a_program_gets_json_and_a_browser_a_page(address: str) -> None:
     status, headers, body = call(address, "GET", "/", accept=BROWSER)
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert body == page(FACTS)
+
+
+def test_a_browsers_own_request_for_an_icon_is_no_refusal(door: tuple[str, TableService]) -> None:
+    address, service = door
+    for path, refused in (("/favicon.ico", 0), ("/other.ico", 1)):
+        assert call(address, "GET", path)[0] == 404
+        assert service.recorder.summary().get("requests_refused.bad_request", 0) == refused, path
 
 
 def test_a_star_allows_every_origin(address: str) -> None:
