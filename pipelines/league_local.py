@@ -65,7 +65,7 @@ class LocalLeagueTraining:
         files = SnapshotFiles(league_folder(trial) / "weights")
         self.numbers = LocalNumbers(clerk.totals(), job.trainers[only("trainer", job.trainers)].x_axis)
         self.numbers.listen(clerk.push)
-        self._dropped: list[LocalModel] = []
+        self._dropped: list[ActingModel] = []
         self.training = LeagueTraining(job, trial, clerk, self, files, say)
         trainees = self.training.trainees
         self.learner: Learners = self.training.learner
@@ -84,10 +84,10 @@ class LocalLeagueTraining:
         fetch_snapshots(job, league.pool, files, clerk, module)
 
     @property
-    def opponents(self) -> list[LocalModel]:
+    def opponents(self) -> list[ActingModel | LocalModel]:
         """The acting models other than `acting`."""
         acting = [each.acting for each in self.training.trainees.values() if each.acting is not self.acting]
-        return [self._snapshots.model, *(each.model for each in acting), *self._dropped, *self.league.replaced]
+        return [self._snapshots, *acting, *self._dropped, *self.league.replaced]
 
     def seats(self, others: Mapping[str, Any]) -> LocalLeague:
         """Gives sessions their players; ``others`` are the job's other acting models by name."""
@@ -147,7 +147,7 @@ class LocalLeagueTraining:
     def drop(self, player: str, trainee: Trainee) -> None:
         """See `Host.drop`. Games already drawn may still begin with it, so its model is closed at the end."""
         if trainee.acting is not None and trainee.acting is not self.acting:
-            self._dropped.append(trainee.acting.model)
+            self._dropped.append(trainee.acting)
 
 
 def _learning(trainee: Trainee) -> LearningPlayer:

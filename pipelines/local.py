@@ -216,7 +216,7 @@ class _Training:
                     "mode": "train",
                     "policy_versions": {name: acting.version for name, acting in models.items()},
                 },
-                [*closing(recorders), self._close_models, *(champion.close for champion in others.values())],
+                [*closing(recorders), self._close_models, *(each.close for each in self.champions.values())],
             ),
             name=self.actor,
             on_hold=self.progress.pause,
@@ -227,7 +227,7 @@ class _Training:
     async def _close_models(self) -> None:
         """Closes the models that learn, and those that a league added meanwhile."""
         acting = self.trainee.acting
-        for model in (*([] if acting is None else [acting.model]), *self.trainee.opponents):
+        for model in (*([] if acting is None else [acting]), *self.trainee.opponents):
             await model.close()
 
     def run(self) -> TrainResult:

@@ -151,7 +151,7 @@ def doors(
         services.append(Services({**models, **own}, {}, recorder))
     players = _Seated(games, sides, services)
     factory = actor_factory(config, job.agents, job.folder, as_dict, Services(models, {}, recorder), players=players)
-    close: list[Callable[[], Awaitable[None]]] = [each.model.close for each in built]
+    close: list[Callable[[], Awaitable[None]]] = [each.close for each in built]
     host = LocalHost(config, Runtime(actors(factory), recorder, lambda: {"mode": "serve"}, close), name=actor)
     host.open()
     try:

@@ -122,7 +122,7 @@ class Serving:
                 ),
                 recorder,
                 self._facts,
-                [self._end_work, *closing(recorders), *(model.close for model in self._models.values())],
+                [self._end_work, *closing(recorders), *(each.close for each in acting.values())],
             ),
             name=actor,
             keys=keys,

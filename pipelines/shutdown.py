@@ -22,6 +22,7 @@ from typing import NoReturn, Protocol
 import psutil
 
 from brayx.temporary import remove_temporary_files
+from brayx.threads import end_threads
 
 END_S = 8.0
 """Seconds from the interrupt to the last process's end."""
@@ -132,6 +133,7 @@ def leave(code: int) -> NoReturn:
     with contextlib.suppress(OSError):  # the reader of the output may have ended
         sys.stdout.flush()
         sys.stderr.flush()
+    atexit.unregister(end_threads)  # they need not end before this process is cut off
     atexit._run_exitfuncs()
     os._exit(code)
 

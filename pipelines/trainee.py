@@ -143,7 +143,7 @@ class Trainee:
 
     # A league has more of these: see `pipelines.league_local.LocalLeagueTraining`.
 
-    opponents: Sequence[LocalModel] = ()
+    opponents: Sequence[ActingModel | LocalModel] = ()
 
     def seats(self, others: Mapping[str, Any]) -> None:
         """None: every session is played by what it learns."""

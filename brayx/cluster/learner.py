@@ -7,8 +7,8 @@ nothing of algorithms.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +29,7 @@ from brayx.engines.layers import layer_table
 from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, TrackingError, first_line
 from brayx.metrics import BEST_METRIC
 from brayx.replay.packing import Batch
+from brayx.threads import NativeThread
 from brayx.tracking import Trial
 from brayx.tracking.tensorboard import LAYERS_FILE
 from brayx.trainer.checkpoint import Normaliser, start_from
@@ -342,7 +343,7 @@ class Learner:
             batches = read_buffer(spec.buffer, spec.namespace)
             return run_learner(spec, batches, Alone(spec.config.use_gpu), numbers)
 
-        self._thread = threading.Thread(target=self._run, args=(work,), name="brayx-learner", daemon=True)
+        self._thread = NativeThread(functools.partial(self._run, work), "brayx-learner")
 
     def start(self) -> Learner:
         """Starts it; returns itself."""

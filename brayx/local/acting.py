@@ -6,6 +6,7 @@ An export takes seconds; ticks do not wait for it. Knows nothing of learning, se
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import threading
 from collections.abc import Awaitable, Callable
@@ -18,9 +19,10 @@ from brayx.engines.base import Engine
 from brayx.engines.torch import TorchEngine, module_weights
 from brayx.errors import BrayxError, first_line
 from brayx.metrics import Recorder
-from brayx.model.build import engine_of
+from brayx.model.build import engine_of, exporting
 from brayx.model.config import ModelConfig
 from brayx.model.local import LocalModel, batching
+from brayx.threads import NativeThread
 from brayx.types import Weights
 
 logger = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class ActingModel:
             refuse_frozen(config.engine)
         self._config, self._engine = config, engine or self._learned_engine
         self._module, self._example = copy.deepcopy(module), example_args
+        self._closed = threading.Event()
         self.model = LocalModel(
             TorchEngine(module, example_args),
             version=version,
@@ -83,26 +86,40 @@ class ActingModel:
             record: called with the engine that the model acts with from then on: ``onnx from version 3``, or ``torch``.
 
         Returns:
-            The thread, which calls both.
+            The thread, which calls both, unless the model was closed meanwhile.
         """
-        thread = threading.Thread(target=self._build, args=(say, record), name="brayx-engine", daemon=True)
+        thread = NativeThread(functools.partial(self._build, say, record), "brayx-engine", self._closed.set)
         thread.start()
         return thread
 
+    async def close(self) -> None:
+        """Closes the model. A build that waits for another one's end is dropped; a running one cannot be cut short, and
+        has no effect."""
+        self._closed.set()
+        await self.model.close()
+
     def _build(self, say: Callable[[str], None], record: Callable[[str], None]) -> None:
-        name, acts_with = self._config.engine, "torch"
+        name, acts_with, line = self._config.engine, "torch", ""
         try:
             if name != "torch" or self._config.device != "cpu" or self._config.compile:
-                self.model.swap(self._engine(), module_weights)
+                with exporting:
+                    if self._closed.is_set():
+                        return
+                    engine = self._engine()
+                self.model.swap(engine, module_weights)
                 version = self.model.version
-                say(f"the model acts with engine {name} from policy version {version} on, no longer with torch")
+                line = f"the model acts with engine {name} from policy version {version} on, no longer with torch"
                 acts_with = f"{name} from version {version}"
         except BrayxError as error:
             logger.warning("engine %s could not be built: %s", name, error.message)
-            say(f"the model keeps acting with torch, since engine {name} could not be built: {error.message}")
+            line = f"the model keeps acting with torch, since engine {name} could not be built: {error.message}"
         except Exception as error:
             logger.exception("engine %s could not be built", name)
-            say(f"the model keeps acting with torch: engine {name}: {type(error).__name__}: {first_line(error)}")
+            line = f"the model keeps acting with torch: engine {name}: {type(error).__name__}: {first_line(error)}"
+        if self._closed.is_set():
+            return
+        if line:
+            say(line)
         record(acts_with)
 
     def _learned_engine(self) -> Engine:

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import gc
 import logging
-import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +21,7 @@ from brayx.actor.table import SessionTable
 from brayx.errors import DeadlineExceeded
 from brayx.gamecore.auth import Keys
 from brayx.local.debugger import Breakpoints
+from brayx.threads import NativeThread
 
 if TYPE_CHECKING:
     from brayx.local.grpc import GrpcListener
@@ -68,7 +68,7 @@ class LocalHost:
         self._service: ActorService | None = None
         self._grpc: GrpcListener | None = None
         self.loop = _new_loop()
-        self._thread = threading.Thread(target=self._run, name="brayx-doors", daemon=True)
+        self._thread = NativeThread(self._run, "brayx-doors", self._stop)
         self.urls: dict[str, str] = {}
 
     def open(self) -> None:
@@ -132,7 +132,7 @@ class LocalHost:
             self.run(self._shut(timeout_s), 2 * timeout_s + _LOOP_END_S)
         except DeadlineExceeded as error:
             logger.warning("the doors did not close cleanly: %s", error)
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._stop()
         self._thread.join(_LOOP_END_S)
 
     async def _open(self) -> None:
@@ -160,6 +160,10 @@ class LocalHost:
         for close in (*closing, *self._close):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(close(), max(timeout_s, 0.1))
+
+    def _stop(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(self.loop.stop)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)

@@ -14,6 +14,7 @@ from torch import nn
 from brayx.engines.base import check_finite
 from brayx.errors import BrayxError, StartupError, first_line
 from brayx.local.stream import Batches
+from brayx.threads import NativeThread
 from brayx.trainer.checkpoint import Normaliser
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.hooks import Hooks
@@ -66,7 +67,7 @@ class LocalLearner:
         self._summary: Summary | None = None
         self._error: BaseException | None = None
         self.ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="brayx-learner", daemon=True)
+        self._thread = NativeThread(self._run, "brayx-learner", self.stop)
 
     def start(self) -> None:
         """Starts the thread."""

@@ -24,6 +24,7 @@ from brayx.rollout.collector import Collector
 from brayx.rollout.moments import AllMoments, MomentsStore, from_arrays, obs_scalings, to_arrays
 from brayx.rollout.spec import RolloutSpec, make_collector, naming
 from brayx.rollout.worker import Failures, Newest, Progress, Worker
+from brayx.threads import NativeThread
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ class LocalRollout:
         self.collected = Progress()
         self.failures = 0
         self.messages: deque[str] = deque(maxlen=20)
-        self._thread = threading.Thread(target=self._run, name=f"brayx-rollout-{spec.name}", daemon=True)
+        self._thread = NativeThread(self._run, f"brayx-rollout-{spec.name}", self._stopping.set)
 
     def __enter__(self) -> LocalRollout:
         self._turn_began = time.monotonic()

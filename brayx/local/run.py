@@ -25,6 +25,7 @@ from brayx.replay.importance import Importance
 from brayx.replay.packing import Batch, check_columns
 from brayx.replay.table import Table
 from brayx.rollout.collector import Collector, Episode, record_episodes, seed_after
+from brayx.threads import NativeThread
 from brayx.trainer.loop import GAMES_METRIC, RETURN_METRIC
 from brayx.trainer.saving import Keeper
 from brayx.types import Columns, Weights
@@ -206,7 +207,7 @@ class Run:
             except BaseException as error:  # raised again in the learner's thread
                 _put(runs, error, stopped)
 
-        self._thread = thread = threading.Thread(target=work, name="brayx-collector", daemon=True)
+        self._thread = thread = NativeThread(work, "brayx-collector", stopped.set)
         thread.start()
         try:
             while self._goes_on():

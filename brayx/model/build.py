@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from brayx.model.config import ModelConfig
     from brayx.types import Weights
 
-_exporting = threading.Lock()
+exporting = threading.RLock()
 """Lock of torch's exporter, which is not thread-safe: concurrent exports break each other."""
 
 
@@ -97,7 +97,7 @@ def engine_of(
     """
     frozen = checkpoint is not None and config.engine in FROZEN
     samples = recorded_samples(Path(checkpoint), module, example_args) if frozen and checkpoint else None
-    with _exporting:
+    with exporting:
         return build_engine(
             config.engine,
             module,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +18,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from brayx.errors import BadFragment, BrayxError, ConfigError, ReplayError
+from brayx.threads import NativeThread
 from brayx.types import Columns, Fragment
 
 Part: TypeAlias = Callable[[], Iterable[Any]]
@@ -54,7 +56,7 @@ class Feed:
         self.fed = self.refused = 0
         self.error: BrayxError | None = None
         self._threads = [
-            threading.Thread(target=self._run, args=(part,), name=f"brayx-{name}-{number}", daemon=True)
+            NativeThread(functools.partial(self._run, part), f"brayx-{name}-{number}", self._stopping.set)
             for number, part in enumerate(parts)
         ]
 

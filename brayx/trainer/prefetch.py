@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import queue
 import threading
 import time
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from brayx.errors import ConfigError
 from brayx.replay.packing import READY_KEY, Batch
+from brayx.threads import NativeThread
 from brayx.types import NestedArray, flatten
 
 _LOOK_S = 0.5
@@ -133,7 +135,8 @@ class Prefetch:
         self._thread: threading.Thread | None = None
         if depth:
             context = contextvars.copy_context()  # hooks find the recorder in it
-            self._thread = threading.Thread(target=context.run, args=(self._work,), name="brayx-prefetch", daemon=True)
+            work = functools.partial(context.run, self._work)
+            self._thread = NativeThread(work, "brayx-prefetch", self._stopped.set)
             self._thread.start()
 
     def __iter__(self) -> Iterator[Ready]:

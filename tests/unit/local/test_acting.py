@@ -14,6 +14,7 @@ from brayx.engines.torch import TorchEngine
 from brayx.errors import ConfigError
 from brayx.local.acting import ActingModel
 from brayx.metrics import Recorder
+from brayx.model.build import exporting
 from brayx.model.config import ModelConfig
 from tests.waiting import WAIT_S
 
@@ -72,7 +73,7 @@ async def test_it_acts_before_its_engine_is_built_and_with_the_newest_weights_af
     assert re.fullmatch(r"onnx from version [12]", *recorded)
     acting.model.load(3, factor(7.0))
     assert await value_of(acting) == (21.0, 3)
-    await acting.model.close()
+    await acting.close()
 
 
 async def test_a_model_that_cannot_be_exported_goes_on_acting_on_torch_and_says_so(caplog):
@@ -84,7 +85,7 @@ async def test_a_model_that_cannot_be_exported_goes_on_acting_on_torch_and_says_
     assert recorded == ["torch"]
     acting.model.load(1, factor(2.0))
     assert await value_of(acting) == (-6.0, 1)
-    await acting.model.close()
+    await acting.close()
 
 
 @pytest.mark.parametrize("engine", ["onnx", "onnx-frozen"])
@@ -104,14 +105,26 @@ async def test_weights_that_stay_act_on_torch_first_too_and_a_pinned_session_kee
     assert await value_of(acting) == (12.0, 7)
     outputs, version = await pinned.forward(OBS)
     assert (float(outputs["value"]), version) == (12.0, 7)
-    await acting.model.close()
+    await acting.close()
 
 
 async def test_where_torch_is_asked_for_nothing_else_is_built():
     acting, said, recorded = made(Scale(), engine="torch"), [], []
     acting.build(said.append, recorded.append).join(WAIT_S)
     assert (said, recorded) == ([], ["torch"])
-    await acting.model.close()
+    await acting.close()
+
+
+async def test_a_model_that_is_closed_drops_the_build_that_waits_for_another_ones_end():
+    acting, said, recorded = made(Scale()), [], []
+    with exporting:  # another model's export
+        thread = acting.build(said.append, recorded.append)
+        await acting.close()
+        assert thread.is_alive()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert engine_of(acting) is TorchEngine
+    assert (said, recorded) == ([], [])
 
 
 @pytest.mark.parametrize("engine", ["onnx-frozen", "int8"])
@@ -131,4 +144,4 @@ async def test_where_others_can_be_fetched_it_keeps_no_more_versions_than_it_is_
         _, made_by = await acting.model.forward(OBS, version=version)
         assert made_by == version
     assert acting.model._versions.known() == [0, *range(8 - keep, 7)]
-    await acting.model.close()
+    await acting.close()
