@@ -106,6 +106,7 @@ METRICS: dict[str, Metric] = {
         Metric("episode_return", "reward", Kind.MEAN, "undiscounted return of a finished game"),
         Metric("episode_length", "ticks", Kind.MEAN, "ticks of a finished game"),
         Metric("games_failed", "games", Kind.SUM, "games that an error ended or left without a return, by its place"),
+        Metric("games_without_return", "games", Kind.SUM, "games that were stopped without a recorded return"),
         Metric("gamecores_failed", "processes", Kind.SUM, "game processes of the job that ended in failure"),
         Metric("recordings", "sessions", Kind.SUM, "recorded sessions, by reason"),
         Metric("recording_lost", "ticks", Kind.SUM, "ticks that could not be recorded, by reason"),

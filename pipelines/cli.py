@@ -475,7 +475,8 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _trials(arguments: argparse.Namespace) -> int:
     from brayx.tracking import tracking_uri
-    from pipelines.trials import NEWEST, table, trials
+    from brayx.tracking.finding import NEWEST
+    from pipelines.trials import table, trials
 
     found = trials(tracking_uri(arguments.tracking), arguments.project)
     print_result(table(found))

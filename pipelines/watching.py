@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from brayx import clock as deadlines
-from brayx.books import TICKS_THIS_RUN
+from brayx.books import GAMES, TICKS_THIS_RUN
 from brayx.errors import AgentError, DeadlineExceeded, StartupError
 from pipelines.progress import Progress, error_lines, lost_of
 
@@ -31,6 +31,11 @@ _LOST_S = 10.0
 """Time for which too large a share must be lost before training stops, since a replica may be restarting."""
 _FEW = 8
 """Least number of lost games or fragments that stops a training."""
+_WITHOUT_RETURN = 20
+_SAY_HOW_IT_ENDED = (
+    'The body of a stop says how the game ended: {"obs": ..., "reward": ..., "terminated": true}, or "truncated": true '
+    'at a time limit. An agent of your own calls record("episode_return", ...)'
+)
 _TROUBLE = ("requests_refused", "fragments_dropped", "replay_dropped")
 
 
@@ -152,6 +157,31 @@ def _sum_of(metrics: Sequence[str], numbers: Mapping[str, float]) -> float:
     return sum(value for name, value in numbers.items() if name.partition(".")[0] in metrics)
 
 
+class Returns:
+    """Detects games that end without a return: the model learns from them, but nobody sees how well it plays."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, float] | None = None
+        self._hinted = False
+
+    def hint(self, numbers: Mapping[str, float], notes: Mapping[str, str]) -> str:
+        """Advice, once, after `_WITHOUT_RETURN` such games of this run, if they are a quarter or more; else empty.
+
+        Fewer are normal: a game that is broken off has no return.
+        """
+        counts = numbers.get("games_without_return", 0.0), numbers.get(GAMES, 0.0)
+        if self._before is None:
+            self._before = counts
+        without, games = (count - before for count, before in zip(counts, self._before, strict=True))
+        if self._hinted or without < _WITHOUT_RETURN or 3 * without < games:
+            return ""
+        self._hinted = True
+        return (
+            f"{without:.0f} games were stopped without a return; the newest: {notes.get('games_without_return', '-')}. "
+            f"{_SAY_HOW_IT_ENDED}"
+        )
+
+
 class Pace:
     """Distinguishes a learner that hangs from one that waits for games: enough data has come, and no update follows.
 
@@ -271,6 +301,7 @@ class Watch:
         self._rollouts = rollouts
         self._patience, self._silence = Patience(deadlines.now), Silence(games.num, deadlines.now, urls)
         self._pace, self._losses = Pace(batch_steps, deadlines.now), Losses(max_lost_share, deadlines.now)
+        self._returns = Returns()
 
     def look(self, numbers: Mapping[str, float], notes: Mapping[str, str]) -> None:
         """Shows the newest numbers, and ends a training that cannot go on.
@@ -290,6 +321,8 @@ class Watch:
         newest = f"{games}; " + (f"the newest message of one: {last}" if last else "none has written a message")
         if hint := self._silence.hint(numbers):
             say(f"{hint}; {newest}" if games.num else hint)
+        if hint := self._returns.hint(numbers, notes):
+            say(hint)
         workers = sum(rollout.running for rollout in self._rollouts)
         self._progress.update(numbers, gamecores=games.running, workers=workers, note=last, errors=errors)
         if self._silence.is_over(numbers):

@@ -84,7 +84,7 @@ class AgentActor(Actor):
         self._logs = SessionLogs()
         self._seat: Seat | None = None
         self._session = ""
-        self._start = b""
+        self._start = self._stop = b""
         self._request: Any = None
         self._recorded_for = ""
         self._carried: Carried | None = None
@@ -224,6 +224,7 @@ class AgentActor(Actor):
             await self._episodes.break_off()
 
     async def stop(self, body: bytes) -> bytes:
+        self._stop = body
         if body:
             state = State(self._session, tick=self._tick, kind="stop", input=self._codec.decode(body))
             if self._player.report is not None and isinstance(state.input, dict) and "result" in state.input:
@@ -261,6 +262,8 @@ class AgentActor(Actor):
         finally:
             if reason == "error" or (self._failures and self._services.outcome.result is None):
                 self._failures.count_game()
+            elif reason == "stop" and self._services.outcome.result is None:
+                self._failures.count_without_return(self._stop)
             self._agents, episodes.states = (), []
             self._leave_league(reason)
 

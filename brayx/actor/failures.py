@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from brayx.actor.actor import is_cancelled
 from brayx.errors import DeadlineExceeded, Overloaded, raised_at
 from brayx.faults import note_of
+from brayx.logs import one_line
 from brayx.metrics import MAX_NOTE, OVERLOADED, Recorder
 
+_SHOWN_BYTES = 120
 LOAD = Overloaded | DeadlineExceeded
 """Errors of a model that is full or late. They show load, not a bug of the hook that they end."""
 
@@ -22,7 +24,7 @@ class SessionFailures:
     """Counts the failures of one session.
 
     Args:
-        recorder: counts ``agent_errors`` and ``games_failed``.
+        recorder: counts ``agent_errors``, ``games_failed`` and ``games_without_return``.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -78,6 +80,11 @@ class SessionFailures:
         """Counts this game as failed. The errors of a hook have a note, so only load needs one here."""
         label, why = self._failure or ("session", "")
         self._recorder.add("games_failed", 1.0, label=label, note=why)
+
+    def count_without_return(self, stop: bytes) -> None:
+        """Counts this game as stopped without a return; the note has the body of its stop."""
+        shown = one_line(stop[:_SHOWN_BYTES].decode(errors="replace")) or "no body"
+        self._recorder.add("games_without_return", 1.0, note=f"its stop had {shown}")
 
     def _add(self, hook: str, why: str) -> None:
         self.fail(hook)

@@ -104,6 +104,9 @@ async def test_the_fragment_says_how_the_game_ended(end: End) -> None:
     numbers = recorder.summary()
     assert numbers.get("episode_return") == (6.0 if end.counted else None)
     assert numbers.get("episode_length") == (3.0 if end.counted else None)
+    assert numbers.get("games_without_return", 0) == (end.reason == "stop" and not end.counted)
+    shown = "no body" if end.stop is None else end.stop.decode()
+    assert recorder.notes().get("games_without_return", f"its stop had {shown}") == f"its stop had {shown}"
 
 
 @pytest.mark.parametrize("count", [1, 3])
