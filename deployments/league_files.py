@@ -9,7 +9,7 @@ from pathlib import Path
 
 from brayx.league.config import LeagueConfig
 from brayx.tracking import Trial
-from brayx.tracking.store import sqlite_path
+from brayx.urls import sqlite_path
 
 PLAYER_TAG = "brayx.player"
 """Tag of a registered version: the player of a league that it is a snapshot of."""

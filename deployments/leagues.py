@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from brayx.errors import ConfigError, LeagueError
 from brayx.tracking import Trial
 from brayx.tracking.finding import newest_runs
-from brayx.tracking.store import client_of, sqlite_path, telling
+from brayx.tracking.store import client_of, telling
 from brayx.tracking.trial import PARENT_TAG
+from brayx.urls import sqlite_path
 from deployments.league_files import PLAYER_TAG, books_file
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 from brayx.errors import TrackingError
 from brayx.metrics import BEST_METRIC, Drained, Recorder, XAxis
 from brayx.tracking import Status, Trial
-from brayx.tracking.store import sqlite_path
 from brayx.tracking.trial import PARENT_TAG
+from brayx.urls import read_only_url, sqlite_path
 from pipelines.clerk_process import SEND_EVERY_S, ClerkProcess, Key
 
 log = logging.getLogger(__name__)
@@ -414,7 +414,7 @@ def may_resume(uri: str, project: str, *names: str) -> bool:
         return False
     run_id: str | None = None
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)) as connection:
+        with contextlib.closing(sqlite3.connect(read_only_url(path), uri=True, timeout=5.0)) as connection:
             for name in names:
                 found = connection.execute(_NEWEST_RUN, (project, name, run_id)).fetchone()
                 if found is None or found[1] == "FINISHED":

@@ -70,10 +70,11 @@ def demo(arguments: argparse.Namespace) -> int:
         print(f"the mean return {played.mean:.1f} is below {PASSING_RETURN:g}")
         return 1
     print("next:")
-    print(f"  {_command('mlflow')} ui --backend-store-uri {uri} --workers 1  # the trial, its curves and checkpoints")
+    store = shlex.quote(uri)
+    print(f"  {_command('mlflow')} ui --backend-store-uri {store} --workers 1  # the trial, its curves and checkpoints")
     if cluster is None:
         print("  make demo ARGS=--cluster  # the same on Ray")
-    print(f"  {_command('brayx')} serve {shlex.quote(arguments.config)} --tracking {uri}  # serves the champion")
+    print(f"  {_command('brayx')} serve {shlex.quote(arguments.config)} --tracking {store}  # serves the champion")
     print(f"  {_command('serve')} run {_served(arguments.config, uri)}  # serves it on Ray")
     return 0
 
@@ -125,4 +126,4 @@ def _served(config: str, uri: str) -> str:
 def _command(name: str) -> str:
     """The command that calls this environment's ``name``: its path, unless the environment is activated."""
     path = Path(sys.executable).parent / name
-    return name if shutil.which(name) == str(path) else os.path.relpath(path)
+    return name if shutil.which(name) == str(path) else shlex.quote(os.path.relpath(path))

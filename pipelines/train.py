@@ -25,7 +25,7 @@ from brayx.cluster.start import nodes_and_own
 from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, StartupError
 from brayx.logs import one_line
 from brayx.tracking import Trial, initialise, tracking_uri
-from brayx.tracking.store import sqlite_path
+from brayx.urls import sqlite_path
 from deployments.actor import actor_spec, application
 from deployments.console_job import console_keys
 from deployments.job import JobConfig, only, pool_name

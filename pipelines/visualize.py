@@ -23,7 +23,8 @@ from brayx.errors import ConfigError
 from brayx.metrics import XAxis
 from brayx.tracking import Trial, find_trial, tracking_uri
 from brayx.tracking.finding import newest_runs
-from brayx.tracking.store import DEFAULT_FILE, client_of, sqlite_path, telling
+from brayx.tracking.store import DEFAULT_FILE, client_of, telling
+from brayx.urls import sqlite_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,6 +21,7 @@ from brayx.league.member import INCUMBENT, Member
 from brayx.league.payoff import Pair
 from brayx.league.ratings import Rating
 from brayx.league.snapshots import Snapshot
+from brayx.urls import read_only_url
 
 _FORMAT = 1
 _WAIT_S = 20.0
@@ -62,7 +63,7 @@ class Ledger:
     def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
         self._path = str(path)
         try:
-            at = f"{Path(path).absolute().as_uri()}?mode=ro" if read_only else path
+            at = read_only_url(path) if read_only else path
             self._db = sqlite3.connect(
                 at, timeout=_WAIT_S, isolation_level=None, check_same_thread=False, uri=read_only
             )  # fmt: skip

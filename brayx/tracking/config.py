@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from brayx.tracking.store import sqlite_path
+from brayx.urls import sqlite_path
 
 
 class TrackingConfig(BaseModel):

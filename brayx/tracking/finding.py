@@ -6,8 +6,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from brayx.errors import ConfigError
-from brayx.tracking.store import client_of, sqlite_path, telling
+from brayx.tracking.store import client_of, telling
 from brayx.tracking.trial import Trial
+from brayx.urls import sqlite_path
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

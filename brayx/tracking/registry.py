@@ -18,8 +18,9 @@ from brayx.engines.base import LeafSpec, ModelSpec, check_finite, load_weights
 from brayx.errors import BadWeights, ConfigError, ModelNotFound, nearest_version
 from brayx.tracking.artifacts import files_at, local_folder
 from brayx.tracking.lineage import LINEAGE_TAG, origins_in
-from brayx.tracking.store import client_of, get_or_none, sqlite_path, telling
+from brayx.tracking.store import client_of, get_or_none, telling
 from brayx.tracking.trial import Checkpoint, Trial
+from brayx.urls import sqlite_path
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from brayx.errors import BrayxError, TrackingError
+from brayx.urls import SQLITE, sqlite_path, sqlite_url
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -26,7 +27,6 @@ T = TypeVar("T")
 
 DEFAULT_FILE = "mlflow.db"
 
-_SQLITE = "sqlite:///"
 _CREATED_S = 60.0
 _LOOK_S = 0.05
 
@@ -39,16 +39,17 @@ def tracking_uri(where: str | os.PathLike[str] | None = None) -> str:
             the environment's ``MLFLOW_TRACKING_URI``, and without one ``mlflow.db`` in the current folder.
     """
     text = os.fspath(where) if where is not None else os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_FILE
-    if "://" in text and not text.startswith(_SQLITE):
+    if "://" in text and not text.startswith(SQLITE):
         return text
-    path = Path(text.removeprefix(_SQLITE)).expanduser().absolute()
+    path = (sqlite_path(text) or Path(text)).expanduser().absolute()
     if path.is_dir() or not path.suffix:
         path = path / DEFAULT_FILE
-    return f"{_SQLITE}{path}"
+    _, mark, query = text.partition("?") if text.startswith(SQLITE) else ("", "", "")
+    return f"{sqlite_url(path)}{mark}{query}"
 
 
 def check_writable(uri: str) -> str:
-    """Checks, without MLflow, that a store's folder exists and is writable; a server is not checked.
+    """Checks, without MLflow, that a store's folder and file are writable, and makes the folder; of a server nothing.
 
     Args:
         uri: as from `tracking_uri`.
@@ -57,7 +58,7 @@ def check_writable(uri: str) -> str:
         ``uri``.
 
     Raises:
-        TrackingError: the folder cannot be written.
+        TrackingError: the folder or the file cannot be written.
     """
     path = sqlite_path(uri)
     if path is not None:
@@ -65,10 +66,12 @@ def check_writable(uri: str) -> str:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=path.parent):
                 pass
+            if path.exists():
+                path.open("r+b").close()
         except OSError as error:
             raise TrackingError(
-                f"MLflow folder {path.parent} is not writable ({error.strerror}): name another with `tracking`",
-                folder=str(path.parent),
+                f"MLflow database {path} is not writable ({error.strerror}): name another with `tracking`",
+                file=str(path),
             ) from error
     return uri
 
@@ -99,11 +102,6 @@ def initialise(uri: str) -> str:
     return uri
 
 
-def sqlite_path(uri: str) -> Path | None:
-    """The database file of a sqlite URI; None for any other."""
-    return Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None
-
-
 _importing = threading.Lock()
 """Two threads that import parts of MLflow at once may each see the other's half."""
 
@@ -123,8 +121,17 @@ def client_of(uri: str) -> MlflowClient:
 
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
     path = sqlite_path(uri)
-    with contextlib.nullcontext() if path is None or not path.parent.exists() else _alone(path):
+    if path is None or not path.parent.exists():
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
+    with _alone(path):
+        escaped = Path(uri.removeprefix(SQLITE)).parent
+        there = escaped.exists()
+        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        if not there:  # MLflow makes a folder of the escaped name, once for trials and once for models
+            client.search_registered_models(max_results=1)
+            with contextlib.suppress(OSError):
+                os.removedirs(escaped)
+        return client
 
 
 @contextlib.contextmanager

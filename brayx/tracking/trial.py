@@ -19,11 +19,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, urlencode
 
 from brayx.errors import ConfigError, TrackingError, TrialNotFound, first_line
 from brayx.names import escape_of, shortened, unescaped
-from brayx.tracking.store import client_of, get_or_none, sqlite_path, telling
+from brayx.tracking.store import client_of, get_or_none, telling
+from brayx.urls import sqlite_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -495,7 +496,7 @@ def _experiment(client: MlflowClient, project: str, uri: str) -> str:
     experiment = client.get_experiment_by_name(project)
     if experiment is None:
         path = sqlite_path(uri)
-        location = str(path.parent / ARTIFACTS_FOLDER / quote(project, safe=" ")) if path is not None else None
+        location = (path.parent / ARTIFACTS_FOLDER / project).as_uri() if path is not None else None
         try:
             return str(client.create_experiment(project, artifact_location=location, tags={_KIND_TAG: _KIND}))
         except MlflowException:

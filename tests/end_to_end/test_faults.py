@@ -420,7 +420,7 @@ def test_an_mlflow_folder_that_cannot_be_written_is_named(tmp_path: Path) -> Non
         folder.mkdir(mode=0o500)
     with brayx(tmp_path, *small_job(tmp_path), "--tracking", str(folder)) as command:
         assert command.ended() == 2
-        assert f"MLflow folder {folder} is not writable" in one_line(command)
+        assert f"MLflow database {folder}/mlflow.db is not writable" in one_line(command)
         assert not command.processes()
 
 

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -37,7 +37,9 @@ from brayx.tracking import (
     tracking_uri,
 )
 from brayx.tracking.lineage import LINEAGE_TAG, Origin, lineage_text, origins_in
+from brayx.tracking.store import check_writable
 from brayx.types import Weights
+from brayx.urls import read_only_url, sqlite_path, sqlite_url
 
 
 def folder_with(tmp_path: Path, text: str) -> Path:
@@ -76,13 +78,38 @@ class TestUri:
         assert tracking_uri("sqlite:///books.db") == f"sqlite:///{tmp_path}/books.db"
         assert tracking_uri("postgresql://host/db") == "postgresql://host/db"
 
+    def test_a_path_may_have_any_characters(self, new_tracking_db: Callable[[Path], str], tmp_path: Path) -> None:
+        folder = tmp_path / "50% ?#%41 é接" / "deeper"
+        folder.mkdir(parents=True)
+        uri = new_tracking_db(folder)
+        assert tracking_uri(uri) == tracking_uri(folder) == uri
+        assert sqlite_path(uri) == sqlite_path(f"{uri}?timeout=60") == folder / "mlflow.db"
+        assert tracking_uri(f"{uri}?timeout=60") == f"{uri}?timeout=60"
+        assert read_only_url(folder / "mlflow.db").endswith(
+            "50%25%20%3F%23%2541%20%C3%A9%E6%8E%A5/deeper/mlflow.db?mode=ro"
+        )
+        trial = Trial.open("project", "trial", uri)
+        checkpoint = trial.save_checkpoint(folder_with(tmp_path, "a"), 1)
+        version = register(trial, checkpoint, "pool")
+        assert text_of(trial.latest_checkpoint()) == text_at("models:/pool@champion", uri) == "a"
+        trial.log_bytes(b"kept", "notes/text.txt")
+        assert next(folder.rglob("notes/text.txt")).read_bytes() == b"kept"
+        assert local_files(version, uri) is not None
+        assert sorted(path.name for path in folder.iterdir() if "-" not in path.name) == ["mlartifacts", "mlflow.db"]
+        assert sorted(tmp_path.iterdir()) == [folder.parent, tmp_path / "made-a"], "MLflow's own reading of the URL"
+
 
 class TestInitialise:
     def test_a_read_only_folder_is_named(self, tmp_path: Path) -> None:
         # Below a file, so that root cannot write there either.
         (tmp_path / "file").write_text("")
-        with pytest.raises(TrackingError, match=r"MLflow folder .*/file/books is not writable"):
+        with pytest.raises(TrackingError, match=r"MLflow database .*/file/books/mlflow.db is not writable"):
             initialise(tracking_uri(tmp_path / "file" / "books" / "mlflow.db"))
+
+    def test_a_database_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "mlflow.db").mkdir()  # as unwritable, also for root
+        with pytest.raises(TrackingError, match=r"MLflow database .*/mlflow.db is not writable \(Is a directory\)"):
+            check_writable(sqlite_url(tmp_path / "mlflow.db"))
 
     def test_a_file_that_is_no_database_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "mlflow.db").write_text("this is not a database, it is a text " * 100)

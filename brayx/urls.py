@@ -1,0 +1,26 @@
+"""URLs of files, escaped: a path may have ``%``, ``?``, ``#``, spaces and any letters."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import unquote
+
+SQLITE = "sqlite:///"
+_SPECIAL = str.maketrans({"%": "%25", "?": "%3F", "#": "%23"})
+"""Characters with a meaning in a URL; others stay, so that printed URLs are easy to read."""
+
+
+def sqlite_url(path: str | os.PathLike[str]) -> str:
+    """SQLAlchemy's URL of an absolute path."""
+    return f"{SQLITE}{os.fspath(path).translate(_SPECIAL)}"
+
+
+def sqlite_path(url: str) -> Path | None:
+    """The database file of a URL of SQLAlchemy's; None: it is not one of SQLite."""
+    return Path(unquote(url.removeprefix(SQLITE).partition("?")[0])) if url.startswith(SQLITE) else None
+
+
+def read_only_url(path: str | os.PathLike[str]) -> str:
+    """The URL that `sqlite3.connect` takes with ``uri=True``, to open a file only for reading."""
+    return f"{Path(path).absolute().as_uri()}?mode=ro"
