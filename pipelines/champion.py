@@ -57,10 +57,11 @@ def register_best(
     # Rounded like the tags, so that registering the same version again does not lose against itself.
     stays = champion is not None and _return_of(champion.tags) > _return_of(tags)
     alias = None if stays else "champion"
-    new = register(trial, best, name, alias=alias, tags=tags, onnx=onnx, spec=spec, description=about).version
+    last = trial.checkpoints()[-1]
     if onnx is not None:
         log_onnx(trial, onnx)
-    last = trial.checkpoints()[-1]
+    # Last, since it moves the alias: an error means that there is no new champion.
+    new = register(trial, best, name, alias=alias, tags=tags, onnx=onnx, spec=spec, description=about).version
     if last.step != best.step:
         has = significant(last.metrics[BEST_METRIC]) if BEST_METRIC in last.metrics else "too few games"
         played += f" (the best checkpoint; the last, after {last.step:,}, has {has})"

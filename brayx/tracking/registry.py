@@ -249,9 +249,9 @@ def promote(
         BadWeights: the version's weights hold NaN or infinity, or cannot be read; the alias stays.
         TrackingError: the registry failed.
     """
-    if not re.fullmatch(r"(?![vV]\d+$|latest$)[A-Za-z][\w-]{0,254}", to):
+    if not re.fullmatch(r"(?![vV]\d+$|latest$)[A-Za-z][\w-]{0,199}", to):
         raise ConfigError(
-            f"alias {to[:80]!r} is invalid: expected at most 255 letters, digits, _ and -, but not v1 or latest"
+            f"alias {to[:80]!r} is invalid: expected at most 200 letters, digits, _ and -, but not v1 or latest"
         )
     if version is not None:
         name = re.match(r"models:/([^/@]+)", reference)
@@ -335,12 +335,12 @@ def _versions(client: MlflowClient, name: str, most: int = 10_000) -> list[Model
 
 
 def _point(client: MlflowClient, name: str, alias: str, version: int) -> int | None:
-    """Points an alias at a version, which keeps the number of the one before; returns that."""
+    """Points an alias at a version, which keeps the number of the one before, for `roll_back`; returns that."""
     model = get_or_none(client.get_registered_model, name)
     before = None if model is None or alias not in model.aliases else int(model.aliases[alias])
-    client.set_registered_model_alias(name, alias, str(version))
     if before not in (None, version):
         client.set_model_version_tag(name, str(version), f"{REPLACED_TAG}{alias}", str(before))
+    client.set_registered_model_alias(name, alias, str(version))  # last: if a write fails, nothing has moved
     return before
 
 

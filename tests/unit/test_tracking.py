@@ -34,6 +34,7 @@ from brayx.tracking import (
     promote,
     register,
     registered_models,
+    roll_back,
     tracking_uri,
 )
 from brayx.tracking.lineage import LINEAGE_TAG, Origin, lineage_text, origins_in
@@ -465,11 +466,37 @@ class TestRegistry:
             promote("models:/cartpole", trial.uri, version=9)
         with pytest.raises(ModelNotFound, match="nearest is 'candidate'"):
             promote("models:/cartpole@candidat", trial.uri)
-        for bad in ("v1", "latest", "a/b", ""):
+        for bad in ("v1", "latest", "a/b", "", "a" * 201):
             with pytest.raises(ConfigError, match="is invalid"):
                 promote("models:/cartpole@candidate", trial.uri, to=bad)
         assert aliases("cartpole", trial.uri) == {"champion": 1, "candidate": 2, "staging": 1}
         assert aliases("other", trial.uri) == {}
+
+    @pytest.mark.parametrize("table", ["registered_model_aliases", "model_version_tags"])
+    def test_a_promotion_that_fails_has_moved_nothing(
+        self, trained: tuple[Trial, Checkpoint], tmp_path: Path, table: str
+    ) -> None:
+        trial, checkpoint = trained
+        register(trial, checkpoint, "cartpole")
+        for step in (200, 300):
+            register(trial, trial.save_checkpoint(folder_with(tmp_path, str(step)), step), "cartpole", alias=None)
+        long = "a" * 200
+        promote("models:/cartpole/1", trial.uri, to=long)
+        promote("models:/cartpole/2", trial.uri, to=long)
+        promote("models:/cartpole/2", trial.uri)
+        with sqlite3.connect(trial.uri.removeprefix("sqlite:///")) as database:
+            for change in ("INSERT", "UPDATE"):
+                full = "BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"
+                database.execute(f"CREATE TRIGGER full_{change} BEFORE {change} ON {table} {full}")
+        with pytest.raises(TrackingError, match="database or disk is full"):
+            promote("models:/cartpole/3", trial.uri)
+        assert aliases("cartpole", trial.uri) == {"champion": 2, long: 2}
+        with sqlite3.connect(trial.uri.removeprefix("sqlite:///")) as database:
+            for change in ("INSERT", "UPDATE"):
+                database.execute(f"DROP TRIGGER full_{change}")
+        promote("models:/cartpole/3", trial.uri)
+        assert [roll_back("cartpole", trial.uri)[0].version for _ in range(2)] == [2, 1]
+        assert roll_back("cartpole", trial.uri, alias=long)[0].version == 1
 
     @pytest.mark.parametrize(
         ("weights", "why"),
