@@ -88,7 +88,7 @@ def _in_process(job: JobConfig, uri: str, trial_options: dict[str, Any]) -> tupl
         from pipelines.serving import Serving
 
         (model,) = job.models
-        with Serving(job, uri, models={model: f"models:/{result.pool_name}/{result.version}"}) as serving:
+        with Serving(job, uri, models={model: result.reference}) as serving:
             yield serving.url
 
     return train_in_process(job, tracking=uri, **trial_options), serve
@@ -109,8 +109,7 @@ def _on_ray(
         @contextlib.contextmanager
         def serve(result: TrainResult) -> Iterator[str]:
             (model,) = job.models
-            trained = {model: f"models:/{result.pool_name}/{result.version}"}
-            deploy(serving_application(job, uri, models=trained), actor)
+            deploy(serving_application(job, uri, models={model: result.reference}), actor)
             yield ray.url
 
         yield train_on(ray, job, layout, uri, **trial_options), serve

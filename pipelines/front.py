@@ -27,7 +27,7 @@ def train(
     tracking: str | Path | None = None,
     cluster: str | None = None,
 ) -> TrainResult:
-    """Trains a job to its end, and registers the best checkpoint.
+    """Trains a job to its end, registers the best checkpoint, and prints the result's summary, as the command does.
 
     Args:
         job: path of the job's YAML.
@@ -43,7 +43,9 @@ def train(
     from pipelines import hosts
 
     where = None if tracking is None else str(tracking)
-    return hosts.train(_job(job, overrides), cluster=cluster, trial_name=trial, resume=resume, tracking=where)
+    result = hosts.train(_job(job, overrides), cluster=cluster, trial_name=trial, resume=resume, tracking=where)
+    print(result.summary())
+    return result
 
 
 def serve(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from brayx.books import FAILED_IN_WINDOW, GAMES
-from brayx.errors import BrayxError, ModelError
+from brayx.errors import BrayxError, ModelError, ModelNotFound
 from brayx.logs import one_line
 from brayx.metrics import games_text, significant
 from brayx.model.build import build_model
@@ -69,6 +69,17 @@ class TrainResult:
 
     def __repr__(self) -> str:
         return self.summary()
+
+    @property
+    def reference(self) -> str:
+        """The registered version as ``models:/NAME/VERSION``, to serve it whichever version is champion.
+
+        Raises:
+            ModelNotFound: none was registered.
+        """
+        if self.version is None:
+            raise ModelNotFound(f"trial {self.trial.name!r} registered no version: {self.outcome or self.ended}")
+        return f"models:/{self.pool_name}/{self.version}"
 
     def plot(self) -> Figure:
         """The mean return of the last 100 games over env steps, as a matplotlib figure."""

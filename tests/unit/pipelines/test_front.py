@@ -14,8 +14,11 @@ import brayx
 import pipelines.front
 from brayx.errors import ConfigError, ConnectFailed
 from brayx.gamecore.client import Client
+from brayx.tracking import Trial
+from deployments.job import JobConfig
 from pipelines import hosts
 from pipelines.evaluate import Evaluation
+from pipelines.result import TrainResult
 from tests.unit.gamecore.echo_server import EchoApp, serving
 
 
@@ -44,11 +47,23 @@ def test_its_names_load_neither_ray_nor_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_train_takes_a_shipped_job_and_overrides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_train_takes_a_shipped_job_and_overrides_and_prints_the_summary(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked: dict[str, object] = {}
-    monkeypatch.setattr(hosts, "train", lambda job, **options: asked.update(options, job=job))
+    trial = Trial("sqlite:///none.db", "id", "p", "t")
+    result = TrainResult(trial, {}, True, "cartpole", 2, 1.0, [], "champion: cartpole version 2", ended="it ended")
+
+    def train(job: JobConfig, **options: object) -> TrainResult:
+        asked.update(options, job=job)
+        return result
+
+    monkeypatch.setattr(hosts, "train", train)
     overrides = {"trainer.num_steps": 50_000, "trainer.target_return": None, "agent.module": "gym_agent"}
-    brayx.train("cartpole.yaml", overrides, trial="second", tracking=tmp_path)
+    assert brayx.train("cartpole.yaml", overrides, trial="second", tracking=tmp_path) is result
+    printed = capsys.readouterr().out
+    assert printed == f"{result.summary()}\n"
+    assert "champion: cartpole version 2\n" in printed
     job = asked.pop("job")
     assert (job.trainers["trainer"].num_steps, job.trainers["trainer"].target_return) == (50_000, None)  # type: ignore[attr-defined]
     assert asked == {"cluster": None, "trial_name": "second", "resume": True, "tracking": str(tmp_path)}

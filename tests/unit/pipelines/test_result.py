@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from brayx.errors import ModelNotFound
 from brayx.tracking import Trial
 from pipelines.result import TrainResult
 
@@ -17,3 +18,10 @@ def test_failed_games_are_beside_the_return_of_the_others(failed: float, finishe
     trial, numbers = Trial("sqlite:///none.db", "id", "p", "t"), {"games_failed_in_window": failed}
     result = TrainResult(trial, numbers, finished, "p", None, 1.0, [], "", ended=ended)
     assert result.summary().splitlines()[-1].strip() == ended + more
+
+
+def test_a_result_names_its_version_or_says_why_there_is_none() -> None:
+    trial = Trial("sqlite:///none.db", "id", "p", "t")
+    assert TrainResult(trial, {}, True, "cartpole", 3, 1.0, [], "").reference == "models:/cartpole/3"
+    with pytest.raises(ModelNotFound, match="trial 't' registered no version: no champion: fewer than 20 games"):
+        _ = TrainResult(trial, {}, True, "cartpole", None, 1.0, [], "no champion: fewer than 20 games").reference
