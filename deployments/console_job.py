@@ -137,6 +137,7 @@ def words_of(job: JobConfig, uri: str) -> tuple[str, ...]:
     settings = {
         "uri": uri,
         "project": job.project,
+        "folder": job.folder,
         "recordings": "" if job.recording is None else job.recording.absolute().folder,
         "keys": console_keys(job),
         "board": _board(job),

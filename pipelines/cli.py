@@ -23,7 +23,7 @@ from brayx.errors import BrayxError, ConfigError
 from pipelines.completion import SHELLS, script
 from pipelines.league_commands import JOB, SET, TRACKING_OF_JOB, league_verbs, trial_option
 from pipelines.new import KINDS
-from pipelines.recordings_commands import recordings_verbs
+from pipelines.recordings_commands import TRUST, recordings_verbs
 from pipelines.replay_commands import gate_options, passed, replay_options
 from pipelines.service_commands import console_options, doctor_options, evaluate_options, keys_options
 from pipelines.shipped import TEMPLATES, job_file
@@ -208,6 +208,7 @@ def _export_options(export: argparse.ArgumentParser) -> None:
     export.add_argument("--out", required=True, type=Path, help="folder to write")
     export.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     export.add_argument("--job", help="YAML of the job that made it (default: as the checkpoint has it)")
+    export.add_argument("--trust", help=TRUST, **SWITCH)
     export.add_argument(
         "--model", metavar="NAME",
         help="the model component, if the job has several and neither the version's name nor the trainer says which",
@@ -389,6 +390,7 @@ def _export(arguments: argparse.Namespace) -> int:
         tracking=arguments.tracking,
         job=arguments.job,
         model=arguments.model,
+        trust=arguments.trust,
         batch_sizes=arguments.batch_sizes,
     )
     show(report)

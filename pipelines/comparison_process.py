@@ -62,7 +62,7 @@ def compared(request: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], dict
 
     Args:
         request: ``folder`` of the recordings, id of the ``recording``, ``versions`` (one, or two of which the first is
-            the reference), tracking ``uri``.
+            the reference), tracking ``uri``, and which code to ``trust``, see `pipelines.stored_models.stored_model`.
         say: called with ``state`` and ``progress``, a share.
 
     Returns:
@@ -78,7 +78,7 @@ def compared(request: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], dict
 
     episode = _episode(request["folder"], request["recording"])
     say(state="loading the versions", progress=0.0)
-    *reference, version = [version_of(each, request["uri"]) for each in request["versions"]]
+    *reference, version = [version_of(each, request["uri"], trust=request["trust"]) for each in request["versions"]]
     chosen = [_Chosen(len(episode)) for _ in request["versions"]]
     done = 0
 

@@ -48,7 +48,14 @@ def serve_app(listening: socket.socket, app: FastAPI, connect: Connect | None = 
 
 
 def console(
-    url: str, *, uri: str, recordings: str = "", port: int = 0, keys_file: str | None = None, key: str | None = None
+    url: str,
+    *,
+    uri: str,
+    recordings: str = "",
+    port: int = 0,
+    keys_file: str | None = None,
+    key: str | None = None,
+    trust: bool = False,
 ) -> None:
     """Serves the console on this machine until Ctrl-C, and prints its URL.
 
@@ -57,6 +64,7 @@ def console(
         uri: tracking URI; used without ``url``.
         recordings: folder of recordings; used without ``url``.
         port: number of the port; 0: a free one.
+        trust: whether the code of compared versions may run, see `pipelines.stored_models.stored_model`.
         keys_file, key: credentials for ``url``, as for `brayx.gamecore.auth.credentials`.
 
     Raises:
@@ -70,7 +78,7 @@ def console(
         app.add_middleware(Guard, keys=None)
         app.add_api_route("/api/recordings/{recording}/file", functools.partial(_passed_on, connect))
     else:
-        app = create_app(StoreDesk(uri, recordings=recordings))
+        app = create_app(StoreDesk(uri, recordings=recordings, trust=trust))
     listening = listen(_HOST, port, "--port")
     shown = url or uri
     print(f"the console of {shown} is http://{_HOST}:{listening.getsockname()[1]}", file=sys.stderr, flush=True)

@@ -43,10 +43,11 @@ class Comparisons:
 
     Args:
         uri: tracking URI.
+        trust: as for `pipelines.stored_models.stored_model`.
     """
 
-    def __init__(self, uri: str) -> None:
-        self._uri = uri
+    def __init__(self, uri: str, trust: bool | str = False) -> None:
+        self._uri, self._trust = uri, trust
         self._lock = threading.Lock()
         self._kept: dict[Key, _Running] = {}
         self._newest: _Running | None = None
@@ -74,7 +75,7 @@ class Comparisons:
                     raise ServiceFull(
                         "another comparison runs, and only one can at a time: try again when it has ended"
                     )
-                found = self._newest = _Running(key, folder, self._uri, ticks)
+                found = self._newest = _Running(key, folder, self._uri, self._trust, ticks)
             if found.error is not None:
                 raise found.error
             found.asked_at = time.monotonic()
@@ -116,7 +117,7 @@ class _Running:
         arrays: its result, see `pipelines.comparison_process.compared`; empty: there is none yet.
     """
 
-    def __init__(self, key: Key, folder: str, uri: str, ticks: int) -> None:
+    def __init__(self, key: Key, folder: str, uri: str, trust: bool | str, ticks: int) -> None:
         self.key, self.ticks = key, ticks
         self.asked_at = time.monotonic()
         self.runs, self.stopped = True, False
@@ -127,7 +128,7 @@ class _Running:
         # A file without a name, so that nothing is left behind when the job kills the console.
         self._file = tempfile.TemporaryFile(prefix="brayx-comparison-")  # noqa: SIM115
         versions = [key.reference, key.version] if key.reference else [key.version]
-        request = {"folder": folder, "recording": key.recording, "versions": versions, "uri": uri}
+        request = {"folder": folder, "recording": key.recording, "versions": versions, "uri": uri, "trust": trust}
         number = self._file.fileno()
         self._process = start_module("pipelines.comparison_process", json.dumps(request), str(number), files=(number,))
         for work in (self._read, self._watch):

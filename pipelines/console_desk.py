@@ -45,13 +45,21 @@ class StoreDesk:
         recordings: folder of recordings; empty: there is none.
         link: link to the job; None: there is no job.
         games: games that humans play; None: the job has no board.
+        trust: which code of compared versions may run, see `pipelines.stored_models.stored_model`.
     """
 
     def __init__(
-        self, uri: str, *, project: str = "", recordings: str = "", link: Link | None = None, games: Games | None = None
+        self,
+        uri: str,
+        *,
+        project: str = "",
+        recordings: str = "",
+        link: Link | None = None,
+        games: Games | None = None,
+        trust: bool | str = False,
     ) -> None:
         self._uri, self._project, self._folder, self._link = uri, project, recordings, link
-        self._comparisons, self._games, self._downloads = Comparisons(uri), games, Downloads()
+        self._comparisons, self._games, self._downloads = Comparisons(uri, trust), games, Downloads()
         self._opening = threading.Lock()
         self._opened: tuple[float, Recordings] | None = None
 

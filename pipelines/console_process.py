@@ -38,7 +38,14 @@ def main(settings: str, descriptor: int) -> None:
     given = json.loads(settings)
     keys = ConsoleKeys(Keys.load(given["keys"])) if given["keys"] else None
     games = None if given["board"] is None else Games(**given["board"])
-    desk = StoreDesk(given["uri"], project=given["project"], recordings=given["recordings"], link=link, games=games)
+    desk = StoreDesk(
+        given["uri"],
+        project=given["project"],
+        recordings=given["recordings"],
+        link=link,
+        games=games,
+        trust=given["folder"],
+    )
     serve_app(socket.socket(fileno=descriptor), create_app(desk, keys))
 
 

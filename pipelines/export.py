@@ -32,6 +32,7 @@ def export(
     tracking: str | None = None,
     job: str | None = None,
     model: str | None = None,
+    trust: bool = False,
     batch_sizes: Sequence[int] = (1, 8, 64),
     tolerances: Mapping[str, Tolerance] | None = None,
 ) -> dict[str, Any]:
@@ -44,6 +45,7 @@ def export(
         tracking: MLflow's URI, or the path of its sqlite file.
         job: YAML of the job that made it; None: the job in the checkpoint.
         model: name of the model component, see `pipelines.stored_models.StoredModel.build`.
+        trust: whether the code that the checkpoint names may run, see `stored_model`.
         batch_sizes: batch sizes for comparison and timing.
         tolerances: tolerances by runtime, instead of the engines' defaults.
 
@@ -56,7 +58,7 @@ def export(
     """
     check_writeable(out)
     uri = tracking_uri(tracking)
-    with stored_model(reference, uri) as origin:
+    with stored_model(reference, uri, trust) as origin:
         module, example = origin.build(job, model)
         samples = _samples(origin.folder, module, example)
     report = write_bundle(

@@ -53,7 +53,7 @@ class RecordingsGate:
 
 
 def check_recordings(
-    reference: str, recordings: str, gate: RecordingsGate, uri: str, *, job: str | None = None
+    reference: str, recordings: str, gate: RecordingsGate, uri: str, *, job: str | None = None, trust: bool = False
 ) -> tuple[Replay, str]:
     """Checks a version before it is promoted.
 
@@ -63,6 +63,7 @@ def check_recordings(
         gate: what the version must reach.
         uri: tracking URI.
         job: YAML of the job that made it; None: the job in its checkpoint.
+        trust: whether the code that the checkpoint names may run, see `pipelines.stored_models.stored_model`.
 
     Returns:
         The version's report, and why it passes, with the numbers.
@@ -71,7 +72,7 @@ def check_recordings(
         PromotionRefused: the version does not pass, with the number in the message; or a recording cannot be compared.
         BrayxError: as for `pipelines.replay.replay_recording`.
     """
-    report = replay_recording(recordings, reference, tracking=uri, job=job)
+    report = replay_recording(recordings, reference, tracking=uri, job=job, trust=trust)
     if report.failed or report.unreadable:
         why = report.failed[0].error.message if report.failed else "its files cannot be read"
         count = len(report.failed) + report.unreadable

@@ -178,6 +178,7 @@ def replay_recording(
     session: str = "",
     job: str | None = None,
     component: str | None = None,
+    trust: bool = False,
     tolerance: float = TOLERANCE,
     on_session: Callable[[int], None] = lambda number: None,
 ) -> Replay:
@@ -190,6 +191,7 @@ def replay_recording(
         tracking: MLflow's URI, or the path of its sqlite file.
         session: only the sessions with this id, which may have ``*``, or of this game; empty: all.
         job: YAML of the job that made the models; None: the jobs in their checkpoints.
+        trust: whether the code that checkpoints name may run; else only that of versions in this machine's database.
         component: name of the model component; None: as for `pipelines.stored_models.StoredModel.build`.
         tolerance: maximum difference of continuous actions that count as equal.
         on_session: called after each session with the number of sessions so far.
@@ -206,7 +208,7 @@ def replay_recording(
         raise ConfigError(f"{len(models)} models are given, expected one version, or two to compare")
     uri = tracking_uri(tracking)
     episodes, unreadable = recorded(recording, session, uri)
-    *reference, version = [version_of(each, uri, job=job, component=component) for each in models]
+    *reference, version = [version_of(each, uri, job=job, component=component, trust=trust) for each in models]
     compared: list[Comparison] = []
     failed: list[NotCompared] = []
     for number, each in enumerate(compare(episodes, version, *reference, tolerance=tolerance), start=1):
@@ -242,9 +244,11 @@ def recorded(recording: str, session: str = "", tracking: str | None = None) -> 
     return whole_sessions(episodes), len(found.unreadable)
 
 
-def version_of(reference: str, uri: str, *, job: str | None = None, component: str | None = None) -> Version:
-    """The version that a reference names; arguments and errors as for `replay_recording`."""
-    with stored_model(reference, uri) as found:
+def version_of(
+    reference: str, uri: str, *, job: str | None = None, component: str | None = None, trust: bool | str = False
+) -> Version:
+    """The version that a reference names; arguments and errors as for `replay_recording`, or `stored_model`."""
+    with stored_model(reference, uri, trust) as found:
         return Version(found.label, *found.build(job, component))
 
 

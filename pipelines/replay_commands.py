@@ -12,7 +12,7 @@ from pathlib import Path
 
 from brayx.command_line import SWITCH, count, print_result
 from brayx.errors import ConfigError
-from pipelines.recordings_commands import RECORDINGS, SESSION, TRACKING
+from pipelines.recordings_commands import RECORDINGS, SESSION, TRACKING, TRUST
 from pipelines.shipped import job_file
 
 _EVERY = 100
@@ -36,6 +36,7 @@ def replay_options(replay: argparse.ArgumentParser) -> None:
         "--job", type=job_file, metavar="YAML",
         help="the job that made the models, or the name of a shipped one (default: the one in their checkpoints)",
     )  # fmt: skip
+    replay.add_argument("--trust", help=TRUST, **SWITCH)
     replay.add_argument(
         "--component", metavar="NAME",
         help="the model component, if the job has several and neither the version's name nor the trainer says which",
@@ -93,6 +94,7 @@ def gate_options(promote: argparse.ArgumentParser) -> None:
         metavar="YAML",
         help="with --recordings: the job that made the model (default: the one in its checkpoint)",
     )
+    promote.add_argument("--trust", help=f"with --recordings: {TRUST}", **SWITCH)
 
 
 def _from_0(text: str) -> int:
@@ -121,7 +123,9 @@ def passed(arguments: argparse.Namespace, uri: str) -> None:
     given = arguments.reference if arguments.version is None else f"models:/{name}/{arguments.version}"
     entry = find(given, uri)
     arguments.reference = f"models:/{entry.name}/{entry.version}"  # an alias may move during the check
-    report, reason = check_recordings(arguments.reference, arguments.recordings, gate, uri, job=arguments.job)
+    report, reason = check_recordings(
+        arguments.reference, arguments.recordings, gate, uri, job=arguments.job, trust=arguments.trust
+    )
     print(report.text(_SHOWN))
     print(f"it passes: {reason}")
 
@@ -147,6 +151,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         session=arguments.session,
         job=arguments.job,
         component=arguments.component,
+        trust=arguments.trust,
         tolerance=arguments.tolerance,
         on_session=on_session,
     )
@@ -171,7 +176,7 @@ def _resimulate(arguments: argparse.Namespace, uri: str) -> int:
     episodes, played = sessions_of(episodes, arguments.session)
     if arguments.others and len(played) == len(episodes):
         raise ConfigError("--others plays the other seats of a game: name the session of one seat with --session")
-    with stored_model(arguments.models[0], uri) as found:
+    with stored_model(arguments.models[0], uri, arguments.trust) as found:
         side = Opponent(found.label, load_weights(found.folder / "weights.npz"))
         job = found.job(arguments.job)
     result = resimulate(

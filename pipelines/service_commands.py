@@ -12,6 +12,7 @@ from pathlib import Path
 
 from brayx.command_line import SWITCH, count
 from brayx.errors import ConfigError, StartupError
+from pipelines.recordings_commands import TRUST
 
 
 def evaluate_options(evaluate: argparse.ArgumentParser) -> None:
@@ -153,6 +154,7 @@ def console_options(console: argparse.ArgumentParser) -> None:
     )
     console.add_argument("--port", type=int, default=0, help="port of the page on this machine (default: a free one)")
     console.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
+    console.add_argument("--trust", help=TRUST, **SWITCH)
     console.add_argument(
         "--recordings", default="recordings", help="without a URL: folder of recordings (default: %(default)s)"
     )
@@ -172,5 +174,6 @@ def _console(arguments: argparse.Namespace) -> int:
             port=arguments.port,
             keys_file=arguments.keys_file,
             key=arguments.key,
+            trust=arguments.trust,
         )
     return 0

@@ -1,6 +1,8 @@
 """Models at rest: a registered version, or a checkpoint of a trial or in a folder, with the module of the job that made
 it.
 
+A checkpoint's weights are plain arrays, but its ``meta.json`` names the job's code. That code runs only if the user
+trusts it: by naming the job or by an option, or because a training wrote the version into a database of this machine.
 Knows nothing of sessions or engines.
 """
 
@@ -21,6 +23,7 @@ from brayx.model.build import build_model
 from brayx.tracking import Trial, files_of, find, find_trial
 from brayx.trainer.config import TrainerConfig
 from brayx.types import NestedArray, Weights
+from brayx.urls import sqlite_path
 from deployments.job import JobConfig, only, pool_name_of
 
 if TYPE_CHECKING:
@@ -40,12 +43,14 @@ class StoredModel:
         label: ``models:/NAME/VERSION``, ``runs:/ID``, or the folder as it was given.
         about: its name, and its version and policy version where it has them.
         run_id: id of its trial; empty: unknown.
+        trust: whether the code that its checkpoint names may run; or the folder whose code may.
     """
 
     folder: Path
     label: str
     about: Mapping[str, Any]
     run_id: str = ""
+    trust: bool | str = False
 
     def job(self, file: str | None = None) -> JobConfig:
         """The job that made it.
@@ -54,17 +59,14 @@ class StoredModel:
             file: its YAML; None: as the checkpoint has it.
 
         Raises:
-            ConfigError: the checkpoint does not say which job made it, or the job cannot be used any more.
+            ConfigError: the checkpoint does not say which job made it, its code is not trusted, or the job cannot be
+                used any more.
         """
         if file is not None:
             return JobConfig.load(file)
-        meta = _meta(self.folder)
-        if "job" not in meta:
-            raise _no_job(self.label)
-        try:
-            return JobConfig.of(meta["job"], str(meta.get("folder", "")))
-        except ConfigError as error:
-            raise ConfigError(f"{error.message}; name the job's YAML with --job", **error.details) from error
+        config, folder = self._trusted_job()
+        with _telling_job():
+            return JobConfig.of(config, folder)
 
     def build(self, job: str | None = None, model: str | None = None) -> tuple[Any, tuple[NestedArray, ...]]:
         """The module with its weights, and its example arguments.
@@ -75,49 +77,87 @@ class StoredModel:
                 or that the job's trainer learns.
 
         Raises:
-            ConfigError: the job or the component cannot be used.
+            ConfigError: the job or the component cannot be used, or its code is not trusted.
             ModelError: the module cannot be built; `BadWeights`: the weights cannot be read, or do not fit it.
         """
-        module, example = _build(self, job, model)
+        module, example = self._built(job, model)
         return with_weights(module, load_weights(self.folder / "weights.npz")), example
+
+    def _built(self, job: str | None, model: str | None) -> tuple[Any, tuple[NestedArray, ...]]:
+        """The module and its example arguments, from the job's ``build_model``."""
+        if job is not None:
+            loaded = JobConfig.load(job)
+            config, where = loaded.as_dict(), loaded.folder
+        else:
+            config, where = self._trusted_job()
+        parts = {name: part for name, part in config.items() if isinstance(part, dict)}
+        models = {name: part for name, part in parts.items() if part.get("kind") == "model"}
+        if model is None:
+            model = _component(self, config.get("project", ""), parts, list(models))
+        if model not in models:
+            unknown = f"{self.label} does not say which of its job's models it is"
+            what = f"there is no model {model!r}" if model else unknown
+            raise ConfigError(f"{what}: the job has {', '.join(sorted(models)) or 'none'}")
+        with _telling_job() if job is None else contextlib.nullcontext():
+            return build_model(where, models[model]["module"], model, config)
+
+    def _trusted_job(self) -> tuple[dict[str, Any], str]:
+        """The job that the checkpoint names, and the folder of its code."""
+        meta = _meta(self.folder)
+        if "job" not in meta:
+            raise ConfigError(
+                f"{self.label} does not say which job made it: its meta.json is missing, or was not written by a "
+                "training; name the job's YAML with --job"
+            )
+        folder = str(meta.get("folder", ""))
+        if self.trust is not True and not (self.trust and self.trust == folder):
+            raise ConfigError(
+                f"{self.label} names code to run, in {folder or 'the installed packages'}, and whoever wrote its "
+                "meta.json chose it: name your own job's YAML with --job, or trust that code with --trust",
+                folder=folder,
+                key="trust",
+            )
+        return meta["job"], folder
 
 
 @contextlib.contextmanager
-def stored_model(reference: str, uri: str) -> Iterator[StoredModel]:
+def stored_model(reference: str, uri: str, trust: bool | str = False) -> Iterator[StoredModel]:
     """Finds a model, to read in a ``with`` block.
 
     Args:
         reference: ``models:/NAME@ALIAS`` and its like; ``runs:/TRIAL``, the newest checkpoint of the trial with this id
             or name; or the folder of a checkpoint.
-        uri: tracking URI.
+        uri: tracking URI. A database file of this machine is trusted, since trainings on it wrote the versions; a
+            server is not, since others write to it, too.
+        trust: True: the code that the checkpoint names may run. A folder: code in it may.
 
     Raises:
         ConfigError: it is none of these; or there is no such trial, or it has no checkpoint.
         ModelNotFound: the registry has no such model.
         TrackingError: MLflow failed.
     """
+    of_registry = trust or sqlite_path(uri) is not None
     if reference.startswith("models:"):
         entry = find(reference, uri)
         label = f"models:/{entry.name}/{entry.version}"  # an alias may move meanwhile
         with files_of(label, uri) as folder:
             about = {"model": entry.name, "version": entry.version, **_policy_version(folder)}
-            yield StoredModel(folder, label, about, entry.run_id)
+            yield StoredModel(folder, label, about, entry.run_id, of_registry)
         return
     if reference.startswith(_RUNS):
         trial = find_trial(reference.removeprefix(_RUNS), uri)
         newest = trial.latest_checkpoint()
         if newest is None:
             raise ConfigError(f"{reference}: trial {trial.name!r} has no checkpoint yet")
-        yield StoredModel(
-            newest, f"{_RUNS}{trial.run_id}", {"model": trial.name, **_policy_version(newest)}, trial.run_id
-        )
+        about = {"model": trial.name, **_policy_version(newest)}
+        yield StoredModel(newest, f"{_RUNS}{trial.run_id}", about, trial.run_id, of_registry)
         return
     folder = Path(reference)
     if not (folder / "weights.npz").is_file():
         raise ConfigError(
             f"{reference} is neither models:/NAME@ALIAS, runs:/TRIAL nor a folder with a checkpoint's weights.npz"
         )
-    yield StoredModel(folder, reference, {"model": folder.resolve().name, **_policy_version(folder)})
+    yield StoredModel(folder, reference, {"model": folder.resolve().name, **_policy_version(folder)}, trust=trust)
 
 
 def initial_weights(
@@ -223,41 +263,18 @@ def _meta(folder: Path) -> Mapping[str, Any]:
     return meta
 
 
-def _no_job(label: str) -> ConfigError:
-    return ConfigError(
-        f"{label} does not say which job made it: its meta.json is missing, or was not written by a training; name the "
-        "job's YAML with --job"
-    )
+@contextlib.contextmanager
+def _telling_job() -> Iterator[None]:
+    """Adds the way out to errors of a job that a checkpoint names, such as one whose folder has moved."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{error.message}; name the job's YAML with --job", **error.details) from error
 
 
 def _policy_version(folder: Path) -> dict[str, int]:
     version = _meta(folder).get("counters", {}).get("policy_version")
     return {} if version is None else {"policy_version": int(version)}
-
-
-def _build(of: StoredModel, job: str | None, model: str | None) -> tuple[Any, tuple[NestedArray, ...]]:
-    """The module and its example arguments, from the job's ``build_model``."""
-    meta = _meta(of.folder)
-    if job is not None:
-        loaded = JobConfig.load(job)
-        config, where = loaded.as_dict(), loaded.folder
-    elif "job" in meta:
-        config, where = meta["job"], str(meta.get("folder", ""))
-    else:
-        raise _no_job(of.label)
-    parts = {name: part for name, part in config.items() if isinstance(part, dict)}
-    models = {name: part for name, part in parts.items() if part.get("kind") == "model"}
-    if model is None:
-        model = _component(of, config.get("project", ""), parts, list(models))
-    if model not in models:
-        what = f"there is no model {model!r}" if model else f"{of.label} does not say which of its job's models it is"
-        raise ConfigError(f"{what}: the job has {', '.join(sorted(models)) or 'none'}")
-    try:
-        return build_model(where, models[model]["module"], model, config)
-    except ConfigError as error:
-        if job is not None:
-            raise
-        raise ConfigError(f"{error.message}; name the job's YAML with --job", **error.details) from error
 
 
 def _component(of: StoredModel, project: str, parts: Mapping[str, Any], models: Sequence[str]) -> str | None:

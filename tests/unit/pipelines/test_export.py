@@ -86,7 +86,7 @@ def test_a_second_export_replaces_the_trials_bundle(tmp_path, tracking_db):
 
 def test_a_checkpoint_without_samples_says_that_its_inputs_are_made_up(tmp_path):
     folder = make_checkpoint(tmp_path / "saved", samples={"obs": SEEN[:, :3]})  # of another model
-    assert run(folder, "--to", "onnx", "--out", tmp_path / "out") == 0
+    assert run(folder, "--trust", "--to", "onnx", "--out", tmp_path / "out") == 0
     assert report_of(tmp_path / "out")["samples"]["source"] == "the model's example arguments with noise"
 
 
@@ -97,7 +97,7 @@ def test_a_missed_tolerance_is_an_exit_code(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         module_under_test, "export", lambda *args, **options: whole(*args, **options, tolerances=strict)
     )
-    assert run(folder, "--to", "onnx", "int8", "--out", tmp_path / "out") == 1
+    assert run(folder, "--trust", "--to", "onnx", "int8", "--out", tmp_path / "out") == 1
     said = capsys.readouterr()
     assert "beyond the tolerance: int8 (|got - want| <= 1e-09); the report has the errors" in said.err
     assert "NO" in said.out
@@ -123,13 +123,13 @@ def test_the_tolerance_is_shown_for_the_errors_in_the_report(tolerance, measures
 
 def test_a_runtime_that_fails_is_an_exit_code_beside_the_others(tmp_path, capsys):
     folder = make_checkpoint(tmp_path / "saved", samples={"obs": np.full_like(SEEN, np.nan)})
-    assert run(folder, "--to", "int8", "onnx", "--out", tmp_path / "out") == 1
+    assert run(folder, "--trust", "--to", "int8", "onnx", "--out", tmp_path / "out") == 1
     said = capsys.readouterr()
     assert "failed: int8;" in said.err
     assert "beyond" not in said.err
     assert "int8 failed: the model cannot be quantised" in said.out
     assert report_of(tmp_path / "out")["runtimes"]["onnx"]["within"]
-    assert run(folder, "--to", "int8", "--out", tmp_path / "none") == 2
+    assert run(folder, "--trust", "--to", "int8", "--out", tmp_path / "none") == 2
     assert not (tmp_path / "none" / "report.json").exists()
 
 
@@ -153,7 +153,7 @@ def test_an_obstacle_inside_the_folder_is_reported(tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
     (out / "samples").write_text("mine")
-    assert run(make_checkpoint(tmp_path / "saved"), "--to", "onnx", "--out", out) == 2
+    assert run(make_checkpoint(tmp_path / "saved"), "--trust", "--to", "onnx", "--out", out) == 2
     assert f"cannot write a bundle into {out}: " in capsys.readouterr().err
     assert (out / "samples").read_text() == "mine"
 
@@ -162,7 +162,7 @@ def test_an_infinite_error_is_shown(tmp_path, monkeypatch, capsys):
     folder = make_checkpoint(tmp_path / "saved")
     run_finite = Session.run
     monkeypatch.setattr(Session, "run", lambda self, inputs: [leaf + np.inf for leaf in run_finite(self, inputs)])
-    assert run(folder, "--to", "onnx", "--out", tmp_path / "out") == 1
+    assert run(folder, "--trust", "--to", "onnx", "--out", tmp_path / "out") == 1
     assert "inf" in capsys.readouterr().out
 
 
@@ -179,10 +179,10 @@ def test_an_impossible_export_is_reported(tmp_path, monkeypatch, capsys, words, 
     make_checkpoint(tmp_path / "saved")
     make_checkpoint(tmp_path / "bare", job=False)
     monkeypatch.chdir(tmp_path)
-    assert run(*words, "--out", tmp_path / "out") == 2
+    assert run(*words, "--trust", "--out", tmp_path / "out") == 2
     assert message in capsys.readouterr().err
 
 
 def test_a_job_can_be_named(tmp_path):
     folder = make_checkpoint(tmp_path / "bare", job=False)
-    assert run(folder, "--to", "onnx", "--out", tmp_path / "out", "--job", JOB) == 0
+    assert run(folder, "--job", JOB, "--to", "onnx", "--out", tmp_path / "out") == 0

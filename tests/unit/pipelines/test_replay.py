@@ -123,7 +123,7 @@ def test_the_version_that_played_acts_as_recorded_and_another_one_does_not(
     assert same["total"]["value"] < 1e-5
 
     ticks, plot = tmp_path / "ticks.csv", tmp_path / "plot.png"
-    other = replayed(command, recorded, "--model", recorded.folder / "2", "--ticks", ticks, "--plot", plot)
+    other = replayed(command, recorded, "--model", recorded.folder / "2", "--trust", "--ticks", ticks, "--plot", plot)
     assert other["total"]["agreement"] < 1.0
     assert other["total"]["kl"] > 1e-3
     table = pd.read_csv(ticks)
@@ -199,7 +199,7 @@ def test_a_game_is_played_again_and_goes_on_with_another_version(recorded: Recor
 
     late = first + 1  # the recorded replies lead past the tick at which this version would have left
     (after,) = resimulated(
-        command, recorded, second.session, game, "--model", recorded.folder / "2", "--from-tick", late,
+        command, recorded, second.session, game, "--model", recorded.folder / "2", "--job", JOB, "--from-tick", late,
         "--out", tmp_path / "late",
     )["sessions"]  # fmt: skip
     assert after["first"] is None or after["first"] >= late

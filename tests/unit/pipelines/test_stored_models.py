@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from brayx.trainer.config import TrainerConfig
 from brayx.types import Weights
 from deployments.job import JobConfig
 from pipelines.shipped import TEMPLATES
-from pipelines.stored_models import INITIAL_TAG, check_initial_weights, initial_weights
+from pipelines.stored_models import INITIAL_TAG, check_initial_weights, initial_weights, stored_model
 from pipelines.trials import trials
 from tests.unit.pipelines.conftest import Run
 
@@ -152,3 +154,53 @@ def test_weights_are_not_checked_if_a_trial_is_resumed(stored: Stored) -> None:
     trial.finish()
     with pytest.raises(ConfigError, match="nowhere is neither"):
         check()
+
+
+def stranger(folder: Path) -> Path:
+    """A checkpoint whose job is beside it, with a model and an algorithm that leave a file when they are imported."""
+    folder.mkdir()
+    leaves_a_mark = "from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\n"
+    build = "import torch\ndef build_model(name, config):\n    return torch.nn.Linear(4, 2), (torch.zeros(1, 4),)\n"
+    (folder / "strangers_model.py").write_text(leaves_a_mark + build)
+    (folder / "strangers_algorithm.py").write_text(leaves_a_mark)
+    save_weights(folder / "weights.npz", module_weights(torch.nn.Linear(4, 2)))
+    job = JobConfig.load(TEMPLATES / "cartpole.yaml").as_dict()
+    job["model"]["module"] = "strangers_model"
+    job["trainer"]["algorithm"] = {"module": "strangers_algorithm"}
+    (folder / "meta.json").write_text(json.dumps({"job": job, "folder": str(folder)}))
+    return folder
+
+
+def test_a_checkpoints_code_runs_only_if_it_is_trusted(
+    tmp_path: Path, command: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, uri = stranger(tmp_path / "got"), f"sqlite:///{tmp_path}/mlflow.db"
+    refused = command("export", str(folder), "--to", "onnx", "--out", str(tmp_path / "out"))
+    assert refused.returncode == 2
+    assert f"names code to run, in {folder}, and" in refused.stderr
+    assert "--job" in refused.stderr
+    assert "--trust" in refused.stderr
+    for trust in (False, "", str(tmp_path)):
+        with stored_model(str(folder), uri, trust) as found:
+            for load in (found.job, found.build):
+                with pytest.raises(ConfigError, match="names code to run"):
+                    load()
+    assert not list(folder.glob("*.ran"))
+    monkeypatch.setattr(sys, "path", [*sys.path])  # loading puts the folder there
+    for trust in (True, str(folder)):
+        with stored_model(str(folder), uri, trust) as found:
+            assert isinstance(found.build()[0], torch.nn.Linear)
+    assert [path.stem for path in folder.glob("*.ran")] == ["strangers_model"]
+
+
+def test_a_registry_is_trusted_if_it_is_a_database_of_this_machine(
+    tmp_path: Path, tracking_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # stands for a server: another kind of store
+    folder, elsewhere = stranger(tmp_path / "got"), f"file://{tmp_path}/mlruns"
+    for uri, trust, trusted in ((tracking_db, False, True), (elsewhere, False, False), (elsewhere, True, True)):
+        trial = Trial.open("theirs", "clone", uri)
+        register(trial, trial.save_checkpoint(folder, 1), "theirs")
+        for reference in ("models:/theirs/1", f"runs:/{trial.run_id}"):
+            with stored_model(reference, uri, trust) as found:
+                assert found.trust is trusted
