@@ -20,11 +20,11 @@ from brayx.league.ladder import Rung, choose, first_pairs, ladder, level_pairs
 from brayx.league.levels import Levels, Strength, check_names, write_levels
 from brayx.league.member import Member
 from brayx.league.strength import Rated
+from brayx.tables import aligned
 from deployments.job import JobConfig, only, pool_name
 from deployments.league_files import levels_file
 from deployments.leagues import newest_league
 from deployments.opponents import ServedPool, read_pool
-from pipelines.columns import aligned
 from pipelines.match_games import Tally
 from pipelines.opponents import Opponent, Opponents
 from pipelines.playing import check_playable, play

@@ -315,7 +315,7 @@ def draw_curve(
     Raises:
         BrayxError: there are no points.
     """
-    from matplotlib.figure import Figure
+    from pipelines.figures import Figure
 
     if not points:
         raise BrayxError("the trial has no finished game yet: nothing to draw")

@@ -22,6 +22,7 @@ from brayx.league.gates import Verdict
 from brayx.league.league import Standing
 from brayx.league.member import Member
 from brayx.model.snapshots import SnapshotFiles, digest_of
+from brayx.tables import aligned
 from brayx.tracking import Trial, find
 from brayx.tracking.registry import register_files
 from brayx.tracking.trial import Status
@@ -507,12 +508,11 @@ def _merged(plain: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 def standings_text(standings: Sequence[Standing], champion: Member | None) -> str:
     """The table of a league, the strongest first, a line for each member."""
-    width = max(len(row.member.label) for row in standings)
-    lines = [f"{'player':<{width}}  points    sigma  games"]
+    rows = [("player", "points", "sigma", "games", "")]
     for row in standings:
-        mark = "  champion" if row.member == champion else ""
-        lines.append(f"{row.member.label:<{width}}  {row.points:6.0f}  {row.sigma:7.2f}  {row.games:5}{mark}")
-    return "\n".join(lines)
+        mark = "champion" if row.member == champion else ""
+        rows.append((row.member.label, f"{row.points:.0f}", f"{row.sigma:.2f}", str(row.games), mark))
+    return "\n".join(aligned(rows, left=(0, 4)))
 
 
 def is_of_trial(trial: Trial, pool: str, version: int) -> bool:

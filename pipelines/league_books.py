@@ -22,10 +22,10 @@ from brayx.league.member import Member
 from brayx.league.payoff import Pair, Payoff
 from brayx.league.ratings import Ratings
 from brayx.league.snapshots import Snapshot
+from brayx.tables import aligned
 from brayx.tracking import Trial, tracking_uri
 from deployments.job import JobConfig
 from deployments.leagues import books_of
-from pipelines.columns import aligned
 
 EXPORT_FORMAT = 1
 """Number of the format of `document`; another one means that keys changed their meaning."""

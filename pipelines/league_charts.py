@@ -114,7 +114,7 @@ def draw_ratings(
         ratings: ratings now.
         members: all members.
     """
-    from matplotlib.figure import Figure
+    from pipelines.figures import Figure
 
     figure = Figure(figsize=(8, 4.5), dpi=100, layout="constrained")
     axes = figure.add_subplot()
@@ -158,7 +158,7 @@ def draw_payoff(payoff: Payoff, members: Sequence[Member]) -> Figure:
         payoff: results.
         members: rows and columns, the first at the top and on the left.
     """
-    from matplotlib.figure import Figure
+    from pipelines.figures import Figure
 
     count = len(members)
     games = np.array([[payoff.games(a, b) for b in members] for a in members]).reshape(count, count)
@@ -189,7 +189,7 @@ def draw_drawn(drawn: Mapping[Member, int], members: Sequence[Member]) -> Figure
         drawn: seats by member.
         members: bars, the first at the top.
     """
-    from matplotlib.figure import Figure
+    from pipelines.figures import Figure
 
     count = len(members)
     figure = Figure(figsize=(6, 1.2 + 0.16 * max(count, 6)), dpi=100, layout="constrained")

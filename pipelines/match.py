@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from brayx.errors import ConfigError
+from brayx.tables import aligned
 from deployments.job import JobConfig, only
-from pipelines.columns import aligned
 from pipelines.match_games import MatchGames, Score, Tally
 from pipelines.opponents import Opponents
 from pipelines.playing import check_playable, play

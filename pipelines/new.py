@@ -6,12 +6,14 @@ Knows nothing of running a job. Imports nothing slow, since the command line ask
 from __future__ import annotations
 
 import re
+import unicodedata
 from pathlib import Path
 
 from brayx.errors import ConfigError
+from brayx.tables import aligned
 from pipelines.shipped import TEMPLATES
 
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
+_MAX_NAME = 50
 
 KINDS = {
     "rl": "learns from games",
@@ -33,7 +35,7 @@ def new_project(name: str, template: str, parent: str | Path = ".") -> list[Path
     """Makes the folder ``name``; returns its files.
 
     Args:
-        name: name of the project, its folder and its modules: small letters, digits and underscores.
+        name: name of the project, its folder and its modules: small letters of any language, digits and underscores.
         template: one of `KINDS`.
         parent: folder that gets the new one.
 
@@ -45,9 +47,12 @@ def new_project(name: str, template: str, parent: str | Path = ".") -> list[Path
 
     if template not in KINDS:
         raise ConfigError(f"template is {template!r}, expected one of {', '.join(KINDS)}", key="template")
-    if _NAME.fullmatch(name) is None:
+    # Python reads an identifier in its NFKC form, so a module of another form could not be imported.
+    is_name = name.isidentifier() and name[0] != "_" and name == unicodedata.normalize("NFKC", name).lower()
+    if not is_name or len(name) > _MAX_NAME:
         raise ConfigError(
-            f"name is {name!r}, expected small letters, digits and underscores, a letter first: modules get it",
+            f"name is {name!r}, expected at most {_MAX_NAME} small letters of any language, digits and underscores, a "
+            "letter first: modules get it",
             key="name",
         )
     if name == "test":
@@ -94,8 +99,8 @@ def _readme(name: str, template: str) -> str:
         **({f"python {name}_game.py URL --human": "you play against the agent"} if template == "league" else {}),
         "pytest": 'does it still work? Trains for a minute or two; -m "not slow": does not',
     }
-    widest = max(map(len, commands))
-    shown = "\n".join(f"    {command:<{widest}}    # {what}" for command, what in commands.items())
+    lines = aligned([(command, f"# {what}") for command, what in commands.items()], left=(0, 1))
+    shown = "\n".join(f"    {line}" for line in lines)
     expert = f"`{name}_expert.py` gives recorded games, " if template in _WITH_RECORDINGS else ""
     files = _FILES[_origin(template)[2]].format(name=name, expert=expert)
     return f"""# {name}

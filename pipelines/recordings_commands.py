@@ -97,7 +97,7 @@ def _selected(arguments: argparse.Namespace) -> Reader:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from pipelines.columns import aligned
+    from brayx.tables import aligned
 
     rows = [("session", "began", "ticks", "end", "result", "player", "why", "unusual", "lost")]
     for each in _reader(arguments).selected():

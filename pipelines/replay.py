@@ -22,8 +22,8 @@ from brayx.recording.moved import whole_sessions
 from brayx.recording.reader import Episode
 from brayx.recording.trials import open as open_recordings
 from brayx.recording.version import Version
+from brayx.tables import aligned
 from brayx.tracking import tracking_uri
-from pipelines.columns import aligned
 from pipelines.stored_models import stored_model
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ def write_plot(replay: Replay, file: Path) -> None:
 
 def draw(replay: Replay) -> Figure:
     """Draws one session by tick: other actions, KL and values; or several sessions: equal actions and KL of each."""
-    from matplotlib.figure import Figure
+    from pipelines.figures import Figure
 
     figure = Figure(figsize=(9, 6), dpi=110, layout="constrained")
     title = f"{replay.model} against {replay.reference or 'the recording'}"

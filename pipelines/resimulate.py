@@ -20,9 +20,9 @@ from brayx.metrics import Recorder
 from brayx.recording.config import RecordingConfig, is_named, pattern_hint
 from brayx.recording.reader import Episode
 from brayx.recording.recorder import SessionRecorder
+from brayx.tables import aligned
 from deployments.job import JobConfig, only
 from pipelines.checks import missing_of
-from pipelines.columns import aligned
 from pipelines.gamecores import Gamecores
 from pipelines.match_games import Score
 from pipelines.opponents import Opponent

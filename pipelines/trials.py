@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from brayx.books import GAMES_IN_WINDOW
 from brayx.charts import CHARTS, RETURN_CHART
 from brayx.metrics import games_text, significant
+from brayx.tables import aligned
 from brayx.tracking.finding import newest_runs
 from brayx.tracking.store import client_of, telling
 from brayx.tracking.trial import PARENT_TAG, owner_is_gone
@@ -123,8 +124,7 @@ def table(rows: Sequence[Row]) -> str:
             for row in rows
         ),
     ]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
+    return "\n".join(aligned(cells, left=range(len(_HEADINGS))))
 
 
 def _return(row: Row) -> str:

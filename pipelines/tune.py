@@ -30,6 +30,7 @@ from brayx.charts import CHARTS
 from brayx.command_line import Parser
 from brayx.errors import ConfigError, StartupError
 from brayx.metrics import significant
+from brayx.tables import aligned
 from brayx.trainer.competition import Asha, Competition, Population, TrialReport
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class TuneResult:
 
     def draw(self) -> Figure:
         """Plots every trial's mean return over its steps: the best in colour, with a dot where it became a copy."""
-        from matplotlib.figure import Figure
+        from pipelines.figures import Figure
 
         figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
         axes = figure.add_subplot()
@@ -443,11 +444,7 @@ def table(outcomes: Sequence[Outcome], steps_of: str = _ENV_STEPS) -> str:
         note = outcome.error or ", ".join(f"copy of {origin}" for _, origin in outcome.clones)
         values = [_short(outcome.options.get(name, "")) for name in names]
         rows.append([str(outcome.number), significant(outcome.return_mean), steps, *values, note])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    lines = [
-        "  ".join([*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(aligned(rows, left=[len(rows[0]) - 1]))
 
 
 def _short(value: Any) -> str:

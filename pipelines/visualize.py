@@ -67,7 +67,7 @@ def _history(trial: Trial, metric: str) -> list[tuple[int, int, float]]:
 
 def draw(curves: Sequence[tuple[str, Curve]], *, metric: str, against: str) -> Figure:
     """Draws one line per curve, with its label in the legend."""
-    from matplotlib.figure import Figure
+    from pipelines.figures import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()

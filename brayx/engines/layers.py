@@ -9,6 +9,7 @@ import optree
 import torch
 
 from brayx.engines.torch import example_leaves, frozen_copy
+from brayx.tables import aligned
 from brayx.types import NestedArray
 
 _ROWS = 2
@@ -49,13 +50,8 @@ def layer_table(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) 
         for name, layer, count in shown
     ]
     rows = [("layer", "kind", "output", "parameters"), *rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) + f"  {row[3]:>12}"
-        for row in rows
-    ]
     total = sum(parameter.numel() for parameter in module.parameters())
-    return "\n".join([*lines, f"{total:,} parameters in all", ""])
+    return "\n".join([*aligned(rows, left=range(3)), f"{total:,} parameters in all", ""])
 
 
 def _shape(tensor: torch.Tensor) -> str:

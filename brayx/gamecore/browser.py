@@ -40,7 +40,7 @@ class Cors:
         if origin is not None and allowed:
             shown = ANY if ANY in self._origins else origin
             found += [
-                (b"access-control-allow-origin", shown.encode("latin-1")),
+                (b"access-control-allow-origin", shown.encode()),
                 (b"access-control-expose-headers", b"retry-after"),
             ]
             if method == "OPTIONS":

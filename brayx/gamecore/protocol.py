@@ -94,6 +94,14 @@ def agent_of(session: str) -> str:
     return session.rpartition(AGENT_MARK)[2] if AGENT_MARK in session else ""
 
 
+def text_of(value: bytes) -> str:
+    """The text of a header or field, which is ASCII from every known client: UTF-8, or Latin-1 if it is not that."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
 def check_session(session: str) -> str:
     """Returns a valid session id unchanged: 1 to 256 printable ASCII characters without spaces.
 

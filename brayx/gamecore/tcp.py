@@ -26,6 +26,7 @@ from brayx.gamecore.protocol import (
     check_session,
     parse_kind,
     parse_seq,
+    text_of,
 )
 
 REQUEST_HEAD = struct.Struct(">6q")
@@ -253,21 +254,21 @@ def _request(session: bytes, kind: bytes, key: bytes, token: bytes, body: bytes,
             return _new(
                 StepRequest, (_KIND_TICK, str(session, "ascii"), body, "", "", "", int(kind[5:]), "", False, "", False)
             )
-    name, mark, number = kind.decode("latin-1").partition("#")
+    name, mark, number = text_of(kind).partition("#")
     if mark and not number:
         raise ProtocolError(f"step_kind is {name + mark!r}: a number comes after the #", header="step_kind")
     named, plus, _ = name.partition(_RECORD) if name.endswith(_RECORD) else (name, "", "")
     step_kind = parse_kind(named)
     if plus and step_kind is not StepKind.START:
         raise ProtocolError(f"step_kind is {name!r}: only a start asks for a recording", header="step_kind")
-    text = session.decode("latin-1")
+    text = text_of(session)
     return StepRequest(
         kind=step_kind,
         session=text if step_kind is StepKind.CALL else check_session(text),
         body=body,
-        key=key.decode("latin-1"),
+        key=text_of(key),
         time=str(time),
-        token=token.decode("latin-1"),
+        token=text_of(token),
         seq=parse_seq(number),
         record=bool(plus),
     )

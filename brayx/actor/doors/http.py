@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from brayx.actor.service import to_typed
 from brayx.errors import BodyTooLarge, BrayxError, DeadlineExceeded, HeaderTooLarge, Overloaded, ProtocolError
-from brayx.gamecore.protocol import MAX_HEADER_BYTES, STEP_PATH, parse_request
+from brayx.gamecore.protocol import MAX_HEADER_BYTES, STEP_PATH, parse_request, text_of
 from brayx.logs import limited
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ async def step(service: Service, max_body_bytes: int, scope: Scope, receive: Rec
 
 def headers_of(scope: Scope) -> dict[str, str]:
     """A request's headers by lower-case name; the last one counts if a name came twice."""
-    return {name.decode("latin-1"): value.decode("latin-1").strip(" \t") for name, value in scope["headers"]}
+    return {name.decode("latin-1"): text_of(value).strip(" \t") for name, value in scope["headers"]}
 
 
 def check_headers(scope: Scope) -> None:

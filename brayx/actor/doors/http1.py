@@ -40,7 +40,7 @@ from brayx.errors import (
     Unauthorized,
 )
 from brayx.gamecore.deflate import ServerDeflate
-from brayx.gamecore.protocol import SESSION_PATH, STEP_PATH, StepRequest, parse_request
+from brayx.gamecore.protocol import SESSION_PATH, STEP_PATH, StepRequest, parse_request, text_of
 from brayx.logs import limit_others, limited
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ class HttpConnection(Connection):
         self._measure(len(name) + len(value))
         name = name.lower()
         if (known := _NAMES.get(name)) is not None:
-            self._headers[known] = value.strip(b" \t").decode("latin-1")
+            self._headers[known] = text_of(value.strip(b" \t"))
         elif name == b"content-length":
             value = value.strip(b" \t")
             if value.isdigit() and int(value) > self.limits.max_body_bytes:

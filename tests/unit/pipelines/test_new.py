@@ -35,9 +35,10 @@ def test_the_template_documents_every_option_as_its_code_does(file: Path) -> Non
     assert file.read_text() == documented(JobConfig.load(file))
 
 
-@pytest.mark.parametrize("template", KINDS)
-def test_a_project_is_whole_and_has_its_own_name(tmp_path: Path, template: str) -> None:
-    name = f"my_{template}_game"
+@pytest.mark.parametrize(
+    ("name", "template"), [*((f"my_{template}_game", template) for template in KINDS), ("接球", "rl")]
+)
+def test_a_project_is_whole_and_has_its_own_name(tmp_path: Path, name: str, template: str) -> None:
     made = new_project(name, template, tmp_path)
     folder = tmp_path / name
     assert sorted(made) == sorted(folder.iterdir())
@@ -100,8 +101,10 @@ def test_its_own_quick_tests_pass_without_a_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "template", "message"),
     [
-        ("Pong", "rl", "name is 'Pong', expected small letters"),
-        ("../evil", "rl", "expected small letters"),
+        ("Pong", "rl", "name is 'Pong', expected at most 50 small letters"),
+        ("../evil", "rl", "expected at most 50 small letters"),
+        ("ﬁsh", "rl", "expected at most 50 small letters"),
+        ("球" * 51, "rl", "expected at most 50 small letters"),
         ("test", "rl", "pytest would take test_game.py for tests"),
         ("pong", "dqn", "template is 'dqn', expected one of rl, imitation, mixed"),
     ],

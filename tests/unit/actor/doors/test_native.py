@@ -36,10 +36,11 @@ from brayx.errors import StartupError
 from brayx.gamecore.client import Client
 from brayx.gamecore.compliance import DoorCompliance
 from brayx.gamecore.protocol import StepKind, StepRequest
-from brayx.gamecore.tcp import ReplyReader, encode_request
+from brayx.gamecore.tcp import REQUEST_HEAD, ReplyReader, encode_request
 from brayx.logs import LINES
 from brayx.ports import free_port
 from tests.unit.actor.doors.test_asgi import Gated, TableService, refusals
+from tests.unit.gamecore.echo_server import serving
 from tests.waiting import until
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
@@ -504,6 +505,27 @@ def test_refusals_of_the_native_doors_are_counted_once() -> None:
                 expected["too_many_connections"] += 1
                 assert read_all(first) == b"", "an idle connection has asked for nothing"
         assert refusals(service.table) == expected
+
+
+@pytest.mark.parametrize("sent", ["接球".encode(), "café".encode("latin-1")], ids=["UTF-8", "Latin-1"])
+def test_an_id_that_is_not_ascii_is_refused_with_its_own_characters(service: Native, sent: bytes) -> None:
+    message = f"header 'session' is {'接球' if len(sent) > 4 else 'café'!r}, expected printable ASCII without spaces"
+    request = b"POST /step HTTP/1.1\r\nsession: %b\r\nstep_kind: start\r\nconnection: close\r\n\r\n" % sent
+    with serving(DoorApp(TableService())) as asgi:
+        host, _, port = asgi.partition(":")
+        for address in ((host, int(port)), service.http.address):
+            with socket.create_connection(address, timeout=WAIT_S) as connection:
+                connection.sendall(request)
+                head, _, document = read_all(connection).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400")
+            assert json.loads(document)["message"] == message
+    with connect(service.tcp) as connection:
+        connection.sendall(REQUEST_HEAD.pack(len(sent), 5, 0, 0, 0, 1) + sent + b"start")
+        reader, got = ReplyReader(MAX_BODY_BYTES), []
+        while not got:
+            got += reader.feed(connection.recv(65536))
+    [(session, body, time_)] = got
+    assert (session, time_, json.loads(body)["message"]) == (sent, ~1, message)
 
 
 def test_a_tcp_connection_carries_many_sessions_and_slow_ones_hold_up_no_others(service: Native) -> None:
