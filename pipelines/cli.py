@@ -221,7 +221,9 @@ def _export_options(export: argparse.ArgumentParser) -> None:
 
 
 def _new_options(new: argparse.ArgumentParser) -> None:
-    new.add_argument("name", help="name of the project and its folder: small letters, digits and underscores")
+    new.add_argument(
+        "name", help="name of the project and its folder: small letters of any language, digits, underscores"
+    )
     new.add_argument(
         "--template",
         choices=list(KINDS),

@@ -4,7 +4,8 @@ Also refuses large bodies.
 A key is a line ``SCOPE/NAME: secret`` of a keys file (`brayx keys new --scope control`); a request has it as HTTP Basic
 credentials. ``read`` may only read, ``control`` may also change things. Without keys, everybody on this machine may do
 both, and nobody else may: the console then answers only to loopback names. Otherwise a web page could reach it through
-a domain name that resolves to this machine.
+a domain name that resolves to this machine. No page of another site may show the console in a frame, where a viewer's
+clicks would reach it unseen.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hmac
 from typing import Literal
 from urllib.parse import urlsplit
 
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
@@ -27,6 +29,8 @@ from brayx.ports import is_loopback
 KeyScope = Literal["read", "control"]
 SCOPES: tuple[KeyScope, ...] = ("read", "control")
 _MAX_BODY_BYTES = 1 << 20
+_FRAMED_BY_NOBODY = {"Content-Security-Policy": "frame-ancestors 'none'", "X-Frame-Options": "DENY"}
+"""Headers of every response."""
 _PAGE = "/_nicegui"
 """Prefix of the page's own traffic. The page calls the API with the viewer's credentials, which are checked there."""
 
@@ -75,7 +79,7 @@ def basic(key: str, secret: bytes) -> str:
 
 
 class Guard:
-    """ASGI middleware that refuses requests from callers who may not use the console.
+    """ASGI middleware that refuses requests from callers who may not use the console, and frames.
 
     Args:
         app: the console.
@@ -98,7 +102,7 @@ class Guard:
                 return
             await refusal(error)(scope, receive, send)
             return
-        await self._app(scope, _bounded(receive), send)
+        await self._app(scope, _bounded(receive), _unframed(send))
 
     def _check(self, request: HTTPConnection) -> None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
@@ -129,7 +133,17 @@ def _bounded(receive: Receive) -> Receive:
     return receive_and_count
 
 
+def _unframed(send: Send) -> Send:
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message.setdefault("headers", [])
+            MutableHeaders(scope=message).update(_FRAMED_BY_NOBODY)
+        await send(message)
+
+    return send_with_headers
+
+
 def refusal(error: BrayxError) -> Response:
     """The response for a typed error. If the key is missing or wrong, browsers ask for one."""
     headers = {"WWW-Authenticate": 'Basic realm="brayx console"'} if isinstance(error, Unauthorized) else {}
-    return Response(error.to_wire(), error.http_status, headers, "application/json")
+    return Response(error.to_wire(), error.http_status, headers | _FRAMED_BY_NOBODY, "application/json")

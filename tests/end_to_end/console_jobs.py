@@ -74,12 +74,18 @@ def new_keys(file: Path) -> dict[str, dict[str, str]]:
     return {scope: {"Authorization": basic(name, keys.secret(name))} for scope, name in names.items()}
 
 
+def unframed(reply: httpx.Response) -> None:
+    """Asserts that a browser shows a response in no frame."""
+    found = reply.headers.get("Content-Security-Policy"), reply.headers.get("X-Frame-Options")
+    assert found == ("frame-ancestors 'none'", "DENY"), (reply.request.url, reply.headers)
+
+
 class Console:
-    """A client of a console's API, which gives JSON."""
+    """A client of a console's API, which gives JSON. No page may show any of the responses in a frame."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self.url = url
-        self.http = httpx.Client(base_url=url, timeout=240.0, **options)
+        self.http = httpx.Client(base_url=url, timeout=240.0, event_hooks={"response": [unframed]}, **options)
 
     def get(self, path: str, **query: Any) -> Any:
         reply = self.http.get(path, params=query)

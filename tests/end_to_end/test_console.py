@@ -433,6 +433,10 @@ def test_foreign_pages_and_names_are_refused_and_a_games_door_has_no_control(
         assert console.refusal("GET", "/api/job", headers=headers) == (403, "forbidden")
         assert console.refusal("DELETE", "/api/sessions?session=x", headers=headers) == (403, "forbidden")
     assert console.http.get("/api/job", headers={"Origin": console.url}).status_code == 200
+    parts = set(re.findall(r'/_nicegui/[^"]+\.(?:js|css)', console.http.get("/").text))
+    assert parts
+    for part in parts:
+        assert console.http.get(part).status_code == 200
     for url in serving.urls.values():
         if url.startswith("http"):
             assert httpx.get(f"{url}/api/job", timeout=WAIT_S).status_code != 200

@@ -96,4 +96,5 @@ async def test_an_unexpected_error_is_an_answer_of_the_api(tracking_db: str, mon
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         reply = await client.get("/api/models")
     assert (reply.status_code, reply.json()["error"]) == (500, "internal")
+    assert reply.headers["Content-Security-Policy"] == "frame-ancestors 'none'"
     assert reply.json()["message"] == "the console failed: ZeroDivisionError: division by zero"
