@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from brayx.errors import ConfigError, ModelError
+from brayx.spaces import outside
 
 Outputs: TypeAlias = Mapping[str, Any]
 """A model's outputs, by name."""
@@ -276,15 +277,16 @@ def _gaussian(mean: np.ndarray, log_std: np.ndarray, x: np.ndarray) -> np.ndarra
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """The shape of a policy's actions, and their conversion to an environment's actions.
+    """The shape of a policy's actions, and their conversion to an environment's actions and back.
 
     Attributes:
         kind: kind of policy that fits.
         sizes: categories of each head; empty for a Box.
         shape: shape of one action of the policy: ``()``, ``(H,)`` or ``(D,)``.
-        low, high: bounds of a Box, ``[D]`` float32, flat; None for other spaces.
+        low, high: bounds of a Box, ``[D]`` float64, flat; None for other spaces.
         start: added to a category, ``[H]``; None: nothing.
         env_shape, env_dtype: shape and dtype of one action of the environment.
+        scale: a Box with finite bounds maps the policy's -1 to 1 onto them.
     """
 
     kind: Literal["discrete", "multi_discrete", "box"]
@@ -295,9 +297,10 @@ class ActionSpec:
     start: np.ndarray | None = field(default=None, compare=False)
     env_shape: tuple[int, ...] = ()
     env_dtype: np.dtype[Any] = field(default=np.dtype(np.int64))
+    scale: bool = False
 
     @staticmethod
-    def of(space: Any) -> ActionSpec:
+    def of(space: Any, *, scale: bool = False) -> ActionSpec:
         """The spec of one environment's action space: Gymnasium's Discrete, MultiDiscrete, MultiBinary or Box.
 
         Raises:
@@ -305,8 +308,8 @@ class ActionSpec:
         """
         shape, dtype = tuple(getattr(space, "shape", None) or ()), np.dtype(getattr(space, "dtype", None) or np.int64)
         if hasattr(space, "low") and hasattr(space, "high") and dtype.kind == "f":
-            low, high = (np.asarray(bound, np.float32).reshape(-1) for bound in (space.low, space.high))
-            return ActionSpec("box", (), low.shape, low, high, None, shape, dtype)
+            low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
+            return ActionSpec("box", (), low.shape, low, high, None, shape, dtype, scale)
         if hasattr(space, "nvec"):
             sizes = np.asarray(space.nvec).reshape(-1)
             start = _offset(getattr(space, "start", None))
@@ -322,28 +325,68 @@ class ActionSpec:
             action_space=str(space),
         )
 
-    def to_env(self, action: np.ndarray, *, scale: bool = False) -> np.ndarray:
-        """Converts a policy's actions to the environment's.
+    def to_env(self, action: np.ndarray) -> np.ndarray:
+        """Converts a policy's actions to the environment's, which lie in its space and have its dtype.
+
+        Values beyond the bounds of a Box are clipped. The learner uses the policy's action before clipping, since only
+        that has a density.
 
         Args:
             action: the policy's, ``[N, *shape]``; not modified.
-            scale: for a Box with finite bounds, map -1 to 1 onto the bounds. Values beyond the bounds are clipped in
-                any case. The learner uses the policy's action before clipping, since only that has a density.
 
         Returns:
             ``[N, *env_shape]``.
         """
-        if self.kind == "discrete":
-            return action if self.start is None else action + self.start[0]
-        if self.kind == "multi_discrete":
-            shifted = action if self.start is None else action + self.start
-            return shifted.reshape(len(action), *self.env_shape).astype(self.env_dtype, copy=False)
+        if self.kind == "box":
+            assert self.low is not None
+            assert self.high is not None
+            if self._mapped is not None:
+                low, half = self._mapped
+                action = low + (action + 1) * half
+            action = np.minimum(np.maximum(action, self.low), self.high)  # as float64: float32 may lack the bounds
+        elif self.start is not None:
+            action = action + (self.start if self.shape else self.start[0])
+        return action.reshape(len(action), *self.env_shape).astype(self.env_dtype, copy=False)
+
+    def to_policy(self, action: np.ndarray) -> np.ndarray:
+        """Converts recorded actions of the environment to the policy's, the inverse of `to_env`.
+
+        Args:
+            action: the environment's, ``[N, *env_shape]``; not modified.
+
+        Returns:
+            ``[N, *shape]``, float32 for a Box.
+
+        Raises:
+            ConfigError: an action has another shape, or is not one of the space.
+        """
+        if action.shape[1:] != self.env_shape:
+            raise ConfigError(
+                f"action: expected the environment's shape {list(self.env_shape)} a step, got {list(action.shape[1:])}",
+                key="action",
+            )
+        flat = action.reshape(len(action), *self.shape)
+        if self.kind != "box":
+            start = np.zeros(len(self.sizes), np.int64) if self.start is None else self.start
+            first = start if self.shape else start[0]
+            self._check_inside(flat, first, first + (np.asarray(self.sizes) if self.shape else self.sizes[0]) - 1)
+            counted: np.ndarray = flat - first
+            return counted
+        if self._mapped is None:
+            return flat.astype(np.float32, copy=False)
         assert self.low is not None
         assert self.high is not None
-        if scale and self.bounded:
-            action = self.low + (action + 1) * (0.5 * (self.high - self.low))
-        clipped: np.ndarray = np.minimum(np.maximum(action, self.low), self.high)
-        return clipped.reshape(len(action), *self.env_shape).astype(self.env_dtype, copy=False)
+        # Recorded numbers may be bounds that were rounded to float32.
+        self._check_inside(flat.astype(np.float32), self.low.astype(np.float32), self.high.astype(np.float32))
+        low, half = self._mapped
+        scaled: np.ndarray = np.clip((flat - low) / np.where(half > 0, half, 1) - 1, -1, 1)
+        return scaled.astype(np.float32)
+
+    @property
+    def converts(self) -> bool:
+        """Whether the policy's actions have other values than the environment's."""
+        mapped = self._mapped is not None and not (np.all(self.low == -1) and np.all(self.high == 1))
+        return mapped or self.start is not None
 
     @cached_property
     def bounded(self) -> bool:
@@ -351,6 +394,20 @@ class ActionSpec:
         if self.low is None or self.high is None:
             return False
         return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
+
+    @cached_property
+    def _mapped(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The lower bound and half the width of a Box onto which -1 to 1 are mapped; None: nothing is."""
+        if not (self.scale and self.bounded):
+            return None
+        assert self.low is not None
+        assert self.high is not None
+        return self.low, 0.5 * self.high - 0.5 * self.low
+
+    def _check_inside(self, action: np.ndarray, low: Any, high: Any) -> None:
+        """Raises ConfigError unless all actions are between two bounds."""
+        if wrong := outside(action, low, high):
+            raise ConfigError(f"action: {wrong}, the environment's range", key="action")
 
 
 def _offset(start: Any) -> np.ndarray | None:

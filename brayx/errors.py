@@ -287,7 +287,7 @@ class ModelError(BrayxError):
 
 
 class ShapeMismatch(ModelError):
-    """Inputs do not have the structure, shape or dtype that the model expects."""
+    """Inputs do not have the structure, shape or dtype that the model expects, or a number is outside its limits."""
 
     code = "shape_mismatch"
     http_status = 422

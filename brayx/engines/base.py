@@ -20,19 +20,26 @@ import numpy as np
 import optree
 
 from brayx.errors import BadWeights, ShapeMismatch
+from brayx.spaces import Limits
 from brayx.types import NestedArray, Weights
 
 
 @dataclass(frozen=True)
 class LeafSpec:
-    """Path, shape (without batch axis) and dtype of one array."""
+    """Path, shape (without batch axis) and dtype of one array; if it has whole numbers, perhaps their limits."""
 
     path: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    limits: Limits | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"{self.path}: {list(self.shape)} {self.dtype}"
+
+    def check(self, array: np.ndarray) -> None:
+        """Raises `ShapeMismatch` if a number of ``array``, ``[..., *shape]``, is outside the limits."""
+        if self.limits is not None and (wrong := self.limits.refusal(array)):
+            raise ShapeMismatch(f"model input does not fit: {self.path}: {wrong}", leaf=self.path)
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ class ModelSpec:
             args: positional arguments of the model, without batch axis.
 
         Raises:
-            ShapeMismatch: the nesting, a shape or a dtype does not fit.
+            ShapeMismatch: the nesting, a shape or a dtype does not fit, or a number is outside its limits.
         """
         nested: NestedArray = args
         try:
@@ -100,6 +107,8 @@ class ModelSpec:
                 if converted is None:
                     raise self._mismatch(args)
                 leaves[index] = converted
+            if spec.limits is not None:
+                spec.check(leaves[index])
         return leaves
 
     def unflatten_outputs(self, leaves: Sequence[np.ndarray]) -> NestedArray:

@@ -312,7 +312,10 @@ def _write_samples(
             file = f"samples/{way}-{index}-{re.sub(r'[^A-Za-z0-9]+', '-', name)}.bin"
             shown = array[:_SAMPLES]
             (folder / file).write_bytes(shown.astype(shown.dtype.newbyteorder("<")).tobytes())
-            entries.append({"name": name, "shape": list(leaf.shape), "dtype": leaf.dtype.name, "samples": file})
+            entry = {"name": name, "shape": list(leaf.shape), "dtype": leaf.dtype.name, "samples": file}
+            if leaf.limits is not None:
+                entry |= {"low": leaf.limits.low.tolist(), "high": leaf.limits.high.tolist()}
+            entries.append(entry)
         return entries
 
     described: dict[str, Any] = {

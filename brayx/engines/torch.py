@@ -18,8 +18,10 @@ import torch
 from brayx.engines.base import Engine, LeafSpec, ModelSpec, StateSpec, check_weights, layout_of
 from brayx.engines.normalised import normalised, normalises
 from brayx.engines.scaling import completed, from_weights
-from brayx.errors import ConfigError, ModelError
+from brayx.errors import ConfigError, ModelError, first_line
+from brayx.nets.policy import LIMITS
 from brayx.nets.recurrent import STATE, check_declared, state_argument
+from brayx.spaces import Limits
 from brayx.types import NestedArray, Weights
 
 _PINNED_FROM_BYTES = 64 * 1024
@@ -139,6 +141,38 @@ def frozen_copy(module: torch.nn.Module) -> torch.nn.Module:
     return copy.deepcopy(module).cpu().eval().requires_grad_(False)
 
 
+def initialise_lazy(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> None:
+    """Gives lazy layers, such as ``LazyLinear``, their sizes, by a run on the example.
+
+    Raises:
+        ModelError: the module fails on its example, or does not use such a layer there.
+    """
+    if not _lazy_names(module):
+        return
+    arguments: NestedArray = example_args
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()  # statistics such as those of a batch norm are no part of this
+    try:
+        with torch.no_grad():
+            module(*optree.tree_map(torch.as_tensor, arguments))
+    except Exception as error:
+        raise ModelError(f"the model fails on its own forward_args: {first_line(error)}") from error
+    finally:
+        for part, training in modes:
+            part.training = training
+    if names := _lazy_names(module):
+        raise ModelError(
+            f"the model's {names[0]} has no size yet, since forward does not use its lazy layer: expected a layer with "
+            "sizes, such as Linear",
+            leaf=names[0],
+        )
+
+
+def _lazy_names(module: torch.nn.Module) -> list[str]:
+    named = (*module.named_parameters(), *module.named_buffers())
+    return [name for name, tensor in named if torch.nn.parameter.is_lazy(tensor)]
+
+
 def with_weights(module: torch.nn.Module, weights: Weights) -> torch.nn.Module:
     """A copy of the module with these weights; it normalises its observation if scalings are among them.
 
@@ -206,8 +240,11 @@ def describe(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> 
         if not isinstance(leaf, torch.Tensor) or leaf.ndim == 0 or leaf.shape[0] != 2:
             got = f"shape {list(leaf.shape)}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
             raise ModelError(f"output {path!r} must be a tensor [B, ...]; for B = 2 it is {got}", leaf=path)
+    limits = limits_declared(module)
     spec = ModelSpec(
-        inputs=tuple(LeafSpec(path, a.shape[1:], a.dtype) for path, a in zip(input_paths, arrays, strict=True)),
+        inputs=tuple(
+            LeafSpec(path, a.shape[1:], a.dtype, limits.get(path)) for path, a in zip(input_paths, arrays, strict=True)
+        ),
         outputs=tuple(
             LeafSpec(path, tuple(leaf.shape[1:]), _array(f"output {path!r}", leaf).dtype)
             for path, leaf in zip(output_paths, results, strict=True)
@@ -216,6 +253,12 @@ def describe(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> 
         output_tree=optree.tree_structure(outputs),
     )
     return replace(spec, state=_state(module, spec, outputs, example_args))
+
+
+def limits_declared(module: torch.nn.Module) -> dict[str, Limits]:
+    """The limits of the whole numbers in a module's arguments, by path, if it declares them."""
+    found: dict[str, Limits] = getattr(module, LIMITS, {})
+    return found
 
 
 def _state(

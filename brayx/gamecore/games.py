@@ -228,8 +228,11 @@ def seeds(seed: int | None, place: int = 0) -> Iterator[int | None]:
 
 
 def start_body(about: dict[str, Any], space: gymnasium.Space[Any]) -> bytes:
-    """A start's body: ``about``, and ``num_actions`` if the agent's action space is ``Discrete``."""
-    actions = {"num_actions": int(space.n)} if isinstance(space, gymnasium.spaces.Discrete) else {}
+    """A start's body: ``about``, and if the agent's action space is ``Discrete`` ``num_actions``, and ``first_action``
+    unless it is 0."""
+    actions = {}
+    if isinstance(space, gymnasium.spaces.Discrete):
+        actions = {"num_actions": int(space.n), **({"first_action": int(space.start)} if space.start else {})}
     return encode({**about, **actions})
 
 
@@ -264,7 +267,7 @@ def action_reader(space: gymnasium.Space[Any]) -> Callable[[bytes], Any]:
     def read(reply: bytes) -> Any:
         try:
             return from_json(loads(reply)["action"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             quoted = reply[:120].decode("utf-8", "replace")
             reason = "no field 'action'" if isinstance(error, KeyError) else error
             raise BadBody(f'the reply {quoted!r} is no {{"action": ...}} of {space}: {reason}') from None
@@ -273,27 +276,53 @@ def action_reader(space: gymnasium.Space[Any]) -> Callable[[bytes], Any]:
 
 
 def _from_json(space: gymnasium.Space[Any]) -> Callable[[Any], Any]:
-    """A function that converts an action's JSON for ``env.step``; it raises ValueError for an invalid action."""
-    if isinstance(space, gymnasium.spaces.Discrete):
-        first, past = int(space.start), int(space.start + space.n)
+    """A function that converts an action's JSON for ``env.step``, with the space's dtype; it raises ValueError for an
+    invalid action."""
+    spaces = gymnasium.spaces
+    if isinstance(space, spaces.Discrete):
+        first, past, kind = int(space.start), int(space.start + space.n), space.dtype.type
 
-        def read_discrete(action: Any) -> int:
+        def read_discrete(action: Any) -> Any:
             if type(action) is not int or not first <= action < past:
                 raise ValueError(f"not an integer from {first} to {past - 1}")
-            return action
+            return kind(action)
 
         return read_discrete
+    if isinstance(space, spaces.Tuple | spaces.Dict):
+        return _from_nested_json(space)
 
     def read(action: Any) -> Any:
-        if isinstance(space, gymnasium.spaces.Box | gymnasium.spaces.MultiDiscrete | gymnasium.spaces.MultiBinary):
+        if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
             action = np.asarray(action, dtype=space.dtype)
-        elif isinstance(space, gymnasium.spaces.Tuple):
-            action = tuple(action)
+        if isinstance(space, spaces.Box) and space.dtype.kind == "f":
+            action = _rounded_into(space, action)
         if not space.contains(action):
             raise ValueError(f"not in {space}")
         return action
 
     return read
+
+
+def _from_nested_json(space: gymnasium.spaces.Tuple[Any] | gymnasium.spaces.Dict) -> Callable[[Any], Any]:
+    """As `_from_json`."""
+    if isinstance(space, gymnasium.spaces.Tuple):
+        parts = [_from_json(part) for part in space.spaces]
+        return lambda action: tuple(read(part) for read, part in zip(parts, action, strict=True))
+    named = {name: _from_json(part) for name, part in space.spaces.items()}
+
+    def read_named(action: Any) -> Any:
+        if set(action) != set(named):
+            raise ValueError(f"not an object with {', '.join(named)}")
+        return {name: read(action[name]) for name, read in named.items()}
+
+    return read_named
+
+
+def _rounded_into(space: gymnasium.spaces.Box, action: np.ndarray) -> np.ndarray:
+    """``action``, clipped to the bounds if it is beyond them only because a model rounded it to float32."""
+    clipped: np.ndarray = np.clip(action, space.low, space.high)
+    same = action.shape == space.shape and np.array_equal(action.astype(np.float32), clipped.astype(np.float32))
+    return clipped if same else action
 
 
 # The command

@@ -27,6 +27,7 @@ from brayx.algorithms.build import check_enough, check_fits
 from brayx.algorithms.config import AlgorithmConfig
 from brayx.algorithms.mappo import STATE
 from brayx.algorithms.ppo import PPOConfig
+from brayx.engines.torch import initialise_lazy
 from brayx.errors import ConfigError, EnvironmentFailed
 from brayx.local.demonstrations import Demonstrations, check_imitates
 from brayx.local.run import Point, Run, TrialKeeper
@@ -152,6 +153,7 @@ def train_local(
             sampler=training.sampler,
         )
         module, forward_args = (model or ready_made(training.network, envs, algorithm))(observation_of(envs), spec)
+        initialise_lazy(module, forward_args)
         given = check_model(algorithm, module, forward_args, state=observed.get(STATE))
         recorded = None
         if demonstrations is not None:

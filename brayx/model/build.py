@@ -41,9 +41,11 @@ def build_model(folder: str, module: str, name: str, config: Mapping[str, Any]) 
 
     Raises:
         ConfigError: it does not exist, or returns something else.
-        ModelError: it raised.
+        ModelError: it raised, or has lazy layers that its example does not initialise.
     """
     from torch import nn  # here, so that importing this file does not load torch
+
+    from brayx.engines.torch import initialise_lazy
 
     build = load(module, "build_model", folder)
     try:
@@ -59,6 +61,7 @@ def build_model(folder: str, module: str, name: str, config: Mapping[str, Any]) 
         and isinstance(built[1], tuple | list)
     ):
         raise ConfigError(f"{module}.build_model must return (module, tuple of example arguments), got {built!r:.200}")
+    initialise_lazy(built[0], tuple(built[1]))
     return built[0], tuple(built[1])
 
 

@@ -16,7 +16,8 @@ def check_columns(expected: Sequence[LeafSpec], columns: Sequence[np.ndarray]) -
     """Number of observations in ``columns``.
 
     Raises:
-        ShapeMismatch: they are not leaves ``[N, ...]`` of the expected shapes and dtypes, with one N of at least 1.
+        ShapeMismatch: they are not leaves ``[N, ...]`` of the expected shapes and dtypes, with one N of at least 1, or
+            a number is outside its limits.
     """
     sizes = {len(leaf) for leaf in columns if leaf.ndim}
     fits = len(columns) == len(expected) and len(sizes) == 1 and 0 not in sizes
@@ -27,6 +28,8 @@ def check_columns(expected: Sequence[LeafSpec], columns: Sequence[np.ndarray]) -
         )
     if not fits:
         raise _mismatch(expected, [f"{list(leaf.shape)} {leaf.dtype}" for leaf in columns])
+    for leaf, spec in zip(columns, expected, strict=True):
+        spec.check(leaf)
     return sizes.pop()
 
 

@@ -160,7 +160,8 @@ class LocalModel:
     ) -> None:
         buckets = tuple(buckets)
         self._spec = spec = engine.spec
-        self._lone_input = spec.inputs[0] if spec.input_tree == _LONE else None
+        only = spec.inputs[0]
+        self._lone_input = only if spec.input_tree == _LONE and only.limits is None else None
         self._lone_output = spec.output_tree.is_leaf()
         self._versions = versions or Versions(
             engine, weights=weights, version=version, keep=max_versions, max_pinned=max_pinned

@@ -17,15 +17,18 @@ from brayx.nets.heads import Categorical, Gaussian, Value
 from brayx.nets.mlp import Towers, linears
 from brayx.nets.policy import (
     NetworkConfig,
+    declare_limits,
     encoder_for,
     example_of,
     head_for,
+    leaf_encoders,
     observation_for,
     refuse_options,
     refuse_unused,
     start_layers,
     trunk_for,
 )
+from brayx.spaces import Limits
 from brayx.types import NestedArray
 
 OWN, STATE = "obs", "state"
@@ -35,8 +38,10 @@ OWN, STATE = "obs", "state"
 class Central(nn.Module):
     """The value of a state of the game: ``[N, ...] -> [N]``."""
 
-    def __init__(self, state: NestedArray, network: NetworkConfig, categories: int | None = None) -> None:
+    def __init__(self, state: NestedArray, network: NetworkConfig, categories: int | Limits | None = None) -> None:
         super().__init__()
+        if isinstance(state, Mapping):
+            raise ValueError(f"{STATE} is a dict of {sorted(state)}: a central value takes one array")
         self.encoder = encoder_for(np.asarray(state), categories, network, STATE)
         self.flat = isinstance(self.encoder, Numbers) and self.encoder.dims == 1
         features = features_of(self.encoder)
@@ -93,9 +98,10 @@ class CentralisedPolicy(nn.Module):
         self.trunk = trunk_for(features, network)
         self.head = head_for(num_actions, action_size, network)(network.hidden[-1] if network.hidden else features)
         self.critic = Central(state, network, categories.get(STATE))
-        seen = zip(self.encoder.names, self.encoder.encoders, strict=True)
-        refuse_unused(network, [*seen, (STATE, self.critic.encoder)], continuous=action_size is not None)
+        seen = [*leaf_encoders(self.encoder), (STATE, self.critic.encoder)]
+        refuse_unused(network, seen, continuous=action_size is not None)
         start_layers(self, network)
+        declare_limits(self, categories)
 
     def towers(self) -> Towers | None:
         """The layers of policy and critic if both are plain MLPs on flat arrays; else None. See `Policy.towers`."""

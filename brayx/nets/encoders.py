@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,31 +32,48 @@ def features_of(encoder: nn.Module) -> int:
 
 
 class Numbers(nn.Module):
-    """Flattens an array of numbers: ``[..., *shape] -> [..., product of shape]``; integers become float32."""
+    """Flattens an array of numbers: ``[..., *shape] -> [..., product of shape]``; integers become float32.
 
-    def __init__(self, shape: Sequence[int]) -> None:
+    Args:
+        shape: shape of the array.
+        first: of whole numbers that count from here, ``[*shape]``; None: from 0.
+    """
+
+    def __init__(self, shape: Sequence[int], first: np.ndarray | None = None) -> None:
         super().__init__()
         self.dims = len(shape)
         self.features = int(torch.Size(shape).numel())
+        # No buffer: it is no weight, and the exporters would make it an input.
+        self.first = torch.from_numpy(first.copy()) if first is not None and first.any() else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Flattens the array: ``[..., *shape] -> [..., product of shape]``."""
+        if self.first is not None:  # before float32, which has no digits to spare for a large offset
+            x = x.long() - self.first.to(x.device)
         x = x if x.is_floating_point() else x.float()
         return x if self.dims == 1 else x.unsqueeze(-1) if self.dims == 0 else x.flatten(-self.dims)
 
 
 class OneHot(nn.Module):
-    """One-hot integers in [0, size): ``[..., *shape] -> [..., product of shape * size]``; others give zeros."""
+    """One-hot integers: ``[..., *shape] -> [..., product of shape * size]``.
 
-    def __init__(self, size: int, shape: Sequence[int] = ()) -> None:
+    Integers outside give zeros, so that padding does no harm; who has the values refuses them (`brayx.spaces`).
+
+    Args:
+        size: number of categories.
+        shape: shape of the array.
+        first: the first category.
+    """
+
+    def __init__(self, size: int, shape: Sequence[int] = (), first: int = 0) -> None:
         super().__init__()
-        self.size = size
+        self.size, self.first = size, first
         self.dims = len(shape)
         self.features = int(torch.Size(shape).numel()) * size
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., *shape] -> [..., product of shape * size]``."""
-        hot = (x.unsqueeze(-1) == torch.arange(self.size, device=x.device)).float()
+        hot = (x.unsqueeze(-1) == torch.arange(self.first, self.first + self.size, device=x.device)).float()
         return hot.flatten(-self.dims - 1) if self.dims else hot
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -19,8 +19,13 @@ from brayx.nets.heads import Categorical, Gaussian, MultiHead, Squashed, StateDe
 from brayx.nets.lstm import LSTM, State
 from brayx.nets.mlp import MLP, Towers, linears
 from brayx.nets.transformer import Entities
+from brayx.spaces import Limits, by_path
 from brayx.types import NestedArray
 
+Categories: TypeAlias = int | Limits | Mapping[str, Any] | None
+"""Numbers of categories, or limits, in the nesting of an observation."""
+LIMITS = "input_limits"
+"""Attribute of a module with the limits of the whole numbers in its arguments, by path."""
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "elu": nn.ELU}
 
 
@@ -133,7 +138,7 @@ def policy_for(
     *,
     num_actions: int | Sequence[int] | None = None,
     action_size: int | None = None,
-    categories: int | Mapping[str, int] | None = None,
+    categories: Categories = None,
     network: NetworkConfig | None = None,
 ) -> tuple[nn.Module, tuple[NestedArray, ...]]:
     """An actor-critic, and example arguments with a batch axis, to build an engine with.
@@ -142,10 +147,11 @@ def policy_for(
     action of all heads, masks the logits.
 
     Args:
-        obs: one observation without batch axis, for its shapes and dtypes: an array, or a dict of arrays.
+        obs: one observation without batch axis, for its shapes and dtypes: an array, or a dict of these.
         num_actions: number of discrete actions; a sequence for several heads.
         action_size: length of a continuous action.
-        categories: for integer leaves, the number of categories, by name of the leaf; one number for a bare array.
+        categories: for integer leaves, the number of categories, or their `Limits`, by name of the leaf; for a bare
+            array one number.
         network: options.
 
     Raises:
@@ -156,7 +162,7 @@ def policy_for(
     if (num_actions is None) == (action_size is None):
         raise ValueError(f"expected num_actions or action_size, got {num_actions} and {action_size}")
     encoder = observation_for(obs, categories, network)
-    seen = list(zip(encoder.names, encoder.encoders, strict=True))
+    seen = leaf_encoders(encoder)
     refuse_unused(network, seen, continuous=action_size is not None)
     images = any(isinstance(each, Spatial) for _, each in seen)
     module: nn.Module
@@ -168,12 +174,25 @@ def policy_for(
         shared = images if network.shared is None else network.shared
         module = Policy(encoder, head_for(num_actions, action_size, network), network, shared)
     start_layers(module, network)
+    declare_limits(module, categories)
     if isinstance(obs, Mapping) and MASK in obs and num_actions is not None:
         expected = num_actions if isinstance(num_actions, int) else sum(num_actions)
         if np.shape(obs[MASK]) != (expected,):
             raise ValueError(f"{MASK}: expected shape ({expected},), one for each action, got {np.shape(obs[MASK])}")
     example = example_of(obs)
     return module, (example, module.memory.initial(2)) if isinstance(module, RecurrentPolicy) else (example,)
+
+
+def declare_limits(module: nn.Module, categories: Categories) -> None:
+    """Declares the limits of the whole numbers in the argument ``obs``, by path; acting and replay refuse others."""
+    setattr(module, LIMITS, by_path(_limits(categories), "obs"))
+
+
+def _limits(categories: Categories) -> Any:
+    """A tree of `Limits`."""
+    if isinstance(categories, Mapping):
+        return {name: _limits(part) for name, part in categories.items()}
+    return Limits.of(categories) if isinstance(categories, int) else categories
 
 
 def start_layers(module: nn.Module, network: NetworkConfig) -> None:
@@ -184,7 +203,7 @@ def start_layers(module: nn.Module, network: NetworkConfig) -> None:
 
 
 def example_of(obs: NestedArray) -> NestedArray:
-    """Two observations of zeros as tensors, a batch of 2; all floats are float32.
+    """An observation twice, as tensors, a batch of 2; all floats are float32.
 
     Args:
         obs: one observation, without batch axis.
@@ -192,22 +211,39 @@ def example_of(obs: NestedArray) -> NestedArray:
     if isinstance(obs, Mapping):
         return {name: example_of(leaf) for name, leaf in obs.items()}
     leaf = np.asarray(obs)
-    return torch.from_numpy(np.zeros((2, *leaf.shape), np.float32 if leaf.dtype.kind == "f" else leaf.dtype))
+    return torch.from_numpy(np.stack([leaf, leaf]).astype(np.float32 if leaf.dtype.kind == "f" else leaf.dtype))
 
 
 def observation_for(
-    obs: NestedArray, categories: int | Mapping[str, int] | None, network: NetworkConfig
+    obs: NestedArray, categories: Categories, network: NetworkConfig, path: tuple[str, ...] = ()
 ) -> Observation:
-    """The encoder of a whole observation without ``action_mask``; arguments as for `policy_for`."""
-    if isinstance(obs, Mapping):
-        leaves = {str(name): np.asarray(leaf) for name, leaf in obs.items()}
-        counts = dict(categories) if isinstance(categories, Mapping) else {}
-    else:
-        leaves = {"": np.asarray(obs)}
-        counts = {} if categories is None or isinstance(categories, Mapping) else {"": categories}
-    return Observation(
-        {name: encoder_for(leaf, counts.get(name), network, name) for name, leaf in leaves.items() if name != MASK}
-    )
+    """The encoder of a whole observation without ``action_mask``; arguments as for `policy_for`, ``path`` is that of a
+    dict in a dict."""
+    if not isinstance(obs, Mapping):
+        only = None if isinstance(categories, Mapping) else categories
+        return Observation({"": encoder_for(np.asarray(obs), only, network, "")})
+    if path and MASK in obs:
+        raise ValueError(f"{MASK} is inside {'/'.join(path)!r}: expected it beside {path[0]!r}")
+    parts: dict[str, nn.Module] = {}
+    for name, leaf in obs.items():
+        own: Any = categories.get(name) if isinstance(categories, Mapping) else None
+        inner = (*path, str(name))
+        if isinstance(leaf, Mapping):
+            parts[str(name)] = observation_for(leaf, own, network, inner)
+        elif name != MASK:
+            parts[str(name)] = encoder_for(np.asarray(leaf), own, network, "/".join(inner))
+    return Observation(parts)
+
+
+def leaf_encoders(encoder: Observation, path: str = "") -> list[tuple[str, nn.Module]]:
+    """Name and encoder of each leaf; a leaf of a dict in a dict has its path as its name."""
+    found: list[tuple[str, nn.Module]] = []
+    for name, part in zip(encoder.names, encoder.encoders, strict=True):
+        if isinstance(part, Observation):
+            found += leaf_encoders(part, f"{path}{name}/")
+        else:
+            found.append((f"{path}{name}", part))
+    return found
 
 
 def refuse_options(network: NetworkConfig, subject: str, **reasons: str) -> None:
@@ -261,15 +297,16 @@ def refuse_unused(network: NetworkConfig, seen: Sequence[tuple[str, nn.Module]],
         )
 
 
-def encoder_for(leaf: np.ndarray, categories: int | None, network: NetworkConfig, name: str) -> nn.Module:
+def encoder_for(leaf: np.ndarray, categories: int | Limits | None, network: NetworkConfig, name: str) -> nn.Module:
     """The encoder of one leaf, given without batch axis; ``name`` is its name in the options."""
-    if categories is not None:
-        return OneHot(categories, leaf.shape)
+    limits = Limits.of(categories) if isinstance(categories, int) else categories
+    if limits is not None and not limits.low.ndim:
+        return OneHot(int(limits.high - limits.low) + 1, leaf.shape, int(limits.low))
     if name in network.entities:
         return Entities(leaf.shape)
     if leaf.ndim == 3 and leaf.dtype == np.uint8:
         return Spatial(leaf.shape, network.convolutions)
-    return Numbers(leaf.shape)
+    return Numbers(leaf.shape, None if limits is None else limits.low)
 
 
 def trunk_for(features: int, config: NetworkConfig) -> nn.Module:

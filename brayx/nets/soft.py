@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,11 @@ from brayx.nets.encoders import features_of
 from brayx.nets.heads import Squashed
 from brayx.nets.policy import (
     ACTIVATIONS,
+    Categories,
     NetworkConfig,
+    declare_limits,
     example_of,
+    leaf_encoders,
     observation_for,
     refuse_options,
     refuse_unused,
@@ -93,7 +96,7 @@ class SoftActorCritic(nn.Module):
         obs: NestedArray,
         action_size: int,
         network: NetworkConfig = NETWORK,
-        categories: int | Mapping[str, int] | None = None,
+        categories: Categories = None,
     ) -> None:
         super().__init__()
         refuse_options(
@@ -111,7 +114,7 @@ class SoftActorCritic(nn.Module):
             own["activation"] = NETWORK.activation
         network = network.model_copy(update=own)
         self.encoder = observation_for(obs, categories, network)
-        refuse_unused(network, list(zip(self.encoder.names, self.encoder.encoders, strict=True)), continuous=True)
+        refuse_unused(network, leaf_encoders(self.encoder), continuous=True)
         features = features_of(self.encoder)
         self.trunk = trunk_for(features, network)
         self.head = Squashed(network.hidden[-1] if network.hidden else features, action_size)
@@ -121,6 +124,7 @@ class SoftActorCritic(nn.Module):
             network.hidden,
             activation=ACTIVATIONS[network.activation],
         )
+        declare_limits(self, categories)
 
     def forward(self, obs: Any) -> dict[str, Tensor]:
         """Observations ``[N, ...]`` -> ``tanh_mean`` and ``tanh_log_std`` ``[N, D]``."""
@@ -133,7 +137,7 @@ def soft_policy_for(
     *,
     action_size: int,
     network: NetworkConfig = NETWORK,
-    categories: int | Mapping[str, int] | None = None,
+    categories: Categories = None,
 ) -> tuple[SoftActorCritic, tuple[NestedArray, ...]]:
     """A `SoftActorCritic`, and example arguments for acting, to build an engine with.
 

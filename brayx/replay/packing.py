@@ -14,7 +14,7 @@ transition is marked truncated. Where both flags are set, as in Gymnasium when t
 If the model's observation is known, a fragment's observation is converted to its dtypes like in `forward`: float64 to
 float32, integers to floats. So an agent can push what it acts with, such as ``np.asarray`` of JSON numbers, which is
 float64. Other shapes and dtypes are refused. If the model's actions are known, invalid actions are refused, such as a
-category that does not exist.
+category that does not exist. So are whole numbers of an observation that are outside its limits.
 
 `Columns` hold many finished columns at once. They are checked as whole arrays and copied by slices; `Columns` of
 exactly a batch's size become the batch without a copy. A batch may mix columns from both sources.
@@ -25,7 +25,7 @@ Knows nothing of queues, Ray or torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ import numpy as np
 from brayx.actions import ActionSpec
 from brayx.engines.base import as_dtype
 from brayx.errors import BadFragment
+from brayx.spaces import Limits
 from brayx.types import Columns, Fragment, NestedArray, flatten
 
 Batch = dict[str, np.ndarray]
@@ -63,6 +64,7 @@ class Layout:
         extras: extras by name; None: not known yet.
         model: the paths of ``obs`` that are inputs of the model; fragments are converted to their dtypes.
         acts: the model's valid actions; None: not known.
+        limits: limits of whole numbers in ``obs``, by path.
     """
 
     obs: dict[str, tuple[tuple[int, ...], np.dtype]]
@@ -70,6 +72,7 @@ class Layout:
     extras: dict[str, tuple[tuple[int, ...], np.dtype]] | None
     model: frozenset[str] = frozenset()
     acts: ActionSpec | None = None
+    limits: Mapping[str, Limits] = field(default_factory=dict, compare=False)
 
     @staticmethod
     def of(fragment: Fragment) -> Layout:
@@ -81,11 +84,15 @@ class Layout:
         )
 
     @staticmethod
-    def of_model(forward_args: tuple[NestedArray, ...], acts: ActionSpec | None = None) -> Layout:
+    def of_model(
+        forward_args: tuple[NestedArray, ...],
+        acts: ActionSpec | None = None,
+        limits: Mapping[str, Limits] | None = None,
+    ) -> Layout:
         """The layout of a model's inputs, from example arguments ``[B, ...]``; the rest is not known yet."""
         example = forward_args[0] if len(forward_args) == 1 else forward_args
         obs = {path: (leaf.shape[1:], leaf.dtype) for path, leaf in flatten(example, "obs").items()}
-        return Layout(obs=obs, action=None, extras=None, model=frozenset(obs), acts=acts)
+        return Layout(obs=obs, action=None, extras=None, model=frozenset(obs), acts=acts, limits=limits or {})
 
     @staticmethod
     def of_example(obs: NestedArray, action: NestedArray) -> Layout:
@@ -180,6 +187,8 @@ def check(fragment: Fragment, layout: Layout | None, newest_version: int | None 
         raise BadFragment(f"{key}: missing; this buffer's fragments have {sorted(expected)}", field=key)
     for key, array in arrays.items():
         arrays[key] = _fitting(key, array, 1, whole, expected)
+    for key in whole.limits.keys() & arrays.keys():
+        _check_limits(key, whole.limits[key], arrays[key][: length + 1 - bool(fragment.terminated)])
     _check_action(arrays["action"], 1, whole.acts)
     _check_version(arrays["policy_version"], newest_version)
     return arrays
@@ -227,7 +236,12 @@ def check_columns(
         raise BadFragment("mask: expected only 0 and 1, got other values", field="mask")
     if mask[:, -1].any():
         raise BadFragment("mask: is 1 at a column's last step, which only bootstraps", field="mask")
-    _check_action(arrays["action"][mask > 0], 1, whole.acts)  # masked actions may be anything
+    acted = mask > 0
+    seen = acted.copy()
+    seen[:, 1:] |= acted[:, :-1] & ~arrays["terminated"][:, :-1]  # the step after one bootstraps it
+    for key in whole.limits.keys() & arrays.keys():
+        _check_limits(key, whole.limits[key], arrays[key][seen])
+    _check_action(arrays["action"][acted], 1, whole.acts)  # masked actions may be anything
     if newest_version is not None:
         _check_version(arrays["policy_version"][mask > 0], newest_version)
     return arrays
@@ -258,6 +272,11 @@ def oldest(batch: Mapping[str, np.ndarray]) -> np.ndarray:
     never = np.iinfo(np.int64).max
     found: np.ndarray = batch["policy_version"].min(axis=1, where=batch["mask"] > 0, initial=never)
     return found
+
+
+def _check_limits(key: str, limits: Limits, values: np.ndarray) -> None:
+    if wrong := limits.refusal(values):
+        raise BadFragment(f"{key}: {wrong}", field=key)
 
 
 def _check_version(versions: np.ndarray, newest: int | None) -> None:

@@ -29,13 +29,14 @@ from brayx import actions
 from brayx.actions import ActionSpec
 from brayx.engines.base import as_dtype
 from brayx.engines.scaling import Scaling
-from brayx.errors import ConfigError
+from brayx.errors import ConfigError, EnvironmentFailed
 from brayx.metrics import Recorder
 from brayx.nets.encoders import MASK
 from brayx.rollout.envs import autoreset_mode, failed
 from brayx.rollout.masks import InfoMasks, is_observed
 from brayx.rollout.moments import AllMoments, ObsNormaliser, RewardNormaliser, Shared
 from brayx.rollout.policy import Policy
+from brayx.spaces import by_path, limits_of
 from brayx.types import Columns, NestedArray, Weights, flatten
 
 logger = logging.getLogger(__name__)
@@ -119,14 +120,14 @@ class Collector:
         self.policy = policy
         self.num_envs = int(envs.num_envs)
         self.unroll_length = unroll_length
-        self.action_spec = ActionSpec.of(envs.single_action_space)
+        self.action_spec = ActionSpec.of(envs.single_action_space, scale=scale_actions)
         self.env_steps = 0
-        self._scale = scale_actions
         self._reward_clip = reward_clip
         self._sde_steps = sde_steps
         self._greedy = greedy
         self._mode = autoreset_mode(envs)
         self._takes = dict(zip(policy.obs_keys, policy.obs_leaves, strict=True))
+        self._limits = by_path(limits_of(envs.single_observation_space), "obs")
         self._episodes: deque[tuple[float, int, int]] = deque(maxlen=_MAX_EPISODES)  # plain: they cost a fifth to make
         self._obs: dict[str, np.ndarray] = {}
         self._raw: list[dict[str, np.ndarray]] = []
@@ -318,7 +319,7 @@ class Collector:
             self._raw.clear()
 
     def _step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        action = self.action_spec.to_env(action, scale=self._scale)
+        action = self.action_spec.to_env(action)
         try:
             obs, reward, terminated, truncated, info = self.envs.step(action)
             if self._mode is AutoresetMode.DISABLED and (done := terminated | truncated).any():
@@ -361,13 +362,18 @@ class Collector:
 
         Raises:
             ConfigError: the policy takes something else.
+            EnvironmentFailed: a whole number is outside the observation space.
         """
+        found = {"obs": obs} if isinstance(obs, np.ndarray) else flatten(obs, "obs")
+        for key, limits in self._limits.items():
+            if wrong := limits.refusal(found[key]):
+                raise EnvironmentFailed(
+                    f"{key}: the environments gave {wrong}: it is outside the observation space", key=key
+                )
         if isinstance(obs, np.ndarray):
-            found, last = {"obs": obs}, self._obs.get("obs")
+            last = self._obs.get("obs")
             if last is not None and obs.dtype == last.dtype and obs.shape == last.shape:  # which was looked into
                 return found
-        else:
-            found = flatten(obs, "obs")
         for key, spec in self._takes.items():
             leaf = found.get(key)
             if leaf is None:

@@ -18,6 +18,7 @@ from brayx.errors import ConfigError
 from brayx.nets.central import central_policy_for
 from brayx.nets.policy import NetworkConfig, policy_for
 from brayx.nets.soft import NETWORK, soft_policy_for
+from brayx.spaces import limits_of
 from brayx.types import NestedArray
 
 Model: TypeAlias = tuple[nn.Module, tuple[NestedArray, ...]]
@@ -25,12 +26,12 @@ Model: TypeAlias = tuple[nn.Module, tuple[NestedArray, ...]]
 
 
 def observation_of(envs: Any) -> NestedArray:
-    """One observation of zeros as a model takes it, float64 as float32.
+    """One observation as a model takes it, float64 as float32: zeros, and the least value of a discrete space.
 
     Raises:
         ConfigError: observations are not arrays of one shape.
     """
-    return _zeros(envs.single_observation_space)
+    return _example(envs.single_observation_space)
 
 
 def ready_made(
@@ -39,7 +40,7 @@ def ready_made(
     """Returns a function that makes a network from an observation and an action space.
 
     The network is an actor-critic, or a policy with the separate critic that the algorithm needs. Discrete observations
-    are encoded one-hot.
+    are encoded one-hot; those of a MultiDiscrete are numbers, counted from their start.
 
     Raises:
         ConfigError: there is no ready-made network for the observation space.
@@ -52,7 +53,7 @@ def ready_made(
             "gets each part of a Tuple as an argument",
             key="observation_space",
         )
-    categories = _categories(space)
+    categories: Any = limits_of(space)
     takes = algorithm.critic.takes if algorithm is not None and algorithm.critic is not None else ()
 
     def make(obs: NestedArray, spec: ActionSpec) -> Model:
@@ -78,21 +79,11 @@ def _parts(space: Any) -> list[Any]:
     return [space, *(part for member in members for part in _parts(member))]
 
 
-def _categories(space: Any) -> Any:
-    """Number of categories of a Discrete observation; for a Dict, by the names of its discrete leaves."""
-    if isinstance(space, gymnasium.spaces.Discrete):
-        return int(space.n)
+def _example(space: Any) -> NestedArray:
     if isinstance(space, gymnasium.spaces.Dict):
-        found = {name: _categories(part) for name, part in space.spaces.items()}
-        return {name: count for name, count in found.items() if count}
-    return None
-
-
-def _zeros(space: Any) -> NestedArray:
-    if isinstance(space, gymnasium.spaces.Dict):
-        return {name: _zeros(part) for name, part in space.spaces.items()}
+        return {name: _example(part) for name, part in space.spaces.items()}
     if isinstance(space, gymnasium.spaces.Tuple):
-        return tuple(_zeros(part) for part in space.spaces)
+        return tuple(_example(part) for part in space.spaces)
     if space.shape is None:
         raise ConfigError(
             f"observation space is {space}, which has no single shape: expected Box, Discrete, MultiDiscrete or "
@@ -100,4 +91,4 @@ def _zeros(space: Any) -> NestedArray:
             key="observation_space",
         )
     dtype = np.dtype(np.float32) if space.dtype == np.float64 else np.dtype(space.dtype)
-    return np.zeros(space.shape, dtype)
+    return np.full(space.shape, getattr(space, "start", 0), dtype)

@@ -17,7 +17,7 @@ from brayx.actions import ActionSpec
 from brayx.algorithms.build import build, check_critic, check_observed, check_outputs, failure
 from brayx.algorithms.config import AlgorithmConfig
 from brayx.engines.base import ModelSpec
-from brayx.engines.torch import describe, example_leaves
+from brayx.engines.torch import describe, example_leaves, limits_declared
 from brayx.errors import ConfigError, ModelError
 from brayx.model.build import build_model
 from brayx.nets.recurrent import state_argument
@@ -58,7 +58,9 @@ def layout_of(
     hooks = load_hooks(config.hooks, folder) if config.hooks else Hooks()
     own = hooks.handle is None  # a hook may convert actions and states
     layout = Layout.of_model(
-        tuple(arg for index, arg in enumerate(forward_args) if index != at), actions_of(given) if own else None
+        tuple(arg for index, arg in enumerate(forward_args) if index != at),
+        actions_of(given) if own else None,
+        limits_declared(built) if own else None,
     )
     return layout, set() if at is None or not own else set(flatten(forward_args[at], "state"))
 

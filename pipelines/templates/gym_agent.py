@@ -1,7 +1,8 @@
 """An agent for any environment with discrete actions that `brayx gamecore gym` or `brayx gamecore pettingzoo` plays.
 
 It speaks those gamecores' JSON: a tick is ``{"obs": …, "reward": r}`` where ``r`` is what the last action earned, the
-reply ``{"action": a}``, a stop ``{"obs": …, "reward": r, "terminated": …, "truncated": …}``.
+reply ``{"action": a}``, a stop ``{"obs": …, "reward": r, "terminated": …, "truncated": …}``. The model counts actions
+from 0, the game from the start's ``first_action``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class GymAgent(Agent):
         self.rng = random.Random(f"{config['seed']}/{state.session}")
         self.total_reward = 0.0
         self.length = 0
-        self.num_actions = state.input.get("num_actions") if isinstance(state.input, Mapping) else None
+        start = state.input if isinstance(state.input, Mapping) else {}
+        self.num_actions, self.first_action = start.get("num_actions"), start.get("first_action", 0)
 
     async def on_tick(self, state: State) -> None:
         obs = _field(state, "obs")
@@ -46,7 +48,7 @@ class GymAgent(Agent):
         # The state of a recurrent policy before the step.
         memory = flatten(outputs["state"], "state") if "state" in outputs else {}
         state.step = Step(obs, np.asarray(action), log_prob, version, memory)
-        state.output["action"] = action
+        state.output["action"] = self.first_action + action
 
     async def on_episode(self, episode: list[State], done: bool) -> None:
         last = episode[-1]

@@ -171,26 +171,63 @@ SPACES = gymnasium.spaces
         (SPACES.MultiBinary(4), "multi_discrete", (2, 2, 2, 2), (4,)),
         (SPACES.Box(-2.0, 2.0, (1,), np.float32), "box", (), (1,)),
         (SPACES.Box(-np.inf, np.inf, (2, 3), np.float64), "box", (), (6,)),
+        (SPACES.Box(-0.1, 0.1, (2,), np.float64), "box", (), (2,)),
+        (SPACES.Box(0.0, 0.7, (1,), np.float64), "box", (), (1,)),
+        (SPACES.Box(-3e38, 3e38, (1,), np.float32), "box", (), (1,)),
+        (SPACES.Box(-1, 60_000, (2,), np.float16), "box", (), (2,)),
+        (SPACES.Discrete(3, dtype=np.int32), "discrete", (3,), ()),
+        (SPACES.Discrete(3, start=250, dtype=np.uint8), "discrete", (3,), ()),
+        (SPACES.MultiDiscrete([2, 3], dtype=np.int8), "multi_discrete", (2, 3), (2,)),
     ],
 )
-def test_every_sampled_action_is_in_the_space(space, kind, sizes, shape):
-    spec = ActionSpec.of(space)
+@pytest.mark.parametrize("scale", [False, True])
+def test_every_sampled_action_is_in_the_space(space, kind, sizes, shape, scale):
+    """And the same action comes back from the environment's, unless it was clipped."""
+    spec = ActionSpec.of(space, scale=scale)
     assert (spec.kind, spec.sizes, spec.shape) == (kind, sizes, shape)
     if kind == "box":
         drawn = rng().standard_normal((50, *shape)).astype(np.float32) * 10
+        drawn[:2] = [[-1], [1]]
     else:
         drawn = np.stack([rng().integers(0, sizes) for _ in range(50)]).reshape(50, *shape)
     before = drawn.copy()
-    for action in spec.to_env(drawn):
-        assert space.contains(np.int64(action) if kind == "discrete" else action), action
+    acted = spec.to_env(drawn)
+    assert acted.dtype == space.dtype
+    for action in acted:
+        assert space.contains(action), action
     assert np.array_equal(drawn, before)
+    again = spec.to_policy(acted)
+    assert np.array_equal(spec.to_env(again), acted) or space.dtype.kind == "f"
+    if kind != "box":
+        assert np.array_equal(again, drawn)
+    elif scale and spec.bounded:
+        np.testing.assert_allclose(again, np.clip(drawn, -1, 1), rtol=2e-3, atol=2e-3)
+        assert np.array_equal(again[:2], drawn[:2])
 
 
 def test_scaled_actions_span_the_bounds():
-    spec = ActionSpec.of(SPACES.Box(np.asarray([-2.0, 0.0]), np.asarray([2.0, 10.0]), dtype=np.float64))
+    space = SPACES.Box(np.asarray([-2.0, 0.0]), np.asarray([2.0, 10.0]), dtype=np.float64)
     policy = np.asarray([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0], [-3.0, 3.0]], np.float32)
-    assert spec.to_env(policy, scale=True).tolist() == [[-2, 0], [0, 5], [2, 10], [-2, 10]]
-    assert spec.to_env(policy).tolist() == [[-1, 0], [0, 0], [1, 1], [-2, 3]]
+    scaled, own = ActionSpec.of(space, scale=True), ActionSpec.of(space)
+    assert scaled.to_env(policy).tolist() == [[-2, 0], [0, 5], [2, 10], [-2, 10]]
+    assert own.to_env(policy).tolist() == [[-1, 0], [0, 0], [1, 1], [-2, 3]]
+    assert scaled.to_policy(np.asarray([[-2.0, 10.0], [1.0, 2.5]])).tolist() == [[-1, 1], [0.5, -0.5]]
+    assert own.to_policy(np.asarray([[-2.0, 10.0]])).tolist() == [[-2, 10]]
+
+
+@pytest.mark.parametrize(
+    ("space", "action", "message"),
+    [
+        (SPACES.Box(0, 10, (2,)), [[3.0, 4.0], [5.0, 10.5]], r"action: 10\.5 at \[1, 1\], expected 0 to 10"),
+        (SPACES.Box(0, 10, (2,)), [[3.0, np.nan]], r"action: nan at \[0, 1\], expected 0 to 10"),
+        (SPACES.Box(0, 10, (2,)), [3.0], r"action: expected the environment's shape \[2\] a step, got \[\]"),
+        (SPACES.Discrete(3, start=5), [5, 0], r"action: 0 at \[1\], expected 5 to 7"),
+        (SPACES.MultiDiscrete([2, 3], start=[1, 5]), [[1, 8]], r"action: 8 at \[0, 1\], expected 5 to 7"),
+    ],
+)
+def test_a_recorded_action_outside_the_space_is_refused(space, action, message):
+    with pytest.raises(ConfigError, match=message):
+        ActionSpec.of(space, scale=True).to_policy(np.asarray(action))
 
 
 def test_other_spaces_are_refused():

@@ -88,16 +88,16 @@ def test_bodies_of_the_gym_profile(app: EchoApp, address: str) -> None:
         assert gym.play_game(env, client, max_ticks=2) == gym.GameResult(3.0, 2, "truncated")
         assert gym.play_game(env, client, should_stop=lambda: True) == gym.GameResult(1.0, 1, "stopped")
     assert [request.body for request in app.requests] == [
-        b'{"env_id":"","seed":7,"num_actions":2}',
+        b'{"env_id":"","seed":7,"num_actions":2,"first_action":3}',
         b'{"obs":[0.0],"reward":0.0}',
         b'{"obs":[1.0],"reward":1.0}',
         b'{"obs":[2.0],"reward":2.0}',
         b'{"obs":[3.0],"reward":3.0,"terminated":true,"truncated":false}',
-        b'{"env_id":"","seed":null,"num_actions":2}',
+        b'{"env_id":"","seed":null,"num_actions":2,"first_action":3}',
         b'{"obs":[0.0],"reward":0.0}',
         b'{"obs":[1.0],"reward":1.0}',
         b'{"obs":[2.0],"reward":2.0,"terminated":false,"truncated":true}',
-        b'{"env_id":"","seed":null,"num_actions":2}',
+        b'{"env_id":"","seed":null,"num_actions":2,"first_action":3}',
         b'{"obs":[0.0],"reward":0.0}',
         b'{"obs":[1.0],"reward":1.0,"terminated":false,"truncated":false}',  # interrupted: neither
     ]
@@ -134,8 +134,19 @@ def test_observations_of_every_space(app: EchoApp, address: str, observation: An
     ("space", "reply", "action"),
     [
         (gymnasium.spaces.Box(-1, 1, (2,)), b'{"action": [0.5, -1]}', np.array([0.5, -1], np.float32)),
+        (
+            gymnasium.spaces.Box(-0.1, 0.1, (2,), np.float64),
+            b'{"action": [0.10000000149011612, -0.1]}',
+            np.array([0.1, -0.1]),
+        ),
         (gymnasium.spaces.MultiDiscrete([3, 3]), b'{"action": [0, 2]}', np.array([0, 2])),
+        (gymnasium.spaces.Discrete(3, start=4, dtype=np.int32), b'{"action": 5}', np.int32(5)),
         (gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(2)] * 2), b'{"action": [0, 1]}', (0, 1)),
+        (
+            gymnasium.spaces.Dict(a=gymnasium.spaces.Box(-1, 1, (1,))),
+            b'{"action": {"a": [0.5]}}',
+            {"a": np.array([0.5], np.float32)},
+        ),
     ],
 )
 def test_actions_of_other_spaces(app: EchoApp, address: str, space: Any, reply: bytes, action: Any) -> None:
@@ -143,7 +154,9 @@ def test_actions_of_other_spaces(app: EchoApp, address: str, space: Any, reply: 
     env = CountingEnv(action_space=space)
     with Client(f"http://{address}") as client:
         gym.play_game(env, client)
+    assert space.contains(env.actions[0])
     assert type(env.actions[0]) is type(action)
+    assert getattr(env.actions[0], "dtype", None) == getattr(action, "dtype", None)
     assert np.array_equal(env.actions[0], action)
 
 
@@ -165,9 +178,18 @@ def test_a_reply_without_an_action_ends_the_run(app: EchoApp, address: str, repl
         gym.run_games("CartPole-v1", f"http://{address}", games=1, give_up_after_s=0)
 
 
-def test_a_box_action_of_another_shape(app: EchoApp, address: str) -> None:
+@pytest.mark.parametrize("reply", [NO_OP, b'{"action": [1.01, 0]}', b'{"action": [0, 0, 0]}', b'{"action": {}}'])
+def test_an_action_outside_its_box(app: EchoApp, address: str, reply: bytes) -> None:
+    app.answer = lambda body: reply
     env = CountingEnv(action_space=gymnasium.spaces.Box(-1, 1, (2,)))
     with Client(f"http://{address}") as client, pytest.raises(BadBody, match="Box"):
+        gym.play_game(env, client)
+
+
+def test_an_action_too_large_for_its_dtype(app: EchoApp, address: str) -> None:
+    app.answer = lambda body: b'{"action": [300]}'
+    env = CountingEnv(action_space=gymnasium.spaces.MultiDiscrete([3], dtype=np.int8))
+    with Client(f"http://{address}") as client, pytest.raises(BadBody, match="MultiDiscrete"):
         gym.play_game(env, client)
 
 

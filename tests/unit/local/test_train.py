@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import shutil
 import threading
@@ -12,6 +13,7 @@ from typing import Any, ClassVar, get_args
 
 import gymnasium
 import numpy as np
+import optree
 import pytest
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
@@ -31,6 +33,7 @@ from brayx.nets.central import central_policy_for
 from brayx.nets.policy import NetworkConfig
 from brayx.replay.importance import Importance
 from brayx.rollout.policy import ActingEngine
+from brayx.types import flatten
 from tests.unit.replay.made import columns
 from tests.unit.rollout.worlds import BoxCounting, Counting, MaskedCounting
 
@@ -445,24 +448,71 @@ def test_sac_learns_networks_of_its_own_and_refuses_what_it_cannot_act_in() -> N
 
 
 class Numbered(Whole):
-    """The same with discrete observations."""
+    """The same with discrete observations that do not start at 0."""
 
     observation_space = gymnasium.spaces.Dict(
-        obs=gymnasium.spaces.Dict(kind=gymnasium.spaces.Discrete(5)), state=gymnasium.spaces.Discrete(7)
+        obs=gymnasium.spaces.Dict(kind=gymnasium.spaces.Discrete(5, start=3)),
+        state=gymnasium.spaces.Discrete(7, start=-9),
     )
 
 
 class Turning(Numbered):
-    observation_space = gymnasium.spaces.Discrete(6)
+    observation_space = gymnasium.spaces.Discrete(6, start=100)
     action_space = gymnasium.spaces.Box(-1, 1, (2,))
+
+
+class Nested(Whole):
+    observation_space = gymnasium.spaces.Dict(
+        me=gymnasium.spaces.Dict(
+            place=gymnasium.spaces.Box(-1, 1, (2,)),
+            hand=gymnasium.spaces.Dict(card=gymnasium.spaces.Discrete(3, start=5)),
+        ),
+        many=gymnasium.spaces.MultiDiscrete([2, 3], start=[0, 1000]),
+    )
 
 
 def test_the_networks_of_sac_and_mappo_see_whole_numbers_one_hot_too() -> None:
     module = train_local(Numbered, MAPPOConfig(epochs=1), Training(**QUICK)).module
-    assert (module.encoder.features, module.critic.encoder.features) == (5, 7)
+    assert module.encoder({"kind": torch.arange(3, 8)}).tolist() == np.eye(5).tolist()
+    assert module.critic.encoder(torch.arange(-9, -2)).tolist() == np.eye(7).tolist()
     quick = Training(**{**QUICK, "num_steps": 40, "min_columns": 2, "batch_size": 2})
     module = train_local(Turning, SACConfig(), quick).module
-    assert (module.encoder.features, module.critic.encoder.features) == (6, 6)
+    for encoder in (module.encoder, module.critic.encoder):
+        assert encoder(torch.arange(100, 106)).tolist() == np.eye(6).tolist()
+
+
+@pytest.mark.parametrize("network", [NetworkConfig(), NetworkConfig(lstm=4), NetworkConfig(entities=["me/hand/x"])])
+def test_a_dict_in_a_dict_is_seen_by_the_network(network) -> None:
+    train = functools.partial(train_local, Nested, PPOConfig(epochs=1), Training(**QUICK, network=network))
+    if network.entities:
+        with pytest.raises(ConfigError, match=r"entities has 'me/hand/x': .* are \['me/place', 'me/hand/card', 'many'"):
+            train()
+        return
+    module, (example, *_) = (result := train()).module, result.forward_args
+    assert {leaf: value.tolist() for leaf, value in flatten(example).items()} == {
+        "many": [[0, 1000]] * 2, "me/hand/card": [5, 5], "me/place": [[0, 0]] * 2,
+    }  # fmt: skip
+    seen = {"many": [[1, 1002]], "me": {"place": [[0.25, 0.5]], "hand": {"card": [6]}}}
+    tensors = optree.tree_map(lambda leaf: torch.tensor(leaf), seen, is_leaf=lambda leaf: isinstance(leaf, list))
+    assert module.encoder(tensors).tolist() == [[0.25, 0.5, 0, 1, 0, 1, 2]]
+
+
+class Lazy(torch.nn.Module):
+    """A policy whose layers get their sizes at the first run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.LazyLinear(4)
+
+    def forward(self, obs: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.layer(obs)
+        return {"logits": y[..., :2], "value": y[..., 3]}
+
+
+def test_a_model_with_lazy_layers_learns() -> None:
+    made = Lazy(), (torch.zeros(2, 4),)
+    train_local("CartPole-v1", PPOConfig(epochs=1), Training(**QUICK), model=lambda obs, spec: made)
+    assert made[0].layer.weight.shape == (4, 4)
 
 
 @pytest.mark.parametrize(("env", "algorithm"), [(Turning, SACConfig()), (Whole, MAPPOConfig())])

@@ -72,3 +72,31 @@ def test_several_threads_can_build_engines_at_once():
     for thread in threads:
         thread.join()
     assert len(built) == 2
+
+
+LAZY = """torch.manual_seed(0)
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen, self.unseen = torch.nn.LazyLinear(3), torch.nn.LazyLinear(3)
+            self.norm = torch.nn.LazyBatchNorm1d()
+        def forward(self, obs):
+            return self.norm(self.seen(obs)) + (self.unseen(obs) if USED else 0)
+    return Own(), (torch.ones(2, 4),)"""
+
+
+def test_lazy_layers_get_their_sizes_from_the_example(tmp_path: Path) -> None:
+    module, _ = build_model(str(tmp_path), written(tmp_path, LAZY.replace("USED", "True")), "net", {})
+    assert {name: tuple(weight.shape) for name, weight in module.named_parameters()} == {
+        "seen.weight": (3, 4), "seen.bias": (3,), "norm.weight": (3,), "norm.bias": (3,),
+        "unseen.weight": (3, 4), "unseen.bias": (3,),
+    }  # fmt: skip
+    assert module.norm.running_mean.tolist() == [0, 0, 0], "a run for the sizes is no training"
+    assert module.training
+    assert module.norm.training
+    torch.optim.SGD(module.parameters(), lr=0.1)
+
+
+def test_a_lazy_layer_that_the_example_does_not_use_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"unseen\.weight has no size yet"):
+        build_model(str(tmp_path), written(tmp_path, LAZY.replace("USED", "False")), "net", {})

@@ -9,6 +9,7 @@ import torch
 from brayx.engines.torch import describe
 from brayx.errors import ShapeMismatch
 from brayx.model.columns import check_columns, to_columns
+from tests.unit.nets.kinds import make
 
 
 class Two(torch.nn.Module):
@@ -23,6 +24,19 @@ def test_leaves_are_converted_and_in_order():
     x, scale = to_columns(SPEC, ({"x": np.arange(12).reshape(4, 3)}, [1, 2, 3, 4]))
     assert (x.dtype, scale.dtype, x.shape, scale.shape) == (np.float32, np.float32, (4, 3), (4,))
     assert check_columns(SPEC.inputs, [x, scale]) == 4
+
+
+def test_whole_numbers_outside_what_a_network_declares_are_refused_by_name():
+    module, example = make("nested")
+    spec = describe(module, example)
+    row = {"me": {"kind": 7, "seen": [[9, 255]]}, "map": np.zeros(4)}
+    rows = {"me": {"kind": [5, 7], "seen": [[[7, 250]], [[9, 255]]]}, "map": np.zeros((2, 4))}
+    spec.flatten_inputs((row,))
+    to_columns(spec, (rows,))
+    with pytest.raises(ShapeMismatch, match=r"obs/me/kind: 8, expected 5 to 7"):
+        spec.flatten_inputs(({**row, "me": {**row["me"], "kind": 8}},))
+    with pytest.raises(ShapeMismatch, match=r"obs/me/seen: 249 at \[1, 0, 1\], expected 250 to 255"):
+        to_columns(spec, ({**rows, "me": {**rows["me"], "seen": [[[7, 250]], [[9, 249]]]}},))
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,14 @@ import numpy as np
 import torch
 
 from brayx.nets.policy import NetworkConfig, policy_for
+from brayx.spaces import Limits
 
 FLAT = np.zeros(5, np.float32)
 IMAGE = np.zeros((3, 20, 20), np.uint8)
 MASKED = {"action_mask": np.zeros(5, np.int8), "table": np.zeros((2, 3), np.float32)}
+
+NESTED = {"me": {"kind": np.int64(5), "seen": np.asarray([[7, 250]], np.uint8)}, "map": np.zeros(4, np.float32)}
+LIMITS = {"me": {"kind": Limits.of(3, 5), "seen": Limits(np.asarray([[7, 250]]), np.asarray([[9, 255]]))}}
 
 KINDS = {
     "discrete": (FLAT, {"num_actions": 3}, {}),
@@ -23,6 +27,7 @@ KINDS = {
     "squashed": (FLAT, {"action_size": 2}, {"distribution": "squashed"}),
     "reward heads": (FLAT, {"num_actions": 3}, {"value_heads": 4}),
     "categories": (np.int64(0), {"num_actions": 3, "categories": 7}, {}),
+    "nested": (NESTED, {"num_actions": 3, "categories": LIMITS}, {}),
     "image": (IMAGE, {"num_actions": 3}, {"convolutions": "impala", "hidden": [32]}),
     "entities": (np.zeros((4, 3), np.float32), {"num_actions": 3}, {"entities": [""]}),
     "small image": (IMAGE, {"num_actions": 3}, {"convolutions": "small", "hidden": [32]}),

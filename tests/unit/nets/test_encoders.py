@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ def test_one_hot():
     assert OneHot(3)(x).tolist() == [[[1, 0, 0], [0, 0, 1]], [[0, 1, 0], [0, 0, 0]]]
     assert OneHot(3, (2,))(x).tolist() == [[1, 0, 0, 0, 0, 1], [0, 1, 0, 0, 0, 0]]
     assert OneHot(3, (2,)).features == 6
+    assert OneHot(3, first=-1)(torch.tensor([-1, 0, 1, 2])).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]]
 
 
 def test_binary():
@@ -28,6 +30,8 @@ def test_numbers_are_flattened_after_any_leading_axes():
     assert Numbers((2, 3))(torch.zeros(5, 7, 2, 3)).shape == (5, 7, 6)
     assert Numbers(())(torch.zeros(5)).shape == (5, 1)
     assert Numbers((3,))(torch.zeros(5, 3, dtype=torch.uint8)).dtype == torch.float32
+    assert Numbers((2,), np.asarray([10**9, 250]))(torch.tensor([[10**9 + 1, 252]])).tolist() == [[1, 2]]
+    assert Numbers((1,), np.asarray([250]))(torch.tensor([[252]], dtype=torch.uint8)).tolist() == [[2]]
 
 
 def test_byte_images_are_scaled_and_their_channel_axis_is_found():

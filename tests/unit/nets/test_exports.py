@@ -49,7 +49,7 @@ def cases():
     network = NetworkConfig(hidden=[8])
     parts = [
         (Numbers((2, 2)), (torch.zeros(2, 2, 2),)),
-        (OneHot(4, (1,)), (WHOLE.unsqueeze(-1),)),
+        (OneHot(4, (1,), -1), (WHOLE.unsqueeze(-1),)),
         (Binary(5), (WHOLE,)),
         (Embedding(4, 3), (WHOLE,)),
         (Observation(numbers), ({"speed": FLAT, "kind": WHOLE},)),

@@ -121,6 +121,15 @@ async def test_a_model_with_other_actions_than_the_game_is_refused_at_the_first_
     assert json.loads(await fitting.tick(tick(0))) == {"action": 1}
 
 
+async def test_actions_are_counted_from_the_games_first_one_and_learned_from_0() -> None:
+    actor, box, _ = make()
+    await actor.start("s", b'{"num_actions": 2, "first_action": 5}')
+    assert json.loads(await actor.tick(tick(0))) == {"action": 6}
+    await actor.stop(stop(1, terminated=True, truncated=False))
+    await actor.on_end("stop")
+    assert [fragment.action.tolist() for fragment in box.fragments] == [[1]]
+
+
 async def test_a_cut_ends_nothing_and_the_pieces_fit_together() -> None:
     actor, box, recorder = make(episode_length=2)
     await actor.start("s", b"")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from brayx.actions import ActionSpec
 from brayx.errors import BadFragment
-from brayx.replay.packing import Layout, Packer, check
+from brayx.replay.packing import Layout, Packer, check, check_columns
+from brayx.spaces import Limits
 from brayx.types import Columns, Fragment
 
 DISCRETE = ActionSpec("discrete", (4,), ())
@@ -359,3 +360,16 @@ def test_actions_outside_the_models_range_are_refused(acts, good, bad, message):
         with pytest.raises(BadFragment, match=message):
             packer.add(each)
         assert packer.layout is layout
+
+
+def test_whole_numbers_outside_the_models_limits_are_refused_except_where_nothing_is_learned():
+    layout = Layout.of_model((np.zeros((1,), np.int64),), limits={"obs": Limits.of(3, 5)})
+    whole = fragment(0, 3, "terminated", obs=np.array([5, 6, 7, 5]))
+    (batch,) = Packer(1, 3, layout).add(whole)
+    with pytest.raises(BadFragment, match=r"obs: 8 at \[2\], expected 5 to 7"):
+        Packer(1, 3, layout).add(dataclasses.replace(whole, obs=np.array([5, 6, 8, 5])))
+    padded = {key: np.concatenate([array, np.zeros_like(array)], 1) for key, array in batch.items()}
+    check_columns(Columns(padded), padded["mask"].shape[1] - 1, layout)
+    running = {**batch, "terminated": np.zeros((1, 4), bool), "obs": np.array([[5, 6, 7, 4]])}
+    with pytest.raises(BadFragment, match=r"obs: 4 at \[3\], expected 5 to 7"):  # the step that is bootstrapped from
+        check_columns(Columns(running), 3, layout)

@@ -18,7 +18,7 @@ from brayx.replay.packing import check_columns
 from brayx.rollout.collector import Collector, Episode, seed_after
 from brayx.rollout.envs import make_envs
 from brayx.rollout.policy import Policy
-from tests.unit.rollout.worlds import BoxCounting, Counter, Counting, Gaussian, Linear, Masked, MaskedCounting
+from tests.unit.rollout.worlds import BoxCounting, Counter, Counting, Gaussian, Kinds, Linear, Masked, MaskedCounting
 from tests.waiting import WAIT_S
 
 OBS = (np.zeros((2, 2), np.float32),)
@@ -31,6 +31,44 @@ def collector(
     torch.manual_seed(0)
     envs = SyncVectorEnv([env] * num, autoreset_mode=mode)
     return Collector(envs, Policy(module or Linear(), args, engine=engine), length, **options)
+
+
+class OfKinds(torch.nn.Module):
+    """Logits of the kind alone."""
+
+    def forward(self, obs):
+        return {"logits": obs["me"]["kind"].float().unsqueeze(-1).expand(-1, 2)}
+
+
+KIND = {
+    "pair": (np.zeros(2, int), np.zeros((2, 1), np.float32)),
+    "me": {"kind": np.zeros(2, int), "seen": np.ones((2, 2), int)},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "refused"),
+    [
+        ("kind", 9, r"obs/me/kind: the environments gave 9 at \[1\], expected 5 to 8"),
+        ("kind", 4, r"obs/me/kind: .* 4 at \[1\]"),
+        ("seen", [1, 1004], r"obs/me/seen: .* 1004 at \[1, 1\], expected 1000 to 1003"),
+        ("pair", (2, np.zeros(1, np.float32)), r"obs/pair/0: .* 2 at \[1\], expected -2 to 1"),
+    ],
+)
+def test_a_whole_number_outside_the_observation_space_is_refused_by_name(name, value, refused):
+    made = collector(Kinds, OfKinds(), (KIND,), length=4)
+    assert set(made.collect().arrays["obs/me/kind"].ravel()) == {5, 6, 7, 8}
+
+    class Outside(Kinds):
+        def _kinds(self):
+            found = super()._kinds()
+            (found if name in found else found["me"])[name] = value
+            return found
+
+    made.close()
+    envs = SyncVectorEnv([Kinds, Outside, Kinds])
+    with pytest.raises(EnvironmentFailed, match=refused):
+        Collector(envs, Policy(OfKinds(), (KIND,), engine="torch"), 4)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -40,6 +40,27 @@ class BoxCounting(Counting):
     action_space = spaces.Box(np.asarray([-2.0, 0.0]), np.asarray([2.0, 10.0]), dtype=np.float64)
 
 
+class Kinds(Counting):
+    """`Counting` seen as whole numbers that do not start at 0: in a dict, in a Tuple, and as a MultiDiscrete."""
+
+    observation_space = spaces.Dict(  # type: ignore[assignment]
+        pair=spaces.Tuple([spaces.Discrete(4, start=-2), spaces.Box(-1, 1, (1,))]),
+        me=spaces.Dict(kind=spaces.Discrete(4, start=5), seen=spaces.MultiDiscrete([2, 4], start=[1, 1000])),
+    )
+
+    def _kinds(self) -> Any:
+        me = {"kind": np.int64(5 + self._at), "seen": np.asarray([1, 1000 + self._at])}
+        return {"pair": (np.int64(self._at - 2), np.zeros(1, np.float32)), "me": me}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset()
+        return self._kinds(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        _, *rest = super().step(action)
+        return self._kinds(), *rest  # type: ignore[return-value]
+
+
 class MaskedCounting(Counting):
     """`Counting` seen as a dict, with a mask that forbids the first action."""
 
