@@ -76,7 +76,7 @@ _SAME = (
 """Hyperparameters of `benchmarks.sb3_cartpole`; the networks are the same by default."""
 _TIMEOUT_S = 900.0
 _PARTS_STEPS = 30_000
-GAMECORE = f"brayx gamecore gym {ENV_ID} --url {{url}} --seed {{index}} --quiet --die-with-parent"
+GAMECORE = f"brayx gamecore gym {ENV_ID} --url {{url}} --seed {{index}} --quiet"
 _NUM_GAMES = 8
 _EVALUATED = 100
 """Episodes that a finished policy is measured by."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import logging
 import pickle
-import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -24,6 +23,7 @@ from brayx.charts import CHARTS
 from brayx.components import load, load_module
 from brayx.errors import ConfigError
 from brayx.metrics import significant
+from brayx.temporary import temporary_folder
 from brayx.tracking import Trial
 from brayx.tracking.pictures import poster
 from brayx.tracking.tensorboard import Events, writing_events
@@ -136,7 +136,7 @@ def draw_episode(
     saved = []
     steps = int(trial.metrics().get(CHARTS["env_steps"], 0.0))
     file = f"step-{steps:07}" + ("" if returned is None else f"-return-{significant(returned)}")
-    with tempfile.TemporaryDirectory(prefix="brayx-render-") as temporary:
+    with temporary_folder("render") as temporary:
         for name, render in renders.items():
             try:
                 frames = frames_of(load(render.module, render.function, folder)(episode))

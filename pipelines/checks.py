@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from brayx.tracking.tensorboard import check_installed
 from deployments.code import check_code, scripts_of
 from deployments.job import JobConfig, only
 from pipelines.fitting import check_algorithm
-from pipelines.gamecores import environment
+from pipelines.guard import program
 from pipelines.sources import Opened, check_sources
 from pipelines.stored_models import check_initial_weights
 
@@ -156,10 +155,9 @@ def _missing_of_gamecores(job: JobConfig) -> Iterator[str]:
 
 def missing_of(command: str, folder: str) -> Iterator[str]:
     """One line for each missing program or script of a command that runs in a folder."""
-    program, *words = shlex.split(command) or [""]
-    path = environment()["PATH"]
-    if shutil.which(program if "/" not in program else str(Path(folder, program)), path=path) is None:
-        yield f"there is no program {program!r}"
+    name, *words = shlex.split(command) or [""]
+    if program(name, folder) is None:
+        yield f"there is no program {name!r}"
     scripts = [word for word in words if Path(word).suffix in _SCRIPTS and word[0] != "-" and "{" not in word]
     for script in scripts:
         if not Path(folder, script).exists():

@@ -20,6 +20,7 @@ from brayx.errors import BadRecording, Overloaded, ServiceFull, first_line
 from brayx.recording import index
 from brayx.recording.copying import copy, file_name, write_videos
 from brayx.recording.reader import Episode
+from brayx.temporary import temporary_folder
 
 _MAX_BYTES = 2**29
 """Maximum size in memory of a session's ticks and encoded frames; some exporters hold all of them."""
@@ -72,8 +73,8 @@ class Downloads:
             self._files.add(made)
         try:
             # One after the other, which bounds the memory.
-            with self._exporting, tempfile.TemporaryDirectory(prefix="brayx-download-") as folder:
-                out = Path(folder, file_name(episode))
+            with self._exporting, temporary_folder("download") as folder:
+                out = folder / file_name(episode)
                 _export(episode, format, out)
                 suffix = _join(out, made)
         except OSError as error:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import tempfile
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brayx.errors import ConfigError, EnvironmentFailed
+from brayx.temporary import temporary_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -126,8 +125,8 @@ def train_distributed(
 def _job(plain: Mapping[str, Any], config: type[JobConfig]) -> JobConfig:
     import yaml
 
-    with tempfile.TemporaryDirectory(prefix="brayx-job-") as folder:
-        file = Path(folder, "job.yaml")
+    with temporary_folder("job") as folder:
+        file = folder / "job.yaml"
         file.write_text(yaml.safe_dump(dict(plain), sort_keys=False))
         return config.load(file)
 

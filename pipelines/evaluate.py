@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import selectors
 import shlex
@@ -15,7 +16,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,12 +27,17 @@ from brayx.gamecore.auth import KEYS_FILE_VARIABLE, KEYS_VARIABLE, credentials
 from brayx.gamecore.status import HAS_STATUS, read_status
 from brayx.gamecore.transports.base import Endpoint
 from brayx.metrics import games_text, significant
-from pipelines.gamecores import environment, filled
+from brayx.temporary import output_folder
+from pipelines.gamecores import filled
+from pipelines.guard import Guard
+from pipelines.output import Output
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from pipelines.serving import Serving
+
+log = logging.getLogger(__name__)
 
 _CONNECT_S = 5.0
 
@@ -122,7 +127,7 @@ def evaluate(
         commands = [
             [
                 *(sys.executable, "-m", "brayx.gamecore.gym", env_id, "--url", url, *by_door),
-                *("--games", str(share), "--seed", str(seed + 10_000 * index), "--json", "--die-with-parent"),
+                *("--games", str(share), "--seed", str(seed + 10_000 * index), "--json"),
             ]
             for index, share in enumerate(shares)
         ]
@@ -180,10 +185,12 @@ def play(
     running: list[_Player] = []
     returns: list[float] = []
     deadline = clock() + timeout_s
-    with selectors.DefaultSelector() as selector:
+    with selectors.DefaultSelector() as selector, output_folder() as folder, Guard() as guard:
         try:
-            for command, share in zip(commands, shares or [0] * len(commands), strict=True):
-                running.append(_Player(command, share, variables or {}))
+            for index, (command, share) in enumerate(zip(commands, shares or [0] * len(commands), strict=True)):
+                output = Output(f"gamecore-{index}.txt")
+                output.open(folder)
+                running.append(_Player(command, share, output, guard, variables or {}))
                 selector.register(running[-1].output, selectors.EVENT_READ, running[-1])
             while selector.get_map():
                 for key, _ in selector.select(max(0.0, deadline - clock())):
@@ -219,26 +226,27 @@ class _Player:
     Args:
         command: words of its command line.
         share: number of games to play; 0: it plays until it ends.
+        errors: gets its standard error.
+        guard: starts it.
         variables: as for `play`.
     """
 
-    def __init__(self, command: Sequence[str], share: int, variables: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], share: int, errors: Output, guard: Guard, variables: Mapping[str, str]
+    ) -> None:
         self._command, self._share, self._variables = command, share, variables
+        self._errors, self._guard = errors, guard
         self._games = 0
+        self._has_failed = False
         self._start()
 
     def _start(self) -> None:
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close
-        try:
-            self._process = subprocess.Popen(
-                self._command,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                env={**environment(), "PYTHONUNBUFFERED": "1", **self._variables},
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise StartupError(f"gamecore {shlex.join(self._command)!r} did not start: {error.strerror}") from error
+        self._process = self._guard.start(
+            self._command,
+            stdout=subprocess.PIPE,
+            stderr=self._errors.begin(),
+            **{"PYTHONUNBUFFERED": "1", **self._variables},
+        )
         assert self._process.stdout is not None
         self.output = self._process.stdout
         self._rest = b""
@@ -262,13 +270,14 @@ class _Player:
                 f"gamecore {shlex.join(self._command)!r} ended without the return of a game, expected as a line of its "
                 'standard output: {"return": 1.0}, or the number'
             )
-        self.close()
+        self._end()
         self._start()
         return True
 
     def read(self) -> list[float] | None:
         """Returns of the games that have ended since the last call; None if it has closed its output."""
         data = os.read(self.output.fileno(), 65536)
+        self._errors.newest()  # keeps the file small
         *lines, self._rest = (self._rest + data).split(b"\n")
         returns = [value for value in map(_return_in, lines) if value is not None]
         returns = returns[: self._share - self._games] if self._share else returns
@@ -279,17 +288,23 @@ class _Player:
         """Waits for its end; raises `StartupError` if that was a failure."""
         code = self._process.wait(timeout_s)
         if code != 0:
-            self._errors.seek(0)
-            said = (self._errors.read().decode("utf-8", "replace").strip().splitlines() or ["nothing"])[-1]
-            raise StartupError(f"a gamecore ended with status {code} and said: {said}")
+            error, last = self._errors.said()
+            self._has_failed = bool(error)
+            where = f"; all of its errors: {self._errors.path}" if error else ""
+            log.error("%s", "\n".join(["the last lines of a gamecore that failed:", *last]))
+            raise StartupError(f"a gamecore ended with status {code} and said: {error or 'nothing'}{where}")
 
     def close(self) -> None:
         """Ends it and its children, if it still runs."""
+        self._end()
+        self._errors.close(keep=self._has_failed)
+
+    def _end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._guard.forget(self._process)
         self.output.close()
-        self._errors.close()
 
 
 def _return_in(line: bytes) -> float | None:

@@ -1,44 +1,48 @@
 """Game processes of a training job: starts them, restarts those that die, and ends all with the job.
 
-Any command that uses a door works; this file knows nothing of the game. It keeps the last lines of each game's standard
-error for the progress display, because gamecores report their errors there.
+Any command that uses a door works; this file knows nothing of the game. It keeps the newest lines of all games for the
+progress display, and the whole output of those that fail.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from brayx import clock
 from brayx.actor.config import GamecoreConfig
 from brayx.errors import ConfigError, StartupError
+from brayx.temporary import output_folder
+from pipelines.guard import Guard
+from pipelines.output import Output
 
 _FIRST_RESTART_S = 0.5
 _LAST_RESTART_S = 15.0
 _LONGEST_LINE = 500
+_LOOK_S = 0.2
+_MOST_ERRORS = 100
+"""How many different errors are shown with the last lines of their output."""
 
 
 @dataclass
 class _Game:
     argv: list[str]
+    output: Output
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
     held_s: float = 0.0
     restart_at: float = 0.0
     backoff_s: float = _FIRST_RESTART_S
-    tail: bytes = field(default=b"")
-    said: str = ""
+    has_failed: bool = False
 
 
 class Gamecores:
@@ -49,11 +53,12 @@ class Gamecores:
         urls: URL of each door by name, for the placeholders of the commands, see `filled`.
         folder: working directory of the processes.
         failed: called with a line for each process that ended with a non-zero status, or could not be restarted.
+        say: called with such a line and the last lines of the process's output, once for each error.
 
     Attributes:
         restarts: number of restarts of processes that had ended by themselves.
         failures: number of processes that ended with a non-zero status.
-        messages: the newest lines of the processes' standard error.
+        messages: the newest lines of the processes' output, and about failures.
     """
 
     def __init__(
@@ -62,15 +67,19 @@ class Gamecores:
         urls: Mapping[str, str],
         folder: str | Path,
         failed: Callable[[str], None] = lambda line: None,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._folder = folder
         each = [config for config in configs for _ in range(config.num)]
         self._games = [
-            _Game(filled(config.command, urls, door=config.door, index=index)) for index, config in enumerate(each)
+            _Game(filled(config.command, urls, door=config.door, index=index), Output(f"gamecore-{index}.txt"))
+            for index, config in enumerate(each)
         ]
+        self._guard = Guard()
+        self._outputs = contextlib.ExitStack()
+        self._seen: set[str] = set()
         self._urls = sorted(urls.values(), key=len, reverse=True)
-        self._failed = failed
-        self._selector = selectors.DefaultSelector()
+        self._failed, self._say = failed, say
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="brayx-gamecores", daemon=True)
         self.restarts = 0
@@ -98,8 +107,10 @@ class Gamecores:
         return sum(1 for game in self._games if game.process is not None and game.process.poll() is None)
 
     def __enter__(self) -> Gamecores:
+        folder = self._outputs.enter_context(output_folder())
         try:
             for game in self._games:
+                game.output.open(folder)
                 self._start(game)
         except BaseException:
             self.stop()
@@ -127,33 +138,22 @@ class Gamecores:
                 time.sleep(0.02)
             _signal(game, signal.SIGKILL)
             game.process.wait(timeout=5.0)
-            if game.process.stderr is not None:
-                game.process.stderr.close()
-        self._selector.close()
+            self._guard.forget(game.process)
+        self._guard.close()
+        for game in self._games:
+            game.output.close(keep=game.has_failed)
+        self._outputs.close()
 
     def _start(self, game: _Game) -> None:
-        try:
-            game.process = subprocess.Popen(
-                game.argv,
-                cwd=self._folder,
-                env=environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise StartupError(f"gamecore {shlex.join(game.argv)!r} did not start: {error.strerror}") from error
+        output = game.output.begin()
+        game.process = self._guard.start(game.argv, folder=self._folder, stdout=output, stderr=output)
         game.started_at, game.held_s = time.monotonic(), clock.held_s()
-        assert game.process.stderr is not None
-        os.set_blocking(game.process.stderr.fileno(), False)
-        self._selector.register(game.process.stderr, selectors.EVENT_READ, game)
 
     def _watch(self) -> None:
-        while not self._stopping.is_set():
-            for key, _ in self._selector.select(timeout=0.2):
-                self._read(key.data)
+        while not self._stopping.wait(_LOOK_S):
             now = time.monotonic()
+            for game in self._games:
+                self._read(game)
             for game in self._games if not clock.is_held() else ():
                 if game.process is not None and game.process.poll() is not None:
                     self._ended(game, now)
@@ -165,26 +165,19 @@ class Gamecores:
         try:
             self._start(game)
         except StartupError as error:
-            self._fail(error.message)
+            self._fail(error.message, error.message)
             game.restart_at = now + _LAST_RESTART_S
 
     def _read(self, game: _Game) -> None:
-        assert game.process is not None
-        assert game.process.stderr is not None
-        data = game.process.stderr.read(65536)
-        if data == b"":
-            self._selector.unregister(game.process.stderr)
-            return
-        *lines, game.tail = (game.tail + (data or b"")).split(b"\n")
-        game.tail = game.tail[-_LONGEST_LINE:]
-        said = [line[:_LONGEST_LINE].decode("utf-8", "replace") for line in lines if line.strip()]
-        self.messages.extend(said)
-        game.said = said[-1] if said else game.said
+        self.messages.extend(line[:_LONGEST_LINE] for line in game.output.newest())
 
-    def _fail(self, line: str) -> None:
+    def _fail(self, line: str, error: str, last: Sequence[str] = ()) -> None:
         self.failures += 1
         self.messages.append(line)
         self._failed(line)
+        if error not in self._seen and len(self._seen) < _MOST_ERRORS:
+            self._seen.add(error)
+            self._say("\n".join([f"{line}; its last lines:", *last] if last else [line]))
 
     def _ended(self, game: _Game, now: float) -> None:
         """A game that ran for a while starts again at once; one that keeps dying waits longer each time.
@@ -192,22 +185,21 @@ class Gamecores:
         A game that gives up while a debugger's prompt stops the door does not count as a failure.
         """
         assert game.process is not None
-        assert game.process.stderr is not None
         _signal(game, signal.SIGKILL)  # its children must not keep playing next to its successor
-        with contextlib.suppress(KeyError):
-            self._read(game)
-            self._selector.unregister(game.process.stderr)
-        game.process.stderr.close()
+        self._guard.forget(game.process)
+        self._read(game)
         lived_s = now - game.started_at
         game.backoff_s = _FIRST_RESTART_S if lived_s > 30.0 else min(_LAST_RESTART_S, game.backoff_s * 2)
         game.restart_at = now + game.backoff_s
-        last = f"; it said: {game.said}" if game.said else ""
-        line = f"a gamecore ended with status {game.process.returncode} after {lived_s:.0f} s{last}"
+        error, last = game.output.said()
+        line = f"a gamecore ended with status {game.process.returncode} after {lived_s:.0f} s"
+        line += f"; it said: {error[:_LONGEST_LINE]}; all of its output: {game.output.path}" if error else ""
         if game.process.returncode and game.held_s == clock.held_s():
-            self._fail(line)
+            game.has_failed = game.has_failed or bool(error)
+            self._fail(line, error, last)
         else:
             self.messages.append(line)
-        game.process, game.said = None, ""
+        game.process = None
 
 
 def filled(command: str, urls: Mapping[str, str], *, door: str, index: int) -> list[str]:
@@ -238,13 +230,6 @@ def filled(command: str, urls: Mapping[str, str], *, door: str, index: int) -> l
             )
         words = [word.replace(mark, urls[name]) for word in words]
     return words
-
-
-def environment() -> dict[str, str]:
-    """Environment variables of a game: this interpreter's scripts, such as ``brayx``, come first on the path, and
-    libraries use one thread."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def _signal(game: _Game, number: int) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from brayx.league.league import Standing
 from brayx.league.member import Member
 from brayx.model.snapshots import SnapshotFiles, digest_of
 from brayx.tables import aligned
+from brayx.temporary import temporary_folder
 from brayx.tracking import Trial, find
 from brayx.tracking.registry import register_files
 from brayx.tracking.trial import Status
@@ -278,10 +278,10 @@ class LeagueTraining:
         digest = digest_of(weights)
         if self._host.league.has(digest):
             return False
-        with tempfile.TemporaryDirectory(prefix="brayx-snapshot-") as temporary:
-            save_weights(Path(temporary, "weights.npz"), weights)
+        with temporary_folder("snapshot") as temporary:
+            save_weights(temporary / "weights.npz", weights)
             meta = {**self._about, "counters": {"env_steps": env_steps}}  # as a checkpoint's, so that it can be built
-            Path(temporary, "meta.json").write_text(json.dumps(meta, indent=1, default=str))
+            (temporary / "meta.json").write_text(json.dumps(meta, indent=1, default=str))
             about = f"Snapshot of player {player!r} of league {self._trial.name!r}."
             tags = {PLAYER_TAG: player, DIGEST_TAG: digest, "env_steps": str(env_steps)}
             version = trainee.clerk.call(register_snapshot, temporary, self._pool, env_steps, tags, about)

@@ -251,7 +251,7 @@ class _Training:
                 began, self.learning = time.monotonic(), True
                 commands = job.actors[self.actor].gamecores if self.actor else []
                 urls = {} if host is None else host.urls
-                games = Gamecores(commands, urls, job.folder, self._game_failed)
+                games = Gamecores(commands, urls, job.folder, self._game_failed, say)
                 with running_parts((self.sources, *self.rollouts, games), self.end):
                     if host is not None:
                         say(f"{games}; the door is {host.url}")

@@ -234,13 +234,8 @@ def _play(
     job: JobConfig, actor: str, urls: Mapping[str, str], games: Seating, timeout_s: float, display: _Display
 ) -> tuple[Score, bool]:
     """Runs the gamecores; see `play`."""
-
-    def failed(line: str) -> None:
-        if games.score().begun:  # otherwise the error has the line
-            display.say(line)
-
     score = games.score()
-    with Gamecores(job.actors[actor].gamecores, urls, job.folder, failed) as cores:
+    with Gamecores(job.actors[actor].gamecores, urls, job.folder, say=display.say) as cores:
         try:
             since, counted = clock.now(), 0
             while not score.done:

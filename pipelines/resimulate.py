@@ -177,7 +177,7 @@ def resimulate(
     try:
         with (
             doors(job, actor, uri, model, sides, _Seating(game), actors) as urls,
-            Gamecores(config.gamecores, urls, job.folder) as cores,
+            Gamecores(config.gamecores, urls, job.folder, say=say) as cores,
         ):
             _wait(game, cores, timeout_s, say)
     finally:

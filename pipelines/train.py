@@ -211,6 +211,7 @@ def train_on(
                 urls,
                 job.folder,
                 lambda line: recorder.add("gamecores_failed", 1.0, note=one_line(line)),
+                progress.say,
             )
             rollouts = Rollouts(job, names, NAMESPACE, recorder, before)
             with running_parts((sources, games, rollouts), end, stopping=lambda: _close(trainee.buffers.values())):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from brayx.cluster.statistics import create_moments, stored_moments
 from brayx.cluster.weight_store import KEPT_VERSIONS, create_weight_store, end_weight_store
 from brayx.cluster.weights import fetch_newest
 from brayx.model.build import build_model
+from brayx.temporary import temporary_folder
 from brayx.tracking import Trial
 from deployments.job import JobConfig, only
 from pipelines.environments import normalises, policy_lag
@@ -133,9 +133,7 @@ class RayTrainee:
                     learned=name in config.buffers,
                 )
                 stack.callback(self.buffers[name].shards.kill)
-            storage = stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="brayx-train-", ignore_cleanup_errors=True)
-            )
+            storage = stack.enter_context(temporary_folder("train"))
             spec = LearnerSpec(
                 config=config,
                 model_name=config.model,
@@ -153,7 +151,7 @@ class RayTrainee:
                 about={"job": job.as_dict(), "folder": job.folder},
                 initial_weights=weights,
             )
-            self.learner = Learner(spec, storage, self.numbers)
+            self.learner = Learner(spec, str(storage), self.numbers)
             self._stack = stack.pop_all()
         self._settled: tuple[dict[str, float], dict[str, str]] | None = None
         self.ended = False

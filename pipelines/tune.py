@@ -13,13 +13,13 @@ process writes to MLflow. Knows nothing of how a trial learns. Torch is imported
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import math
 import os
 import random
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -31,6 +31,7 @@ from brayx.command_line import Parser
 from brayx.errors import ConfigError, StartupError
 from brayx.metrics import significant
 from brayx.tables import aligned
+from brayx.temporary import temporary_folder
 from brayx.trainer.competition import Asha, Competition, Population, TrialReport
 
 if TYPE_CHECKING:
@@ -199,7 +200,8 @@ def tune(
     parent = Trial.open(project, trial or f"{method} {env}", initialise(tracking_uri(tracking)), resume=False)
     parent.log_params({"env": env, "algorithm": algorithm, "method": method, "trials": num_trials,
                       "space": {key: str(value) for key, value in space.items()}})  # fmt: skip
-    folder = Path(tempfile.mkdtemp(prefix="brayx-tune-"))
+    stack = contextlib.ExitStack()
+    folder = stack.enter_context(temporary_folder("tune"))
     plays = algorithm_options(algorithm, os.getcwd()).imitates != "everything"
     found = _Outcomes(parent, say, _ENV_STEPS if plays else "transitions", folder)
     status: Status = "FAILED"
@@ -234,7 +236,7 @@ def tune(
     finally:
         found.close(status)
         parent.finish(status)
-        shutil.rmtree(folder, ignore_errors=True)
+        stack.close()
 
 
 def _by_whole_path(demonstrations: str | Path | Dataset) -> Dataset:

@@ -9,13 +9,13 @@ import contextlib
 import json
 import math
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from brayx.temporary import temporary_folder
 from brayx.trainer.competition import Reporter, TrialReport
 from brayx.trainer.loop import GAMES_METRIC, RETURN_METRIC
 from pipelines import search
@@ -220,14 +220,14 @@ def train_trial(
         update={"num_steps": spec.num_steps, "target_return": spec.target_return, "seed": spec.seed + number}
     )
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="brayx-trial-"))
+        folder = stack.enter_context(temporary_folder("trial"))
         play = model = stop = None
         if algorithm.imitates == "everything":
             player = Player(spec, algorithm, training)
             stack.callback(player.close)
             play, model, stop = player.play, player.model, player.reached
             training = training.model_copy(update={"evaluation_episodes": 0})  # the player evaluates instead
-        keeper = ReportingKeeper(Path(folder, "checkpoint"), number, spec, options, training.num_envs, report, play)
+        keeper = ReportingKeeper(folder / "checkpoint", number, spec, options, training.num_envs, report, play)
         if begun is not None:
             keeper.adopt(begun)
         result = train_local(

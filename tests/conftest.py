@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     folders stay where they were, for looking at after a failure."""
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     stack = contextlib.ExitStack()
-    stack.enter_context(temporary_files())
+    stack.enter_context(temporary_files(output=True))
     config.add_cleanup(stack.close)
 
 

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
 from brayx.cluster.start import join_ray, start_ray
+from brayx.temporary import temporary_folder
 from brayx.trainer.competition import Asha, Competition, Listener, Options, Population, TrialReport, Work
 
 _END_S = 60
@@ -43,8 +43,8 @@ def run_trials(
     if started:
         _start(address)
     try:
-        with tempfile.TemporaryDirectory(prefix="brayx-search-", ignore_cleanup_errors=True) as folder, _quiet():
-            _fit(work, drawn, competition, listener, deadline_s, folder)
+        with temporary_folder("search") as folder, _quiet():
+            _fit(work, drawn, competition, listener, deadline_s, str(folder))
     finally:
         if started:
             ray.shutdown()

@@ -31,6 +31,7 @@ from brayx.engines.base import LeafSpec, ModelSpec, StateSpec, Tolerance
 from brayx.engines.export import STEPS, LeafError, Run, carried, compare, noisy_leaves, peak, worst_of
 from brayx.engines.torch import TorchEngine
 from brayx.errors import ConfigError, ModelError, first_line
+from brayx.temporary import temporary_folder
 from brayx.types import NestedArray
 
 RUNTIMES = ("onnx", "int8", "tensorrt")
@@ -106,8 +107,7 @@ def write_bundle(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Build inside the folder, so on the same disk: a failed export leaves the old bundle untouched.
-        with tempfile.TemporaryDirectory(prefix=".bundle-", dir=folder) as name:
-            made = Path(name)
+        with temporary_folder("bundle", folder) as made:
             report = _make(made, module, example_args, runtimes, samples, about or {}, batch_sizes, tolerances or {})
             _replace(folder, made)
     except OSError as error:

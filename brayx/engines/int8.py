@@ -8,10 +8,8 @@ chosen action may differ where two are almost equal, so for actions the toleranc
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,6 +19,7 @@ from brayx.engines.base import Tolerance
 from brayx.engines.export import noisy_leaves
 from brayx.engines.frozen import FrozenOnnxEngine
 from brayx.errors import ModelError, first_line
+from brayx.temporary import temporary_folder
 from brayx.types import NestedArray
 
 _ROWS = 256
@@ -75,8 +74,8 @@ class Int8Engine(FrozenOnnxEngine):
         used = {value.name for value in model.graph.input}
         leaves = samples if samples is not None else noisy_leaves(example_args, _ROWS)
         feed: dict[str, Any] = {name: leaf for name, leaf in zip(self.inputs, leaves, strict=True) if name in used}
-        with tempfile.TemporaryDirectory(prefix="brayx-int8-") as folder, _quiet():
-            path = Path(folder) / "model.onnx"
+        with temporary_folder("int8") as folder, _quiet():
+            path = folder / "model.onnx"
             try:
                 # Both unsigned: an x86 CPU without VNNI sums products of unsigned and signed bytes in 16 bits, which
                 # saturate. Other operators stay float: they take little time, and quantising them costs precision.

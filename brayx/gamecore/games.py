@@ -7,7 +7,6 @@ failures, until the number of games is reached or a stop is requested. Knows not
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import random
@@ -56,7 +55,6 @@ GRACE_S = 5.0
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
-_PARENT_CHECK_S = 1.0
 
 _dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -370,9 +368,9 @@ def run_command(parser: argparse.ArgumentParser, argv: list[str] | None, play: P
         elif not options.quiet:
             print(f"game {count}: return {_words(result.returns)}, {result.length} ticks, {result.ended}", flush=True)
 
-    stop = _Stop(options.die_with_parent)
+    stop = _Stop()
     code = 0
-    with _signals(stop, options.die_with_parent):
+    with _signals(stop):
         try:
             play(options, on_game, stop)
         except KeyboardInterrupt:
@@ -412,7 +410,7 @@ def command_parser(kind: str, description: str) -> argparse.ArgumentParser:
     add_options(parser)
     parser.add_argument("--quiet", help="print the summary only", **SWITCH)
     parser.add_argument("--json", help="print each game as a line of JSON, and no summary", **SWITCH)
-    parser.add_argument("--die-with-parent", help="end when the process that started this one ends", **SWITCH)
+    parser.add_argument("--die-with-parent", **{**SWITCH, "help": argparse.SUPPRESS})  # of earlier jobs: all do now
     return parser
 
 
@@ -421,33 +419,17 @@ def _words(returns: Mapping[str, float]) -> str:
 
 
 class _Stop:
-    """Whether to end: true after SIGTERM or SIGINT, or once the parent process has gone."""
+    """Whether to end: true after SIGTERM or SIGINT."""
 
-    def __init__(self, die_with_parent: bool) -> None:
+    def __init__(self) -> None:
         self.requested = False
-        self._parent = os.getppid() if die_with_parent else None
-        self._next_check = 0.0
 
     def __call__(self) -> bool:
-        if self._parent is not None and not self.requested:
-            now = time.monotonic()
-            if now >= self._next_check:
-                self._next_check = now + _PARENT_CHECK_S
-                if os.getppid() != self._parent:
-                    self._request()
         return self.requested
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
             raise KeyboardInterrupt
-        self._request()
-
-    def on_parent_thread_death(self, number: int, frame: FrameType | None) -> None:
-        # The kernel signals the death of the thread that started this process; the process itself may live on.
-        if os.getppid() != self._parent and not self.requested:
-            self._request()
-
-    def _request(self) -> None:
         self.requested = True
         signal.setitimer(signal.ITIMER_REAL, GRACE_S)
 
@@ -457,17 +439,13 @@ def _raise_interrupt(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def _signals(stop: _Stop, die_with_parent: bool) -> Iterator[None]:
+def _signals(stop: _Stop) -> Iterator[None]:
     handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
         signal.SIGTERM: stop.on_signal,
         signal.SIGINT: stop.on_signal,
         signal.SIGALRM: _raise_interrupt,
-        signal.SIGUSR1: stop.on_parent_thread_death,
     }
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    if die_with_parent and sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGUSR1)
     try:
         yield
     finally:

@@ -27,6 +27,7 @@ import numpy as np
 
 from brayx.children import start_module
 from brayx.errors import BrayxError, first_line
+from brayx.temporary import temporary_folder
 from brayx.trainer.competition import Asha, Competition, Listener, Options, Population, TrialReport, Work
 
 _TRIES = 2
@@ -107,8 +108,8 @@ def run_trials(
     """
     cpus = len(os.sched_getaffinity(0))
     at_once = len(drawn) if isinstance(competition, Population) else max(1, min(len(drawn), cpus))
-    with tempfile.TemporaryDirectory(prefix="brayx-search-", ignore_cleanup_errors=True) as folder:
-        search = _Search(work, drawn, competition, listener, Path(folder), threads=max(1, cpus // at_once))
+    with temporary_folder("search") as folder:
+        search = _Search(work, drawn, competition, listener, folder, threads=max(1, cpus // at_once))
         workers = [threading.Thread(target=search.run_worker, daemon=True, name="brayx-trial") for _ in range(at_once)]
         for worker in workers:
             worker.start()

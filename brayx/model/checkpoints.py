@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import operator
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +21,7 @@ from brayx.engines.base import Engine, load_weights, save_weights
 from brayx.errors import BadWeights, BrayxError, ConfigError, ModelError
 from brayx.model.build import engine_of
 from brayx.model.config import ModelConfig
+from brayx.temporary import temporary_folder
 from brayx.tracking import Trial, files_of
 from brayx.types import Weights
 
@@ -96,10 +96,10 @@ class Checkpoints:
     @staticmethod
     def _write(trial: Trial, weights: Weights, version: int, step: int) -> None:
         try:
-            with tempfile.TemporaryDirectory(prefix="brayx-checkpoint-") as folder:
-                save_weights(Path(folder) / "weights.npz", weights)
+            with temporary_folder("checkpoint") as folder:
+                save_weights(folder / "weights.npz", weights)
                 meta = {"counters": {"policy_version": version, "env_steps": step}}
-                (Path(folder) / "meta.json").write_text(json.dumps(meta))
+                (folder / "meta.json").write_text(json.dumps(meta))
                 trial.save_checkpoint(folder, step)
             trial.prune_checkpoints(_KEEP)
         except BrayxError as error:

@@ -6,13 +6,11 @@ import contextlib
 import heapq
 import itertools
 import math
-import tempfile
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
-from pathlib import Path
 
 from brayx.errors import BadRecording
 from brayx.gamecore.protocol import game_of
@@ -20,6 +18,7 @@ from brayx.recording import reader
 from brayx.recording.addresses import OF_TRIAL
 from brayx.recording.copying import copy
 from brayx.recording.reader import Episode, Recordings
+from brayx.temporary import temporary_folder
 from brayx.tracking import Trial, find_trial, tracking_uri
 from brayx.tracking.artifacts import files_at
 from brayx.tracking.store import client_of, telling
@@ -73,9 +72,9 @@ def log(episodes: Iterable[Episode], trial: Trial) -> tuple[int, int, str]:
     first = next(chosen, None)
     if first is None:
         raise BadRecording("no recorded session is selected")
-    with tempfile.TemporaryDirectory(prefix="brayx-recordings-") as folder:
-        sessions, ticks = copy(itertools.chain([first], chosen), folder, known)
-        for file in sorted(Path(folder).iterdir()):  # a video sorts before its chunk, so no chunk lacks its video
+    with temporary_folder("recordings") as folder:
+        sessions, ticks = copy(itertools.chain([first], chosen), str(folder), known)
+        for file in sorted(folder.iterdir()):  # a video sorts before its chunk, so no chunk lacks its video
             trial.log_file(file, _FOLDER)
     return sessions, ticks, address
 

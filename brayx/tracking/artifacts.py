@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from brayx.temporary import temporary_folder
 from brayx.tracking.store import client_of, telling
 
 
@@ -44,11 +44,11 @@ def files_at(reference: str, uri: str, what: str = "") -> Iterator[Path]:
     Raises:
         TrackingError: there is no such folder, or it cannot be read.
     """
-    with tempfile.TemporaryDirectory(prefix="brayx-artifacts-") as temporary:
+    with temporary_folder("artifacts") as temporary:
         with telling(f"cannot read {what or reference}"):
             folder = local_folder(reference, uri)
             if folder is None:
                 from mlflow.artifacts import download_artifacts
 
-                folder = Path(download_artifacts(artifact_uri=reference, dst_path=temporary, tracking_uri=uri))
+                folder = Path(download_artifacts(artifact_uri=reference, dst_path=str(temporary), tracking_uri=uri))
         yield folder

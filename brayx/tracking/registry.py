@@ -7,7 +7,6 @@ import difflib
 import hashlib
 import re
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from urllib.parse import quote
 
 from brayx.engines.base import LeafSpec, ModelSpec, check_finite, load_weights
 from brayx.errors import BadWeights, ConfigError, ModelNotFound, nearest_version
+from brayx.temporary import temporary_folder
 from brayx.tracking.artifacts import files_at, local_folder
 from brayx.tracking.lineage import LINEAGE_TAG, origins_in
 from brayx.tracking.store import client_of, get_or_none, telling
@@ -147,8 +147,8 @@ def _register(
     if version is not None:
         return version
     artifact_path = f"models/{quote(model_name, safe='')}/{step:012d}-{content[CONTENT_TAG]}"
-    with tempfile.TemporaryDirectory(prefix="brayx-register-") as temporary:
-        folder = Path(temporary) / "model"
+    with temporary_folder("register") as temporary:
+        folder = temporary / "model"
         _save_for_mlflow(folder, onnx, spec)
         shutil.copytree(files, folder, dirs_exist_ok=True)
         client.log_artifacts(trial.run_id, str(folder), artifact_path)

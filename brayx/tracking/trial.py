@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 import socket
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from brayx.errors import ConfigError, TrackingError, TrialNotFound, first_line
 from brayx.names import escape_of, shortened, unescaped
+from brayx.temporary import temporary_folder
 from brayx.tracking.store import client_of, get_or_none, telling
 from brayx.urls import sqlite_path
 
@@ -238,8 +238,8 @@ class Trial:
     def log_bytes(self, content: bytes, artifact_file: str) -> None:
         """Saves a file's content as ``artifact_file`` (``model/model.onnx``)."""
         path = PurePosixPath(artifact_file)
-        with tempfile.TemporaryDirectory(prefix="brayx-artifact-") as folder:
-            file = Path(folder, path.name)
+        with temporary_folder("artifact") as folder:
+            file = folder / path.name
             file.write_bytes(content)
             self.log_file(file, path.parent.as_posix())
 

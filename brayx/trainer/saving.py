@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 from brayx.errors import TrackingError
 from brayx.metrics import BEST_METRIC, GAMES_OF_BEST
 from brayx.replay.packing import Batch
+from brayx.temporary import temporary_folder
 from brayx.trainer.checkpoint import Counters
 
 log = logging.getLogger(__name__)
@@ -95,9 +95,9 @@ class Saver:
             counters.best_return = max(score.mean, best if best is not None else score.mean)
         metrics = {} if score is None else {BEST_METRIC: score.mean, GAMES_OF_BEST: float(score.games)}
         try:
-            with tempfile.TemporaryDirectory(prefix="brayx-checkpoint-") as temporary:
-                self._write(Path(temporary), {**self._about, "metrics": metrics})
-                self._keeper.save(Path(temporary), counters.env_steps, metrics)
+            with temporary_folder("checkpoint") as temporary:
+                self._write(temporary, {**self._about, "metrics": metrics})
+                self._keeper.save(temporary, counters.env_steps, metrics)
         except BaseException:
             counters.best_return = best
             raise

@@ -40,7 +40,7 @@ with open(os.environ["RAY_IMPORTED"], "a") as imported:
     imported.write("".join(traceback.format_stack()))
 raise ImportError("Ray must not be imported here")
 """
-ONE_GAME_EACH = "brayx gamecore gym CartPole-v1 --url {url} --seed {index} --quiet --die-with-parent"
+ONE_GAME_EACH = "brayx gamecore gym CartPole-v1 --url {url} --seed {index} --quiet"
 ONE_GAME_EACH_OVER_WS = (f"actor.gamecores.0.command={ONE_GAME_EACH}", "actor.gamecores.0.door=ws")
 """Overrides of the CartPole job: each gamecore plays one game, whose session ends with its connection."""
 START_S = 240.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -19,10 +18,9 @@ import pytest
 
 from brayx.errors import AgentError, BadBody, ConfigError, ConnectFailed, OutOfSequence, SessionLost, SessionResumed
 from brayx.gamecore import Client, StepKind, gym
-from brayx.gamecore.games import MAX_RESUMED
+from brayx.gamecore.games import MAX_RESUMED, command_parser
 from tests.unit.gamecore.echo_server import EchoApp, serving, serving_tcp
 from tests.unit.gamecore.relay import When, relaying
-from tests.waiting import until
 
 NO_OP = b'{"action":0}'
 
@@ -399,62 +397,7 @@ def test_a_signal_ends_a_gamecore_whose_service_is_away() -> None:
         process.communicate()
 
 
-def test_a_gamecore_does_not_outlive_its_parent(app: EchoApp, address: str) -> None:
-    arguments = ["CartPole-v1", "--url", f"http://{address}", "--die-with-parent", "--quiet"]
-    parent_code = (
-        "import subprocess, sys, time\n"
-        f"child = subprocess.Popen([sys.executable, '-m', 'brayx.gamecore.gym', *{arguments!r}])\n"
-        "print(child.pid, flush=True)\n"
-        "time.sleep(60)\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", parent_code], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    child = int(parent.stdout.readline())
-    try:
-        until(lambda: len(app.requests) > 20)
-        parent.kill()
-        parent.wait(10)
-        until(lambda: not _alive(child))
-    finally:
-        parent.kill()
-        parent.communicate()
-        if _alive(child):
-            os.kill(child, signal.SIGKILL)
-
-
-def test_a_gamecore_outlives_the_thread_that_started_it(app: EchoApp, address: str) -> None:
-    """The kernel's parent-death signal is of the thread; a job often starts gamecores from a thread that ends."""
-    arguments = ["CartPole-v1", "--url", f"http://{address}", "--die-with-parent", "--quiet"]
-    parent_code = (
-        "import subprocess, sys, threading, time\n"
-        "def start():\n"
-        f"    child = subprocess.Popen([sys.executable, '-m', 'brayx.gamecore.gym', *{arguments!r}])\n"
-        "    sys.stdin.readline()\n"
-        "thread = threading.Thread(target=start)\n"
-        "thread.start(); thread.join(); print('thread ended', flush=True)\n"
-        "time.sleep(60)\n"
-    )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", parent_code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert parent.stdin is not None
-        assert parent.stdout is not None
-        until(lambda: len(app.requests) > 20)  # it plays, so it has already asked the kernel for that signal
-        parent.stdin.write("end the thread\n")
-        parent.stdin.flush()
-        assert parent.stdout.readline() == "thread ended\n"
-        before = len(app.requests)
-        until(lambda: len(app.requests) > before + 20)
-    finally:
-        parent.kill()
-        parent.communicate()
-        until(lambda: not app.running)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+def test_an_option_of_earlier_jobs_is_accepted() -> None:
+    parser = command_parser("gym", "")
+    assert parser.parse_args(["--url", "http://127.0.0.1:1", "--die-with-parent"])
+    assert "die-with-parent" not in parser.format_help()

@@ -129,7 +129,7 @@ def test_every_switch_can_be_negated(capsys: pytest.CaptureFixture[str]) -> None
         for option in action.option_strings
     }
     plain = {option for option in switches if not option.startswith("--no-")}
-    assert {"--new", "--rate", "--json", "--quiet", "--state", "--die-with-parent"} <= plain
+    assert {"--new", "--rate", "--json", "--quiet", "--state"} <= plain
     assert {f"--no-{option.removeprefix('--')}" for option in plain} == switches - plain
     assert cli.main(["completion", "bash"]) == 0
     assert "--new --no-new --tracking" in capsys.readouterr().out

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +16,8 @@ import pytest
 from brayx.actor.config import GamecoreConfig
 from brayx.errors import StartupError
 from pipelines.gamecores import Gamecores, filled
-from tests.waiting import until
+from pipelines.guard import Guard
+from tests.waiting import WAIT_S, until
 
 URLS = {"http": "http://127.0.0.1:1", "ws": "ws://127.0.0.1:1"}
 
@@ -43,6 +48,79 @@ def test_a_game_that_dies_is_started_again_and_its_last_words_are_kept(tmp_path:
         until(lambda: running.restarts >= 1)
         until(lambda: any("status 3" in message for message in running.messages))
         assert "the door is shut" in running.messages
+
+
+def test_a_crashed_games_error_its_last_lines_and_where_all_is_are_shown_once(tmp_path: Path) -> None:
+    program = """
+import sys
+print("the game begins")
+for line in range(20): print("at line", line, file=sys.stderr, flush=True)
+raise RuntimeError("the board is gone")
+"""
+    said, failed, script = [], [], tmp_path / "game.py"
+    script.write_text(program)
+    config = GamecoreConfig(command=f"{sys.executable} {script}")
+    with Gamecores([config], URLS, tmp_path, failed.append, said.append) as running:
+        until(lambda: running.failures >= 2)
+    (text,) = said
+    first, *last = text.splitlines()
+    found = re.fullmatch(
+        r"a gamecore ended with status 1 after \d+ s; it said: RuntimeError: the board is gone; "
+        r"all of its output: (\S+gamecore-0.txt); its last lines:",
+        first,
+    )
+    assert found, first
+    assert len(last) == 10
+    assert last[-1] == "RuntimeError: the board is gone"
+    assert all("the board is gone" in line for line in failed)
+    output = Path(found[1])
+    try:
+        assert output.read_text().count("the game begins") >= 2, "it stays, with standard output, of each run"
+    finally:
+        shutil.rmtree(output.parent)
+
+
+JOB = """
+import sys
+from brayx.actor.config import GamecoreConfig
+from pipelines.gamecores import Gamecores
+with Gamecores([GamecoreConfig(command="sh game.sh")], {}, "."):
+    sys.stdin.read()
+"""
+GAME = """
+(trap '' TERM; while :; do sleep 1; done) &
+echo $$ $! > pids
+wait
+"""
+
+
+def test_no_game_in_any_language_outlives_a_killed_job_nor_do_its_children(tmp_path: Path) -> None:
+    (tmp_path / "game.sh").write_text(GAME)
+    pids = tmp_path / "pids"
+    with subprocess.Popen([sys.executable, "-c", JOB], cwd=tmp_path, stdin=subprocess.PIPE) as job:
+        until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+        game, child = map(int, pids.read_text().split())
+        assert alive(game)
+        assert alive(child)
+        (watch,) = [each for each in psutil.Process(job.pid).children() if each.pid != game]
+        job.kill()
+    until(lambda: not alive(game) and not alive(child) and not alive(watch.pid))
+
+
+def test_a_killed_watch_is_replaced_and_knows_the_games_that_run(tmp_path: Path) -> None:
+    (tmp_path / "game.sh").write_text("sleep 600")
+    with Guard() as guard:
+
+        def start() -> subprocess.Popen[bytes]:
+            nowhere = subprocess.DEVNULL
+            return guard.start(["sh", "game.sh"], folder=tmp_path, stdout=nowhere, stderr=nowhere)
+
+        first = start()
+        (watch,) = [each for each in psutil.Process().children() if each.pid == guard._watch.pid]
+        watch.kill()
+        until(lambda: not alive(watch.pid))
+        second = start()
+    assert first.wait(WAIT_S) == second.wait(WAIT_S) == -signal.SIGTERM
 
 
 def test_a_killed_game_is_started_again(tmp_path: Path) -> None:
@@ -132,7 +210,7 @@ open("done", "w").write("1")
 time.sleep(60)
 """
     with games(tmp_path, program) as running:
-        until(lambda: (tmp_path / "done").exists())
+        until(lambda: (tmp_path / "done").exists() and running.messages)
         assert len(running.messages) <= 20
         assert max(map(len, running.messages)) <= 500
 

@@ -1,0 +1,140 @@
+"""Starts games so that none outlives this process, in whatever language they are written, nor do their children.
+
+A shell that runs beside this process reads the games' process groups from a pipe. When the pipe closes, as after
+``kill -9``, it ends the groups that are left. Linux' parent-death signal would not do: it comes when the *thread* that
+started a game ends, reaches no children, and other systems lack it. Knows nothing of what the games do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from brayx.errors import StartupError
+
+_WATCH = """
+groups=
+while read -r what group; do
+  left=
+  for each in $groups; do [ "$each" = "$group" ] || left="$left $each"; done
+  groups=$left
+  [ "$what" = - ] || groups="$groups $group"
+done
+[ -n "$groups" ] || exit 0
+for each in $groups; do kill -s TERM -- "-$each"; done
+sleep 2
+for each in $groups; do kill -s KILL -- "-$each"; done
+"""
+_BEGIN = 'echo "+ $$" >&0 && exec "$@" </dev/null'
+"""A game's own shell names its group before it becomes the game: a kill at any moment finds the game named."""
+_SHELL = "/bin/sh"
+_END_S = 5.0
+
+
+class Guard:
+    """Starts games and ends those that are left when this process ends; a context manager. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._watch: subprocess.Popen[bytes] | None = None
+        self._groups: set[int] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(
+        self,
+        words: Sequence[str],
+        *,
+        folder: str | Path = "",
+        stdout: int | IO[bytes],
+        stderr: int | IO[bytes],
+        **variables: str,
+    ) -> subprocess.Popen[bytes]:
+        """Starts a game, which leads a process group; its standard input is empty.
+
+        Args:
+            words: its command.
+            folder: where it runs; empty: here.
+            stdout, stderr: as for `subprocess.Popen`.
+            **variables: environment variables, in addition to `environment`.
+
+        Raises:
+            StartupError: there is no such program.
+        """
+        if program(words[0], folder) is None:
+            raise StartupError(f"gamecore {shlex.join(words)!r} did not start: No such file or directory")
+        process = subprocess.Popen(
+            [_SHELL, "-c", _BEGIN, _SHELL, *words],
+            cwd=folder or None,
+            env={**environment(), **variables},
+            stdin=self._pipe(),
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        self._groups.add(process.pid)
+        return process
+
+    def forget(self, process: subprocess.Popen[bytes]) -> None:
+        """Call it once a game and its children have ended: its number may become another process's."""
+        self._groups.discard(process.pid)
+        self._write(f"- {process.pid}\n")
+
+    def close(self) -> None:
+        """Ends the shell. Games that still run end."""
+        if self._watch is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._watch.wait(_END_S)
+            self._watch = None
+
+    @property
+    def _stdin(self) -> IO[bytes]:
+        assert self._watch is not None
+        assert self._watch.stdin is not None
+        return self._watch.stdin
+
+    def _pipe(self) -> IO[bytes]:
+        """The shell's standard input; a shell that was killed is replaced."""
+        if self._watch is None or self._watch.poll() is not None:
+            self._watch = subprocess.Popen(
+                [_SHELL, "-c", _WATCH],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                start_new_session=True,  # Ctrl-C in a terminal is not for it
+            )
+            self._write("".join(f"+ {group}\n" for group in self._groups))
+        return self._stdin
+
+    def _write(self, text: str) -> None:
+        if self._watch is not None:
+            with contextlib.suppress(BrokenPipeError):  # the next start replaces it
+                self._stdin.write(text.encode())
+
+
+def program(word: str, folder: str | Path) -> str | None:
+    """Path of a command's program, if there is one; ``folder`` is where the command runs."""
+    return shutil.which(word if os.sep not in word else str(Path(folder, word)), path=environment()["PATH"])
+
+
+def environment() -> dict[str, str]:
+    """Environment variables of a game: this interpreter's scripts, such as ``brayx``, come first on the path, and
+    libraries use one thread."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
