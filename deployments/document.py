@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from brayx.errors import ConfigError
+from brayx.errors import ConfigError, first_line
 
 Loc = tuple[str | int, ...]
 """Keys and indices that lead to a value."""
@@ -47,7 +47,7 @@ def value_of(text: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"the value is not YAML: {getattr(error, 'problem', error)}") from None
+        raise ConfigError(f"the value is not YAML: {getattr(error, 'problem', first_line(error))}") from None
 
 
 class Document:
@@ -61,7 +61,11 @@ class Document:
 
     @classmethod
     def parse(cls, text: str, file: str) -> Document:
-        loader = _Loader(text)
+        try:
+            loader = _Loader(text)
+        except yaml.reader.ReaderError as error:
+            line = text.count("\n", 0, error.position) + 1
+            raise ConfigError(f"{file}:{line}: not YAML: {first_line(error)}", file=file) from None
         try:
             node = loader.get_single_node()
             lines = dict(_lines(node, ())) if node is not None else {}

@@ -28,6 +28,7 @@ from brayx.recording.config import RecordingConfig, Selection
 from brayx.recording.drawing import Drawing
 from brayx.replay.config import BufferConfig, buffer_options
 from brayx.rollout.component import RolloutComponent
+from brayx.text_files import read_text
 from brayx.tracking.config import TrackingConfig
 from brayx.trainer.config import TrainerConfig
 from deployments.document import Document, Loc, dotted, nearest, nearest_file, short
@@ -197,9 +198,10 @@ class JobConfig(BaseModel):
         """
         file = Path(path).expanduser().absolute()
         try:
-            document = Document.parse(file.read_text(encoding="utf-8"), str(path))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read: {error}{nearest_file(file)}", file=str(path)) from None
+            document = Document.parse(read_text(file), str(path))
+        except OSError as error:
+            other = nearest_file(file) if isinstance(error, FileNotFoundError) else ""
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}{other}", file=str(path)) from None
         for override in overrides:
             document.override(override, TOP_OPTIONS)
         return _Validation(document, file).job()

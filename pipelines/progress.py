@@ -36,6 +36,7 @@ from brayx.books import (
 )
 from brayx.faults import AGENTS_LOGGER, fault_id
 from brayx.logs import one_line
+from brayx.metrics import significant
 
 _LINE_EVERY_S = 5.0
 _MAX_LINES = 100
@@ -67,8 +68,8 @@ def standing(numbers: Mapping[str, float]) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """A metric in seconds as text in milliseconds."""
-    return number(None if value is None else value * 1e3, ".2f")
+    """A metric in seconds as text in milliseconds, with the two digits that a percentile can have."""
+    return "-" if value is None or math.isnan(value) else significant(value * 1e3, 2)
 
 
 def _drops(numbers: Mapping[str, float]) -> dict[str, float]:

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from brayx.errors import ConfigError, Unauthorized
 from brayx.gamecore.protocol import StepRequest
+from brayx.text_files import read_text
 
 logger = logging.getLogger(__name__)
 
@@ -269,10 +270,9 @@ def _check_secret(key: str, secret: bytes, source: str) -> None:
 def _read(path: Path) -> dict[str, bytes]:
     try:
         mode = path.stat().st_mode
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"the keys in {path} cannot be read: {reason}") from None
+        text = read_text(path)
+    except OSError as error:
+        raise ConfigError(f"the keys in {path} cannot be read: {error.strerror}") from None
     if os.name == "posix" and mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(f"{path} can be written by others, who could add a key of their own: chmod 600 {path}")
     if os.name == "posix" and mode & (stat.S_IRGRP | stat.S_IROTH):

@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from brayx.errors import ConfigError, LeagueError
+from brayx.text_files import read_text
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
@@ -93,7 +94,7 @@ def read_levels(file: Path) -> Levels | None:
         ConfigError: the file cannot be read, or is no levels file.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
     except FileNotFoundError:
         return None
     except OSError as error:

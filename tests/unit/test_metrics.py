@@ -69,16 +69,29 @@ def test_labels_split_a_metric() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-5, 1e-2, 1.0, 1e3])
-def test_percentiles_are_exact_to_a_bucket(scale: float) -> None:
+def test_percentiles_are_in_the_bucket_of_the_exact_ones_and_mostly_near_them(scale: float) -> None:
     values = np.random.default_rng(0).lognormal(size=5000) * scale
     recorder = Recorder()
     for value in values:
         recorder.add("tick_seconds", value)
     numbers = recorder.summary()
-    bucket = 10**0.1
     for name, q in (("tick_seconds.p50", 0.5), ("tick_seconds.p99", 0.99)):
-        exact = float(np.quantile(values, q))
-        assert exact / bucket <= numbers[name] <= exact * bucket
+        assert numbers[name] == pytest.approx(np.quantile(values, q), rel=0.03)
+
+
+def test_percentiles_of_few_samples_are_between_the_least_and_the_greatest() -> None:
+    recorder = Recorder()
+    recorder.add_all("tick_seconds", [0.0204, 0.0204, 0.0206])
+    numbers = recorder.summary()
+    assert 0.0204 <= numbers["tick_seconds.p50"] <= numbers["tick_seconds.p99"] <= 0.0206, "their bucket ends at 0.0251"
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+@pytest.mark.parametrize("kind", [Kind.PERCENTILE, Kind.HISTOGRAM])
+def test_percentiles_of_infinite_samples_are_finite(value: float, kind: Kind) -> None:
+    recorder = Recorder()
+    recorder.add("mine", value, kind=kind)
+    assert math.isfinite(recorder.summary()["mine.p50"])
 
 
 def test_percentile_is_never_above_the_maximum() -> None:
@@ -90,7 +103,7 @@ def test_percentile_is_never_above_the_maximum() -> None:
 def test_percentile_beyond_the_last_bound() -> None:
     recorder = Recorder()
     recorder.add("tick_seconds", 5e9)
-    assert recorder.summary()["tick_seconds.p99"] == pytest.approx(1e7)
+    assert recorder.summary()["tick_seconds.p99"] == pytest.approx(5e9)
 
 
 def test_merged_parts_equal_one_recorder_in_any_order() -> None:
@@ -156,7 +169,7 @@ def test_a_histogram_has_values_on_both_sides_of_zero(scale: float) -> None:
         recorder.add("advantage", value, kind=Kind.HISTOGRAM)
     numbers = recorder.summary()
     for name, q in (("p05", 0.05), ("p25", 0.25), ("p75", 0.75), ("p95", 0.95)):
-        assert numbers[f"advantage.{name}"] == pytest.approx(np.quantile(values, q), rel=0.14)
+        assert numbers[f"advantage.{name}"] == pytest.approx(np.quantile(values, q), rel=0.05)
     assert abs(numbers["advantage.p50"]) < 0.1 * scale
     ends = (numbers["advantage.min"], numbers["advantage.max"], numbers["advantage.mean"])
     assert ends == pytest.approx((values.min(), values.max(), values.mean()))

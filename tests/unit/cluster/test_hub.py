@@ -171,8 +171,8 @@ class TestBooks:
         numbers = books.snapshot()
         assert numbers["tick_seconds.p50"] == pytest.approx(0.1)
         assert numbers["tick_seconds.run.p50"] == pytest.approx(0.001)
-        assert numbers["tick_seconds.run.p99"] == pytest.approx(0.1)
-        assert numbers["forward_seconds.model.run.p99"] == pytest.approx(0.1)
+        assert numbers["tick_seconds.run.p99"] == pytest.approx(0.1, rel=0.01)
+        assert numbers["forward_seconds.model.run.p99"] == pytest.approx(0.1, rel=0.01)
         assert (numbers["ticks"], numbers["ticks_this_run"]) == (1120, 120)
 
     def test_names_are_bounded_and_drops_are_counted(self) -> None:

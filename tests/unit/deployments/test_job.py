@@ -305,6 +305,28 @@ class TestWrong:
         (tmp_path / "job.yaml").write_bytes(b"\xff\xfe\x00")
         assert "cannot be read" in refused(str(tmp_path / "job.yaml"))
 
+    @pytest.mark.parametrize(
+        ("encoding", "said"),
+        [
+            ("utf-16", "it is UTF-16"),
+            ("utf-32", "it is UTF-32"),
+            ("utf-16-le", "it has NUL characters, as UTF-16 does"),
+            ("latin-1", "line 2 has the byte 0xe9, which is not UTF-8"),
+        ],
+    )
+    def test_a_file_in_another_encoding(self, write: Any, tmp_path: Path, encoding: str, said: str) -> None:
+        (tmp_path / "job.yaml").write_bytes(f"# a job\nproject: café\n{JOB}".encode(encoding))
+        assert refused(str(tmp_path / "job.yaml")) == f"job.yaml: cannot be read: {said}: save it as UTF-8"
+
+    def test_a_byte_order_mark_of_utf_8_is_no_part_of_the_first_key(self, write: Any, tmp_path: Path) -> None:
+        write(JOB)
+        plain = JobConfig.load(tmp_path / "job.yaml")
+        (tmp_path / "job.yaml").write_bytes(JOB.encode("utf-8-sig"))
+        assert JobConfig.load(tmp_path / "job.yaml").as_dict() == plain.as_dict()
+
+    def test_a_character_that_no_yaml_has(self, write: Any) -> None:
+        assert refused(write(f"{JOB}# a bell: \a\n")).startswith(f"job.yaml:{JOB.count(chr(10)) + 1}: not YAML: ")
+
     def test_python_tags_are_refused(self, write: Any) -> None:
         assert "not YAML" in refused(write("project: !!python/object/apply:os.system ['true']\n"))
 

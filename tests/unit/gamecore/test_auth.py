@@ -158,7 +158,7 @@ def test_a_file_that_is_missing_or_not_text(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         Keys.load(tmp_path / "none.txt")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="not UTF-8"):
+    with pytest.raises(ConfigError, match="it is UTF-16: save it as UTF-8"):
         Keys.load(tmp_path / "binary")
 
 

@@ -59,7 +59,7 @@ def test_a_panel_on_a_terminal() -> None:
         "cartpole / main",
         "123.4 (0 games) / 475",
         "12,345",
-        "0.42 / 5.10",
+        "0.42 / 5.1",
         "from 8 gamecores",
         "a gamecore ended",
     ):
