@@ -6,6 +6,7 @@ Knows nothing of what is sent over the pipes.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -34,3 +35,11 @@ def start_module(module: str, *words: str, files: Sequence[int] = (), **variable
         process_group=0,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **variables},
     )
+
+
+def how_it_ended(status: int) -> str:
+    """A process's end in words, from its `subprocess.Popen.returncode`."""
+    if status >= 0:
+        return f"ended with exit code {status}"
+    by = signal.Signals(-status).name if -status in {*signal.Signals} else f"signal {-status}"
+    return f"was killed by {by}" + (", as by the system when memory is short" if by == "SIGKILL" else "")

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import pickle
-import shutil
 import sqlite3
-import tempfile
 import threading
 import time
 from collections import deque
@@ -21,11 +18,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from brayx.errors import TrackingError
-from brayx.metrics import BEST_METRIC, Drained, Recorder, XAxis
+from brayx.metrics import Drained, Recorder, XAxis
 from brayx.tracking import Status, Trial
+from brayx.tracking.pending import PendingCheckpoints
 from brayx.tracking.trial import PARENT_TAG
 from brayx.urls import read_only_url, sqlite_path
 from pipelines.clerk_process import SEND_EVERY_S, ClerkProcess, Key
@@ -43,14 +41,6 @@ _NEWEST_RUN = f"""
     ORDER BY runs.start_time DESC LIMIT 1
 """
 """The run that `Trial.open` finds: takes a project, a name and the parent's run, which may be NULL."""
-
-
-class _Save(NamedTuple):
-    """A checkpoint that is about to be saved."""
-
-    folder: Path
-    step: int
-    metrics: dict[str, float]
 
 
 class Clerk:
@@ -96,11 +86,9 @@ class Clerk:
         self._early: deque[Drained] = deque()
         self._cut = time.monotonic()
         self._lock = threading.Lock()
-        self._saving: Future[Any] | None = None
-        self._early_saves: list[_Save] = []
+        self._pending = PendingCheckpoints(kept)
         self._closed = False
         self.may_resume = resume and may_resume(uri, project, *self._key)
-        self._folder = tempfile.TemporaryDirectory(prefix="brayx-clerk-", ignore_cleanup_errors=True)
         self._open = ("open", project, uri, dict(params), resume, x_axis, tensorboard)
         self._opened: Future[Any] | None = None
         self._process: ClerkProcess = ClerkProcess() if parent is None else parent._process
@@ -218,12 +206,11 @@ class Clerk:
             TrackingError: they could not be.
         """
         self.trial()
-        self._saved()
         self._flush()
+        self._raise_lost()
 
     def check(self) -> None:
-        """Raises the error that ended the clerk's process or kept this trial from opening, if there is one."""
-        self._process.check()
+        """Raises the error that kept this trial from opening, if there is one."""
         if self._opened is not None and self._opened.done() and (error := self._opened.exception()) is not None:
             raise error
 
@@ -236,28 +223,13 @@ class Clerk:
         return found
 
     def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
-        """As `Keeper.save`: copies the folder now, and saves it later. Waits for the previous one. A failure is counted
-        and logged, since the disk may have room again; `close` raises the last one's. While MLflow starts it does not
-        wait, and keeps the newest and the best."""
-        opened = self._begun()
-        try:
-            self._saved()
-        except TrackingError as error:
-            self.check()
-            self._not_kept(error)
-        copy = Path(tempfile.mkdtemp(prefix=f"{step:012d}-", dir=self._folder.name))  # a step may be saved twice
-        shutil.copytree(folder, copy, dirs_exist_ok=True)
-        made = _Save(copy, step, dict(metrics))
-        if opened.done():
-            self._saving = self._ask("save", *made, self._kept)
-            return
-        with self._lock:
-            saves = [*self._early_saves, made]
-            best = max(saves, key=lambda save: save.metrics.get(BEST_METRIC, -math.inf))
-            self._early_saves = [save for save in saves if save is best or save in saves[-self._kept :]]
-            dropped = [save for save in saves if save not in self._early_saves]
-        for save in dropped:
-            shutil.rmtree(save.folder, ignore_errors=True)
+        """As `Keeper.save`: copies the folder, and saves it within a second or two, or when MLflow can.
+
+        Never waits for MLflow: meanwhile it keeps the newest and the best. A failure is counted and logged, since the
+        disk may have room again; `close` and `settle` raise the last one's.
+        """
+        self._begun()
+        self._pending.add(folder, step, metrics)
 
     def close(self, status: Status) -> Trial:
         """Writes the rest, ends the trial and, if it is no child, the process. Ends its children first, see `child`.
@@ -273,14 +245,12 @@ class Clerk:
                 raise TrackingError("no trial was opened")
             trial = self.trial()
             lost = self._close_children("FINISHED" if status == "FINISHED" else "KILLED")
-            try:
-                self._saved()
-            except TrackingError as error:  # end the trial anyway, or it would stay running in MLflow
-                lost = lost or error
             self._flush()
+            # End the trial even if something is lost, or it would stay running in MLflow.
             self._result(self._ask("finish", status), _ANSWER_S)
             if lost is not None:
                 raise lost
+            self._raise_lost()
             return trial
         finally:
             self.end()
@@ -315,7 +285,7 @@ class Clerk:
         self._process.forget(self._send)
         for child in children:
             child._leave()
-        self._folder.cleanup()
+        self._pending.close()
         if self._parent is not None:
             with self._parent._lock:
                 self._parent._children.pop(self._key[-1], None)
@@ -329,20 +299,12 @@ class Clerk:
                 self._process.every_second(self._send)
             return self._opened
 
-    def _saved(self) -> None:
-        if self._saving is not None:
-            saving, self._saving = self._saving, None
-            self._result(saving, _ANSWER_S)
-
-    def _not_kept(self, error: TrackingError) -> None:
-        with self._lock:
-            self._recorder.add("checkpoints_failed", 1)
-        log.warning("a checkpoint of trial %r is not kept: %s", self._key[-1], error)
+    def _raise_lost(self) -> None:
+        if self._pending.error is not None:
+            raise self._pending.error
 
     def _flush(self) -> None:
-        with self._lock:
-            part = self._recorder.drain()
-        self._result(self._ask("write", part), _ANSWER_S)
+        self._result(self._ask("write"), _ANSWER_S)
 
     def _ask(self, verb: str, *arguments: Any) -> Future[Any]:
         return self._process.submit(partial(self._carry_out, verb, *arguments))
@@ -367,30 +329,43 @@ class Clerk:
         elif verb != "run":
             self._begun().result(0)
             self._catch_up()
+        if verb == "write":
+            return self._write("write")
         return self._process.exchange(verb, self._key, *arguments)
 
     def _send(self) -> None:
-        """Sends the metrics of the last second."""
-        if not self.opened():
-            return
-        self._catch_up()
+        """Sends the metrics and checkpoints of the last second."""
+        if self.opened():
+            self._catch_up()
+            self._write("push")
+
+    def _write(self, verb: str) -> None:
+        """Sends the metrics since the last time; they stay here if that fails."""
         with self._lock:
             part = self._recorder.drain()
-        if part[0]:
-            self._process.exchange("push", self._key, part)
+        if part[0] or verb == "write":
+            try:
+                self._process.exchange(verb, self._key, part)
+            except TrackingError:
+                with self._lock:
+                    self._recorder.merge(part)
+                raise
 
     def _catch_up(self) -> None:
-        """Sends the metrics that arrived while MLflow started."""
+        """Sends the metrics that arrived while MLflow started, and checkpoints."""
         while self._early:
-            self._process.exchange("write", self._key, self._early.popleft())
-        while self._early_saves:
-            with self._lock:
-                save = self._early_saves.pop(0)
-            try:
-                self._process.exchange("save", self._key, *save, self._kept)
-            except TrackingError as error:
-                self.check()
-                self._not_kept(error)
+            self._process.exchange("write", self._key, self._early[0])
+            self._early.popleft()
+        self._pending.save(
+            lambda each: self._process.exchange("save", self._key, *each, self._kept),
+            self._is_lost,
+            again=lambda: self._process.down,
+        )
+
+    def _is_lost(self, error: TrackingError) -> None:
+        with self._lock:
+            self._recorder.add("checkpoints_failed", 1)
+        log.warning("a checkpoint of trial %r is not kept: %s", self._key[-1], error)
 
 
 def _log_failure(trial: str, done: Future[Any]) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import pickle
 import queue
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from brayx.children import start_module
+from brayx.children import how_it_ended, start_module
 from brayx.errors import BrayxError, TrackingError
 from brayx.metrics import BEST_METRIC, Drained, XAxis
 from brayx.tracking import Status, Trial
@@ -40,6 +40,10 @@ SEND_EVERY_S = 1.0
 _LEAVE_S = 2.0
 _WAITING = 8
 """Requests that may wait before background tasks are dropped."""
+_MOST_WAITING = 1000
+"""Requests that may wait at all: further ones are refused."""
+_RESTART_S = 10.0
+"""Minimum time between two restarts. Without it, a process that dies would be restarted in a loop."""
 _BACKGROUND_S = 2.0
 """Time for background tasks to finish after the last write."""
 _NICE = 5
@@ -52,14 +56,21 @@ Key = tuple[str, ...]
 class ClerkProcess:
     """Starts the process, and talks to it in a thread. Thread safe.
 
+    A process that dies, as when the system kills it because memory is short, is restarted at the next request, and the
+    request is repeated. The new process continues the same runs. What the old one had not written is lost: the numbers
+    of a second or two.
+
     Attributes:
         popen: the process.
-        failure: why the process no longer answers; None: it answers.
     """
 
     def __init__(self) -> None:
-        self.failure: TrackingError | None = None
         self._ended = False
+        self._opened: dict[Key, tuple[Trial, XAxis]] = {}
+        self._known: set[Key] = set()
+        """Trials that the running process has opened."""
+        self._death = ""
+        self._restarted = -math.inf
         self._lock = threading.Lock()
         self._waiting: queue.Queue[tuple[Callable[[], Any], Future[Any]] | None] = queue.Queue()
         self._senders: list[Callable[[], None]] = []
@@ -71,10 +82,12 @@ class ClerkProcess:
         """Calls ``function`` in the thread, after those that came before; it may call `exchange`."""
         future: Future[Any] = Future()
         with self._lock:
-            if not self._ended:
+            if self._ended:
+                future.set_exception(TrackingError("MLflow's process was ended"))
+            elif self._waiting.qsize() >= _MOST_WAITING:
+                future.set_exception(TrackingError(f"MLflow is slow: {_MOST_WAITING:,} requests wait for it"))
+            else:
                 self._waiting.put((function, future))
-                return future
-        future.set_exception(TrackingError("MLflow's process was ended"))
         return future
 
     @property
@@ -92,35 +105,79 @@ class ClerkProcess:
         with self._lock:
             self._senders = [each for each in self._senders if each != send]
 
-    def check(self) -> None:
-        """Raises a `TrackingError` if the process has died."""
-        if self.failure is None and not self._ended and self.popen.poll() is not None:
-            self.failure = self._death()
-        if self.failure is not None:
-            raise self.failure
+    @property
+    def down(self) -> bool:
+        """Whether the process has died, and is not restarted yet."""
+        return bool(self._death)
 
     def exchange(self, verb: str, key: Key, *arguments: Any) -> Any:
         """Sends a request of a trial and returns the answer. Only for functions that the thread calls.
 
         Raises:
-            BrayxError: the request failed, or the process has died.
+            BrayxError: the request failed; or the process died of it twice, or again within `_RESTART_S`.
         """
-        self.check()
-        assert self.popen.stdin is not None
-        assert self.popen.stdout is not None
         with telling(f"MLflow's process cannot {verb}"):
             request = pickle.dumps((verb, key, *arguments))
         try:
+            answer = self._sent(verb, key, request)
+        except _Died:
+            answer = self._sent(verb, key, request, last=True)
+        if verb == "open":
+            *_, x_axis, _ = arguments
+            self._opened[key] = (answer, x_axis)
+            self._known.add(key)
+        elif verb == "finish":
+            del self._opened[key]
+        return answer
+
+    def _sent(self, verb: str, key: Key, request: bytes, *, last: bool = False) -> Any:
+        """The answer to a request, from a process that has its trial and those above it."""
+        try:
+            self._restart()
+            for end in range(1, len(key) + 1):
+                if (above := key[:end]) in self._opened and above not in self._known:
+                    self._answer("reopen", pickle.dumps(("reopen", above, *self._opened[above])))
+                    self._known.add(above)
+            return self._answer(verb, request)
+        except _Died as died:
+            self._death = died.message
+            if not self._ended:
+                log.warning("%s: it is restarted, and the last numbers may be missing in MLflow", died.message)
+            if last:
+                raise TrackingError(died.message) from None
+            raise
+
+    def _answer(self, verb: str, request: bytes) -> Any:
+        assert self.popen.stdin is not None
+        assert self.popen.stdout is not None
+        try:
             _write(self.popen.stdin, request)
             reply = pickle.load(self.popen.stdout)
-        except (OSError, EOFError, pickle.UnpicklingError) as broken:
-            self.failure = self._death()
-            raise self.failure from broken
+        except (OSError, EOFError, pickle.UnpicklingError):
+            self.popen.kill()  # it may only have closed its pipes
+            self.popen.wait()
+            raise _Died(f"MLflow's process {how_it_ended(self.popen.returncode)}") from None
         with telling(f"MLflow's process cannot {verb}"):
             answer, error = pickle.loads(reply)
         if error is not None:
             raise error
         return answer
+
+    def _restart(self) -> None:
+        """Starts the process again if it has died."""
+        if not self._death:
+            return
+        with self._lock:
+            if self._ended:
+                raise TrackingError("MLflow's process was ended")
+            if time.monotonic() < self._restarted + _RESTART_S:
+                raise TrackingError(f"{self._death}, and waits {_RESTART_S:g} s for another start")
+            for pipe in (self.popen.stdin, self.popen.stdout):
+                with contextlib.suppress(OSError):  # of a request that was cut
+                    pipe.close()  # type: ignore[union-attr]
+            with telling(f"{self._death}, and cannot be started again"):
+                self.popen = start_module("pipelines.clerk_process")
+        self._restarted, self._death, self._known = time.monotonic(), "", set()
 
     def end(self) -> None:
         """Kills the process. Idempotent."""
@@ -137,9 +194,6 @@ class ClerkProcess:
                 break
         self._thread.join(5.0)
 
-    def _death(self) -> TrackingError:
-        return TrackingError(f"MLflow's process has ended with {self.popen.poll()}")
-
     def _work(self) -> None:
         """The thread."""
         due = time.monotonic() + SEND_EVERY_S
@@ -148,7 +202,7 @@ class ClerkProcess:
                 with self._lock:
                     senders = self._senders
                 for send in senders:
-                    with contextlib.suppress(BrayxError):  # `check` reports a dead process
+                    with contextlib.suppress(BrayxError):  # the sender keeps what it could not send
                         send()
                 due = time.monotonic() + SEND_EVERY_S
             try:
@@ -164,6 +218,10 @@ class ClerkProcess:
                 future.set_result(function())
             except BaseException as error:
                 future.set_exception(error)
+
+
+class _Died(TrackingError):
+    """The process has died; the request may be repeated."""
 
 
 class _Opened(NamedTuple):
@@ -205,6 +263,13 @@ class _RequestHandler:
         self._opened[key] = _Opened(trial, Hub(trial, x_axis=x_axis))
         return trial
 
+    def _reopen(self, key: Key, trial: Trial, x_axis: XAxis) -> None:
+        """Continues a trial of a process that has died."""
+        from brayx.tracking.hub import Hub
+
+        trial.take_over()
+        self._opened[key] = _Opened(trial, Hub(trial, x_axis=x_axis))
+
     def _push(self, key: Key, part: Drained) -> None:
         self._opened[key].hub.push(part)
 
@@ -217,11 +282,8 @@ class _RequestHandler:
 
     def _save(self, key: Key, folder: Path, step: int, metrics: dict[str, float], kept: int) -> None:
         trial = self._opened[key].trial
-        try:
-            trial.save_checkpoint(folder, step, metrics)
-            trial.prune_checkpoints(kept, best_by=BEST_METRIC)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)  # it would only make a full disk fuller
+        trial.save_checkpoint(folder, step, metrics)
+        trial.prune_checkpoints(kept, best_by=BEST_METRIC)
 
     def _totals(self, key: Key) -> dict[str, float]:
         from brayx.tracking.hub import totals_of
@@ -244,9 +306,10 @@ class _RequestHandler:
     def _finish(self, key: Key, status: Status) -> None:
         if self._background is not None and self._background_of == key:
             self._background.join(_BACKGROUND_S)
-        opened = self._opened.pop(key)
+        opened = self._opened[key]
         opened.hub.close()
         opened.trial.finish(status)
+        del self._opened[key]
 
 
 def _run_in_background(trial: Trial, pickled: bytes) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from brayx.books import GAMES
 from brayx.engines.base import check_weights, layout_of, load_weights, save_weights
 from brayx.engines.torch import module_weights
-from brayx.errors import BadWeights, BrayxError, ConfigError, StartupError
+from brayx.errors import BadWeights, BrayxError, ConfigError, StartupError, TrackingError
 from brayx.league import snapshots
 from brayx.league.gates import Verdict
 from brayx.league.league import Standing
@@ -43,6 +43,8 @@ _LAST_CHECKPOINT_S = 60.0
 """Deadline for a learner to save its last checkpoint."""
 _FIRST_WEIGHTS_S = 180.0
 """Deadline for a new learner to publish its first weights."""
+_REGISTRY_S = 10.0
+"""Time before the registry is tried again after a failure."""
 _NUMBERS_S, _CURVES_S, _PICTURES_S = 1.0, 5.0, 60.0
 """Time between two metrics of the league, two points of its curves, and two drawings of its pictures."""
 
@@ -169,6 +171,9 @@ class LeagueTraining:
         self._unverified = {name for name in learners if self._restarts(name)}
         """Players whose trials were perhaps killed during a restart: not checked yet."""
         self._alias_is_set = False
+        self._registry_at = 0.0
+        """When the registry may be tried again."""
+        self._registry_error: TrackingError | None = None
         self._numbers_at = self._curves_at = self._pictures_at = time.monotonic()
         self._games_then: float | None = None
 
@@ -179,9 +184,7 @@ class LeagueTraining:
             BrayxError: the last main player's learner failed.
         """
         if not self._alias_is_set:  # the process may have been killed between the books and the registry
-            if (champion := self._host.league.champion) is not None:
-                self._set_alias(champion)
-            self._alias_is_set = True
+            self._set_alias(self._host.league.champion)
         for name, trainee in list(self.trainees.items()):
             if not trainee.learner.running:
                 self._ended(name, trainee)
@@ -210,12 +213,33 @@ class LeagueTraining:
                 reasons = "; ".join(reason for reason in (verdict.reason, checked.reason) if reason)
                 self._say(f"{candidate.label} is champion: {reasons}")
                 self._set_alias(candidate, before)
-            self._alias_is_set = True
+            else:
+                self._alias_is_set = True
         self._report()
 
-    def _set_alias(self, champion: Member, before: Member | None = None) -> None:
-        if note := self._clerk.call(set_champion, self._pool, champion.version, before and before.version):
-            self._say(note)
+    def _set_alias(self, champion: Member | None, before: Member | None = None) -> None:
+        if champion is not None:
+            note = self._registry(self._clerk, set_champion, self._pool, champion.version, before and before.version)
+            if note is None:
+                return
+            if note:
+                self._say(note)
+        self._alias_is_set = True
+
+    def _registry(self, clerk: TrialClerk, function: Callable[..., Any], *args: Any) -> Any:
+        """What a function of the registry returns; None if it fails, or has failed lately: a later look tries again."""
+        now = time.monotonic()
+        if now < self._registry_at:
+            return None
+        try:
+            found = clerk.call(function, *args)
+        except TrackingError as error:
+            if self._registry_error is None:
+                self._say(f"the league continues, and tries this again every {_REGISTRY_S:g} s: {error.message}")
+            self._registry_at, self._registry_error = now + _REGISTRY_S, error
+            return None
+        self._registry_error = None
+        return found
 
     def _report(self) -> None:
         """Records the league's numbers; adds to its curves and draws its pictures, in MLflow's process."""
@@ -265,12 +289,14 @@ class LeagueTraining:
         return bool(found)
 
     def _freeze(self, player: str, reason: str) -> bool:
-        """Registers a player's newest weights, and adds them to the pool; False: they are in the pool, or have not
-        learned.
+        """Registers a player's newest weights, and adds them to the pool; False: they are in the pool, have not
+        learned, or the registry does not take them now.
 
         If the process is killed between the two, the resumed trial registers other weights, and a version in no pool is
         left over.
         """
+        if time.monotonic() < self._registry_at:
+            return False
         trainee, env_steps = self.trainees[player], self._env_steps(player)
         weights = trainee.newest_weights() if trainee.has_learned else None
         if weights is None:
@@ -284,7 +310,9 @@ class LeagueTraining:
             (temporary / "meta.json").write_text(json.dumps(meta, indent=1, default=str))
             about = f"Snapshot of player {player!r} of league {self._trial.name!r}."
             tags = {PLAYER_TAG: player, DIGEST_TAG: digest, "env_steps": str(env_steps)}
-            version = trainee.clerk.call(register_snapshot, temporary, self._pool, env_steps, tags, about)
+            version = self._registry(trainee.clerk, register_snapshot, temporary, self._pool, env_steps, tags, about)
+        if version is None:
+            return False
         self._files.put(version, weights)
         member = self._host.league.frozen(player, version, digest, env_steps)
         self._say(f"{member.label} joins the pool: {reason}")
@@ -343,8 +371,13 @@ class LeagueTraining:
     def register(self, say: Callable[[str], None]) -> tuple[int | None, str]:
         """Freezes a last snapshot of each player that has learned since its last one; returns the champion's version
         and the standings."""
+        self._registry_at = 0.0
         for name in self.trainees:
             self._freeze(name, "the end of its training")
+        if not self._alias_is_set:
+            self._set_alias(self._host.league.champion)
+        if self._registry_error is not None:
+            raise self._registry_error
         try:
             self._clerk.call(draw_league, *self._charted())
         except BrayxError as error:  # a failed picture must not end the training

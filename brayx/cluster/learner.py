@@ -31,6 +31,7 @@ from brayx.metrics import BEST_METRIC
 from brayx.replay.packing import Batch
 from brayx.threads import NativeThread
 from brayx.tracking import Trial
+from brayx.tracking.pending import BackgroundKeeper
 from brayx.tracking.tensorboard import LAYERS_FILE
 from brayx.trainer.checkpoint import Normaliser, start_from
 from brayx.trainer.config import TrainerConfig
@@ -168,30 +169,33 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks, numbers: Trial
     batches.holds = ranks.size == 1 and not spec.config.prefetch
     batches.readers = ranks.size
     evaluated = {name: _acknowledged(actor, spec.namespace) for name, actor in spec.eval_buffers.items()}
+    kept = spec.config.checkpoints_kept
+    failed = functools.partial(numbers.add, "checkpoints_failed", 1)
     try:
         measured = [Shards.find(actor, namespace=spec.namespace) for actor in spec.eval_buffers.values()]
-        summary = LearnerLoop(
-            spec.config,
-            module,
-            forward_args,
-            batches=batches,
-            took=batches.took,
-            publisher=lambda newest: _Publisher(WeightPublisher(store, last_version=newest), batches),
-            numbers=numbers,
-            keeper=TrialKeeper(spec.trial, spec.config.checkpoints_kept),
-            ranks=ranks,
-            about=spec.about,
-            hooks=hooks,
-            feedback=batches.update_priorities,
-            eval_batches=evaluated,
-            normaliser=None if spec.normaliser is None else spec.normaliser(),
-            resumed=lambda learned: setattr(batches, "before", learned),
-        ).run()
-        # End all buffers: this stops rollouts while Ray Train shuts its ranks down, and wakes ranks that wait for a
-        # batch. The shards were found at the start, because finding one that hangs now would delay the end.
-        batches.end()
-        for shards in measured:
-            shards.end()
+        with BackgroundKeeper(TrialKeeper(spec.trial, kept), kept, failed) as keeper:
+            summary = LearnerLoop(
+                spec.config,
+                module,
+                forward_args,
+                batches=batches,
+                took=batches.took,
+                publisher=lambda newest: _Publisher(WeightPublisher(store, last_version=newest), batches),
+                numbers=numbers,
+                keeper=keeper,
+                ranks=ranks,
+                about=spec.about,
+                hooks=hooks,
+                feedback=batches.update_priorities,
+                eval_batches=evaluated,
+                normaliser=None if spec.normaliser is None else spec.normaliser(),
+                resumed=lambda learned: setattr(batches, "before", learned),
+            ).run()
+            # End all buffers: this stops rollouts while Ray Train shuts its ranks down, and wakes ranks that wait for a
+            # batch. The shards were found at the start, because finding one that hangs now would delay the end.
+            batches.end()
+            for shards in measured:
+                shards.end()
         return summary
     finally:
         close(batches)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from brayx.errors import BrayxError, TrackingError
+from brayx.errors import BrayxError, TrackingError, first_line
 from brayx.urls import SQLITE, sqlite_path, sqlite_url
 
 if TYPE_CHECKING:
@@ -119,7 +119,9 @@ def client_of(uri: str) -> MlflowClient:
     import_mlflow()
     from mlflow.tracking import MlflowClient
 
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store").setLevel(logging.WARNING)
+    # This one logs a traceback of each failure, which MLflow raises, too.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     path = sqlite_path(uri)
     if path is None or not path.parent.exists():
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
@@ -164,8 +166,10 @@ def telling(what: str) -> Iterator[None]:
     except BrayxError:
         raise
     except Exception as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise TrackingError(f"{what}: {reason[0]}") from error
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, sqlite3.Error):  # MLflow's first line may be of SQLAlchemy
+            cause = cause.__cause__ or cause.__context__
+        raise TrackingError(f"{what}: {first_line(cause or error)}") from error
 
 
 def get_or_none(get: Callable[[str], T], key: str) -> T | None:

@@ -122,10 +122,10 @@ class Trial:
                 run_id = found.info.run_id
                 if found.info.status == "RUNNING":
                     _refuse_if_owned(name, run_id, found.data.tags.get(_OWNER_TAG, ""))
-                client.set_tag(run_id, _OWNER_TAG, _owner(os.getpid()))
-                client.update_run(run_id, status="RUNNING")
                 events = _events_folder(tensorboard, parent, project, name, run_id)
-                return Trial(uri, run_id, project, name, resumed=True, tensorboard=events)
+                trial = Trial(uri, run_id, project, name, resumed=True, tensorboard=events)
+                trial.take_over()
+                return trial
             tags = {_OWNER_TAG: _owner(os.getpid())} | ({} if parent is None else {PARENT_TAG: parent.run_id})
             run_id = client.create_run(experiment_id, run_name=name, tags=tags).info.run_id
             events = _events_folder(tensorboard, parent, project, name, run_id)
@@ -163,6 +163,12 @@ class Trial:
     def status(self) -> str:
         """``RUNNING``, ``FINISHED``, ``FAILED`` or ``KILLED``."""
         return str(self._run().info.status)
+
+    def take_over(self) -> None:
+        """Makes this process the trial's owner, as `open` does: the one before has ended."""
+        with telling(f"cannot continue trial {self.name!r}"):
+            client_of(self.uri).set_tag(self.run_id, _OWNER_TAG, _owner(os.getpid()))
+            client_of(self.uri).update_run(self.run_id, status="RUNNING")
 
     def finish(self, status: Status = "FINISHED") -> None:
         """Marks the end; only a trial that is not ``FINISHED`` is resumed by its name."""

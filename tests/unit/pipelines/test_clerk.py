@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import time
+import sqlite3
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
@@ -16,7 +17,9 @@ from mlflow import MlflowClient
 from brayx.errors import TrackingError
 from brayx.metrics import Recorder
 from brayx.tracking import Trial, tracking_uri
+from brayx.urls import sqlite_path
 from pipelines.clerk import Clerk, may_resume
+from tests.waiting import until
 
 
 def part(**values):
@@ -24,6 +27,21 @@ def part(**values):
     for name, value in values.items():
         recorder.add(name, value)
     return recorder.drain()
+
+
+@contextlib.contextmanager
+def closing_process(clerk):
+    """A clerk whose process ends with the context."""
+    try:
+        yield clerk
+    finally:
+        clerk.end()
+
+
+def kill(clerk):
+    """Kills a clerk's process, as the system does when memory is short."""
+    os.kill(clerk._process.popen.pid, signal.SIGKILL)
+    clerk._process.popen.wait()
 
 
 def checkpoint(tmp_path, number):
@@ -89,7 +107,7 @@ def test_nothing_waits_for_mlflow_to_start(tmp_path, tracking_db):
             clerk.save(checkpoint(tmp_path, number), number, {"episode_return": -abs(number - 4.0)})
             clerk.push(part(env_steps=10))
         assert not clerk.opened()
-        assert len(list(Path(clerk._folder.name).iterdir())) == 3, "checkpoints that are neither new nor best go"
+        assert len(list(clerk._pending.folder.iterdir())) == 3, "checkpoints that are neither new nor best go"
         clerk.save(checkpoint(tmp_path, 12), 11, {})  # an interrupt's, after the same update
         clerk._process.popen.send_signal(signal.SIGCONT)
         clerk.settle()
@@ -132,11 +150,11 @@ def test_a_checkpoint_that_cannot_be_kept_costs_neither_the_next_nor_the_trials_
         in_the_way.write_text("where a folder should be")
         clerk.save(checkpoint(tmp_path, 1), 1, {"episode_return": 1.0})
         with pytest.raises(TrackingError):
-            clerk._result(clerk._saving, 60)
-        assert not list(Path(clerk._folder.name).iterdir()), "nothing of it is left where it was copied to"
+            clerk.settle()
+        assert not list(clerk._pending.folder.iterdir()), "nothing of it is left where it was copied to"
         in_the_way.unlink()
         clerk.save(checkpoint(tmp_path, 2), 2, {"episode_return": 1.0})
-        clerk._result(clerk._saving, 60)
+        clerk.settle()
         assert [each.step for each in trial.checkpoints()] == [2]
         in_the_way.rename(kept / "aside")
         in_the_way.write_text("once more")
@@ -146,7 +164,7 @@ def test_a_checkpoint_that_cannot_be_kept_costs_neither_the_next_nor_the_trials_
     finally:
         clerk.end()
     assert trial.status == "FINISHED"
-    assert trial.metrics()["learner/checkpoints_failed"] == 1
+    assert trial.metrics()["learner/checkpoints_failed"] == 2
 
 
 def test_a_store_that_cannot_be_opened_is_an_error(tmp_path):
@@ -169,17 +187,62 @@ def test_an_unused_clerk_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow  # starts MLflow in a separate process
-def test_a_killed_clerk_is_detected(tracking_db):
-    clerk = Clerk("project", "name", tracking_db, {})
-    try:
-        clerk.trial()
-        os.kill(clerk._process.popen.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 30
-        while clerk._process.failure is None and time.monotonic() < deadline:
-            clerk.push(part(env_steps=1))
-            time.sleep(0.05)
-        with pytest.raises(TrackingError, match="has ended"):
+@pytest.mark.slow  # starts MLflow in processes of their own
+def test_a_killed_process_is_restarted_and_continues_the_same_runs(tmp_path, tracking_db, monkeypatch):
+    with closing_process(Clerk("project", "league", tracking_db, {})) as parent:
+        children = [parent.child(name, {"name": name}) for name in ("one", "two")]
+        clerks = [parent, *children]
+        for number, clerk in enumerate(clerks):
+            clerk.push(part(env_steps=10 + number))
+            clerk.save(checkpoint(tmp_path, number), 1, {})
+            clerk.settle()
+        trials = [clerk.trial() for clerk in clerks]
+        kill(parent)
+        for number, clerk in enumerate(reversed(clerks)):
+            clerk.push(part(env_steps=100))
+            clerk.save(checkpoint(tmp_path, 10 + number), 2, {})
+        for clerk in clerks:
+            clerk.settle()
             clerk.check()
-    finally:
-        clerk.end()
+        assert [Trial.attach(tracking_db, trial.run_id).status for trial in trials] == ["RUNNING"] * 3
+
+        # Killed again at once: it waits before another start, and nothing is lost meanwhile.
+        kill(parent)
+        with pytest.raises(TrackingError, match="MLflow's process was killed by SIGKILL, as by the system when memory"):
+            parent.call(Trial.tags)
+        for number in range(5):
+            children[0].save(checkpoint(tmp_path, 20 + number), 3 + number, {})
+            children[0].push(part(env_steps=1))
+        until(lambda: parent._process.down)
+        children[0].check()
+        monkeypatch.setattr("pipelines.clerk_process._RESTART_S", 0.0)
+        parent.close("FINISHED")
+    assert [trial.status for trial in trials] == ["FINISHED"] * 3
+    assert [trial.metrics()["replay/env_steps"] for trial in trials] == [110, 116, 112]
+    assert [[each.step for each in trial.checkpoints()] for trial in trials] == [[1, 2], [6, 7], [1, 2]]
+    assert len(MlflowClient(tracking_db).search_runs(["1"])) == 3
+
+
+@pytest.mark.slow  # starts MLflow in a separate process
+def test_a_locked_database_holds_nobody_up_and_its_losses_are_counted(tmp_path, tracking_db, capfd):
+    with (
+        closing_process(Clerk("project", "name", tracking_db, {})) as clerk,
+        contextlib.closing(sqlite3.connect(sqlite_path(tracking_db), isolation_level=None)) as other,
+    ):
+        trial = clerk.trial()
+        clerk.push(part(env_steps=1))
+        clerk.settle()
+        other.execute("BEGIN EXCLUSIVE")
+        for number in range(20):
+            clerk.save(checkpoint(tmp_path, number), number, {"episode_return": -float(number)})
+            clerk.push(part(env_steps=1))
+        assert len(list(clerk._pending.folder.iterdir())) <= 4, "the best, two new ones, and one that is being saved"
+        until(lambda: clerk._pending.error is not None, "a save that the lock fails")
+        clerk.check()
+        other.execute("ROLLBACK")
+        clerk.save(checkpoint(tmp_path, 20), 20, {"episode_return": 1.0})
+        clerk.close("FINISHED")
+    assert trial.metrics()["replay/env_steps"] == 21
+    assert trial.metrics()["learner/checkpoints_failed"] >= 1
+    assert trial.checkpoints()[-1].step == 20
+    assert "Traceback" not in capfd.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -169,6 +170,29 @@ def test_an_exploiter_that_cannot_restart_is_out_and_the_league_goes_on(host: Ca
     made.training.look()
     assert list(made.training.trainees) == ["main"]
     assert made.training.learner.running
+
+
+def test_a_registry_that_fails_delays_a_snapshot_and_ends_nothing(
+    host: Callable[[str], Host], tracking_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = host("{main: {role: main, snapshot_every: 150}}")
+    player = made.training.trainees["main"]
+    player.env_steps, player.has_learned = 150, True
+    with contextlib.closing(sqlite3.connect(tracking_db.removeprefix("sqlite:///"))) as database:
+        full = "BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"
+        database.execute(f"CREATE TRIGGER full BEFORE INSERT ON model_versions {full}")
+        for _ in range(3):
+            made.training.look()
+        assert len(made.said) == 1
+        assert "tries this again every 10 s: cannot register weights of trial 'league' as 'higher'" in made.said[0]
+        with pytest.raises(TrackingError, match="cannot register weights"):
+            made.training.register(made.said.append)
+        database.execute("DROP TRIGGER full")
+    made.training.look()
+    assert len(made.said) == 1, "it was tried just now"
+    monkeypatch.setattr(made.training, "_registry_at", 0.0)
+    made.training.look()
+    assert made.said[1] == "main:1 joins the pool: 150 env steps since the last snapshot, snapshot_every is 150"
 
 
 def test_a_registered_snapshot_is_built_from_what_is_registered(host: Callable[[str], Host], tracking_db: str) -> None:
