@@ -382,6 +382,25 @@ class ActionSpec:
         scaled: np.ndarray = np.clip((flat - low) / np.where(half > 0, half, 1) - 1, -1, 1)
         return scaled.astype(np.float32)
 
+    def __str__(self) -> str:
+        if self.kind == "box":
+            assert self.low is not None
+            assert self.high is not None
+            return f"Box {list(self.env_shape)} from {_shortly(self.low)} to {_shortly(self.high)}"
+        start = np.zeros(len(self.sizes), np.int64) if self.start is None else self.start
+        return f"{self.kind} of {_shortly(np.asarray(self.sizes))} from {_shortly(start)}"
+
+    def is_same(self, other: ActionSpec) -> bool:
+        """Whether an environment's action means the same in both spaces; bounds are compared as float32."""
+        if (self.kind, self.sizes, self.env_shape) != (other.kind, other.sizes, other.env_shape):
+            return False
+        pairs = ((self.low, other.low), (self.high, other.high), (self.start, other.start))
+        return all(
+            (ours is None) == (theirs is None)
+            and (ours is None or theirs is None or np.array_equal(ours.astype("f"), theirs.astype("f")))
+            for ours, theirs in pairs
+        )
+
     @property
     def converts(self) -> bool:
         """Whether the policy's actions have other values than the environment's."""
@@ -408,6 +427,12 @@ class ActionSpec:
         """Raises ConfigError unless all actions are between two bounds."""
         if wrong := outside(action, low, high):
             raise ConfigError(f"action: {wrong}, the environment's range", key="action")
+
+
+def _shortly(values: np.ndarray) -> str:
+    """The values, or the only one that they have."""
+    found = np.unique(values)
+    return f"{found[0]:g}" if len(found) == 1 else f"[{', '.join(f'{value:g}' for value in values)}]"
 
 
 def _offset(start: Any) -> np.ndarray | None:

@@ -51,8 +51,12 @@ class SourceConfig(BaseModel):
     path: str | None = None
     """File of the data, a pattern with ``*``, or a folder of recordings, from the YAML file's folder; or an address of
     recordings; null: a module gives the data."""
-    format: Literal["npz", "parquet", "minari", "recording"] | None = None
-    """Format of the files; null: by their extension. A folder has recordings, unless it is a Minari dataset."""
+    format: Literal["npz", "parquet", "hdf5", "minari", "recording"] | None = None
+    """Format of the files; null: by their extension. A folder has recordings, unless it is a Minari dataset. ``minari``
+    is the same as ``hdf5``."""
+    actions: Literal["environment", "policy"] | None = None
+    """Whose actions the files have: those that the rollout's environment took, which are converted, or a policy's, with
+    categories from 0 and -1 to 1 for scaled ones; null: as the files say."""
     fields: dict[str, str] = {}
     """The files' names for brayx's fields, such as ``obs: observations``; of recordings also ``input/KEY``."""
     only: Selection | None = None

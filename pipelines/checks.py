@@ -5,6 +5,7 @@ Starts nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from pipelines.sources import Opened, check_sources
 from pipelines.stored_models import check_initial_weights
 
 if TYPE_CHECKING:
+    from brayx.actions import ActionSpec
     from brayx.replay.packing import Layout
 
 
@@ -180,7 +182,7 @@ def check_learning(job: JobConfig, opened: Opened | None = None) -> Layout:
     from brayx.trainer.fits import layout_of
 
     config = job.trainers[only("trainer", job.trainers)]
-    played: Mapping[str, tuple[str, set[str]]] = {}
+    played: Mapping[str, tuple[ActionSpec, set[str]]] = {}
     if job.rollouts:
         from pipelines.environments import check_rollouts
 
@@ -188,8 +190,23 @@ def check_learning(job: JobConfig, opened: Opened | None = None) -> Layout:
     opened = {} if opened is None else opened
     check_algorithm(job, played, check_sources(job, opened=opened))
     layout, memory = layout_of(config, config.model, job.models[config.model].module, job.folder, job.as_dict())
+    layout = dataclasses.replace(layout, env=_acted_in(job, played))
     check_sources(job, layout, opened, memory)
     return layout
+
+
+def _acted_in(job: JobConfig, played: Mapping[str, tuple[ActionSpec, set[str]]]) -> ActionSpec | None:
+    """The actions of the environments that the model acts in; None: there are none, or nothing is recorded for them."""
+    acts = {name: found for name, (found, _) in played.items()} if job.sources else {}
+    first = next(iter(acts), "")
+    for name, found in acts.items():
+        if not found.is_same(acts[first]) or found.scale != acts[first].scale:
+            raise ConfigError(
+                f"{job.file}: {first} acts in {acts[first]} with scale_actions {acts[first].scale}, {name} in {found} "
+                f"with {found.scale}: a source needs the same in all",
+                key=name,
+            )
+    return acts.get(first)
 
 
 def actor_of(job: JobConfig) -> str:

@@ -19,6 +19,7 @@ from deployments.document import nearest
 from pipelines.shutdown import side_by_side
 
 if TYPE_CHECKING:
+    from brayx.actions import ActionSpec
     from brayx.cluster.rollout_worker import WorkerSpec
     from brayx.metrics import Recorder
     from brayx.replay.config import BufferConfig
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
     from deployments.job import JobConfig
 
 
-def check_rollouts(job: JobConfig) -> dict[str, tuple[str, set[str]]]:
+def check_rollouts(job: JobConfig) -> dict[str, tuple[ActionSpec, set[str]]]:
     """Takes one step in an environment of each rollout, and checks that its options fit the trainer's.
 
     Returns:
-        Kind of actions and keys of batches, by component.
+        Actions and keys of batches, by component.
 
     Raises:
         BrayxError: the environment does not exist, cannot be made or raises; the model does not fit it, or its value
@@ -46,8 +47,8 @@ def check_rollouts(job: JobConfig) -> dict[str, tuple[str, set[str]]]:
             raise ConfigError(f"{place}.buffer: is {config.buffer!r}, but the trainer reads {trainer.buffers}")
         try:
             spec = spec_of(job, name)
-            kind, batch = check_rollout(spec)
-            found[name] = kind, set(batch)
+            acts, batch = check_rollout(spec)
+            found[name] = acts, set(batch)
             critic = trainer.algorithm.critic
             if critic is not None and "state" in critic.takes and STATE in batch:
                 module, example = build_model(job.folder, spec.model.module, spec.model_name, dict(spec.job))

@@ -14,12 +14,13 @@ from brayx.errors import ConfigError
 from brayx.types import DEMONSTRATION
 
 if TYPE_CHECKING:
+    from brayx.actions import ActionSpec
     from brayx.trainer.config import TrainerConfig
     from deployments.job import JobConfig, SourceConfig
 
 
 def check_algorithm(
-    job: JobConfig, played: Mapping[str, tuple[str, set[str]]], recorded: Mapping[str, set[str]]
+    job: JobConfig, played: Mapping[str, tuple[ActionSpec, set[str]]], recorded: Mapping[str, set[str]]
 ) -> None:
     """Refuses a trainer whose algorithm cannot learn from its buffers.
 
@@ -42,8 +43,8 @@ def check_algorithm(
         if feeding and algorithm.imitates == "everything":
             gives.add(DEMONSTRATION)
     try:
-        for kind, _ in played.values():
-            check_fits(algorithm, kind=kind, gives=gives)
+        for acts, _ in played.values():
+            check_fits(algorithm, kind=acts.kind, gives=gives)
         check_fits(algorithm, gives=gives)
         for name in trainer.buffers:
             buffer = job.buffers[name]

@@ -175,7 +175,7 @@ class _Training:
         self.champions: dict[str, ActingModel] = {}
         self.uri = uri
         self.host = None if trainee.acting is None else self._host(trainee.acting.model, stack)
-        self.sources = Sources(job, self.buffers)
+        self.sources = Sources(job, self.buffers, layout.env)
         self._keep = functools.partial(keep_recordings, self.job, time.time(), self.progress.say, clerk.call)
         self.finished = self.learning = False
         self.end = Deadline(_END_S)

@@ -22,6 +22,7 @@ from pipelines.fitting import only_imitated
 from pipelines.shutdown import side_by_side
 
 if TYPE_CHECKING:
+    from brayx.actions import ActionSpec
     from brayx.replay.files import Dataset
     from brayx.replay.packing import Layout
     from brayx.types import Fragment
@@ -72,6 +73,9 @@ def check_sources(
                     dataset = _dataset(source, job)
                     opened[name] = dataset, dataset.first()
                 dataset, first = opened[name]
+                if layout is not None:
+                    dataset = dataset.for_env(layout.env)
+                    first = dataset.finished(first)
                 fields = found[name] = dataset.check(layout, first)
                 for trainer in job.trainers.values():
                     if source.buffer in trainer.buffers:
@@ -102,14 +106,15 @@ class Sources:
     Args:
         job: the job.
         buffers: buffers by component name.
+        env: the actions of the environments that the model acts in; None: there are none.
 
     Raises:
         ConfigError: a source's function or files are missing.
     """
 
-    def __init__(self, job: JobConfig, buffers: Mapping[str, Taker]) -> None:
+    def __init__(self, job: JobConfig, buffers: Mapping[str, Taker], env: ActionSpec | None = None) -> None:
         self._feeds = {
-            name: Feed(buffers[source.buffer], _parts(name, source, job), epochs=source.epochs, name=name)
+            name: Feed(buffers[source.buffer], _parts(name, source, job, env), epochs=source.epochs, name=name)
             for name, source in job.sources.items()
         }
         held_out = {name for trainer in job.trainers.values() for name in trainer.eval_buffers}
@@ -156,9 +161,9 @@ class Sources:
         return all(feed.done for feed in self._feeds.values())
 
 
-def _parts(name: str, source: SourceConfig, job: JobConfig) -> list[Part]:
+def _parts(name: str, source: SourceConfig, job: JobConfig, env: ActionSpec | None) -> list[Part]:
     if source.module is None:
-        return list(_dataset(source, job).parts(source.num_workers))
+        return list(_dataset(source, job).for_env(env).parts(source.num_workers))
     function: Callable[..., Any] = load(source.module, source.func, job.folder)
     config = job.as_dict()
     try:
@@ -166,18 +171,18 @@ def _parts(name: str, source: SourceConfig, job: JobConfig) -> list[Part]:
     except Exception as error:
         raise ConfigError(f"source {name!r} raised {type(error).__name__}: {error}") from error
     if isinstance(given, list) and all(isinstance(part, Iterable) for part in given):
-        return [_again(lambda: function(name, config), given, number) for number in range(len(given))]
-    return [_again(lambda: [function(name, config)], [given], 0)]
+        return [_again(lambda: function(name, config), given, number, env) for number in range(len(given))]
+    return [_again(lambda: [function(name, config)], [given], 0, env)]
 
 
-def _again(build: Callable[[], Any], first: list[Any], number: int) -> Part:
+def _again(build: Callable[[], Any], first: list[Any], number: int, env: ActionSpec | None) -> Part:
     """Returns the part that is already built, and builds new ones for further calls."""
+    from brayx.replay.files import Dataset
 
     def part() -> Any:
-        if first[number] is not None:
-            taken, first[number] = first[number], None
-            return taken
-        return build()[number]
+        taken, first[number] = first[number], None
+        taken = build()[number] if taken is None else taken
+        return taken.for_env(env) if isinstance(taken, Dataset) else taken
 
     return part
 
@@ -185,4 +190,4 @@ def _again(build: Callable[[], Any], first: list[Any], number: int) -> Part:
 def _dataset(source: SourceConfig, job: JobConfig) -> Dataset:
     assert source.path is not None
     path = source.path if "://" in source.path else Path(job.folder, source.path)
-    return dataset(path, source.format, source.fields, source.demonstration, source.only)
+    return dataset(path, source.format, source.fields, source.demonstration, source.only, source.actions)

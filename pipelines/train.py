@@ -205,7 +205,7 @@ def train_on(
                 doors = _wait_for_weights(cluster.url, learner, config.model, progress)
                 urls |= {**doors, "http": cluster.door("http"), "ws": cluster.door("ws")}
             began, learning = time.monotonic(), True
-            sources = Sources(job, trainee.buffers)
+            sources = Sources(job, trainee.buffers, layout.env)
             games = Gamecores(
                 job.actors[actor].gamecores if actor else [],
                 urls,

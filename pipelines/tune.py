@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from brayx.algorithms.config import AlgorithmConfig
     from brayx.local.training import Training
     from brayx.replay.files import Dataset
+    from brayx.replay.steps import Units
     from brayx.tracking import Status, Trial
     from pipelines.search import Domain, Space
 
@@ -133,6 +134,7 @@ def tune(
     *,
     algorithm: str = "ppo",
     demonstrations: str | Path | Dataset | None = None,
+    actions: Units | None = None,
     method: Method = "asha",
     num_trials: int = 8,
     num_steps: int = 60_000,
@@ -154,6 +156,7 @@ def tune(
         demonstrations: recorded episodes that every trial imitates, as for `train_local`. Each trial reads the files
             where it runs, by their absolute path. ``bc`` plays no games while it learns, so each comparison plays
             ``evaluation_episodes`` greedy games, the same ones in all trials.
+        actions: whose actions the demonstrations have; a `Dataset` says so itself.
         method: how trials compete.
         num_trials: number of trials drawn from the space.
         num_steps: env steps of a trial that is not stopped early; for ``bc``, transitions of its batches.
@@ -194,7 +197,7 @@ def tune(
         )
     check_env(env)
     if demonstrations is not None:
-        demonstrations = _by_whole_path(demonstrations)
+        demonstrations = _by_whole_path(demonstrations, actions)
     check(algorithm, space, _fits(env, space, num_steps, demonstrations))
     interval = max(1, num_steps // 12) if interval_steps is None else interval_steps
     parent = Trial.open(project, trial or f"{method} {env}", initialise(tracking_uri(tracking)), resume=False)
@@ -239,12 +242,13 @@ def tune(
         stack.close()
 
 
-def _by_whole_path(demonstrations: str | Path | Dataset) -> Dataset:
+def _by_whole_path(demonstrations: str | Path | Dataset, actions: Units | None = None) -> Dataset:
     """The demonstrations with an absolute path, since each trial runs in a separate folder."""
     from brayx.recording.source import dataset
-    from brayx.replay.files import Dataset
 
-    data = copy.deepcopy(demonstrations) if isinstance(demonstrations, Dataset) else dataset(demonstrations)
+    if isinstance(demonstrations, str | Path):
+        demonstrations = dataset(demonstrations, actions=actions)
+    data = copy.copy(demonstrations)
     data.files = [file.absolute() for file in data.files]
     return data
 
@@ -258,19 +262,17 @@ def _fits(
     from brayx.algorithms.mappo import STATE
     from brayx.local.demonstrations import Demonstrations, check_imitates
     from brayx.local.train import check_updates
-    from brayx.nets.recurrent import state_argument
-    from brayx.replay.packing import Layout
     from brayx.rollout.collector import check_noise
     from brayx.rollout.envs import make_envs
     from brayx.rollout.networks import observation_of, ready_made
-    from brayx.trainer.fits import actions_of, check_model
+    from brayx.trainer.fits import check_model
     from brayx.types import DEMONSTRATION, flatten
     from pipelines.search import Domain
 
     options = space.get("env_options", {})
     envs = make_envs(env, 1, options=options.extremes[0] if isinstance(options, Domain) else options)
     try:
-        spec, obs = ActionSpec.of(envs.single_action_space), observation_of(envs)
+        space_of, obs = envs.single_action_space, observation_of(envs)
     finally:
         envs.close()
     observed = flatten(obs, "obs")
@@ -280,6 +282,7 @@ def _fits(
         training = drawn.model_copy(update={"num_steps": num_steps}).of(algorithm)
         if demonstrations is not None:
             check_imitates(algorithm, training)
+        spec = ActionSpec.of(space_of, scale=training.scale_actions)
         check_fits(
             algorithm,
             kind=spec.kind,
@@ -297,24 +300,13 @@ def _fits(
         if plays:  # without play, its batches depend on its data
             check_updates(algorithm, training)
         # The options that decide whether a model fits; most draws share them.
-        model = f"{training.network!r} {algorithm.value_heads} {training.sde_steps > 1}"
+        model = f"{training.network!r} {algorithm.value_heads} {training.sde_steps > 1} {training.scale_actions}"
         if model not in fitting:
             module, forward_args = ready_made(training.network, envs, algorithm)(obs, spec)
             given = check_model(algorithm, module, forward_args, state=observed.get(STATE))
             check_noise(training.sde_steps, {leaf.path for leaf in given.outputs})
             if demonstrations is not None:
-                at = state_argument(module)
-                taken = tuple(arg for index, arg in enumerate(forward_args) if index != at)
-                Demonstrations(
-                    demonstrations,
-                    Layout.of_model(taken, actions_of(given)),
-                    batch_size=training.batch_size,
-                    unroll_length=training.unroll_length,
-                    seed=training.seed,
-                    initial=None
-                    if at is None
-                    else {path: leaf[0] for path, leaf in flatten(forward_args[at], "state").items()},
-                )
+                Demonstrations.of_model(demonstrations, module, forward_args, given, spec, training)
             fitting.add(model)
 
     return fits
@@ -469,6 +461,10 @@ def parser() -> argparse.ArgumentParser:
         help="recorded episodes that every trial of mixed or bc imitates: a file, a pattern in quotes, "
         "or a folder of recordings",
     )  # fmt: skip
+    made.add_argument(
+        "--actions", choices=["environment", "policy"], default=None,
+        help="whose actions the demonstrations have: the environment's, or a policy's (default: as the files say)",
+    )  # fmt: skip
     made.add_argument("--method", choices=["asha", "pbt"], default="asha", help="(default: %(default)s)")
     made.add_argument("--num-trials", type=int, default=8, help="(default: %(default)s)")
     made.add_argument(
@@ -507,6 +503,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parse(arguments.lines),
         algorithm=arguments.algorithm,
         demonstrations=arguments.demonstrations,
+        actions=arguments.actions,
         method=arguments.method,
         num_trials=arguments.num_trials,
         num_steps=arguments.num_steps,

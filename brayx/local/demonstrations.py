@@ -11,15 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from torch import nn
 
+from brayx.actions import ActionSpec
 from brayx.algorithms.build import OURS
 from brayx.algorithms.config import AlgorithmConfig
+from brayx.engines.base import ModelSpec
+from brayx.engines.torch import limits_declared
 from brayx.errors import BadFragment, ConfigError
-from brayx.local.training import Training
+from brayx.local.training import Settled, Training
+from brayx.nets.recurrent import state_argument
 from brayx.recording.source import dataset
 from brayx.replay.files import Dataset
 from brayx.replay.packing import Batch, Layout, Packer
-from brayx.types import DEMONSTRATION
+from brayx.trainer.fits import actions_of
+from brayx.types import DEMONSTRATION, NestedArray, flatten
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +93,7 @@ class Demonstrations:
         seed: int,
         initial: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        opened = data if isinstance(data, Dataset) else dataset(data)
+        opened = (data if isinstance(data, Dataset) else dataset(data)).for_env(layout.env)
         packer = Packer(1, unroll_length, layout)
         made: list[Batch | None] = []
         cut, number = 0, -1
@@ -123,6 +129,39 @@ class Demonstrations:
         self.rounds = -(-len(columns) // self.batch_size)
         self._next: list[int] = []
         self._first = True
+
+    @classmethod
+    def of_model(
+        cls,
+        data: str | Path | Dataset,
+        module: nn.Module,
+        forward_args: tuple[NestedArray, ...],
+        given: ModelSpec,
+        env: ActionSpec,
+        training: Settled,
+    ) -> Demonstrations:
+        """Reads demonstrations in the layout of a model.
+
+        Args:
+            data: as above.
+            module, forward_args: the model and its example arguments.
+            given: its inputs and outputs.
+            env: the actions of the environment that it acts in.
+            training: options of the training.
+        """
+        at = state_argument(module)  # recurrent state is not part of the observation
+        taken = tuple(arg for index, arg in enumerate(forward_args) if index != at)
+        layout = Layout.of_model(taken, actions_of(given), limits_declared(module))
+        # As acting begins an episode (`brayx.engines.base.StateSpec`).
+        initial = None if at is None else {path: leaf[0] for path, leaf in flatten(forward_args[at], "state").items()}
+        return cls(
+            data,
+            replace(layout, env=env),
+            batch_size=training.batch_size,
+            unroll_length=training.unroll_length,
+            seed=training.seed,
+            initial=initial,
+        )
 
     def draw(self) -> Batch:
         """A learner batch ``[B, T + 1, ...]`` with the key `DEMONSTRATION`. Its arrays are views: do not change them.

@@ -32,11 +32,9 @@ from brayx.errors import ConfigError, EnvironmentFailed
 from brayx.local.demonstrations import Demonstrations, check_imitates
 from brayx.local.run import Point, Run, TrialKeeper
 from brayx.local.training import Settled, Training
-from brayx.nets.recurrent import state_argument
 from brayx.replay.files import Dataset
 from brayx.replay.importance import Importance
 from brayx.replay.limiter import RateLimiter
-from brayx.replay.packing import Layout
 from brayx.replay.table import Table
 from brayx.rollout.collector import Collector
 from brayx.rollout.envs import EnvSource, make_envs
@@ -44,7 +42,7 @@ from brayx.rollout.evaluate import Evaluation, evaluate
 from brayx.rollout.networks import Model, observation_of, ready_made
 from brayx.rollout.policy import Policy
 from brayx.trainer.config import TrainerConfig
-from brayx.trainer.fits import actions_of, check_model
+from brayx.trainer.fits import check_model
 from brayx.trainer.loop import RETURN_METRIC, LearnerLoop
 from brayx.trainer.ranks import Alone
 from brayx.types import DEMONSTRATION, NestedArray, flatten
@@ -114,8 +112,9 @@ def train_local(
             pattern, a folder of recordings, or a `Dataset` to set column names or the format
             (`brayx.recording.dataset` selects sessions). They need no recurrent state
             (see `Demonstrations`). ``bc`` learns from demonstrations only; ``mixed`` starts with ``imitation_updates``
-            batches of them, and at least one pass over all, before its first run. Continuous actions are in the
-            policy's own range: -1 to 1 with ``scale_actions``.
+            batches of them, and at least one pass over all, before its first run. Whether their actions are the
+            environment's or a policy's, the files or the option ``actions`` of the `Dataset` say
+            (`brayx.replay.files.Dataset.for_env`).
         model: returns a module and its example arguments, given one observation and the action space; None: a
             ready-made network.
         on_update: called after each run's updates with the number of runs, the env steps and the newest metrics: sums
@@ -142,7 +141,7 @@ def train_local(
     envs = make_envs(env, training.num_envs, vectorization=training.vectorization, options=training.env_options)
     with contextlib.ExitStack() as stack:
         stack.callback(envs.close)
-        spec = ActionSpec.of(envs.single_action_space)
+        spec = ActionSpec.of(envs.single_action_space, scale=training.scale_actions)
         observed = flatten(observation_of(envs), "obs")
         gives = {*observed, *([] if demonstrations is None else [DEMONSTRATION])}
         check_fits(
@@ -157,7 +156,7 @@ def train_local(
         given = check_model(algorithm, module, forward_args, state=observed.get(STATE))
         recorded = None
         if demonstrations is not None:
-            recorded = _recorded(demonstrations, module, forward_args, actions_of(given), training)
+            recorded = Demonstrations.of_model(demonstrations, module, forward_args, given, spec, training)
         check_updates(algorithm, training, recorded)
         collector = _collector(envs, Policy(module, forward_args, engine=training.engine), algorithm, training)
         cloning = algorithm.imitates == "everything"
@@ -219,28 +218,6 @@ def train_local(
         curve=tuple(run.curve),
         evaluation=evaluation,
         dropped=run.dropped,
-    )
-
-
-def _recorded(
-    demonstrations: str | Path | Dataset,
-    module: nn.Module,
-    forward_args: tuple[NestedArray, ...],
-    actions: ActionSpec,
-    training: Settled,
-) -> Demonstrations:
-    """Reads demonstrations in the layout of the model."""
-    at = state_argument(module)  # recurrent state is not part of the observation
-    taken = tuple(arg for index, arg in enumerate(forward_args) if index != at)
-    # As acting begins an episode (`brayx.engines.base.StateSpec`).
-    initial = None if at is None else {path: leaf[0] for path, leaf in flatten(forward_args[at], "state").items()}
-    return Demonstrations(
-        demonstrations,
-        Layout.of_model(taken, actions),
-        batch_size=training.batch_size,
-        unroll_length=training.unroll_length,
-        seed=training.seed,
-        initial=initial,
     )
 
 

@@ -23,7 +23,7 @@ from brayx.types import Fragment
 if TYPE_CHECKING:
     from brayx.recording.reader import Episode
 
-_INPUT, _OUTPUT = "input/", "output/"
+INPUT, OUTPUT = "input/", "output/"
 _NOT_APPLIED = ("fallback", "error")
 """Events of ticks whose action did not reach the game."""
 _STANDARD = ("obs", "action", "reward", "terminated", "log_prob", "policy_version")
@@ -61,12 +61,12 @@ class Fields:
         """Names of the arrays to read."""
         origins = (*self.obs.values(), self.action, self.reward, self.log_prob, self.policy_version)
         every = dict.fromkeys((*origins, *self.extras.values()))
-        return [each for each in every if each and not each.startswith((_INPUT, _OUTPUT))]
+        return [each for each in every if each and not each.startswith((INPUT, OUTPUT))]
 
     @property
     def obs_is_input(self) -> bool:
         """Whether all observations come from the input. Then the stop's body may have the last one."""
-        return all(origin.startswith(_INPUT) for origin in self.obs.values())
+        return all(origin.startswith(INPUT) for origin in self.obs.values())
 
 
 def fields_of(episode: Episode, named: Mapping[str, str]) -> Fields:
@@ -103,13 +103,13 @@ def fields_of(episode: Episode, named: Mapping[str, str]) -> Fields:
             )
     reward = named.get("reward", "reward" if "reward" in has else "")
     if not reward and _has_reward(episode):
-        reward = f"{_INPUT}reward"
+        reward = f"{INPUT}reward"
     # The recorded probability is that of the agent's own action.
     log_prob = named.get("log_prob", "log_prob" if "log_prob" in has and action == "action" else "")
     extras = {name: name for name in has if name.startswith("state/")}
     extras |= {name: origin for name, origin in named.items() if name not in _STANDARD and name not in own}
     version = named.get("policy_version", "policy_version" if "policy_version" in has else "")
-    return Fields(obs, action, reward, named.get("terminated", f"{_INPUT}terminated"), log_prob, version, extras)
+    return Fields(obs, action, reward, named.get("terminated", f"{INPUT}terminated"), log_prob, version, extras)
 
 
 def fragments(episode: Episode, fields: Fields, most: int | None = BLOCK_ROWS) -> Iterator[Fragment]:
@@ -168,7 +168,7 @@ def _steps(episode: Episode, fields: Fields, rows: Columns, run: int, last: bool
     if stop is None:
         return run - 1
     seen = fields.obs_is_input and all(_get(stop, origin) is not None for origin in fields.obs.values())
-    rewarded = not fields.reward or (fields.reward.startswith(_INPUT) and _get(stop, fields.reward) is not None)
+    rewarded = not fields.reward or (fields.reward.startswith(INPUT) and _get(stop, fields.reward) is not None)
     return run if rewarded and (seen or _get(stop, fields.terminated)) else run - 1
 
 
@@ -204,7 +204,7 @@ class _Values:
 
     def at_ticks(self, origin: str) -> np.ndarray:
         """``[ticks, ...]``, the value at each tick."""
-        if not origin.startswith((_INPUT, _OUTPUT)):
+        if not origin.startswith((INPUT, OUTPUT)):
             return self._rows.arrays[origin][: self.ticks]
         return self._stacked([_get(each, origin) for each in self._parsed(origin)[: self.ticks]], origin)
 
@@ -213,7 +213,7 @@ class _Values:
         array = self.at_ticks(origin)
         if self.ticks > self.steps:
             return array
-        last = _get(self.stop, origin) if origin.startswith(_INPUT) else None
+        last = _get(self.stop, origin) if origin.startswith(INPUT) else None
         final = array[-1:] if last is None else self._stacked([last], origin).astype(array.dtype)
         if final.shape[1:] != array.shape[1:]:
             raise self._error(origin, "its value in the stop's body has another shape")
@@ -221,7 +221,7 @@ class _Values:
 
     def results(self, origin: str) -> np.ndarray:
         """``[steps]`` numbers, each read one tick later, where the result of an action is."""
-        if not origin.startswith((_INPUT, _OUTPUT)):
+        if not origin.startswith((INPUT, OUTPUT)):
             array = self._rows.arrays[origin][1 : self.steps + 1]
         else:
             documents = self._parsed(origin)[1 : self.steps + 1]
@@ -271,4 +271,4 @@ def _has_reward(episode: Episode) -> bool:
     """Whether the inputs have a number ``reward``, which the first tick may lack."""
     rows = episode.read(0, 2, [])
     bodies = [*texts(rows.input)[1:], rows.stop[-1] if rows.stop else b""]
-    return any(isinstance(_get(_document(body), f"{_INPUT}reward"), int | float) for body in bodies)
+    return any(isinstance(_get(_document(body), f"{INPUT}reward"), int | float) for body in bodies)

@@ -17,13 +17,14 @@ import numpy as np
 import optree
 from pydantic import ValidationError
 
+from brayx.actions import ActionSpec
 from brayx.errors import BadRecording, ConfigError
 from brayx.gamecore.protocol import agent_of
 from brayx.recording.addresses import absolute
 from brayx.recording.config import Selection, is_named
-from brayx.recording.fragments import Fields, fields_of, fragments
+from brayx.recording.fragments import INPUT, OUTPUT, Fields, fields_of, fragments
 from brayx.replay.files import Dataset, Format
-from brayx.replay.steps import BLOCK_ROWS
+from brayx.replay.steps import BLOCK_ROWS, Units
 from brayx.types import Fragment
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def dataset(
     fields: Mapping[str, str] | None = None,
     demonstration: bool = False,
     only: Selection | Mapping[str, Any] | None = None,
+    actions: Units | None = None,
 ) -> Dataset:
     """Opens recordings as training data: a folder, one of its files with ``format="recording"``, or an fsspec address.
 
@@ -51,6 +53,7 @@ def dataset(
         fields: origins of fields by name, see `brayx.recording.fragments`; for other files as for `Dataset`.
         demonstration: as for `Dataset`.
         only: which sessions to read; options of `Selection`.
+        actions: as for `Dataset`.
 
     Raises:
         ConfigError: there is no such file, or ``only`` is not valid.
@@ -62,8 +65,8 @@ def dataset(
     if format != "recording":
         if only:
             raise ConfigError(f"{path}: `only` selects recorded sessions, and this is not a folder of recordings")
-        return Dataset(path, format, fields, demonstration)
-    return Dataset(path, None, fields, demonstration, reader(path, only))
+        return Dataset(path, format, fields, demonstration, actions=actions)
+    return Dataset(path, None, fields, demonstration, reader(path, only), actions)
 
 
 def reader(
@@ -119,6 +122,10 @@ class Reader:
             )
             return step, set(found.names)
         return None, set()
+
+    def declared(self, file: Path, fields: Mapping[str, str]) -> tuple[Units | None, ActionSpec | None]:
+        """As `brayx.replay.files.Reader`: agents record their policy's actions, and bodies hold the game's."""
+        return "environment" if fields.get("action", "").startswith((INPUT, OUTPUT)) else "policy", None
 
     def recordings(self) -> Recordings:
         """Opens the recordings. Raises ConfigError if there are none, or none of the files can be read."""

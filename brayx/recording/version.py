@@ -60,7 +60,7 @@ class Version:
         """Selects its inputs from the arrays ``[N, ...]`` of a recording.
 
         Raises:
-            ShapeMismatch: an array does not fit.
+            ShapeMismatch: an array does not fit, or a number is outside its limits.
         """
         found = []
         for name, place in zip(self.columns, self._places, strict=True):
@@ -73,6 +73,7 @@ class Version:
                     expected=[expected],
                     got=[f"{name}: {got}"],
                 )
+            spec.check(fits)
             found.append(np.ascontiguousarray(fits))
         return found
 

@@ -1,13 +1,14 @@
-"""Reads datasets from files as fragments, one per episode: NumPy archives, Parquet, and Minari's HDF5.
+"""Reads datasets from files as fragments, one per episode: NumPy archives, Parquet and HDF5.
 
-Finds the files, divides them among parallel readers, and checks that they fit each other and the model. How a format is
-read is in `brayx.replay.npz`, `parquet` and `minari`; which fields the rows of the first two have is in
-`brayx.replay.steps`. Where data has no log-probabilities they are 0, and an algorithm that needs them must not learn
-from it (`brayx.algorithms.build.check_recorded`). Knows nothing of buffers.
+Finds the files, divides them among parallel readers, converts the environment's actions to a policy's, and checks that
+the files fit each other and the model. How a format is read is in `brayx.replay.npz`, `parquet` and `hdf5`; which
+fields a row of steps has is in `brayx.replay.steps`. If data has no log-probabilities they are 0, and an algorithm that
+needs them must not learn from it (`brayx.algorithms.build.check_recorded`). Knows nothing of buffers.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import glob
 import math
@@ -18,14 +19,16 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
+from brayx.actions import ActionSpec
 from brayx.errors import BadFragment, ConfigError
-from brayx.replay import minari, npz, parquet
+from brayx.replay import hdf5, npz, parquet
 from brayx.replay.packing import Layout, check
+from brayx.replay.steps import Units
 from brayx.types import DEMONSTRATION, Fragment
 
-Format: TypeAlias = Literal["npz", "parquet", "minari"]
+Format: TypeAlias = Literal["npz", "parquet", "hdf5", "minari"]
 
-_SUFFIXES: dict[str, Format] = {".npz": "npz", ".parquet": "parquet", ".hdf5": "minari", ".h5": "minari"}
+_SUFFIXES: dict[str, Format] = {".npz": "npz", ".parquet": "parquet", ".hdf5": "hdf5", ".h5": "hdf5"}
 
 
 class Reader(Protocol):
@@ -44,8 +47,15 @@ class Reader(Protocol):
         Reads as little as it can, such as a header. The step is None if the file has none.
         """
 
+    def declared(self, file: Path, fields: Mapping[str, str]) -> tuple[Units | None, ActionSpec | None]:
+        """What a file's actions are, and the space that they are from; None: the file does not say."""
 
-_READERS: dict[Format, Reader] = {"npz": npz, "parquet": parquet, "minari": minari}
+
+_READERS: dict[Format, Reader] = {"npz": npz, "parquet": parquet, "hdf5": hdf5, "minari": hdf5}
+
+
+_Piece: TypeAlias = "functools.partial[Iterator[Fragment]]"
+"""Reads a file, its first argument, or a part of it."""
 
 
 class Dataset:
@@ -57,6 +67,7 @@ class Dataset:
         fields: names in the data by our names, where they differ: ``{"obs": "observations"}``.
         demonstration: adds the extra ``demonstration`` to every episode, which marks it for imitation.
         reader: reads ``path``, which need not be a file; None: the format's.
+        actions: whether the actions are the environment's, or a policy's; None: as the files say. See `for_env`.
 
     Attributes:
         files: the files found, sorted by name.
@@ -72,7 +83,10 @@ class Dataset:
         fields: Mapping[str, str] | None = None,
         demonstration: bool = False,
         reader: Reader | None = None,
+        actions: Units | None = None,
     ) -> None:
+        self._actions = actions
+        self._env: ActionSpec | None = None
         self._fields = dict(fields or {})
         self._demonstration = demonstration
         self._format: Format | None = None
@@ -92,6 +106,49 @@ class Dataset:
             raise ConfigError(f"{path}: unknown format: expected one of {known}, or the option `format`", path=path)
         self._format = found
 
+    def for_env(self, env: ActionSpec | None) -> Dataset:
+        """This dataset with the actions of a policy: those that are the environment's are converted.
+
+        HDF5 files and bodies of recordings have the environment's actions, arrays of recordings those of the policy.
+        Other files do not say, and the option ``actions`` must, unless both are the same.
+
+        Args:
+            env: the actions of the environment that the policy acts in; None: there is none, and a policy's action is
+                the game's. Then only categories are converted, if the files declare where they start.
+
+        Raises:
+            ConfigError: nothing says what the actions are, or the files declare another space than ``env``.
+        """
+        found = copy.copy(self)
+        facts = [self._reader.declared(file, self._fields) for file in self.files]
+        units = self._actions or (facts[0][0] if len({units for units, _ in facts}) == 1 else None)
+        if env is None and self._actions == "environment":
+            raise ConfigError(
+                f"{self.files[0]}: actions is 'environment', but there is no rollout, whose environment would say how "
+                "to convert them: expected policy, or none",
+                key="actions",
+            )
+        if units == "policy":
+            return found
+        for file, (_, space) in zip(self.files, facts, strict=True):
+            if env is None:
+                found._env = space if space is not None and space.sizes else None
+            elif space is not None and not space.is_same(env):
+                raise ConfigError(
+                    f"{file}: its actions are from {space}, and the environment's are {env}: expected the same",
+                    path=str(file),
+                )
+        if env is not None and units is None and env.converts:
+            policy = "-1 to 1" if env.kind == "box" else "categories from 0"
+            raise ConfigError(
+                f"{self.files[0]}: nothing says whether its actions are the environment's, {env}, or a policy's, "
+                f"{policy}: expected `actions` of the source or the Dataset, environment or policy",
+                key="actions",
+            )
+        if units is not None and env is not None:
+            found._env = env
+        return found
+
     def __iter__(self) -> Iterator[Fragment]:
         return self._of([self._read(file) for file in self.files])
 
@@ -104,7 +161,7 @@ class Dataset:
         Raises:
             ConfigError: a Parquet file to divide cannot be read.
         """
-        pieces: list[Callable[[], Iterator[Fragment]]] = []
+        pieces: list[_Piece] = []
         for file in self.files:
             if self._format == "parquet" and len(self.files) < count:
                 spans = parquet.spans(file, math.ceil(count / len(self.files)))
@@ -121,18 +178,36 @@ class Dataset:
         assert self._format is not None
         return _READERS[self._format]  # not kept, since modules do not pickle
 
-    def _read(self, file: Path) -> Callable[[], Iterator[Fragment]]:
+    def _read(self, file: Path) -> _Piece:
         return functools.partial(self._reader.episodes, file, self._fields)
 
-    def _of(self, pieces: list[Callable[[], Iterator[Fragment]]]) -> Iterator[Fragment]:
+    def _of(self, pieces: list[_Piece]) -> Iterator[Fragment]:
         for read in pieces:
-            for episode in read():
-                yield self._marked(episode)
+            for number, episode in enumerate(read()):
+                yield self.finished(episode, f"{read.args[0]}: episode {number} (the first is 0): ")
 
-    def _marked(self, episode: Fragment) -> Fragment:
+    def finished(self, episode: Fragment, name: str = "") -> Fragment:
+        """An episode of the files with a policy's actions, see `for_env`, and marked if it is a demonstration.
+
+        Raises:
+            ConfigError: an action is not one of the environment; ``name`` says where it is.
+        """
+        if self._env is not None:
+            try:
+                episode = replace(episode, action=self._env.to_policy(np.asarray(episode.action)))
+            except ConfigError as error:
+                raise ConfigError(f"{name}{error.message}", key="action") from error
         if not self._demonstration:
             return episode
         return replace(episode, extras={**episode.extras, DEMONSTRATION: np.ones(len(episode), np.bool_)})
+
+    def _blank(self, file: Path) -> tuple[Fragment | None, set[str]]:
+        """As the reader's, with a policy's actions."""
+        step, fields = self._reader.blank(file, self._fields)
+        if step is not None and self._env is not None and step.action.shape[1:] == self._env.env_shape:
+            inside = self._env.to_env(np.zeros((1, *self._env.shape), step.action.dtype))
+            step = replace(step, action=inside.astype(step.action.dtype))
+        return None if step is None else self.finished(step, f"{file}: "), fields
 
     def first(self) -> Fragment:
         """Reads the first episode. Raises ConfigError if there is none."""
@@ -175,9 +250,9 @@ class Dataset:
         whole = Layout.of(first) if layout is None else layout.completed(first)
         found: list[set[str]] = []
         for file in self.files:
-            step, fields = self._reader.blank(file, self._fields)
+            step, fields = self._blank(file)
             if step is not None:
-                _fits(self._marked(step), whole, file)
+                _fits(step, whole, file)
                 found.append(fields)
         return set.intersection(*found)
 

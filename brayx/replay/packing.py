@@ -65,6 +65,7 @@ class Layout:
         model: the paths of ``obs`` that are inputs of the model; fragments are converted to their dtypes.
         acts: the model's valid actions; None: not known.
         limits: limits of whole numbers in ``obs``, by path.
+        env: the actions of the environment that the model acts in, which recorded ones may be; None: there is none.
     """
 
     obs: dict[str, tuple[tuple[int, ...], np.dtype]]
@@ -73,6 +74,7 @@ class Layout:
     model: frozenset[str] = frozenset()
     acts: ActionSpec | None = None
     limits: Mapping[str, Limits] = field(default_factory=dict, compare=False)
+    env: ActionSpec | None = None
 
     @staticmethod
     def of(fragment: Fragment) -> Layout:

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from brayx.errors import ConfigError
 from brayx.types import Fragment
 
+Units: TypeAlias = Literal["environment", "policy"]
+"""What recorded actions are: those that the environment took, or those of a policy, with categories from 0 and scaled
+actions from -1 to 1."""
 Arrays = dict[str, np.ndarray]
 """Consecutive rows by the names of their columns, ``[rows, ...]`` each."""
 
@@ -108,6 +111,11 @@ def by_our_names(file: Path, arrays: Arrays, fields: Mapping[str, str]) -> Array
                 path=str(file),
             )
     return arrays
+
+
+def says_nothing(file: Path, fields: Mapping[str, str]) -> tuple[None, None]:
+    """As `brayx.replay.files.Reader.declared`: rows have no place for a space."""
+    return None, None
 
 
 def need(file: Path, has: Iterable[str], there: Iterable[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from brayx.actions import ActionSpec
 from brayx.components import load, load_module
 from brayx.errors import BrayxError, ConfigError, EnvironmentFailed, first_line
 from brayx.model.build import build_model
@@ -142,11 +143,11 @@ def counts_that_fit(spec: RolloutSpec) -> list[int]:
     return [count for count in range(1, spec.update_columns // each + 1) if spec.update_columns % (count * each) == 0]
 
 
-def check_rollout(spec: RolloutSpec) -> tuple[str, dict[str, np.ndarray]]:
+def check_rollout(spec: RolloutSpec) -> tuple[ActionSpec, dict[str, np.ndarray]]:
     """Makes one environment, takes one step in it and closes it, so that errors are reported before anything starts.
 
     Returns:
-        The kind of its actions, as in `ActionSpec`, and a batch with columns of one transition.
+        Its actions, and a batch with columns of one transition.
 
     Raises:
         ConfigError, ModelError: as for `make_collector`; names the environment.
@@ -157,7 +158,7 @@ def check_rollout(spec: RolloutSpec) -> tuple[str, dict[str, np.ndarray]]:
             rounds(spec, spec.config.num_workers)
         collector = make_collector(spec, num_envs=_made_at_once(spec), unroll_length=1)
         try:
-            return collector.action_spec.kind, dict(collector.collect().arrays)
+            return collector.action_spec, dict(collector.collect().arrays)
         finally:
             collector.close()
 

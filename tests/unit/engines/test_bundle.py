@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,12 +10,13 @@ import onnxruntime as ort
 import pytest
 
 from brayx.engines.base import Tolerance
-from brayx.engines.bundle import Samples, bundle_files, write_bundle
+from brayx.engines.bundle import Samples, _write_samples, bundle_files, write_bundle
 from brayx.engines.export import with_states
 from brayx.engines.frozen import Session
-from brayx.engines.torch import TorchEngine
+from brayx.engines.torch import TorchEngine, describe, example_leaves
 from brayx.errors import ConfigError, ModelError
 from tests.unit.engines.models import WithAction, cartpole, observations, recurrent
+from tests.unit.nets.kinds import make
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,16 @@ def test_the_bundle_lists_its_files_and_signature(bundle):
     ]
     assert about["samples"] == {"rows": 16, "source": "a test"}
     assert "state" not in about
+
+
+def test_the_limits_of_whole_numbers_are_written(tmp_path):
+    module, example = make("nested")
+    spec, inputs = describe(module, example), example_leaves(example)
+    names = [leaf.path for leaf in spec.inputs], []
+    written = _write_samples(tmp_path, dataclasses.replace(spec, outputs=()), names, inputs, [], "a test")["inputs"]
+    assert {leaf["name"]: (leaf.get("low"), leaf.get("high")) for leaf in written} == {
+        "obs/map": (None, None), "obs/me/kind": (5, 7), "obs/me/seen": ([[7, 250]], [[9, 255]]),
+    }  # fmt: skip
 
 
 def read(folder, leaf, rows):

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 
+from brayx.actions import ActionSpec
+from brayx.algorithms.bc import BCConfig
+from brayx.algorithms.mixed import MixedConfig
 from brayx.errors import ConfigError
 from brayx.local.demonstrations import Demonstrations
+from brayx.local.train import train_local
+from brayx.local.training import Training
 from brayx.replay import npz
 from brayx.replay.files import Dataset
 from brayx.replay.packing import Layout
@@ -96,3 +104,23 @@ def test_what_batches_of_a_job_lack_of_a_memory_is_said(tmp_path: Path) -> None:
     prepare = Prepare((EXAMPLE, {"h": np.zeros((2, 3), np.float32)}), torch.device("cpu"), state_at=1)
     with pytest.raises(ConfigError, match=r"no 'state/h', .*memory before each step.* cloned with train_local"):
         prepare(recorded.draw())
+
+
+def test_actions_of_the_environment_are_imitated_as_a_policys(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    steps = {"obs": np.zeros((3, 1), np.float32), "reward": np.ones(3), "terminated": [0, 0, 1]}
+    np.savez(path, **steps, action=[[0.0], [2.5], [10.0]])
+    layout = replace(LAYOUT, env=ActionSpec.of(gymnasium.spaces.Box(0, 10, (1,)), scale=True))
+    recorded = Demonstrations(Dataset(path, actions="environment"), layout, batch_size=1, unroll_length=3, seed=0)
+    assert recorded.draw()["action"].tolist() == [[[-1], [-0.5], [1], [0]]]
+    with pytest.raises(ConfigError, match="nothing says whether its actions are the environment's"):
+        Demonstrations(path, layout, batch_size=1, unroll_length=3, seed=0)
+
+
+@pytest.mark.parametrize("algorithm", [BCConfig(), MixedConfig()])
+def test_a_training_says_that_the_units_of_its_demonstrations_are_unknown(tmp_path: Path, algorithm: Any) -> None:
+    """`Pendulum-v1` takes -2 to 2."""
+    path = tmp_path / "a.npz"
+    np.savez(path, obs=np.zeros((3, 3), np.float32), action=np.ones((3, 1)), reward=np.ones(3), terminated=[0, 0, 1])
+    with pytest.raises(ConfigError, match=r"Box \[1\] from -2 to 2, or a policy's, -1 to 1"):
+        train_local("Pendulum-v1", algorithm, Training(num_steps=100), demonstrations=path)

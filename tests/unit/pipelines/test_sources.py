@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -289,3 +290,50 @@ def test_files_are_marked_as_demonstrations(tmp_path: Path, monkeypatch: pytest.
         assert (DEMONSTRATION in batch) is marked
     with pytest.raises(ConfigError, match="a module marks its fragments"):
         job(tmp_path, "module: given_data, demonstration: true", monkeypatch)
+
+
+PLAYS = """
+project: p
+trial: t
+model: {kind: model, module: pipelines.models}
+buffer: {kind: buffer}
+rollout: {kind: rollout, env: Pendulum-v1, model: model, buffer: buffer, num_envs: 1}
+data: {kind: source, buffer: buffer, path: set.npz, ACTIONS}
+trainer: {kind: trainer, model: model, buffers: [buffer], algorithm: {name: sac}}
+"""
+
+
+def test_actions_of_the_rollouts_environment_are_converted(tmp_path: Path) -> None:
+    """`Pendulum-v1` takes -2 to 2."""
+    zeros = np.zeros((3, 3), np.float32)
+    rows = {"obs": zeros, "next_obs": zeros, "reward": np.ones(3), "terminated": [False] * 3}
+    np.savez(tmp_path / "set.npz", **rows, action=np.array([[-2.0], [0.5], [2.0]], np.float32))
+    file = tmp_path / "job.yaml"
+    file.write_text(PLAYS.replace("ACTIONS", ""))
+    with pytest.raises(ConfigError, match=r"source 'data': .*Box \[1\] from -2 to 2, or a policy's, -1 to 1"):
+        check_learning(JobConfig.load(file))
+    file.write_text(PLAYS.replace("ACTIONS", "actions: environment"))
+    made = JobConfig.load(file)
+    layout, buffer = check_learning(made), Buffer()
+    with Sources(made, {"buffer": buffer}, layout.env) as sources:  # type: ignore[dict-item]
+        assert sources.join(10.0)
+    assert not sources.errors
+    assert [fragment.action.tolist() for fragment in buffer.fragments] == [[[-1], [0.25], [1]]]
+    unscaled = check_learning(JobConfig.load(file, ["rollout.scale_actions=false", "trainer.algorithm.name=bc"])).env
+    assert unscaled is not None
+    assert not unscaled.converts
+
+
+def test_a_dataset_that_a_function_gives_is_converted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = """
+def given(name, config):
+    return brayx.Dataset("FILE", fields={"obs": "observations"}, actions="environment")
+"""
+    given = given.replace("FILE", str(tmp_path / "set.npz"))
+    monkeypatch.setattr(f"{__name__}.MODULE", "import brayx\n" + MODULE + given)
+    save(tmp_path / "set.npz", action=np.array([5, 7]))
+    made, buffer = job(tmp_path, "module: given_data, func: given, epochs: 2", monkeypatch), Buffer()
+    env = ActionSpec.of(gymnasium.spaces.Discrete(3, start=5))
+    with Sources(made, {"buffer": buffer}, env) as sources:  # type: ignore[dict-item]
+        assert sources.join(10.0)
+    assert [fragment.action.tolist() for fragment in buffer.fragments] == [[0, 2], [0, 2]]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import tracemalloc
 
+import gymnasium
 import numpy as np
 import pytest
 
+from brayx.actions import ActionSpec
 from brayx.errors import BadFragment, ConfigError, ReplayError
 from brayx.replay.buffer import ReplayBuffer
 from brayx.replay.feed import Feed
@@ -500,3 +503,146 @@ def test_a_feed_ends_without_error_once_its_buffer_has_ended():
     with Feed(EndedBuffer(), [lambda: iter(lambda: fragment(2), None)], name="data") as feed:
         assert feed.join(5)
     assert (feed.fed, feed.error) == (0, None)
+
+
+SPACES = gymnasium.spaces
+OBS = np.zeros((1, 2), np.float32)
+BOX = ActionSpec.of(SPACES.Box(0, 10, (1,)), scale=True)
+
+
+def save_flat(path, arrays):
+    import h5py
+
+    names = {"obs": "observations", "action": "actions", "reward": "rewards", "terminated": "terminals"}
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file[names.get(name, "timeouts")] = array
+        file.create_group("metadata")["algorithm"] = "none"
+
+
+def save_robomimic(path, arrays):
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        file.create_group("mask")["train"] = [b"demo_0"]
+        for number in (0, 10, 2):
+            group = file.create_group(f"data/demo_{number}")
+            group.create_group("obs")["robot0_eef_pos"] = arrays["obs"] + number
+            group.create_group("next_obs")["robot0_eef_pos"] = arrays["obs"] + number + 1
+            group["actions"], group["rewards"] = arrays["action"], arrays["reward"]
+            group["dones"] = arrays["terminated"].astype(int)
+
+
+def save_minari(path, arrays, **facts):
+    import h5py
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as file:
+        group = file.create_group("episode_0")
+        group["observations"] = np.concatenate([arrays["obs"], arrays["obs"][-1:]])
+        group["actions"], group["rewards"] = arrays["action"], arrays["reward"]
+        group["terminations"], group["truncations"] = arrays["terminated"], arrays["truncated"]
+    (path.parent / "metadata.json").write_text(json.dumps({"dataset_id": "mujoco/any-v0", **facts}))
+
+
+WRITE = {**SAVE, "flat.hdf5": save_flat, "robomimic.hdf5": save_robomimic, "main_data.hdf5": save_minari}
+
+
+@pytest.mark.parametrize("kind", WRITE)
+@pytest.mark.parametrize("actions", [None, "environment", "policy"])
+def test_actions_of_the_environment_become_a_policys_or_are_refused(tmp_path, kind, actions):
+    recorded = np.array([[0.0], [2.5], [10.0]])
+    WRITE[kind](tmp_path / f"a.{kind}", steps("--T", action=recorded))
+    dataset = Dataset(tmp_path / f"a.{kind}", actions=actions)
+    if kind in SAVE and actions is None:
+        with pytest.raises(ConfigError, match=r"nothing says whether .* the environment's, Box \[1\] from 0 to 10, or"):
+            dataset.for_env(BOX)
+        dataset.for_env(ActionSpec.of(SPACES.Box(0, 10, (1,))))  # without scale_actions both are the same
+        dataset.for_env(ActionSpec.of(SPACES.Box(-1, 1, (1,)), scale=True))
+        return
+    found = dataset.for_env(BOX)
+    expected = recorded.tolist() if actions == "policy" else [[-1], [-0.5], [1]]
+    layout = Layout.of_model(({"robot0_eef_pos": np.zeros((1, 2), np.float32)} if "robo" in kind else OBS,))
+    assert {"obs", "obs/robot0_eef_pos"} & found.check(layout)
+    for read in (found, found.checked(layout), found.parts(1)[0](), [found.finished(dataset.first())]):
+        assert all(episode.action.tolist() == expected for episode in read)
+    assert dataset.first().action.tolist() == recorded.tolist(), "the first one stays as it is"
+
+
+def test_categories_are_counted_from_0(tmp_path):
+    save_npz(tmp_path / "a.npz", steps("--T", action=np.array([5, 6, 7])))
+    env = ActionSpec.of(SPACES.Discrete(3, start=5))
+    with pytest.raises(ConfigError, match=r"discrete of 3 from 5, or a policy's, categories from 0"):
+        Dataset(tmp_path / "a.npz").for_env(env)
+    dataset = Dataset(tmp_path / "a.npz", actions="environment").for_env(env)
+    dataset.check(Layout.of_model((OBS,), ActionSpec("discrete", (3,), ())))
+    assert dataset.first().action.tolist() == [0, 1, 2]
+    save_npz(tmp_path / "a.npz", steps("--TT", action=np.array([5, 6, 7, 8])))
+    with pytest.raises(ConfigError, match=r"a.npz: episode 1 \(the first is 0\): action: 8 at \[0\], expected 5 to 7"):
+        list(dataset)
+
+
+@pytest.mark.parametrize(
+    ("space", "env", "actions"),
+    [
+        ({"type": "Box", "low": [0], "high": [10], "shape": [1], "dtype": "float32"}, SPACES.Box(0, 10, (1,)), [[0.0]]),
+        ({"type": "Discrete", "n": 3, "start": 5, "dtype": "int64"}, SPACES.Discrete(3, start=5), [5]),
+        ({"type": "MultiDiscrete", "nvec": [3, 2], "dtype": "int64"}, SPACES.MultiDiscrete([3, 2]), [[0, 0]]),
+        ({"type": "MultiBinary", "n": 2}, SPACES.MultiBinary(2), [[0, 0]]),
+    ],
+)
+def test_minaris_space_must_be_the_environments(tmp_path, space, env, actions):
+    path = tmp_path / "main_data.hdf5"
+    save_minari(path, steps("T", action=np.array(actions)), action_space=json.dumps(space))
+    spec = ActionSpec.of(env, scale=True)
+    expected = [[-1]] if spec.kind == "box" else np.zeros_like(actions).tolist()
+    assert Dataset(path).for_env(spec).first().action.tolist() == expected
+    other = {"n": 4} if "n" in space else {"nvec": [3, 3]} if "nvec" in space else {"high": [9]}
+    save_minari(path, steps("T", action=np.array(actions)), action_space=json.dumps({**space, **other}))
+    with pytest.raises(ConfigError, match=r"its actions are from .*, and the environment's are .*: expected the same"):
+        Dataset(path).for_env(spec)
+
+
+def test_without_an_environment_a_policys_action_is_the_games(tmp_path):
+    path = tmp_path / "main_data.hdf5"
+    save_minari(path, steps("T", action=np.array([[10.0]])))
+    assert Dataset(path).for_env(None).first().action.tolist() == [[10]]
+    space = {"type": "Discrete", "n": 3, "start": 5, "dtype": "int64"}
+    save_minari(path, steps("T", action=np.array([6])), action_space=json.dumps(space))
+    assert Dataset(path).for_env(None).first().action.tolist() == [1]
+    with pytest.raises(ConfigError, match="actions is 'environment', but there is no rollout"):
+        Dataset(path, actions="environment").for_env(None)
+    # The range of brayx's own is that of the data.
+    save_minari(path, steps("T", action=np.array([6])), action_space=json.dumps(space), dataset_id="brayx/a-v0")
+    with pytest.raises(ConfigError, match="nothing says whether"):
+        Dataset(path).for_env(BOX)
+
+
+def test_the_flat_layout_of_d4rl(tmp_path):
+    save_flat(tmp_path / "a.hdf5", steps("--T-C--"))
+    assert [episode.reward.tolist() for episode in Dataset(tmp_path / "a.hdf5")] == [[0, 1, 2], [3], [5]]
+    save_flat(tmp_path / "long.hdf5", steps("-" * 5000))
+    (only,) = Dataset(tmp_path / "long.hdf5")
+    assert only.reward.tolist() == list(range(4999)), "the last step shows what follows the one before"
+
+
+def test_the_demonstrations_of_robomimic(tmp_path):
+    save_robomimic(tmp_path / "a.hdf5", steps("--T"))
+    episodes = list(Dataset(tmp_path / "a.hdf5"))
+    assert [episode.obs["robot0_eef_pos"][:, 0].tolist() for episode in episodes] == [
+        [0, 1, 2, 3], [2, 3, 4, 5], [10, 11, 12, 13],
+    ]  # fmt: skip
+    assert [episode.terminated for episode in episodes] == [True] * 3
+
+
+def test_an_hdf5_file_of_another_layout_says_what_was_expected(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        file["states"] = np.zeros((50, 2))
+    expected = r"holds no episode: expected Minari's .* robomimic's .* D4RL's .*; it has \['states'\]"
+    with pytest.raises(ConfigError, match=expected):
+        Dataset(tmp_path / "a.hdf5").check()
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        file["actions"] = np.zeros((50, 2))
+    with pytest.raises(ConfigError, match=r"has no obs; it has \['actions', 'states'\]"):
+        Dataset(tmp_path / "a.hdf5").check()
