@@ -86,7 +86,7 @@ def test_a_pipeline_as_a_module_reports_an_error_in_one_line_as_its_command_does
         ("gamecore pettingzoo a:b --games many", "brayx gamecore pettingzoo"),
         ("ppo", "brayx ppo"),
         ("tune --num-trials many", "brayx tune"),
-        ("visualize", "brayx visualize"),
+        ("visualize --save-fig perhaps", "brayx visualize"),
     ],
 )
 def test_wrong_arguments_are_reported_like_any_error_after_the_usage(
