@@ -31,7 +31,7 @@ from pipelines.environments import lag_notes
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines, tracebacks
 from pipelines.result import LATE, STEPS_THIS_RUN, TrainResult, end_reason, keep_after_error, keep_recordings
-from pipelines.shutdown import INTERRUPTED_S, Deadline, running_parts
+from pipelines.shutdown import INTERRUPTED_S, Deadline, running_parts, wait_to_save
 from pipelines.sources import Sources
 from pipelines.watching import Watch, last_of
 
@@ -267,7 +267,7 @@ class _Training:
                 then = "the same command resumes this trial" if self.clerk.opened() else "MLflow is still starting"
                 say(f"interrupted{what}; {then}")
                 self._stop_learner()
-                if not self.clerk.opened(self.end.left(_OPENED_S)):
+                if not self._has_opened():
                     error.add_note("before MLflow had started: nothing is kept")
                     raise
             except BaseException:
@@ -383,6 +383,13 @@ class _Training:
 
     def _game_failed(self, line: str) -> None:
         self.numbers.add("gamecores_failed", 1.0, note=one_line(line))
+
+    def _has_opened(self) -> bool:
+        """Whether MLflow has started; if something was learned, an interrupted training waits for that."""
+        if self.clerk.opened(self.end.left(_OPENED_S)) or not self.numbers.snapshot().get("updates"):
+            return self.clerk.opened()
+        with self.end.paused():
+            return wait_to_save(self.clerk.opened, self.progress.say)
 
     def _stop_learner(self) -> None:
         """Stops the learner, with a few seconds for its last checkpoint."""

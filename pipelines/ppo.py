@@ -32,7 +32,7 @@ from brayx.errors import BrayxError, ConfigError
 from brayx.rollout.envs import Vectorization, check_env
 from brayx.temporary import temporary_files
 from pipelines.presets import PRESETS, preset_for
-from pipelines.shutdown import end_within
+from pipelines.shutdown import end_within, wait_to_save
 
 if TYPE_CHECKING:
     from brayx.algorithms.ppo import PPOConfig
@@ -300,6 +300,8 @@ def _local(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
                 with contextlib.suppress(BrayxError):
                     clerk.close("FAILED")
                 raise
+            if result.reason == "stopped" and result.updates:
+                wait_to_save(clerk.opened, lambda line: print(line, file=sys.stderr, flush=True))
             trial = clerk.close("KILLED" if result.reason == "stopped" else "FINISHED")
         finally:
             clerk.end()

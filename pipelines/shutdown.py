@@ -12,6 +12,7 @@ import contextlib
 import math
 import os
 import secrets
+import signal
 import sys
 import threading
 import time
@@ -32,7 +33,12 @@ INTERRUPTED_S = END_S - 1.0
 _PARTS_END_S = 3.0
 """Seconds of these for the parts that produce data."""
 
+_SAVE_S = 60.0
+"""MLflow takes up to half a minute to start on a busy machine."""
+
 _MARK = "BRAYX_COMMAND"
+_timer: threading.Timer | None = None
+"""Runs out at the end of `end_within`."""
 _is_killing = threading.Event()
 """`end_within` is about to end this process."""
 
@@ -117,10 +123,41 @@ def mark() -> None:
 
 
 def end_within(seconds: float = END_S) -> None:
-    """Kills processes of this command that still run after ``seconds``, and ends it with exit code 130."""
-    timer = threading.Timer(seconds, _kill)
-    timer.daemon = True  # ends with a command that finishes sooner
-    timer.start()
+    """Kills processes of this command that still run after ``seconds``, and ends it with exit code 130. Another call
+    replaces the time of the one before."""
+    global _timer
+    if _timer is not None:
+        _timer.cancel()
+    _timer = threading.Timer(seconds, _kill)
+    _timer.daemon = True  # ends with a command that finishes sooner
+    _timer.start()
+
+
+def wait_to_save(opened: Callable[[float], bool], say: Callable[[str], None]) -> bool:
+    """Waits for MLflow to start, so that an interrupted training keeps its last checkpoint; returns whether it has.
+
+    The command's end is delayed meanwhile, and has `END_S` again afterwards. Another Ctrl-C gives the checkpoint up.
+
+    Args:
+        opened: waits up to a number of seconds for MLflow, and returns whether it has started.
+        say: prints a line.
+    """
+    if opened(0.0):
+        return True
+    say(
+        f"the last checkpoint waits up to {_SAVE_S:g} s for MLflow, which is still starting; another Ctrl-C gives it up"
+    )
+    if _timer is None:  # brayx is used from Python, which sees each Ctrl-C
+        return opened(_SAVE_S)
+    end_within(_SAVE_S + END_S)
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return opened(_SAVE_S)
+    except KeyboardInterrupt:
+        return False
+    finally:
+        signal.signal(signal.SIGINT, ignored)
+        end_within()
 
 
 def leave(code: int) -> NoReturn:

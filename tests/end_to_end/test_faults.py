@@ -355,6 +355,23 @@ def test_a_trial_goes_from_the_local_host_to_a_cluster_and_back(interrupted: Int
     assert goes_on(curve), "env steps and versions go on where they were"
 
 
+def test_ctrl_c_while_mlflow_starts_keeps_what_was_learned(tmp_path: Path) -> None:
+    with brayx(tmp_path, *small_job(tmp_path, "trainer.num_steps=10_000_000")) as command, said_on_failure(command):
+        command.until(lambda: bool(command.processes("pipelines.clerk_process")), "MLflow's process was there")
+        (mlflow,) = command.processes("pipelines.clerk_process")
+        mlflow.suspend()
+        command.until(lambda: re.search(r"version ([2-9]|\d\d)", command.err) is not None, "it learned")
+        command.control_c(group=False)
+        command.until(command.says("the last checkpoint waits"), "it waited for MLflow")
+        mlflow.resume()
+        assert command.ended() == 130
+        command.gone()
+        assert not command.temporary
+    (trial,) = trials(tmp_path)["main"]
+    assert trial.status == "KILLED"
+    assert trial.checkpoints()[-1].step > 0
+
+
 def test_ctrl_c_while_ray_starts_leaves_nothing_running(tmp_path: Path) -> None:
     with brayx(tmp_path, *on_ray(tmp_path, "trainer.where=process")) as command, said_on_failure(command):
         interrupt_at(command, "gcs_server", group=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -162,3 +163,28 @@ with temporary_files():
     assert ended.returncode == 130
     assert "1 processes were killed" in ended.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_another_interrupt_gives_up_the_wait_for_the_last_checkpoint() -> None:
+    program = r"""
+import signal, threading
+from pipelines.shutdown import end_within, wait_to_save
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as after the first one
+end_within(60.0)
+
+
+def opened(timeout_s):
+    if timeout_s:
+        print("waits", flush=True)
+        threading.Event().wait(timeout_s)
+    return False
+
+
+print(wait_to_save(opened, print), signal.getsignal(signal.SIGINT).name, flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline().startswith("the last checkpoint waits up to 60 s for MLflow")
+        assert waiting.stdout.readline() == "waits\n"
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.communicate(timeout=WAIT_S)[0] == "False SIG_IGN\n"
