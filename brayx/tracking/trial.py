@@ -39,6 +39,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 _KIND_TAG, _KIND = "mlflow.experimentKind", "custom_model_development"
 """Tag that makes MLflow's pages show a project as machine learning, with runs and charts first, and not as GenAI."""
+_CHECKPOINTS = "checkpoints"
 _CHECKPOINT_TAG = "brayx.checkpoint."
 _OWNER_TAG = "brayx.owner"
 PARENT_TAG = "mlflow.parentRunId"
@@ -120,11 +121,14 @@ class Trial:
             found = _newest_run(client, experiment_id, name, parent) if resume else None
             if found is not None and found.info.status != "FINISHED":
                 run_id = found.info.run_id
+                owner = found.data.tags.get(_OWNER_TAG, "")
                 if found.info.status == "RUNNING":
-                    _refuse_if_owned(name, run_id, found.data.tags.get(_OWNER_TAG, ""))
+                    _refuse_if_owned(name, run_id, owner)
                 events = _events_folder(tensorboard, parent, project, name, run_id)
                 trial = Trial(uri, run_id, project, name, resumed=True, tensorboard=events)
                 trial.take_over()
+                if _pid_here(owner) not in (None, os.getpid()):  # it has ended; elsewhere it may still be saving
+                    trial._delete_halves()
                 return trial
             tags = {_OWNER_TAG: _owner(os.getpid())} | ({} if parent is None else {PARENT_TAG: parent.run_id})
             run_id = client.create_run(experiment_id, run_name=name, tags=tags).info.run_id
@@ -302,7 +306,7 @@ class Trial:
             raise TrackingError(f"cannot save a checkpoint of trial {self.name!r}: {folder} is not a folder")
         numbers = {name: float(value) for name, value in (metrics or {}).items() if abs(float(value)) < float("inf")}
         replaced = next((checkpoint for checkpoint in self.checkpoints() if checkpoint.step == int(step)), None)
-        path = f"checkpoints/{int(step):012d}" + (f"-{secrets.token_hex(4)}" if replaced else "")
+        path = f"{_CHECKPOINTS}/{int(step):012d}" + (f"-{secrets.token_hex(4)}" if replaced else "")
         checkpoint = Checkpoint(self.run_id, int(step), path, numbers, time.time(), _count_files(Path(folder)))
         with telling(f"cannot save a checkpoint of trial {self.name!r}"):
             try:
@@ -379,6 +383,13 @@ class Trial:
         if there < checkpoint.files:
             raise TrackingError(f"{what}: {folder} has {there} of its {checkpoint.files} files")
         return folder
+
+    def _delete_halves(self) -> None:
+        """Deletes files below ``checkpoints`` that no checkpoint has: a killed process was copying or deleting them."""
+        with contextlib.suppress(Exception):  # they only take room
+            found = client_of(self.uri).list_artifacts(self.run_id, _CHECKPOINTS)
+            for path in {each.path for each in found} - {each.artifact_path for each in self.checkpoints()}:
+                self._delete_artifacts(path)
 
     def _delete_artifacts(self, path: str) -> None:
         self._artifacts().delete_artifacts(path)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -262,6 +264,24 @@ class TestCheckpoints:
         # A kill between the files and the record leaves this.
         trial.log_file(folder_with(tmp_path, "half") / "meta.json", "checkpoints/000000000002")
         assert trial.checkpoints() == [whole]
+
+    @pytest.mark.parametrize("dead", [True, False])
+    def test_files_of_an_incomplete_checkpoint_go_when_its_owner_has_ended(
+        self, tracking_db: str, tmp_path: Path, dead: bool
+    ) -> None:
+        trial = Trial.open("project", "trial", tracking_db)
+        whole = trial.save_checkpoint(folder_with(tmp_path, "whole"), 1)
+        trial.log_file(folder_with(tmp_path, "half") / "meta.json", "checkpoints/000000000002")
+        trial.log_file(folder_with(tmp_path, "other") / "meta.json", "other")
+        if dead:
+            trial.set_tag("brayx.owner", f"{socket.gethostname()}:{os.getpid()}0000:1")
+        else:
+            trial.set_tag("brayx.owner", "another-machine:1:1")
+        assert Trial.open("project", "trial", tracking_db).run_id == trial.run_id
+        assert trial.checkpoints() == [whole]
+        assert text_of(trial.latest_checkpoint()) == "whole"
+        left = {path.parent.name for path in tmp_path.glob("mlartifacts/**/meta.json")}
+        assert left == {"000000000001", "other", *([] if dead else ["000000000002"])}
 
     def test_saving_the_same_step_again_replaces_it(self, tracking_db: str, tmp_path: Path) -> None:
         trial = Trial.open("project", "trial", tracking_db)
