@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from brayx.actor.agent import Agent, Services, State, forward, keep_recording, pinned, push, record, result
     from brayx.actor.config import ActorConfig
     from brayx.actor.decode import sample_categorical
+    from brayx.actor.fields import array_field, index_field, number_field
     from brayx.cluster.remote_buffer import RemoteBuffer
     from brayx.cluster.remote_model import RemoteModel
     from brayx.cluster.replica import ActorRuntime, actor_deployment
@@ -65,11 +66,14 @@ _HOME = {  # pipelines is above brayx, which may import it for types only: so by
     "Training": "brayx.local.training",
     "Weights": "brayx.types",
     "actor_deployment": "brayx.cluster.replica",
+    "array_field": "brayx.actor.fields",
     "build_engine": "brayx.engines",
     "evaluate": "pipelines.evaluate",
     "flatten": "brayx.types",
     "forward": "brayx.actor.agent",
+    "index_field": "brayx.actor.fields",
     "keep_recording": "brayx.actor.agent",
+    "number_field": "brayx.actor.fields",
     "pinned": "brayx.actor.agent",
     "push": "brayx.actor.agent",
     "record": "brayx.actor.agent",
@@ -111,11 +115,14 @@ __all__ = [
     "Training",
     "Weights",
     "actor_deployment",
+    "array_field",
     "build_engine",
     "evaluate",
     "flatten",
     "forward",
+    "index_field",
     "keep_recording",
+    "number_field",
     "pinned",
     "push",
     "record",

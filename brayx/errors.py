@@ -150,7 +150,8 @@ class ProtocolError(BrayxError):
 
 
 class BadBody(ProtocolError):
-    """The body does not parse as the format this actor is configured for. The session continues."""
+    """The body does not parse as the format this actor is configured for, or holds what cannot be used, such as NaN.
+    The session continues."""
 
     code = "bad_body"
 

@@ -7,6 +7,7 @@ stable path names (``obs/image``), which is how fragments look inside the replay
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -19,6 +20,9 @@ NestedArray: TypeAlias = Any
 
 Weights: TypeAlias = dict[str, np.ndarray]
 """Parameters and buffers of a model by their `state_dict` name."""
+
+FEW = 16
+"""Numbers of a vector up to which Python sums them faster than NumPy."""
 
 DEMONSTRATION = "demonstration"
 """Extra that marks a fragment for imitation, and so a key of its batches; its values do not matter."""
@@ -36,6 +40,21 @@ def flatten(tree: NestedArray, prefix: str = "") -> dict[str, np.ndarray]:
 def stack(trees: Sequence[NestedArray]) -> NestedArray:
     """Stacks equally shaped nested arrays along a new leading axis."""
     return optree.tree_map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), trees[0], *trees[1:])
+
+
+def is_finite(array: np.ndarray) -> bool:
+    """Whether an array has neither NaN nor infinity; always true of integers and bools."""
+    if array.dtype.kind != "f":
+        return True
+    if array.ndim == 1 and array.size <= FEW:
+        return math.isfinite(sum(array.tolist()))
+    # The sum of squares needs no second array, and is not finite if a value is not. Large values overflow it, too.
+    return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
+
+
+def place_of(name: str, index: Sequence[int]) -> str:
+    """A value in an array for people: ``obs[2, 0]``."""
+    return f"{name}[{', '.join(map(str, index))}]" if index else name
 
 
 class Forward(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from google.protobuf.message import DecodeError, EncodeError, Message
 
 from brayx.errors import AgentError, BadBody
+from brayx.strict_json import parse_json
 
 dumps_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 """Encodes a JSON value as text, without spaces; a ``ValueError`` for NaN."""
@@ -32,15 +33,12 @@ class Codec:
         """Parses a body; an empty JSON body is None.
 
         Raises:
-            BadBody: it does not parse.
+            BadBody: it does not parse, or a number of a JSON body is NaN or infinite.
         """
         if self.kind == "json":
             if not body:
                 return None
-            try:
-                return json.loads(body)
-            except (ValueError, RecursionError) as error:
-                raise BadBody(f"body is not JSON: {error}; it starts with {body[:40]!r}") from None
+            return parse_json(body)
         if self.kind == "proto" and self.tick_input is not None:
             message = self.tick_input()
             try:

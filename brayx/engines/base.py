@@ -146,7 +146,9 @@ def _describe(path: str, leaf: Any) -> str:
     except ValueError:
         return f"{path}: ragged {type(leaf).__name__}"
     if array.dtype.kind == "O":
-        return f"{path}: {type(leaf).__name__}"
+        other = next((each for each in np.ndenumerate(array) if not isinstance(each[1], int | float)), None)
+        at = f" with {other[1]!r:.40} at {list(other[0])}" if other and other[0] else ""
+        return f"{path}: {type(leaf).__name__}{at}"
     return f"{path}: {list(array.shape)} {array.dtype}"
 
 

@@ -41,6 +41,18 @@ _STEP = 1.05
 that waited milliseconds for the interpreter's lock or for a core, and send short calls to the thread."""
 
 
+class RowsFailed(Exception):
+    """Raised by a batcher's ``run`` if some rows of a call failed.
+
+    Attributes:
+        results: of all rows in order: an exception for a row that failed.
+    """
+
+    def __init__(self, results: Sequence[Any]) -> None:
+        super().__init__(f"{len(results)} rows, of which some failed")
+        self.results = results
+
+
 class _Request(Generic[Row]):
     __slots__ = ("arrived", "caller", "deadline", "future", "key", "row", "whole")
 
@@ -78,7 +90,7 @@ class Batcher(Generic[Row, Result]):
     Args:
         run: takes a non-empty list of rows, and their key as a second argument if they have one; returns as many
             results in the same order. Or a coroutine function that does so. An exception it raises goes to every
-            caller of that batch and to no other.
+            caller of that batch and to no other; of `RowsFailed` each caller gets its own result.
         max_batch_size: maximum rows of one call; negative: exactly that many, padded as with ``buckets``.
         max_wait_s: how long the first row of an incomplete batch waits for more rows while the engine is free.
         max_queue: rows that may wait; more are refused.
@@ -466,9 +478,14 @@ class Batcher(Generic[Row, Result]):
 
     @staticmethod
     def _fail(batch: list[_Request[Row]], error: Exception) -> None:
-        for request in batch:
-            if not request.future.done():
-                request.future.set_exception(error)
+        results = error.results if isinstance(error, RowsFailed) else [error] * len(batch)
+        for request, result in zip(batch, results, strict=False):
+            if request.future.done():
+                continue
+            if isinstance(result, Exception):
+                request.future.set_exception(result)
+            else:
+                request.future.set_result(result)
 
     def _set_deadline_timer(self, deadline: float) -> None:
         """One timer for the earliest deadline: a timer per row would cost more than the rest of `submit`."""

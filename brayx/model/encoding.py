@@ -19,6 +19,7 @@ import optree
 
 from brayx.engines.base import LeafSpec, ModelSpec
 from brayx.errors import BadBody, ModelError
+from brayx.strict_json import parse_json
 from brayx.types import NestedArray
 
 JSON = "application/json"
@@ -136,12 +137,9 @@ def parse(body: bytes) -> dict[str, Any]:
     """Parses a JSON object.
 
     Raises:
-        BadBody: it is not one.
+        BadBody: it is not one, or a number in it is NaN or infinite.
     """
-    try:
-        parsed = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise BadBody(f"body is not JSON: {error}") from None
+    parsed = parse_json(body)
     if not isinstance(parsed, dict):
         raise BadBody(f"body is a JSON {type(parsed).__name__}, expected an object with 'args'")
     return parsed

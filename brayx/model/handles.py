@@ -7,12 +7,14 @@ implements it for models in other processes.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from brayx.engines.base import ModelSpec
 from brayx.model.batcher import Batcher
+from brayx.model.inputs import InputCheck
 from brayx.types import Forward, NestedArray
 
 if TYPE_CHECKING:
@@ -104,6 +106,10 @@ class ModelProxy:
     _deadline_s: float
     _batcher: Batcher[list[np.ndarray], tuple[list[np.ndarray], int]]
 
+    @cached_property
+    def _check(self) -> InputCheck:
+        return InputCheck(self._spec)
+
     def pinned(self, version: int | None = None) -> PinnedModel:
         """A handle at one version; see `Model.pinned`.
 
@@ -116,6 +122,7 @@ class ModelProxy:
         self, args: tuple[NestedArray, ...], version: int | None, caller: Hashable, deadline_s: float | None = None
     ) -> Forward:
         row = self._spec.flatten_inputs(args)
+        self._check.check(row)  # now, since in a batch it would fail other callers' rows
         leaves, made_by = await self._batcher.submit(
             row, sooner(self._deadline_s, deadline_s), key=version, caller=caller
         )

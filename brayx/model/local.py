@@ -6,6 +6,7 @@ Knows nothing of Ray: weights come through `LocalModel.load` and ``fetch``.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,10 +14,11 @@ import numpy as np
 import optree
 
 from brayx.engines.base import Engine, LeafSpec, ModelSpec
-from brayx.errors import BodyTooLarge, DeadlineExceeded, ModelError, QueueFull, VersionUnknown
+from brayx.errors import BadBody, BodyTooLarge, DeadlineExceeded, ModelError, QueueFull, VersionUnknown
 from brayx.metrics import Recorder
-from brayx.model.batcher import Batcher, repeat_last
+from brayx.model.batcher import Batcher, RowsFailed, repeat_last
 from brayx.model.handles import Caller, sooner
+from brayx.model.inputs import InputCheck, total_of
 from brayx.model.versions import Versions, WeightSet, version_unknown
 from brayx.types import Forward, NestedArray, Weights
 
@@ -53,6 +55,8 @@ class Model(Protocol):
 
         Raises:
             ShapeMismatch: the arguments do not fit; other callers' rows are not affected.
+            BadBody: an argument holds NaN or infinity, or a mask allows no action; names leaf and index. Other callers'
+                rows are not affected.
             VersionUnknown: that version is not kept; names the nearest.
             QueueFull: too many forwards wait.
             DeadlineExceeded: no result in time.
@@ -163,6 +167,8 @@ class LocalModel:
         only = spec.inputs[0]
         self._lone_input = only if spec.input_tree == _LONE and only.limits is None else None
         self._lone_output = spec.output_tree.is_leaf()
+        self._check = InputCheck(spec)
+        self._total = total_of(spec.inputs[0]) if self._lone_input is not None else None
         self._versions = versions or Versions(
             engine, weights=weights, version=version, keep=max_versions, max_pinned=max_pinned
         )
@@ -239,8 +245,10 @@ class LocalModel:
 
         Raises:
             BodyTooLarge: more observations than ``max_queue`` full batches.
+            BadBody: as `Model.forward`; the first index is the observation's.
             VersionUnknown, QueueFull, DeadlineExceeded, ModelError: as `Model.forward`; all observations fail.
         """
+        self._check.check(columns)
         count = len(columns[0])
         if count > self._max_rows:
             most = self._max_rows
@@ -307,7 +315,9 @@ class LocalModel:
             row = [args[0]]  # the common case; `flatten_inputs` costs twice as much
         else:
             row = self._spec.flatten_inputs(args)
-        future = self._batcher.enqueue(row, sooner(self._deadline_s, deadline_s), weights, caller)
+        if deadline_s is not None:  # else the batcher's own
+            deadline_s = sooner(self._deadline_s, deadline_s)
+        future = self._batcher.enqueue(row, deadline_s, weights, caller)
         try:
             leaves, version = await future
         except asyncio.CancelledError:
@@ -374,11 +384,28 @@ class LocalModel:
         weights = weights or self._versions.newest  # read once: a batch never mixes versions
         version, run = weights.version, weights.run
         if len(rows) == 1:
-            outputs = run([leaf[None] for leaf in rows[0]])
+            row = rows[0]
+            if self._total is None or not math.isfinite(self._total(row[0])):
+                self._check.check(row)
+            outputs = run([row[0][None]] if len(row) == 1 else [leaf[None] for leaf in row])
             return [([leaf[0, ...] for leaf in outputs], version)]
-        outputs = run([_joined(column) for column in zip(*rows, strict=True)])
+        inputs = [_joined(column) for column in zip(*rows, strict=True)]
+        if self._check.refusal(inputs) is not None:  # checked together, since that takes a fraction of the time
+            raise RowsFailed(self._run_others(rows, weights))
+        outputs = run(inputs)
         parts = zip(*[_rows(leaf) for leaf in outputs], strict=True)
         return [(list(leaves), version) for leaves in parts]
+
+    def _run_others(
+        self, rows: list[list[np.ndarray]], weights: WeightSet
+    ) -> list[tuple[list[np.ndarray], int] | BadBody]:
+        """Runs a batch of which some rows are refused. Another row takes their place: an engine may take one size."""
+        refused = [self._check.refusal(row) for row in rows]
+        good = next((row for row, error in zip(rows, refused, strict=True) if error is None), None)
+        if good is None:
+            return [error for error in refused if error is not None]
+        results = self._run([good if error else row for row, error in zip(rows, refused, strict=True)], weights)
+        return [error or result for error, result in zip(refused, results, strict=True)]
 
 
 def _count(rows: list[Any]) -> int:

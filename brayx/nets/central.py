@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from brayx.nets.encoders import MASK, Numbers, features_of
+from brayx.actions import MASK
+from brayx.nets.encoders import Numbers, features_of
 from brayx.nets.heads import Categorical, Gaussian, Value
 from brayx.nets.mlp import Towers, linears
 from brayx.nets.policy import (

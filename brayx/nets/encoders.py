@@ -14,9 +14,6 @@ from torch import Tensor, nn
 
 from brayx.nets.cnn import ImpalaCNN, NatureCNN, SmallCNN
 
-MASK = "action_mask"
-"""Name of the observation leaf with the allowed actions: the heads use it; it is never a feature."""
-
 _CONVOLUTIONS: dict[str, type[SmallCNN | NatureCNN | ImpalaCNN]] = {
     "small": SmallCNN,
     "nature": NatureCNN,

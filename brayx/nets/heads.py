@@ -31,7 +31,7 @@ def masked(logits: Tensor, mask: Tensor) -> Tensor:
     """``logits`` where ``mask`` is positive or true, `MASKED` elsewhere.
 
     If no action is allowed, all logits are equal: the distribution is uniform, its log-probability and entropy are
-    constant, and no gradient flows.
+    constant, and no gradient flows. That is for observations after an episode's end; acting refuses such a mask.
 
     Args:
         logits: ``[..., A]``.

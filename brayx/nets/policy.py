@@ -14,7 +14,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from brayx.nets.encoders import MASK, Numbers, Observation, OneHot, Spatial, features_of
+from brayx.actions import MASK
+from brayx.nets.encoders import Numbers, Observation, OneHot, Spatial, features_of
 from brayx.nets.heads import Categorical, Gaussian, MultiHead, Squashed, StateDependent, Value
 from brayx.nets.lstm import LSTM, State
 from brayx.nets.mlp import MLP, Towers, linears

@@ -34,7 +34,7 @@ from brayx.actions import ActionSpec
 from brayx.engines.base import as_dtype
 from brayx.errors import BadFragment
 from brayx.spaces import Limits
-from brayx.types import Columns, Fragment, NestedArray, flatten
+from brayx.types import Columns, Fragment, NestedArray, flatten, is_finite
 
 Batch = dict[str, np.ndarray]
 """A learner batch, ``[B, T + 1, ...]``."""
@@ -302,7 +302,7 @@ def _fitting(
         raise BadFragment(
             f"{key}: expected shape {shape} of {dtype} a step, got {array.shape[axes:]} of {array.dtype}", field=key
         )
-    if not _is_finite(converted):
+    if not is_finite(converted):
         raise BadFragment(f"{key}: holds NaN or infinity", field=key)
     return converted
 
@@ -342,13 +342,6 @@ def _array(key: str, value: NestedArray) -> np.ndarray:
         return np.asarray(value)
     except ValueError as error:  # lists of different lengths
         raise BadFragment(f"{key}: not an array: {error}", field=key) from None
-
-
-def _is_finite(array: np.ndarray) -> bool:
-    if array.dtype.kind != "f":
-        return True
-    with np.errstate(all="ignore"):  # a sum needs no second array; only if it is not finite are the values checked
-        return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
 
 
 def _is_observed(key: str) -> bool:

@@ -26,12 +26,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from brayx import actions
-from brayx.actions import ActionSpec
+from brayx.actions import MASK, ActionSpec, forbidding
 from brayx.engines.base import as_dtype
 from brayx.engines.scaling import Scaling
 from brayx.errors import ConfigError, EnvironmentFailed
 from brayx.metrics import Recorder
-from brayx.nets.encoders import MASK
 from brayx.rollout.envs import autoreset_mode, failed
 from brayx.rollout.masks import InfoMasks, is_observed
 from brayx.rollout.moments import AllMoments, ObsNormaliser, RewardNormaliser, Shared
@@ -173,7 +172,7 @@ class Collector:
         the step in which others raised.
 
         Raises:
-            EnvironmentFailed: an environment raised.
+            EnvironmentFailed: an environment raised, or its mask allows no action.
             ModelError: the policy failed.
         """
         if self._broken:
@@ -212,6 +211,7 @@ class Collector:
         self._count_episodes(reward, terminated | truncated, resetting)
         arrays.update(self._ended(reward, terminated, truncated, resetting))
         arrays.update(self._acted(given, np.stack(took)))
+        self._check_masks(arrays)
         self.env_steps += int(np.count_nonzero(arrays["mask"]))
         self._broken = False
         return Columns(arrays)
@@ -431,6 +431,22 @@ class Collector:
             with self._moving:
                 reward[:, :-1] = self.reward_normaliser(reward[:, :-1], done[:, :-1], mask[:, :-1])
         return {"reward": reward * mask, "terminated": terminated, "truncated": truncated, "mask": mask}
+
+    def _check_masks(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Refuses a step whose mask allows no action; the observation after an episode needs no allowed action."""
+        for key in arrays:
+            if key.rpartition("/")[2] != MASK or arrays[key].shape[-1] != sum(self.action_spec.sizes):
+                continue
+            masks = np.where(arrays["mask"][..., None] > 0, arrays[key], 1)
+            if (found := forbidding(masks, self.action_spec.sizes)) is not None:
+                (env, step), head = found
+                of = f" of head {head}" if len(self.action_spec.sizes) > 1 else ""
+                raise EnvironmentFailed(
+                    f"{key}: environment {env} allows none of the {self.action_spec.sizes[head]} actions{of} at step "
+                    f"{step} of a run, expected one or more",
+                    key=key,
+                    head=head,
+                )
 
     def _acted(self, given: Mapping[str, Any], taken: np.ndarray) -> dict[str, np.ndarray]:
         """Actions, their log-probabilities and the version that acted."""

@@ -16,10 +16,9 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
-from brayx.actions import ActionSpec
+from brayx.actions import MASK, ActionSpec
 from brayx.errors import ConfigError
 from brayx.nets.central import OWN, STATE
-from brayx.nets.encoders import MASK
 from brayx.rollout.envs import failed
 
 

@@ -14,11 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from brayx import Agent, Fragment, State, Step, flatten, forward, push, record, sample_categorical
-from brayx.errors import BadBody
-
-_LARGEST = float(np.finfo(np.float32).max)
-"""Reward: the buffer keeps float32."""
+from brayx import (
+    Agent,
+    Fragment,
+    State,
+    Step,
+    array_field,
+    flatten,
+    forward,
+    number_field,
+    push,
+    record,
+    sample_categorical,
+)
 
 
 class GymAgent(Agent):
@@ -37,9 +45,9 @@ class GymAgent(Agent):
         self.num_actions, self.first_action = start.get("num_actions"), start.get("first_action", 0)
 
     async def on_tick(self, state: State) -> None:
-        obs = _field(state, "obs")
+        obs = array_field(state.input, "obs")
         if state.tick:  # checked now: at the episode's cut it would be too late to refuse the tick
-            _reward(state)
+            number_field(state.input, "reward")
         outputs, version = await forward(self.model, obs)
         if not state.tick and self.num_actions not in (None, len(outputs["logits"])):
             raise ValueError(f"the model has {len(outputs['logits'])} actions, the game {self.num_actions}")
@@ -53,12 +61,12 @@ class GymAgent(Agent):
     async def on_episode(self, episode: list[State], done: bool) -> None:
         last = episode[-1]
         steps = [state.step for state in episode[:-1]]
-        rewards = [_reward(state) for state in episode[1:]]
+        rewards = [number_field(state.input, "reward") for state in episode[1:]]
         stopped = last.kind == "stop"
         terminated = stopped and bool(last.input.get("terminated"))
         over = terminated or (stopped and bool(last.input.get("truncated")))
         if steps:
-            last_obs = _field(last, "obs") if stopped else last.step.obs
+            last_obs = array_field(last.input, "obs") if stopped else last.step.obs
             truncated = done and not terminated
             push(
                 self.buffer,
@@ -76,24 +84,3 @@ class GymAgent(Agent):
     def restore(self, snapshot: bytes) -> None:
         state, self.total_reward, self.length = pickle.loads(snapshot)
         self.rng.setstate(state)
-
-
-def _reward(state: State) -> float:
-    try:
-        reward = float(state.input["reward"])
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise _bad_body(state) from None
-    if not abs(reward) <= _LARGEST:  # nor NaN
-        raise _bad_body(state)
-    return reward
-
-
-def _field(state: State, name: str) -> np.ndarray:
-    try:
-        return np.asarray(state.input[name], np.float32)
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise _bad_body(state) from None
-
-
-def _bad_body(state: State) -> BadBody:
-    return BadBody(f'a {state.kind} is {{"obs": numbers, "reward": number}}, got {str(state.input)[:80]}')

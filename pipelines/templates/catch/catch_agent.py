@@ -5,7 +5,7 @@ import random
 import numpy as np
 from catch_features import encode
 
-from brayx import Agent, Fragment, Step, forward, push, record, sample_categorical
+from brayx import Agent, Fragment, Step, forward, number_field, push, record, sample_categorical
 
 
 class CatchAgent(Agent):
@@ -20,6 +20,8 @@ class CatchAgent(Agent):
 
     async def on_tick(self, state):
         obs = encode(state.input)
+        if state.tick:  # what the last move earned; checked now, since at the episode's end no tick can be refused
+            number_field(state.input, "reward")
         outputs, version = await forward("model", obs)
         if len(outputs["logits"]) != 3:
             raise ValueError(f"the model has {len(outputs['logits'])} actions, the game 3")
@@ -30,7 +32,7 @@ class CatchAgent(Agent):
     async def on_episode(self, episode, done):
         last = episode[-1]
         steps = [state.step for state in episode[:-1]]
-        rewards = [state.input["reward"] for state in episode[1:]]
+        rewards = [number_field(state.input, "reward") for state in episode[1:]]
         over = last.kind == "stop"  # the game said so; otherwise the episode was cut, or the game got lost
         if steps and self.buffer is not None:
             after = encode(last.input) if over else last.step.obs

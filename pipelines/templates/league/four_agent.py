@@ -8,12 +8,12 @@ import random
 import numpy as np
 from four_rules import HEIGHT, WIDTH, random_column, tactical_column
 
-from brayx import Agent, Fragment, Step, forward, push, record, sample_categorical
+from brayx import Agent, Fragment, Step, array_field, forward, number_field, push, record, sample_categorical
 
 
 def encode(seen, mirrored=False):
     """The observation: planes of own and opponent's stones, ``[2, 6, 7]`` float32, and legal columns, ``[7]`` int8."""
-    board, legal = np.asarray(seen["board"]).reshape(HEIGHT, WIDTH), np.asarray(seen["legal"], np.int8)
+    board, legal = array_field(seen, "board", np.int8, (HEIGHT, WIDTH)), array_field(seen, "legal", np.int8, (WIDTH,))
     if mirrored:
         board, legal = board[:, ::-1], legal[::-1].copy()
     return {"board": np.stack([board > 0, board < 0]).astype(np.float32), "action_mask": legal}
@@ -36,6 +36,8 @@ class FourAgent(Agent):
 
     async def on_tick(self, state):
         obs = encode(state.input, self.mirrored)
+        if state.tick:  # checked now: at the episode's end no tick can be refused
+            number_field(state.input, "reward")
         outputs, version = await forward("model", obs)
         logits = outputs["logits"]
         if len(logits) != WIDTH:
@@ -51,7 +53,7 @@ class FourAgent(Agent):
     async def on_episode(self, episode, done):
         last = episode[-1]
         steps = [state.step for state in episode[:-1]]  # this seat's turns only
-        rewards = [state.input["reward"] for state in episode[1:]]
+        rewards = [number_field(state.input, "reward") for state in episode[1:]]
         over = last.kind == "stop"  # else the episode was cut, or the client was lost
         if over:
             record("episode_return", rewards[-1])

@@ -135,6 +135,23 @@ async def test_a_body_that_is_not_json_reaches_no_agent() -> None:
     assert json.loads(await actor.tick(b"0"))["tick"] == 0
 
 
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        (b'{"a": 1, "b": [{"c": [0, NaN]}]}', r"b\[0\]\.c\[1\] is nan"),
+        (b'{"a": 1e999}', "a is inf"),
+        (b"[-1E+400]", r"\[0\] is -inf"),
+        (b"-Infinity", "the body is -inf"),
+    ],
+)
+async def test_a_body_with_a_number_that_is_not_finite_names_its_place(body: bytes, place: str) -> None:
+    actor, _ = make(Recorder, episode_length=None)
+    await actor.start("s", b"")
+    with pytest.raises(BadBody, match=f"{place}, expected a finite number"):
+        await actor.tick(body)
+    assert json.loads(await actor.tick(b'{"a": 1e300, "e999": "1e999", "b": [1E+100, 1e-999]}'))["tick"] == 0
+
+
 async def test_a_body_nested_too_deep_to_parse_is_a_bad_body() -> None:
     actor, _ = make(Recorder)
     await actor.start("s", b"")

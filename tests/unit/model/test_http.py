@@ -87,6 +87,7 @@ async def test_the_signature(model):
 
 
 GOOD = [{"x": [1, 2, 3]}, [4, 5]]
+PAIR = {"pair/0": np.zeros(2, int), "pair/1": np.zeros(2, int)}
 GOOD_ARGS = ({"x": [1, 2, 3]}, (4, 5))
 
 
@@ -101,6 +102,17 @@ GOOD_ARGS = ({"x": [1, 2, 3]}, (4, 5))
         ({"args": GOOD, "batch": 1}, JSON, BadBody, "batch 1"),
         ({"args": GOOD, "deadline_s": 10**400}, JSON, BadBody, "deadline_s is 1000"),
         ({"args": [{"x": [10**400, 2, 3]}, [4, 5]]}, JSON, ShapeMismatch, "obs/x: [3] float32"),
+        (b'{"args": [{"x": [1, NaN, 3]}, [4, 5]]}', JSON, BadBody, "args[0].x[1] is nan"),
+        (b'{"args": [{"x": [1, 2, 1e999]}, [4, 5]]}', JSON, BadBody, "args[0].x[2] is inf"),
+        ({"args": [{"x": [1, 1e39, 3]}, [4, 5]]}, JSON, BadBody, "obs/x[1] is inf"),
+        ({"args": [{"x": [1, None, 3]}, [4, 5]]}, JSON, ShapeMismatch, "obs/x: list with None at [1]"),
+        ({"args": [{"x": [[1, 2, 1e39]]}, [[4], [5]]], "batch": True}, JSON, BadBody, "obs/x[0, 2] is inf"),
+        (
+            pack({"obs/x": np.array([[1, 2, 3], [1, np.nan, 3]], np.float32), **PAIR}),
+            SAFETENSORS,
+            BadBody,
+            "obs/x[1, 1] is nan",
+        ),
         ({"args": GOOD, "version": 10**400}, JSON, VersionUnknown, "nearest is 3"),
         ({"args": [{"x": [1, 2]}, [4, 5]]}, JSON, ShapeMismatch, "obs/x: [2]"),
         ({"args": [{"y": [1, 2, 3]}, [4, 5]]}, JSON, ShapeMismatch, "obs/x: [3] float32"),

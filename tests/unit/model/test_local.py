@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import torch
 from brayx.engines.onnx import OnnxEngine
 from brayx.engines.torch import TorchEngine, module_weights
 from brayx.errors import (
+    BadBody,
     BadWeights,
     BodyTooLarge,
     DeadlineExceeded,
@@ -63,6 +65,66 @@ async def make():
     yield build
     for model in made:
         await model.close()
+
+
+class Masked(torch.nn.Module):
+    """Two heads whose masks are part of the observation, and a state."""
+
+    is_recurrent = True
+
+    def forward(self, obs, state):
+        logits = torch.where(obs["action_mask"] > 0, obs["x"], torch.full_like(obs["x"], -3e4))
+        return {"logits": (logits[:, :2], logits[:, 2:]), "state": {"h": state["h"] + 1}}
+
+
+def masked(x=(0.0, 1.0, 2.0, 3.0, 4.0), mask=(1, 1, 1, 1, 1), h=0.0):
+    obs = {"x": np.array(x, np.float32), "action_mask": np.array(mask, np.int8)}
+    return obs, {"h": np.array([h], np.float32)}
+
+
+def batched(args):
+    obs, state = args
+    return {name: leaf[None] for name, leaf in obs.items()}, {"h": state["h"][None]}
+
+
+async def test_a_bad_observation_is_refused_by_name_and_others_in_its_batch_are_not(make):
+    model = make(TorchEngine(Masked(), batched(masked())), max_batch_size=-8, inline_below_s=0.0)
+    good = masked(mask=(0, 1, 1, 0, 0))
+    rows = [
+        good,
+        masked(x=(0, 0, np.nan, 0, 0)),
+        masked(x=(0, -np.inf, 0, 0, 0)),
+        masked(mask=(1, 1, 0, 0, 0)),
+        masked(mask=(0, 0, 0, 1, 0)),
+        good,
+    ]
+    results = await asyncio.gather(*(model.forward(*row) for row in rows), return_exceptions=True)
+    for result in (results[0], results[5]):
+        assert [head.argmax() for head in result.outputs["logits"]] == [1, 0]
+    assert [str(error) for error in results[1:5]] == [
+        "obs/x[2] is nan, expected a finite number",
+        "obs/x[1] is -inf, expected a finite number",
+        "obs/action_mask allows none of the 3 actions of head 1, expected one or more",
+        "obs/action_mask allows none of the 2 actions of head 0, expected one or more",
+    ]
+    assert {type(error) for error in results[1:5]} == {BadBody}
+    alone = await asyncio.gather(model.forward(*rows[1]), model.forward(*rows[3]), return_exceptions=True)
+    assert [str(error) for error in alone] == [str(results[1]), str(results[3])]
+    state_of_model = await model.forward(*masked(h=np.inf))  # not the game's fault: training reports it
+    assert np.isinf(state_of_model.outputs["state"]["h"])
+
+
+@pytest.mark.parametrize("size", [4, 40])
+async def test_large_numbers_are_no_infinity(make, size):
+    engine = TorchEngine(torch.nn.Identity(), (np.zeros((1, size), np.float32),))
+    model = make(engine)
+    largest = np.full(size, np.finfo(np.float32).max)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # their squares overflow
+        assert ((await model.forward(largest)).outputs == largest).all()
+        largest[-1] = np.nan
+        with pytest.raises(BadBody, match=rf"\[{size - 1}\] is nan"):
+            await model.forward(largest)
 
 
 class Counting:

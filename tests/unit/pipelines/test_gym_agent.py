@@ -201,13 +201,37 @@ async def test_a_tick_without_a_reward_is_refused_at_once_and_costs_nothing(rewa
     actor, box, _ = make()
     await actor.start("s", b"")
     await actor.tick(tick(0))
-    with pytest.raises(BadBody, match=r'a tick is \{"obs": numbers, "reward": number\}, got'):
+    with pytest.raises(BadBody, match="reward"):
         await actor.tick(b'{"obs": [1, 1]}' if reward is None else f'{{"obs": [1, 1], "reward": {reward}}}'.encode())
     await actor.tick(tick(1))
     await actor.stop(stop(2, terminated=True))
     await actor.on_end("stop")
     (fragment,) = box.fragments
     assert fragment.reward.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("obs", "says"),
+    [
+        ("[1, null]", r"obs\[1\] is None, expected a finite number"),
+        ("[NaN, 1]", r"obs\[0\] is nan, expected a finite number"),
+        ("[1, 1e999]", r"obs\[1\] is inf, expected a finite number"),
+        ("[1, 1e39]", r"obs\[1\] is 1e\+39, expected a finite number"),
+        ('[1, "two"]', r"obs\[0\] is '1'"),
+        ("[[1], [1, 2]]", "obs is lists of different lengths, expected numbers"),
+        ("null", "obs is None, expected a finite number"),
+    ],
+)
+async def test_an_observation_that_is_not_finite_is_refused_by_field_and_index(obs: str, says: str) -> None:
+    actor, box, _ = make()
+    await actor.start("s", b"")
+    await actor.tick(tick(0))
+    with pytest.raises(BadBody, match=says):
+        await actor.tick(f'{{"obs": {obs}, "reward": 5}}'.encode())
+    await actor.tick(tick(1))
+    await actor.stop(stop(2, terminated=True))
+    await actor.on_end("stop")
+    assert [fragment.reward.tolist() for fragment in box.fragments] == [[1.0, 2.0]], "the refused tick never happened"
 
 
 async def test_the_first_tick_and_a_stateless_call_need_no_reward() -> None:

@@ -87,6 +87,33 @@ def test_each_observation_is_recorded_with_its_own_mask(mode, greedy):
             assert at == 2 or arrays["log_prob"][row, t] == 0
 
 
+class AllowsNothing(Counting):
+    """The second head has no allowed action after an episode's end, nor at step ``nothing_at``."""
+
+    action_space = spaces.MultiDiscrete([2, 2])
+    nothing_at = 3
+
+    def _info(self):
+        return {"action_mask": (np.array([1, 0]), np.array([0, self._at not in (self.nothing_at, 3)]))}
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset()[0], self._info()
+
+    def step(self, action):
+        return *super().step(action)[:4], self._info()
+
+
+class AllowsNothingAtOne(AllowsNothing):
+    nothing_at = 1
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_a_mask_that_allows_no_action_is_refused_except_after_an_episode(mode):
+    assert collector(AllowsNothing, mode).collect().arrays["mask"].any()
+    with pytest.raises(EnvironmentFailed, match=r"action_mask: environment 0 allows none of the 2 actions of head 1"):
+        collector(AllowsNothingAtOne, mode).collect()
+
+
 def test_the_masks_of_several_heads_lie_one_after_the_other():
     arrays = collector(Several, AutoresetMode.NEXT_STEP).collect().arrays
     np.testing.assert_array_equal(arrays["obs/action_mask"], np.broadcast_to([1, 0, 0, 1], (3, 6, 4)))
