@@ -350,7 +350,7 @@ def test_ticks_that_failed_are_left_out(lstm: int, tmp_path: Path) -> None:
     for number in range(ticks):
         state = State("s", tick=number)
         if number == bad:  # an agent raised before it chose
-            log.failed(state, b"{}", 0.0, 0.0)
+            log.failed(state, b"{}", 0.0, 0.0, "agent 'a': ValueError: a bug")
             continue
         acted = number - (number > bad)
         state.step, state.value = steps[acted], outputs["value"][acted]
