@@ -187,7 +187,7 @@ class Unauthorized(BrayxError):
 
 
 class Forbidden(BrayxError):
-    """The console does not let this caller do this: its key may read only, or the request is a foreign web page's."""
+    """This caller may not do this: the request may be a foreign web page's, or the console's key may read only."""
 
     code = "forbidden"
     http_status = 403

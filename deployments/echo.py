@@ -55,6 +55,7 @@ class EchoArgs(BaseModel):
     snapshot_every: int = 0
     drain_timeout_s: float = 10.0
     cors_origins: list[str] = []
+    allowed_hosts: list[str] = []
     keys_file: str | None = None
     """Relative to the current directory of the process that builds the application, as with ``serve run``."""
 

@@ -135,6 +135,9 @@ class ActorConfig(SessionConfig):
     cors_origins: Annotated[list[str], AfterValidator(are_origins)] = []
     """Origins of web pages whose scripts may call the HTTP doors, like ``https://play.example.com``; ``*``: all; empty:
     none."""
+    allowed_hosts: list[str] = []
+    """Names besides localhost by which clients call HTTP doors that listen on loopback without keys, as through a proxy
+    that passes their ``Host`` on; ``*``: all."""
     keys_file: str | None = None
     """File of the keys that requests are signed with (`brayx keys new`), in a job relative to its YAML's folder; null:
     the environment's, if it has any. A training job does not require keys."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from brayx.errors import BadBody, BrayxError, OutOfSequence
-from brayx.gamecore.browser import Cors
+from brayx.gamecore.browser import Cors, Hosts
 from brayx.gamecore.protocol import StepRequest
 from brayx.gamecore.transports.base import SESSION_KEEPING
 from brayx.logs import limited
@@ -26,9 +26,11 @@ class Service:
 
     Attributes:
         cors: origins whose scripts may call its HTTP doors.
+        hosts: names that its HTTP doors answer to.
     """
 
     cors = Cors()
+    hosts = Hosts()
 
     def submit(self, request: StepRequest, reply: Reply, *, forwarded: bool = False, let_in: bool = False) -> None:
         """Takes a request; ``reply`` is called once with its result or error, perhaps before this returns.
@@ -56,6 +58,10 @@ class Service:
             if not forwarded:
                 self.refused(error)
             raise
+
+    def lets_in(self, request: StepRequest) -> bool:
+        """Whether the credentials of ``request`` are valid, if this service requires any."""
+        return True
 
     def holder(self, on_end: Callable[[str], None]) -> Holder:
         """Registers a connection that may hold a session; its requests carry the holder's name.

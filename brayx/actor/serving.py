@@ -21,7 +21,7 @@ from brayx.actor.service import Reply, Service
 from brayx.actor.table import SessionTable
 from brayx.errors import BrayxError, Unauthorized
 from brayx.gamecore.auth import Keys
-from brayx.gamecore.browser import Cors
+from brayx.gamecore.browser import Cors, Hosts
 from brayx.gamecore.protocol import StepRequest
 from brayx.metrics import Recorder
 
@@ -52,11 +52,13 @@ class ActorService(Service):
 
     Args:
         runtime: the parts that the sessions use.
-        config: the actor's options; its ``show_errors`` is set.
+        config: the actor's options.
         name: name of the application, on the status page.
         keys: keys that requests are signed with; None: every client is let in.
         ownership: as for `SessionTable`.
         shared: other processes of the application open the same native ports.
+        is_local: no other machine can reach a door. Clients then get the text of exceptions, unless ``show_errors``
+            says otherwise, and without keys the HTTP doors answer to names of this machine only.
     """
 
     def __init__(
@@ -68,10 +70,14 @@ class ActorService(Service):
         keys: Keys | None = None,
         ownership: Ownership | None = None,
         shared: bool = False,
+        is_local: bool = False,
     ) -> None:
+        if config.show_errors is None:
+            config = config.model_copy(update={"show_errors": is_local})
         gc.set_threshold(max(gc.get_threshold()[0], GC_THRESHOLD))
         self.table = SessionTable(runtime.make_actor, config, runtime.recorder, ownership)
         self.cors = Cors(config.cors_origins)
+        self.hosts = Hosts(config.allowed_hosts if is_local and keys is None else None)
         self.door_app = DoorApp(self, max_body_bytes=config.max_body_bytes, idle_timeout_s=config.idle_timeout_s)
         self.doors = NativeDoors(self, self.door_app, config, name if shared else None)
         self._runtime = runtime
@@ -88,6 +94,15 @@ class ActorService(Service):
                 reply(error)
                 return
         self.answer(request, reply, forwarded)
+
+    def lets_in(self, request: StepRequest) -> bool:
+        """See `Service.lets_in`."""
+        try:
+            if self._keys is not None:
+                self._keys.check(request, time.time())
+        except Unauthorized:
+            return False
+        return True
 
     def answer(self, request: StepRequest, reply: Reply, forwarded: bool) -> None:
         """Answers a request after its credentials were checked; arguments as for `submit`."""

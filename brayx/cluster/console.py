@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from brayx.actor.doors.http1 import CONSOLE_PREFIX
+from brayx.actor.doors.peers import CONSOLE_PREFIX
 from brayx.actor.live import LiveTable, unknown_session
 from brayx.actor.live_ticks import LiveFrame, LiveTick, LiveTicks
 from brayx.actor.table import SessionTable

@@ -11,7 +11,7 @@ import errno
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from brayx.actor.doors.http1 import FORWARDED_PREFIX, PEER, SECRET_HEADER
+from brayx.actor.doors.peers import FORWARDED_PREFIX, PEER, SECRET_HEADER
 from brayx.errors import BrayxError, ConnectFailed, DeadlineExceeded, Overloaded, TransportError, Unauthorized
 from brayx.gamecore.protocol import StepRequest
 from brayx.gamecore.transports.base import Endpoint

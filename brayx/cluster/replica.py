@@ -20,8 +20,8 @@ from ray.serve.schema import LoggingConfig
 from brayx.actor.config import ActorConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.grpc import GrpcDoor
-from brayx.actor.doors.http1 import ForPeers
 from brayx.actor.doors.native import Listener
+from brayx.actor.doors.peers import ForPeers
 from brayx.actor.doors.ports import on_loopback
 from brayx.actor.holders import Holder
 from brayx.actor.service import Reply
@@ -99,9 +99,8 @@ class ActorReplica(GrpcDoor, ActorService):
         runtime = self._replica = await build(handles)
         found = create_directory(directory)
         await check_directory(directory, found)
-        if config.show_errors is None:
-            config = config.model_copy(update={"show_errors": await _on_loopback(config)})
-        self._assemble(runtime, config, directory, found, keys, runtime.follower, runtime.drawing)
+        is_local = await _on_loopback(config)
+        self._assemble(runtime, config, directory, found, keys, runtime.follower, runtime.drawing, is_local)
         await self._member.agree(fresh=True)
         try:
             self._member.address = await self._peer_doors.open()  # first: connections' names contain it
@@ -131,13 +130,16 @@ class ActorReplica(GrpcDoor, ActorService):
         keys: Keys | None,
         follower: AliasFollower | None = None,
         drawing: Drawing | None = None,
+        is_local: bool = False,
     ) -> None:
         """Makes the replica's parts; ``directory`` is the session directory's handle."""
         self.max_body_bytes = config.max_body_bytes
         self.idle_timeout_s = config.idle_timeout_s
         self._member = Membership(directory, None if follower is None else follower.take_shares)
         self._routing = Routing(self._member, config, keys, runtime.recorder)
-        ActorService.__init__(self, runtime, config, application, keys=keys, ownership=self._routing, shared=True)
+        ActorService.__init__(
+            self, runtime, config, application, keys=keys, ownership=self._routing, shared=True, is_local=is_local
+        )
         self._routing.table = self.table
         frames, set_share = LiveFrames(drawing), self._member.set_share
         runtime.close.append(functools.partial(asyncio.to_thread, frames.close))

@@ -15,7 +15,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from brayx.actor.config import ActorConfig
-from brayx.actor.doors.http1 import ENDED_PREFIX, LEFT_PREFIX
+from brayx.actor.doors.peers import ENDED_PREFIX, LEFT_PREFIX
 from brayx.actor.ends import BETWEEN, may_be_repeat
 from brayx.actor.holders import HOLDER_MARK
 from brayx.actor.moving import Snapshot

@@ -24,13 +24,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from brayx.errors import BodyTooLarge, BrayxError, ConfigError, Forbidden, Unauthorized
 from brayx.gamecore.auth import Keys
-from brayx.ports import is_loopback
+from brayx.gamecore.browser import Hosts
 
 KeyScope = Literal["read", "control"]
 SCOPES: tuple[KeyScope, ...] = ("read", "control")
 _MAX_BODY_BYTES = 1 << 20
 _FRAMED_BY_NOBODY = {"Content-Security-Policy": "frame-ancestors 'none'", "X-Frame-Options": "DENY"}
 """Headers of every response."""
+_LOCAL = Hosts((), "this console has no keys and answers to localhost only")
 _PAGE = "/_nicegui"
 """Prefix of the page's own traffic. The page calls the API with the viewer's credentials, which are checked there."""
 
@@ -106,8 +107,8 @@ class Guard:
 
     def _check(self, request: HTTPConnection) -> None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
-        if self._keys is None and not is_loopback(urlsplit(f"//{host}").hostname):
-            raise Forbidden(f"this console has no keys and answers to localhost only, not to {host[:80]!r}")
+        if self._keys is None:
+            _LOCAL.check(host)
         if origin is not None and urlsplit(origin).netloc != host:
             raise Forbidden(f"a web page of {origin[:80]!r} may not use this console")
         if self._keys is None:

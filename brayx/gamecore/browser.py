@@ -1,6 +1,5 @@
-"""An HTTP door's answers to browsers: the origins whose scripts may call it (CORS), and the frame of its pages.
-
-Doors of actors and of models use both. Knows nothing of the services behind doors.
+"""An HTTP door's part in what protects browsers: the origins whose scripts may call it (CORS), and the names that it
+answers to; and the frame of its pages. Knows nothing of the services behind doors.
 """
 
 from __future__ import annotations
@@ -8,11 +7,18 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+from brayx.errors import Forbidden
+from brayx.ports import is_loopback
 
 ANY = "*"
 """An origin that stands for all."""
 _METHODS = b"GET, POST, OPTIONS"
 _HEADERS = b"content-type, session, step_kind, step-kind, key, time, token, seq, opponent, record"
+_LOCAL = "localhost"
+_LOCAL_ONLY = "this service has no keys and answers to localhost only, and to the names in 'allowed_hosts'"
 _MAX_AGE_S = b"600"
 """Time that a browser may keep the answer to a preflight."""
 
@@ -50,6 +56,42 @@ class Cors:
                     (b"access-control-max-age", _MAX_AGE_S),
                 ]
         return found
+
+
+class Hosts:
+    """The names under which clients reach a door that listens on loopback.
+
+    A web page may reach such a door by the page's own domain name, if that resolves to this machine; the browser then
+    takes the door for a part of the page's site (DNS rebinding). Only the ``Host`` header shows it.
+
+    Args:
+        names: further ones than loopback's; `ANY`: all; None: the door takes every name.
+        message: beginning of the error.
+    """
+
+    def __init__(self, names: Iterable[str] | None = None, message: str = _LOCAL_ONLY) -> None:
+        self._names = frozenset(() if names is None else map(str.lower, names))
+        self._takes_all = names is None or ANY in self._names
+        self._message = message
+
+    def check(self, host: str | None) -> None:
+        """Checks a request's ``Host``; browsers never leave it out.
+
+        Raises:
+            Forbidden: it is another name.
+        """
+        if not self._takes_all and host and (name := _name_of(host)) != _LOCAL and name not in self._names:
+            raise Forbidden(f"{self._message}: the request's 'Host' is {host[:80]!r}", header="host")
+
+
+@lru_cache(64)
+def _name_of(host: str) -> str | None:
+    """The name in a ``Host``, without its port; `_LOCAL` for each of loopback's, None for a malformed one."""
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
+    return _LOCAL if is_loopback(name) else name
 
 
 def are_origins(value: list[str]) -> list[str]:

@@ -24,6 +24,11 @@ MAX_CREDENTIAL_CHARS = 256
 MAX_HEADER_BYTES = 16 * 1024
 """Limit on an HTTP request's line and headers together."""
 MAX_SEQ = 2**63 - 1
+_ONCE = ("host", "transfer-encoding")
+SINGLE = frozenset(
+    {"session", "step_kind", "step-kind", "key", "time", "token", "seq", "opponent", "record", "origin", *_ONCE}
+)
+"""Headers that a request has at most one value of."""
 AGENT_MARK = "-agent-"
 """Separates game and agent in the session id ``GAME-agent-AGENT``."""
 
@@ -175,6 +180,29 @@ def parse_record(text: str) -> bool:
     if text in ("", "0", "false"):
         return False
     raise ProtocolError(f"header 'record' is {text[:40]!r}, expected 1 or 0", header="record")
+
+
+def add_header(headers: dict[str, str], name: str, value: str) -> None:
+    """Adds a header to those of a request.
+
+    A proxy in front may act on another of two values than the service, so a request that has both is refused.
+
+    Args:
+        headers: the headers so far, by lower-case name.
+        name: lower-case name.
+        value: value without spaces around it.
+
+    Raises:
+        ProtocolError: a header of `SINGLE` comes with another value than before; a second ``host`` or
+            ``transfer-encoding``; or a transfer coding other than ``chunked``.
+    """
+    if name in headers and name in SINGLE and (value != headers[name] or name in _ONCE):
+        raise ProtocolError(
+            f"{name!r} came as {headers[name][:40]!r} and as {value[:40]!r}, expected one of them", header=name
+        )
+    if name == "transfer-encoding" and value.lower() != "chunked":
+        raise ProtocolError(f"header 'transfer-encoding' is {value[:40]!r}, expected 'chunked'", header=name)
+    headers[name] = value
 
 
 def parse_request(headers: Mapping[str, str], body: bytes) -> StepRequest:

@@ -59,10 +59,10 @@ class LocalHost:
         keys: Keys | None = None,
         on_hold: Callable[[], None] = lambda: None,
     ) -> None:
-        if config.show_errors is None:
-            config = config.model_copy(update={"show_errors": on_loopback(config, config.host)})
         self._config = config
-        self._make_service = functools.partial(ActorService, runtime, config, name, keys=keys)
+        self._make_service = functools.partial(
+            ActorService, runtime, config, name, keys=keys, is_local=on_loopback(config, config.host)
+        )
         self._close = runtime.close
         self._breakpoints = Breakpoints(on_hold)
         self._service: ActorService | None = None

@@ -91,9 +91,10 @@ async def _serve(options: dict[str, Any]) -> None:
     from brayx.actor.config import SessionConfig
     from brayx.actor.doors.asgi import DoorApp
     from brayx.actor.doors.grpc import GrpcDoor
-    from brayx.actor.doors.http1 import HttpConnection, WebSockets
+    from brayx.actor.doors.http1 import HttpConnection
     from brayx.actor.doors.native import Limits, Listener
     from brayx.actor.doors.tcp import TcpConnection
+    from brayx.actor.doors.ws1 import WebSockets
     from brayx.actor.table import SessionTable
     from brayx.gamecore.v1.gamecore_pb2_grpc import add_GamecoreServicer_to_server
 

@@ -13,7 +13,7 @@ from brayx.actor.doors.browser import is_preflight, other
 from brayx.actor.doors.http import headers_of, refuse, step, write
 from brayx.actor.doors.websocket import session
 from brayx.actor.service import Service
-from brayx.errors import ProtocolError
+from brayx.errors import BrayxError, ProtocolError
 from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES, SESSION_PATH, STEP_PATH
 
 __all__ = ["DoorApp", "Service"]
@@ -44,33 +44,44 @@ class DoorApp:
         if kind == "lifespan":
             await _lifespan(receive, send)
             return
+        service = self._service
+        try:
+            headers = headers_of(scope)
+            service.hosts.check(headers.get("host"))
+        except BrayxError as error:
+            if kind == "http":
+                await refuse(service, send, error.http_status, error)
+            else:
+                await _refuse_opening(service, error, error.http_status, receive, send, scope)
+            return
         path = _path(scope)
         if kind == "http":
-            service, method = self._service, scope["method"]
+            method = scope["method"]
             if service.cors.is_on:
-                send = _with_headers(send, service.cors.headers(headers_of(scope).get("origin"), method))
+                send = _with_headers(send, service.cors.headers(headers.get("origin"), method))
             if path == STEP_PATH and not is_preflight(service, method):
-                await step(service, self._max_body_bytes, scope, receive, send)
+                await step(service, self._max_body_bytes, headers, scope, receive, send)
             else:
-                answer = other(service, method, path, headers_of(scope).get("accept", ""))
+                answer = other(service, method, path, headers.get("accept", ""))
                 await write(send, answer.status, answer.body, content_type=answer.content_type)
-        elif kind == "websocket":
-            if path == SESSION_PATH:
-                await session(self._service, self._max_body_bytes, self._idle_timeout_s, scope, receive, send)
-            else:
-                await _refuse_opening(self._service, scope, receive, send)
+        elif path == SESSION_PATH:
+            await session(service, self._max_body_bytes, self._idle_timeout_s, headers, scope, receive, send)
+        else:
+            elsewhere = ProtocolError(f"only {SESSION_PATH} is a WebSocket")
+            await _refuse_opening(service, elsewhere, 426, receive, send, scope)
 
 
-async def _refuse_opening(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuses a WebSocket handshake on any path but `SESSION_PATH`."""
-    error = ProtocolError(f"only {SESSION_PATH} is a WebSocket")
+async def _refuse_opening(
+    service: Service, error: BrayxError, status: int, receive: Receive, send: Send, scope: Scope
+) -> None:
+    """Refuses a WebSocket handshake."""
 
     async def respond(message: MutableMapping[str, Any]) -> None:
         await send({**message, "type": f"websocket.{message['type']}"})
 
     await receive()
     if "websocket.http.response" in (scope.get("extensions") or {}):
-        await refuse(service, respond, 426, error)
+        await refuse(service, respond, status, error)
     else:  # this server can only answer with an empty 403
         service.refused(error)
         await send({"type": "websocket.close"})

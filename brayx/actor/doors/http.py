@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from brayx.actor.service import to_typed
 from brayx.errors import BodyTooLarge, BrayxError, DeadlineExceeded, HeaderTooLarge, Overloaded, ProtocolError
-from brayx.gamecore.protocol import MAX_HEADER_BYTES, STEP_PATH, parse_request, text_of
+from brayx.gamecore.protocol import MAX_HEADER_BYTES, STEP_PATH, add_header, parse_request, text_of
 from brayx.logs import limited
 
 if TYPE_CHECKING:
@@ -25,12 +26,13 @@ class _ClientGone(Exception):
     """The client closed the connection in the middle of its request."""
 
 
-async def step(service: Service, max_body_bytes: int, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers one ``POST /step``."""
+async def step(
+    service: Service, max_body_bytes: int, headers: Mapping[str, str], scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Answers one ``POST /step``, whose headers `headers_of` has read."""
     if scope["method"] != "POST":
         await refuse(service, send, 405, ProtocolError(f"{STEP_PATH} takes POST, not {scope['method']}"))
         return
-    headers = headers_of(scope)
     try:
         check_headers(scope)
         body = await _read(receive, headers.get("content-length", ""), max_body_bytes)
@@ -50,8 +52,15 @@ async def step(service: Service, max_body_bytes: int, scope: Scope, receive: Rec
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    """A request's headers by lower-case name; the last one counts if a name came twice."""
-    return {name.decode("latin-1"): text_of(value).strip(" \t") for name, value in scope["headers"]}
+    """A request's headers by lower-case name.
+
+    Raises:
+        ProtocolError: as for `add_header`.
+    """
+    headers: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        add_header(headers, name.decode("latin-1"), text_of(value).strip(" \t"))
+    return headers
 
 
 def check_headers(scope: Scope) -> None:

@@ -9,244 +9,55 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from http import HTTPStatus
-from typing import TYPE_CHECKING
 
 import httptools
-import uvicorn
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from uvicorn.server import ServerState
-from websockets.exceptions import InvalidHeaderValue, InvalidMessage, SecurityError
-from websockets.extensions import ServerExtensionFactory
-from websockets.http11 import Request
 
 import brayx.clock as clock
-from brayx.actor.doors.asgi import DoorApp
+from brayx.actor.doors.answers import (
+    CLOSE,
+    CONTINUE,
+    JSON,
+    KEEP_EXPLICIT,
+    KEEP_IMPLICIT,
+    OK,
+    Refused,
+    origin_form,
+    response,
+)
 from brayx.actor.doors.browser import Answer, is_preflight, other
 from brayx.actor.doors.http import headers_too_large
-from brayx.actor.doors.native import Connection, Limits, Listener
+from brayx.actor.doors.native import Connection, Listener
+from brayx.actor.doors.peers import FORWARDED_STEP, PEER, PEERS_STEPS, SECRET_HEADER, ForPeers, PeerHandler, not_a_peer
+from brayx.actor.doors.websocket import fields_of
+from brayx.actor.doors.ws1 import WebSockets
 from brayx.errors import (
     BodyTooLarge,
     BrayxError,
     DeadlineExceeded,
-    HeaderTooLarge,
+    Forbidden,
     Overloaded,
     ProtocolError,
-    ServiceFull,
     TooManyConnections,
-    Unauthorized,
 )
-from brayx.gamecore.deflate import ServerDeflate
-from brayx.gamecore.protocol import SESSION_PATH, STEP_PATH, StepRequest, parse_request, text_of
-from brayx.logs import limit_others, limited
-
-if TYPE_CHECKING:
-    from uvicorn._types import ASGISendEvent
-
-logger = limited(__name__)
+from brayx.gamecore.protocol import (
+    SESSION_PATH,
+    SINGLE,
+    STEP_PATH,
+    StepKind,
+    StepRequest,
+    add_header,
+    parse_request,
+    text_of,
+)
 
 _STEP = STEP_PATH.encode()
-FORWARDED_PREFIX = "/-/peer"
-"""Path prefix of requests that a replica forwards to a session's owner, which never forwards them again. Only listeners
-for peers have it."""
-_FORWARDED_STEP = FORWARDED_PREFIX.encode() + _STEP
-LEFT_PREFIX = "/-/left"
-"""Path prefix by which a replica notifies a peer that the connection of one of the peer's sessions is gone; with a
-body, for good."""
-ENDED_PREFIX = "/-/ended"
-"""Path prefix by which a replica notifies a peer that one of the peer's connections lost its session; the body is the
-reason."""
-CONSOLE_PREFIX = "/-/console"
-"""Path prefix of a console's questions to a replica; the body is a JSON list of a verb and its arguments."""
-SECRET_HEADER = "peer-secret"
-"""Header with the secret by which a replica proves to a peer that it is a replica."""
-PeerHandler = Callable[[StepRequest], Awaitable[bytes | None]]
-"""Answers a peer's message; None: with an empty body."""
 _SECRET = SECRET_HEADER.encode()
-PEER = "peer"
-"""Layer of the errors on the way from replica to replica."""
-_LEFT_STEP = LEFT_PREFIX.encode() + _STEP
-_ENDED_STEP = ENDED_PREFIX.encode() + _STEP
-_CONSOLE_STEP = CONSOLE_PREFIX.encode() + _STEP
-_MESSAGE_STEPS = (_LEFT_STEP, _ENDED_STEP, _CONSOLE_STEP)
-_PEERS_STEPS = (_FORWARDED_STEP, *_MESSAGE_STEPS)
-_OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: %d\r\n\r\n%b"
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_JSON = b"application/json"
-_KEEP_IMPLICIT = b""
-_KEEP_EXPLICIT = b"connection: keep-alive\r\n"
-"""Header for clients of HTTP/1.0, which otherwise expect the connection to close."""
-_CLOSE = b"connection: close\r\n"
-_FIELDS = (
-    "session", "step_kind", "step-kind", "key", "time", "token", "seq", "holder", "attached", "opponent", "record",
-    "origin", "accept",
-)  # fmt: skip
-_NAMES = {name.encode(): name for name in _FIELDS}
-
-
-class WebSockets:
-    """Hands connections over to uvicorn's WebSocket protocol.
-
-    Args:
-        app: the ASGI application with the session door.
-        limits: limits of the native port.
-        window_bits: window of the compression, 9 to 15; None: none.
-    """
-
-    def __init__(self, app: DoorApp, limits: Limits, window_bits: int | None = None) -> None:
-        self._config = uvicorn.Config(
-            app,
-            log_config=None,  # uvicorn's own would close every handler of the process, Serve's too
-            log_level="error",
-            access_log=False,
-            lifespan="off",
-            ws_max_size=limits.max_body_bytes + 65536,
-            ws_per_message_deflate=False,  # its window of 4 kB may not reach the message before
-        )
-        self._config.load()
-        self._extensions = [] if window_bits is None else [ServerDeflate(window_bits)]
-        limit_others()
-        self._state = ServerState()
-
-    def protocol(self, gone: Callable[[], None]) -> WebSocket:
-        """The protocol of one connection; ``gone`` is called when that has ended."""
-        return WebSocket(self._config, self._state, gone, self._extensions)
-
-    def close(self) -> None:
-        """Closes all connections, as going away."""
-        for connection in list(self._state.connections):
-            try:
-                connection.shutdown()
-            except Exception:  # a half-open connection must not keep the others from closing
-                logger.warning("a WebSocket connection did not close cleanly", exc_info=True)
-                connection.transport.abort()
-
-
-class WebSocket(WebSocketsSansIOProtocol):
-    """uvicorn's protocol of one connection, with better answers to clients that break the protocol.
-
-    uvicorn fails on data that comes before it has answered the handshake: here that data waits. uvicorn also refuses an
-    opening in its own words: here the opening is checked before uvicorn takes the connection over, and a refused client
-    gets the error's document.
-    """
-
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        state: ServerState,
-        gone: Callable[[], None],
-        extensions: Sequence[ServerExtensionFactory] = (),
-    ) -> None:
-        super().__init__(config=config, server_state=state, app_state={})
-        self.conn.available_extensions = extensions
-        self._gone = gone
-        self._early = b""
-
-    def read(self, opening: bytes) -> Request:
-        """Parses ``opening``, a whole request for a WebSocket.
-
-        Raises:
-            _Refused: it is not a valid opening.
-        """
-        self.conn.receive_data(opening)
-        status = 400
-        for event in self.conn.events_received():
-            if isinstance(event, Request):
-                status = self.conn.accept(event).status_code
-                if status == 101:
-                    event.path = _origin_form(event.path.encode()).decode()
-                    return event
-        wrong = self.conn.handshake_exc
-        reason = wrong.__cause__ if isinstance(wrong, InvalidMessage) else wrong
-        message = f"this is not a WebSocket handshake: {reason}"
-        if isinstance(wrong, SecurityError):
-            raise _Refused(HeaderTooLarge(message))
-        if isinstance(wrong, InvalidHeaderValue) and wrong.name == "Sec-WebSocket-Version":
-            message, status = f"{message}, expected 13", 426
-        raise _Refused(ProtocolError(message), status)
-
-    def begin(self, transport: asyncio.Transport, request: Request, early: bytes) -> None:
-        """Takes over a connection.
-
-        Args:
-            transport: transport of the connection.
-            request: the opening, as parsed by `read`.
-            early: data that came after the opening.
-        """
-        self._early = early
-        self.connection_made(transport)
-        transport.pause_reading()
-        self.handle_connect(request)
-
-    async def send(self, message: ASGISendEvent) -> None:
-        opening = not self.handshake_complete
-        await super().send(message)
-        if opening and self.handshake_complete and not self.transport.is_closing():
-            self.transport.resume_reading()
-            early, self._early = self._early, b""
-            if early:
-                self.data_received(early)
-
-    def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
-            return
-        if not self.handshake_complete:
-            self._early += data
-            return
-        try:
-            super().data_received(data)
-        except Exception as error:
-            logger.info("a WebSocket connection was dropped: %s: %s", type(error).__name__, error)
-            self.transport.abort()
-
-    def shutdown(self) -> None:
-        if not self.handshake_complete:
-            self._refuse(ServiceFull("this replica is ending: connect again"))
-        super().shutdown()
-
-    def send_500_response(self) -> None:
-        if not self.handshake_complete:
-            self._refuse(BrayxError("the reply to a handshake could not be sent"))
-
-    def _refuse(self, error: BrayxError) -> None:
-        if not self.transport.is_closing():
-            retry = isinstance(error, Overloaded)
-            self.transport.write(_response(error.http_status, error.to_wire(), _CLOSE, retry=retry))
-            self.transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._gone()
-
-
-@dataclass(frozen=True)
-class ForPeers:
-    """Options of a listener for peers.
-
-    Attributes:
-        left: handles messages about sessions whose connection is gone.
-        ended: handles messages about connections that lost their session.
-        asked: answers a console's questions.
-        secret: gives the secret that a peer's requests carry.
-        closed: refuse all other requests; False: the listener is also a normal door.
-    """
-
-    left: PeerHandler
-    ended: PeerHandler
-    asked: PeerHandler
-    secret: Callable[[], str]
-    closed: bool = True
-
-    def handler(self, url: bytes) -> PeerHandler | None:
-        """What handles a peer's message at this path; None: it is a request."""
-        if not url.startswith(_MESSAGE_STEPS):
-            return None
-        if url.startswith(_LEFT_STEP):
-            return self.left
-        return self.ended if url.startswith(_ENDED_STEP) else self.asked
+_SLICE_BYTES = 512
+"""The parser cannot stop after a request, so of more data it gets slices: a head, the body if its length is known, or
+this much."""
+_SLICES_OF_A_TURN = 32
+_NAMES = {name.encode(): name for name in (*SINGLE, "holder", "attached", "origin", "accept")}
 
 
 class HttpConnection(Connection):
@@ -256,6 +67,7 @@ class HttpConnection(Connection):
         super().__init__(listener)
         self._websockets = websockets
         self._peers = peers
+        self._is_closed = peers is not None and peers.closed
         self._proved = False
         self._handling: asyncio.Task[None] | None = None
         self._parser = httptools.HttpRequestParser(self)
@@ -263,6 +75,9 @@ class HttpConnection(Connection):
         self._queued_bytes = 0
         self._answering = False
         self._head = bytearray()
+        self._data = b""
+        self._at = 0
+        self._host: str | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -270,6 +85,7 @@ class HttpConnection(Connection):
         self._headers: dict[str, str] = {}
         self._body: bytes | bytearray = b""
         self._body_bytes = 0
+        self._announced_bytes = 0
         self._header_bytes = 0
         self._refused: BrayxError | None = None
         self._expects = False
@@ -289,11 +105,17 @@ class HttpConnection(Connection):
         self._measure(len(name) + len(value))
         name = name.lower()
         if (known := _NAMES.get(name)) is not None:
-            self._headers[known] = text_of(value.strip(b" \t"))
+            text = text_of(value.strip(b" \t"))
+            if known not in self._headers and known != "transfer-encoding":
+                self._headers[known] = text
+            else:
+                self._add(known, text)
         elif name == b"content-length":
             value = value.strip(b" \t")
-            if value.isdigit() and int(value) > self.limits.max_body_bytes:
-                self._too_large(value.decode())
+            if value.isdigit():
+                self._announced_bytes = int(value)
+                if self._announced_bytes > self.limits.max_body_bytes:
+                    self._too_large(value.decode())
         elif name == b"expect":
             self._expects |= value.strip(b" \t").lower() == b"100-continue"
         elif name == b"connection":
@@ -301,14 +123,27 @@ class HttpConnection(Connection):
         elif name == _SECRET and self._peers is not None:
             self._proved = hmac.compare_digest(value.strip(b" \t"), self._peers.secret().encode())
 
+    def _add(self, name: str, value: str) -> None:
+        try:
+            add_header(self._headers, name, value)
+        except ProtocolError as error:
+            raise Refused(error) from None
+
     def on_headers_complete(self) -> None:
         if self._url[:1] != b"/":
-            self._url = _origin_form(self._url)
+            self._url = origin_form(self._url)
+        host = self._headers.get("host")
+        if host != self._host and not self._is_closed:  # a peer's request names this node by any address
+            try:
+                self.service.hosts.check(host)
+            except Forbidden as error:
+                raise Refused(error) from None
+            self._host = host
         if self._expects and self._parser.get_http_version() != "1.0":  # RFC 9110, 10.1.1
             if self._refused is None:
-                self.write(_CONTINUE)
+                self.write(CONTINUE)
             else:  # the body may or may not follow, so the connection ends with the answer
-                self._enqueue(_CLOSE)
+                self._enqueue(CLOSE)
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -325,11 +160,11 @@ class HttpConnection(Connection):
     def on_message_complete(self) -> None:
         if self._parser.should_upgrade():
             return
-        connection = _KEEP_IMPLICIT
+        connection = KEEP_IMPLICIT
         if not self._parser.should_keep_alive():
-            connection = _CLOSE
+            connection = CLOSE
         elif self._says_connection and self._parser.get_http_version() == "1.0":
-            connection = _KEEP_EXPLICIT
+            connection = KEEP_EXPLICIT
         self._enqueue(connection)
         self.stalled_since = None
 
@@ -340,12 +175,12 @@ class HttpConnection(Connection):
             self._queued_bytes += len(request.body)
         else:
             bodiless = self._bodiless()
-        self._queue.append((self._url, request, connection + self._cors(), bodiless))
+        if self.service.cors.is_on:
+            connection += self._cors()
+        self._queue.append((self._url, request, connection, bodiless))
 
     def _cors(self) -> bytes:
         """Header lines of the answer for a browser; most clients are none."""
-        if not self.service.cors.is_on:
-            return b""
         headers = self.service.cors.headers(self._headers.get("origin"), self._method())
         return b"".join(b"%b: %b\r\n" % header for header in headers)
 
@@ -361,7 +196,7 @@ class HttpConnection(Connection):
     def _measure(self, size: int) -> None:
         self._header_bytes += size
         if self._header_bytes > self.limits.max_header_bytes:
-            raise _Refused(headers_too_large(self.limits.max_header_bytes))
+            raise Refused(headers_too_large(self.limits.max_header_bytes))
 
     def _too_large(self, size: str) -> None:
         limit = self.limits.max_body_bytes
@@ -372,16 +207,16 @@ class HttpConnection(Connection):
     def _request(self) -> StepRequest | BrayxError | Answer:
         """The message as a request, or what answers it."""
         path = self._url.partition(b"?")[0]
-        of_peers = self._peers is not None and path in _PEERS_STEPS
-        if self._peers is not None and not self._proved and (of_peers or self._peers.closed):
-            return _not_a_peer()
-        method = self._method()
-        if (path != _STEP and not of_peers) or is_preflight(self.service, method):
-            return other(self.service, method, path.decode("latin-1"), self._headers.get("accept", ""))
+        of_peers = self._peers is not None and path in PEERS_STEPS
+        if self._peers is not None and not self._proved and (of_peers or self._is_closed):
+            return not_a_peer()
+        is_post = self._parser.get_method() == b"POST"
+        if (path != _STEP and not of_peers) or (not is_post and is_preflight(self.service, self._method())):
+            return other(self.service, self._method(), path.decode("latin-1"), self._headers.get("accept", ""))
         if self._refused is not None:
             return self._refused
-        if method != "POST":
-            return ProtocolError(f"{STEP_PATH} takes POST, not {method}", status=405)
+        if not is_post:
+            return ProtocolError(f"{STEP_PATH} takes POST, not {self._method()}", status=405)
         body = bytes(self._body)
         headers = self._headers
         try:
@@ -400,31 +235,67 @@ class HttpConnection(Connection):
             return
         if self.stalled_since is None:
             self.stalled_since = clock.now()
+        if len(data) <= _SLICE_BYTES:
+            if self._parse(data):
+                self._next()
+        else:
+            self._data, self._at = data, 0
+            self.more()
+
+    def more(self) -> None:
+        """Parses slices until one completes a request, or those of a turn are used up."""
+        data, queued = self._data, len(self._queue)
+        view, end = memoryview(data), len(data)
+        for _ in range(_SLICES_OF_A_TURN):
+            start, size = self._at, self._announced_bytes - self._body_bytes
+            if size <= 0:  # not in a body of known length
+                found = data.find(b"\r\n\r\n", start, start + _SLICE_BYTES)
+                size = _SLICE_BYTES if found < 0 else found + 4 - start
+            self._at = start + size
+            if not self._parse(view[start : self._at]):
+                return
+            if self._at >= end or len(self._queue) > queued:
+                break
+        self.has_more = self._at < end
+        if not self.has_more:
+            self._data = b""
+        elif self.stalled_since is None:
+            self.stalled_since = clock.now()  # of the request that waits
+        self._next()
+
+    def _parse(self, data: bytes | memoryview) -> bool:
+        """Parses a slice; False: this protocol reads no more of the connection."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            if self._peers is not None and self._peers.closed and not self._proved:
-                self._fail(_not_a_peer())
-            elif self._url.partition(b"?")[0] == _STEP and self._refused is not None:
-                self._fail(self._refused)
-            elif self._url.partition(b"?")[0] != SESSION_PATH.encode():
-                hint = "send no Upgrade header; Java's HttpClient sends one unless its version is HTTP_1_1"
-                self._fail(ProtocolError(f"only {SESSION_PATH} is upgraded, to a WebSocket: {hint}"), 426)
-            elif self.in_flight or self._queue:
-                self._fail(ProtocolError("upgrade to a WebSocket only after the replies to all earlier requests"), 426)
-            else:
-                self._hand_over(bytes(self._head) + data, len(data) - upgrade.args[0])
-            return
+            self._upgrade(bytes(data), len(data) - upgrade.args[0])
+            return False
         except httptools.HttpParserError as error:
             cause = error.__context__
-            refused = cause if isinstance(cause, _Refused) else None
+            refused = cause if isinstance(cause, Refused) else None
             self._fail(refused.error if refused else ProtocolError(f"this is not HTTP/1.1: {error}"))
-            return
+            return False
         if self._whole():
             self._head.clear()
         elif len(self._head) <= self.limits.max_header_bytes:
             self._head += data  # in case it is a WebSocket handshake
-        self._next()
+        return True
+
+    def _upgrade(self, data: bytes, early: int) -> None:
+        """Handles a request to upgrade, the end of ``data`` but for the ``early`` bytes after it."""
+        path = self._url.partition(b"?")[0]
+        if self._is_closed and not self._proved:
+            self._fail(not_a_peer())
+        elif path == _STEP and self._refused is not None:
+            self._fail(self._refused)
+        elif path != SESSION_PATH.encode():
+            hint = "send no Upgrade header; Java's HttpClient sends one unless its version is HTTP_1_1"
+            self._fail(ProtocolError(f"only {SESSION_PATH} is upgraded, to a WebSocket: {hint}"), 426)
+        elif self.in_flight or self._queue:
+            self._fail(ProtocolError("upgrade to a WebSocket only after the replies to all earlier requests"), 426)
+        else:
+            opening = bytes(self._head) + data[: len(data) - early]
+            self._hand_over(opening, data[len(data) - early :] + self._data[self._at :])
 
     def _whole(self) -> bool:
         """Whether no request is partly received."""
@@ -453,7 +324,7 @@ class HttpConnection(Connection):
                 else:
                     self.in_flight = 1
                     self.waiting_since = None
-                    forwarded = self._peers is not None and url.startswith(_FORWARDED_STEP)
+                    forwarded = self._peers is not None and url.startswith(FORWARDED_STEP)
                     reply = self._reply
                     if connection or forwarded:
                         reply = partial(self._reply, connection=connection, to_peer=forwarded)
@@ -466,13 +337,13 @@ class HttpConnection(Connection):
         super().resume_writing()
         self._next()
 
-    def regulate(self) -> None:
-        if len(self._queue) >= self.limits.max_in_flight or self._queued_bytes > self.limits.max_body_bytes:
-            if self._reading and not self.transport.is_closing():
-                self._reading = False
-                self.transport.pause_reading()
-        else:
-            super().regulate()
+    def has_room(self) -> bool:
+        """See `Connection.has_room`; here one request is in progress, and further ones are queued."""
+        return (
+            self._writable
+            and len(self._queue) < self.limits.max_in_flight
+            and self._queued_bytes <= self.limits.max_body_bytes
+        )
 
     async def _handle(self, handler: PeerHandler, request: StepRequest) -> None:
         answer: bytes | BrayxError
@@ -482,14 +353,14 @@ class HttpConnection(Connection):
             answer = error
         self._reply(answer, to_peer=True)
 
-    def _reply(self, result: bytes | BrayxError, connection: bytes = _KEEP_IMPLICIT, *, to_peer: bool = False) -> None:
+    def _reply(self, result: bytes | BrayxError, connection: bytes = KEEP_IMPLICIT, *, to_peer: bool = False) -> None:
         self.in_flight = 0
         self.waiting_since = clock.now()
         if isinstance(result, bytes):
             if connection:
                 self._write(200, result, connection, b"application/octet-stream")
             else:
-                self.write(_OK % (len(result), result))
+                self.write(OK % (len(result), result))
         else:
             if not to_peer:
                 self.service.refused(result)
@@ -502,16 +373,16 @@ class HttpConnection(Connection):
         status: int,
         body: bytes,
         connection: bytes,
-        content_type: bytes = _JSON,
+        content_type: bytes = JSON,
         *,
         retry: bool = False,
         bodiless: bool = False,
     ) -> None:
         if self.transport.is_closing():
             return
-        response = _response(status, body, connection, content_type, retry=retry)
-        self.write(response[: len(response) - len(body)] if bodiless else response)
-        if connection.startswith(_CLOSE):
+        whole = response(status, body, connection, content_type, retry=retry)
+        self.write(whole[: len(whole) - len(body)] if bodiless else whole)
+        if connection.startswith(CLOSE):
             self.close()
 
     def _fail(self, error: BrayxError, status: int = 0) -> None:
@@ -519,19 +390,20 @@ class HttpConnection(Connection):
         self.service.refused(error)
         retry = isinstance(error, Overloaded)
         self._write(
-            status or error.http_status, error.to_wire(), _CLOSE + self._cors(), retry=retry, bodiless=self._bodiless()
+            status or error.http_status, error.to_wire(), CLOSE + self._cors(), retry=retry, bodiless=self._bodiless()
         )
 
-    def _hand_over(self, data: bytes, early: int) -> None:
+    def _hand_over(self, opening: bytes, early: bytes) -> None:
         """Hands the connection over to the WebSocket protocol; the listener still counts it.
 
-        The last ``early`` bytes of ``data`` came after the opening.
+        Args:
+            opening: the whole request.
+            early: what came after it.
         """
-        opening = len(data) - early
-        protocol = self._websockets.protocol(partial(self.listener.drop, self))
+        protocol = self._websockets.protocol(self.listener, partial(self.listener.drop, self), self._may_compress)
         try:
-            request = protocol.read(data[:opening])
-        except _Refused as refused:
+            request = protocol.read(opening)
+        except Refused as refused:
             self._fail(refused.error, refused.status)
             return
         self.flush()
@@ -539,7 +411,16 @@ class HttpConnection(Connection):
         self._clear()
         self._head.clear()
         self.transport.set_protocol(protocol)
-        protocol.begin(self.transport, request, data[opening:])
+        protocol.begin(self.transport, request, early)
+
+    def _may_compress(self) -> bool:
+        """Whether the opening has valid credentials, if the service requires any."""
+        try:
+            fields = fields_of(self._headers, self._url.partition(b"?")[2])
+        except ProtocolError:
+            return False  # the WebSocket door refuses it
+        key, time, token = fields["key"], fields["time"], fields["token"]
+        return self.service.lets_in(StepRequest(StepKind.START, fields["session"], b"", key, time, token))
 
     def refuse(self) -> None:
         self._fail(TooManyConnections(f"this door holds {self.limits.max_connections} connections"))
@@ -548,40 +429,3 @@ class HttpConnection(Connection):
         if self.stalled_since is not None and not self.in_flight:
             self._fail(DeadlineExceeded(what, layer="door"), 408)
         self.close()
-
-
-def _origin_form(url: bytes) -> bytes:
-    """Path and query of an absolute URI, the form that proxies get; any other target unchanged."""
-    try:
-        parsed = httptools.parse_url(url)
-    except httptools.HttpParserInvalidURLError:
-        return url
-    if not parsed.schema:
-        return url
-    path: bytes = parsed.path or b"/"
-    return path if parsed.query is None else path + b"?" + parsed.query
-
-
-def _response(
-    status: int, body: bytes, connection: bytes, content_type: bytes = _JSON, *, retry: bool = False
-) -> bytes:
-    """A whole response; ``connection`` are further header lines, that of Connection first, or empty."""
-    more = (b"retry-after: 1\r\n" if retry else b"") + connection
-    if status == HTTPStatus.UPGRADE_REQUIRED:
-        more += b"upgrade: websocket\r\nsec-websocket-version: 13\r\n"
-    phrase = HTTPStatus(status).phrase.encode()
-    head = b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b\r\n"
-    return head % (status, phrase, content_type, len(body), more) + body
-
-
-def _not_a_peer() -> Unauthorized:
-    return Unauthorized("this port accepts requests of the application's replicas only", layer=PEER)
-
-
-class _Refused(Exception):
-    """Stops the reading of a request; a ``status`` other than 0 replaces the error's HTTP status."""
-
-    def __init__(self, error: BrayxError, status: int = 0) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.status = status

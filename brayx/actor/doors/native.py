@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import brayx.clock as clock
+from brayx.actor.doors.turns import Turns
 from brayx.errors import StartupError
 from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES, MAX_HEADER_BYTES
 from brayx.logs import limited
@@ -48,7 +49,7 @@ class Limits:
         max_body_bytes: limit on a request's body.
         max_header_bytes: limit on an HTTP request's line and headers together.
         max_connections: connections of one listener; further ones get an error and are closed.
-        max_in_flight: requests of one connection in progress; the rest stays unread meanwhile.
+        max_in_flight: requests of one connection in progress; the rest waits meanwhile.
         stall_s: deadline for the whole of a request after its first byte, and for the last replies of a connection that
             is closed.
         idle_s: a connection without a request for this long is closed.
@@ -70,6 +71,7 @@ class Connection(asyncio.Protocol):
         waiting_since: when the connection became idle; None: it is not idle.
         stalled_since: when the first byte of an incomplete request arrived; None: there is none.
         closing_since: when it was found closing with unsent replies; None: it is not.
+        has_more: some of what was read waits for a turn.
     """
 
     transport: asyncio.Transport
@@ -82,6 +84,7 @@ class Connection(asyncio.Protocol):
         self.waiting_since: float | None = clock.now()
         self.stalled_since: float | None = None
         self.closing_since: float | None = None
+        self.has_more = False
         self._reading = True
         self._writable = True
         self._unsent: list[bytes] = []
@@ -105,9 +108,20 @@ class Connection(asyncio.Protocol):
         self._writable = True
         self.regulate()
 
+    def more(self) -> None:
+        """Handles a piece of what was read, and sets `has_more` and regulates."""
+        raise NotImplementedError
+
+    def has_room(self) -> bool:
+        """Whether further requests may be taken: not too many are in progress, and the client reads its replies."""
+        return self._writable and self.in_flight < self.limits.max_in_flight
+
     def regulate(self) -> None:
-        """Pauses reading while too many requests are in progress or the client does not read its replies."""
-        reading = self._writable and self.in_flight < self.limits.max_in_flight
+        """Pauses reading while there is no room, or some of what was read waits for its turn."""
+        reading = self.has_room()
+        if reading and self.has_more:
+            self.listener.turns.wait(self)
+            reading = False
         if reading == self._reading or self.transport.is_closing():
             return
         self._reading = reading
@@ -165,11 +179,15 @@ class Listener:
         service: answers the requests.
         make: makes the protocol of a connection.
         limits: limits of its connections.
+
+    Attributes:
+        turns: connections whose input waits.
     """
 
     def __init__(self, service: Service, make: Callable[[Listener], Connection], limits: Limits) -> None:
         self.service = service
         self.limits = limits
+        self.turns = Turns()
         self._make = make
         self._connections: set[Connection] = set()
         self._unsent: list[Connection] = []

@@ -9,9 +9,11 @@ import asyncio
 
 from brayx.actor.config import ActorConfig
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.doors.http1 import ForPeers, HttpConnection, WebSockets
+from brayx.actor.doors.http1 import HttpConnection
 from brayx.actor.doors.native import HeldPort, Limits, Listener, check_shared_port
+from brayx.actor.doors.peers import ForPeers
 from brayx.actor.doors.tcp import TcpConnection
+from brayx.actor.doors.ws1 import WebSockets
 from brayx.actor.service import Service
 from brayx.ports import is_loopback
 

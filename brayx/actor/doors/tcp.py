@@ -6,6 +6,7 @@ The fastest door: a tick is one frame read and one frame written, without a task
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import brayx.clock as clock
@@ -14,6 +15,8 @@ from brayx.errors import BrayxError, ProtocolError, TooManyConnections
 from brayx.gamecore.protocol import StepRequest
 from brayx.gamecore.tcp import NO_REQUEST, MalformedFrame, RequestReader, encode_error, encode_reply
 
+_REQUESTS_OF_A_TURN = 64
+"""Requests that a connection hands over at once; further ones wait for a turn."""
 _BYTES_OF_ONE = 16 * 1024
 """A longer body counts as several requests in progress, whose number bounds the memory of a connection."""
 
@@ -25,13 +28,20 @@ class TcpConnection(Connection):
         super().__init__(listener)
         self._reader = RequestReader(self.limits.max_body_bytes)
         self._submit = self.service.submit
+        self._requests: Iterator[tuple[bytes, int, StepRequest | ProtocolError]] = iter(())
 
     def data_received(self, data: bytes) -> None:
-        """Takes every complete request."""
-        reader, submit = self._reader, self._submit
+        """Takes the requests that are complete."""
+        self._requests = iter(self._reader.feed(data))
+        self.more()
+
+    def more(self) -> None:
+        """Takes up to `_REQUESTS_OF_A_TURN` of them, while there is room."""
+        submit, most = self._submit, self.limits.max_in_flight
         request: StepRequest | ProtocolError | None = None
+        left = _REQUESTS_OF_A_TURN
         try:
-            for session, sent_at, request in reader.feed(data):
+            for session, sent_at, request in self._requests:
                 if type(request) is StepRequest:
                     weight = 1 + len(request.body) // _BYTES_OF_ONE
                     self.in_flight += weight
@@ -40,19 +50,27 @@ class TcpConnection(Connection):
                     assert isinstance(request, ProtocolError)
                     self.in_flight += 1
                     self._reply(session, sent_at, 1, request)
+                left -= 1
+                if not left or self.in_flight >= most or not self._writable:
+                    self.has_more = True
+                    break
+            else:
+                self.has_more = False
         except MalformedFrame as error:
             self._fail(error)
             self.close()
             return
-        if reader.in_frame:
+        if self.has_more:
+            self.stalled_since = None
+        elif self._reader.in_frame:
             if self.stalled_since is None or request is not None:  # a complete request resets the stall
                 self.stalled_since = clock.now()
         else:
             self.stalled_since = None
         if self.in_flight:
             self.waiting_since = None
-            if self.in_flight >= self.limits.max_in_flight:
-                self.regulate()
+        if self.has_more or not self._reading:
+            self.regulate()
 
     def _reply(self, session: bytes, sent_at: int, weight: int, result: bytes | BrayxError) -> None:
         self.in_flight -= weight

@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs
+from urllib.parse import parse_qsl
 
-from brayx.actor.doors.http import check_headers, headers_of
+from brayx.actor.doors.http import check_headers
 from brayx.actor.service import attaches, leaves_running, to_typed
 from brayx.errors import BodyTooLarge, BrayxError, OutOfSequence, ProtocolError, SessionError
 from brayx.gamecore.protocol import (
@@ -25,6 +26,7 @@ from brayx.gamecore.protocol import (
     Frame,
     StepKind,
     StepRequest,
+    add_header,
     check_credentials,
     check_session,
     close_code,
@@ -44,14 +46,21 @@ _CLOSE_GOING_AWAY = 1001
 _CLOSE_SERVICE_RESTART = 1012
 _MAX_REASON_BYTES = 123
 _TIMEOUT_STATUS = 408
+_FIELDS = ("session", "key", "time", "token", "seq", "opponent", "record")
 
 
 async def session(
-    service: Service, max_body_bytes: int, idle_timeout_s: float, scope: Scope, receive: Receive, send: Send
+    service: Service,
+    max_body_bytes: int,
+    idle_timeout_s: float,
+    headers: Mapping[str, str],
+    scope: Scope,
+    receive: Receive,
+    send: Send,
 ) -> None:
-    """Serves one WebSocket connection from its handshake to its end."""
+    """Serves one WebSocket connection from its handshake, whose headers `headers_of` has read, to its end."""
     await receive()
-    connection = _Connection(service, max_body_bytes, idle_timeout_s, scope, send)
+    connection = _Connection(service, max_body_bytes, idle_timeout_s, headers, scope, send)
     try:
         await connection.open()
         while True:
@@ -70,21 +79,41 @@ async def session(
         await connection.abandon()
 
 
+def fields_of(headers: Mapping[str, str], query: bytes) -> dict[str, str]:
+    """The fields of an opening, each from its header or from the query; empty if neither has it.
+
+    Raises:
+        ProtocolError: one has two values.
+    """
+    found: dict[str, str] = {}
+    given = [(name, value) for name, value in headers.items() if value] + parse_qsl(query.decode("latin-1"))
+    for name, value in given:
+        if name in _FIELDS:
+            add_header(found, name, value)
+    return {name: found.get(name, "") for name in _FIELDS}
+
+
 class _Closed(Exception):
     """The door has closed the connection; nothing more is read from it."""
 
 
 class _Connection:
-    def __init__(self, service: Service, max_body_bytes: int, idle_timeout_s: float, scope: Scope, send: Send) -> None:
-        headers = headers_of(scope)
-        query = {name: values[0] for name, values in parse_qs(scope.get("query_string", b"").decode("latin-1")).items()}
+    def __init__(
+        self,
+        service: Service,
+        max_body_bytes: int,
+        idle_timeout_s: float,
+        headers: Mapping[str, str],
+        scope: Scope,
+        send: Send,
+    ) -> None:
         self._service = service
         self._max_body_bytes = max_body_bytes
         self._idle_timeout_s = idle_timeout_s
         self._server_send = send
         self._enveloped = WS_SUBPROTOCOL in scope.get("subprotocols", ())
-        names = ("session", "key", "time", "token", "seq", "opponent", "record")
-        self._fields = {name: headers.get(name) or query.get(name, "") for name in names}
+        self._fields = dict.fromkeys(_FIELDS, "")
+        self._headers = headers
         self._scope = scope
         self._numbers: int | None = None
         self._record = False
@@ -97,10 +126,11 @@ class _Connection:
         self._idle: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
-        session = self._fields["session"] = self._fields["session"] or uuid.uuid4().hex
         refusal: BrayxError | None = None
         named = []
         try:
+            self._fields = fields_of(self._headers, self._scope.get("query_string", b""))
+            session = self._fields["session"] = self._fields["session"] or uuid.uuid4().hex
             check_session(session)
             check_headers(self._scope)
             check_credentials(*(self._fields[name] for name in ("key", "time", "token", "opponent")))

@@ -41,6 +41,15 @@ class HttpDoor(Doors):
         assert self.post(b"on", step_kind="tick", session=session) == (200, b"on")
         assert self.post(b"", step_kind="stop", session=session)[0] == 200
 
+    def test_http_a_field_has_one_value(self, door: Door) -> None:
+        """A proxy in front may route by one of two, while the service plays the other."""
+        session = uuid.uuid4().hex
+        assert self.post(b"", step_kind="start", session=session)[0] == 200
+        for name, value in (("session", "other"), ("step_kind", "stop"), ("seq", "1")):
+            headers = {"step_kind": "tick", "session": session, "seq": "0", name.upper(): value}
+            assert name in self.refused(400, "bad_request", **headers)
+        assert self.post(b"on", step_kind="tick", Session=session, session=session) == (200, b"on")
+
     def test_http_missing_session(self, door: Door) -> None:
         for kind in ("start", "tick", "stop"):
             self.refused(400, "bad_request", step_kind=kind)

@@ -111,6 +111,10 @@ class WebSocketDoor(Doors):
         with self.websocket("x" * (MAX_SESSION_CHARS + 1)) as connection:
             assert json.loads(self.receive(connection))["error"] == "bad_request"
 
+    def test_ws_a_field_has_one_value(self, door: Door) -> None:
+        with self.websocket(uuid.uuid4().hex, in_query=True, fields={"session": "other"}) as connection:
+            assert json.loads(self.receive(connection))["error"] == "bad_request"
+
     def test_ws_credentials_have_a_limit(self, door: Door) -> None:
         for name in ("key", "time", "token"):
             with self.websocket(uuid.uuid4().hex, fields={name: "x" * (MAX_CREDENTIAL_CHARS + 1)}) as connection:

@@ -22,9 +22,10 @@ from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import SessionConfig
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.doors.http1 import HttpConnection, WebSockets
+from brayx.actor.doors.http1 import HttpConnection
 from brayx.actor.doors.native import Limits, Listener
 from brayx.actor.doors.tcp import TcpConnection
+from brayx.actor.doors.ws1 import WebSockets
 from brayx.actor.table import SessionTable
 from brayx.algorithms import returns
 from brayx.components import load

@@ -8,8 +8,10 @@ import contextlib
 import pytest
 
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.doors.http1 import CONSOLE_PREFIX, ENDED_PREFIX, LEFT_PREFIX, ForPeers, HttpConnection, WebSockets
+from brayx.actor.doors.http1 import HttpConnection
 from brayx.actor.doors.native import Limits, Listener
+from brayx.actor.doors.peers import CONSOLE_PREFIX, ENDED_PREFIX, LEFT_PREFIX, ForPeers
+from brayx.actor.doors.ws1 import WebSockets
 from brayx.cluster.peers import PeerDied, Peers
 from brayx.errors import Overloaded
 from brayx.gamecore.protocol import StepKind, StepRequest

@@ -35,6 +35,7 @@ from brayx.gamecore.protocol import (
     Frame,
     StepKind,
     StepRequest,
+    add_header,
     check_credentials,
     check_session,
     close_code,
@@ -163,7 +164,8 @@ class EchoApp:
             return
         envelope = WS_SUBPROTOCOL in scope["subprotocols"]
         accept = {"type": "websocket.accept", "subprotocol": WS_SUBPROTOCOL if envelope else None}
-        session = _headers(scope).get("session") or parse_qs(scope["query_string"].decode()).get("session", [""])[0]
+        named = [_headers(scope).get("session"), *parse_qs(scope["query_string"].decode()).get("session", [])]
+        session, *others = list(filter(None, named)) or [""]
         credentials = {name: _headers(scope).get(name, "") for name in ("key", "time", "token")}
         accepted, started, code = False, False, 1006
         loop = asyncio.get_running_loop()
@@ -176,6 +178,8 @@ class EchoApp:
         self.taken[holder] = taken
         try:
             check_session(session)
+            if any(other != session for other in others):
+                raise ProtocolError(f"'session' came as {session!r} and as {others}")
             check_credentials(*(credentials.get(name, "") for name in ("key", "time", "token")))
             if not envelope:
                 self.step(StepRequest(StepKind.START, session, b"", **credentials, holder=holder))
@@ -230,7 +234,10 @@ class EchoApp:
 
 
 def _headers(scope: Message) -> dict[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1").strip(" \t") for name, value in scope["headers"]}
+    headers: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        add_header(headers, name.decode("latin-1"), value.decode("latin-1").strip(" \t"))
+    return headers
 
 
 async def _send_error(send: Send, error: BrayxError, envelope: bool) -> None:

@@ -6,6 +6,7 @@ import functools
 import json
 import socket
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from queue import SimpleQueue
@@ -16,7 +17,7 @@ import pytest
 from brayx.actor.config import ActorConfig
 from brayx.actor.serving import Runtime
 from brayx.errors import SessionLost, StartupError, Unauthorized, from_wire
-from brayx.gamecore.auth import Keys, new_key
+from brayx.gamecore.auth import Keys, new_key, sign
 from brayx.gamecore.client import Client
 from brayx.gamecore.compliance import DoorCompliance
 from brayx.gamecore.v1 import gamecore_pb2 as pb
@@ -67,6 +68,79 @@ class TestLocalDoorsThatAllowAnOrigin(DoorCompliance):
         host.open()
         cls.url = host.url
         yield
+        host.close()
+
+
+def answered(host: LocalHost, name: str, *headers: str) -> int:
+    """The status of a request that names the host so."""
+    _, _, port = host.url.rpartition(":")
+    with socket.create_connection(("127.0.0.1", int(port)), 10.0) as connection:
+        lines = "".join(f"{line}\r\n" for line in headers)
+        connection.sendall(f"GET /{'session' if headers else ''} HTTP/1.1\r\n{name}{lines}\r\n".encode())
+        return int(connection.recv(65536).split()[1])
+
+
+OPENING = (
+    "Connection: Upgrade",
+    "Upgrade: websocket",
+    "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
+)
+EVIL = "rebound.example.com"
+
+
+@pytest.mark.parametrize(
+    ("options", "keys", "lets_in"),
+    [
+        ({}, None, False),
+        ({"allowed_hosts": ["game.example.com"]}, None, False),
+        ({"allowed_hosts": [EVIL.upper()]}, None, True),
+        ({"allowed_hosts": ["*"]}, None, True),
+        ({}, Keys({"studio": b"s" * 32}), True),
+        ({"host": "0.0.0.0"}, None, True),
+    ],
+)
+def test_a_door_on_loopback_without_keys_answers_to_names_of_this_machine(
+    options: dict[str, object], keys: Keys | None, lets_in: bool
+) -> None:
+    host = LocalHost(config(**{**NATIVE_OFF, **options}), Runtime(functools.partial(Echo, [])), keys=keys)
+    host.open()
+    try:
+        for name in ("localhost", "LocalHost:80", "127.0.0.1:8000", "127.0.0.2", "[::1]:8000"):
+            assert answered(host, f"Host: {name}\r\n") == 200, name
+            assert answered(host, f"Host: {name}\r\n", *OPENING) == 101, name
+        assert answered(host, "") == 200, "no browser leaves it out"
+        for name in (EVIL, f"{EVIL}:8000"):
+            assert answered(host, f"Host: {name}\r\n") == (200 if lets_in else 403), name
+            assert answered(host, f"Host: {name}\r\n", *OPENING) == (101 if lets_in else 403), name
+        if not lets_in:
+            for name in ("localhost.example.com", "127.0.0.1.example.com", "[::1", "0.0.0.0"):
+                assert answered(host, f"Host: {name}\r\n") in (400, 403), name
+    finally:
+        host.close()
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_client_without_valid_credentials_may_not_compress(right: bool) -> None:
+    """Nothing is inflated for a client that nobody knows."""
+    secret = b"s" * 32
+    options = {**NATIVE_OFF, "websocket_window_bits": 15}
+    host = LocalHost(config(**options), Runtime(functools.partial(Echo, [])), keys=Keys({"studio": secret}))
+    host.open()
+    try:
+        now = str(int(time.time()))
+        token = sign(secret if right else b"x" * 32, "studio", "game", now)
+        port = int(host.url.rpartition(":")[2])
+        for fields in (f"?session=game&key=studio&time={now}&token={token}", ""):
+            lines = "" if fields else f"session: game\r\nkey: studio\r\ntime: {now}\r\ntoken: {token}\r\n"
+            more = ("Sec-WebSocket-Protocol: brayx.v1", "Sec-WebSocket-Extensions: permessage-deflate")
+            head = "\r\n".join((f"GET /session{fields} HTTP/1.1", "Host: localhost", *OPENING, *more, lines))
+            with socket.create_connection(("127.0.0.1", port), 10.0) as connection:
+                connection.sendall(f"{head}\r\n".encode())
+                said = connection.recv(65536)
+            assert said.startswith(b"HTTP/1.1 101 ")
+            assert (b"permessage-deflate" in said) == right
+    finally:
         host.close()
 
 

@@ -28,10 +28,11 @@ from websockets.sync.client import connect as websocket
 
 from brayx.actor.config import ActorConfig, SessionConfig
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.doors.http1 import HttpConnection, WebSockets
+from brayx.actor.doors.http1 import HttpConnection
 from brayx.actor.doors.native import HeldPort, Limits, Listener, check_shared_port
 from brayx.actor.doors.ports import NativeDoors
 from brayx.actor.doors.tcp import TcpConnection
+from brayx.actor.doors.ws1 import WebSockets
 from brayx.errors import StartupError
 from brayx.gamecore.client import Client
 from brayx.gamecore.compliance import DoorCompliance
@@ -93,6 +94,8 @@ def native(
     made: Native = run(make())
     try:
         yield made
+        loop.call_soon_threadsafe(made.websockets.close)
+        until(lambda: not made.websockets._state.tasks, "that WebSocket connections are closed")
         for door in (made.http, made.tcp):
             run(door.close())
         run(made.table.close())
@@ -195,10 +198,14 @@ def test_a_request_in_pieces_of_a_byte(service: Native) -> None:
         assert read_all(connection).endswith(b"\r\n\r\ncall")
 
 
+def chunked(coding: str) -> bytes:
+    head = f"POST /step HTTP/1.1\r\nhost: x\r\ntransfer-encoding: {coding}\r\nconnection: close\r\n\r\n"
+    return head.encode() + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+
+
 def test_a_chunked_body(service: Native) -> None:
-    head = b"POST /step HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
     with connect(service.http) as connection:
-        connection.sendall(head + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
+        connection.sendall(chunked("chunked"))
         assert read_all(connection).endswith(b"\r\n\r\nabcde")
 
 
@@ -337,6 +344,13 @@ def test_an_opening_that_waits_when_the_replica_ends_gets_an_error_document() ->
         (b"rubbish\r\n\r\n", 400, "bad_request"),
         (b"GET / HTTP/9.9\r\n\r\n", 400, "bad_request"),
         (b"POST /step HTTP/1.1\r\ncontent-length: -1\r\n\r\n", 400, "bad_request"),
+        (b"POST /step HTTP/1.1\r\nhost: x\r\nhost: x\r\ncontent-length: 0\r\n\r\n", 400, "bad_request"),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n", 400, "bad_request"),
+        (opening().replace(b"host: x", b"host: x\r\nhost: y"), 400, "bad_request"),
+        (chunked("identity, chunked"), 400, "bad_request"),
+        (chunked("chunked, identity"), 400, "bad_request"),
+        (chunked("identity\r\ntransfer-encoding: chunked"), 400, "bad_request"),
+        (chunked("chunked\r\ntransfer-encoding: chunked"), 400, "bad_request"),
         (b"POST /step HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", 431, "header_too_large"),
         (b"GET /step HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: Upgrade\r\n\r\n", 426, "bad_request"),
         (post("start", "java", b"{}", "upgrade: h2c\r\nconnection: Upgrade, HTTP2-Settings\r\n"), 426, "bad_request"),
