@@ -93,7 +93,7 @@ class _Drawn(SessionLog):
             self._states.append(state)
 
     def event(self, what: str, *, last: bool = False) -> None:
-        self._failed = what == "error"
+        self._failed = what.startswith("error:")
 
     def end(self, reason: str, result: float | None) -> None:
         if self._states:
