@@ -33,8 +33,8 @@ INTERRUPTED_S = END_S - 1.0
 _PARTS_END_S = 3.0
 """Seconds of these for the parts that produce data."""
 
-_SAVE_S = 60.0
-"""MLflow takes up to half a minute to start on a busy machine."""
+_SAVE_S = 120.0
+"""MLflow takes up to a minute to start on a busy machine."""
 
 _MARK = "BRAYX_COMMAND"
 _timer: threading.Timer | None = None
@@ -136,7 +136,8 @@ def end_within(seconds: float = END_S) -> None:
 def wait_to_save(opened: Callable[[float], bool], say: Callable[[str], None]) -> bool:
     """Waits for MLflow to start, so that an interrupted training keeps its last checkpoint; returns whether it has.
 
-    The command's end is delayed meanwhile, and has `END_S` again afterwards. Another Ctrl-C gives the checkpoint up.
+    The command's end is delayed meanwhile. Afterwards it may take as long again, since a machine on which MLflow starts
+    slowly also saves slowly. Another Ctrl-C gives the checkpoint up.
 
     Args:
         opened: waits up to a number of seconds for MLflow, and returns whether it has started.
@@ -150,14 +151,12 @@ def wait_to_save(opened: Callable[[float], bool], say: Callable[[str], None]) ->
     if _timer is None:  # brayx is used from Python, which sees each Ctrl-C
         return opened(_SAVE_S)
     end_within(_SAVE_S + END_S)
-    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        return opened(_SAVE_S)
-    except KeyboardInterrupt:
-        return False
-    finally:
-        signal.signal(signal.SIGINT, ignored)
-        end_within()
+    ignored, began, found = signal.signal(signal.SIGINT, signal.default_int_handler), time.monotonic(), False
+    with contextlib.suppress(KeyboardInterrupt):
+        found = opened(_SAVE_S)
+    signal.signal(signal.SIGINT, ignored)
+    end_within(max(END_S, time.monotonic() - began) if found else END_S)
+    return found
 
 
 def leave(code: int) -> NoReturn:
