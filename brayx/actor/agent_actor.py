@@ -262,7 +262,7 @@ class AgentActor(Actor):
         finally:
             if reason == "error" or (self._failures and self._services.outcome.result is None):
                 self._failures.count_game()
-            elif reason == "stop" and self._services.outcome.result is None:
+            elif reason == "stop" and self._services.outcome.result is None and self._player.script is None:
                 self._failures.count_without_return(self._stop)
             self._agents, episodes.states = (), []
             self._leave_league(reason)

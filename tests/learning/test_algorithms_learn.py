@@ -78,8 +78,9 @@ def seen(rows: Rows, title: str, seed: int, result: Result) -> float:
 
 @SEEDS
 def test_cartpole_ppo(rows: Rows, seed: int) -> None:
-    """Reference: 475 near 25 k steps. Another CPU rounds differently and so plays other games: the bound is wide."""
-    training = Training(num_steps=100_000, target_return=475, evaluation_episodes=50, seed=seed, **CARTPOLE)
+    """Reference: 475 near 25 k steps. Another CPU rounds differently and so plays other games: the bound is wide, since
+    the rate that falls to 0 stopped one at 468 after 100 k steps."""
+    training = Training(num_steps=200_000, target_return=475, evaluation_episodes=50, seed=seed, **CARTPOLE)
     result = train_local("CartPole-v1", CARTPOLE_PPO, training)
     assert seen(rows, "PPO, CartPole-v1, until 475", seed, result) >= 475
     assert result.reason == "target_return"
