@@ -40,7 +40,7 @@ _FORBIDDEN = -1e4
 MASKED = -3e4
 """Logit of a forbidden action: its probability is 0 in every precision, and all values stay finite."""
 MASK = "action_mask"
-"""Name of the allowed actions in an observation, and in an environment's info: heads use it, it is never a feature."""
+"""Name of the action mask in an observation or an environment's info. The heads use it; it is never a feature."""
 _COLDEST = 1e-12
 """Lower bound of a Gaussian's temperature, so that its logarithm is finite."""
 
@@ -209,8 +209,8 @@ def _other_actions(outputs: Outputs, reference: Outputs) -> ModelError:
     return ModelError(f"the two policies act differently: one has {policy(outputs)}, the other {policy(reference)}")
 
 
-def forbidding(mask: np.ndarray, sizes: Sequence[int]) -> tuple[tuple[int, ...], int] | None:
-    """The first row, and its head, of a mask that allows no action; None: every head of every row has one.
+def row_without_action(mask: np.ndarray, sizes: Sequence[int]) -> tuple[tuple[int, ...], int] | None:
+    """Finds a row in which a head allows no action: the row's index and the head; None if every head allows one.
 
     Args:
         mask: ``[..., A]``, positive or true for an allowed action; the masks of several heads are concatenated.
@@ -218,10 +218,10 @@ def forbidding(mask: np.ndarray, sizes: Sequence[int]) -> tuple[tuple[int, ...],
     """
     allowed, first = mask > 0, 0
     for head, size in enumerate(sizes):
-        some = allowed[..., first : first + size].any(-1)
+        has_action = allowed[..., first : first + size].any(-1)
         first += size
-        if not some.all():
-            return tuple(map(int, np.argwhere(~some)[0])), head
+        if not has_action.all():
+            return tuple(map(int, np.argwhere(~has_action)[0])), head
     return None
 
 
@@ -304,7 +304,7 @@ class ActionSpec:
         low, high: bounds of a Box, ``[D]`` float64, flat; None for other spaces.
         start: added to a category, ``[H]``; None: nothing.
         env_shape, env_dtype: shape and dtype of one action of the environment.
-        scale: a Box with finite bounds maps the policy's -1 to 1 onto them.
+        scale: map the policy's -1 to 1 onto the bounds of a Box, if these are finite.
     """
 
     kind: Literal["discrete", "multi_discrete", "box"]
@@ -344,10 +344,10 @@ class ActionSpec:
         )
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
-        """Converts a policy's actions to the environment's, which lie in its space and have its dtype.
+        """Converts a policy's actions to valid actions of the environment, of its dtype.
 
-        Values beyond the bounds of a Box are clipped. The learner uses the policy's action before clipping, since only
-        that has a density.
+        Clips values to the bounds of a Box. The learner uses the policy's action before clipping, because only that
+        has a density.
 
         Args:
             action: the policy's, ``[N, *shape]``; not modified.
@@ -361,13 +361,14 @@ class ActionSpec:
             if self._mapped is not None:
                 low, half = self._mapped
                 action = low + (action + 1) * half
-            action = np.minimum(np.maximum(action, self.low), self.high)  # as float64: float32 may lack the bounds
+            # In float64, because float32 may not represent the bounds.
+            action = np.minimum(np.maximum(action, self.low), self.high)
         elif self.start is not None:
             action = action + (self.start if self.shape else self.start[0])
         return action.reshape(len(action), *self.env_shape).astype(self.env_dtype, copy=False)
 
     def to_policy(self, action: np.ndarray) -> np.ndarray:
-        """Converts recorded actions of the environment to the policy's, the inverse of `to_env`.
+        """Converts the environment's recorded actions to the policy's; the inverse of `to_env`.
 
         Args:
             action: the environment's, ``[N, *env_shape]``; not modified.
@@ -376,7 +377,7 @@ class ActionSpec:
             ``[N, *shape]``, float32 for a Box.
 
         Raises:
-            ConfigError: an action has another shape, or is not one of the space.
+            ConfigError: an action has another shape, or is outside the space.
         """
         if action.shape[1:] != self.env_shape:
             raise ConfigError(
@@ -394,7 +395,7 @@ class ActionSpec:
             return flat.astype(np.float32, copy=False)
         assert self.low is not None
         assert self.high is not None
-        # Recorded numbers may be bounds that were rounded to float32.
+        # In float32, because a recorded action may be a bound rounded to float32.
         self._check_inside(flat.astype(np.float32), self.low.astype(np.float32), self.high.astype(np.float32))
         low, half = self._mapped
         scaled: np.ndarray = np.clip((flat - low) / np.where(half > 0, half, 1) - 1, -1, 1)
@@ -434,7 +435,7 @@ class ActionSpec:
 
     @cached_property
     def _mapped(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The lower bound and half the width of a Box onto which -1 to 1 are mapped; None: nothing is."""
+        """The lower bound and half the width of the Box onto which -1 to 1 is mapped; None without scaling."""
         if not (self.scale and self.bounded):
             return None
         assert self.low is not None
@@ -442,15 +443,15 @@ class ActionSpec:
         return self.low, 0.5 * self.high - 0.5 * self.low
 
     def _check_inside(self, action: np.ndarray, low: Any, high: Any) -> None:
-        """Raises ConfigError unless all actions are between two bounds."""
+        """Raises `ConfigError` if an action is out of bounds."""
         if wrong := outside(action, low, high):
             raise ConfigError(f"action: {wrong}, the environment's range", key="action")
 
 
 def _shortly(values: np.ndarray) -> str:
-    """The values, or the only one that they have."""
-    found = np.unique(values)
-    return f"{found[0]:g}" if len(found) == 1 else f"[{', '.join(f'{value:g}' for value in values)}]"
+    """The values as text: one number if they are all equal."""
+    distinct = np.unique(values)
+    return f"{distinct[0]:g}" if len(distinct) == 1 else f"[{', '.join(f'{value:g}' for value in values)}]"
 
 
 def _offset(start: Any) -> np.ndarray | None:

@@ -37,7 +37,7 @@ RATED = {"ticks": "ticks_per_s", "env_steps": "env_steps_per_s"}
 TICKS_THIS_RUN = "ticks_this_run"
 """Ticks answered since this hub started, without the trial's earlier ones."""
 GAMES = "games"
-"""Finished games since the trial began. A league's count once, however many of their seats recorded a return."""
+"""Finished games since the trial began. A league's game counts once, even if several of its seats record a return."""
 GAMES_IN_WINDOW = "games_in_window"
 """Games that ``episode_return.last100`` is the mean of: at most `WINDOW_GAMES`, and fewer than `GAMES` if a trial or
 its hub was resumed, or if games failed."""

@@ -136,6 +136,6 @@ def sums_of(shown: Mapping[str, float], own: Iterable[str]) -> dict[str, float]:
 
 
 def _own(name: str) -> str:
-    """The chart of an application's own metric: none of brayx's, nor that of another own one."""
+    """The chart of an application's own metric. It never replaces a chart of brayx or of another metric."""
     taken = name.startswith(_OWN) or name.partition(".")[0] in _TAKEN
     return name if "/" in name and not taken else f"{_OWN}{name}"

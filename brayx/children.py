@@ -38,8 +38,8 @@ def start_module(module: str, *words: str, files: Sequence[int] = (), **variable
 
 
 def how_it_ended(status: int) -> str:
-    """A process's end in words, from its `subprocess.Popen.returncode`."""
+    """Describes how a process ended, given its `subprocess.Popen.returncode`."""
     if status >= 0:
         return f"ended with exit code {status}"
     by = signal.Signals(-status).name if -status in {*signal.Signals} else f"signal {-status}"
-    return f"was killed by {by}" + (", as by the system when memory is short" if by == "SIGKILL" else "")
+    return f"was killed by {by}" + (" (the system does this when memory runs out)" if by == "SIGKILL" else "")

@@ -15,11 +15,11 @@ SWITCH: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": F
 class Parser(argparse.ArgumentParser):
     """An `argparse.ArgumentParser` whose errors begin with ``brayx: ``.
 
-    It takes ``--max_grad_norm`` for ``--max-grad-norm``, since other systems publish their options with underscores.
+    Accepts ``--max_grad_norm`` as ``--max-grad-norm``, because other systems publish their options with underscores.
     """
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's, with hyphens for the underscores of options' names before a ``--`` alone."""
+        """As argparse's. Replaces underscores in option names by hyphens, up to a lone ``--``."""
         words = list(sys.argv[1:] if args is None else args)
         end = words.index("--") if "--" in words else len(words)
         return super().parse_known_args([*map(self._hyphenated, words[:end]), *words[end:]], namespace)
@@ -36,10 +36,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def boolean(text: str) -> bool:
-    """An option's value that is ``true`` or ``false``, ``yes`` or ``no``, ``1`` or ``0``, in any case.
+    """Parses ``true`` or ``false``, ``yes`` or ``no``, ``1`` or ``0``, in upper or lower case.
 
     Raises:
-        ArgumentTypeError: it is something else.
+        ArgumentTypeError: the text is anything else.
     """
     if text.lower() in ("true", "yes", "1"):
         return True
@@ -49,9 +49,9 @@ def boolean(text: str) -> bool:
 
 
 class Switch(argparse.Action):
-    """A boolean option that may have a value: ``--x``, ``--no-x``, or ``--x true``.
+    """A boolean option with an optional value: ``--x``, ``--no-x``, or ``--x true``.
 
-    For published command lines only: it would take the positional argument after it for its value.
+    Use it for published command lines only: it takes a positional argument that follows it for its value.
     """
 
     def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:

@@ -150,8 +150,8 @@ class ProtocolError(BrayxError):
 
 
 class BadBody(ProtocolError):
-    """The body does not parse as the format this actor is configured for, or holds what cannot be used, such as NaN.
-    The session continues."""
+    """The body does not parse as the format this actor is configured for, or holds an unusable value such as NaN. The
+    session continues."""
 
     code = "bad_body"
 
@@ -187,7 +187,7 @@ class Unauthorized(BrayxError):
 
 
 class Forbidden(BrayxError):
-    """This caller may not do this: the request may be a foreign web page's, or the console's key may read only."""
+    """The caller may not do this: the request may come from a foreign web page, or the console's key may only read."""
 
     code = "forbidden"
     http_status = 403
@@ -288,7 +288,7 @@ class ModelError(BrayxError):
 
 
 class ShapeMismatch(ModelError):
-    """Inputs do not have the structure, shape or dtype that the model expects, or a number is outside its limits."""
+    """Inputs do not have the structure, shape or dtype that the model expects, or a whole number is out of bounds."""
 
     code = "shape_mismatch"
     http_status = 422

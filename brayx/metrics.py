@@ -22,8 +22,8 @@ from brayx.errors import ConfigError
 from brayx.names import escape_of, shortened
 
 BOUNDS: tuple[float, ...] = tuple(10 ** (exponent / 10) for exponent in range(-70, 71))
-"""Histogram bounds, ten per decade from 1e-7 to 1e7. A percentile is in the bucket of the exact one: at most a quarter
-off, mostly a few per cent."""
+"""Histogram bounds, ten per decade from 1e-7 to 1e7. A percentile lies in the bucket of the exact one: its error is at
+most 26 per cent, and mostly a few per cent."""
 SIGNED_BOUNDS: tuple[float, ...] = (*(-bound for bound in reversed(BOUNDS)), 0.0, *BOUNDS)
 """The same bounds on both sides of zero, for `Kind.HISTOGRAM`."""
 
@@ -107,7 +107,7 @@ METRICS: dict[str, Metric] = {
         Metric("episode_return", "reward", Kind.MEAN, "undiscounted return of a finished game"),
         Metric("episode_length", "ticks", Kind.MEAN, "ticks of a finished game"),
         Metric("games_failed", "games", Kind.SUM, "games that an error ended or left without a return, by its place"),
-        Metric("games_without_return", "games", Kind.SUM, "games that were stopped without a recorded return"),
+        Metric("games_without_return", "games", Kind.SUM, "games that stopped without a recorded return"),
         Metric("gamecores_failed", "processes", Kind.SUM, "game processes of the job that ended in failure"),
         Metric("recordings", "sessions", Kind.SUM, "recorded sessions, by reason"),
         Metric("recording_lost", "ticks", Kind.SUM, "ticks that could not be recorded, by reason"),
@@ -194,8 +194,9 @@ _name_of_label, _value_of_label = escape_of(r"[^\w-]"), escape_of(r"[^\w. -]")
 def label_of(labels: Mapping[str, object]) -> str:
     """Joins several labels into the one label of a sample: ``{"side": "left", "hero": 3}`` is ``hero:3.side:left``.
 
-    The labels are sorted by name, so their order does not matter. Different labels never become one: other characters
-    than letters, digits, ``-`` and ``_``, and in values ``.`` and spaces, are escaped (``_x25_`` is a per cent sign).
+    The labels are sorted by name, so their order does not matter. Characters other than letters, digits, ``-`` and
+    ``_`` are escaped (``_x25_`` is a per cent sign), so different labels stay different; values may also have ``.`` and
+    spaces.
     """
     return ".".join(
         f"{shortened(_name_of_label(name), _MAX_WORD)}:{shortened(_value_of_label(str(value)), _MAX_WORD)}"
@@ -302,7 +303,7 @@ class _Cell:
         assert self.kind is not None
         bounds, rank = _BOUNDS[self.kind], q * sum(self.buckets.values())
         for slot in sorted(self.buckets):
-            if rank <= self.buckets[slot]:  # as if the samples were spread evenly over the bucket
+            if rank <= self.buckets[slot]:  # interpolate, assuming evenly spread samples in the bucket
                 low = max(bounds[slot - 1], self.minimum) if slot else self.minimum
                 high = min(bounds[slot], self.maximum) if slot < len(bounds) else self.maximum
                 inside = low + (high - low) * rank / self.buckets[slot]

@@ -1,4 +1,4 @@
-"""Names in stores that allow fewer characters: different names stay different, and ordinary ones do not change."""
+"""Escapes names for stores that allow few characters. Different names stay different; ordinary ones do not change."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _LAST_CHARACTER = 0x10FFFF
 
 
 def escape_of(refused: str) -> Callable[[str], str]:
-    """The function that writes refused characters as their code: ``hit%`` as ``hit_x25_``. `unescaped` reads that.
+    """Returns a function that replaces refused characters by their code: ``hit%`` by ``hit_x25_``. See `unescaped`.
 
     Args:
         refused: a regular expression that matches one character that the store refuses.
     """
-    # An underscore is escaped if it would begin what looks like an escape.
+    # Also escape an underscore that would look like the start of an escape.
     pattern = re.compile(rf"{refused}|_(?=x[0-9a-f]*(?:_|{refused}))")
     return lambda name: pattern.sub(lambda found: f"_x{ord(found[0]):x}_", name) or "_x_"
 
 
 def unescaped(name: str) -> str:
-    """The name that a function of `escape_of` wrote."""
+    """Reverses a function of `escape_of`."""
 
     def character(found: re.Match[str]) -> str:
         code = int(found[1] or "0", 16)
@@ -32,7 +32,7 @@ def unescaped(name: str) -> str:
 
 
 def shortened(name: str, most: int) -> str:
-    """A name of at most ``most`` characters: a longer one ends in a checksum of all of it."""
+    """Cuts a name to ``most`` characters; a name that is cut ends in a checksum of the whole name."""
     if len(name) <= most:
         return name
     return f"{name[: most - 9]}-{zlib.crc32(name.encode(errors='surrogatepass')):08x}"

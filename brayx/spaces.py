@@ -1,7 +1,7 @@
-"""Limits of the whole numbers in a space's values, and the check that values lie within them.
+"""Limits of whole numbers in observations, and the check against them.
 
-A *tree of limits* has the nesting of an observation: `Limits` for an array of whole numbers, None for any other leaf.
-NumPy only; Gymnasium's spaces are recognised by their attributes.
+A *tree of limits* is nested like an observation: `Limits` for an array of whole numbers, None for any other leaf.
+Depends on NumPy only: it recognises Gymnasium's spaces by their attributes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Limits:
     """The least and the greatest value of an array of whole numbers.
 
     Attributes:
-        low, high: int64: ``[]`` for categories, which a network sees one-hot; else of the array's shape.
+        low, high: int64; ``[]`` for categories, which a network encodes one-hot; otherwise of the array's shape.
     """
 
     low: np.ndarray
@@ -30,7 +30,7 @@ class Limits:
         return Limits(np.asarray(first, np.int64), np.asarray(first + count - 1, np.int64))
 
     def refusal(self, values: np.ndarray) -> str:
-        """As `outside`, for ``[..., *shape]``."""
+        """As `outside`; ``values`` are ``[..., *shape]``."""
         return outside(values, self.low, self.high)
 
 
@@ -49,14 +49,14 @@ def limits_of(space: Any) -> Any:
 
 
 def by_path(limits: Any, path: str) -> dict[str, Limits]:
-    """The limits in a tree by path, as `brayx.types.flatten` names leaves; ``path`` is that of the whole tree."""
+    """Flattens a tree of limits to a dict by path, as `brayx.types.flatten`; ``path`` is the name of the whole tree."""
     if isinstance(limits, Mapping):
         return {key: leaf for name, part in limits.items() for key, leaf in by_path(part, f"{path}/{name}").items()}
     return {} if limits is None else {path: limits}
 
 
 def outside(values: np.ndarray, low: Any, high: Any) -> str:
-    """The first value outside its bounds, as ``9 at [3, 0], expected 5 to 7``; empty: all are inside.
+    """Describes the first value out of bounds: ``9 at [3, 0], expected 5 to 7``; empty if all are within.
 
     Args:
         values: ``[...]``.
@@ -65,7 +65,7 @@ def outside(values: np.ndarray, low: Any, high: Any) -> str:
     inside = (values >= low) & (values <= high)
     if inside.all():
         return ""
-    at = np.unravel_index(int(inside.argmin()), values.shape)
-    least, most = (np.broadcast_to(bound, values.shape)[at] for bound in (low, high))
-    where = f" at [{', '.join(map(str, at))}]" if at else ""
-    return f"{values[at]:.9g}{where}, expected {least:.9g} to {most:.9g}"
+    index = np.unravel_index(int(inside.argmin()), values.shape)
+    least, most = (np.broadcast_to(bound, values.shape)[index] for bound in (low, high))
+    where = f" at [{', '.join(map(str, index))}]" if index else ""
+    return f"{values[index]:.9g}{where}, expected {least:.9g} to {most:.9g}"

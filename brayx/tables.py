@@ -1,4 +1,4 @@
-"""Rows of cells as the lines of a printed table. Knows nothing of what the cells mean."""
+"""Lays out rows of cells as a printed table. Knows nothing of what the cells mean."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from rich.cells import cell_len
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
-    """Lines of equal columns, two spaces apart.
+    """Pads cells so that columns line up, two spaces apart; returns the lines.
 
-    Widths are those of a terminal, where wide characters take two places.
+    A wide character counts as two columns of the terminal.
 
     Args:
-        rows: one or more, the heading included, each with equally many cells.
-        left: the columns that are at the left; the others are at the right.
+        rows: one or more, including the heading, all with the same number of cells.
+        left: indices of left-aligned columns; the others are right-aligned.
     """
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
 

@@ -1,7 +1,7 @@
-"""Temporary folders that are removed at their end: also those of a killed process, by the next one that makes some.
+"""Temporary folders that are always removed: if a process is killed, the next one that makes a folder removes its own.
 
-The process that makes a folder locks it for as long as it lives, and so do the children that it forks. Unlike process
-ids, locks are never reused, and they hold across containers. Knows nothing of the files' content.
+A process locks its folders as long as it lives; so do the children that it forks. Unlike a process id, a lock is never
+reused, and it holds across containers. Knows nothing of the files' content.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _KEPT_S = 7 * 24 * 3600.0
 """How long the output of failed games is kept."""
 _folders: list[Path] = []
 """Folders of `temporary_files` that are in use."""
-_outside: list[str] = []
-"""For each of these, where the output of failed games goes."""
+_output_parents: list[str] = []
+"""For each of these folders, where the output of failed games goes."""
 _swept: set[str] = set()
-"""Folders that this process has swept."""
+"""Folders in which this process has removed what killed processes left."""
 
 
 @contextlib.contextmanager
@@ -36,7 +36,7 @@ def temporary_files(*, output: bool = False) -> Iterator[str]:
     there. Torch's compiled code stays too, for the next run.
 
     Args:
-        output: whether this includes the output of failed games, see `output_folder`.
+        output: also put `output_folder` into this folder, so that it is removed, too.
 
     Yields:
         Path of the folder.
@@ -46,25 +46,25 @@ def temporary_files(*, output: bool = False) -> Iterator[str]:
         "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
         or os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"),
     }
-    found = tempfile.tempdir
+    previous = tempfile.tempdir
     with temporary_folder("files") as folder:
         variables["TMPDIR"] = str(folder)
         before = {name: os.environ.get(name) for name in variables}
         _folders.append(folder)
-        _outside.append(str(folder) if output else tempfile.gettempdir())
+        _output_parents.append(str(folder) if output else tempfile.gettempdir())
         os.environ.update(variables)
         tempfile.tempdir = str(folder)
         try:
             yield str(folder)
         finally:
-            tempfile.tempdir = found
+            tempfile.tempdir = previous
             for name, value in before.items():
                 if value is None:
                     del os.environ[name]
                 else:
                     os.environ[name] = value
             _folders.remove(folder)
-            _outside.pop()
+            _output_parents.pop()
 
 
 @contextlib.contextmanager
@@ -72,28 +72,28 @@ def temporary_folder(name: str, parent: str | os.PathLike[str] | None = None) ->
     """A new folder, which is removed at the end of the context.
 
     Args:
-        name: what is in it, as a part of its name.
-        parent: where it is; None: with the other temporary files.
+        name: what the folder holds, as a part of its name.
+        parent: folder that gets it; None: the one for temporary files.
     """
-    folder, owner = _made(parent or tempfile.gettempdir(), name)
+    folder, lock = _new_folder(parent or tempfile.gettempdir(), name)
     try:
         yield folder
     finally:
         _remove(folder)
-        os.close(owner)
+        os.close(lock)
 
 
 @contextlib.contextmanager
 def output_folder() -> Iterator[Path]:
-    """A new folder for output that outlives this process if files are left in it at the end; a later process removes
+    """A new folder for the output of games. Files that are left in it outlive this process; a later process removes
     them after a week."""
-    folder, owner = _made(_outside[-1] if _outside else tempfile.gettempdir(), _OUTPUT)
+    folder, lock = _new_folder(_output_parents[-1] if _output_parents else tempfile.gettempdir(), _OUTPUT)
     try:
         yield folder
     finally:
         with contextlib.suppress(OSError):  # not empty
             folder.rmdir()
-        os.close(owner)
+        os.close(lock)
 
 
 def remove_temporary_files() -> None:
@@ -102,42 +102,42 @@ def remove_temporary_files() -> None:
         _remove(folder)
 
 
-def _made(parent: str | os.PathLike[str], name: str) -> tuple[Path, int]:
-    """A new folder, and the descriptor that holds its lock."""
+def _new_folder(parent: str | os.PathLike[str], name: str) -> tuple[Path, int]:
+    """Makes a folder; returns it and the descriptor that holds its lock."""
     parent = os.fspath(parent)
     if parent not in _swept:
         _swept.add(parent)
         with contextlib.suppress(OSError):  # not readable
             _sweep(parent)
     new = Path(tempfile.mkdtemp(prefix=".brayx-new-", dir=parent))
-    owner = os.open(new, os.O_RDONLY)
-    with contextlib.suppress(OSError):  # a file system without locks, where nobody sweeps either
-        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    # It gets its name once it is locked, so that nobody takes it for one that is left.
-    return new.rename(Path(parent, f"{_PREFIX}{name}-{new.name.rpartition('-')[2]}")), owner
+    lock = os.open(new, os.O_RDONLY)
+    with contextlib.suppress(OSError):  # a file system without locks, where no process sweeps either
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    # Rename it only now that it is locked: another process would take an unlocked one for abandoned.
+    return new.rename(Path(parent, f"{_PREFIX}{name}-{new.name.rpartition('-')[2]}")), lock
 
 
 def _sweep(parent: str) -> None:
-    """Removes this user's folders whose owner has ended; never follows a link."""
+    """Removes this user's folders whose process has ended; never follows a link."""
     for name in os.listdir(parent):
         if not name.startswith(_PREFIX):
             continue
         folder = Path(parent, name)
         with contextlib.suppress(OSError):  # of another user, removed meanwhile, or in use
-            owner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                found = os.fstat(owner)
-                if found.st_uid != os.geteuid():
+                opened = os.fstat(lock)
+                if opened.st_uid != os.geteuid():
                     continue
-                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(found, os.lstat(folder)) and not _is_kept(folder):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(opened, os.lstat(folder)) and not _is_kept(folder):
                     shutil.rmtree(folder, ignore_errors=True)
             finally:
-                os.close(owner)
+                os.close(lock)
 
 
 def _is_kept(folder: Path) -> bool:
-    """Whether it holds output that was written lately."""
+    """Whether a folder holds output of games from the last week."""
     if not folder.name.startswith(f"{_PREFIX}{_OUTPUT}-"):
         return False
     return any(time.time() - path.lstat().st_mtime < _KEPT_S for path in folder.iterdir())

@@ -1,4 +1,4 @@
-"""Reads text files that users write, and says what is wrong with one that is not UTF-8."""
+"""Reads text files that users write; the error for a file that is not UTF-8 names its encoding or the bad line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import errno
 from pathlib import Path
 
 _MARKS = {
-    codecs.BOM_UTF32_LE: "UTF-32",  # first, since it begins as UTF-16's
+    codecs.BOM_UTF32_LE: "UTF-32",  # before UTF-16, whose mark is its beginning
     codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
@@ -15,10 +15,10 @@ _MARKS = {
 
 
 def read_text(path: Path) -> str:
-    """The text of a file in UTF-8, without its byte-order mark.
+    """Reads a UTF-8 file; drops a byte-order mark.
 
     Raises:
-        OSError: it cannot be read, or is not UTF-8; ``strerror`` says why.
+        OSError: the file cannot be read, or is not UTF-8; ``strerror`` says why.
     """
     data = path.read_bytes()
     for mark, name in _MARKS.items():

@@ -1,7 +1,7 @@
-"""Threads that run native code: the interpreter's end stops them and waits for them.
+"""Threads that run native code. Before the interpreter exits, it stops them and waits for them.
 
-A daemon thread that is inside torch or ONNX Runtime when the interpreter ends aborts the whole process (SIGABRT). Knows
-nothing of what the threads do.
+A daemon thread that is inside torch or ONNX Runtime when the interpreter exits aborts the whole process (SIGABRT).
+Knows nothing of what the threads do.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import time
 from collections.abc import Callable
 
 _END_S = 30.0
-"""Deadline for all threads together. An export to ONNX takes 3 to 10 s and cannot be cut short."""
+"""Deadline for all threads together. An export to ONNX takes 3 to 10 s and cannot be interrupted."""
 
 _running: set[NativeThread] = set()
 
 
 class NativeThread(threading.Thread):
-    """A daemon thread that the interpreter's end stops and waits for, in case its owner has not.
+    """A daemon thread that is stopped and joined when the interpreter exits, unless it has ended.
 
     Args:
         target: runs in the thread.
         name: name of the thread.
-        stop: makes ``target`` return soon; called at the interpreter's end, when no new thread can start.
+        stop: makes ``target`` return soon; called when the interpreter exits, when no new thread can start.
     """
 
     def __init__(self, target: Callable[[], object], name: str, stop: Callable[[], object] = lambda: None) -> None:

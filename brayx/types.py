@@ -22,7 +22,7 @@ Weights: TypeAlias = dict[str, np.ndarray]
 """Parameters and buffers of a model by their `state_dict` name."""
 
 FEW = 16
-"""Numbers of a vector up to which Python sums them faster than NumPy."""
+"""Maximum length of a vector that Python sums faster than NumPy."""
 
 DEMONSTRATION = "demonstration"
 """Extra that marks a fragment for imitation, and so a key of its batches; its values do not matter."""
@@ -43,17 +43,17 @@ def stack(trees: Sequence[NestedArray]) -> NestedArray:
 
 
 def is_finite(array: np.ndarray) -> bool:
-    """Whether an array has neither NaN nor infinity; always true of integers and bools."""
+    """Whether an array has neither NaN nor infinity; always true for integers and bools."""
     if array.dtype.kind != "f":
         return True
     if array.ndim == 1 and array.size <= FEW:
         return math.isfinite(sum(array.tolist()))
-    # The sum of squares needs no second array, and is not finite if a value is not. Large values overflow it, too.
+    # The sum of squares needs no second array. If it is not finite, check each value, because large ones overflow it.
     return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
 
 
 def place_of(name: str, index: Sequence[int]) -> str:
-    """A value in an array for people: ``obs[2, 0]``."""
+    """Names a value in an array for an error message: ``obs[2, 0]``."""
     return f"{name}[{', '.join(map(str, index))}]" if index else name
 
 

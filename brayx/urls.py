@@ -1,4 +1,4 @@
-"""URLs of files, escaped: a path may have ``%``, ``?``, ``#``, spaces and any letters."""
+"""Converts paths to URLs and back, escaped: a path may have ``%``, ``?``, ``#``, spaces and any letters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 SQLITE = "sqlite:///"
 _SPECIAL = str.maketrans({"%": "%25", "?": "%3F", "#": "%23"})
-"""Characters with a meaning in a URL; others stay, so that printed URLs are easy to read."""
+"""Characters with a meaning in a URL. Others stay as they are, so that printed URLs are easy to read."""
 
 
 def sqlite_url(path: str | os.PathLike[str]) -> str:
@@ -17,7 +17,7 @@ def sqlite_url(path: str | os.PathLike[str]) -> str:
 
 
 def sqlite_path(url: str) -> Path | None:
-    """The database file of a URL of SQLAlchemy's; None: it is not one of SQLite."""
+    """The database file of SQLAlchemy's URL; None if the URL is not for SQLite."""
     return Path(unquote(url.removeprefix(SQLITE).partition("?")[0])) if url.startswith(SQLITE) else None
 
 

@@ -55,8 +55,8 @@ class SourceConfig(BaseModel):
     """Format of the files; null: by their extension. A folder has recordings, unless it is a Minari dataset. ``minari``
     is the same as ``hdf5``."""
     actions: Literal["environment", "policy"] | None = None
-    """Whose actions the files have: those that the rollout's environment took, which are converted, or a policy's, with
-    categories from 0 and -1 to 1 for scaled ones; null: as the files say."""
+    """Whose actions the files have: ``environment``, the rollout's, which are converted; or ``policy``, with categories
+    from 0 and scaled actions from -1 to 1; null: as the files say."""
     fields: dict[str, str] = {}
     """The files' names for brayx's fields, such as ``obs: observations``; of recordings also ``input/KEY``."""
     only: Selection | None = None

@@ -60,7 +60,7 @@ def register_best(
     last = trial.checkpoints()[-1]
     if onnx is not None:
         log_onnx(trial, onnx)
-    # Last, since it moves the alias: an error means that there is no new champion.
+    # Register last, because that moves the alias: after an error there is no new champion.
     new = register(trial, best, name, alias=alias, tags=tags, onnx=onnx, spec=spec, description=about).version
     if last.step != best.step:
         has = significant(last.metrics[BEST_METRIC]) if BEST_METRIC in last.metrics else "too few games"

@@ -190,23 +190,23 @@ def check_learning(job: JobConfig, opened: Opened | None = None) -> Layout:
     opened = {} if opened is None else opened
     check_algorithm(job, played, check_sources(job, opened=opened))
     layout, memory = layout_of(config, config.model, job.models[config.model].module, job.folder, job.as_dict())
-    layout = dataclasses.replace(layout, env=_acted_in(job, played))
+    layout = dataclasses.replace(layout, env=_env_actions(job, played))
     check_sources(job, layout, opened, memory)
     return layout
 
 
-def _acted_in(job: JobConfig, played: Mapping[str, tuple[ActionSpec, set[str]]]) -> ActionSpec | None:
-    """The actions of the environments that the model acts in; None: there are none, or nothing is recorded for them."""
-    acts = {name: found for name, (found, _) in played.items()} if job.sources else {}
-    first = next(iter(acts), "")
-    for name, found in acts.items():
-        if not found.is_same(acts[first]) or found.scale != acts[first].scale:
+def _env_actions(job: JobConfig, played: Mapping[str, tuple[ActionSpec, set[str]]]) -> ActionSpec | None:
+    """Actions of the environments in which the model acts; None if there are none, or the job has no sources."""
+    specs = {name: spec for name, (spec, _) in played.items()} if job.sources else {}
+    first = next(iter(specs), "")
+    for name, spec in specs.items():
+        if not spec.is_same(specs[first]) or spec.scale != specs[first].scale:
             raise ConfigError(
-                f"{job.file}: {first} acts in {acts[first]} with scale_actions {acts[first].scale}, {name} in {found} "
-                f"with {found.scale}: a source needs the same in all",
+                f"{job.file}: rollout {first} acts in {specs[first]} with scale_actions {specs[first].scale}, {name} "
+                f"in {spec} with {spec.scale}; expected the same in all rollouts of a job with sources",
                 key=name,
             )
-    return acts.get(first)
+    return specs.get(first)
 
 
 def actor_of(job: JobConfig) -> str:

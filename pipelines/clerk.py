@@ -223,10 +223,10 @@ class Clerk:
         return found
 
     def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
-        """As `Keeper.save`: copies the folder, and saves it within a second or two, or when MLflow can.
+        """As `Keeper.save`, but never waits for MLflow: copies the folder, and saves it as soon as MLflow can.
 
-        Never waits for MLflow: meanwhile it keeps the newest and the best. A failure is counted and logged, since the
-        disk may have room again; `close` and `settle` raise the last one's.
+        Until then it keeps the newest checkpoints and the best. A failure is counted and logged, because the disk may
+        have room again later; `close` and `settle` raise the error of the last checkpoint.
         """
         self._begun()
         self._pending.add(folder, step, metrics)
@@ -246,7 +246,7 @@ class Clerk:
             trial = self.trial()
             lost = self._close_children("FINISHED" if status == "FINISHED" else "KILLED")
             self._flush()
-            # End the trial even if something is lost, or it would stay running in MLflow.
+            # End the trial even if a checkpoint is lost; otherwise MLflow would show it as running.
             self._result(self._ask("finish", status), _ANSWER_S)
             if lost is not None:
                 raise lost
@@ -334,13 +334,13 @@ class Clerk:
         return self._process.exchange(verb, self._key, *arguments)
 
     def _send(self) -> None:
-        """Sends the metrics and checkpoints of the last second."""
+        """Sends the waiting metrics and checkpoints."""
         if self.opened():
             self._catch_up()
             self._write("push")
 
     def _write(self, verb: str) -> None:
-        """Sends the metrics since the last time; they stay here if that fails."""
+        """Sends the metrics since the last call; keeps them if that fails."""
         with self._lock:
             part = self._recorder.drain()
         if part[0] or verb == "write":
@@ -352,17 +352,17 @@ class Clerk:
                 raise
 
     def _catch_up(self) -> None:
-        """Sends the metrics that arrived while MLflow started, and checkpoints."""
+        """Sends the metrics that arrived while MLflow started, and the waiting checkpoints."""
         while self._early:
             self._process.exchange("write", self._key, self._early[0])
             self._early.popleft()
         self._pending.save(
-            lambda each: self._process.exchange("save", self._key, *each, self._kept),
-            self._is_lost,
-            again=lambda: self._process.down,
+            lambda pending: self._process.exchange("save", self._key, *pending, self._kept),
+            self._on_lost,
+            may_retry=lambda: self._process.down,
         )
 
-    def _is_lost(self, error: TrackingError) -> None:
+    def _on_lost(self, error: TrackingError) -> None:
         with self._lock:
             self._recorder.add("checkpoints_failed", 1)
         log.warning("a checkpoint of trial %r is not kept: %s", self._key[-1], error)

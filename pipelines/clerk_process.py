@@ -41,9 +41,9 @@ _LEAVE_S = 2.0
 _WAITING = 8
 """Requests that may wait before background tasks are dropped."""
 _MOST_WAITING = 1000
-"""Requests that may wait at all: further ones are refused."""
+"""Maximum number of waiting requests; further ones are refused."""
 _RESTART_S = 10.0
-"""Minimum time between two restarts. Without it, a process that dies would be restarted in a loop."""
+"""Minimum time between two restarts, so that a process that dies at once is not restarted in a loop."""
 _BACKGROUND_S = 2.0
 """Time for background tasks to finish after the last write."""
 _NICE = 5
@@ -56,9 +56,9 @@ Key = tuple[str, ...]
 class ClerkProcess:
     """Starts the process, and talks to it in a thread. Thread safe.
 
-    A process that dies, as when the system kills it because memory is short, is restarted at the next request, and the
-    request is repeated. The new process continues the same runs. What the old one had not written is lost: the numbers
-    of a second or two.
+    The next request restarts a process that has died, for example because the system ran out of memory, and is sent
+    again. The new process continues the same runs. Metrics that the old one had not written, of a second or two, are
+    lost.
 
     Attributes:
         popen: the process.
@@ -107,21 +107,22 @@ class ClerkProcess:
 
     @property
     def down(self) -> bool:
-        """Whether the process has died, and is not restarted yet."""
+        """Whether the process has died and is not restarted yet."""
         return bool(self._death)
 
     def exchange(self, verb: str, key: Key, *arguments: Any) -> Any:
         """Sends a request of a trial and returns the answer. Only for functions that the thread calls.
 
         Raises:
-            BrayxError: the request failed; or the process died of it twice, or again within `_RESTART_S`.
+            BrayxError: the request failed; or it ended the process twice; or the process died again within
+                `_RESTART_S`.
         """
         with telling(f"MLflow's process cannot {verb}"):
             request = pickle.dumps((verb, key, *arguments))
         try:
-            answer = self._sent(verb, key, request)
+            answer = self._send(verb, key, request)
         except _Died:
-            answer = self._sent(verb, key, request, last=True)
+            answer = self._send(verb, key, request, is_last=True)
         if verb == "open":
             *_, x_axis, _ = arguments
             self._opened[key] = (answer, x_axis)
@@ -130,20 +131,20 @@ class ClerkProcess:
             del self._opened[key]
         return answer
 
-    def _sent(self, verb: str, key: Key, request: bytes, *, last: bool = False) -> Any:
-        """The answer to a request, from a process that has its trial and those above it."""
+    def _send(self, verb: str, key: Key, request: bytes, *, is_last: bool = False) -> Any:
+        """Sends a request and returns the answer. First restarts the process if needed, and reopens the trial in it."""
         try:
             self._restart()
             for end in range(1, len(key) + 1):
-                if (above := key[:end]) in self._opened and above not in self._known:
-                    self._answer("reopen", pickle.dumps(("reopen", above, *self._opened[above])))
-                    self._known.add(above)
+                if (parent := key[:end]) in self._opened and parent not in self._known:
+                    self._answer("reopen", pickle.dumps(("reopen", parent, *self._opened[parent])))
+                    self._known.add(parent)
             return self._answer(verb, request)
         except _Died as died:
             self._death = died.message
             if not self._ended:
-                log.warning("%s: it is restarted, and the last numbers may be missing in MLflow", died.message)
-            if last:
+                log.warning("%s: restarting it; the last metrics may be missing in MLflow", died.message)
+            if is_last:
                 raise TrackingError(died.message) from None
             raise
 
@@ -154,7 +155,7 @@ class ClerkProcess:
             _write(self.popen.stdin, request)
             reply = pickle.load(self.popen.stdout)
         except (OSError, EOFError, pickle.UnpicklingError):
-            self.popen.kill()  # it may only have closed its pipes
+            self.popen.kill()  # it may have closed its pipes without ending
             self.popen.wait()
             raise _Died(f"MLflow's process {how_it_ended(self.popen.returncode)}") from None
         with telling(f"MLflow's process cannot {verb}"):
@@ -171,11 +172,11 @@ class ClerkProcess:
             if self._ended:
                 raise TrackingError("MLflow's process was ended")
             if time.monotonic() < self._restarted + _RESTART_S:
-                raise TrackingError(f"{self._death}, and waits {_RESTART_S:g} s for another start")
+                raise TrackingError(f"{self._death}; it restarts {_RESTART_S:g} s after the last restart")
             for pipe in (self.popen.stdin, self.popen.stdout):
-                with contextlib.suppress(OSError):  # of a request that was cut
+                with contextlib.suppress(OSError):  # the rest of a request that was cut off
                     pipe.close()  # type: ignore[union-attr]
-            with telling(f"{self._death}, and cannot be started again"):
+            with telling(f"{self._death}, and cannot be restarted"):
                 self.popen = start_module("pipelines.clerk_process")
         self._restarted, self._death, self._known = time.monotonic(), "", set()
 
@@ -202,7 +203,7 @@ class ClerkProcess:
                 with self._lock:
                     senders = self._senders
                 for send in senders:
-                    with contextlib.suppress(BrayxError):  # the sender keeps what it could not send
+                    with contextlib.suppress(BrayxError):  # a sender keeps what it could not send
                         send()
                 due = time.monotonic() + SEND_EVERY_S
             try:
@@ -264,7 +265,7 @@ class _RequestHandler:
         return trial
 
     def _reopen(self, key: Key, trial: Trial, x_axis: XAxis) -> None:
-        """Continues a trial of a process that has died."""
+        """Continues a trial that a process which has died had opened."""
         from brayx.tracking.hub import Hub
 
         trial.take_over()

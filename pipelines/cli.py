@@ -482,10 +482,10 @@ def _trials(arguments: argparse.Namespace) -> int:
     from brayx.tracking.finding import NEWEST
     from pipelines.trials import table, trials
 
-    found = trials(tracking_uri(arguments.tracking), arguments.project)
-    print_result(table(found))
-    if len(found) == NEWEST:
-        print(f"these are the newest {NEWEST:,}; --project lists those of one project", file=sys.stderr)
+    rows = trials(tracking_uri(arguments.tracking), arguments.project)
+    print_result(table(rows))
+    if len(rows) == NEWEST:
+        print(f"only the newest {NEWEST:,} are listed; --project lists those of one project", file=sys.stderr)
     return 0
 
 

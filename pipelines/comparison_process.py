@@ -62,7 +62,7 @@ def compared(request: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], dict
 
     Args:
         request: ``folder`` of the recordings, id of the ``recording``, ``versions`` (one, or two of which the first is
-            the reference), tracking ``uri``, and which code to ``trust``, see `pipelines.stored_models.stored_model`.
+            the reference), tracking ``uri``, and ``trust``, as for `pipelines.stored_models.stored_model`.
         say: called with ``state`` and ``progress``, a share.
 
     Returns:

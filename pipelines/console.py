@@ -64,7 +64,7 @@ def console(
         uri: tracking URI; used without ``url``.
         recordings: folder of recordings; used without ``url``.
         port: number of the port; 0: a free one.
-        trust: whether the code of compared versions may run, see `pipelines.stored_models.stored_model`.
+        trust: run the code of compared versions, see `pipelines.stored_models.stored_model`.
         keys_file, key: credentials for ``url``, as for `brayx.gamecore.auth.credentials`.
 
     Raises:

@@ -45,7 +45,7 @@ class StoreDesk:
         recordings: folder of recordings; empty: there is none.
         link: link to the job; None: there is no job.
         games: games that humans play; None: the job has no board.
-        trust: which code of compared versions may run, see `pipelines.stored_models.stored_model`.
+        trust: which code may run to compare versions, see `pipelines.stored_models.stored_model`.
     """
 
     def __init__(

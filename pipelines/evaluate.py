@@ -226,7 +226,7 @@ class _Player:
     Args:
         command: words of its command line.
         share: number of games to play; 0: it plays until it ends.
-        errors: gets its standard error.
+        errors: file for its standard error.
         guard: starts it.
         variables: as for `play`.
     """
@@ -290,8 +290,8 @@ class _Player:
         if code != 0:
             error, last = self._errors.said()
             self._has_failed = bool(error)
-            where = f"; all of its errors: {self._errors.path}" if error else ""
-            log.error("%s", "\n".join(["the last lines of a gamecore that failed:", *last]))
+            where = f"; all of its standard error: {self._errors.path}" if error else ""
+            log.error("%s", "\n".join(["last lines of a gamecore that failed:", *last]))
             raise StartupError(f"a gamecore ended with status {code} and said: {error or 'nothing'}{where}")
 
     def close(self) -> None:

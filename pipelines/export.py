@@ -45,7 +45,7 @@ def export(
         tracking: MLflow's URI, or the path of its sqlite file.
         job: YAML of the job that made it; None: the job in the checkpoint.
         model: name of the model component, see `pipelines.stored_models.StoredModel.build`.
-        trust: whether the code that the checkpoint names may run, see `stored_model`.
+        trust: run the code that the checkpoint names, see `stored_model`.
         batch_sizes: batch sizes for comparison and timing.
         tolerances: tolerances by runtime, instead of the engines' defaults.
 

@@ -1,6 +1,6 @@
-"""Figures with names in any script. Knows nothing of what is drawn.
+"""Draws figures with text in any script. Knows nothing of what is drawn.
 
-Matplotlib's own font has no Chinese, Japanese or Korean, and matplotlib warns of each missing character.
+Matplotlib's default font has no Chinese, Japanese or Korean characters, and matplotlib warns of each missing one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _CJK = re.compile(
     r"CJK|Han Sans|Han Serif|WenQuanYi|YaHei|SimHei|SimSun|PingFang|Heiti|Hiragino|Meiryo|Yu Gothic|Malgun|Nanum"
     r"|Droid Sans Fallback|Arial Unicode"
 )
-"""Names of the usual fonts with Chinese, Japanese or Korean characters."""
+"""Matches names of common fonts with Chinese, Japanese or Korean characters."""
 
 
 def families(installed: Iterable[str]) -> list[str]:
-    """The fonts to draw with: matplotlib's default, then those of ``installed`` with characters that it lacks."""
+    """Font families to draw with: matplotlib's default, then installed fonts with characters that it lacks."""
     return ["sans-serif", *sorted({name for name in installed if _CJK.search(name)})]
 
 
@@ -34,7 +34,7 @@ def _families() -> list[str]:
 
 
 class Figure(matplotlib.figure.Figure):
-    """A matplotlib figure. It draws names with a font that has their characters, or else as boxes without a warning."""
+    """A matplotlib figure that draws text with a font for its script. Without one it draws boxes, but does not warn."""
 
     def draw(self, renderer: Any) -> None:
         """See matplotlib."""

@@ -27,7 +27,7 @@ def train(
     tracking: str | Path | None = None,
     cluster: str | None = None,
 ) -> TrainResult:
-    """Trains a job to its end, registers the best checkpoint, and prints the result's summary, as the command does.
+    """Trains a job to its end, registers the best checkpoint and prints a summary, like `brayx train`.
 
     Args:
         job: path of the job's YAML.

@@ -1,7 +1,7 @@
 """Game processes of a training job: starts them, restarts those that die, and ends all with the job.
 
 Any command that uses a door works; this file knows nothing of the game. It keeps the newest lines of all games for the
-progress display, and the whole output of those that fail.
+progress display, and the output files of games that fail.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LAST_RESTART_S = 15.0
 _LONGEST_LINE = 500
 _LOOK_S = 0.2
 _MOST_ERRORS = 100
-"""How many different errors are shown with the last lines of their output."""
+"""Maximum number of different errors that are shown with the last lines of output."""
 
 
 @dataclass
@@ -53,12 +53,12 @@ class Gamecores:
         urls: URL of each door by name, for the placeholders of the commands, see `filled`.
         folder: working directory of the processes.
         failed: called with a line for each process that ended with a non-zero status, or could not be restarted.
-        say: called with such a line and the last lines of the process's output, once for each error.
+        say: called once for each different error, with such a line and the last lines of the process's output.
 
     Attributes:
         restarts: number of restarts of processes that had ended by themselves.
         failures: number of processes that ended with a non-zero status.
-        messages: the newest lines of the processes' output, and about failures.
+        messages: the newest lines: output of the processes, and their failures.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Gamecores:
         game.restart_at = now + game.backoff_s
         error, last = game.output.said()
         line = f"a gamecore ended with status {game.process.returncode} after {lived_s:.0f} s"
-        line += f"; it said: {error[:_LONGEST_LINE]}; all of its output: {game.output.path}" if error else ""
+        line += f"; it said: {error[:_LONGEST_LINE]}; its whole output: {game.output.path}" if error else ""
         if game.process.returncode and game.held_s == clock.held_s():
             game.has_failed = game.has_failed or bool(error)
             self._fail(line, error, last)

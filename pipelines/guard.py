@@ -1,8 +1,8 @@
-"""Starts games so that none outlives this process, in whatever language they are written, nor do their children.
+"""Starts games so that neither they nor their children outlive this process. They may be in any language.
 
-A shell that runs beside this process reads the games' process groups from a pipe. When the pipe closes, as after
-``kill -9``, it ends the groups that are left. Linux' parent-death signal would not do: it comes when the *thread* that
-started a game ends, reaches no children, and other systems lack it. Knows nothing of what the games do.
+A shell beside this process reads the games' process groups from a pipe. When the pipe closes, for example because of
+``kill -9``, the shell ends the remaining groups. Linux' parent-death signal would not work: it comes when the *thread*
+that started a game ends, it does not reach children, and other systems lack it. Knows nothing of what the games do.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ sleep 2
 for each in $groups; do kill -s KILL -- "-$each"; done
 """
 _BEGIN = 'echo "+ $$" >&0 && exec "$@" </dev/null'
-"""A game's own shell names its group before it becomes the game: a kill at any moment finds the game named."""
+"""Each game starts as a shell, which reports its group and then becomes the game. So every running game is reported,
+even if this process is killed at that moment."""
 _SHELL = "/bin/sh"
 _END_S = 5.0
 
 
 class Guard:
-    """Starts games and ends those that are left when this process ends; a context manager. Not thread-safe."""
+    """Starts games, and ends them when this process ends. A context manager; not thread-safe."""
 
     def __init__(self) -> None:
         self._watch: subprocess.Popen[bytes] | None = None
@@ -66,8 +67,8 @@ class Guard:
         """Starts a game, which leads a process group; its standard input is empty.
 
         Args:
-            words: its command.
-            folder: where it runs; empty: here.
+            words: the game's command line.
+            folder: working directory; empty: that of this process.
             stdout, stderr: as for `subprocess.Popen`.
             **variables: environment variables, in addition to `environment`.
 
@@ -89,12 +90,12 @@ class Guard:
         return process
 
     def forget(self, process: subprocess.Popen[bytes]) -> None:
-        """Call it once a game and its children have ended: its number may become another process's."""
+        """Call it when a game and its children have ended, because the system may reuse its process id."""
         self._groups.discard(process.pid)
         self._write(f"- {process.pid}\n")
 
     def close(self) -> None:
-        """Ends the shell. Games that still run end."""
+        """Ends the shell, which ends the games that still run."""
         if self._watch is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._stdin.close()
@@ -109,7 +110,7 @@ class Guard:
         return self._watch.stdin
 
     def _pipe(self) -> IO[bytes]:
-        """The shell's standard input; a shell that was killed is replaced."""
+        """The shell's standard input. Starts the shell, also if it was killed."""
         if self._watch is None or self._watch.poll() is not None:
             self._watch = subprocess.Popen(
                 [_SHELL, "-c", _WATCH],
@@ -117,24 +118,24 @@ class Guard:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
-                start_new_session=True,  # Ctrl-C in a terminal is not for it
+                start_new_session=True,  # a terminal's Ctrl-C must not end it
             )
             self._write("".join(f"+ {group}\n" for group in self._groups))
         return self._stdin
 
     def _write(self, text: str) -> None:
         if self._watch is not None:
-            with contextlib.suppress(BrokenPipeError):  # the next start replaces it
+            with contextlib.suppress(BrokenPipeError):  # the shell was killed; `_pipe` replaces it
                 self._stdin.write(text.encode())
 
 
 def program(word: str, folder: str | Path) -> str | None:
-    """Path of a command's program, if there is one; ``folder`` is where the command runs."""
+    """Path of a command's program, None if it does not exist; ``folder`` is the command's working directory."""
     return shutil.which(word if os.sep not in word else str(Path(folder, word)), path=environment()["PATH"])
 
 
 def environment() -> dict[str, str]:
-    """Environment variables of a game: this interpreter's scripts, such as ``brayx``, come first on the path, and
-    libraries use one thread."""
+    """Environment variables of a game. This interpreter's scripts, such as ``brayx``, come first on the path; libraries
+    use one thread."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -44,7 +44,7 @@ _LAST_CHECKPOINT_S = 60.0
 _FIRST_WEIGHTS_S = 180.0
 """Deadline for a new learner to publish its first weights."""
 _REGISTRY_S = 10.0
-"""Time before the registry is tried again after a failure."""
+"""Time between a failure of the registry and the next try."""
 _NUMBERS_S, _CURVES_S, _PICTURES_S = 1.0, 5.0, 60.0
 """Time between two metrics of the league, two points of its curves, and two drawings of its pictures."""
 
@@ -172,7 +172,7 @@ class LeagueTraining:
         """Players whose trials were perhaps killed during a restart: not checked yet."""
         self._alias_is_set = False
         self._registry_at = 0.0
-        """When the registry may be tried again."""
+        """Earliest time of the next try."""
         self._registry_error: TrackingError | None = None
         self._numbers_at = self._curves_at = self._pictures_at = time.monotonic()
         self._games_then: float | None = None
@@ -227,19 +227,19 @@ class LeagueTraining:
         self._alias_is_set = True
 
     def _registry(self, clerk: TrialClerk, function: Callable[..., Any], *args: Any) -> Any:
-        """What a function of the registry returns; None if it fails, or has failed lately: a later look tries again."""
+        """Calls a function of the registry. Returns None if it fails or has just failed; a later `look` tries again."""
         now = time.monotonic()
         if now < self._registry_at:
             return None
         try:
-            found = clerk.call(function, *args)
+            result = clerk.call(function, *args)
         except TrackingError as error:
             if self._registry_error is None:
-                self._say(f"the league continues, and tries this again every {_REGISTRY_S:g} s: {error.message}")
+                self._say(f"the league continues, and retries every {_REGISTRY_S:g} s: {error.message}")
             self._registry_at, self._registry_error = now + _REGISTRY_S, error
             return None
         self._registry_error = None
-        return found
+        return result
 
     def _report(self) -> None:
         """Records the league's numbers; adds to its curves and draws its pictures, in MLflow's process."""
@@ -289,8 +289,8 @@ class LeagueTraining:
         return bool(found)
 
     def _freeze(self, player: str, reason: str) -> bool:
-        """Registers a player's newest weights, and adds them to the pool; False: they are in the pool, have not
-        learned, or the registry does not take them now.
+        """Registers a player's newest weights and adds them to the pool. False: they are already in the pool, the
+        player has not learned, or the registry fails now.
 
         If the process is killed between the two, the resumed trial registers other weights, and a version in no pool is
         left over.

@@ -385,7 +385,7 @@ class _Training:
         self.numbers.add("gamecores_failed", 1.0, note=one_line(line))
 
     def _has_opened(self) -> bool:
-        """Whether MLflow has started; if something was learned, an interrupted training waits for that."""
+        """Whether MLflow has started. If an interrupted training has learned something, this waits for MLflow."""
         if self.clerk.opened(self.end.left(_OPENED_S)) or not self.numbers.snapshot().get("updates"):
             return self.clerk.opened()
         with self.end.paused():

@@ -47,12 +47,12 @@ def new_project(name: str, template: str, parent: str | Path = ".") -> list[Path
 
     if template not in KINDS:
         raise ConfigError(f"template is {template!r}, expected one of {', '.join(KINDS)}", key="template")
-    # Python reads an identifier in its NFKC form, so a module of another form could not be imported.
+    # Python normalises identifiers to NFKC, so a module with any other name could not be imported.
     is_name = name.isidentifier() and name[0] != "_" and name == unicodedata.normalize("NFKC", name).lower()
     if not is_name or len(name) > _MAX_NAME:
         raise ConfigError(
             f"name is {name!r}, expected at most {_MAX_NAME} small letters of any language, digits and underscores, a "
-            "letter first: modules get it",
+            "letter first, because modules get this name",
             key="name",
         )
     if name == "test":

@@ -1,6 +1,6 @@
-"""The output of a game: a bounded file, and the line in it that says why the game failed.
+"""Keeps a game's output in a bounded file, and finds the line that says why the game failed.
 
-Knows how the errors of Node, C#, Java, Go, Rust, C++ and Python look, and nothing of processes.
+Knows what errors of Node, C#, Java, Go, Rust, C++ and Python look like; knows nothing of processes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import IO
 from brayx.logs import one_line
 
 MAX_BYTES = 2**20
-"""A file of more bytes is cut to the newest half, when it is next read."""
+"""A larger file is cut to its newest half mebibyte when it is next read."""
 _READ_BYTES = 2**16
 _LAST = 10
 _ERROR = re.compile(
@@ -27,31 +27,31 @@ _FOOTER = re.compile(r"Node\.js v|exit status \d|note: run with|goroutine \d")
 
 
 def error_in(lines: Sequence[str]) -> str:
-    """The first line that looks like an error, else the last line; empty if there is none.
+    """The first line that looks like an error; otherwise the last line; empty if there is no line.
 
-    A header of an error gets its text from the next line: ``Unhandled Exception:`` of Mono, ``what()`` of C++.
+    If that line is only a header, such as Mono's ``Unhandled Exception:``, the next line is appended.
     """
     lines = [line.rstrip() for line in lines if line.strip()]
     in_traceback = False
-    for at, line in enumerate(lines):
+    for number, line in enumerate(lines, start=1):
         if _ERROR.match(line) or (in_traceback and not line[0].isspace()):
             is_header = line.endswith(":") or line.startswith("terminate called")
-            return one_line(f"{line} {lines[at + 1].strip()}" if is_header and at + 1 < len(lines) else line)
+            return one_line(f"{line} {lines[number].strip()}" if is_header and number < len(lines) else line)
         in_traceback = in_traceback or line.startswith(_TRACEBACK)
     said = [line for line in lines if not _FOOTER.match(line)] or lines
     return one_line(next(filter(_LIKE_AN_ERROR.match, said), said[-1] if said else ""))
 
 
 class Output:
-    """The file that gets all that a game writes, over all its restarts.
+    """The file that a game writes its output to, over all its restarts.
 
-    The game writes the file itself: none of it is lost with this process, and it costs this process no time.
+    The game itself writes the file. So the output outlives this process, and costs it no time.
 
     Args:
         name: name of the file.
 
     Attributes:
-        path: path of the file, once it is open.
+        path: path of the file after `open`; before, its name.
     """
 
     def __init__(self, name: str) -> None:
@@ -65,16 +65,16 @@ class Output:
         self._file = self.path.open("ab+", buffering=0)
 
     def begin(self) -> IO[bytes]:
-        """The file, for a game that starts now and appends to it."""
+        """Returns the file, for a game that starts now and appends to it."""
         self._began = self._read = self._size
         return self._opened
 
     def newest(self) -> list[str]:
-        """Lines since the last call, at most the newest 64 KiB. Cuts a file that has grown too large."""
+        """Lines since the last call, at most the newest 64 KiB. Cuts a file that is too large."""
         size = self._size
         data = self._bytes(max(self._read, size - _READ_BYTES), size)
         if len(data) < _READ_BYTES:
-            data = data[: data.rfind(b"\n") + 1]  # the rest of the last line may follow
+            data = data[: data.rfind(b"\n") + 1]  # the game may still be writing the last line
             self._read += len(data)
         else:
             self._read = size
@@ -86,12 +86,12 @@ class Output:
         return _lines(data)
 
     def said(self) -> tuple[str, list[str]]:
-        """Of the game that began last: its error, see `error_in`, and its last ten lines."""
+        """The error and the last ten lines of the game that began last; see `error_in`."""
         lines = _lines(self._bytes(self._began, self._size))
         return error_in(lines), lines[-_LAST:]
 
     def close(self, keep: bool) -> None:
-        """Closes the file, and removes it unless it is to be kept."""
+        """Closes the file, and removes it unless ``keep``."""
         if self._file is not None:
             self._file.close()
             if not keep:
@@ -111,6 +111,6 @@ class Output:
 
 
 def _lines(data: bytes) -> list[str]:
-    """The lines that are not empty, without control characters; a game controls no terminal."""
+    """The lines that are not empty, without control characters: a game must not control the terminal."""
     lines = data.decode("utf-8", "replace").splitlines()
     return [" " * (len(line) - len(line.lstrip())) + one_line(line) for line in lines if line.strip()]

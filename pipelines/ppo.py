@@ -209,7 +209,7 @@ def parser() -> argparse.ArgumentParser:
     common("--new", action=Switch, help="start a new trial even if one could be resumed")
     common(
         "--tracking", "--log-dir",
-        help="MLflow's URI, the path of its sqlite file, or the folder for it (default: ./mlflow.db)",
+        help="MLflow's URI, or its sqlite file, or the folder of that file (default: ./mlflow.db)",
     )  # fmt: skip
     common("--address", help="address of a running Ray cluster, with --distributed true (default: start one)")
     common(

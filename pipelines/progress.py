@@ -68,7 +68,7 @@ def standing(numbers: Mapping[str, float]) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """A metric in seconds as text in milliseconds, with the two digits that a percentile can have."""
+    """Formats a metric in seconds as milliseconds, with two digits: percentiles are no more accurate."""
     return "-" if value is None or math.isnan(value) else significant(value * 1e3, 2)
 
 

@@ -23,7 +23,7 @@ RECORDINGS = (
     "the recordings: a folder, one of its files, an address such as s3://bucket/folder, or runs:/TRIAL/recordings"
 )
 SESSION = "only sessions with this id, which may have *, or of this game, the part of their ids before -agent-"
-TRUST = "run the code that the checkpoint names, though a folder or a server has it (default: no)"
+TRUST = "run the code that the checkpoint names, even if it comes from a folder or a server (default: no)"
 TRACKING = "MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)"
 
 

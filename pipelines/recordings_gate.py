@@ -63,7 +63,7 @@ def check_recordings(
         gate: what the version must reach.
         uri: tracking URI.
         job: YAML of the job that made it; None: the job in its checkpoint.
-        trust: whether the code that the checkpoint names may run, see `pipelines.stored_models.stored_model`.
+        trust: run the code that the checkpoint names, see `pipelines.stored_models.stored_model`.
 
     Returns:
         The version's report, and why it passes, with the numbers.

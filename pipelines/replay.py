@@ -191,7 +191,7 @@ def replay_recording(
         tracking: MLflow's URI, or the path of its sqlite file.
         session: only the sessions with this id, which may have ``*``, or of this game; empty: all.
         job: YAML of the job that made the models; None: the jobs in their checkpoints.
-        trust: whether the code that checkpoints name may run; else only that of versions in this machine's database.
+        trust: run the code that the checkpoints name. Otherwise only versions in a database of this machine run code.
         component: name of the model component; None: as for `pipelines.stored_models.StoredModel.build`.
         tolerance: maximum difference of continuous actions that count as equal.
         on_session: called after each session with the number of sessions so far.

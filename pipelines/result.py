@@ -72,10 +72,10 @@ class TrainResult:
 
     @property
     def reference(self) -> str:
-        """The registered version as ``models:/NAME/VERSION``, to serve it whichever version is champion.
+        """The registered version as ``models:/NAME/VERSION``, to serve it even if another version is champion.
 
         Raises:
-            ModelNotFound: none was registered.
+            ModelNotFound: no version was registered.
         """
         if self.version is None:
             raise ModelNotFound(f"trial {self.trial.name!r} registered no version: {self.outcome or self.ended}")

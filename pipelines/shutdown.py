@@ -34,11 +34,11 @@ _PARTS_END_S = 3.0
 """Seconds of these for the parts that produce data."""
 
 _SAVE_S = 120.0
-"""MLflow takes up to a minute to start on a busy machine."""
+"""Maximum wait for MLflow to start, which takes up to a minute on a busy machine."""
 
 _MARK = "BRAYX_COMMAND"
 _timer: threading.Timer | None = None
-"""Runs out at the end of `end_within`."""
+"""The timer of `end_within`."""
 _is_killing = threading.Event()
 """`end_within` is about to end this process."""
 
@@ -123,8 +123,8 @@ def mark() -> None:
 
 
 def end_within(seconds: float = END_S) -> None:
-    """Kills processes of this command that still run after ``seconds``, and ends it with exit code 130. Another call
-    replaces the time of the one before."""
+    """After ``seconds``, kills the processes of this command and ends it with exit code 130. Another call restarts the
+    time."""
     global _timer
     if _timer is not None:
         _timer.cancel()
@@ -134,29 +134,30 @@ def end_within(seconds: float = END_S) -> None:
 
 
 def wait_to_save(opened: Callable[[float], bool], say: Callable[[str], None]) -> bool:
-    """Waits for MLflow to start, so that an interrupted training keeps its last checkpoint; returns whether it has.
+    """Waits for MLflow to start, so that an interrupted training keeps its last checkpoint; returns whether it started.
 
-    The command's end is delayed meanwhile. Afterwards it may take as long again, since a machine on which MLflow starts
-    slowly also saves slowly. Another Ctrl-C gives the checkpoint up.
+    Afterwards the command has as long again to end, because a machine that starts MLflow slowly also saves slowly.
+    Another Ctrl-C ends the wait, and the checkpoint is lost.
 
     Args:
-        opened: waits up to a number of seconds for MLflow, and returns whether it has started.
+        opened: waits up to the given number of seconds for MLflow, and returns whether it has started.
         say: prints a line.
     """
     if opened(0.0):
         return True
     say(
-        f"the last checkpoint waits up to {_SAVE_S:g} s for MLflow, which is still starting; another Ctrl-C gives it up"
+        f"MLflow is still starting: waiting up to {_SAVE_S:g} s to save the last checkpoint; another Ctrl-C gives it up"
     )
-    if _timer is None:  # brayx is used from Python, which sees each Ctrl-C
+    if _timer is None:  # not a command: Python raises KeyboardInterrupt for each Ctrl-C
         return opened(_SAVE_S)
     end_within(_SAVE_S + END_S)
-    ignored, began, found = signal.signal(signal.SIGINT, signal.default_int_handler), time.monotonic(), False
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    began, has_opened = time.monotonic(), False
     with contextlib.suppress(KeyboardInterrupt):
-        found = opened(_SAVE_S)
-    signal.signal(signal.SIGINT, ignored)
-    end_within(max(END_S, time.monotonic() - began) if found else END_S)
-    return found
+        has_opened = opened(_SAVE_S)
+    signal.signal(signal.SIGINT, previous)
+    end_within(max(END_S, time.monotonic() - began) if has_opened else END_S)
+    return has_opened
 
 
 def leave(code: int) -> NoReturn:
@@ -169,7 +170,7 @@ def leave(code: int) -> NoReturn:
     with contextlib.suppress(OSError):  # the reader of the output may have ended
         sys.stdout.flush()
         sys.stderr.flush()
-    atexit.unregister(end_threads)  # they need not end before this process is cut off
+    atexit.unregister(end_threads)  # `os._exit` below ends threads safely, so do not wait for them
     atexit._run_exitfuncs()
     os._exit(code)
 

@@ -106,7 +106,7 @@ class Sources:
     Args:
         job: the job.
         buffers: buffers by component name.
-        env: the actions of the environments that the model acts in; None: there are none.
+        env: actions of the environments in which the model acts; None: there are none.
 
     Raises:
         ConfigError: a source's function or files are missing.

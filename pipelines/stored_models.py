@@ -2,8 +2,8 @@
 it.
 
 A checkpoint's weights are plain arrays, but its ``meta.json`` names the job's code. That code runs only if the user
-trusts it: by naming the job or by an option, or because a training wrote the version into a database of this machine.
-Knows nothing of sessions or engines.
+names the job, sets an option, or if a training wrote the version into a database of this machine. Knows nothing of
+sessions or engines.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StoredModel:
         label: ``models:/NAME/VERSION``, ``runs:/ID``, or the folder as it was given.
         about: its name, and its version and policy version where it has them.
         run_id: id of its trial; empty: unknown.
-        trust: whether the code that its checkpoint names may run; or the folder whose code may.
+        trust: whether the code that its checkpoint names may run; or the only folder whose code may run.
     """
 
     folder: Path
@@ -59,13 +59,12 @@ class StoredModel:
             file: its YAML; None: as the checkpoint has it.
 
         Raises:
-            ConfigError: the checkpoint does not say which job made it, its code is not trusted, or the job cannot be
-                used any more.
+            ConfigError: the checkpoint does not name its job, its code is not trusted, or the job is no longer valid.
         """
         if file is not None:
             return JobConfig.load(file)
         config, folder = self._trusted_job()
-        with _telling_job():
+        with _suggesting_job():
             return JobConfig.of(config, folder)
 
     def build(self, job: str | None = None, model: str | None = None) -> tuple[Any, tuple[NestedArray, ...]]:
@@ -77,7 +76,7 @@ class StoredModel:
                 or that the job's trainer learns.
 
         Raises:
-            ConfigError: the job or the component cannot be used, or its code is not trusted.
+            ConfigError: the job or the component cannot be used, or the job's code is not trusted.
             ModelError: the module cannot be built; `BadWeights`: the weights cannot be read, or do not fit it.
         """
         module, example = self._built(job, model)
@@ -96,9 +95,9 @@ class StoredModel:
             model = _component(self, config.get("project", ""), parts, list(models))
         if model not in models:
             unknown = f"{self.label} does not say which of its job's models it is"
-            what = f"there is no model {model!r}" if model else unknown
-            raise ConfigError(f"{what}: the job has {', '.join(sorted(models)) or 'none'}")
-        with _telling_job() if job is None else contextlib.nullcontext():
+            problem = f"there is no model {model!r}" if model else unknown
+            raise ConfigError(f"{problem}: the job has {', '.join(sorted(models)) or 'none'}")
+        with _suggesting_job() if job is None else contextlib.nullcontext():
             return build_model(where, models[model]["module"], model, config)
 
     def _trusted_job(self) -> tuple[dict[str, Any], str]:
@@ -112,8 +111,8 @@ class StoredModel:
         folder = str(meta.get("folder", ""))
         if self.trust is not True and not (self.trust and self.trust == folder):
             raise ConfigError(
-                f"{self.label} names code to run, in {folder or 'the installed packages'}, and whoever wrote its "
-                "meta.json chose it: name your own job's YAML with --job, or trust that code with --trust",
+                f"{self.label} names code to run, in {folder or 'the installed packages'}, chosen by whoever wrote its "
+                "meta.json: name your own job's YAML with --job, or trust that code with --trust",
                 folder=folder,
                 key="trust",
             )
@@ -127,22 +126,22 @@ def stored_model(reference: str, uri: str, trust: bool | str = False) -> Iterato
     Args:
         reference: ``models:/NAME@ALIAS`` and its like; ``runs:/TRIAL``, the newest checkpoint of the trial with this id
             or name; or the folder of a checkpoint.
-        uri: tracking URI. A database file of this machine is trusted, since trainings on it wrote the versions; a
-            server is not, since others write to it, too.
-        trust: True: the code that the checkpoint names may run. A folder: code in it may.
+        uri: tracking URI. A database file is trusted, because trainings on this machine wrote its versions. A server is
+            not, because others may write to it.
+        trust: True: run the code that the checkpoint names. A folder: run it only if it is in that folder.
 
     Raises:
         ConfigError: it is none of these; or there is no such trial, or it has no checkpoint.
         ModelNotFound: the registry has no such model.
         TrackingError: MLflow failed.
     """
-    of_registry = trust or sqlite_path(uri) is not None
+    trust_stored = trust or sqlite_path(uri) is not None
     if reference.startswith("models:"):
         entry = find(reference, uri)
         label = f"models:/{entry.name}/{entry.version}"  # an alias may move meanwhile
         with files_of(label, uri) as folder:
             about = {"model": entry.name, "version": entry.version, **_policy_version(folder)}
-            yield StoredModel(folder, label, about, entry.run_id, of_registry)
+            yield StoredModel(folder, label, about, entry.run_id, trust_stored)
         return
     if reference.startswith(_RUNS):
         trial = find_trial(reference.removeprefix(_RUNS), uri)
@@ -150,7 +149,7 @@ def stored_model(reference: str, uri: str, trust: bool | str = False) -> Iterato
         if newest is None:
             raise ConfigError(f"{reference}: trial {trial.name!r} has no checkpoint yet")
         about = {"model": trial.name, **_policy_version(newest)}
-        yield StoredModel(newest, f"{_RUNS}{trial.run_id}", about, trial.run_id, of_registry)
+        yield StoredModel(newest, f"{_RUNS}{trial.run_id}", about, trial.run_id, trust_stored)
         return
     folder = Path(reference)
     if not (folder / "weights.npz").is_file():
@@ -264,8 +263,8 @@ def _meta(folder: Path) -> Mapping[str, Any]:
 
 
 @contextlib.contextmanager
-def _telling_job() -> Iterator[None]:
-    """Adds the way out to errors of a job that a checkpoint names, such as one whose folder has moved."""
+def _suggesting_job() -> Iterator[None]:
+    """Suggests ``--job`` in errors of the job that a checkpoint names, for example because its folder has moved."""
     try:
         yield
     except ConfigError as error:

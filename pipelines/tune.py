@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from brayx.algorithms.config import AlgorithmConfig
     from brayx.local.training import Training
     from brayx.replay.files import Dataset
-    from brayx.replay.steps import Units
+    from brayx.replay.steps import ActionsOf
     from brayx.tracking import Status, Trial
     from pipelines.search import Domain, Space
 
@@ -134,7 +134,7 @@ def tune(
     *,
     algorithm: str = "ppo",
     demonstrations: str | Path | Dataset | None = None,
-    actions: Units | None = None,
+    actions: ActionsOf | None = None,
     method: Method = "asha",
     num_trials: int = 8,
     num_steps: int = 60_000,
@@ -156,7 +156,7 @@ def tune(
         demonstrations: recorded episodes that every trial imitates, as for `train_local`. Each trial reads the files
             where it runs, by their absolute path. ``bc`` plays no games while it learns, so each comparison plays
             ``evaluation_episodes`` greedy games, the same ones in all trials.
-        actions: whose actions the demonstrations have; a `Dataset` says so itself.
+        actions: whose actions the demonstrations have, if they are a path; a `Dataset` has its own option.
         method: how trials compete.
         num_trials: number of trials drawn from the space.
         num_steps: env steps of a trial that is not stopped early; for ``bc``, transitions of its batches.
@@ -242,7 +242,7 @@ def tune(
         stack.close()
 
 
-def _by_whole_path(demonstrations: str | Path | Dataset, actions: Units | None = None) -> Dataset:
+def _by_whole_path(demonstrations: str | Path | Dataset, actions: ActionsOf | None = None) -> Dataset:
     """The demonstrations with an absolute path, since each trial runs in a separate folder."""
     from brayx.recording.source import dataset
 
@@ -272,7 +272,7 @@ def _fits(
     options = space.get("env_options", {})
     envs = make_envs(env, 1, options=options.extremes[0] if isinstance(options, Domain) else options)
     try:
-        space_of, obs = envs.single_action_space, observation_of(envs)
+        action_space, obs = envs.single_action_space, observation_of(envs)
     finally:
         envs.close()
     observed = flatten(obs, "obs")
@@ -282,7 +282,7 @@ def _fits(
         training = drawn.model_copy(update={"num_steps": num_steps}).of(algorithm)
         if demonstrations is not None:
             check_imitates(algorithm, training)
-        spec = ActionSpec.of(space_of, scale=training.scale_actions)
+        spec = ActionSpec.of(action_space, scale=training.scale_actions)
         check_fits(
             algorithm,
             kind=spec.kind,

@@ -4,7 +4,7 @@
     python -m pipelines.visualize --logdir ./logs --save-fig true
 
 A trial is an id, as the last line of `pipelines.ppo` has it, or a name: the newest run of that name, in any project.
-Without any, all trials that have the metric are drawn.
+Without TRIAL, it draws all trials that have the metric.
 """
 
 from __future__ import annotations
@@ -86,7 +86,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("trials", nargs="*", metavar="TRIAL", help="id or name of a trial (default: all)")
     made.add_argument("--out", type=Path, help="the picture: .png, .svg or .pdf (default: curves.png beside mlflow.db)")
     made.add_argument(
-        "--save-fig", action=Switch, default=True, help="write a picture; else print each curve's end (default: true)"
+        "--save-fig",
+        action=Switch,
+        default=True,
+        help="write a picture; with false, print the last point of each curve (default: true)",
     )
     made.add_argument("--metric", default=RETURN_CHART, help="metric's name in MLflow (default: %(default)s)")
     made.add_argument("--x", choices=get_args(XAxis), default="env_steps", help="(default: %(default)s)")
@@ -94,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
         "--tracking",
         "--logdir",
         "--log-dir",
-        help="MLflow's URI, the path of its sqlite file, or the folder of it (default: ./mlflow.db)",
+        help="MLflow's URI, or its sqlite file, or the folder of that file (default: ./mlflow.db)",
     )
     return made
 

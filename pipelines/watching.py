@@ -32,9 +32,9 @@ _LOST_S = 10.0
 _FEW = 8
 """Least number of lost games or fragments that stops a training."""
 _WITHOUT_RETURN = 20
-_SAY_HOW_IT_ENDED = (
-    'The body of a stop says how the game ended: {"obs": ..., "reward": ..., "terminated": true}, or "truncated": true '
-    'at a time limit. An agent of your own calls record("episode_return", ...)'
+_HOW_TO_RETURN = (
+    'The body of a stop must say how the game ended: {"obs": ..., "reward": ..., "terminated": true}, or "truncated": '
+    'true at a time limit. An agent of your own must call record("episode_return", ...)'
 )
 _TROUBLE = ("requests_refused", "fragments_dropped", "replay_dropped")
 
@@ -158,16 +158,16 @@ def _sum_of(metrics: Sequence[str], numbers: Mapping[str, float]) -> float:
 
 
 class Returns:
-    """Detects games that end without a return: the model learns from them, but nobody sees how well it plays."""
+    """Detects games that stop without a return: the model learns from them, but nobody sees how well it plays."""
 
     def __init__(self) -> None:
         self._before: tuple[float, float] | None = None
         self._hinted = False
 
     def hint(self, numbers: Mapping[str, float], notes: Mapping[str, str]) -> str:
-        """Advice, once, after `_WITHOUT_RETURN` such games of this run, if they are a quarter or more; else empty.
+        """Advice after `_WITHOUT_RETURN` such games in this run, if at least a quarter of games are such; once.
 
-        Fewer are normal: a game that is broken off has no return.
+        A smaller share is normal, because an interrupted game has no return.
         """
         counts = numbers.get("games_without_return", 0.0), numbers.get(GAMES, 0.0)
         if self._before is None:
@@ -177,8 +177,8 @@ class Returns:
             return ""
         self._hinted = True
         return (
-            f"{without:.0f} games were stopped without a return; the newest: {notes.get('games_without_return', '-')}. "
-            f"{_SAY_HOW_IT_ENDED}"
+            f"{without:.0f} games stopped without a return; the newest: {notes.get('games_without_return', '-')}. "
+            f"{_HOW_TO_RETURN}"
         )
 
 

@@ -145,8 +145,8 @@ async def forward(model: str, *args: NestedArray, deadline_s: float | None = Non
 
     Raises:
         ShapeMismatch: the arguments do not fit the model; shows expected and got for each leaf.
-        BadBody: an argument holds NaN or infinity, or a mask allows no action; names leaf and index. If the agent does
-            not catch it, the client gets it, and the session continues.
+        BadBody: an argument holds NaN or infinity, or an action mask allows no action; names the leaf and the index.
+            Unless the agent catches it, the client gets it. The session continues.
         QueueFull, DeadlineExceeded: the model has no room, or took too long.
     """
     services = _current()

@@ -33,7 +33,7 @@ class Codec:
         """Parses a body; an empty JSON body is None.
 
         Raises:
-            BadBody: it does not parse, or a number of a JSON body is NaN or infinite.
+            BadBody: the body does not parse, or a number in a JSON body is NaN or infinite.
         """
         if self.kind == "json":
             if not body:

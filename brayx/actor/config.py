@@ -136,8 +136,8 @@ class ActorConfig(SessionConfig):
     """Origins of web pages whose scripts may call the HTTP doors, like ``https://play.example.com``; ``*``: all; empty:
     none."""
     allowed_hosts: list[str] = []
-    """Names besides localhost by which clients call HTTP doors that listen on loopback without keys, as through a proxy
-    that passes their ``Host`` on; ``*``: all."""
+    """Host names, besides localhost, that HTTP doors on loopback without keys answer to, for example behind a proxy
+    that forwards the clients' ``Host``; ``*``: all."""
     keys_file: str | None = None
     """File of the keys that requests are signed with (`brayx keys new`), in a job relative to its YAML's folder; null:
     the environment's, if it has any. A training job does not require keys."""

@@ -61,7 +61,7 @@ class SessionFailures:
         self._cut_off = hook, why
 
     def why(self, error: BaseException) -> str:
-        """The note of ``error``, which has just ended a tick."""
+        """Why ``error`` ended the current tick: a line for the tick's event."""
         if self._cut_off is not None and isinstance(error, asyncio.CancelledError):
             return self._cut_off[1]
         return self._newest if isinstance(error, Exception) else type(error).__name__
@@ -82,7 +82,7 @@ class SessionFailures:
         self._recorder.add("games_failed", 1.0, label=label, note=why)
 
     def count_without_return(self, stop: bytes) -> None:
-        """Counts this game as stopped without a return; the note has the body of its stop."""
+        """Counts a game that stopped without a return; the note quotes the stop's body."""
         shown = one_line(stop[:_SHOWN_BYTES].decode(errors="replace")) or "no body"
         self._recorder.add("games_without_return", 1.0, note=f"its stop had {shown}")
 

@@ -1,4 +1,4 @@
-"""Reads the fields of a JSON body for an agent: finite numbers, or an error that names the field and the index.
+"""Reads numbers from the fields of a JSON body. Refuses what is not finite, naming the field and the index.
 
 NumPy alone would turn ``null`` into NaN. Knows nothing of agents or models.
 """
@@ -20,21 +20,21 @@ _LARGEST = float(np.finfo(np.float32).max)
 def array_field(
     body: Any, name: str, dtype: DTypeLike = np.float32, shape: tuple[int, ...] | None = None
 ) -> np.ndarray:
-    """The numbers of a field as an array.
+    """Reads a field as an array.
 
     Args:
         body: a JSON object, such as ``state.input``.
-        name: name of the field, a number or nested lists of numbers.
+        name: name of the field. Its value is a number or nested lists of numbers.
         dtype: dtype of the array.
-        shape: shape of the array, for a field with as many numbers; None: as the lists are nested.
+        shape: shape of the array, to which the numbers are reshaped; None: the shape of the nested lists.
 
     Raises:
-        BadBody: there is no such field, or it holds something else than finite numbers that ``dtype`` can hold, or
-            another number of them. The session continues.
+        BadBody: the field is missing; a value is not a finite number that ``dtype`` can hold; or the numbers do not
+            fill ``shape``. The session continues.
     """
     try:
         value = body[name]
-        # Directly, which takes a third of the time; but floats would be cut to integers.
+        # A direct conversion takes a third of the time. For integer dtypes it would truncate floats.
         array = np.asarray(value, np.float32) if dtype is np.float32 else None
     except (KeyError, TypeError, IndexError, ValueError, OverflowError):
         value, array = _field(body, name), None
@@ -49,7 +49,7 @@ def array_field(
 
 
 def number_field(body: Any, name: str, least: float = -_LARGEST, most: float = _LARGEST) -> float:
-    """The number of a field, such as a reward; by default any that float32 can hold. Raises BadBody as `array_field`"""
+    """Reads a number, such as a reward; by default any that float32 can hold. Raises `BadBody` as `array_field`."""
     value = _field(body, name)
     if isinstance(value, int | float) and least <= value <= most:  # false for NaN
         return float(value)
@@ -58,7 +58,7 @@ def number_field(body: Any, name: str, least: float = -_LARGEST, most: float = _
 
 
 def index_field(body: Any, name: str, count: int) -> int:
-    """The whole number of a field, from 0 and below ``count``. Raises BadBody as `array_field`."""
+    """Reads a whole number from 0 to ``count - 1``. Raises `BadBody` as `array_field`."""
     value = _field(body, name)
     if isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= value < count:
         return int(value)
@@ -69,12 +69,12 @@ def _field(body: Any, name: str) -> Any:
     try:
         return body[name]
     except (KeyError, TypeError, IndexError):
-        has = f"it has {', '.join(map(repr, body))}" if isinstance(body, dict) and body else f"it is {body!r}"
-        raise BadBody(f"the body has no field {name!r}: {has:.120}", field=name) from None
+        got = f"it has {', '.join(map(repr, body))}" if isinstance(body, dict) and body else f"it is {body!r}"
+        raise BadBody(f"the body has no field {name!r}: {got:.120}", field=name) from None
 
 
 def _converted(name: str, value: Any, dtype: np.dtype[Any]) -> np.ndarray:
-    """An array of finite numbers; or the error of the first value that ``dtype`` cannot hold."""
+    """Converts a value to finite numbers; raises `BadBody` for the first that ``dtype`` cannot hold."""
     try:
         given = np.asarray(value)
     except ValueError:

@@ -36,7 +36,7 @@ class SessionLog:
     def failed(self, state: State, body: bytes, began: float, arrived: float, why: str) -> None:
         """Adds a tick that raised, with an event ``error`` and an empty reply, even if the log takes no ticks.
 
-        ``why`` is a line with the error's type, text and place.
+        ``why`` is one line: the error's type, message and place.
         """
         self.event(f"error: {why}")
         self.tick(state, body, b"", began, arrived)

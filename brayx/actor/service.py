@@ -26,7 +26,7 @@ class Service:
 
     Attributes:
         cors: origins whose scripts may call its HTTP doors.
-        hosts: names that its HTTP doors answer to.
+        hosts: host names that its HTTP doors answer to.
     """
 
     cors = Cors()

@@ -57,8 +57,8 @@ class ActorService(Service):
         keys: keys that requests are signed with; None: every client is let in.
         ownership: as for `SessionTable`.
         shared: other processes of the application open the same native ports.
-        is_local: no other machine can reach a door. Clients then get the text of exceptions, unless ``show_errors``
-            says otherwise, and without keys the HTTP doors answer to names of this machine only.
+        is_local: no other machine can reach a door. Then clients get the text of exceptions, unless ``show_errors`` is
+            false; and without keys, HTTP doors answer to names of this machine only.
     """
 
     def __init__(

@@ -185,7 +185,7 @@ class Fold:
 
 
 def _clean(label: str) -> str:
-    """A tag's value: short, and in ASCII, as Ray requires; different labels stay different."""
+    """A label as a tag's value: short and in ASCII, as Ray requires. Different labels stay different."""
     return shortened(label.encode("unicode_escape").decode(), _MAX_LABEL)
 
 

@@ -260,9 +260,9 @@ class Recordings(Document):
     total: int
     """Number of all recordings."""
     selected: int
-    """Number of those whose session has the requested id or game."""
+    """Number of recordings that match the requested session or game."""
     recordings: list[Recording]
-    """The newest of these, the newest first."""
+    """The newest of the selected recordings, newest first."""
     unreadable: dict[str, str]
     """Files that cannot be read, with the reason."""
 

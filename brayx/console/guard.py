@@ -4,8 +4,8 @@ Also refuses large bodies.
 A key is a line ``SCOPE/NAME: secret`` of a keys file (`brayx keys new --scope control`); a request has it as HTTP Basic
 credentials. ``read`` may only read, ``control`` may also change things. Without keys, everybody on this machine may do
 both, and nobody else may: the console then answers only to loopback names. Otherwise a web page could reach it through
-a domain name that resolves to this machine. No page of another site may show the console in a frame, where a viewer's
-clicks would reach it unseen.
+a domain name that resolves to this machine. No page may show the console in a frame: an invisible frame could catch a
+viewer's clicks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from brayx.gamecore.browser import Hosts
 KeyScope = Literal["read", "control"]
 SCOPES: tuple[KeyScope, ...] = ("read", "control")
 _MAX_BODY_BYTES = 1 << 20
-_FRAMED_BY_NOBODY = {"Content-Security-Policy": "frame-ancestors 'none'", "X-Frame-Options": "DENY"}
+_FORBID_FRAMES = {"Content-Security-Policy": "frame-ancestors 'none'", "X-Frame-Options": "DENY"}
 """Headers of every response."""
 _LOCAL = Hosts((), "this console has no keys and answers to localhost only")
 _PAGE = "/_nicegui"
@@ -80,7 +80,7 @@ def basic(key: str, secret: bytes) -> str:
 
 
 class Guard:
-    """ASGI middleware that refuses requests from callers who may not use the console, and frames.
+    """ASGI middleware that refuses callers who may not use the console, and forbids showing it in frames.
 
     Args:
         app: the console.
@@ -103,7 +103,7 @@ class Guard:
                 return
             await refusal(error)(scope, receive, send)
             return
-        await self._app(scope, _bounded(receive), _unframed(send))
+        await self._app(scope, _bounded(receive), _forbidding_frames(send))
 
     def _check(self, request: HTTPConnection) -> None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
@@ -134,11 +134,11 @@ def _bounded(receive: Receive) -> Receive:
     return receive_and_count
 
 
-def _unframed(send: Send) -> Send:
+def _forbidding_frames(send: Send) -> Send:
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             message.setdefault("headers", [])
-            MutableHeaders(scope=message).update(_FRAMED_BY_NOBODY)
+            MutableHeaders(scope=message).update(_FORBID_FRAMES)
         await send(message)
 
     return send_with_headers
@@ -147,4 +147,4 @@ def _unframed(send: Send) -> Send:
 def refusal(error: BrayxError) -> Response:
     """The response for a typed error. If the key is missing or wrong, browsers ask for one."""
     headers = {"WWW-Authenticate": 'Basic realm="brayx console"'} if isinstance(error, Unauthorized) else {}
-    return Response(error.to_wire(), error.http_status, headers | _FRAMED_BY_NOBODY, "application/json")
+    return Response(error.to_wire(), error.http_status, headers | _FORBID_FRAMES, "application/json")

@@ -26,7 +26,7 @@ from brayx.types import NestedArray, Weights
 
 @dataclass(frozen=True)
 class LeafSpec:
-    """Path, shape (without batch axis) and dtype of one array; if it has whole numbers, perhaps their limits."""
+    """Path, shape (without batch axis) and dtype of one array; limits of whole numbers, if the module declares them."""
 
     path: str
     shape: tuple[int, ...]
@@ -92,7 +92,7 @@ class ModelSpec:
             args: positional arguments of the model, without batch axis.
 
         Raises:
-            ShapeMismatch: the nesting, a shape or a dtype does not fit, or a number is outside its limits.
+            ShapeMismatch: the nesting, a shape or a dtype does not fit, or a whole number is outside its limits.
         """
         nested: NestedArray = args
         try:
@@ -146,9 +146,9 @@ def _describe(path: str, leaf: Any) -> str:
     except ValueError:
         return f"{path}: ragged {type(leaf).__name__}"
     if array.dtype.kind == "O":
-        other = next((each for each in np.ndenumerate(array) if not isinstance(each[1], int | float)), None)
-        at = f" with {other[1]!r:.40} at {list(other[0])}" if other and other[0] else ""
-        return f"{path}: {type(leaf).__name__}{at}"
+        other = next((entry for entry in np.ndenumerate(array) if not isinstance(entry[1], int | float)), None)
+        which = f" with {other[1]!r:.40} at {list(other[0])}" if other and other[0] else ""
+        return f"{path}: {type(leaf).__name__}{which}"
     return f"{path}: {list(array.shape)} {array.dtype}"
 
 

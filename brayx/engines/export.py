@@ -71,7 +71,7 @@ class _Flat(torch.nn.Module):
         super().__init__()
         self.module = module
         self._input_tree = input_tree
-        self.train(module.training)  # torch's tracer gives every module inside the mode of this one when it ends
+        self.train(module.training)  # after tracing, torch sets every submodule to the mode of this module
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs = self.module(*self._input_tree.unflatten(leaves))
@@ -207,14 +207,14 @@ def _weights_to_inputs(graph: Any, known: AbstractSet[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps the exporter's messages off stderr and stdout: missing torchvision, internal deprecations, failed graphs.
+    """Silences the exporter on stderr and stdout: missing torchvision, internal deprecations, failed graphs.
 
     Standard output is the whole process's: other threads print to it meanwhile.
     """
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
-    # The tracer turns this log on whatever `verbose` is, and it prints to stdout.
+    # The tracer turns this log on regardless of `verbose`, and the log prints to stdout.
     log, torch._C._jit_onnx_log = torch._C._jit_onnx_log, lambda *message: None
     try:
         with warnings.catch_warnings():
@@ -263,8 +263,8 @@ def verify(
         seed: seed of the random draws.
 
     Raises:
-        EngineMismatch: names the worst output leaf, its error, batch size, weights and step; or says that the model
-            is random in ``forward``.
+        EngineMismatch: names the worst output leaf, its error, batch size, weights and step; or says that ``forward``
+            is random.
     """
     tolerance = tolerance or engine.tolerance
     reference = TorchEngine(module, example_args)
@@ -308,14 +308,14 @@ def verify(
 
 
 def _randomness(run: Run, spec: ModelSpec, batches: Sequence[Sequence[np.ndarray]]) -> str:
-    """What to say of a model whose outputs differ between two runs on the same batches; empty for any other."""
+    """An error message if two runs on the same batches differ; otherwise empty."""
     for first, second in zip(carried(run, spec.state, batches), carried(run, spec.state, batches), strict=True):
         errors = compare(first, second, Tolerance(), [peak(output) for output in second])
         for leaf, error in zip(spec.outputs, errors, strict=True):
             if not error.excess <= 0:
                 return (
                     f"the model is random in forward: two runs of torch in eval mode on the same inputs differ in leaf "
-                    f"{leaf.path!r}, so no engine can be compared with it; draw noise only if self.training"
+                    f"{leaf.path!r}, so no engine can be compared with torch; draw noise only if self.training"
                 )
     return ""
 

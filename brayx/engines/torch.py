@@ -142,16 +142,16 @@ def frozen_copy(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def initialise_lazy(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> None:
-    """Gives lazy layers, such as ``LazyLinear``, their sizes, by a run on the example.
+    """Initialises lazy layers, such as ``LazyLinear``, by running the module on its example.
 
     Raises:
-        ModelError: the module fails on its example, or does not use such a layer there.
+        ModelError: the module fails on its example, or does not use all lazy layers.
     """
     if not _lazy_names(module):
         return
     arguments: NestedArray = example_args
     modes = [(part, part.training) for part in module.modules()]
-    module.eval()  # statistics such as those of a batch norm are no part of this
+    module.eval()  # so that a batch norm does not update its statistics
     try:
         with torch.no_grad():
             module(*optree.tree_map(torch.as_tensor, arguments))
@@ -162,8 +162,8 @@ def initialise_lazy(module: torch.nn.Module, example_args: tuple[NestedArray, ..
             part.training = training
     if names := _lazy_names(module):
         raise ModelError(
-            f"the model's {names[0]} has no size yet, since forward does not use its lazy layer: expected a layer with "
-            "sizes, such as Linear",
+            f"the model's {names[0]} has no size, because forward does not use its lazy layer; expected a layer with "
+            "fixed sizes, such as Linear",
             leaf=names[0],
         )
 
@@ -256,9 +256,9 @@ def describe(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> 
 
 
 def limits_declared(module: torch.nn.Module) -> dict[str, Limits]:
-    """The limits of the whole numbers in a module's arguments, by path, if it declares them."""
-    found: dict[str, Limits] = getattr(module, LIMITS, {})
-    return found
+    """The limits that a module declares for whole numbers in its arguments, by path."""
+    limits: dict[str, Limits] = getattr(module, LIMITS, {})
+    return limits
 
 
 def _state(

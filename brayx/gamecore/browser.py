@@ -1,5 +1,6 @@
-"""An HTTP door's part in what protects browsers: the origins whose scripts may call it (CORS), and the names that it
-answers to; and the frame of its pages. Knows nothing of the services behind doors.
+"""What HTTP doors do for browsers: allowed origins (CORS), allowed host names, and the layout of pages.
+
+Knows nothing of the services behind doors.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ ANY = "*"
 _METHODS = b"GET, POST, OPTIONS"
 _HEADERS = b"content-type, session, step_kind, step-kind, key, time, token, seq, opponent, record"
 _LOCAL = "localhost"
-_LOCAL_ONLY = "this service has no keys and answers to localhost only, and to the names in 'allowed_hosts'"
+_LOCAL_ONLY = "this service has no keys and answers only to localhost and the names in 'allowed_hosts'"
 _MAX_AGE_S = b"600"
 """Time that a browser may keep the answer to a preflight."""
 
@@ -59,14 +60,14 @@ class Cors:
 
 
 class Hosts:
-    """The names under which clients reach a door that listens on loopback.
+    """The host names that a door on loopback answers to.
 
-    A web page may reach such a door by the page's own domain name, if that resolves to this machine; the browser then
-    takes the door for a part of the page's site (DNS rebinding). Only the ``Host`` header shows it.
+    If a web page's domain name resolves to this machine, the page can reach the door by that name, and the browser
+    takes the door for a part of the page's site (DNS rebinding). Only the ``Host`` header shows this.
 
     Args:
-        names: further ones than loopback's; `ANY`: all; None: the door takes every name.
-        message: beginning of the error.
+        names: allowed names besides loopback's; `ANY` among them, or None: all names.
+        message: start of the error.
     """
 
     def __init__(self, names: Iterable[str] | None = None, message: str = _LOCAL_ONLY) -> None:
@@ -75,10 +76,10 @@ class Hosts:
         self._message = message
 
     def check(self, host: str | None) -> None:
-        """Checks a request's ``Host``; browsers never leave it out.
+        """Checks a request's ``Host``. A request without one passes, because browsers always send it.
 
         Raises:
-            Forbidden: it is another name.
+            Forbidden: the name is not allowed.
         """
         if not self._takes_all and host and (name := _name_of(host)) != _LOCAL and name not in self._names:
             raise Forbidden(f"{self._message}: the request's 'Host' is {host[:80]!r}", header="host")
@@ -86,7 +87,7 @@ class Hosts:
 
 @lru_cache(64)
 def _name_of(host: str) -> str | None:
-    """The name in a ``Host``, without its port; `_LOCAL` for each of loopback's, None for a malformed one."""
+    """The name in a ``Host``, without the port; `_LOCAL` for all of loopback's, None for a malformed one."""
     try:
         name = urlsplit(f"//{host}").hostname
     except ValueError:

@@ -226,8 +226,8 @@ def seeds(seed: int | None, place: int = 0) -> Iterator[int | None]:
 
 
 def start_body(about: dict[str, Any], space: gymnasium.Space[Any]) -> bytes:
-    """A start's body: ``about``, and if the agent's action space is ``Discrete`` ``num_actions``, and ``first_action``
-    unless it is 0."""
+    """A start's body: ``about``; for a ``Discrete`` action space also ``num_actions``, and ``first_action`` unless it
+    is 0."""
     actions = {}
     if isinstance(space, gymnasium.spaces.Discrete):
         actions = {"num_actions": int(space.n), **({"first_action": int(space.start)} if space.start else {})}
@@ -274,7 +274,7 @@ def action_reader(space: gymnasium.Space[Any]) -> Callable[[bytes], Any]:
 
 
 def _from_json(space: gymnasium.Space[Any]) -> Callable[[Any], Any]:
-    """A function that converts an action's JSON for ``env.step``, with the space's dtype; it raises ValueError for an
+    """A function that converts an action's JSON to the space's dtype, for ``env.step``. It raises ValueError for an
     invalid action."""
     spaces = gymnasium.spaces
     if isinstance(space, spaces.Discrete):
@@ -302,7 +302,7 @@ def _from_json(space: gymnasium.Space[Any]) -> Callable[[Any], Any]:
 
 
 def _from_nested_json(space: gymnasium.spaces.Tuple[Any] | gymnasium.spaces.Dict) -> Callable[[Any], Any]:
-    """As `_from_json`."""
+    """As `_from_json`, for a Tuple or Dict."""
     if isinstance(space, gymnasium.spaces.Tuple):
         parts = [_from_json(part) for part in space.spaces]
         return lambda action: tuple(read(part) for read, part in zip(parts, action, strict=True))
@@ -317,7 +317,7 @@ def _from_nested_json(space: gymnasium.spaces.Tuple[Any] | gymnasium.spaces.Dict
 
 
 def _rounded_into(space: gymnasium.spaces.Box, action: np.ndarray) -> np.ndarray:
-    """``action``, clipped to the bounds if it is beyond them only because a model rounded it to float32."""
+    """Clips ``action`` to the bounds if only rounding to float32 took it beyond them."""
     clipped: np.ndarray = np.clip(action, space.low, space.high)
     same = action.shape == space.shape and np.array_equal(action.astype(np.float32), clipped.astype(np.float32))
     return clipped if same else action
@@ -410,7 +410,8 @@ def command_parser(kind: str, description: str) -> argparse.ArgumentParser:
     add_options(parser)
     parser.add_argument("--quiet", help="print the summary only", **SWITCH)
     parser.add_argument("--json", help="print each game as a line of JSON, and no summary", **SWITCH)
-    parser.add_argument("--die-with-parent", **{**SWITCH, "help": argparse.SUPPRESS})  # of earlier jobs: all do now
+    # Earlier jobs pass it. It has no effect: every game ends with its job.
+    parser.add_argument("--die-with-parent", **{**SWITCH, "help": argparse.SUPPRESS})
     return parser
 
 
@@ -419,7 +420,7 @@ def _words(returns: Mapping[str, float]) -> str:
 
 
 class _Stop:
-    """Whether to end: true after SIGTERM or SIGINT."""
+    """Whether the command was asked to end, by SIGTERM or SIGINT."""
 
     def __init__(self) -> None:
         self.requested = False

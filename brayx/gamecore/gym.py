@@ -3,7 +3,7 @@
 The gym profile, as JSON bodies:
 
     start  {"env_id": "CartPole-v1", "seed": 7, "num_actions": 2}      seed of this game's reset; of a Discrete space
-           and {"first_action": 1} if that space does not start at 0
+           and {"first_action": 1} if a Discrete space does not start at 0
     tick   {"obs": [0.1, ...], "reward": 0.0}                          reward of the previous action, 0.0 at first
            and {"action_mask": [1, 0, ...]} if the environment's info has one
     reply  {"action": 1}                                               a number, or nested lists, by the action space

@@ -28,7 +28,7 @@ _ONCE = ("host", "transfer-encoding")
 SINGLE = frozenset(
     {"session", "step_kind", "step-kind", "key", "time", "token", "seq", "opponent", "record", "origin", *_ONCE}
 )
-"""Headers that a request has at most one value of."""
+"""Headers that may have only one value."""
 AGENT_MARK = "-agent-"
 """Separates game and agent in the session id ``GAME-agent-AGENT``."""
 
@@ -100,7 +100,7 @@ def agent_of(session: str) -> str:
 
 
 def text_of(value: bytes) -> str:
-    """The text of a header or field, which is ASCII from every known client: UTF-8, or Latin-1 if it is not that."""
+    """Decodes a header or field: as UTF-8, or as Latin-1 if it is not UTF-8. Every known client sends ASCII."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -183,22 +183,22 @@ def parse_record(text: str) -> bool:
 
 
 def add_header(headers: dict[str, str], name: str, value: str) -> None:
-    """Adds a header to those of a request.
+    """Adds a header to the headers of a request.
 
-    A proxy in front may act on another of two values than the service, so a request that has both is refused.
+    Refuses a second value, because a proxy might use one and the service the other.
 
     Args:
         headers: the headers so far, by lower-case name.
         name: lower-case name.
-        value: value without spaces around it.
+        value: value, stripped of spaces.
 
     Raises:
-        ProtocolError: a header of `SINGLE` comes with another value than before; a second ``host`` or
-            ``transfer-encoding``; or a transfer coding other than ``chunked``.
+        ProtocolError: a header of `SINGLE` has a second, different value; ``host`` or ``transfer-encoding`` comes
+            twice; or the transfer coding is not ``chunked``.
     """
     if name in headers and name in SINGLE and (value != headers[name] or name in _ONCE):
         raise ProtocolError(
-            f"{name!r} came as {headers[name][:40]!r} and as {value[:40]!r}, expected one of them", header=name
+            f"header {name!r} is {headers[name][:40]!r} and {value[:40]!r}, expected one value", header=name
         )
     if name == "transfer-encoding" and value.lower() != "chunked":
         raise ProtocolError(f"header 'transfer-encoding' is {value[:40]!r}, expected 'chunked'", header=name)

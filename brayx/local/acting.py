@@ -86,15 +86,15 @@ class ActingModel:
             record: called with the engine that the model acts with from then on: ``onnx from version 3``, or ``torch``.
 
         Returns:
-            The thread, which calls both, unless the model was closed meanwhile.
+            The thread. It calls ``say`` and ``record``, unless the model is closed first.
         """
         thread = NativeThread(functools.partial(self._build, say, record), "brayx-engine", self._closed.set)
         thread.start()
         return thread
 
     async def close(self) -> None:
-        """Closes the model. A build that waits for another one's end is dropped; a running one cannot be cut short, and
-        has no effect."""
+        """Closes the model. A build that has not begun is dropped; a running one cannot be interrupted, but its result
+        is discarded."""
         self._closed.set()
         await self.model.close()
 

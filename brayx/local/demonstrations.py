@@ -136,24 +136,26 @@ class Demonstrations:
         data: str | Path | Dataset,
         module: nn.Module,
         forward_args: tuple[NestedArray, ...],
-        given: ModelSpec,
+        signature: ModelSpec,
         env: ActionSpec,
         training: Settled,
     ) -> Demonstrations:
         """Reads demonstrations in the layout of a model.
 
         Args:
-            data: as above.
+            data: as for `Demonstrations`.
             module, forward_args: the model and its example arguments.
-            given: its inputs and outputs.
-            env: the actions of the environment that it acts in.
+            signature: inputs and outputs of the model.
+            env: actions of the environment in which the model acts.
             training: options of the training.
         """
-        at = state_argument(module)  # recurrent state is not part of the observation
-        taken = tuple(arg for index, arg in enumerate(forward_args) if index != at)
-        layout = Layout.of_model(taken, actions_of(given), limits_declared(module))
-        # As acting begins an episode (`brayx.engines.base.StateSpec`).
-        initial = None if at is None else {path: leaf[0] for path, leaf in flatten(forward_args[at], "state").items()}
+        state = state_argument(module)
+        observed = tuple(arg for index, arg in enumerate(forward_args) if index != state)
+        layout = Layout.of_model(observed, actions_of(signature), limits_declared(module))
+        # Episodes begin with the same state as in acting (`brayx.engines.base.StateSpec`).
+        initial = None
+        if state is not None:
+            initial = {path: leaf[0] for path, leaf in flatten(forward_args[state], "state").items()}
         return cls(
             data,
             replace(layout, env=env),

@@ -112,8 +112,8 @@ def train_local(
             pattern, a folder of recordings, or a `Dataset` to set column names or the format
             (`brayx.recording.dataset` selects sessions). They need no recurrent state
             (see `Demonstrations`). ``bc`` learns from demonstrations only; ``mixed`` starts with ``imitation_updates``
-            batches of them, and at least one pass over all, before its first run. Whether their actions are the
-            environment's or a policy's, the files or the option ``actions`` of the `Dataset` say
+            batches of them, and at least one pass over all, before its first run. The files, or the option ``actions``
+            of the `Dataset`, say whether the actions are the environment's or a policy's
             (`brayx.replay.files.Dataset.for_env`).
         model: returns a module and its example arguments, given one observation and the action space; None: a
             ready-made network.

@@ -45,11 +45,11 @@ class RowsFailed(Exception):
     """Raised by a batcher's ``run`` if some rows of a call failed.
 
     Attributes:
-        results: of all rows in order: an exception for a row that failed.
+        results: one for each row, in order; an exception for a row that failed.
     """
 
     def __init__(self, results: Sequence[Any]) -> None:
-        super().__init__(f"{len(results)} rows, of which some failed")
+        super().__init__(f"some of {len(results)} rows failed")
         self.results = results
 
 
@@ -90,7 +90,7 @@ class Batcher(Generic[Row, Result]):
     Args:
         run: takes a non-empty list of rows, and their key as a second argument if they have one; returns as many
             results in the same order. Or a coroutine function that does so. An exception it raises goes to every
-            caller of that batch and to no other; of `RowsFailed` each caller gets its own result.
+            caller of that batch and to no other. With `RowsFailed`, each caller gets the result of its row.
         max_batch_size: maximum rows of one call; negative: exactly that many, padded as with ``buckets``.
         max_wait_s: how long the first row of an incomplete batch waits for more rows while the engine is free.
         max_queue: rows that may wait; more are refused.

@@ -41,7 +41,7 @@ def build_model(folder: str, module: str, name: str, config: Mapping[str, Any]) 
 
     Raises:
         ConfigError: it does not exist, or returns something else.
-        ModelError: it raised, or has lazy layers that its example does not initialise.
+        ModelError: it raised, or the example does not initialise all lazy layers.
     """
     from torch import nn  # here, so that importing this file does not load torch
 

@@ -16,8 +16,8 @@ def check_columns(expected: Sequence[LeafSpec], columns: Sequence[np.ndarray]) -
     """Number of observations in ``columns``.
 
     Raises:
-        ShapeMismatch: they are not leaves ``[N, ...]`` of the expected shapes and dtypes, with one N of at least 1, or
-            a number is outside its limits.
+        ShapeMismatch: the leaves are not ``[N, ...]`` of the expected shapes and dtypes, with the same N of at least 1;
+            or a whole number is outside its limits.
     """
     sizes = {len(leaf) for leaf in columns if leaf.ndim}
     fits = len(columns) == len(expected) and len(sizes) == 1 and 0 not in sizes

@@ -137,7 +137,7 @@ def parse(body: bytes) -> dict[str, Any]:
     """Parses a JSON object.
 
     Raises:
-        BadBody: it is not one, or a number in it is NaN or infinite.
+        BadBody: the body is not a JSON object, or has a number that is NaN or infinite.
     """
     parsed = parse_json(body)
     if not isinstance(parsed, dict):

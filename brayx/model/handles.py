@@ -122,7 +122,7 @@ class ModelProxy:
         self, args: tuple[NestedArray, ...], version: int | None, caller: Hashable, deadline_s: float | None = None
     ) -> Forward:
         row = self._spec.flatten_inputs(args)
-        self._check.check(row)  # now, since in a batch it would fail other callers' rows
+        self._check.check(row)  # before it joins a batch, where it would fail other callers' rows
         leaves, made_by = await self._batcher.submit(
             row, sooner(self._deadline_s, deadline_s), key=version, caller=caller
         )

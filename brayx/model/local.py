@@ -390,7 +390,7 @@ class LocalModel:
             outputs = run([row[0][None]] if len(row) == 1 else [leaf[None] for leaf in row])
             return [([leaf[0, ...] for leaf in outputs], version)]
         inputs = [_joined(column) for column in zip(*rows, strict=True)]
-        if self._check.refusal(inputs) is not None:  # checked together, since that takes a fraction of the time
+        if self._check.refusal(inputs) is not None:  # checking all rows at once takes a fraction of the time
             raise RowsFailed(self._run_others(rows, weights))
         outputs = run(inputs)
         parts = zip(*[_rows(leaf) for leaf in outputs], strict=True)
@@ -399,7 +399,7 @@ class LocalModel:
     def _run_others(
         self, rows: list[list[np.ndarray]], weights: WeightSet
     ) -> list[tuple[list[np.ndarray], int] | BadBody]:
-        """Runs a batch of which some rows are refused. Another row takes their place: an engine may take one size."""
+        """Runs a batch with some invalid rows. A valid row replaces each, because an engine may take one size only."""
         refused = [self._check.refusal(row) for row in rows]
         good = next((row for row, error in zip(rows, refused, strict=True) if error is None), None)
         if good is None:

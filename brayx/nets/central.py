@@ -42,7 +42,7 @@ class Central(nn.Module):
     def __init__(self, state: NestedArray, network: NetworkConfig, categories: int | Limits | None = None) -> None:
         super().__init__()
         if isinstance(state, Mapping):
-            raise ValueError(f"{STATE} is a dict of {sorted(state)}: a central value takes one array")
+            raise ValueError(f"{STATE} is a dict of {sorted(state)}, expected one array for a central value")
         self.encoder = encoder_for(np.asarray(state), categories, network, STATE)
         self.flat = isinstance(self.encoder, Numbers) and self.encoder.dims == 1
         features = features_of(self.encoder)

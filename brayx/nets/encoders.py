@@ -33,19 +33,19 @@ class Numbers(nn.Module):
 
     Args:
         shape: shape of the array.
-        first: of whole numbers that count from here, ``[*shape]``; None: from 0.
+        first: offset that is subtracted from whole numbers, ``[*shape]``; None: 0.
     """
 
     def __init__(self, shape: Sequence[int], first: np.ndarray | None = None) -> None:
         super().__init__()
         self.dims = len(shape)
         self.features = int(torch.Size(shape).numel())
-        # No buffer: it is no weight, and the exporters would make it an input.
+        # Not a buffer: it is not a weight, and exporters would turn a buffer into an input.
         self.first = torch.from_numpy(first.copy()) if first is not None and first.any() else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Flattens the array: ``[..., *shape] -> [..., product of shape]``."""
-        if self.first is not None:  # before float32, which has no digits to spare for a large offset
+        if self.first is not None:  # before the conversion: float32 would lose the digits of a large offset
             x = x.long() - self.first.to(x.device)
         x = x if x.is_floating_point() else x.float()
         return x if self.dims == 1 else x.unsqueeze(-1) if self.dims == 0 else x.flatten(-self.dims)
@@ -54,7 +54,8 @@ class Numbers(nn.Module):
 class OneHot(nn.Module):
     """One-hot integers: ``[..., *shape] -> [..., product of shape * size]``.
 
-    Integers outside give zeros, so that padding does no harm; who has the values refuses them (`brayx.spaces`).
+    Integers outside the range give zeros, so that padding does no harm. Invalid values are refused earlier, where they
+    arrive (`brayx.spaces`).
 
     Args:
         size: number of categories.

@@ -31,7 +31,8 @@ def masked(logits: Tensor, mask: Tensor) -> Tensor:
     """``logits`` where ``mask`` is positive or true, `MASKED` elsewhere.
 
     If no action is allowed, all logits are equal: the distribution is uniform, its log-probability and entropy are
-    constant, and no gradient flows. That is for observations after an episode's end; acting refuses such a mask.
+    constant, and no gradient flows. This happens only for the observation after an episode's end: acting refuses such a
+    mask.
 
     Args:
         logits: ``[..., A]``.

@@ -26,7 +26,7 @@ from brayx.types import NestedArray
 Categories: TypeAlias = int | Limits | Mapping[str, Any] | None
 """Numbers of categories, or limits, in the nesting of an observation."""
 LIMITS = "input_limits"
-"""Attribute of a module with the limits of the whole numbers in its arguments, by path."""
+"""Attribute of a module: limits of the whole numbers in its arguments, by path."""
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "elu": nn.ELU}
 
 
@@ -148,11 +148,11 @@ def policy_for(
     action of all heads, masks the logits.
 
     Args:
-        obs: one observation without batch axis, for its shapes and dtypes: an array, or a dict of these.
+        obs: one observation without batch axis, for its shapes and dtypes: an array, or a dict of arrays or dicts.
         num_actions: number of discrete actions; a sequence for several heads.
         action_size: length of a continuous action.
-        categories: for integer leaves, the number of categories, or their `Limits`, by name of the leaf; for a bare
-            array one number.
+        categories: for integer leaves, the number of categories or their `Limits`, by name of the leaf; for a bare
+            array without names.
         network: options.
 
     Raises:
@@ -185,7 +185,7 @@ def policy_for(
 
 
 def declare_limits(module: nn.Module, categories: Categories) -> None:
-    """Declares the limits of the whole numbers in the argument ``obs``, by path; acting and replay refuse others."""
+    """Declares limits of the whole numbers in the argument ``obs``; acting and replay refuse values outside."""
     setattr(module, LIMITS, by_path(_limits(categories), "obs"))
 
 
@@ -204,7 +204,7 @@ def start_layers(module: nn.Module, network: NetworkConfig) -> None:
 
 
 def example_of(obs: NestedArray) -> NestedArray:
-    """An observation twice, as tensors, a batch of 2; all floats are float32.
+    """A batch of two copies of an observation, as tensors; all floats are float32.
 
     Args:
         obs: one observation, without batch axis.
@@ -218,33 +218,33 @@ def example_of(obs: NestedArray) -> NestedArray:
 def observation_for(
     obs: NestedArray, categories: Categories, network: NetworkConfig, path: tuple[str, ...] = ()
 ) -> Observation:
-    """The encoder of a whole observation without ``action_mask``; arguments as for `policy_for`, ``path`` is that of a
-    dict in a dict."""
+    """The encoder of a whole observation without ``action_mask``; arguments as for `policy_for`. ``path`` leads to a
+    dict inside a dict."""
     if not isinstance(obs, Mapping):
-        only = None if isinstance(categories, Mapping) else categories
-        return Observation({"": encoder_for(np.asarray(obs), only, network, "")})
+        count = None if isinstance(categories, Mapping) else categories
+        return Observation({"": encoder_for(np.asarray(obs), count, network, "")})
     if path and MASK in obs:
-        raise ValueError(f"{MASK} is inside {'/'.join(path)!r}: expected it beside {path[0]!r}")
+        raise ValueError(f"{MASK} is inside {'/'.join(path)!r}, expected it beside {path[0]!r}")
     parts: dict[str, nn.Module] = {}
     for name, leaf in obs.items():
-        own: Any = categories.get(name) if isinstance(categories, Mapping) else None
+        of_leaf: Any = categories.get(name) if isinstance(categories, Mapping) else None
         inner = (*path, str(name))
         if isinstance(leaf, Mapping):
-            parts[str(name)] = observation_for(leaf, own, network, inner)
+            parts[str(name)] = observation_for(leaf, of_leaf, network, inner)
         elif name != MASK:
-            parts[str(name)] = encoder_for(np.asarray(leaf), own, network, "/".join(inner))
+            parts[str(name)] = encoder_for(np.asarray(leaf), of_leaf, network, "/".join(inner))
     return Observation(parts)
 
 
 def leaf_encoders(encoder: Observation, path: str = "") -> list[tuple[str, nn.Module]]:
-    """Name and encoder of each leaf; a leaf of a dict in a dict has its path as its name."""
-    found: list[tuple[str, nn.Module]] = []
+    """Name and encoder of each leaf. The name of a leaf in a nested dict is its path."""
+    leaves: list[tuple[str, nn.Module]] = []
     for name, part in zip(encoder.names, encoder.encoders, strict=True):
         if isinstance(part, Observation):
-            found += leaf_encoders(part, f"{path}{name}/")
+            leaves += leaf_encoders(part, f"{path}{name}/")
         else:
-            found.append((f"{path}{name}", part))
-    return found
+            leaves.append((f"{path}{name}", part))
+    return leaves
 
 
 def refuse_options(network: NetworkConfig, subject: str, **reasons: str) -> None:

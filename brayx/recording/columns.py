@@ -18,7 +18,7 @@ from brayx.recording.gather import DROPPED, arrays_of, value_at
 from brayx.types import NestedArray
 
 ERROR = "error"
-"""The event of a failed tick begins so; the error follows."""
+"""Start of the event of a failed tick; the error follows."""
 
 
 Forwarded = tuple[str, NestedArray, int, float]

@@ -168,7 +168,7 @@ class Recordings(Sequence["Episode"]):
         return made
 
     def newest(self, limit: int, name: str = "") -> tuple[list[Episode], int]:
-        """The newest episodes, newest first, and the number of all episodes of that name.
+        """The newest episodes, newest first, and the number of all episodes that ``name`` selects.
 
         Args:
             limit: maximum number of episodes.

@@ -24,7 +24,7 @@ from brayx.recording.addresses import absolute
 from brayx.recording.config import Selection, is_named
 from brayx.recording.fragments import INPUT, OUTPUT, Fields, fields_of, fragments
 from brayx.replay.files import Dataset, Format
-from brayx.replay.steps import BLOCK_ROWS, Units
+from brayx.replay.steps import BLOCK_ROWS, ActionsOf
 from brayx.types import Fragment
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def dataset(
     fields: Mapping[str, str] | None = None,
     demonstration: bool = False,
     only: Selection | Mapping[str, Any] | None = None,
-    actions: Units | None = None,
+    actions: ActionsOf | None = None,
 ) -> Dataset:
     """Opens recordings as training data: a folder, one of its files with ``format="recording"``, or an fsspec address.
 
@@ -53,7 +53,7 @@ def dataset(
         fields: origins of fields by name, see `brayx.recording.fragments`; for other files as for `Dataset`.
         demonstration: as for `Dataset`.
         only: which sessions to read; options of `Selection`.
-        actions: as for `Dataset`.
+        actions: whose actions the data has, as for `Dataset`.
 
     Raises:
         ConfigError: there is no such file, or ``only`` is not valid.
@@ -123,8 +123,8 @@ class Reader:
             return step, set(found.names)
         return None, set()
 
-    def declared(self, file: Path, fields: Mapping[str, str]) -> tuple[Units | None, ActionSpec | None]:
-        """As `brayx.replay.files.Reader`: agents record their policy's actions, and bodies hold the game's."""
+    def declared(self, file: Path, fields: Mapping[str, str]) -> tuple[ActionsOf | None, ActionSpec | None]:
+        """As `brayx.replay.files.Reader`. Arrays of agents hold the policy's actions, bodies the game's."""
         return "environment" if fields.get("action", "").startswith((INPUT, OUTPUT)) else "policy", None
 
     def recordings(self) -> Recordings:

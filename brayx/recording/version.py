@@ -60,7 +60,7 @@ class Version:
         """Selects its inputs from the arrays ``[N, ...]`` of a recording.
 
         Raises:
-            ShapeMismatch: an array does not fit, or a number is outside its limits.
+            ShapeMismatch: an array does not fit, or a whole number is outside its limits.
         """
         found = []
         for name, place in zip(self.columns, self._places, strict=True):

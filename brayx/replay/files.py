@@ -1,9 +1,9 @@
 """Reads datasets from files as fragments, one per episode: NumPy archives, Parquet and HDF5.
 
 Finds the files, divides them among parallel readers, converts the environment's actions to a policy's, and checks that
-the files fit each other and the model. How a format is read is in `brayx.replay.npz`, `parquet` and `hdf5`; which
-fields a row of steps has is in `brayx.replay.steps`. If data has no log-probabilities they are 0, and an algorithm that
-needs them must not learn from it (`brayx.algorithms.build.check_recorded`). Knows nothing of buffers.
+the files fit each other and the model. `brayx.replay.npz`, `parquet` and `hdf5` read the formats; `brayx.replay.steps`
+defines the fields of a step. Missing log-probabilities become 0; algorithms that need them refuse such data
+(`brayx.algorithms.build.check_recorded`). Knows nothing of buffers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from brayx.actions import ActionSpec
 from brayx.errors import BadFragment, ConfigError
 from brayx.replay import hdf5, npz, parquet
 from brayx.replay.packing import Layout, check
-from brayx.replay.steps import Units
+from brayx.replay.steps import ActionsOf
 from brayx.types import DEMONSTRATION, Fragment
 
 Format: TypeAlias = Literal["npz", "parquet", "hdf5", "minari"]
@@ -47,15 +47,15 @@ class Reader(Protocol):
         Reads as little as it can, such as a header. The step is None if the file has none.
         """
 
-    def declared(self, file: Path, fields: Mapping[str, str]) -> tuple[Units | None, ActionSpec | None]:
-        """What a file's actions are, and the space that they are from; None: the file does not say."""
+    def declared(self, file: Path, fields: Mapping[str, str]) -> tuple[ActionsOf | None, ActionSpec | None]:
+        """Whose actions a file has, and their space; None: the file does not say."""
 
 
 _READERS: dict[Format, Reader] = {"npz": npz, "parquet": parquet, "hdf5": hdf5, "minari": hdf5}
 
 
 _Piece: TypeAlias = "functools.partial[Iterator[Fragment]]"
-"""Reads a file, its first argument, or a part of it."""
+"""Reads a file, or a part of it; the file is its first argument."""
 
 
 class Dataset:
@@ -67,7 +67,7 @@ class Dataset:
         fields: names in the data by our names, where they differ: ``{"obs": "observations"}``.
         demonstration: adds the extra ``demonstration`` to every episode, which marks it for imitation.
         reader: reads ``path``, which need not be a file; None: the format's.
-        actions: whether the actions are the environment's, or a policy's; None: as the files say. See `for_env`.
+        actions: whose actions the data has, the environment's or a policy's; None: as the files say. See `for_env`.
 
     Attributes:
         files: the files found, sorted by name.
@@ -83,7 +83,7 @@ class Dataset:
         fields: Mapping[str, str] | None = None,
         demonstration: bool = False,
         reader: Reader | None = None,
-        actions: Units | None = None,
+        actions: ActionsOf | None = None,
     ) -> None:
         self._actions = actions
         self._env: ActionSpec | None = None
@@ -107,47 +107,48 @@ class Dataset:
         self._format = found
 
     def for_env(self, env: ActionSpec | None) -> Dataset:
-        """This dataset with the actions of a policy: those that are the environment's are converted.
+        """A copy of this dataset that converts the environment's actions to a policy's.
 
-        HDF5 files and bodies of recordings have the environment's actions, arrays of recordings those of the policy.
-        Other files do not say, and the option ``actions`` must, unless both are the same.
+        HDF5 files and bodies of recordings hold the environment's actions, arrays of recordings the policy's. Other
+        files do not say. For those the option ``actions`` is required, unless both kinds are the same.
 
         Args:
-            env: the actions of the environment that the policy acts in; None: there is none, and a policy's action is
-                the game's. Then only categories are converted, if the files declare where they start.
+            env: actions of the environment in which the policy acts. None: there is no environment, and the policy's
+                actions are the game's; then only categories are converted, if the files declare their first one.
 
         Raises:
-            ConfigError: nothing says what the actions are, or the files declare another space than ``env``.
+            ConfigError: nothing says whose actions the files have, or the files declare another space than ``env``.
         """
-        found = copy.copy(self)
-        facts = [self._reader.declared(file, self._fields) for file in self.files]
-        units = self._actions or (facts[0][0] if len({units for units, _ in facts}) == 1 else None)
+        converted = copy.copy(self)
+        declared = [self._reader.declared(file, self._fields) for file in self.files]
+        owners = {owner for owner, _ in declared}
+        owner = self._actions or (owners.pop() if len(owners) == 1 else None)
         if env is None and self._actions == "environment":
             raise ConfigError(
-                f"{self.files[0]}: actions is 'environment', but there is no rollout, whose environment would say how "
-                "to convert them: expected policy, or none",
+                f"{self.files[0]}: actions is 'environment', but the job has no rollout whose environment could "
+                "convert them; expected 'policy' or null",
                 key="actions",
             )
-        if units == "policy":
-            return found
-        for file, (_, space) in zip(self.files, facts, strict=True):
+        if owner == "policy":
+            return converted
+        for file, (_, space) in zip(self.files, declared, strict=True):
             if env is None:
-                found._env = space if space is not None and space.sizes else None
+                converted._env = space if space is not None and space.sizes else None
             elif space is not None and not space.is_same(env):
                 raise ConfigError(
-                    f"{file}: its actions are from {space}, and the environment's are {env}: expected the same",
+                    f"{file}: its action space is {space}, expected the environment's, {env}",
                     path=str(file),
                 )
-        if env is not None and units is None and env.converts:
+        if env is not None and owner is None and env.converts:
             policy = "-1 to 1" if env.kind == "box" else "categories from 0"
             raise ConfigError(
                 f"{self.files[0]}: nothing says whether its actions are the environment's, {env}, or a policy's, "
-                f"{policy}: expected `actions` of the source or the Dataset, environment or policy",
+                f"{policy}; set `actions` of the source or the Dataset to environment or policy",
                 key="actions",
             )
-        if units is not None and env is not None:
-            found._env = env
-        return found
+        if owner is not None and env is not None:
+            converted._env = env
+        return converted
 
     def __iter__(self) -> Iterator[Fragment]:
         return self._of([self._read(file) for file in self.files])
@@ -187,10 +188,14 @@ class Dataset:
                 yield self.finished(episode, f"{read.args[0]}: episode {number} (the first is 0): ")
 
     def finished(self, episode: Fragment, name: str = "") -> Fragment:
-        """An episode of the files with a policy's actions, see `for_env`, and marked if it is a demonstration.
+        """Converts an episode's actions, see `for_env`, and marks the episode if it is a demonstration.
+
+        Args:
+            episode: as read from a file.
+            name: file and number of the episode, as a prefix of error messages.
 
         Raises:
-            ConfigError: an action is not one of the environment; ``name`` says where it is.
+            ConfigError: an action is outside the environment's space.
         """
         if self._env is not None:
             try:

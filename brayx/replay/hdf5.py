@@ -7,7 +7,7 @@
     D4RL       the steps of all episodes in a row: ``observations``, ``actions``, ``rewards``, ``terminals``,
                ``timeouts`` (github.com/Farama-Foundation/D4RL, "Using D4RL")
 
-Actions are the environment's own in all three.
+In all three, actions are the environment's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from brayx.actions import ActionSpec
 from brayx.errors import ConfigError
 from brayx.replay import steps
-from brayx.replay.steps import Arrays, Units
+from brayx.replay.steps import ActionsOf, Arrays
 from brayx.types import Fragment, NestedArray
 
 _MINARI = {
@@ -34,10 +34,10 @@ _MINARI = {
     "terminated": "terminations",
     "truncated": "truncations",
 }
-"""A layout's names by ours."""
+"""Names in the file by field of brayx."""
 _ROBOMIMIC = {"obs": "obs", "next_obs": "next_obs", "action": "actions", "reward": "rewards", "terminated": "dones"}
 _D4RL = {**_MINARI, "next_obs": "next_observations", "terminated": "terminals", "truncated": "timeouts"}
-_FACTS = ("dataset_id", "action_space")
+_METADATA = ("dataset_id", "action_space")
 _BY_BRAYX = "brayx/"
 """Namespace of the datasets that `brayx.recording.minari` writes."""
 
@@ -48,7 +48,7 @@ def episodes(file: Path, fields: Mapping[str, str]) -> Iterator[Fragment]:
         for episode in _groups(source, "episode_"):
             yield _of_minari(file, episode, fields)
         for rows in _parts_in_rows(file, source, fields):
-            _header(file, rows)  # errors come before any row is read
+            _header(file, rows)  # reports errors before any row is read
             count = len(rows["reward"])
             blocks = (
                 {name: rows[name][start : start + steps.BLOCK_ROWS] for name in rows}
@@ -79,22 +79,22 @@ def blank(file: Path, fields: Mapping[str, str]) -> tuple[Fragment | None, set[s
         return steps.blank(header), set(header)
 
 
-def declared(file: Path, fields: Mapping[str, str]) -> tuple[Units | None, ActionSpec | None]:
+def declared(file: Path, fields: Mapping[str, str]) -> tuple[ActionsOf | None, ActionSpec | None]:
     """As `brayx.replay.files.Reader`; Minari's files declare their space."""
     with _opened(file) as source:
-        facts: dict[str, Any] = {name: source.attrs[name] for name in _FACTS if name in source.attrs}
+        metadata: dict[str, Any] = {name: source.attrs[name] for name in _METADATA if name in source.attrs}
     if file.name == "main_data.hdf5":
         with contextlib.suppress(OSError, ValueError, TypeError):
-            facts |= json.loads((file.parent / "metadata.json").read_text())
-    if str(facts.get("dataset_id", "")).startswith(_BY_BRAYX):
-        return None, None  # its space is the range of the data
+            metadata |= json.loads((file.parent / "metadata.json").read_text())
+    if str(metadata.get("dataset_id", "")).startswith(_BY_BRAYX):
+        return None, None  # brayx exports the range of the data as the space
     with contextlib.suppress(ConfigError, ValueError, TypeError, KeyError):
-        return "environment", _space(json.loads(facts["action_space"]))
+        return "environment", _space(json.loads(metadata["action_space"]))
     return "environment", None
 
 
 def _space(described: dict[str, Any]) -> ActionSpec:
-    """A space as Minari writes it; raises ConfigError, ValueError, TypeError or KeyError if it is another."""
+    """Parses a space as Minari writes it; raises ConfigError, ValueError, TypeError or KeyError for any other."""
     shape: Any = described.get("shape", ())
     if described["type"] == "MultiBinary":
         shape = np.atleast_1d(described["n"])
@@ -106,7 +106,7 @@ def _space(described: dict[str, Any]) -> ActionSpec:
 
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """The file; raises ConfigError if it cannot be read, or has none of the layouts."""
+    """Opens the file; raises ConfigError if it cannot be read."""
     try:
         import h5py
     except ImportError as error:
@@ -120,7 +120,10 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _parts_in_rows(file: Path, source: Any, fields: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """The HDF5 datasets by our names of each part of the file that has one row for each step; none of Minari's."""
+    """The HDF5 datasets by field, for each part of the file with one row per step; yields nothing for Minari's files.
+
+    Raises ConfigError if the file has none of the layouts.
+    """
     if any(name.startswith("episode_") for name in source):
         return
     demonstrations = list(_groups(source["data"], "demo_")) if hasattr(source.get("data"), "keys") else []
@@ -137,21 +140,21 @@ def _parts_in_rows(file: Path, source: Any, fields: Mapping[str, str]) -> Iterat
 
 
 def _groups(source: Any, prefix: str) -> Iterator[Any]:
-    """The groups of a file whose names have a prefix, by their number."""
+    """The groups of a file whose names begin with ``prefix``, in the order of their numbers."""
     for name in sorted((n for n in source if n.startswith(prefix)), key=lambda n: int(n.removeprefix(prefix))):
         yield source[name]
 
 
 def _needed(file: Path, group: Any, names: Mapping[str, str]) -> set[str]:
-    """The fields that a group has, by our names; raises ConfigError if one is missing."""
+    """The fields that a group has; raises ConfigError if a required one is missing."""
     has = {ours for ours, theirs in names.items() if theirs in group}
     steps.need(file, has, group)
     return has
 
 
 def _header(file: Path, rows: Mapping[str, Any]) -> Arrays:
-    """Views of full length that use no memory; raises ConfigError if they are not the fields of steps."""
-    arrays = {name: np.broadcast_to(np.zeros((), each.dtype), each.shape) for name, each in rows.items()}
+    """Arrays of full length that use no memory, for checks; raises ConfigError if they are not fields of steps."""
+    arrays = {name: np.broadcast_to(np.zeros((), column.dtype), column.shape) for name, column in rows.items()}
     return steps.by_our_names(file, arrays, {})
 
 
@@ -172,7 +175,7 @@ def _of_minari(file: Path, episode: Any, fields: Mapping[str, str]) -> Fragment:
 
 
 def _leaves(node: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The HDF5 datasets in a node by their path."""
+    """The HDF5 datasets in a node, with their paths."""
     if not hasattr(node, "keys"):
         yield path, node
         return

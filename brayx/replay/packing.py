@@ -14,7 +14,7 @@ transition is marked truncated. Where both flags are set, as in Gymnasium when t
 If the model's observation is known, a fragment's observation is converted to its dtypes like in `forward`: float64 to
 float32, integers to floats. So an agent can push what it acts with, such as ``np.asarray`` of JSON numbers, which is
 float64. Other shapes and dtypes are refused. If the model's actions are known, invalid actions are refused, such as a
-category that does not exist. So are whole numbers of an observation that are outside its limits.
+category that does not exist. Whole numbers outside the limits of an observation are refused, too.
 
 `Columns` hold many finished columns at once. They are checked as whole arrays and copied by slices; `Columns` of
 exactly a batch's size become the batch without a copy. A batch may mix columns from both sources.
@@ -65,7 +65,7 @@ class Layout:
         model: the paths of ``obs`` that are inputs of the model; fragments are converted to their dtypes.
         acts: the model's valid actions; None: not known.
         limits: limits of whole numbers in ``obs``, by path.
-        env: the actions of the environment that the model acts in, which recorded ones may be; None: there is none.
+        env: actions of the environment in which the model acts, to convert recorded ones; None: there is none.
     """
 
     obs: dict[str, tuple[tuple[int, ...], np.dtype]]
@@ -240,7 +240,7 @@ def check_columns(
         raise BadFragment("mask: is 1 at a column's last step, which only bootstraps", field="mask")
     acted = mask > 0
     seen = acted.copy()
-    seen[:, 1:] |= acted[:, :-1] & ~arrays["terminated"][:, :-1]  # the step after one bootstraps it
+    seen[:, 1:] |= acted[:, :-1] & ~arrays["terminated"][:, :-1]  # a step's next observation is its bootstrap
     for key in whole.limits.keys() & arrays.keys():
         _check_limits(key, whole.limits[key], arrays[key][seen])
     _check_action(arrays["action"][acted], 1, whole.acts)  # masked actions may be anything

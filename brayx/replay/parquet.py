@@ -15,10 +15,10 @@ import numpy as np
 
 from brayx.errors import ConfigError
 from brayx.replay import steps
-from brayx.replay.steps import Arrays, says_nothing
+from brayx.replay.steps import Arrays, declares_nothing
 from brayx.types import Fragment
 
-declared = says_nothing
+declared = declares_nothing
 
 
 def episodes(file: Path, fields: Mapping[str, str], first: int = 0, last: int | None = None) -> Iterator[Fragment]:

@@ -17,9 +17,9 @@ import numpy as np
 from brayx.errors import ConfigError
 from brayx.types import Fragment
 
-Units: TypeAlias = Literal["environment", "policy"]
-"""What recorded actions are: those that the environment took, or those of a policy, with categories from 0 and scaled
-actions from -1 to 1."""
+ActionsOf: TypeAlias = Literal["environment", "policy"]
+"""Whose actions the data has: the environment's own, or a policy's, with categories from 0 and scaled actions from -1
+to 1."""
 Arrays = dict[str, np.ndarray]
 """Consecutive rows by the names of their columns, ``[rows, ...]`` each."""
 
@@ -113,8 +113,8 @@ def by_our_names(file: Path, arrays: Arrays, fields: Mapping[str, str]) -> Array
     return arrays
 
 
-def says_nothing(file: Path, fields: Mapping[str, str]) -> tuple[None, None]:
-    """As `brayx.replay.files.Reader.declared`: rows have no place for a space."""
+def declares_nothing(file: Path, fields: Mapping[str, str]) -> tuple[None, None]:
+    """As `brayx.replay.files.Reader.declared`, for formats that cannot declare a space."""
     return None, None
 
 

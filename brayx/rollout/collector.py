@@ -26,7 +26,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from brayx import actions
-from brayx.actions import MASK, ActionSpec, forbidding
+from brayx.actions import MASK, ActionSpec, row_without_action
 from brayx.engines.base import as_dtype
 from brayx.engines.scaling import Scaling
 from brayx.errors import ConfigError, EnvironmentFailed
@@ -172,7 +172,7 @@ class Collector:
         the step in which others raised.
 
         Raises:
-            EnvironmentFailed: an environment raised, or its mask allows no action.
+            EnvironmentFailed: an environment raised, or an action mask allows no action.
             ModelError: the policy failed.
         """
         if self._broken:
@@ -367,12 +367,10 @@ class Collector:
         found = {"obs": obs} if isinstance(obs, np.ndarray) else flatten(obs, "obs")
         for key, limits in self._limits.items():
             if wrong := limits.refusal(found[key]):
-                raise EnvironmentFailed(
-                    f"{key}: the environments gave {wrong}: it is outside the observation space", key=key
-                )
+                raise EnvironmentFailed(f"{key}: an environment returned {wrong} by its observation space", key=key)
         if isinstance(obs, np.ndarray):
             last = self._obs.get("obs")
-            if last is not None and obs.dtype == last.dtype and obs.shape == last.shape:  # which was looked into
+            if last is not None and obs.dtype == last.dtype and obs.shape == last.shape:  # already checked
                 return found
         for key, spec in self._takes.items():
             leaf = found.get(key)
@@ -433,17 +431,17 @@ class Collector:
         return {"reward": reward * mask, "terminated": terminated, "truncated": truncated, "mask": mask}
 
     def _check_masks(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Refuses a step whose mask allows no action; the observation after an episode needs no allowed action."""
+        """Refuses a step whose mask allows no action. The last observation of an episode may forbid all."""
         for key in arrays:
             if key.rpartition("/")[2] != MASK or arrays[key].shape[-1] != sum(self.action_spec.sizes):
                 continue
             masks = np.where(arrays["mask"][..., None] > 0, arrays[key], 1)
-            if (found := forbidding(masks, self.action_spec.sizes)) is not None:
-                (env, step), head = found
-                of = f" of head {head}" if len(self.action_spec.sizes) > 1 else ""
+            if (row := row_without_action(masks, self.action_spec.sizes)) is not None:
+                (env, step), head = row
+                of_head = f" of head {head}" if len(self.action_spec.sizes) > 1 else ""
                 raise EnvironmentFailed(
-                    f"{key}: environment {env} allows none of the {self.action_spec.sizes[head]} actions{of} at step "
-                    f"{step} of a run, expected one or more",
+                    f"{key}: environment {env} allows none of the {self.action_spec.sizes[head]} actions{of_head} at "
+                    f"step {step} of a run, expected one or more",
                     key=key,
                     head=head,
                 )

@@ -26,7 +26,7 @@ Model: TypeAlias = tuple[nn.Module, tuple[NestedArray, ...]]
 
 
 def observation_of(envs: Any) -> NestedArray:
-    """One observation as a model takes it, float64 as float32: zeros, and the least value of a discrete space.
+    """An example observation for a model: zeros, or the first value of a discrete space; float64 becomes float32.
 
     Raises:
         ConfigError: observations are not arrays of one shape.
@@ -40,7 +40,7 @@ def ready_made(
     """Returns a function that makes a network from an observation and an action space.
 
     The network is an actor-critic, or a policy with the separate critic that the algorithm needs. Discrete observations
-    are encoded one-hot; those of a MultiDiscrete are numbers, counted from their start.
+    are encoded one-hot; those of a MultiDiscrete are numbers, relative to its start.
 
     Raises:
         ConfigError: there is no ready-made network for the observation space.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NEWEST = 1000
-"""Maximum number of runs of a listing."""
+"""Maximum number of runs in a list of trials."""
 _SAME_NAME = 100
 """Maximum number of trials of one name that are looked at."""
 

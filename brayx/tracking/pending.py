@@ -1,6 +1,6 @@
-"""Checkpoints that wait to be saved, so that training never waits for MLflow: the newest, and the best.
+"""Queues checkpoints until MLflow has saved them, so that training never waits for MLflow.
 
-Knows nothing of trials.
+Keeps the newest checkpoints and the best. Knows nothing of trials.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CLOSE_S, _CLOSE_AFTER_ERROR_S = 120.0, 10.0
 
 
 class Pending(NamedTuple):
-    """A checkpoint that waits."""
+    """A checkpoint to save."""
 
     folder: Path
     step: int
@@ -32,10 +32,10 @@ class Pending(NamedTuple):
 
 
 class PendingCheckpoints:
-    """Copies of checkpoints: at most ``kept`` of the newest, and the best, as the trial itself keeps. Thread safe.
+    """Copies of checkpoints to save: the ``kept`` newest and the best, as the trial keeps them. Thread-safe.
 
     Attributes:
-        error: why the last one that was tried is lost; None: it is saved.
+        error: why the last checkpoint was lost; None: it was saved, or none was tried.
     """
 
     def __init__(self, kept: int) -> None:
@@ -51,7 +51,7 @@ class PendingCheckpoints:
         return Path(self._folder.name)
 
     def add(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
-        """Copies a checkpoint, and drops those that are neither new nor the best."""
+        """Copies a checkpoint, and drops checkpoints that are neither among the newest nor the best."""
         copy = Path(tempfile.mkdtemp(prefix=f"{step:012d}-", dir=self.folder))  # a step may be saved twice
         try:
             shutil.copytree(folder, copy, dirs_exist_ok=True)
@@ -64,16 +64,16 @@ class PendingCheckpoints:
     def save(
         self,
         save: Callable[[Pending], None],
-        lost: Callable[[TrackingError], None],
+        on_lost: Callable[[TrackingError], None],
         *,
-        again: Callable[[], bool] = lambda: False,
+        may_retry: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Saves what waits, the oldest first. Only one thread may call it.
+        """Saves all checkpoints, the oldest first. Call it from one thread only.
 
         Args:
-            save: saves one; raises `TrackingError` if it cannot.
-            lost: called with the error of each checkpoint that is lost.
-            again: after an error: whether to keep that checkpoint for the next call instead.
+            save: saves one checkpoint; raises `TrackingError` if it cannot.
+            on_lost: called with the error of each lost checkpoint.
+            may_retry: called after an error; True keeps the checkpoint for the next call.
         """
         while True:
             with self._lock:
@@ -84,12 +84,12 @@ class PendingCheckpoints:
                 save(pending)
                 self.error = None
             except TrackingError as error:
-                if again():
+                if may_retry():
                     with self._lock:
                         self._put([pending, *self._waiting])
                     return
                 self.error = error
-                lost(error)
+                on_lost(error)
             shutil.rmtree(pending.folder, ignore_errors=True)
 
     def close(self) -> None:
@@ -97,11 +97,11 @@ class PendingCheckpoints:
         self._folder.cleanup()
 
     def _put(self, waiting: list[Pending]) -> None:
-        best = max(waiting, key=lambda each: each.metrics.get(BEST_METRIC, -math.inf))
-        self._waiting = [each for each in waiting if each is best or each in waiting[-self._kept :]]
-        for each in waiting:
-            if each not in self._waiting:
-                shutil.rmtree(each.folder, ignore_errors=True)
+        best = max(waiting, key=lambda pending: pending.metrics.get(BEST_METRIC, -math.inf))
+        self._waiting = [pending for pending in waiting if pending is best or pending in waiting[-self._kept :]]
+        for pending in waiting:
+            if pending not in self._waiting:
+                shutil.rmtree(pending.folder, ignore_errors=True)
 
 
 class Keeper(Protocol):
@@ -113,12 +113,12 @@ class Keeper(Protocol):
 
 
 class BackgroundKeeper:
-    """A keeper that saves in a thread, so that its `save` never waits. A context manager, whose end waits for the rest.
+    """A keeper that saves in a thread, so that its `save` never waits. A context manager, whose exit waits for it.
 
     Args:
         keeper: saves checkpoints; `save` raises `TrackingError` if it cannot.
-        kept: the number of newest checkpoints that wait, as ``keeper`` keeps.
-        failed: called by the thread for each checkpoint that is lost.
+        kept: maximum number of newest checkpoints to queue; the same as ``keeper`` keeps.
+        failed: called by the thread for each lost checkpoint.
     """
 
     def __init__(self, keeper: Keeper, kept: int, failed: Callable[[], None]) -> None:
@@ -128,7 +128,7 @@ class BackgroundKeeper:
         self._thread: threading.Thread | None = None
 
     def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
-        """As `Keeper.save`, later; a failure is counted and logged, and `close` raises the last one's."""
+        """As `Keeper.save`, but later. A failure is counted and logged; `close` raises the error of the last one."""
         self._pending.add(folder, step, metrics)
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="brayx-checkpoints", daemon=True)
@@ -152,7 +152,7 @@ class BackgroundKeeper:
                 raise
 
     def close(self, timeout_s: float) -> None:
-        """Waits until everything is saved.
+        """Waits until all checkpoints are saved.
 
         Raises:
             TrackingError: the last checkpoint could not be saved, or not in time.
@@ -172,10 +172,10 @@ class BackgroundKeeper:
             self._wake.wait()
             self._wake.clear()
             ended = self._ended
-            self._pending.save(lambda each: self._keeper.save(*each), self._is_lost)
+            self._pending.save(lambda pending: self._keeper.save(*pending), self._on_lost)
             if ended:
                 return
 
-    def _is_lost(self, error: TrackingError) -> None:
+    def _on_lost(self, error: TrackingError) -> None:
         self._failed()
         log.warning("a checkpoint is not kept, training continues: %s", error)

@@ -335,12 +335,12 @@ def _versions(client: MlflowClient, name: str, most: int = 10_000) -> list[Model
 
 
 def _point(client: MlflowClient, name: str, alias: str, version: int) -> int | None:
-    """Points an alias at a version, which keeps the number of the one before, for `roll_back`; returns that."""
+    """Points an alias at a version; returns the version before, and notes it on the new one for `roll_back`."""
     model = get_or_none(client.get_registered_model, name)
     before = None if model is None or alias not in model.aliases else int(model.aliases[alias])
     if before not in (None, version):
         client.set_model_version_tag(name, str(version), f"{REPLACED_TAG}{alias}", str(before))
-    client.set_registered_model_alias(name, alias, str(version))  # last: if a write fails, nothing has moved
+    client.set_registered_model_alias(name, alias, str(version))  # last: if the note fails, the alias has not moved
     return before
 
 

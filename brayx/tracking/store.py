@@ -49,7 +49,7 @@ def tracking_uri(where: str | os.PathLike[str] | None = None) -> str:
 
 
 def check_writable(uri: str) -> str:
-    """Checks, without MLflow, that a store's folder and file are writable, and makes the folder; of a server nothing.
+    """Makes the folder of a database, and checks that folder and file are writable, without MLflow; ignores servers.
 
     Args:
         uri: as from `tracking_uri`.
@@ -120,16 +120,16 @@ def client_of(uri: str) -> MlflowClient:
     from mlflow.tracking import MlflowClient
 
     logging.getLogger("mlflow.store").setLevel(logging.WARNING)
-    # This one logs a traceback of each failure, which MLflow raises, too.
+    # MLflow logs the traceback of each failure here, and also raises it.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     path = sqlite_path(uri)
     if path is None or not path.parent.exists():
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
     with _alone(path):
         escaped = Path(uri.removeprefix(SQLITE)).parent
-        there = escaped.exists()
+        existed = escaped.exists()
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-        if not there:  # MLflow makes a folder of the escaped name, once for trials and once for models
+        if not existed:  # MLflow makes a folder with the escaped name, once for trials and once for models
             client.search_registered_models(max_results=1)
             with contextlib.suppress(OSError):
                 os.removedirs(escaped)
@@ -167,7 +167,7 @@ def telling(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, sqlite3.Error):  # MLflow's first line may be of SQLAlchemy
+        while cause is not None and not isinstance(cause, sqlite3.Error):  # MLflow's message begins with SQLAlchemy's
             cause = cause.__cause__ or cause.__context__
         raise TrackingError(f"{what}: {first_line(cause or error)}") from error
 

@@ -50,9 +50,9 @@ _MAX_BATCH = 1000
 _MAX_PARAM_CHARS = 6000
 _NAME = re.compile(r"[\w][\w .:+@=,-]{0,199}")
 _MAX_KEY_CHARS = 240
-"""MLflow allows 250; the rest is for the number of a param that changed."""
+"""MLflow allows 250; the other 10 are for the number of a param that changed."""
 _escape = escape_of(r"(?:[^\w\-. :/]|(?:^|(?<=/))(?:/|\.(?=\.?(?:/|\Z)))|/\Z)")
-"""MLflow refuses other characters, and names that are no relative path, such as ``a//b`` or ``../a``."""
+"""Escapes what MLflow refuses: other characters, and names that are no relative path, such as ``a//b`` or ``../a``."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,9 @@ class Trial:
                 events = _events_folder(tensorboard, parent, project, name, run_id)
                 trial = Trial(uri, run_id, project, name, resumed=True, tensorboard=events)
                 trial.take_over()
-                if _pid_here(owner) not in (None, os.getpid()):  # it has ended; elsewhere it may still be saving
-                    trial._delete_halves()
+                # An owner on this machine has ended. One on another machine may still be saving.
+                if _pid_here(owner) not in (None, os.getpid()):
+                    trial._delete_incomplete_checkpoints()
                 return trial
             tags = {_OWNER_TAG: _owner(os.getpid())} | ({} if parent is None else {PARENT_TAG: parent.run_id})
             run_id = client.create_run(experiment_id, run_name=name, tags=tags).info.run_id
@@ -169,7 +170,7 @@ class Trial:
         return str(self._run().info.status)
 
     def take_over(self) -> None:
-        """Makes this process the trial's owner, as `open` does: the one before has ended."""
+        """Makes this process the trial's owner, as `open` does. The previous owner must have ended."""
         with telling(f"cannot continue trial {self.name!r}"):
             client_of(self.uri).set_tag(self.run_id, _OWNER_TAG, _owner(os.getpid()))
             client_of(self.uri).update_run(self.run_id, status="RUNNING")
@@ -384,11 +385,11 @@ class Trial:
             raise TrackingError(f"{what}: {folder} has {there} of its {checkpoint.files} files")
         return folder
 
-    def _delete_halves(self) -> None:
-        """Deletes files below ``checkpoints`` that no checkpoint has: a killed process was copying or deleting them."""
-        with contextlib.suppress(Exception):  # they only take room
-            found = client_of(self.uri).list_artifacts(self.run_id, _CHECKPOINTS)
-            for path in {each.path for each in found} - {each.artifact_path for each in self.checkpoints()}:
+    def _delete_incomplete_checkpoints(self) -> None:
+        """Deletes folders of no checkpoint, which a killed process was copying or deleting."""
+        with contextlib.suppress(Exception):  # they only waste disk space
+            folders = {file.path for file in client_of(self.uri).list_artifacts(self.run_id, _CHECKPOINTS)}
+            for path in folders - {checkpoint.artifact_path for checkpoint in self.checkpoints()}:
                 self._delete_artifacts(path)
 
     def _delete_artifacts(self, path: str) -> None:
@@ -412,7 +413,7 @@ def _events_folder(root: str, parent: Trial | None, project: str, name: str, run
 
 
 def _metric_name(name: str) -> str:
-    """A name of a metric, param or tag that MLflow accepts, because one invalid name makes it refuse a whole batch."""
+    """Escapes and shortens the name of a metric, param or tag: one invalid name makes MLflow refuse a whole batch."""
     return shortened(_escape(name), _MAX_KEY_CHARS)
 
 

@@ -2,7 +2,7 @@
 
 It speaks those gamecores' JSON: a tick is ``{"obs": …, "reward": r}`` where ``r`` is what the last action earned, the
 reply ``{"action": a}``, a stop ``{"obs": …, "reward": r, "terminated": …, "truncated": …}``. The model counts actions
-from 0, the game from the start's ``first_action``.
+from 0, the game from ``first_action`` in the start.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class GymAgent(Agent):
 
     async def on_tick(self, state: State) -> None:
         obs = array_field(state.input, "obs")
-        if state.tick:  # checked now: at the episode's cut it would be too late to refuse the tick
+        if state.tick:  # check it now: when the episode is cut it is too late to refuse the tick
             number_field(state.input, "reward")
         outputs, version = await forward(self.model, obs)
         if not state.tick and self.num_actions not in (None, len(outputs["logits"])):

@@ -75,13 +75,13 @@ def new_keys(file: Path) -> dict[str, dict[str, str]]:
 
 
 def unframed(reply: httpx.Response) -> None:
-    """Asserts that a browser shows a response in no frame."""
+    """Asserts that browsers refuse to show a response in a frame."""
     found = reply.headers.get("Content-Security-Policy"), reply.headers.get("X-Frame-Options")
     assert found == ("frame-ancestors 'none'", "DENY"), (reply.request.url, reply.headers)
 
 
 class Console:
-    """A client of a console's API, which gives JSON. No page may show any of the responses in a frame."""
+    """A client of a console's API, which returns JSON. Also checks that no page may show a response in a frame."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self.url = url

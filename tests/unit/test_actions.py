@@ -182,7 +182,7 @@ SPACES = gymnasium.spaces
 )
 @pytest.mark.parametrize("scale", [False, True])
 def test_every_sampled_action_is_in_the_space(space, kind, sizes, shape, scale):
-    """And the same action comes back from the environment's, unless it was clipped."""
+    """The way back gives the same action, unless it was clipped."""
     spec = ActionSpec.of(space, scale=scale)
     assert (spec.kind, spec.sizes, spec.shape) == (kind, sizes, shape)
     if kind == "box":

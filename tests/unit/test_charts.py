@@ -58,7 +58,7 @@ def test_own_metrics_form_a_group_and_their_sums_continue() -> None:
     }
 
 
-def test_an_own_metric_replaces_no_chart_of_another() -> None:
+def test_an_own_metric_never_replaces_another_metrics_chart() -> None:
     recorder, books = Recorder(), Books()
     names = ("gold", "game/gold", "learner/loss", "learner/loss.x", "loss")
     for value, name in enumerate(names):

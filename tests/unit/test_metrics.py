@@ -69,7 +69,7 @@ def test_labels_split_a_metric() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-5, 1e-2, 1.0, 1e3])
-def test_percentiles_are_in_the_bucket_of_the_exact_ones_and_mostly_near_them(scale: float) -> None:
+def test_percentiles_lie_in_the_bucket_of_the_exact_ones_and_mostly_close(scale: float) -> None:
     values = np.random.default_rng(0).lognormal(size=5000) * scale
     recorder = Recorder()
     for value in values:
@@ -79,7 +79,7 @@ def test_percentiles_are_in_the_bucket_of_the_exact_ones_and_mostly_near_them(sc
         assert numbers[name] == pytest.approx(np.quantile(values, q), rel=0.03)
 
 
-def test_percentiles_of_few_samples_are_between_the_least_and_the_greatest() -> None:
+def test_percentiles_of_few_samples_lie_between_the_smallest_and_the_largest() -> None:
     recorder = Recorder()
     recorder.add_all("tick_seconds", [0.0204, 0.0204, 0.0206])
     numbers = recorder.summary()

@@ -23,7 +23,7 @@ def checkpoint(tmp_path: Path, number: int) -> Path:
     return folder
 
 
-def test_the_newest_and_the_best_wait_and_others_leave_nothing(tmp_path: Path) -> None:
+def test_the_newest_and_the_best_wait_and_others_are_deleted(tmp_path: Path) -> None:
     pending, tried, lost = PendingCheckpoints(2), [], []
     for step, score in enumerate((1.0, 5.0, 2.0, 3.0, 4.0)):
         pending.add(checkpoint(tmp_path, step), step, {"episode_return": score})
@@ -35,7 +35,7 @@ def test_the_newest_and_the_best_wait_and_others_leave_nothing(tmp_path: Path) -
         if fails.pop(0):
             raise TrackingError("down")
 
-    pending.save(save, lost.append, again=lambda: True)
+    pending.save(save, lost.append, may_retry=lambda: True)
     assert (tried, lost) == ([1, 3], []), "it stays for the next call"
     pending.save(save, lost.append)
     assert (tried, [str(error) for error in lost]) == ([1, 3, 3, 4], ["down"])
@@ -58,7 +58,7 @@ class _Slow:
         return self.keeper.latest()
 
 
-def test_saving_never_waits_and_the_end_waits_for_the_last(tmp_path: Path, tracking_db: str) -> None:
+def test_save_never_waits_and_close_waits_for_the_last_checkpoint(tmp_path: Path, tracking_db: str) -> None:
     trial, lost = Trial.open("project", "trial", tracking_db), []
     slow = _Slow(trial)
     with BackgroundKeeper(slow, 2, lambda: lost.append(1)) as keeper:
@@ -70,7 +70,7 @@ def test_saving_never_waits_and_the_end_waits_for_the_last(tmp_path: Path, track
     assert not lost
 
 
-def test_what_is_lost_is_counted_and_raised_only_at_the_end(tmp_path: Path, tracking_db: str) -> None:
+def test_a_lost_checkpoint_is_counted_and_its_error_raised_at_the_end(tmp_path: Path, tracking_db: str) -> None:
     trial, lost = Trial.open("project", "trial", tracking_db), threading.Event()
     with closing(sqlite3.connect(tracking_db.removeprefix("sqlite:///"))) as other:
         full = "BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"

@@ -1,4 +1,4 @@
-"""Temporary folders of killed processes are removed by the next one; those of living ones never are."""
+"""The next process removes temporary folders of killed processes, and never those of running ones."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def _not_swept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Does what the next start does."""
+    """Makes a temporary folder, as the next start does."""
     temporary._swept.clear()
     with temporary_folder("next", folder):
         pass
 
 
-def test_the_next_start_removes_the_folder_of_a_killed_process_and_no_living_ones(tmp_path: Path) -> None:
+def test_the_next_start_removes_the_folder_of_a_killed_process_only(tmp_path: Path) -> None:
     with owner(tmp_path) as killed, owner(tmp_path) as living:
         assert names(tmp_path) == ["files", "files", "output", "output"]
         sweep(tmp_path)

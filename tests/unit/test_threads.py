@@ -1,4 +1,4 @@
-"""The interpreter's end stops native threads and waits for them; a command that leaves does not wait."""
+"""Native threads are stopped and joined when the interpreter exits, but not when a command leaves early."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ begun.wait()
 """
 
 
-def test_a_script_that_ends_stops_a_thread_and_waits_for_it() -> None:
+def test_a_script_stops_its_thread_and_waits_for_it_before_it_exits() -> None:
     script = STARTED.format(waits="stopped.wait()")
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=WAIT_S)
     assert (ended.returncode, ended.stdout) == (0, "ended by itself\n"), ended.stderr
 
 
-def test_a_command_that_leaves_waits_for_none() -> None:
+def test_a_command_that_leaves_does_not_wait_for_threads() -> None:
     script = STARTED.format(waits="threading.Event().wait()") + "from pipelines.shutdown import leave\nleave(3)"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=WAIT_S)
     assert (ended.returncode, ended.stdout) == (3, ""), ended.stderr

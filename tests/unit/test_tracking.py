@@ -266,7 +266,7 @@ class TestCheckpoints:
         assert trial.checkpoints() == [whole]
 
     @pytest.mark.parametrize("dead", [True, False])
-    def test_files_of_an_incomplete_checkpoint_go_when_its_owner_has_ended(
+    def test_incomplete_checkpoints_are_deleted_if_their_owner_has_ended(
         self, tracking_db: str, tmp_path: Path, dead: bool
     ) -> None:
         trial = Trial.open("project", "trial", tracking_db)
@@ -493,7 +493,7 @@ class TestRegistry:
         assert aliases("other", trial.uri) == {}
 
     @pytest.mark.parametrize("table", ["registered_model_aliases", "model_version_tags"])
-    def test_a_promotion_that_fails_has_moved_nothing(
+    def test_a_failed_promotion_leaves_the_alias(
         self, trained: tuple[Trial, Checkpoint], tmp_path: Path, table: str
     ) -> None:
         trial, checkpoint = trained

@@ -1,4 +1,4 @@
-"""Answers of the native HTTP door as bytes, and refusals that end a connection."""
+"""Responses of the native HTTP door as bytes, and the refusal that ends a connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Refused(Exception):
-    """Stops the reading of a request; a ``status`` other than 0 replaces the error's HTTP status."""
+    """Ends the reading of a request. A ``status`` other than 0 replaces the error's HTTP status."""
 
     def __init__(self, error: BrayxError, status: int = 0) -> None:
         super().__init__(str(error))
@@ -27,7 +27,7 @@ class Refused(Exception):
 
 
 def response(status: int, body: bytes, connection: bytes, content_type: bytes = JSON, *, retry: bool = False) -> bytes:
-    """A whole response; ``connection`` are further header lines, that of Connection first, or empty."""
+    """A whole response. ``connection`` has further header lines, the Connection header first; it may be empty."""
     more = (b"retry-after: 1\r\n" if retry else b"") + connection
     if status == HTTPStatus.UPGRADE_REQUIRED:
         more += b"upgrade: websocket\r\nsec-websocket-version: 13\r\n"
@@ -37,7 +37,7 @@ def response(status: int, body: bytes, connection: bytes, content_type: bytes = 
 
 
 def origin_form(url: bytes) -> bytes:
-    """Path and query of an absolute URI, the form that proxies get; any other target unchanged."""
+    """Path and query of an absolute URI, which clients send to proxies; any other target unchanged."""
     try:
         parsed = httptools.parse_url(url)
     except httptools.HttpParserInvalidURLError:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _ICON = "/favicon.ico"
-"""Every browser asks for it by itself, so it is not counted as a refusal."""
+"""Browsers request it unasked, so it does not count as a refusal."""
 
 
 class Answer(NamedTuple):

@@ -29,7 +29,7 @@ class _ClientGone(Exception):
 async def step(
     service: Service, max_body_bytes: int, headers: Mapping[str, str], scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Answers one ``POST /step``, whose headers `headers_of` has read."""
+    """Answers one ``POST /step``; ``headers`` are from `headers_of`."""
     if scope["method"] != "POST":
         await refuse(service, send, 405, ProtocolError(f"{STEP_PATH} takes POST, not {scope['method']}"))
         return

@@ -54,8 +54,7 @@ from brayx.gamecore.protocol import (
 _STEP = STEP_PATH.encode()
 _SECRET = SECRET_HEADER.encode()
 _SLICE_BYTES = 512
-"""The parser cannot stop after a request, so of more data it gets slices: a head, the body if its length is known, or
-this much."""
+"""Maximum size of a slice for the parser, which cannot stop after a request. A body of known length is one slice."""
 _SLICES_OF_A_TURN = 32
 _NAMES = {name.encode(): name for name in (*SINGLE, "holder", "attached", "origin", "accept")}
 
@@ -133,7 +132,7 @@ class HttpConnection(Connection):
         if self._url[:1] != b"/":
             self._url = origin_form(self._url)
         host = self._headers.get("host")
-        if host != self._host and not self._is_closed:  # a peer's request names this node by any address
+        if host != self._host and not self._is_closed:  # peers may call this node by any address
             try:
                 self.service.hosts.check(host)
             except Forbidden as error:
@@ -243,7 +242,7 @@ class HttpConnection(Connection):
             self.more()
 
     def more(self) -> None:
-        """Parses slices until one completes a request, or those of a turn are used up."""
+        """Parses slices until one completes a request, at most `_SLICES_OF_A_TURN`."""
         data, queued = self._data, len(self._queue)
         view, end = memoryview(data), len(data)
         for _ in range(_SLICES_OF_A_TURN):
@@ -260,11 +259,11 @@ class HttpConnection(Connection):
         if not self.has_more:
             self._data = b""
         elif self.stalled_since is None:
-            self.stalled_since = clock.now()  # of the request that waits
+            self.stalled_since = clock.now()
         self._next()
 
     def _parse(self, data: bytes | memoryview) -> bool:
-        """Parses a slice; False: this protocol reads no more of the connection."""
+        """Parses a slice. False: this protocol reads nothing more from the connection."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -282,7 +281,12 @@ class HttpConnection(Connection):
         return True
 
     def _upgrade(self, data: bytes, early: int) -> None:
-        """Handles a request to upgrade, the end of ``data`` but for the ``early`` bytes after it."""
+        """Handles a request to upgrade.
+
+        Args:
+            data: the slice that ends the request.
+            early: number of its last bytes that came after the request.
+        """
         path = self._url.partition(b"?")[0]
         if self._is_closed and not self._proved:
             self._fail(not_a_peer())
@@ -338,7 +342,7 @@ class HttpConnection(Connection):
         self._next()
 
     def has_room(self) -> bool:
-        """See `Connection.has_room`; here one request is in progress, and further ones are queued."""
+        """See `Connection.has_room`. One request is in progress; further ones are queued."""
         return (
             self._writable
             and len(self._queue) < self.limits.max_in_flight
@@ -398,7 +402,7 @@ class HttpConnection(Connection):
 
         Args:
             opening: the whole request.
-            early: what came after it.
+            early: bytes that came after the request.
         """
         protocol = self._websockets.protocol(self.listener, partial(self.listener.drop, self), self._may_compress)
         try:

@@ -49,7 +49,7 @@ class Limits:
         max_body_bytes: limit on a request's body.
         max_header_bytes: limit on an HTTP request's line and headers together.
         max_connections: connections of one listener; further ones get an error and are closed.
-        max_in_flight: requests of one connection in progress; the rest waits meanwhile.
+        max_in_flight: maximum number of requests of one connection in progress; further ones wait.
         stall_s: deadline for the whole of a request after its first byte, and for the last replies of a connection that
             is closed.
         idle_s: a connection without a request for this long is closed.
@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
         waiting_since: when the connection became idle; None: it is not idle.
         stalled_since: when the first byte of an incomplete request arrived; None: there is none.
         closing_since: when it was found closing with unsent replies; None: it is not.
-        has_more: some of what was read waits for a turn.
+        has_more: whether received data waits for a turn.
     """
 
     transport: asyncio.Transport
@@ -109,15 +109,15 @@ class Connection(asyncio.Protocol):
         self.regulate()
 
     def more(self) -> None:
-        """Handles a piece of what was read, and sets `has_more` and regulates."""
+        """Handles a piece of the received data, sets `has_more`, and regulates."""
         raise NotImplementedError
 
     def has_room(self) -> bool:
-        """Whether further requests may be taken: not too many are in progress, and the client reads its replies."""
+        """Whether the connection may take further requests: few are in progress, and the client reads its replies."""
         return self._writable and self.in_flight < self.limits.max_in_flight
 
     def regulate(self) -> None:
-        """Pauses reading while there is no room, or some of what was read waits for its turn."""
+        """Pauses reading while there is no room or received data waits for a turn."""
         reading = self.has_room()
         if reading and self.has_more:
             self.listener.turns.wait(self)
@@ -181,7 +181,7 @@ class Listener:
         limits: limits of its connections.
 
     Attributes:
-        turns: connections whose input waits.
+        turns: connections whose received data waits.
     """
 
     def __init__(self, service: Service, make: Callable[[Listener], Connection], limits: Limits) -> None:

@@ -1,4 +1,4 @@
-"""What a replica's listener for other replicas accepts: forwarded requests, and messages by path. Knows no sessions."""
+"""The paths and options of a replica's listener for other replicas. Knows nothing of sessions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ForPeers:
     closed: bool = True
 
     def handler(self, url: bytes) -> PeerHandler | None:
-        """What handles a peer's message at this path; None: it is a request."""
+        """The handler of a peer's message at this path; None if the path is that of a request."""
         if not url.startswith(_MESSAGE_STEPS):
             return None
         if url.startswith(LEFT_STEP):

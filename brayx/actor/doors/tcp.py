@@ -16,7 +16,7 @@ from brayx.gamecore.protocol import StepRequest
 from brayx.gamecore.tcp import NO_REQUEST, MalformedFrame, RequestReader, encode_error, encode_reply
 
 _REQUESTS_OF_A_TURN = 64
-"""Requests that a connection hands over at once; further ones wait for a turn."""
+"""Maximum number of requests that a connection hands over at once; further ones wait for a turn."""
 _BYTES_OF_ONE = 16 * 1024
 """A longer body counts as several requests in progress, whose number bounds the memory of a connection."""
 
@@ -31,12 +31,12 @@ class TcpConnection(Connection):
         self._requests: Iterator[tuple[bytes, int, StepRequest | ProtocolError]] = iter(())
 
     def data_received(self, data: bytes) -> None:
-        """Takes the requests that are complete."""
+        """Hands over complete requests."""
         self._requests = iter(self._reader.feed(data))
         self.more()
 
     def more(self) -> None:
-        """Takes up to `_REQUESTS_OF_A_TURN` of them, while there is room."""
+        """Hands over up to `_REQUESTS_OF_A_TURN` requests, while there is room."""
         submit, most = self._submit, self.limits.max_in_flight
         request: StepRequest | ProtocolError | None = None
         left = _REQUESTS_OF_A_TURN

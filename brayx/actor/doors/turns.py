@@ -1,8 +1,8 @@
-"""Shares the event loop among connections that have sent more than one piece of work, so that a burst delays no others.
+"""Shares the event loop among connections with more than one piece of work, so that a burst does not delay others.
 
-A door handles the first piece of what it reads at once, and reads no more before the rest is done. The rest waits here:
-in one turn of the loop each waiting connection handles one piece, and all of them together take about `_TURN_S`. What
-other clients send is read between two turns. Knows nothing of protocols.
+A door handles the first piece of received data at once. The rest waits here; until it is done, the door reads nothing
+more from the connection. In one turn of the loop, each waiting connection handles one piece, and all together take
+about `_TURN_S`. Between two turns the loop reads from other clients. Knows nothing of protocols.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from brayx.logs import limited
 logger = limited(__name__)
 
 _TURN_S = 0.0005
-"""Time of a loop's turn after which further pieces wait for the next one: a client that sends no burst waits about this
-long for all those that do."""
+"""Time for the waiting pieces in one turn of the loop; further ones wait for the next turn. A client that sends no
+burst waits about this long for all clients that do."""
 
 
 class Waiting(Protocol):
-    """An open connection with input that waits."""
+    """An open connection whose received data waits."""
 
     transport: asyncio.Transport
 
     def more(self) -> None:
-        """Handles one piece, if nothing prevents that, and waits again if there is more."""
+        """Handles one piece if possible, and waits again if there is more."""
 
 
 class Turns:
-    """The connections that wait for a turn, in order. All calls come from one loop's thread."""
+    """The connections that wait for a turn, in order. Call it only from the loop's thread."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[Waiting, None] = OrderedDict()
@@ -42,7 +42,7 @@ class Turns:
         return len(self._waiting)
 
     def wait(self, connection: Waiting) -> None:
-        """Calls the connection's `more` once, in one of the loop's next turns."""
+        """Calls the connection's `more` once, in a later turn of the loop."""
         self._waiting[connection] = None
         if not self._scheduled:
             self._scheduled = True
@@ -56,7 +56,7 @@ class Turns:
                 if not connection.transport.is_closing():
                     connection.more()
             except Exception:
-                logger.exception("a connection's input could not be handled: it is closed")
+                logger.exception("closing a connection whose data could not be handled")
                 connection.transport.abort()
             if perf_counter() > end:
                 break

@@ -58,7 +58,7 @@ async def session(
     receive: Receive,
     send: Send,
 ) -> None:
-    """Serves one WebSocket connection from its handshake, whose headers `headers_of` has read, to its end."""
+    """Serves one WebSocket connection from its handshake to its end; ``headers`` are from `headers_of`."""
     await receive()
     connection = _Connection(service, max_body_bytes, idle_timeout_s, headers, scope, send)
     try:
@@ -80,10 +80,10 @@ async def session(
 
 
 def fields_of(headers: Mapping[str, str], query: bytes) -> dict[str, str]:
-    """The fields of an opening, each from its header or from the query; empty if neither has it.
+    """The fields of an opening, from headers or the query; empty if both lack one.
 
     Raises:
-        ProtocolError: one has two values.
+        ProtocolError: a field has two values.
     """
     found: dict[str, str] = {}
     given = [(name, value) for name, value in headers.items() if value] + parse_qsl(query.decode("latin-1"))

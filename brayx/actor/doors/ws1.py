@@ -1,9 +1,9 @@
 """WebSocket connections of the native port: uvicorn's protocol, one frame at a time.
 
-uvicorn would decode all that it reads and queue the messages. Here a connection holds at most one decoded message that
-its session has not taken; further frames stay as they were received, and nothing more is read. Each frame beyond the
-first takes a turn (`brayx.actor.doors.turns`), and none is decoded while the client does not read what it gets, such
-as the answers to its pings.
+uvicorn decodes all received data and queues the messages. Here a connection holds at most one decoded message that its
+session has not taken. Further frames stay encoded, and the connection is not read. Each frame after the first waits for
+a turn (`brayx.actor.doors.turns`). No frame is decoded while the client does not read, for example the replies to its
+pings.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class WebSockets:
         Args:
             listener: the door that accepted the connection.
             gone: called when the connection has ended.
-            may_compress: whether its client may send compressed messages, a few bytes of which become megabytes.
+            may_compress: whether the client may send compressed messages, of which a few bytes may become megabytes.
         """
         extensions = self._extensions if self._extensions and may_compress() else []
         return WebSocket(self._config, self._state, listener.turns, gone, extensions)
@@ -78,7 +78,7 @@ class WebSockets:
 
 
 class _Frames(StreamReader):
-    """The bytes that a parser has not read. It pauses the parser before each frame."""
+    """The reader of websockets' parser; pauses the parser before each frame."""
 
     def at_eof(self) -> Generator[None, None, bool]:
         yield
@@ -104,7 +104,7 @@ class WebSocket(WebSocketsSansIOProtocol):
         super().__init__(config=config, server_state=state, app_state={})
         self.conn.available_extensions = extensions
         self.conn.reader = _Frames()
-        self.conn.parser = self.conn.parse()  # the one before reads from the reader before
+        self.conn.parser = self.conn.parse()  # a new parser, because the first one reads from the old reader
         next(self.conn.parser)
         self._fragments = bytearray()
         self._turns = turns
@@ -114,7 +114,7 @@ class WebSocket(WebSocketsSansIOProtocol):
         """Parses ``opening``, a whole request for a WebSocket.
 
         Raises:
-            Refused: it is not a valid opening.
+            Refused: the opening is not valid.
         """
         self.conn.receive_data(opening)
         status = 400
@@ -147,7 +147,7 @@ class WebSocket(WebSocketsSansIOProtocol):
         self.handle_connect(request)
 
     def data_received(self, data: bytes) -> None:
-        """Takes what was received, and decodes one frame."""
+        """Stores the data, and decodes one frame."""
         if self.transport.is_closing():
             return
         if self._may_decode():
@@ -157,12 +157,12 @@ class WebSocket(WebSocketsSansIOProtocol):
             self.transport.pause_reading()
 
     def more(self) -> None:
-        """Decodes one frame, if nothing prevents that."""
+        """Decodes one frame if possible."""
         if self._may_decode():
             self._decode(b"")
 
     def _may_decode(self) -> bool:
-        """Whether the session has taken all messages, and the client what was sent to it."""
+        """Whether the session has taken all messages, and the client reads what it gets."""
         return self.handshake_complete and not self.read_paused and self.writable.is_set()
 
     def _decode(self, data: bytes) -> None:
@@ -174,7 +174,7 @@ class WebSocket(WebSocketsSansIOProtocol):
             logger.info("a WebSocket connection was dropped: %s: %s", type(error).__name__, error)
             self.transport.abort()
         if self.read_paused or self.transport.is_closing():
-            return  # `receive` goes on
+            return  # `receive` continues
         if 0 < len(buffer) < size:
             self.transport.pause_reading()
             self._turns.wait(self)
@@ -202,7 +202,7 @@ class WebSocket(WebSocketsSansIOProtocol):
         opening = not self.handshake_complete
         await super().send(message)
         if self.close_sent or (opening and self.handshake_complete):
-            self._turns.wait(self)  # the client's answer to a close, or what it sent before the handshake was complete
+            self._turns.wait(self)  # to decode the reply to a close, or data from before the handshake was complete
 
     def resume_writing(self) -> None:
         super().resume_writing()

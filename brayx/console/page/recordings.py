@@ -17,7 +17,7 @@ from brayx.console.page.tick import TickView, short
 from brayx.errors import BrayxError
 
 _LIMITS = (200, 2_000, 10_000)
-"""Numbers of recordings that are listed: at first, and after each "Show more"."""
+"""Maximum number of recordings in the list: at first, and after each "Show more"."""
 _WINDOW = 256
 """Number of ticks that are loaded at once."""
 _MAX_WINDOWS = 16
@@ -95,11 +95,11 @@ def _recordings(show_more: Callable[[], Awaitable[None]]) -> Callable[[Recording
 
 
 def listed(found: Recordings) -> str:
-    """How many recordings there are, how many of them are listed, and which files are broken."""
-    shown, selected, of = len(found.recordings), found.selected, f"{number(found.total)} in {found.folder}"
-    text = of if selected == found.total else f"{number(selected)} of {of}"
+    """Text above the list: the numbers of recordings, selected and listed ones, and the first unreadable file."""
+    shown, selected, total = len(found.recordings), found.selected, f"{number(found.total)} in {found.folder}"
+    text = total if selected == found.total else f"{number(selected)} of {total}"
     if shown < selected:
-        text += f"; listed are the newest {number(shown)}"
+        text += f"; the newest {number(shown)} are listed"
     if count := len(found.unreadable):
         why = next(iter(found.unreadable.values()))
         text += f"; {count} file{'s' * (count != 1)} cannot be read: {why}"

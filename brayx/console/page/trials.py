@@ -55,7 +55,7 @@ def _trials(first: list[Trial]) -> Callable[[list[Trial]], None]:
     def update(found: list[Trial]) -> None:
         none.set_visibility(not found)
         rows.set_visibility(bool(found))
-        newest.set_text(f"These are the newest {number(len(found))}." if len(found) >= NEWEST else "")
+        newest.set_text(f"Only the newest {number(len(found))} are listed." if len(found) >= NEWEST else "")
         shown = [
             {
                 "run_id": each.run_id,

@@ -42,7 +42,7 @@ class HttpDoor(Doors):
         assert self.post(b"", step_kind="stop", session=session)[0] == 200
 
     def test_http_a_field_has_one_value(self, door: Door) -> None:
-        """A proxy in front may route by one of two, while the service plays the other."""
+        """If a field had two values, a proxy might route by one, and the service play the other."""
         session = uuid.uuid4().hex
         assert self.post(b"", step_kind="start", session=session)[0] == 200
         for name, value in (("session", "other"), ("step_kind", "stop"), ("seq", "1")):

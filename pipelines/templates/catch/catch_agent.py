@@ -20,7 +20,7 @@ class CatchAgent(Agent):
 
     async def on_tick(self, state):
         obs = encode(state.input)
-        if state.tick:  # what the last move earned; checked now, since at the episode's end no tick can be refused
+        if state.tick:  # check the last move's reward now: at the episode's end it is too late to refuse the tick
             number_field(state.input, "reward")
         outputs, version = await forward("model", obs)
         if len(outputs["logits"]) != 3:

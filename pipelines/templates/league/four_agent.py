@@ -36,7 +36,7 @@ class FourAgent(Agent):
 
     async def on_tick(self, state):
         obs = encode(state.input, self.mirrored)
-        if state.tick:  # checked now: at the episode's end no tick can be refused
+        if state.tick:  # check it now: at the episode's end it is too late to refuse the tick
             number_field(state.input, "reward")
         outputs, version = await forward("model", obs)
         logits = outputs["logits"]

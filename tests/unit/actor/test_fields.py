@@ -1,4 +1,4 @@
-"""Fields of a body: what fits becomes numbers, anything else an error with its place."""
+"""Fields of a body: valid ones become numbers; the error for any other names the field and the index."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_numbers_become_an_array() -> None:
         ([[1], [1, 2]], np.float32, "x is lists of different lengths, expected numbers"),
     ],
 )
-def test_anything_else_names_its_place(value: Any, dtype: Any, says: str) -> None:
+def test_the_error_for_a_bad_value_names_its_place(value: Any, dtype: Any, says: str) -> None:
     with pytest.raises(BadBody, match=says) as refused:
         array_field({"x": value}, "x", dtype)
     assert refused.value.details["field"].startswith("x")

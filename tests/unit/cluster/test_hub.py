@@ -42,7 +42,7 @@ class TestBooks:
         numbers = books.take_interval()
         assert (numbers["env_steps"], numbers["loss"], books.step) == (150, 4.0, 150)
 
-    def test_games_are_counted_by_their_returns_and_those_of_a_league_once(self) -> None:
+    def test_games_are_counted_by_returns_and_a_leagues_game_only_once(self) -> None:
         seats = part(("episode_return", 1.0), ("episode_return", -1.0))
         for ended, games in (([], 2.0), ([("league_games", 1.0)], 1.0)):
             books = Books()

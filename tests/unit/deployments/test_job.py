@@ -318,13 +318,13 @@ class TestWrong:
         (tmp_path / "job.yaml").write_bytes(f"# a job\nproject: café\n{JOB}".encode(encoding))
         assert refused(str(tmp_path / "job.yaml")) == f"job.yaml: cannot be read: {said}: save it as UTF-8"
 
-    def test_a_byte_order_mark_of_utf_8_is_no_part_of_the_first_key(self, write: Any, tmp_path: Path) -> None:
+    def test_a_byte_order_mark_is_not_part_of_the_first_key(self, write: Any, tmp_path: Path) -> None:
         write(JOB)
         plain = JobConfig.load(tmp_path / "job.yaml")
         (tmp_path / "job.yaml").write_bytes(JOB.encode("utf-8-sig"))
         assert JobConfig.load(tmp_path / "job.yaml").as_dict() == plain.as_dict()
 
-    def test_a_character_that_no_yaml_has(self, write: Any) -> None:
+    def test_a_character_that_yaml_does_not_allow(self, write: Any) -> None:
         assert refused(write(f"{JOB}# a bell: \a\n")).startswith(f"job.yaml:{JOB.count(chr(10)) + 1}: not YAML: ")
 
     def test_python_tags_are_refused(self, write: Any) -> None:

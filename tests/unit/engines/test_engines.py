@@ -359,7 +359,7 @@ def test_a_model_with_a_frozen_batch_axis_is_refused():
 
 
 class Random(torch.nn.Module):
-    """Draws noise whatever the mode; ``op`` decides whether it can be exported at all."""
+    """Draws noise in training and in eval mode; ``op`` decides whether it can be exported."""
 
     def __init__(self, op):
         super().__init__()
@@ -370,7 +370,7 @@ class Random(torch.nn.Module):
 
 
 @pytest.mark.parametrize(("op", "error"), [(torch.rand_like, EngineMismatch), (torch.poisson, ModelError)])
-def test_a_model_that_is_random_in_forward_is_told_so(op, error):
+def test_the_error_says_that_a_model_is_random_in_forward(op, error):
     with pytest.raises(error, match=r"random in forward: .* leaf 'output', .* draw noise only if self\.training"):
         OnnxEngine(Random(op), (np.ones((1, 2), np.float32),))
 

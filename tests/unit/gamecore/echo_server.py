@@ -179,7 +179,7 @@ class EchoApp:
         try:
             check_session(session)
             if any(other != session for other in others):
-                raise ProtocolError(f"'session' came as {session!r} and as {others}")
+                raise ProtocolError(f"header 'session' is {session!r} and {others}, expected one value")
             check_credentials(*(credentials.get(name, "") for name in ("key", "time", "token")))
             if not envelope:
                 self.step(StepRequest(StepKind.START, session, b"", **credentials, holder=holder))

@@ -115,7 +115,7 @@ async def test_where_torch_is_asked_for_nothing_else_is_built():
     await acting.close()
 
 
-async def test_a_model_that_is_closed_drops_the_build_that_waits_for_another_ones_end():
+async def test_closing_a_model_drops_a_build_that_has_not_begun():
     acting, said, recorded = made(Scale()), [], []
     with exporting:  # another model's export
         thread = acting.build(said.append, recorded.append)

@@ -106,7 +106,7 @@ def test_what_batches_of_a_job_lack_of_a_memory_is_said(tmp_path: Path) -> None:
         prepare(recorded.draw())
 
 
-def test_actions_of_the_environment_are_imitated_as_a_policys(tmp_path: Path) -> None:
+def test_recorded_actions_of_the_environment_are_converted_before_imitation(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     steps = {"obs": np.zeros((3, 1), np.float32), "reward": np.ones(3), "terminated": [0, 0, 1]}
     np.savez(path, **steps, action=[[0.0], [2.5], [10.0]])
@@ -118,7 +118,9 @@ def test_actions_of_the_environment_are_imitated_as_a_policys(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("algorithm", [BCConfig(), MixedConfig()])
-def test_a_training_says_that_the_units_of_its_demonstrations_are_unknown(tmp_path: Path, algorithm: Any) -> None:
+def test_a_training_refuses_demonstrations_that_do_not_say_whose_actions_they_have(
+    tmp_path: Path, algorithm: Any
+) -> None:
     """`Pendulum-v1` takes -2 to 2."""
     path = tmp_path / "a.npz"
     np.savez(path, obs=np.zeros((3, 3), np.float32), action=np.ones((3, 1)), reward=np.ones(3), terminated=[0, 0, 1])

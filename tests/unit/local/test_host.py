@@ -72,7 +72,7 @@ class TestLocalDoorsThatAllowAnOrigin(DoorCompliance):
 
 
 def answered(host: LocalHost, name: str, *headers: str) -> int:
-    """The status of a request that names the host so."""
+    """The HTTP status of a request with the header line ``name``."""
     _, _, port = host.url.rpartition(":")
     with socket.create_connection(("127.0.0.1", int(port)), 10.0) as connection:
         lines = "".join(f"{line}\r\n" for line in headers)
@@ -122,7 +122,7 @@ def test_a_door_on_loopback_without_keys_answers_to_names_of_this_machine(
 
 @pytest.mark.parametrize("right", [True, False])
 def test_a_client_without_valid_credentials_may_not_compress(right: bool) -> None:
-    """Nothing is inflated for a client that nobody knows."""
+    """The service decompresses nothing from unknown clients."""
     secret = b"s" * 32
     options = {**NATIVE_OFF, "websocket_window_bits": 15}
     host = LocalHost(config(**options), Runtime(functools.partial(Echo, [])), keys=Keys({"studio": secret}))

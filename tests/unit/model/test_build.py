@@ -98,5 +98,5 @@ def test_lazy_layers_get_their_sizes_from_the_example(tmp_path: Path) -> None:
 
 
 def test_a_lazy_layer_that_the_example_does_not_use_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"unseen\.weight has no size yet"):
+    with pytest.raises(ModelError, match=r"unseen\.weight has no size, because forward does not use"):
         build_model(str(tmp_path), written(tmp_path, LAZY.replace("USED", "False")), "net", {})

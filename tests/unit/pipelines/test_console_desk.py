@@ -49,7 +49,7 @@ def test_only_the_trial_of_a_job_that_can_be_interrupted_can_be_stopped(tracking
     assert found == {before.run_id: False, running.run_id: can_stop}
 
 
-def test_a_part_of_many_recordings_is_listed_and_says_of_how_many(tmp_path: Path, tracking_db: str) -> None:
+def test_a_list_of_recordings_says_how_many_there_are(tmp_path: Path, tracking_db: str) -> None:
     folder = Folder(str(tmp_path), 10**9)
     for name, count in (("bot", 30), ("other", 20)):
         parts = [Part(f"{name}-{number}", f"{name}-{number}", 0.0, 0, 1, player="main:3") for number in range(count)]
@@ -57,9 +57,9 @@ def test_a_part_of_many_recordings_is_listed_and_says_of_how_many(tmp_path: Path
     desk = StoreDesk(tracking_db, recordings=str(tmp_path))
     for session, limit, text in (
         ("", 50, f"50 in {tmp_path}"),
-        ("", 7, f"50 in {tmp_path}; listed are the newest 7"),
+        ("", 7, f"50 in {tmp_path}; the newest 7 are listed"),
         ("bot-*", 50, f"30 of 50 in {tmp_path}"),
-        ("bot-*", 7, f"30 of 50 in {tmp_path}; listed are the newest 7"),
+        ("bot-*", 7, f"30 of 50 in {tmp_path}; the newest 7 are listed"),
     ):
         assert listed(desk.recordings(limit, session)) == text
 

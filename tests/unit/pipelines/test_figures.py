@@ -1,4 +1,4 @@
-"""Figures with names in any script."""
+"""Figures with text in any script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipelines.figures import families
 
 
 @pytest.mark.parametrize("options", [{}, {"bbox_inches": "tight"}])
-def test_a_name_that_the_font_lacks_is_drawn_without_a_warning(options: dict[str, str]) -> None:
+def test_characters_that_the_font_lacks_are_drawn_without_a_warning(options: dict[str, str]) -> None:
     figure = pickle.loads(pickle.dumps(draw_curve([(0, 1.0), (1, 2.0)], title="接球")))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -50,7 +50,7 @@ def test_a_game_that_dies_is_started_again_and_its_last_words_are_kept(tmp_path:
         assert "the door is shut" in running.messages
 
 
-def test_a_crashed_games_error_its_last_lines_and_where_all_is_are_shown_once(tmp_path: Path) -> None:
+def test_a_crashed_games_error_last_lines_and_output_file_are_shown_once(tmp_path: Path) -> None:
     program = """
 import sys
 print("the game begins")
@@ -66,7 +66,7 @@ raise RuntimeError("the board is gone")
     first, *last = text.splitlines()
     found = re.fullmatch(
         r"a gamecore ended with status 1 after \d+ s; it said: RuntimeError: the board is gone; "
-        r"all of its output: (\S+gamecore-0.txt); its last lines:",
+        r"its whole output: (\S+gamecore-0.txt); its last lines:",
         first,
     )
     assert found, first
@@ -94,7 +94,7 @@ wait
 """
 
 
-def test_no_game_in_any_language_outlives_a_killed_job_nor_do_its_children(tmp_path: Path) -> None:
+def test_neither_games_nor_their_children_outlive_a_killed_job(tmp_path: Path) -> None:
     (tmp_path / "game.sh").write_text(GAME)
     pids = tmp_path / "pids"
     with subprocess.Popen([sys.executable, "-c", JOB], cwd=tmp_path, stdin=subprocess.PIPE) as job:
@@ -107,7 +107,7 @@ def test_no_game_in_any_language_outlives_a_killed_job_nor_do_its_children(tmp_p
     until(lambda: not alive(game) and not alive(child) and not alive(watch.pid))
 
 
-def test_a_killed_watch_is_replaced_and_knows_the_games_that_run(tmp_path: Path) -> None:
+def test_a_killed_shell_is_replaced_by_one_that_knows_the_running_games(tmp_path: Path) -> None:
     (tmp_path / "game.sh").write_text("sleep 600")
     with Guard() as guard:
 

@@ -121,7 +121,7 @@ async def test_a_model_with_other_actions_than_the_game_is_refused_at_the_first_
     assert json.loads(await fitting.tick(tick(0))) == {"action": 1}
 
 
-async def test_actions_are_counted_from_the_games_first_one_and_learned_from_0() -> None:
+async def test_replies_count_from_the_first_action_and_fragments_from_0() -> None:
     actor, box, _ = make()
     await actor.start("s", b'{"num_actions": 2, "first_action": 5}')
     assert json.loads(await actor.tick(tick(0))) == {"action": 6}

@@ -184,7 +184,7 @@ def test_a_registry_that_fails_delays_a_snapshot_and_ends_nothing(
         for _ in range(3):
             made.training.look()
         assert len(made.said) == 1
-        assert "tries this again every 10 s: cannot register weights of trial 'league' as 'higher'" in made.said[0]
+        assert "retries every 10 s: cannot register weights of trial 'league' as 'higher'" in made.said[0]
         with pytest.raises(TrackingError, match="cannot register weights"):
             made.training.register(made.said.append)
         database.execute("DROP TRIGGER full")

@@ -1,4 +1,4 @@
-"""What runtimes print when a game fails, as they printed it; and the file that a game writes."""
+"""Errors as real runtimes print them when a game fails, and the file that a game writes."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_line_that_says_why_a_game_failed(text: str, error: str) -> None:
         ),
     ],
 )
-def test_a_game_that_fails_has_its_error_in_the_file(
+def test_the_file_has_the_error_of_a_game_that_fails(
     tmp_path: Path, runtime: str, file: str, program: str, error: str
 ) -> None:
     if shutil.which(runtime) is None:
@@ -134,7 +134,7 @@ def test_a_game_that_fails_has_its_error_in_the_file(
     assert not output.path.exists()
 
 
-def test_the_file_is_bounded_and_keeps_the_newest(tmp_path: Path) -> None:
+def test_the_file_is_bounded_and_keeps_the_newest_output(tmp_path: Path) -> None:
     output = Output("game.txt")
     output.open(tmp_path)
     file = output.begin()

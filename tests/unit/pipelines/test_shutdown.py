@@ -165,7 +165,7 @@ with temporary_files():
     assert not list(tmp_path.iterdir())
 
 
-def test_another_interrupt_gives_up_the_wait_for_the_last_checkpoint() -> None:
+def test_another_interrupt_ends_the_wait_for_the_last_checkpoint() -> None:
     program = r"""
 import signal, threading
 from pipelines.shutdown import end_within, wait_to_save
@@ -184,7 +184,7 @@ print(wait_to_save(opened, print), signal.getsignal(signal.SIGINT).name, flush=T
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as waiting:
         assert waiting.stdout is not None
-        assert waiting.stdout.readline().startswith("the last checkpoint waits up to 120 s for MLflow")
+        assert waiting.stdout.readline().startswith("MLflow is still starting: waiting up to 120 s")
         assert waiting.stdout.readline() == "waits\n"
         waiting.send_signal(signal.SIGINT)
         assert waiting.communicate(timeout=WAIT_S)[0] == "False SIG_IGN\n"

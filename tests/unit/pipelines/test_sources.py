@@ -324,7 +324,7 @@ def test_actions_of_the_rollouts_environment_are_converted(tmp_path: Path) -> No
     assert not unscaled.converts
 
 
-def test_a_dataset_that_a_function_gives_is_converted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_from_a_function_is_converted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = """
 def given(name, config):
     return brayx.Dataset("FILE", fields={"obs": "observations"}, actions="environment")

@@ -177,7 +177,7 @@ def test_a_checkpoints_code_runs_only_if_it_is_trusted(
     folder, uri = stranger(tmp_path / "got"), f"sqlite:///{tmp_path}/mlflow.db"
     refused = command("export", str(folder), "--to", "onnx", "--out", str(tmp_path / "out"))
     assert refused.returncode == 2
-    assert f"names code to run, in {folder}, and" in refused.stderr
+    assert f"names code to run, in {folder}, chosen by" in refused.stderr
     assert "--job" in refused.stderr
     assert "--trust" in refused.stderr
     for trust in (False, "", str(tmp_path)):
@@ -193,7 +193,7 @@ def test_a_checkpoints_code_runs_only_if_it_is_trusted(
     assert [path.stem for path in folder.glob("*.ran")] == ["strangers_model"]
 
 
-def test_a_registry_is_trusted_if_it_is_a_database_of_this_machine(
+def test_a_registry_is_trusted_only_if_it_is_a_database_file(
     tmp_path: Path, tracking_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # stands for a server: another kind of store

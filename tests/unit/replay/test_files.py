@@ -550,7 +550,7 @@ WRITE = {**SAVE, "flat.hdf5": save_flat, "robomimic.hdf5": save_robomimic, "main
 
 @pytest.mark.parametrize("kind", WRITE)
 @pytest.mark.parametrize("actions", [None, "environment", "policy"])
-def test_actions_of_the_environment_become_a_policys_or_are_refused(tmp_path, kind, actions):
+def test_actions_of_the_environment_are_converted_to_a_policys_or_refused(tmp_path, kind, actions):
     recorded = np.array([[0.0], [2.5], [10.0]])
     WRITE[kind](tmp_path / f"a.{kind}", steps("--T", action=recorded))
     dataset = Dataset(tmp_path / f"a.{kind}", actions=actions)
@@ -591,7 +591,7 @@ def test_categories_are_counted_from_0(tmp_path):
         ({"type": "MultiBinary", "n": 2}, SPACES.MultiBinary(2), [[0, 0]]),
     ],
 )
-def test_minaris_space_must_be_the_environments(tmp_path, space, env, actions):
+def test_minaris_space_must_equal_the_environments(tmp_path, space, env, actions):
     path = tmp_path / "main_data.hdf5"
     save_minari(path, steps("T", action=np.array(actions)), action_space=json.dumps(space))
     spec = ActionSpec.of(env, scale=True)
@@ -599,18 +599,18 @@ def test_minaris_space_must_be_the_environments(tmp_path, space, env, actions):
     assert Dataset(path).for_env(spec).first().action.tolist() == expected
     other = {"n": 4} if "n" in space else {"nvec": [3, 3]} if "nvec" in space else {"high": [9]}
     save_minari(path, steps("T", action=np.array(actions)), action_space=json.dumps({**space, **other}))
-    with pytest.raises(ConfigError, match=r"its actions are from .*, and the environment's are .*: expected the same"):
+    with pytest.raises(ConfigError, match=r"its action space is .*, expected the environment's, "):
         Dataset(path).for_env(spec)
 
 
-def test_without_an_environment_a_policys_action_is_the_games(tmp_path):
+def test_without_an_environment_only_categories_are_converted(tmp_path):
     path = tmp_path / "main_data.hdf5"
     save_minari(path, steps("T", action=np.array([[10.0]])))
     assert Dataset(path).for_env(None).first().action.tolist() == [[10]]
     space = {"type": "Discrete", "n": 3, "start": 5, "dtype": "int64"}
     save_minari(path, steps("T", action=np.array([6])), action_space=json.dumps(space))
     assert Dataset(path).for_env(None).first().action.tolist() == [1]
-    with pytest.raises(ConfigError, match="actions is 'environment', but there is no rollout"):
+    with pytest.raises(ConfigError, match="actions is 'environment', but the job has no rollout"):
         Dataset(path, actions="environment").for_env(None)
     # The range of brayx's own is that of the data.
     save_minari(path, steps("T", action=np.array([6])), action_space=json.dumps(space), dataset_id="brayx/a-v0")

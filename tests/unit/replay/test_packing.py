@@ -362,7 +362,7 @@ def test_actions_outside_the_models_range_are_refused(acts, good, bad, message):
         assert packer.layout is layout
 
 
-def test_whole_numbers_outside_the_models_limits_are_refused_except_where_nothing_is_learned():
+def test_whole_numbers_outside_the_limits_are_refused_unless_they_are_masked():
     layout = Layout.of_model((np.zeros((1,), np.int64),), limits={"obs": Limits.of(3, 5)})
     whole = fragment(0, 3, "terminated", obs=np.array([5, 6, 7, 5]))
     (batch,) = Packer(1, 3, layout).add(whole)

@@ -34,7 +34,7 @@ def collector(
 
 
 class OfKinds(torch.nn.Module):
-    """Logits of the kind alone."""
+    """Logits that depend on the kind alone."""
 
     def forward(self, obs):
         return {"logits": obs["me"]["kind"].float().unsqueeze(-1).expand(-1, 2)}
@@ -49,7 +49,7 @@ KIND = {
 @pytest.mark.parametrize(
     ("name", "value", "refused"),
     [
-        ("kind", 9, r"obs/me/kind: the environments gave 9 at \[1\], expected 5 to 8"),
+        ("kind", 9, r"obs/me/kind: an environment returned 9 at \[1\], expected 5 to 8"),
         ("kind", 4, r"obs/me/kind: .* 4 at \[1\]"),
         ("seen", [1, 1004], r"obs/me/seen: .* 1004 at \[1, 1\], expected 1000 to 1003"),
         ("pair", (2, np.zeros(1, np.float32)), r"obs/pair/0: .* 2 at \[1\], expected -2 to 1"),

@@ -41,7 +41,7 @@ class BoxCounting(Counting):
 
 
 class Kinds(Counting):
-    """`Counting` seen as whole numbers that do not start at 0: in a dict, in a Tuple, and as a MultiDiscrete."""
+    """`Counting`, observed as whole numbers that do not start at 0: in a dict, in a Tuple, and as a MultiDiscrete."""
 
     observation_space = spaces.Dict(  # type: ignore[assignment]
         pair=spaces.Tuple([spaces.Discrete(4, start=-2), spaces.Box(-1, 1, (1,))]),

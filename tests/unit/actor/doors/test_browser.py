@@ -65,7 +65,7 @@ def test_a_program_gets_json_and_a_browser_a_page(address: str) -> None:
     assert body == page(FACTS)
 
 
-def test_a_browsers_own_request_for_an_icon_is_no_refusal(door: tuple[str, TableService]) -> None:
+def test_a_browsers_request_for_an_icon_does_not_count_as_a_refusal(door: tuple[str, TableService]) -> None:
     address, service = door
     for path, refused in (("/favicon.ico", 0), ("/other.ico", 1)):
         assert call(address, "GET", path)[0] == 404

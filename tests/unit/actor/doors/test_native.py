@@ -522,7 +522,7 @@ def test_refusals_of_the_native_doors_are_counted_once() -> None:
 
 
 @pytest.mark.parametrize("sent", ["接球".encode(), "café".encode("latin-1")], ids=["UTF-8", "Latin-1"])
-def test_an_id_that_is_not_ascii_is_refused_with_its_own_characters(service: Native, sent: bytes) -> None:
+def test_the_error_for_an_id_that_is_not_ascii_quotes_it_as_sent(service: Native, sent: bytes) -> None:
     message = f"header 'session' is {'接球' if len(sent) > 4 else 'café'!r}, expected printable ASCII without spaces"
     request = b"POST /step HTTP/1.1\r\nsession: %b\r\nstep_kind: start\r\nconnection: close\r\n\r\n" % sent
     with serving(DoorApp(TableService())) as asgi:

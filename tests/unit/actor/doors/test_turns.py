@@ -1,4 +1,4 @@
-"""A burst of one connection delays no other, and what a connection may hold is bounded: counted on real connections."""
+"""On real connections: a burst does not delay other clients, and a connection holds a bounded amount of data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TICKS = 10
 
 
 class Order(TableService):
-    """Notes the session of each request in order, refusals as ``refused``."""
+    """Records the session of each request in order, refusals as ``refused``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Order(TableService):
 
 
 class Holding(TableService):
-    """Answers no request whose body is ``hold``, until the test says so."""
+    """Answers requests with the body ``hold`` only when the test calls `release`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Holding(TableService):
 
 @contextlib.contextmanager
 def held(service: Native) -> Iterator[None]:
-    """The service's loop does nothing meanwhile, so that what clients send waits in the kernel."""
+    """Blocks the service's loop, so that what clients send waits in the kernel."""
     holding, over = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -80,7 +80,7 @@ def held(service: Native) -> Iterator[None]:
 
 
 def push(connection: socket.socket, data: bytes) -> int:
-    """Sends what the kernel takes; returns its size."""
+    """Sends as much as the kernel takes; returns the number of bytes."""
     connection.setblocking(False)
     sent = 0
     with contextlib.suppress(BlockingIOError):
