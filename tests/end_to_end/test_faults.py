@@ -362,7 +362,7 @@ def test_ctrl_c_while_mlflow_starts_keeps_what_was_learned(tmp_path: Path) -> No
         mlflow.suspend()
         command.until(lambda: re.search(r"version ([2-9]|\d\d)", command.err) is not None, "it learned")
         command.control_c(group=False)
-        command.until(command.says("the last checkpoint waits"), "it waited for MLflow")
+        command.until(command.says("to save the last checkpoint"), "it waited for MLflow")
         mlflow.resume()
         assert command.ended() == 130
         command.gone()

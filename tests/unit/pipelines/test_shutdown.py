@@ -184,7 +184,7 @@ print(wait_to_save(opened, print), signal.getsignal(signal.SIGINT).name, flush=T
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as waiting:
         assert waiting.stdout is not None
-        assert waiting.stdout.readline().startswith("MLflow is still starting: waiting up to 120 s")
+        assert waiting.stdout.readline().startswith("waiting up to 120 s for MLflow to start, to save")
         assert waiting.stdout.readline() == "waits\n"
         waiting.send_signal(signal.SIGINT)
         assert waiting.communicate(timeout=WAIT_S)[0] == "False SIG_IGN\n"
