@@ -6,6 +6,7 @@ Knows nothing of trials or models.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -66,8 +67,12 @@ def check_writable(uri: str) -> str:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=path.parent):
                 pass
-            if path.exists():
-                path.open("r+b").close()
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if path.exists() and not os.access(path, os.W_OK):
+                # Not by opening it: closing any descriptor of the file drops the locks that this process's connections
+                # hold, and then another process deletes the log that they still write to.
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
             raise TrackingError(
                 f"MLflow database {path} is not writable ({error.strerror}): name another with `tracking`",

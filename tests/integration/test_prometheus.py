@@ -171,6 +171,6 @@ def test_the_endpoint_shows_exactly_what_was_played(url: str) -> None:
         of = EXPORTED[name.removeprefix("ray_")]
         assert (family.type, family.documentation) == (of.type, of.help)
     assert families["ray_brayx_ticks"].documentation == f"{METRICS['ticks'].help} [{METRICS['ticks'].unit}]"
-    assert {s.labels["metric"] for s in families["ray_brayx_own_sum"].samples} == {'coins "found" \\u2603\n'}
+    assert {s.labels["metric"] for s in families["ray_brayx_own_sum"].samples} == {'coins "found" \\u2603\\n'}
     active = families["ray_brayx_sessions_active"].samples
     assert len({s.labels["replica"] for s in active if s.labels["application"] == APPLICATION}) == 2

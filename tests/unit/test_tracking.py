@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -113,6 +114,22 @@ class TestInitialise:
         (tmp_path / "mlflow.db").mkdir()  # as unwritable, also for root
         with pytest.raises(TrackingError, match=r"MLflow database .*/mlflow.db is not writable \(Is a directory\)"):
             check_writable(sqlite_url(tmp_path / "mlflow.db"))
+
+    def test_a_check_drops_no_lock_of_an_open_database(self, tmp_path: Path) -> None:
+        path = tmp_path / "mlflow.db"
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("CREATE TABLE numbers (number)")
+            check_writable(sqlite_url(path))
+            # The last connection of a database deletes its log, and a process knows of others by their locks alone.
+            other = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT * FROM numbers').fetchall()"
+            subprocess.run([sys.executable, "-c", other, path], check=True)
+            connection.execute("INSERT INTO numbers VALUES (1)")
+            read = (
+                "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('SELECT * FROM numbers').fetchall())"
+            )
+            seen = subprocess.run([sys.executable, "-c", read, path], check=True, capture_output=True, text=True)
+            assert seen.stdout.strip() == "[(1,)]"
 
     def test_a_file_that_is_no_database_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "mlflow.db").write_text("this is not a database, it is a text " * 100)
