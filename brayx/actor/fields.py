@@ -5,6 +5,8 @@ NumPy alone would turn ``null`` into NaN. Knows nothing of agents or models.
 
 from __future__ import annotations
 
+import reprlib
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from brayx.errors import BadBody
 from brayx.types import is_finite, place_of
 
 _LARGEST = float(np.finfo(np.float32).max)
+_PLAIN = {int, float}
+_NUMBERS = (int, float, np.number)
 
 
 def array_field(
@@ -24,7 +28,8 @@ def array_field(
 
     Args:
         body: a JSON object, such as ``state.input``.
-        name: name of the field. Its value is a number or nested lists of numbers.
+        name: name of the field. Its value is a number or nested lists of numbers; unless ``dtype`` is a float, also
+            booleans, as in an action mask.
         dtype: dtype of the array.
         shape: shape of the array, to which the numbers are reshaped; None: the shape of the nested lists.
 
@@ -38,7 +43,7 @@ def array_field(
         array = np.asarray(value, np.float32) if dtype is np.float32 else None
     except (KeyError, TypeError, IndexError, ValueError, OverflowError):
         value, array = _field(body, name), None
-    if array is None or not is_finite(array):
+    if array is None or not (is_finite(array) and _are_numbers(value, array.ndim)):
         array = _converted(name, value, np.dtype(dtype))
     if shape is None or array.shape == shape:
         return array
@@ -54,7 +59,7 @@ def number_field(body: Any, name: str, least: float = -_LARGEST, most: float = _
     if isinstance(value, int | float) and least <= value <= most:  # false for NaN
         return float(value)
     limits = "" if (least, most) == (-_LARGEST, _LARGEST) else f" from {least:g} to {most:g}"
-    raise _refused(name, repr(value), f"a finite number{limits}")
+    raise _refused(name, reprlib.repr(value), f"a finite number{limits}")
 
 
 def index_field(body: Any, name: str, count: int) -> int:
@@ -62,15 +67,28 @@ def index_field(body: Any, name: str, count: int) -> int:
     value = _field(body, name)
     if isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= value < count:
         return int(value)
-    raise _refused(name, repr(value), f"a whole number from 0 to {count - 1}")
+    raise _refused(name, reprlib.repr(value), f"a whole number from 0 to {count - 1}")
 
 
 def _field(body: Any, name: str) -> Any:
     try:
         return body[name]
     except (KeyError, TypeError, IndexError):
-        got = f"it has {', '.join(map(repr, body))}" if isinstance(body, dict) and body else f"it is {body!r}"
+        names = ", ".join(map(repr, islice(body, 20))) if isinstance(body, dict) else ""
+        got = f"it has {names}" if names else f"it is {reprlib.repr(body)}"
         raise BadBody(f"the body has no field {name!r}: {got:.120}", field=name) from None
+
+
+def _are_numbers(value: Any, ndim: int, *, bools: bool = False) -> bool:
+    """Whether lists nested ``ndim`` deep hold only numbers. NumPy would convert ``"1"`` and ``true`` to 1.0."""
+    if ndim == 1 and _PLAIN.issuperset(map(type, value)):  # the usual case, without a set
+        return True
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biuf"
+    for _ in range(ndim - 1):
+        value = chain.from_iterable(value)
+    types = set(map(type, value)) if ndim else {type(value)}
+    return types <= _PLAIN or all(issubclass(each, _NUMBERS) and (bools or each is not bool) for each in types)
 
 
 def _converted(name: str, value: Any, dtype: np.dtype[Any]) -> np.ndarray:
@@ -79,16 +97,29 @@ def _converted(name: str, value: Any, dtype: np.dtype[Any]) -> np.ndarray:
         given = np.asarray(value)
     except ValueError:
         raise _refused(name, "lists of different lengths", "numbers") from None
-    array = as_dtype(given, dtype)
-    if array is not None and is_finite(array):
-        return array
-    expected = "a finite number" if dtype.kind == "f" else f"a whole number that {dtype} can hold"
-    for index, value in np.ndenumerate(given):
-        single = as_dtype(np.asarray(value), dtype)
-        if single is None or not is_finite(single):
-            plain = value.item() if isinstance(value, np.generic) else value
-            raise _refused(place_of(name, index), repr(plain), expected)
-    raise _refused(name, f"values of type {given.dtype}", "numbers")
+    is_float = dtype.kind == "f"
+    if _are_numbers(value, given.ndim, bools=not is_float):
+        array = as_dtype(given, dtype)
+        if array is not None and is_finite(array):
+            return array
+    kinds, least, most = _range(dtype)
+    given = np.asarray(value, object)  # keeps the values' own types
+    for place, single in enumerate(given.flat):
+        if not isinstance(single, kinds) or (is_float and isinstance(single, bool)) or not least <= single <= most:
+            expected = "a finite number" if is_float else f"a whole number that {dtype} can hold"
+            index = [int(each) for each in np.unravel_index(place, given.shape)]
+            plain = single.item() if isinstance(single, np.generic) else single
+            raise _refused(place_of(name, index), reprlib.repr(plain), expected)
+    return given.astype(dtype)
+
+
+def _range(dtype: np.dtype[Any]) -> tuple[Any, float, float]:
+    """The types, the least and the largest of the values that ``dtype`` can hold."""
+    if dtype.kind == "b":
+        return (bool, np.bool_), 0, 1
+    if dtype.kind == "f":
+        return _NUMBERS, float(np.finfo(dtype).min), float(np.finfo(dtype).max)
+    return (int, np.integer), int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
 
 
 def _refused(place: str, got: str, expected: str) -> BadBody:

@@ -14,12 +14,15 @@ from pipelines.shipped import TEMPLATES
 
 
 def test_numbers_become_an_array() -> None:
-    body = {"obs": [[1, 2.5], [True, -3]], "one": 4, "image": [[0, 255]]}
+    body = {"obs": [[1, 2.5], [1, -3]], "one": 4, "image": [[0, 255]], "mask": [True, False]}
     assert array_field(body, "obs").tolist() == [[1.0, 2.5], [1.0, -3.0]]
     assert array_field(body, "obs").dtype == np.float32
     assert array_field(body, "obs", np.float64, (4,)).tolist() == [1.0, 2.5, 1.0, -3.0]
     assert array_field(body, "one").shape == ()
     assert array_field(body, "image", np.uint8).tolist() == [[0, 255]]
+    assert array_field(body, "mask", np.int8).tolist() == [1, 0]
+    assert array_field(body, "mask", np.bool_).tolist() == [True, False]
+    assert array_field({"obs": [2**64, 0]}, "obs", np.float64).tolist() == [2.0**64, 0.0]
     assert number_field(body, "one") == 4.0
     assert index_field(body, "one", 5) == 4
 
@@ -30,7 +33,17 @@ def test_numbers_become_an_array() -> None:
         ([1, None], np.float32, r"x\[1\] is None, expected a finite number"),
         ([[1, 2], [3, float("inf")]], np.float32, r"x\[1, 1\] is inf, expected a finite number"),
         ([1, 300], np.uint8, r"x\[1\] is 300, expected a whole number that uint8 can hold"),
-        ([1, 0.5], np.int8, r"x\[0\] is 1\.0, expected a whole number that int8 can hold"),
+        ([1, 0.5], np.int8, r"x\[1\] is 0\.5, expected a whole number that int8 can hold"),
+        ([1, "1"], np.float32, r"x\[1\] is '1', expected a finite number"),
+        ([1, "1"], np.int8, r"x\[1\] is '1', expected a whole number"),
+        ([[1, 2], [True, 2.5]], np.float32, r"x\[1, 0\] is True, expected a finite number"),
+        ([[1, 2], [True, 2.5]], np.float64, r"x\[1, 0\] is True, expected a finite number"),
+        ("1", np.float32, "x is '1', expected a finite number"),
+        (True, np.float32, "x is True, expected a finite number"),
+        ([1, 2], np.bool_, r"x\[0\] is 1, expected a whole number that bool can hold"),
+        ([0, 10**400], np.float32, r"x\[1\] is 10+\.\.\.0+, expected a finite number"),
+        ([0, 10**400], np.float64, r"x\[1\] is 10+\.\.\.0+, expected a finite number"),
+        ([0, 10**39], np.float32, r"x\[1\] is 10{39}, expected a finite number"),
         ("words", np.float32, "x is 'words', expected a finite number"),
         ({"y": 1}, np.float32, "x is {'y': 1}, expected a finite number"),
         ([[1], [1, 2]], np.float32, "x is lists of different lengths, expected numbers"),
@@ -40,6 +53,7 @@ def test_the_error_for_a_bad_value_names_its_place(value: Any, dtype: Any, says:
     with pytest.raises(BadBody, match=says) as refused:
         array_field({"x": value}, "x", dtype)
     assert refused.value.details["field"].startswith("x")
+    assert len(refused.value.message) < 200
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), 1e39, 10**400, "1", [1]])
