@@ -76,7 +76,8 @@ class Books:
         clock: seconds, monotonic.
 
     Attributes:
-        own_sums: names of an application's own metrics that are sums.
+        own: names of an application's own metrics, up to their first dot.
+        own_sums: names of those that are sums.
         totals: every sum since the trial began, by summary name.
         notes: the newest note of each metric that has one, by summary name.
 
@@ -99,6 +100,7 @@ class Books:
         self.totals = dict(totals or {})
         self._seconds_before = self.totals.pop(SECONDS, 0.0)
         self._x_axis = x_axis
+        self.own = {name.partition(".")[0] for name in self.totals} - METRICS.keys() - {GAMES}
         self.own_sums: set[str] = set()
         self._known = set(self.totals)
         self._max_labels = max_labels
@@ -132,6 +134,8 @@ class Books:
         for (name, label), cell in cells.items():
             kind = METRICS[name].kind if name in METRICS else own[name].kind if name in own else Kind.MEAN
             key = _key(name, label)
+            if name not in METRICS:
+                self.own.add(name.partition(".")[0])
             if cell.note:
                 self.notes[key] = cell.note
             if cell.shape is not None:

@@ -9,7 +9,7 @@ application's own metrics have a chart for each label. Knows nothing of recorder
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from brayx.books import (
     FAILED_IN_WINDOW,
@@ -94,7 +94,7 @@ _TAKEN = frozenset(_ALL.values())
 _SUMS = frozenset(name for name in _ALL if name in METRICS and METRICS[name].kind is Kind.SUM)
 
 
-def charted(fresh: Mapping[str, float], totals: Mapping[str, float]) -> dict[str, float]:
+def charted(fresh: Mapping[str, float], totals: Mapping[str, float], own: Collection[str]) -> dict[str, float]:
     """Selects the numbers that MLflow gets, under MLflow's names.
 
     These are numbers of `CHARTS` and `LEAGUE_CHARTS`, means and last values of them with a label, and every metric that
@@ -103,6 +103,7 @@ def charted(fresh: Mapping[str, float], totals: Mapping[str, float]) -> dict[str
     Args:
         fresh: numbers from `Books.take_interval`.
         totals: every sum so far, from `Books.totals`; MLflow shows a sum over all its labels.
+        own: names of the application's own metrics, from `Books.own`.
     """
     shown: dict[str, float] = {}
     for name, value in fresh.items():
@@ -114,11 +115,11 @@ def charted(fresh: Mapping[str, float], totals: Mapping[str, float]) -> dict[str
         elif base in _ALL and METRICS[base].kind in (Kind.MEAN, Kind.LAST):  # with a label: of a component
             shown[f"{_ALL[base]}{name.removeprefix(base)}"] = value
         elif base not in METRICS and name not in _NOT_SHOWN:
-            shown[_own(name)] = value
+            shown[_own(name, own)] = value
     return shown
 
 
-def sums_of(shown: Mapping[str, float], own: Iterable[str]) -> dict[str, float]:
+def sums_of(shown: Mapping[str, float], own: Collection[str]) -> dict[str, float]:
     """The initial sums of a resumed trial, by the names of `Books`.
 
     Args:
@@ -126,16 +127,18 @@ def sums_of(shown: Mapping[str, float], own: Iterable[str]) -> dict[str, float]:
         own: names of the application's own metrics that are sums.
     """
     known = {_ALL[name]: name for name in (*_SUMS, GAMES, SECONDS)}
-    own = {_own(name): name for name in own}
+    moved = {name.partition(".")[0].removeprefix(_OWN * 2) for name in shown if name.startswith(_OWN * 2)}
+    charts = {_own(name, {*own, *moved}): name for name in own}
     found = {known[name]: value for name, value in shown.items() if name in known}
     for name, value in shown.items():
         base, dot, label = name.partition(".")
-        if base in own:
-            found[f"{own[base]}{dot}{label}"] = value
+        if base in charts:
+            found[f"{charts[base]}{dot}{label}"] = value
     return found
 
 
-def _own(name: str) -> str:
-    """The chart of an application's own metric. It never replaces a chart of brayx or of another metric."""
-    taken = name.startswith(_OWN) or name.partition(".")[0] in _TAKEN
+def _own(name: str, own: Collection[str]) -> str:
+    """The chart of an application's own metric: ``game/NAME`` if it has no group, or if its name is another's chart."""
+    base = name.partition(".")[0]
+    taken = base in _TAKEN or (base.startswith(_OWN) and base.removeprefix(_OWN) in own)
     return name if "/" in name and not taken else f"{_OWN}{name}"

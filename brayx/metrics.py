@@ -195,8 +195,8 @@ def label_of(labels: Mapping[str, object]) -> str:
     """Joins several labels into the one label of a sample: ``{"side": "left", "hero": 3}`` is ``hero:3.side:left``.
 
     The labels are sorted by name, so their order does not matter. Characters other than letters, digits, ``-`` and
-    ``_`` are escaped (``_x25_`` is a per cent sign), so different labels stay different; values may also have ``.`` and
-    spaces.
+    ``_`` are escaped (``_u0025_`` is a per cent sign), so different labels stay different; values may also have ``.``
+    and spaces.
     """
     return ".".join(
         f"{shortened(_name_of_label(name), _MAX_WORD)}:{shortened(_value_of_label(str(value)), _MAX_WORD)}"

@@ -6,29 +6,40 @@ import re
 import zlib
 from collections.abc import Callable
 
-_ESCAPED = re.compile(r"_x([0-9a-f]{0,6})_")
-_LAST_CHARACTER = 0x10FFFF
+_CODE = "u(?P<code>[0-9a-f]{4}|[1-9a-f][0-9a-f]{4}|10[0-9a-f]{4})"
+"""A character's code, written in one way only."""
+_ESCAPED = re.compile(f"_{_CODE}_")
 
 
 def escape_of(refused: str) -> Callable[[str], str]:
-    """Returns a function that replaces refused characters by their code: ``hit%`` by ``hit_x25_``. See `unescaped`.
+    """Returns a function that replaces refused characters by their code: ``hit%`` by ``hit_u0025_``. See `unescaped`.
 
     Args:
-        refused: a regular expression that matches one character that the store refuses.
+        refused: a regular expression that matches one character that the store refuses: no letter, digit, ``_``, ``-``
+            or space.
     """
-    # Also escape an underscore that would look like the start of an escape.
-    pattern = re.compile(rf"{refused}|_(?=x[0-9a-f]*(?:_|{refused}))")
-    return lambda name: pattern.sub(lambda found: f"_x{ord(found[0]):x}_", name) or "_x_"
+    # Also escape an underscore that would be read as the start of an escape.
+    pattern = re.compile(rf"{refused}|_(?={_CODE}(?:_|{refused}))")
+
+    def escaped(found: re.Match[str]) -> str:
+        code = found["code"]
+        return found[0] if code and not _escapable(code) else f"_u{ord(found[0]):04x}_"
+
+    return lambda name: pattern.sub(escaped, name)
 
 
 def unescaped(name: str) -> str:
-    """Reverses a function of `escape_of`."""
+    """Reverses a function of `escape_of`; leaves what such a function never returns, as ``pos_x_mean``."""
+    at = 0
+    while found := _ESCAPED.search(name, at):
+        if _escapable(found["code"]):
+            name = f"{name[: found.start()]}{chr(int(found['code'], 16))}{name[found.end() :]}"
+        at = found.start() + 1  # an underscore may end one code and start another
+    return name
 
-    def character(found: re.Match[str]) -> str:
-        code = int(found[1] or "0", 16)
-        return "" if not found[1] else chr(code) if code <= _LAST_CHARACTER else found[0]
 
-    return _ESCAPED.sub(character, name)
+def _escapable(code: str) -> bool:
+    return re.fullmatch(r"[^\w -]|_", chr(int(code, 16))) is not None
 
 
 def shortened(name: str, most: int) -> str:

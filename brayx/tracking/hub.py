@@ -85,7 +85,8 @@ class Hub(Inbox):
         """Writes the metrics since the last write now."""
         with self._writing:
             with self._lock:
-                numbers, step = charted(self._books.take_interval(), self._books.totals), self._books.step
+                fresh, step = self._books.take_interval(), self._books.step
+                numbers = charted(fresh, self._books.totals, self._books.own)
                 own_sums = self._books.own_sums - self._tagged_sums
                 shapes = self._books.take_shapes()
             if self._trial is None or not (numbers or shapes):

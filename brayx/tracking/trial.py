@@ -49,8 +49,7 @@ _SAME_NAME = 1000
 _MAX_BATCH = 1000
 _MAX_PARAM_CHARS = 6000
 _NAME = re.compile(r"[\w][\w .:+@=,-]{0,199}")
-_MAX_KEY_CHARS = 240
-"""MLflow allows 250; the other 10 are for the number of a param that changed."""
+_MAX_KEY_CHARS = 250
 _escape = escape_of(r"(?:[^\w\-. :/]|(?:^|(?<=/))(?:/|\.(?=\.?(?:/|\Z)))|/\Z)")
 """Escapes what MLflow refuses: other characters, and names that are no relative path, such as ``a//b`` or ``../a``."""
 
@@ -220,7 +219,8 @@ class Trial:
                 key, count = _metric_name(name), 1
                 while key in known and known[key] != value:
                     count += 1
-                    key = f"{_metric_name(name)}:{count}"
+                    number = f":{count}"
+                    key = shortened(_metric_name(name), _MAX_KEY_CHARS - len(number)) + number
                 if key not in known:
                     known[key] = value
                     fresh.append(Param(key, value))
@@ -414,7 +414,7 @@ def _events_folder(root: str, parent: Trial | None, project: str, name: str, run
 
 def _metric_name(name: str) -> str:
     """Escapes and shortens the name of a metric, param or tag: one invalid name makes MLflow refuse a whole batch."""
-    return shortened(_escape(name), _MAX_KEY_CHARS)
+    return shortened(_escape(name), _MAX_KEY_CHARS) or "_"
 
 
 def _record(checkpoint: Checkpoint) -> str:

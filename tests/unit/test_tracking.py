@@ -221,11 +221,24 @@ class TestTrial:
         assert trial.history("episode_return") == [(10, 1.5), (20, 2.5)]
         assert trial.metrics() == {"episode_return": 2.5, "hit%": 1.0, "hit#": 2.0}
         assert trial.history("hit#") == [(10, 2.0)]
-        assert MlflowClient(tracking_db).get_run(trial.run_id).data.metrics["hit_x25_"] == 1.0
+        assert MlflowClient(tracking_db).get_run(trial.run_id).data.metrics["hit_u0025_"] == 1.0
+
+    def test_names_that_an_earlier_brayx_wrote_are_read_unchanged(self, tracking_db: str) -> None:
+        trial = Trial.open("project", "trial", tracking_db)
+        client = MlflowClient(tracking_db)
+        names = ["pos_x_mean", "dist_x_y", "mouse_x_delta", "game/kills", "game/gold.hero:3.side:left", "k" * 250]
+        for name in names:
+            client.log_metric(trial.run_id, name, 1.0, step=5)
+        for tag in ("my_x_tag", "brayx.sum.pos_x_hits"):
+            client.set_tag(trial.run_id, tag, "1")
+        assert trial.metrics() == dict.fromkeys(names, 1.0)
+        assert {"my_x_tag", "brayx.sum.pos_x_hits"} <= trial.tags().keys()
+        trial.log_metrics(dict.fromkeys(names, 2.0), 6)
+        assert [trial.history(name) for name in names] == [[(5, 1.0), (6, 2.0)]] * len(names)
 
     def test_a_name_that_mlflow_refuses_loses_no_other_metric(self, tracking_db: str) -> None:
         trial = Trial.open("project", "trial", tracking_db)
-        odd = ["/x", "x", "y/", "a//b", "a/b", "../up", "..", ".", "", "_", "a\n/", "\ud800", "_x2f_", "_x2f//"]
+        odd = ["/x", "x", "y/", "a//b", "a/b", "../up", "..", ".", "_", "a\n/", "\ud800", "_u002f_", "_u002f//"]
         trial.log_metrics({**dict.fromkeys(odd, 1.0), "env_steps": 5.0}, 10)
         assert trial.metrics() == {**dict.fromkeys(odd, 1.0), "env_steps": 5.0}
         trial.log_metrics({f"{'long' * 70}{number}": 1.0 for number in (1, 2)}, 10)
@@ -249,7 +262,7 @@ class TestTrial:
         for rate in (1e-3, 1e-3, 1e-4, 1e-5, 1e-4):
             trial.log_params({"trainer": {"learning_rate": rate, "model": "net"}, "empty": {}})
         params = MlflowClient(tracking_db).get_run(trial.run_id).data.params
-        assert [params.pop(name) for name in ("share_x25_", "share_x23_")] == ["1", "1"]
+        assert [params.pop(name) for name in ("share_u0025_", "share_u0023_")] == ["1", "1"]
         assert sorted(params.pop(name) for name in list(params) if name.startswith("kkk")) == ["1", "2"]
         assert params == {
             "trainer.learning_rate": "0.001",
