@@ -15,9 +15,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_PREFIX = "brayx-temporary-"
+_PREFIX, _NEW = "brayx-temporary-", ".brayx-new-"
 _OUTPUT = "output"
 _REMOVAL_S = 1.0
+_LOCKING_S = 60.0
+"""Longest time until a new folder is locked."""
 _KEPT_S = 7 * 24 * 3600.0
 """How long the output of failed games is kept."""
 _folders: list[Path] = []
@@ -109,7 +111,7 @@ def _new_folder(parent: str | os.PathLike[str], name: str) -> tuple[Path, int]:
         _swept.add(parent)
         with contextlib.suppress(OSError):  # not readable
             _sweep(parent)
-    new = Path(tempfile.mkdtemp(prefix=".brayx-new-", dir=parent))
+    new = Path(tempfile.mkdtemp(prefix=_NEW, dir=parent))
     lock = os.open(new, os.O_RDONLY)
     with contextlib.suppress(OSError):  # a file system without locks, where no process sweeps either
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -120,14 +122,15 @@ def _new_folder(parent: str | os.PathLike[str], name: str) -> tuple[Path, int]:
 def _sweep(parent: str) -> None:
     """Removes this user's folders whose process has ended; never follows a link."""
     for name in os.listdir(parent):
-        if not name.startswith(_PREFIX):
+        if not name.startswith((_PREFIX, _NEW)):
             continue
         folder = Path(parent, name)
         with contextlib.suppress(OSError):  # of another user, removed meanwhile, or in use
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 opened = os.fstat(lock)
-                if opened.st_uid != os.geteuid():
+                is_new = name.startswith(_NEW) and time.time() - opened.st_mtime < _LOCKING_S
+                if opened.st_uid != os.geteuid() or is_new:  # a lock here would keep its process from locking it
                     continue
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.path.samestat(opened, os.lstat(folder)) and not _is_kept(folder):

@@ -158,20 +158,26 @@ class Clerk:
 
     def opened(self, timeout_s: float = 0.0) -> bool:
         """Whether the trial is open; waits up to ``timeout_s`` if it was requested. If not, nothing is saved yet."""
-        if self._opened is None:
-            return False
         with contextlib.suppress(TimeoutError):
-            return self._opened.exception(timeout_s) is None
+            return self._opened is not None and self._opened.exception(timeout_s) is None
         return False
 
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+    def call(self, function: Callable[..., Any], *args: Any, start_s: float = _ANSWER_S) -> Any:
         """Runs ``function(trial, *args)`` in the clerk's process; the function must pickle.
 
+        Args:
+            start_s: longest time until it runs: other requests, or a restart of the process, may come first.
+
         Raises:
-            TrackingError: it failed.
+            TrackingError: it failed, or was dropped because it did not start in time.
         """
         self._begun()
-        return self._result(self._ask("call", function, args), _ANSWER_S)
+        future = self._ask("call", function, args)
+        with contextlib.suppress(TimeoutError):
+            return future.result(start_s)
+        if future.cancel():
+            raise TrackingError(f"MLflow's process was busy for {start_s:g} s")
+        return self._result(future, _ANSWER_S)
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Runs ``function(*args)`` in the clerk's process, without opening the trial; errors as for `call`."""
@@ -206,8 +212,8 @@ class Clerk:
             TrackingError: they could not be.
         """
         self.trial()
-        self._flush()
-        self._raise_lost()
+        self._result(self._ask("write"), _ANSWER_S)
+        self._pending.check()
 
     def check(self) -> None:
         """Raises the error that kept this trial from opening, if there is one."""
@@ -245,12 +251,13 @@ class Clerk:
                 raise TrackingError("no trial was opened")
             trial = self.trial()
             lost = self._close_children("FINISHED" if status == "FINISHED" else "KILLED")
-            self._flush()
-            # End the trial even if a checkpoint is lost; otherwise MLflow would show it as running.
-            self._result(self._ask("finish", status), _ANSWER_S)
+            try:
+                self._result(self._ask("write"), _ANSWER_S)
+            finally:  # also if something is lost; otherwise MLflow would show the trial as running
+                self._result(self._ask("finish", status), _ANSWER_S)
             if lost is not None:
                 raise lost
-            self._raise_lost()
+            self._pending.check()
             return trial
         finally:
             self.end()
@@ -298,13 +305,6 @@ class Clerk:
                 self._opened = self._ask(*self._open)
                 self._process.every_second(self._send)
             return self._opened
-
-    def _raise_lost(self) -> None:
-        if self._pending.error is not None:
-            raise self._pending.error
-
-    def _flush(self) -> None:
-        self._result(self._ask("write"), _ANSWER_S)
 
     def _ask(self, verb: str, *arguments: Any) -> Future[Any]:
         return self._process.submit(partial(self._carry_out, verb, *arguments))

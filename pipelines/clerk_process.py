@@ -43,7 +43,7 @@ _WAITING = 8
 _MOST_WAITING = 1000
 """Maximum number of waiting requests; further ones are refused."""
 _RESTART_S = 10.0
-"""Minimum time between two restarts, so that a process that dies at once is not restarted in a loop."""
+"""Minimum time between two restarts, so that a process that dies at once is not restarted in a loop. Requests wait."""
 _BACKGROUND_S = 2.0
 """Time for background tasks to finish after the last write."""
 _NICE = 5
@@ -62,10 +62,12 @@ class ClerkProcess:
 
     Attributes:
         popen: the process.
+        restart_s: minimum time between two restarts, in seconds.
     """
 
     def __init__(self) -> None:
-        self._ended = False
+        self.restart_s = _RESTART_S
+        self._ended = threading.Event()
         self._opened: dict[Key, tuple[Trial, XAxis]] = {}
         self._known: set[Key] = set()
         """Trials that the running process has opened."""
@@ -82,7 +84,7 @@ class ClerkProcess:
         """Calls ``function`` in the thread, after those that came before; it may call `exchange`."""
         future: Future[Any] = Future()
         with self._lock:
-            if self._ended:
+            if self._ended.is_set():
                 future.set_exception(TrackingError("MLflow's process was ended"))
             elif self._waiting.qsize() >= _MOST_WAITING:
                 future.set_exception(TrackingError(f"MLflow is slow: {_MOST_WAITING:,} requests wait for it"))
@@ -114,8 +116,7 @@ class ClerkProcess:
         """Sends a request of a trial and returns the answer. Only for functions that the thread calls.
 
         Raises:
-            BrayxError: the request failed; or it ended the process twice; or the process died again within
-                `_RESTART_S`.
+            BrayxError: the request failed, or it ended the process twice.
         """
         with telling(f"MLflow's process cannot {verb}"):
             request = pickle.dumps((verb, key, *arguments))
@@ -142,8 +143,6 @@ class ClerkProcess:
             return self._answer(verb, request)
         except _Died as died:
             self._death = died.message
-            if not self._ended:
-                log.warning("%s: restarting it; the last metrics may be missing in MLflow", died.message)
             if is_last:
                 raise TrackingError(died.message) from None
             raise
@@ -165,27 +164,27 @@ class ClerkProcess:
         return answer
 
     def _restart(self) -> None:
-        """Starts the process again if it has died."""
+        """Starts the process again if it has died, at least `restart_s` after the last time."""
         if not self._death:
             return
+        self._ended.wait(max(0.0, self._restarted + self.restart_s - time.monotonic()))
         with self._lock:
-            if self._ended:
+            if self._ended.is_set():
                 raise TrackingError("MLflow's process was ended")
-            if time.monotonic() < self._restarted + _RESTART_S:
-                raise TrackingError(f"{self._death}; it restarts {_RESTART_S:g} s after the last restart")
             for pipe in (self.popen.stdin, self.popen.stdout):
                 with contextlib.suppress(OSError):  # the rest of a request that was cut off
                     pipe.close()  # type: ignore[union-attr]
             with telling(f"{self._death}, and cannot be restarted"):
                 self.popen = start_module("pipelines.clerk_process")
+        log.warning("%s: it is restarted; the last metrics may be missing in MLflow", self._death)
         self._restarted, self._death, self._known = time.monotonic(), "", set()
 
     def end(self) -> None:
         """Kills the process. Idempotent."""
         with self._lock:
-            if self._ended:
+            if self._ended.is_set():
                 return
-            self._ended = True
+            self._ended.set()
             self._waiting.put(None)
         for number in (None, signal.SIGTERM, signal.SIGKILL):
             if number is not None:
@@ -215,6 +214,8 @@ class ClerkProcess:
                     self.popen.stdin.close()  # type: ignore[union-attr]
                 return
             function, future = item
+            if not future.set_running_or_notify_cancel():
+                continue
             try:
                 future.set_result(function())
             except BaseException as error:

@@ -45,6 +45,8 @@ _FIRST_WEIGHTS_S = 180.0
 """Deadline for a new learner to publish its first weights."""
 _REGISTRY_S = 10.0
 """Time between a failure of the registry and the next try."""
+_REGISTRY_START_S, _LAST_REGISTRY_START_S = 3.0, 120.0
+"""Deadline for a call of the registry to start, while the league watches its players and at its end."""
 _NUMBERS_S, _CURVES_S, _PICTURES_S = 1.0, 5.0, 60.0
 """Time between two metrics of the league, two points of its curves, and two drawings of its pictures."""
 
@@ -52,8 +54,8 @@ _NUMBERS_S, _CURVES_S, _PICTURES_S = 1.0, 5.0, 60.0
 class TrialClerk(Protocol):
     """Runs functions where a trial is: ``function(trial, *args)``. `Clerk` is one."""
 
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Returns the function's result."""
+    def call(self, function: Callable[..., Any], *args: Any, start_s: float = ...) -> Any:
+        """Returns the function's result; drops a function that does not start within ``start_s`` seconds."""
 
     def in_background(self, function: Callable[..., Any], *args: Any) -> Any:
         """Does not wait; drops the call if another is running."""
@@ -173,6 +175,7 @@ class LeagueTraining:
         self._alias_is_set = False
         self._registry_at = 0.0
         """Earliest time of the next try."""
+        self._registry_start_s = _REGISTRY_START_S
         self._registry_error: TrackingError | None = None
         self._numbers_at = self._curves_at = self._pictures_at = time.monotonic()
         self._games_then: float | None = None
@@ -232,7 +235,7 @@ class LeagueTraining:
         if now < self._registry_at:
             return None
         try:
-            result = clerk.call(function, *args)
+            result = clerk.call(function, *args, start_s=self._registry_start_s)
         except TrackingError as error:
             if self._registry_error is None:
                 self._say(f"the league continues, and retries every {_REGISTRY_S:g} s: {error.message}")
@@ -371,7 +374,7 @@ class LeagueTraining:
     def register(self, say: Callable[[str], None]) -> tuple[int | None, str]:
         """Freezes a last snapshot of each player that has learned since its last one; returns the champion's version
         and the standings."""
-        self._registry_at = 0.0
+        self._registry_at, self._registry_start_s = 0.0, _LAST_REGISTRY_START_S
         for name in self.trainees:
             self._freeze(name, "the end of its training")
         if not self._alias_is_set:

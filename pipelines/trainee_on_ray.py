@@ -53,8 +53,8 @@ class InProcessClerk:
         self._trial = trial
         self._background: threading.Thread | None = None
 
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Returns ``function(trial, *args)``."""
+    def call(self, function: Callable[..., Any], *args: Any, start_s: float = 0.0) -> Any:
+        """Returns ``function(trial, *args)``, which starts at once."""
         return function(self._trial, *args)
 
     def later(self, function: Callable[..., Any], *args: Any) -> None:

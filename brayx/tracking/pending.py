@@ -5,18 +5,21 @@ Keeps the newest checkpoints and the best. Knows nothing of trials.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import shutil
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
-from brayx.errors import TrackingError
+from brayx.errors import TrackingError, first_line
 from brayx.metrics import BEST_METRIC
+from brayx.temporary import temporary_folder
 
 log = logging.getLogger(__name__)
 
@@ -35,20 +38,18 @@ class PendingCheckpoints:
     """Copies of checkpoints to save: the ``kept`` newest and the best, as the trial keeps them. Thread-safe.
 
     Attributes:
+        folder: the folder of the copies.
         error: why the last checkpoint was lost; None: it was saved, or none was tried.
     """
 
     def __init__(self, kept: int) -> None:
         self._kept = max(kept, 1)
-        self._folder = tempfile.TemporaryDirectory(prefix="brayx-clerk-", ignore_cleanup_errors=True)
+        folders = contextlib.ExitStack()
+        self.folder = folders.enter_context(temporary_folder("checkpoints"))
+        self._remove = weakref.finalize(self, folders.close)  # also at the end of Python
         self._waiting: list[Pending] = []
         self.error: TrackingError | None = None
         self._lock = threading.Lock()
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the copies."""
-        return Path(self._folder.name)
 
     def add(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
         """Copies a checkpoint, and drops checkpoints that are neither among the newest nor the best."""
@@ -71,7 +72,7 @@ class PendingCheckpoints:
         """Saves all checkpoints, the oldest first. Call it from one thread only.
 
         Args:
-            save: saves one checkpoint; raises `TrackingError` if it cannot.
+            save: saves one checkpoint; raises an error if it cannot.
             on_lost: called with the error of each lost checkpoint.
             may_retry: called after an error; True keeps the checkpoint for the next call.
         """
@@ -83,7 +84,9 @@ class PendingCheckpoints:
             try:
                 save(pending)
                 self.error = None
-            except TrackingError as error:
+            except Exception as caught:  # any error, because training goes on without the thread
+                message = f"cannot save a checkpoint: {first_line(caught)}"
+                error = caught if isinstance(caught, TrackingError) else TrackingError(message)
                 if may_retry():
                     with self._lock:
                         self._put([pending, *self._waiting])
@@ -92,9 +95,16 @@ class PendingCheckpoints:
                 on_lost(error)
             shutil.rmtree(pending.folder, ignore_errors=True)
 
+    def check(self) -> None:
+        """Raises `TrackingError` if the last checkpoint was lost, or one still waits."""
+        if self.error is not None:
+            raise self.error
+        if self._waiting:
+            raise TrackingError(f"checkpoints that are not saved: {len(self._waiting)}", waiting=len(self._waiting))
+
     def close(self) -> None:
         """Removes the copies."""
-        self._folder.cleanup()
+        self._remove()
 
     def _put(self, waiting: list[Pending]) -> None:
         best = max(waiting, key=lambda pending: pending.metrics.get(BEST_METRIC, -math.inf))
@@ -116,7 +126,7 @@ class BackgroundKeeper:
     """A keeper that saves in a thread, so that its `save` never waits. A context manager, whose exit waits for it.
 
     Args:
-        keeper: saves checkpoints; `save` raises `TrackingError` if it cannot.
+        keeper: saves checkpoints; `save` raises an error if it cannot.
         kept: maximum number of newest checkpoints to queue; the same as ``keeper`` keeps.
         failed: called by the thread for each lost checkpoint.
     """
@@ -164,8 +174,7 @@ class BackgroundKeeper:
             if self._thread.is_alive():
                 raise TrackingError(f"the last checkpoint was not saved within {timeout_s:g} s")
         self._pending.close()
-        if self._pending.error is not None:
-            raise self._pending.error
+        self._pending.check()
 
     def _work(self) -> None:
         while True:

@@ -44,6 +44,8 @@ _CHECKPOINT_TAG = "brayx.checkpoint."
 _OWNER_TAG = "brayx.owner"
 PARENT_TAG = "mlflow.parentRunId"
 """MLflow's tag of a child run, with its parent's id; MLflow's pages show the child below its parent."""
+_COPYING_S = 60.0
+"""Time without a change after which nothing is copying a checkpoint any more."""
 _SAME_NAME = 1000
 """Newest runs of a name that are searched for one without a parent."""
 _MAX_BATCH = 1000
@@ -308,8 +310,8 @@ class Trial:
         numbers = {name: float(value) for name, value in (metrics or {}).items() if abs(float(value)) < float("inf")}
         replaced = next((checkpoint for checkpoint in self.checkpoints() if checkpoint.step == int(step)), None)
         path = f"{_CHECKPOINTS}/{int(step):012d}" + (f"-{secrets.token_hex(4)}" if replaced else "")
-        checkpoint = Checkpoint(self.run_id, int(step), path, numbers, time.time(), _count_files(Path(folder)))
         with telling(f"cannot save a checkpoint of trial {self.name!r}"):
+            checkpoint = Checkpoint(self.run_id, int(step), path, numbers, time.time(), _count_files(Path(folder)))
             try:
                 client_of(self.uri).log_artifacts(self.run_id, os.fspath(folder), path)
             except Exception:
@@ -386,11 +388,16 @@ class Trial:
         return folder
 
     def _delete_incomplete_checkpoints(self) -> None:
-        """Deletes folders of no checkpoint, which a killed process was copying or deleting."""
+        """Deletes local folders of no checkpoint, which a killed process was copying or deleting.
+
+        On Ray the learner's process copies, and outlives the owner a little: folders that changed just now stay.
+        """
         with contextlib.suppress(Exception):  # they only waste disk space
+            root = self._artifacts().artifact_dir  # other stores do not tell when something changed
             folders = {file.path for file in client_of(self.uri).list_artifacts(self.run_id, _CHECKPOINTS)}
             for path in folders - {checkpoint.artifact_path for checkpoint in self.checkpoints()}:
-                self._delete_artifacts(path)
+                if time.time() - _changed_at_s(Path(root, path)) >= _COPYING_S:
+                    self._delete_artifacts(path)
 
     def _delete_artifacts(self, path: str) -> None:
         self._artifacts().delete_artifacts(path)
@@ -434,6 +441,11 @@ def _recorded(run_id: str, step: int, record: str) -> Checkpoint:
 
 def _count_files(folder: Path) -> int:
     return sum(path.is_file() for path in folder.rglob("*"))
+
+
+def _changed_at_s(folder: Path) -> float:
+    """Unix time of the newest change below a folder; not of files' modification times, which are copied, too."""
+    return max(path.stat().st_ctime for path in (folder, *folder.rglob("*")))
 
 
 def _owner(pid: int) -> str:

@@ -44,6 +44,33 @@ def test_the_newest_and_the_best_wait_and_others_are_deleted(tmp_path: Path) -> 
     pending.close()
 
 
+class _Unreadable:
+    """A keeper that cannot read its first checkpoint."""
+
+    def __init__(self) -> None:
+        self.saved: list[int] = []
+
+    def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
+        if step == 0:
+            raise PermissionError(13, "Permission denied", str(folder))
+        self.saved.append(step)
+
+    def latest(self) -> Path | None:
+        return None
+
+
+def test_a_checkpoint_that_cannot_be_read_is_counted_and_does_not_stop_the_next(tmp_path: Path) -> None:
+    keeper, lost = _Unreadable(), threading.Event()
+    background = BackgroundKeeper(keeper, 2, lost.set)
+    background.save(checkpoint(tmp_path, 0), 0, {})
+    assert lost.wait(60)
+    with pytest.raises(TrackingError, match=r"^cannot save a checkpoint: .*Permission denied"):
+        background._pending.check()
+    background.save(checkpoint(tmp_path, 1), 1, {})
+    background.close(60.0)
+    assert keeper.saved == [1]
+
+
 class _Slow:
     """A trial whose saves wait for an event, as for a database that is locked."""
 

@@ -120,3 +120,13 @@ def test_another_users_folder_is_left_alone(tmp_path: Path) -> None:
     os.chown(foreign, 12345, 12345)
     sweep(tmp_path)
     assert foreign.exists()
+
+
+def test_a_folder_of_a_process_that_was_killed_before_it_locked_it_is_removed_after_a_minute(tmp_path: Path) -> None:
+    old, new = tmp_path / ".brayx-new-old", tmp_path / ".brayx-new-new"
+    for folder in (old, new):
+        folder.mkdir()
+    long_ago = time.time() - 61
+    os.utime(old, (long_ago, long_ago))
+    sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [new.name]

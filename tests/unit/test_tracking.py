@@ -295,10 +295,12 @@ class TestCheckpoints:
         trial.log_file(folder_with(tmp_path, "half") / "meta.json", "checkpoints/000000000002")
         assert trial.checkpoints() == [whole]
 
-    @pytest.mark.parametrize("dead", [True, False])
-    def test_incomplete_checkpoints_are_deleted_if_their_owner_has_ended(
-        self, tracking_db: str, tmp_path: Path, dead: bool
+    @pytest.mark.parametrize(("dead", "copies"), [(True, False), (False, False), (True, True)])
+    def test_incomplete_checkpoints_are_deleted_if_their_owner_has_ended_and_nothing_still_copies(
+        self, tracking_db: str, tmp_path: Path, dead: bool, copies: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        if not copies:
+            monkeypatch.setattr("brayx.tracking.trial._COPYING_S", 0.0)
         trial = Trial.open("project", "trial", tracking_db)
         whole = trial.save_checkpoint(folder_with(tmp_path, "whole"), 1)
         trial.log_file(folder_with(tmp_path, "half") / "meta.json", "checkpoints/000000000002")
@@ -311,7 +313,7 @@ class TestCheckpoints:
         assert trial.checkpoints() == [whole]
         assert text_of(trial.latest_checkpoint()) == "whole"
         left = {path.parent.name for path in tmp_path.glob("mlartifacts/**/meta.json")}
-        assert left == {"000000000001", "other", *([] if dead else ["000000000002"])}
+        assert left == {"000000000001", "other", *([] if dead and not copies else ["000000000002"])}
 
     def test_saving_the_same_step_again_replaces_it(self, tracking_db: str, tmp_path: Path) -> None:
         trial = Trial.open("project", "trial", tracking_db)

@@ -122,7 +122,7 @@ def test_trials_that_are_written_at_once_stay_apart(tmp_path, tracking_db):
         assert trial.tags().get(PARENT_TAG) == (None if number == 0 else trials[0].run_id)
         assert trial.status == "FINISHED", "children end with their parent"
     assert [params_of(trial) for trial in trials] == [{"role": role} for role in ("league", "one", "two", "three")]
-    assert not list(tmp_path.glob("brayx-clerk-*"))
+    assert not list(tmp_path.glob("brayx-temporary-checkpoints-*"))
 
 
 @pytest.mark.slow  # starts MLflow in separate processes

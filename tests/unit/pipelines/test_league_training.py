@@ -57,7 +57,7 @@ class Clerk:
 
     trial: Trial
 
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+    def call(self, function: Callable[..., Any], *args: Any, start_s: float = 0.0) -> Any:
         return function(self.trial, *args)
 
     def in_background(self, function: Callable[..., Any], *args: Any) -> None:
