@@ -18,13 +18,13 @@ from starlette.responses import Response
 from brayx.cluster.hub import HubClient, get_hub
 from brayx.cluster.pool import PoolClient
 from brayx.cluster.prometheus import Exporter
-from brayx.cluster.ray_private import warn_if_open
+from brayx.cluster.ray_private import serve_is_on_loopback, warn_if_open
 from brayx.cluster.weight_store import get_weight_store
 from brayx.cluster.weights import StoreHandle, WeightSubscriber, fetch_weights
 from brayx.engines import refuse_frozen
 from brayx.engines.base import ModelSpec
 from brayx.errors import ModelError
-from brayx.gamecore.browser import Cors
+from brayx.gamecore.browser import Cors, Hosts
 from brayx.logs import limit_others
 from brayx.model import http
 from brayx.model.arms import Followed
@@ -54,6 +54,7 @@ class ModelReplica:
         model: the model that acts.
         recorder: counts calls of the engine.
         cors: origins with scripts that may call it over HTTP.
+        hosts: names that it answers to over HTTP.
 
     Args:
         build: returns the module and its example arguments.
@@ -63,6 +64,7 @@ class ModelReplica:
         checkpoint, tracking, version: as for `engine_from`; the registry's files are read on the replica's machine.
         following: component name, aliases and pool client, for a model that follows an alias.
         preferred: the alias's current version and its weights; the replica starts from these if they fit.
+        is_local: no other machine can reach Serve's ingress. Then it answers to names of this machine only.
 
     Raises:
         BrayxError: as for `engine_from`.
@@ -80,6 +82,7 @@ class ModelReplica:
         version: int | None = None,
         following: tuple[str, Followed, PoolClient] | None = None,
         preferred: tuple[int, Weights] | None = None,
+        is_local: bool = False,
     ) -> None:
         if weight_store is not None:
             refuse_frozen(config.engine)
@@ -96,6 +99,7 @@ class ModelReplica:
             **batching(config, self.recorder),
         )
         self.cors = Cors(config.cors_origins)
+        self.hosts = Hosts(config.allowed_hosts if is_local else None)
         self._weight_store = weight_store
         self._subscriber: WeightSubscriber | AliasFollower | None = None
         self._following = following
@@ -154,7 +158,14 @@ class ModelReplica:
                 break  # `answer` refuses it
         kind, accept = (request.headers.get(name, "") for name in ("content-type", "accept"))
         status, media_type, content = await http.answer(
-            self.model, request.method, kind, bytes(body), accept=accept, cors=self.cors
+            self.model,
+            request.method,
+            kind,
+            bytes(body),
+            accept=accept,
+            cors=self.cors,
+            host=request.headers.get("host"),
+            hosts=self.hosts,
         )
         response = Response(content, status, media_type=media_type)
         response.raw_headers += self.cors.headers(request.headers.get("origin"), request.method)
@@ -195,7 +206,7 @@ class _ServedModel(ModelReplica, ModelDoor):
             name, followed, client = following
             at = await client.look()
             kwargs["preferred"] = await initial_version(client, name, followed.alias, at, kwargs["version"])
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **kwargs, is_local=await serve_is_on_loopback())
         await self.start(at)
         warn_if_open(logging.getLogger("ray.serve"))
         limit_others()

@@ -6,6 +6,7 @@ and the mark of an ending replica. `brayx.cluster.housekeeping` has those of Ray
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import threading
@@ -13,12 +14,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from brayx.ports import is_loopback
+
 _log = logging.getLogger(__name__)
 
 CHECKED_VERSIONS = ("2.60.",)
 """Versions of Ray with which the parts used here were checked, as prefixes."""
 
 _RETRY_S = 1.0
+_SERVE_ANSWER_S = 5.0
 
 
 def warn_if_unchecked() -> None:
@@ -181,12 +185,28 @@ def serve_controller() -> Any | None:
     return find_actor("SERVE_CONTROLLER_ACTOR", "serve")
 
 
-def serve_has_grpc(controller: Any, timeout_s: float) -> bool:
-    """Whether Serve's ingress takes gRPC."""
-    import ray
+async def serve_is_on_loopback() -> bool:
+    """Whether only this machine reaches Serve's ingress; False if Serve does not answer.
 
-    config: Any = ray.get(controller.get_grpc_config.remote(), timeout=timeout_s)
-    return bool(config.grpc_servicer_functions)
+    A client's address would not do: behind Serve's proxy every client has an address of this machine.
+    """
+
+    def asked() -> bool:
+        import ray
+
+        host, _ = serve_http_address()
+        controller = serve_controller()
+        assert controller is not None, "this is a replica of Serve"
+        grpc: Any = ray.get(controller.get_grpc_config.remote(), timeout=_SERVE_ANSWER_S)
+        # Serve's gRPC proxy listens on every address, and no option changes that.
+        return is_loopback(host) and not grpc.grpc_servicer_functions
+
+    try:
+        async with asyncio.timeout(_SERVE_ANSWER_S):
+            return await asyncio.to_thread(asked)
+    except Exception as error:
+        _log.warning("could not find out where Serve listens: %s: %s", type(error).__name__, error)
+        return False
 
 
 def serve_route(controller: Any, application: str, timeout_s: float) -> str | None:

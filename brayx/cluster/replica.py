@@ -44,7 +44,6 @@ from brayx.recording.live_frames import LiveFrames
 
 logger = limited(__name__)
 
-_SERVE_ANSWER_S = 5.0
 _LAST_S = 4.0
 """Time after the drain for agents' last hooks, and to send the remaining data."""
 _LATE_S = 10.0
@@ -250,24 +249,9 @@ async def _within(work: Awaitable[Any], timeout_s: float) -> None:
 
 
 async def _on_loopback(config: ActorConfig) -> bool:
-    """Whether all doors of this application listen on loopback only; False if Serve does not answer.
-
-    A client's address would not do: behind Serve's proxy every client has an address of this machine.
-    """
+    """Whether all doors of this application listen on loopback only."""
     opened = config.model_copy(update={"grpc_port": None})  # Serve's proxy has the gRPC door
-
-    def with_serve() -> bool:
-        host, _ = ray_private.serve_http_address()
-        # Serve's gRPC proxy listens on every address, and no option changes that.
-        grpc = ray_private.serve_has_grpc(ray_private.serve_controller(), _SERVE_ANSWER_S)
-        return on_loopback(opened, host) and not grpc
-
-    try:
-        async with asyncio.timeout(_SERVE_ANSWER_S):
-            return await asyncio.to_thread(with_serve)
-    except Exception as error:
-        logger.warning("could not find out where Serve listens: %s: %s", type(error).__name__, error)
-        return False
+    return on_loopback(opened, "localhost") and await ray_private.serve_is_on_loopback()
 
 
 def actor_deployment(

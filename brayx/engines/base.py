@@ -131,7 +131,7 @@ class ModelSpec:
             got = [_describe(spec.path, leaf) for spec, leaf in zip(self.inputs, leaves, strict=True)]
         except (ValueError, TypeError):
             paths, leaves, _ = optree.tree_flatten_with_path(args)
-            got = [_describe("/".join(map(str, path)), leaf) for path, leaf in zip(paths, leaves, strict=True)]
+            got = [_describe("/".join(map(str, path))[:100], leaf) for path, leaf in zip(paths, leaves, strict=True)]
             got = [f"arguments {line}" for line in got[:16]] + (["..."] if len(got) > 16 else [])
         return ShapeMismatch(
             f"model input does not fit: expected [{'; '.join(expected)}], got [{'; '.join(got)}]",

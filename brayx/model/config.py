@@ -62,6 +62,8 @@ class ModelConfig(BaseModel):
     """Memory in MiB that Ray reserves for a replica, when remote; 0: none."""
     cors_origins: Annotated[list[str], AfterValidator(are_origins)] = []
     """Origins of web pages whose scripts may call the model over HTTP, as of the actor."""
+    allowed_hosts: list[str] = []
+    """Host names, besides localhost, that its HTTP door on loopback answers to; ``*``: all."""
 
     follow_s: Annotated[float, Field(gt=0, le=3600)] | None = 10.0
     """If it is served by an alias: interval at which the alias is read; null: never. Sessions keep the version that

@@ -19,7 +19,7 @@ import numpy as np
 from brayx.engines.base import ModelSpec
 from brayx.errors import BadBody, BodyTooLarge, BrayxError, ProtocolError
 from brayx.faults import report
-from brayx.gamecore.browser import Cors, document
+from brayx.gamecore.browser import Cors, Hosts, document
 from brayx.model import encoding
 from brayx.model.columns import check_columns, to_columns
 from brayx.model.local import LocalModel
@@ -42,10 +42,13 @@ async def answer(
     *,
     accept: str = "",
     cors: Cors = Cors(),
+    host: str | None = None,
+    hosts: Hosts = Hosts(),
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
 ) -> Answer:
     """Answers one request; errors become replies. ``cors.headers`` go beside the answer."""
     try:
+        hosts.check(host)
         if len(body) > max_body_bytes:
             raise too_large(max_body_bytes)
         if method in ("GET", "HEAD"):
@@ -99,7 +102,8 @@ async def _json(model: LocalModel, body: bytes) -> bytes:
     if unknown or not isinstance(args, list) or not isinstance(batch, bool) or not _is_version(version):
         raise BadBody(
             "expected {'args': [...], 'batch': true or false, 'version': integer or null, 'deadline_s': number or null}"
-            f", got keys {sorted(document)}: args {type(args).__name__}, batch {batch!r:.40}, version {version!r:.40}"
+            f", got keys {sorted(document)!s:.200}: args {type(args).__name__}, batch {batch!r:.40}, "
+            f"version {version!r:.40}"
         )
     deadline_s = _deadline(document.get("deadline_s"))
     arguments = _as_nested(model.spec, args)

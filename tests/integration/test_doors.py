@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import os
 import pickle
@@ -19,13 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import psutil
 import pytest
 import ray
+import torch
 from ray import serve
 from ray.serve.generated.serve_pb2 import ASGIRequest
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
+from brayx import RemoteModel
 from brayx.actor.config import ActorConfig
 from brayx.cluster import NAMESPACE
 from brayx.cluster.directory import Location, renewals, stop_directory
@@ -446,6 +450,18 @@ for port in ports:
     except StartupError as error:
         print(error)
 """
+
+
+def test_a_model_on_loopback_answers_to_names_of_this_machine(service: str) -> None:
+    model = RemoteModel("near", torch.nn.Identity(), (np.zeros(2, np.float32),), route_prefix="/near", use_onnx=False)
+    statuses = []
+    for host in ("localhost", "rebound.example.com"):
+        connection = http.client.HTTPConnection(service.removeprefix("http://"), timeout=WAIT_S)
+        with contextlib.closing(connection):
+            connection.request("GET", "/near", headers={"host": host})
+            statuses.append(connection.getresponse().status)
+    model.delete()
+    assert statuses == [200, 403]
 
 
 def test_a_cluster_is_joined_only_where_its_serve_listens(service: str) -> None:

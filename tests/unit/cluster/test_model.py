@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from brayx.cluster.model import ModelReplica
 from brayx.engines.base import save_weights
-from brayx.errors import BadWeights, ConfigError, ModelError, ModelNotFound, ShapeMismatch
+from brayx.errors import BadWeights, ConfigError, ModelError, ModelNotFound, ShapeMismatch, from_wire
 from brayx.model.config import ModelConfig
 from brayx.tracking import Trial, register
 
@@ -67,6 +67,30 @@ async def test_scripts_of_allowed_origins_may_call_it_over_http(origins):
     shown = await call("GET", accept="text/html")
     assert shown.headers["content-type"] == "text/html; charset=utf-8"
     assert b"<code>y</code></td><td>float32 [2]</td>" in shown.body
+    await replica.close()
+
+
+@pytest.mark.parametrize(
+    ("is_local", "allowed", "lets_in"),
+    [(True, [], False), (True, ["model.example.com"], True), (True, ["*"], True), (False, [], True)],
+)
+async def test_on_loopback_it_answers_to_names_of_this_machine(is_local, allowed, lets_in):
+    replica = ModelReplica(build, CONFIG.model_copy(update={"allowed_hosts": allowed}), is_local=is_local)
+
+    async def call(method, host):
+        async def receive():
+            return {"type": "http.request", "body": b'{"args": [[1, 2], 3]}'}
+
+        headers = [(b"host", host)] if host else []
+        return await replica(Request({"type": "http", "method": method, "path": "/", "headers": headers}, receive))
+
+    for method in ("GET", "POST"):
+        for host in (b"", b"localhost:8000", b"127.0.0.1", b"[::1]:8000"):
+            assert (await call(method, host)).status_code == 200, host
+        refused = await call(method, b"model.example.com:8000")
+        assert refused.status_code == (200 if lets_in else 403)
+        if not lets_in:
+            assert from_wire(refused.body).details == {"header": "host"}
     await replica.close()
 
 
