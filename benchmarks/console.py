@@ -48,8 +48,8 @@ class Server(NamedTuple):
 
 def serve(with_console: bool) -> None:
     """Serves until standard input ends; prints the URLs."""
-    from deployments.job import JobConfig
-    from pipelines.serving import Serving
+    from brayx.jobs.config import JobConfig
+    from brayx.local.serving import Serving
 
     job = JobConfig.load(
         str(TEMPLATE),

@@ -144,7 +144,7 @@ def _command(words: list[str], folder: Path, says: str) -> Iterator[str]:
     """A command of brayx, until the context's end; gives what the group of ``says`` matches in its output."""
     log = Path(tempfile.mkstemp(prefix="brayx-console-")[1])
     with log.open("wb") as err:
-        process = subprocess.Popen([sys.executable, "-m", "pipelines.cli", *words], cwd=folder, stderr=err)
+        process = subprocess.Popen([sys.executable, "-m", "brayx", *words], cwd=folder, stderr=err)
     try:
         deadline = time.monotonic() + _START_S
         while (found := re.search(says, log.read_text())) is None:

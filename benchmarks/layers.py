@@ -30,11 +30,11 @@ from brayx import sample_categorical
 from brayx.actor.codec import Codec
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.table import SessionTable
+from brayx.cluster.actor_app import actor_spec, build_runtime
 from brayx.gamecore.client import AsyncClient
 from brayx.gamecore.protocol import StepKind, StepRequest
-from deployments.actor import actor_spec, build_runtime
-from deployments.job import JobConfig
-from deployments.weights import WeightSource
+from brayx.jobs.config import JobConfig
+from brayx.jobs.weights import WeightSource
 
 SESSION = "layers"
 

@@ -20,8 +20,8 @@ from benchmarks.tables import Table, machine, median, show
 from brayx.algorithms.base import Algorithm
 from brayx.algorithms.build import build
 from brayx.algorithms.ppo import PPOConfig
-from brayx.books import Books
 from brayx.metrics import Recorder
+from brayx.metrics.totals import Books
 from brayx.nets.cnn import NatureCNN
 from brayx.nets.mlp import ActorCritic
 from brayx.tracking import Trial, initialise, tracking_uri

@@ -55,13 +55,13 @@ def serve(agent: str, recording: str, folder: str) -> None:
     from brayx.actor.config import ActorConfig
     from brayx.actor.parts import agents_of
     from brayx.actor.serving import Runtime
+    from brayx.jobs.acting import acting_from
+    from brayx.jobs.config import JobConfig
+    from brayx.jobs.weights import WeightSource
     from brayx.local.host import LocalHost
     from brayx.metrics import Recorder
     from brayx.recording.config import RecordingConfig
     from brayx.recording.recorder import closing, recorders_of
-    from deployments.job import JobConfig
-    from deployments.weights import WeightSource
-    from pipelines.acting import acting_from
 
     class Echo(Agent):
         async def on_tick(self, state: State) -> None:

@@ -206,9 +206,9 @@ def training(env: str, workers: int, nodes: int, steps: int) -> Whole:
     """Runs one training in this process and reads its course."""
     from mlflow import MlflowClient
 
-    from brayx.charts import CHARTS
-    from deployments.job import JobConfig
-    from pipelines.train import train
+    from brayx.cluster.job import train
+    from brayx.jobs.config import JobConfig
+    from brayx.metrics.charts import CHARTS
 
     options = [
         f"rollout.env={env}", f"rollout.num_workers={workers}", f"rollout.num_envs={NUM_ENVS // workers}",

@@ -105,14 +105,15 @@ def _serve(ingress: str, tracking: str | None) -> None:
         # Only now: Ray reads the environment that the cluster sets when it is imported.
         from ray import serve
 
+        from brayx.cluster.actor_app import serving_application
+        from brayx.jobs.config import JobConfig
         from brayx.tracking import tracking_uri
-        from deployments import actor, echo
-        from deployments.job import JobConfig
+        from deployments import echo
 
         uri = tracking or str(Path(folder) / "mlflow.db")
         serve.run(echo.app(echo.EchoArgs(native_port=0, tcp_port=0)), name="echo", route_prefix="/echo")
         ports = ["actor.native_port=0", "actor.tcp_port=0", "actor.actors_per_worker=4096"]
-        cartpole = actor.serving_application(JobConfig.load(TEMPLATE, ports), tracking_uri(uri))
+        cartpole = serving_application(JobConfig.load(TEMPLATE, ports), tracking_uri(uri))
         serve.run(cartpole, name="cartpole", route_prefix="/cartpole")
         urls = {name: f"{cluster.url}/{name}" for name in ("echo", "cartpole")}
         for name, url in list(urls.items()):

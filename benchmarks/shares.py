@@ -27,7 +27,12 @@ LAYERS = {
     "door: frames, HTTP": ("brayx/actor/doors/", "brayx/gamecore/"),
     "engine": ("brayx/engines/", "onnxruntime/"),
     "batcher, model": ("brayx/model/",),
-    "metrics": ("brayx/metrics.py", "brayx/cluster/prometheus.py", "brayx/cluster/hub.py", "brayx/tracking/hub.py"),
+    "metrics": (
+        "brayx/metrics/__init__.py",
+        "brayx/cluster/prometheus.py",
+        "brayx/cluster/hub.py",
+        "brayx/tracking/hub.py",
+    ),
     "JSON": ("(json/",),
     "actor, agent, sampling": (
         "brayx/actor/agent_actor.py",

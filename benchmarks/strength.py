@@ -21,14 +21,14 @@ import numpy as np
 
 from benchmarks.tables import Table, machine, show
 from brayx.components import load_module
+from brayx.jobs.config import JobConfig
+from brayx.league.files import levels_file
 from brayx.league.fit import expected, fit
 from brayx.league.gates import wilson
 from brayx.league.levels import Levels, read_levels
+from brayx.league.playing import on_free_ports
+from brayx.local.serving import Serving
 from brayx.tracking import tracking_uri
-from deployments.job import JobConfig
-from deployments.league_files import levels_file
-from pipelines.playing import on_free_ports
-from pipelines.serving import Serving
 
 PAIRS = ((0, 1), (1, 2), (2, 3), (3, 4), (1, 3))
 

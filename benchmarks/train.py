@@ -255,7 +255,7 @@ def train_words(variant: str, seed: int, steps: int, folder: str, overrides: Seq
     settings = [*(f"{name}={value}" for name, value in options.items()), *overrides]
     words = [word for setting in settings for word in ("--set", setting)]
     words += ["--cluster"] if variant in CLUSTER else []
-    return ["-m", "pipelines.cli", "train", str(TEMPLATE), "--tracking", str(Path(folder) / "mlflow.db"), *words]
+    return ["-m", "brayx", "train", str(TEMPLATE), "--tracking", str(Path(folder) / "mlflow.db"), *words]
 
 
 def local_parts(variant: str, steps: int, overrides: Sequence[str] = ()) -> Table:
@@ -377,7 +377,7 @@ def points_of(folder: Path) -> list[Point]:
     """The course of the one run in the MLflow database of a folder, as the hub wrote it."""
     from mlflow import MlflowClient
 
-    from brayx.charts import CHARTS
+    from brayx.metrics.charts import CHARTS
     from brayx.tracking import tracking_uri
 
     client = MlflowClient(tracking_uri(folder / "mlflow.db"))

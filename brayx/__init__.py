@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from brayx.engines import build_engine
     from brayx.engines.state import Recurrence
     from brayx.errors import BrayxError
+    from brayx.front import serve, train
     from brayx.gamecore.client import AsyncClient, Client
+    from brayx.jobs.evaluate import evaluate
     from brayx.local.train import train_local
     from brayx.local.training import Training
     from brayx.model.config import ModelConfig
     from brayx.model.dialled import DialledModel
     from brayx.model.local import LocalModel
+    from brayx.recording.replay import replay_recording
     from brayx.replay.buffer import ReplayBuffer
     from brayx.replay.config import BufferConfig
     from brayx.replay.files import Dataset
     from brayx.rollout.multi import AgentsAsRows
+    from brayx.search.space import Domain
+    from brayx.search.tune import tune
     from brayx.types import Columns, Forward, Fragment, NestedArray, Step, Weights, flatten
-    from pipelines.evaluate import evaluate
-    from pipelines.front import serve, train
-    from pipelines.replay import replay_recording
-    from pipelines.search import Domain
-    from pipelines.tune import tune
 
-_HOME = {  # pipelines is above brayx, which may import it for types only: so by name
+_HOME = {
     "Actor": "brayx.actor.actor",
     "ActorConfig": "brayx.actor.config",
     "ActorRuntime": "brayx.cluster.replica",
@@ -50,7 +50,7 @@ _HOME = {  # pipelines is above brayx, which may import it for types only: so by
     "Columns": "brayx.types",
     "Dataset": "brayx.replay.files",
     "DialledModel": "brayx.model.dialled",
-    "Domain": "pipelines.search",
+    "Domain": "brayx.search.space",
     "Forward": "brayx.types",
     "Fragment": "brayx.types",
     "LocalModel": "brayx.model.local",
@@ -68,7 +68,7 @@ _HOME = {  # pipelines is above brayx, which may import it for types only: so by
     "actor_deployment": "brayx.cluster.replica",
     "array_field": "brayx.actor.fields",
     "build_engine": "brayx.engines",
-    "evaluate": "pipelines.evaluate",
+    "evaluate": "brayx.jobs.evaluate",
     "flatten": "brayx.types",
     "forward": "brayx.actor.agent",
     "index_field": "brayx.actor.fields",
@@ -77,13 +77,13 @@ _HOME = {  # pipelines is above brayx, which may import it for types only: so by
     "pinned": "brayx.actor.agent",
     "push": "brayx.actor.agent",
     "record": "brayx.actor.agent",
-    "replay_recording": "pipelines.replay",
+    "replay_recording": "brayx.recording.replay",
     "result": "brayx.actor.agent",
     "sample_categorical": "brayx.actor.decode",
-    "serve": "pipelines.front",
-    "train": "pipelines.front",
+    "serve": "brayx.front",
+    "train": "brayx.front",
     "train_local": "brayx.local.train",
-    "tune": "pipelines.tune",
+    "tune": "brayx.search.tune",
 }
 
 __all__ = [

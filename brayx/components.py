@@ -73,10 +73,11 @@ def check_module(module: str, folder: str = "") -> None:
     parts = module.split(".")
     places = [folder] if folder else []
     spec = PathFinder.find_spec(parts[0], places) or _find_installed(parts[0])
-    for end in range(2, len(parts) + 1):
+    for part in parts[1:]:
         if spec is None or spec.submodule_search_locations is None:
             break
-        spec = PathFinder.find_spec(".".join(parts[:end]), list(spec.submodule_search_locations))
+        # By its last name: below a folder without __init__.py, the full name needs the package above to be imported.
+        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
     else:
         if spec is not None:
             return

@@ -14,8 +14,8 @@ from ray import serve
 from brayx.actor.actor import Actor
 from brayx.actor.config import ActorConfig
 from brayx.cluster.replica import ActorRuntime, actor_deployment
+from brayx.cluster.serve_run import serve_run
 from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES
-from deployments.serve_run import serve_run
 
 
 class EchoActor(Actor):

@@ -6,7 +6,7 @@ import os
 
 import psutil
 
-from pipelines.shutdown import marked
+from brayx.shutdown import marked
 
 SESSION_MARK = "BRAYX_TEST_SESSION"
 RAY_IS_LATE = "timed out during startup"

@@ -10,14 +10,14 @@ import numpy as np
 import yaml
 
 from brayx.engines.base import save_weights
+from brayx.jobs.config import JobConfig
+from brayx.league.files import PLAYER_TAG, league_folder
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
 from brayx.league.ratings import FIRST_POINTS, POINTS_PER_MU, Rating
 from brayx.league.snapshots import Snapshot
 from brayx.tracking import Trial, promote
 from brayx.tracking.registry import register_files
-from deployments.job import JobConfig
-from deployments.league_files import PLAYER_TAG, league_folder
 
 PROJECT = "served-league"
 MODEL = """

@@ -34,9 +34,9 @@ from brayx.errors import (
 )
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.metrics import METRICS, Drained, Kind, Recorder
+from brayx.metrics.numbers import LocalNumbers
 from brayx.model.encoding import pack, unpack
 from brayx.model.following import AliasFollower
-from brayx.numbers import LocalNumbers
 from brayx.recording.live_frames import LiveFrames
 
 _ASK_S = 2.0

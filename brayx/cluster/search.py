@@ -17,8 +17,8 @@ from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
 from brayx.cluster.start import join_ray, start_ray
+from brayx.search.competition import Asha, Competition, Listener, Options, Population, TrialReport, Work
 from brayx.temporary import temporary_folder
-from brayx.trainer.competition import Asha, Competition, Listener, Options, Population, TrialReport, Work
 
 _END_S = 60
 """Deadline for a stopped trial to end, including a run that it is collecting."""
@@ -34,7 +34,7 @@ def run_trials(
     deadline_s: float,
     address: str = "",
 ) -> None:
-    """Runs all trials to their ends; arguments as for `brayx.local.search.run_trials`.
+    """Runs all trials to their ends; arguments as for `brayx.search.local.run_trials`.
 
     Args:
         address: address of a running cluster; empty: use this process's connection to Ray, or else start Ray.

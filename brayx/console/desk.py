@@ -1,4 +1,4 @@
-"""The interface behind the console's API. `pipelines.console_desk` implements it for a job and a tracking store."""
+"""The interface behind the console's API. `brayx.console.store_desk` implements it for a job and a tracking store."""
 
 from __future__ import annotations
 

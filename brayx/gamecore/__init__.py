@@ -1,6 +1,6 @@
 """The wire protocol and its clients, for game processes. Imports neither Ray nor torch.
 
-Public names: `Client`, `AsyncClient`, `ServiceThread`, `StepKind`, `StepRequest`. ``brayx.gamecore.gym`` plays
+Public names: `Client`, `AsyncClient`, `ServiceThread`, `StepKind`, `StepRequest`. ``brayx.bridges.gym`` plays
 Gymnasium environments, ``brayx.gamecore.compliance`` tests a service; import these two by name.
 """
 

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from brayx.books import Books
 from brayx.engines.base import check_finite
 from brayx.errors import BadFragment, Diverged
 from brayx.local.demonstrations import Demonstrations
 from brayx.metrics import Drained, Recorder
+from brayx.metrics.totals import Books
 from brayx.replay.importance import Importance
 from brayx.replay.packing import Batch, check_columns
 from brayx.replay.table import Table

@@ -1,6 +1,6 @@
 """Options of a training from Python environments, in one process or on a cluster.
 
-`brayx.local.train.train_local` and `pipelines.distributed.train_distributed` take them; a search may vary them.
+`brayx.local.train.train_local` and `brayx.commands.distributed.train_distributed` take them; a search may vary them.
 Knows nothing of how either trains.
 """
 

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from brayx.charts import SERVING_CHARTS
 from brayx.engines.base import check_finite, load_weights
 from brayx.errors import BadWeights, ModelNotFound, TrackingError, VersionUnknown, first_line
 from brayx.metrics import Metric, Part
+from brayx.metrics.charts import SERVING_CHARTS
 from brayx.model.arms import Arm, Followed, Results, results_of
 from brayx.model.versions import version_unknown
 from brayx.tracking import Trial, aliases, files_of, find, local_files, tag

@@ -1,7 +1,7 @@
 """The hub of a trial: collects all samples, and writes their numbers to MLflow in a thread.
 
-The local host runs it in a process of its own (`pipelines.clerk`), the cluster in a named actor (`brayx.cluster.hub`).
-Knows nothing of Ray, nor of the recording code.
+The local host runs it in a process of its own (`brayx.tracking.clerk`), the cluster in a named actor
+(`brayx.cluster.hub`). Knows nothing of Ray, nor of the recording code.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import math
 import threading
 import time
 
-from brayx.books import Books
-from brayx.charts import NUMBERS_FILE, charted, sums_of
 from brayx.errors import TrackingError
 from brayx.inbox import Inbox
 from brayx.metrics import Drained, XAxis
+from brayx.metrics.charts import NUMBERS_FILE, charted, sums_of
+from brayx.metrics.totals import Books
 from brayx.tracking.pictures import log_shapes
 from brayx.tracking.tensorboard import events_of, writing_events
 from brayx.tracking.trial import Trial

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from brayx.charts import NUMBERS_FILE
+from brayx.metrics.charts import NUMBERS_FILE
 from tests.end_to_end.jobs import (
     FREE_PORTS,
     TEMPLATES,

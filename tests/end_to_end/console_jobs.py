@@ -16,9 +16,9 @@ from brayx.console.guard import SCOPES, basic
 from brayx.engines.base import save_weights
 from brayx.gamecore.auth import Keys, new_key
 from brayx.gamecore.client import Client
+from brayx.jobs.config import JobConfig
+from brayx.local.serving import Serving
 from brayx.tracking import Trial, register
-from deployments.job import JobConfig
-from pipelines.serving import Serving
 
 PROJECT = "watched"
 WAIT_S = 30.0

@@ -23,9 +23,9 @@ from typing import Self
 
 import psutil
 
-from brayx.charts import NUMBERS_FILE
+from brayx.metrics.charts import NUMBERS_FILE
+from brayx.shutdown import marked
 from brayx.tracking import Trial, tracking_uri
-from pipelines.shutdown import marked
 from tests.processes import RAY_IS_LATE, ray_trouble
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.shutdown import marked
+from brayx.shutdown import marked
 from tests.end_to_end.jobs import BIN, FREE_PORTS, START_S, job_folder, numbers_of, setting, trials, without_ray
 
 MARK, MARKED = "BRAYX_TEST_TERMINAL", str(os.getpid())

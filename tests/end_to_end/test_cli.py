@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import brayx as brayx_package
-from brayx.charts import CHARTS, RETURN_CHART
+from brayx.commands import cli
+from brayx.metrics.charts import CHARTS, RETURN_CHART
 from brayx.tracking import Trial, register
-from pipelines import cli
 
 COMMANDS = ["demo", "train", "serve", "evaluate", "check", "trials", "gamecore", "completion"]
 CARTPOLE = Path(__file__).parents[2] / "pipelines" / "templates" / "cartpole.yaml"
@@ -20,7 +20,7 @@ CARTPOLE = Path(__file__).parents[2] / "pipelines" / "templates" / "cartpole.yam
 
 def brayx(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pipelines.cli", *words], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "brayx", *words], capture_output=True, text=True, timeout=120, check=False
     )
 
 
@@ -60,7 +60,7 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(words: tuple[str, ...], said:
 def test_a_gamecore_starts_without_ray_and_torch() -> None:
     code = """
 import sys
-from pipelines.cli import main
+from brayx.commands.cli import main
 try:
     main(["gamecore", "gym", "--help"])
 finally:

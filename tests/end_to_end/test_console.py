@@ -25,16 +25,16 @@ from PIL import Image
 
 import brayx.recording
 from brayx.console.api import create_app
+from brayx.console.comparisons import Comparisons, Key
 from brayx.console.guard import ConsoleKeys, basic
+from brayx.console.job import console_keys
+from brayx.console.serve import console
+from brayx.console.store_desk import StoreDesk
 from brayx.errors import ConfigError, ModelNotFound, ServiceFull, SessionLost, StartupError
 from brayx.gamecore.auth import Keys, new_key
+from brayx.local.serving import Serving
 from brayx.replay.files import Dataset
 from brayx.tracking import find, local_files, promote, roll_back
-from deployments.console_job import console_keys
-from pipelines.console import console
-from pipelines.console_comparisons import Comparisons, Key
-from pipelines.console_desk import StoreDesk
-from pipelines.serving import Serving
 from tests.end_to_end.console_jobs import PROJECT, WAIT_S, Console, Job, playing, write_code
 from tests.end_to_end.jobs import FREE_PORTS, Command, job_folder, setting
 from tests.end_to_end.jobs import brayx as command
@@ -64,7 +64,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, code: Path) -> Iterator[tup
 
 def test_the_process_starts_with_the_first_visit_and_again_after_its_death(job: Job) -> None:
     def processes() -> list[psutil.Process]:
-        return ours("pipelines.console_process")
+        return ours("brayx.console.process")
 
     before = {each.pid for each in processes()}
     with job.served() as (serving, console):
@@ -410,7 +410,7 @@ def test_a_comparison_that_nobody_waits_for_is_stopped(served: tuple[Job, Servin
     comparisons, key = Comparisons(job.uri), Key(recorded()[0]["id"], f"models:/{PROJECT}/1", "")
 
     def processes() -> list[psutil.Process]:
-        return ours("pipelines.comparison_process")
+        return ours("brayx.console.comparison_process")
 
     def starts() -> bool:
         try:

@@ -11,15 +11,15 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from brayx.components import load
+from brayx.console.games import HumanGame
 from brayx.engines.base import save_weights
 from brayx.engines.torch import module_weights
 from brayx.errors import AgentError, ConfigError
+from brayx.jobs.config import JobConfig
+from brayx.jobs.shipped import TEMPLATES
+from brayx.local.serving import Serving
 from brayx.tracking import Trial
 from brayx.tracking.registry import register_files
-from deployments.job import JobConfig
-from pipelines.console_games import HumanGame
-from pipelines.serving import Serving
-from pipelines.shipped import TEMPLATES
 from tests.end_to_end.conftest import SHOWN_MS, overflow
 from tests.end_to_end.console_jobs import WAIT_S, Console
 from tests.waiting import until

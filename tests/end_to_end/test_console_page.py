@@ -16,8 +16,8 @@ from playwright.sync_api import Browser, Page, expect
 import brayx.recording
 from brayx.errors import BrayxError
 from brayx.gamecore.auth import Keys, new_key
-from deployments.job import RenderConfig
-from pipelines.serving import Serving
+from brayx.jobs.config import RenderConfig
+from brayx.local.serving import Serving
 from tests.end_to_end.conftest import SHOWN_MS, overflow
 from tests.end_to_end.console_jobs import PROJECT, WAIT_S, Console, Job, playing, write_code
 from tests.end_to_end.jobs import brayx as command
@@ -384,7 +384,7 @@ def test_a_reader_sees_and_cannot_control_and_a_lost_job_is_told(
 
 def _lose(job: Job, page: Page, followed: Page) -> None:
     """The console's process is stopped for a while, as when the job is gone."""
-    (process,) = ours("pipelines.console_process", job.uri)
+    (process,) = ours("brayx.console.process", job.uri)
     process.suspend()
     try:
         alert = page.get_by_role("alert").first

@@ -306,7 +306,7 @@ def test_ppo_over_a_cluster_from_its_command_line(tmp_path: Path) -> None:
 
 DISTRIBUTED = """
 import json
-from pipelines.distributed import train_distributed
+from brayx.commands.distributed import train_distributed
 from brayx.local.training import Training
 
 training = Training(num_envs=16, unroll_length=32, learning_rate=1e-3, num_steps=60_000, target_return=60.0,
@@ -339,7 +339,7 @@ def test_one_call_trains_a_job_and_gives_what_training_without_one_gives(tmp_pat
 SOFT = """
 import json
 from brayx.algorithms.sac import SACConfig
-from pipelines.distributed import train_distributed
+from brayx.commands.distributed import train_distributed
 from brayx.local.training import Training
 
 training = Training(num_envs=4, unroll_length=4, sampler="uniform", batch_size=64, capacity=4096, min_columns=64,

@@ -357,8 +357,8 @@ def test_a_trial_goes_from_the_local_host_to_a_cluster_and_back(interrupted: Int
 
 def test_ctrl_c_while_mlflow_starts_keeps_what_was_learned(tmp_path: Path) -> None:
     with brayx(tmp_path, *small_job(tmp_path, "trainer.num_steps=10_000_000")) as command, said_on_failure(command):
-        command.until(lambda: bool(command.processes("pipelines.clerk_process")), "MLflow's process was there")
-        (mlflow,) = command.processes("pipelines.clerk_process")
+        command.until(lambda: bool(command.processes("brayx.tracking.clerk_process")), "MLflow's process was there")
+        (mlflow,) = command.processes("brayx.tracking.clerk_process")
         mlflow.suspend()
         command.until(lambda: re.search(r"version ([2-9]|\d\d)", command.err) is not None, "it learned")
         command.control_c(group=False)
@@ -406,7 +406,7 @@ def test_ctrl_c_ends_a_job_whose_ray_hangs(tmp_path: Path) -> None:
 def test_ctrl_c_while_the_demo_plays_against_its_champion(tmp_path: Path) -> None:
     words = ["demo", "--games", "500", *setting(*FREE_PORTS, "trainer.num_steps=1500")]
     with brayx(tmp_path, *words) as command, said_on_failure(command):
-        interrupt_at(command, "gamecore.gym", group=True)
+        interrupt_at(command, "bridges.gym", group=True)
     (trial,) = trials(tmp_path)["main"]
     assert trial.status == "FINISHED", "the training had ended"
 

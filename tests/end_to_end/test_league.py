@@ -14,11 +14,11 @@ import pytest
 from mlflow import MlflowClient
 
 from brayx.engines.base import load_weights
+from brayx.jobs.config import JobConfig
 from brayx.league.config import LeagueConfig
 from brayx.league.league import League
 from brayx.league.ledger import Ledger
 from brayx.tracking import Trial, aliases, files_of, find
-from deployments.job import JobConfig
 from tests.end_to_end.jobs import Command, brayx, setting, trials, without_ray
 from tests.league_games import AT_ONCE, Players
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 import yaml
 
+from brayx.jobs.config import JobConfig
 from brayx.model.build import build_model
 from brayx.ports import free_port
 from brayx.tracking import Trial, register
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters
-from deployments.job import JobConfig
 from tests.end_to_end.jobs import ROOT, is_free, serve_run, tuned
 
 POLICY_VERSION = 41

@@ -8,10 +8,10 @@ from pathlib import Path
 import mlflow
 import pytest
 
+from brayx.search.space import Domain
+from brayx.search.tune import Method, table, tune
 from brayx.tracking import tracking_uri
-from pipelines.search import Domain
-from pipelines.trials import trials as listing
-from pipelines.tune import Method, table, tune
+from brayx.tracking.trials import trials as listing
 from tests.end_to_end.jobs import brayx, said_on_failure, trials, without_ray
 from tests.leaning import leaning
 
@@ -102,7 +102,7 @@ def copy_plays_as_the_one_ahead(tmp_path: Path, cluster: str | None = None) -> N
     """One of two learns nothing at its rate. After a look it goes on as a copy of the other, and with this seed
     at a rate that learns nothing again, so what it plays like is what it was given.
 
-    What else a copy is given: tests/unit/pipelines/test_tune.py.
+    What else a copy is given: tests/unit/search/test_tune.py.
     """
     found = tune(
         "CartPole-v1",

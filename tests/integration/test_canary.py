@@ -22,18 +22,18 @@ from mlflow import MlflowClient
 from ray import serve
 from ray.util import list_named_actors
 
+from brayx.cluster.actor_app import serving_application
 from brayx.cluster.directory import stop_directory
 from brayx.cluster.pool import PoolClient
+from brayx.commands import cli
 from brayx.engines.base import save_weights
 from brayx.errors import BrayxError, VersionUnknown
 from brayx.gamecore.client import Client
+from brayx.jobs.config import JobConfig
+from brayx.jobs.weights import pooled
 from brayx.model.arms import Followed
 from brayx.model.following import initial_version
 from brayx.tracking import Trial, register
-from deployments.actor import serving_application
-from deployments.job import JobConfig
-from deployments.weights import pooled
-from pipelines import cli
 from tests.integration.conftest import Ingress
 from tests.processes import ours
 from tests.waiting import until

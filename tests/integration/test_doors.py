@@ -32,17 +32,17 @@ from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 from brayx import RemoteModel
 from brayx.actor.config import ActorConfig
 from brayx.cluster import NAMESPACE
+from brayx.cluster.actor_app import actor_spec, application
 from brayx.cluster.directory import Location, renewals, stop_directory
 from brayx.cluster.replica import _on_loopback
 from brayx.errors import ConnectFailed, SessionExists, SessionResumed
 from brayx.gamecore.client import AsyncClient, Client
 from brayx.gamecore.compliance import DoorCompliance
+from brayx.jobs.config import JobConfig
+from brayx.jobs.weights import WeightSource
 from brayx.ports import free_port
-from deployments.actor import actor_spec, application
 from deployments.echo import EchoArgs
 from deployments.echo import app as echo_app
-from deployments.job import JobConfig
-from deployments.weights import WeightSource
 from tests.integration.conftest import Ingress
 from tests.waiting import until, until_awaited
 

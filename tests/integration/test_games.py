@@ -13,13 +13,13 @@ import pytest
 import ray
 from ray import serve
 
+from brayx.bridges import pettingzoo
 from brayx.cluster import NAMESPACE
+from brayx.cluster.actor_app import actor_spec, application
 from brayx.cluster.directory import Location, stop_directory
-from brayx.gamecore import pettingzoo
 from brayx.gamecore.client import AsyncClient
-from deployments.actor import actor_spec, application
-from deployments.job import JobConfig
-from tests.unit.gamecore.zoo import Secrets
+from brayx.jobs.config import JobConfig
+from tests.unit.bridges.zoo import Secrets
 
 WAIT_S = 60.0
 DIRECTORY = "secrets/sessions"

@@ -20,18 +20,18 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from brayx.cluster import NAMESPACE
+from brayx.cluster.actor_app import actor_spec, application
 from brayx.cluster.directory import stop_directory
 from brayx.cluster.hub import HubClient, create_hub, get_hub, numbers_of
 from brayx.cluster.learner import TrialNumbers
 from brayx.cluster.named import is_done
 from brayx.errors import AgentError, TrackingError
 from brayx.gamecore.client import Client
+from brayx.jobs.config import JobConfig
+from brayx.jobs.progress import Progress
+from brayx.jobs.watching import Watch
 from brayx.metrics import Bars
 from brayx.tracking import Trial
-from deployments.actor import actor_spec, application
-from deployments.job import JobConfig
-from pipelines.progress import Progress
-from pipelines.watching import Watch
 from tests.integration.conftest import Ingress
 from tests.waiting import until
 
@@ -208,7 +208,7 @@ def test_exceptions_of_agents_in_a_replica_are_shown_by_the_job_and_end_it(
         f"8 errors in on_tick; the newest: agent 'agent': KeyError: 'velocity' ({tmp_path / 'raising_agent.py'}:8)",
         "lost: 8 of the last 10 games (80%)",
     ]
-    monkeypatch.setattr("pipelines.watching._LOST_S", 0.0)
+    monkeypatch.setattr("brayx.jobs.watching._LOST_S", 0.0)
     out = io.StringIO()
     progress = Progress("t", num_steps=1, console=Console(file=out))
     games = SimpleNamespace(num=1, running=1, failures=0, messages=[])

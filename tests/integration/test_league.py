@@ -29,10 +29,14 @@ from ray import serve
 
 from brayx.cluster import NAMESPACE
 from brayx.cluster.cluster import Cluster
+from brayx.cluster.job import train_on
 from brayx.cluster.named import call_with_retry
 from brayx.engines.torch import module_weights
 from brayx.errors import LeagueError
 from brayx.gamecore.client import Client
+from brayx.jobs.checks import check_job
+from brayx.jobs.config import JobConfig
+from brayx.jobs.result import TrainResult
 from brayx.league.league import League
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
@@ -40,10 +44,6 @@ from brayx.model.build import build_model
 from brayx.model.snapshots import SnapshotFiles, digest_of
 from brayx.ports import free_port
 from brayx.tracking import Trial, aliases, find
-from deployments.job import JobConfig
-from pipelines.checks import check_job
-from pipelines.result import TrainResult
-from pipelines.train import train_on
 from tests.end_to_end.console_jobs import Console, new_keys
 from tests.end_to_end.jobs import brayx, setting, without_ray
 from tests.integration.conftest import Ingress

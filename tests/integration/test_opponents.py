@@ -17,13 +17,13 @@ from ray.util import list_named_actors
 from websockets.sync.client import connect
 
 from brayx.cluster import NAMESPACE
+from brayx.cluster.actor_app import serving_application
+from brayx.cluster.console_app import console_application
 from brayx.cluster.directory import Location, stop_directory
 from brayx.errors import BadBody, BrayxError, LeagueError, SessionResumed, VersionUnknown
 from brayx.gamecore.client import Client
+from brayx.jobs.config import BoardConfig
 from brayx.tracking import promote
-from deployments.actor import serving_application
-from deployments.console import console_application
-from deployments.job import BoardConfig
 from tests.end_to_end.console_jobs import Console
 from tests.integration.conftest import Ingress
 from tests.served_league import LEVELS, PROJECT, Pool, load

@@ -28,6 +28,8 @@ from brayx import RemoteModel, Services, forward, pinned
 from brayx.cluster import NAMESPACE
 from brayx.cluster import remote_model as remote
 from brayx.cluster.applications import wait_for_route
+from brayx.cluster.model_app import ModelArgs
+from brayx.cluster.model_app import app as model_app
 from brayx.cluster.named import call_with_retry, named_lock
 from brayx.cluster.process_model import background
 from brayx.engines.base import save_weights
@@ -45,12 +47,10 @@ from brayx.errors import (
     VersionUnknown,
     from_wire,
 )
+from brayx.jobs.shipped import TEMPLATES
 from brayx.model.dialled import DialledModel
 from brayx.model.encoding import JSON, SAFETENSORS, pack, unpack
 from brayx.tracking import register
-from deployments.model import ModelArgs
-from deployments.model import app as model_app
-from pipelines.shipped import TEMPLATES
 from tests.integration.test_prometheus import scrape
 from tests.processes import ours
 from tests.waiting import until, until_awaited

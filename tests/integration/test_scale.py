@@ -11,13 +11,13 @@ import pytest
 import ray
 
 from brayx.cluster import NAMESPACE
+from brayx.cluster.environments import Rollouts
 from brayx.cluster.hub import create_hub
+from brayx.cluster.scale import Scaled, hub_name, scale, tell_where
 from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, JobNotRunning
+from brayx.jobs.config import JobConfig
 from brayx.metrics import Recorder
 from brayx.tracking import Trial
-from deployments.job import JobConfig
-from pipelines.environments import Rollouts
-from pipelines.scale import Scaled, hub_name, scale, tell_where
 from tests.waiting import until
 
 TEMPLATE = Path(__file__).parents[2] / "pipelines" / "templates" / "ppo_env.yaml"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from pipelines.search import Domain
-from pipelines.tune import tune
+from brayx.search.space import Domain
+from brayx.search.tune import tune
 from tests.end_to_end.test_tune import copy_plays_as_the_one_ahead
 
 

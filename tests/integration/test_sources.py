@@ -19,15 +19,15 @@ from rich.console import Console
 
 from brayx.cluster import NAMESPACE
 from brayx.cluster.hub import create_hub
+from brayx.cluster.job import _watch
 from brayx.cluster.remote_buffer import RemoteBuffer
+from brayx.cluster.trainee import RayTrainee
 from brayx.errors import ConfigError, ReplayError
+from brayx.jobs.config import JobConfig
+from brayx.jobs.progress import Progress
+from brayx.jobs.sources import Sources
+from brayx.jobs.watching import Watch
 from brayx.replay.config import BufferConfig
-from deployments.job import JobConfig
-from pipelines.progress import Progress
-from pipelines.sources import Sources
-from pipelines.train import _watch
-from pipelines.trainee_on_ray import RayTrainee
-from pipelines.watching import Watch
 from tests.waiting import until
 
 JOB = """

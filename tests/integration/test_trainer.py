@@ -22,6 +22,7 @@ from ray.experimental.internal_kv import _internal_kv_list
 from brayx.algorithms.ppo import PPOConfig
 from brayx.cluster.cluster import Cluster
 from brayx.cluster.hub import HubClient, create_hub
+from brayx.cluster.job import train
 from brayx.cluster.learner import Learner, LearnerSpec, TrialNumbers
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.shards import Shards
@@ -29,16 +30,15 @@ from brayx.cluster.weight_store import create_weight_store
 from brayx.engines.base import load_weights, save_weights
 from brayx.engines.torch import module_weights
 from brayx.errors import BadWeights, ConfigError, ModelNotFound, StartupError
+from brayx.jobs.config import JobConfig
+from brayx.jobs.shipped import TEMPLATES
+from brayx.jobs.stored_models import INITIAL_TAG
 from brayx.model.build import build_model
 from brayx.ports import free_port
 from brayx.replay.config import BufferConfig
 from brayx.tracking import Trial, register
 from brayx.trainer.config import TrainerConfig
 from brayx.types import Fragment
-from deployments.job import JobConfig
-from pipelines.shipped import TEMPLATES
-from pipelines.stored_models import INITIAL_TAG
-from pipelines.train import train
 from tests.end_to_end.console_jobs import Console, new_keys
 from tests.processes import ours
 from tests.waiting import until
@@ -298,7 +298,7 @@ def test_a_job_that_starts_from_registered_weights_and_is_stopped_in_its_console
         np.testing.assert_allclose(learned[name], array, atol=1e-6, err_msg=name)
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://127.0.0.1:{port}")
-    until(lambda: not ours("pipelines.console_process"), "the console's process has ended")
+    until(lambda: not ours("brayx.console.process"), "the console's process has ended")
     assert remembered() == before
 
 

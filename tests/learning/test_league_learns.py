@@ -22,7 +22,7 @@ from brayx.components import load_module
 from brayx.engines.base import load_weights
 from brayx.engines.torch import with_weights
 from brayx.exploitability import tabular
-from deployments.job import JobConfig
+from brayx.jobs.config import JobConfig
 from tests.end_to_end.jobs import brayx
 from tests.learning.rows import Rows, printed
 

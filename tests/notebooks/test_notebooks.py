@@ -14,7 +14,7 @@ import nbformat
 import psutil
 import pytest
 
-from pipelines.shutdown import marked
+from brayx.shutdown import marked
 from tests.end_to_end.jobs import without_ray
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"

@@ -21,6 +21,8 @@ def folder(tmp_path: Path) -> Iterator[str]:
     package = tmp_path / "brayx_test_package"
     package.mkdir()
     (package / "model.py").write_text("from brayx_test_agent import Mine\nvalue = 7\n")
+    (package / "deeper").mkdir()
+    (package / "deeper" / "still.py").write_text("")
     path, modules = list(sys.path), set(sys.modules)
     yield str(tmp_path)
     sys.path[:] = path
@@ -67,6 +69,7 @@ def test_a_module_that_raises_is_reported_with_its_error(folder: str) -> None:
 def test_checking_runs_nothing(folder: str) -> None:
     check_module("brayx_test_broken", folder)
     check_module("brayx_test_package.model", folder)
+    check_module("brayx_test_package.deeper.still", folder)  # neither folder has an __init__.py
     assert not any(name.startswith("brayx_test_") for name in sys.modules)
 
 

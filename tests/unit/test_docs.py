@@ -45,20 +45,21 @@ from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.grpc import GrpcDoor
 from brayx.actor.table import MAX_WAITING, SessionTable
 from brayx.algorithms.ppo import PPO, PPOConfig
+from brayx.bridges import gym, pettingzoo
+from brayx.commands import cli
+from brayx.commands.new import new_project
 from brayx.components import load
 from brayx.engines import build_engine
 from brayx.engines.bundle import Samples, write_bundle
 from brayx.errors import ConfigError, TrackingError
-from brayx.gamecore import gym, pettingzoo
 from brayx.gamecore.protocol import MAX_HEADER_BYTES, WS_SUBPROTOCOL
+from brayx.jobs.config import KINDS, JobConfig, SourceConfig
 from brayx.model.grpc import ModelDoor
 from brayx.model.local import LocalModel
 from brayx.nets.heads import MASKED
 from brayx.replay.packing import Packer
+from brayx.search import space as search
 from brayx.types import Fragment
-from deployments.job import KINDS, JobConfig, SourceConfig
-from pipelines import cli, search
-from pipelines.new import new_project
 from tests.unit.gamecore.echo_server import serving, serving_tcp
 from tests.unit.gamecore.grpc_server import serving as serving_grpc
 
@@ -70,7 +71,7 @@ NOT_RUN = {
     "minutes of training": 14,
     "trains for seconds; tests/unit/algorithms/test_own.py runs it": 1,
     "trains; tests/end_to_end/test_tune.py does the same": 1,
-    "trains for seconds to minutes; tests/unit/pipelines/test_ppo.py runs it": 1,
+    "trains for seconds to minutes; tests/unit/commands/test_ppo.py runs it": 1,
     "trains for a minute; tests/notebooks does the same": 1,
     "a drawing": 2,
     "a prompt; tests/end_to_end/test_breakpoint.py opens one": 1,
@@ -87,7 +88,7 @@ NOT_RUN = {
     "reads a trial; tests/unit/recording/test_trials.py does the same": 1,
     "reads a recording; tests/end_to_end/test_recordings.py does the same": 1,
     "trains for a minute; tests/end_to_end/test_recordings.py does the same": 1,
-    "reads a recording; tests/unit/pipelines/test_replay.py does the same": 1,
+    "reads a recording; tests/unit/recording/test_replay.py does the same": 1,
     "needs a running job; tests/end_to_end/test_console.py does the same": 2,
     "writes a file of secrets": 1,
     "serves until Ctrl-C; tests/end_to_end/test_console_page.py does the same": 1,
@@ -396,9 +397,9 @@ def check_command(words: list[str], folder: Path) -> None:
 def check_brayx(words: list[str], folder: Path) -> None:
     if words == ["--help"]:
         return
-    if words[0] in cli.PIPELINES:
+    if words[0] in cli.OWN:
         with contextlib.redirect_stdout(io.StringIO()) as said, pytest.raises(SystemExit):
-            importlib.import_module(f"pipelines.{words[0]}").main(["--help"])
+            importlib.import_module(cli.OWN[words[0]][0]).main(["--help"])
         check_options(words[1:], said.getvalue())
         for line in (after for option, after in itertools.pairwise(words) if option == "--search"):
             search.parse([line])
@@ -634,7 +635,7 @@ def test_limits_table_equals_the_defaults() -> None:
 
 
 def test_serve_arguments_equal_the_code() -> None:
-    from deployments.actor import ServeArgs
+    from brayx.cluster.actor_app import ServeArgs
 
     rows = re.findall(r"^\| `(\w+)` \|", section("docs/guide-serve.md", "Your own job"), re.M)
     assert rows == list(ServeArgs.model_fields)

@@ -35,7 +35,7 @@ def test_a_script_stops_its_thread_and_waits_for_it_before_it_exits() -> None:
 
 
 def test_a_command_that_leaves_does_not_wait_for_threads() -> None:
-    script = STARTED.format(waits="threading.Event().wait()") + "from pipelines.shutdown import leave\nleave(3)"
+    script = STARTED.format(waits="threading.Event().wait()") + "from brayx.shutdown import leave\nleave(3)"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=WAIT_S)
     assert (ended.returncode, ended.stdout) == (3, ""), ended.stderr
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from nicegui import ui
 
-from brayx.charts import RETURN_CHART
 from brayx.console.documents import Curves, Job, Trial
 from brayx.console.page.caller import Caller, Connect
 from brayx.console.page.charts import lines, put_lines
 from brayx.console.page.frame import MUTED, Panel, empty, frame, heading, number, since
+from brayx.metrics.charts import RETURN_CHART
 
 
 def add(connect: Connect) -> None:

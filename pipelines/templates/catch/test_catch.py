@@ -26,7 +26,7 @@ def test_a_game_has_ten_balls_and_each_counts():
 
 
 def brayx(*arguments):
-    command = [sys.executable, "-m", "pipelines.cli", *arguments]
+    command = [sys.executable, "-m", "brayx", *arguments]
     return subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=300)
 
 

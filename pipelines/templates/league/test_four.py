@@ -142,7 +142,7 @@ async def one_game():
 
 
 def brayx(*arguments):
-    command = [sys.executable, "-m", "pipelines.cli", *arguments]
+    command = [sys.executable, "-m", "brayx", *arguments]
     return subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=300)
 
 

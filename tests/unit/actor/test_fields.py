@@ -10,7 +10,7 @@ import pytest
 from brayx.actor.fields import array_field, index_field, number_field
 from brayx.components import load
 from brayx.errors import BadBody
-from pipelines.shipped import TEMPLATES
+from brayx.jobs.shipped import TEMPLATES
 
 
 def test_numbers_become_an_array() -> None:

@@ -19,11 +19,12 @@ from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.games import Games, Seat, SharedState
 from brayx.actor.moving import Snapshot
 from brayx.actor.table import SessionTable
+from brayx.bridges import pettingzoo
 from brayx.errors import AgentError, DeadlineExceeded
-from brayx.gamecore import AsyncClient, StepKind, pettingzoo
+from brayx.gamecore import AsyncClient, StepKind
 from brayx.gamecore.protocol import StepRequest
+from tests.unit.bridges.zoo import Secrets, Whispers
 from tests.unit.gamecore.echo_server import serving
-from tests.unit.gamecore.zoo import Secrets, Whispers
 
 LONG_S = 60.0
 

@@ -17,14 +17,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from brayx.algorithms.build import AnyAlgorithm, build, check_fits
 from brayx.errors import ConfigError, ModelError
+from brayx.jobs.config import JobConfig
 from brayx.local.train import train_local
 from brayx.local.training import Training
 from brayx.nets.mlp import ActorCritic
+from brayx.search import space as search
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.fits import check_model
 from brayx.trainer.loop import LearnerLoop
-from deployments.job import JobConfig
-from pipelines import search
 from tests.unit.algorithms.tables import Table, random_batch, sgd
 from tests.unit.test_docs import ROOT, snippets_of
 from tests.unit.trainer.parts import Folders, Numbers, Weights, batches

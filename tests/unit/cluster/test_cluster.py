@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from brayx.cluster.cluster import Cluster, check_ingress
+from brayx.cluster.job import cluster_for
 from brayx.errors import StartupError
+from brayx.jobs.config import JobConfig
 from brayx.ports import check_ports, free_port
-from deployments.job import JobConfig
-from pipelines.train import cluster_for
 
 
 def door(port: int) -> dict[str, tuple[str, int]]:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from brayx.bridges.pettingzoo import session_id
 from brayx.cluster.cluster import Cluster
 from brayx.errors import StartupError
-from brayx.gamecore.pettingzoo import session_id
 from brayx.ports import free_port
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide-serve.md"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
-from brayx.books import Books, Drained
 from brayx.cluster.hub import HubClient
 from brayx.errors import ConfigError
 from brayx.metrics import Kind, Recorder, XAxis
+from brayx.metrics.totals import Books, Drained
 from brayx.tracking import Trial
 from brayx.tracking.hub import Hub
 from tests.waiting import until

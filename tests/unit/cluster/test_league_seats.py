@@ -16,14 +16,14 @@ from brayx.actor.seating import LearningPlayer, Seating
 from brayx.cluster import league as job_module
 from brayx.cluster import league_seats as module
 from brayx.cluster.league import Learning, RemoteLeague, _LeagueActor
+from brayx.cluster.league_replica import check_placement
 from brayx.cluster.league_seats import LeagueSeats
+from brayx.cluster.league_training import RayLeagueTraining
 from brayx.errors import ConfigError, DeadlineExceeded, LeagueError, ModelError, SessionError, TrackingError
+from brayx.jobs.config import JobConfig
 from brayx.league.config import LeagueConfig
 from brayx.league.member import Member
 from brayx.metrics import Recorder
-from deployments.job import JobConfig
-from deployments.league import check_placement
-from pipelines.league_on_ray import RayLeagueTraining
 from tests.unit.league.play import sessions_of
 from tests.waiting import until_awaited
 

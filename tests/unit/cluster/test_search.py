@@ -6,7 +6,7 @@ import pytest
 from ray.tune.experiment import Trial
 
 from brayx.cluster.search import scheduler, shares
-from brayx.trainer.competition import Asha, Competition, Population
+from brayx.search.competition import Asha, Competition, Population
 
 ASHA = Asha(max_steps=9000, grace_steps=1000)
 POPULATION = Population(dict)

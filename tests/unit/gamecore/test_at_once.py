@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from brayx.bridges import gym
 from brayx.errors import AgentError, BadBody, BodyTooLarge, ConfigError, ConnectFailed, DeadlineExceeded, SessionResumed
-from brayx.gamecore import StepKind, gym
+from brayx.gamecore import StepKind
 from brayx.gamecore.auth import sign
 from brayx.gamecore.games import MAX_RESUMED
 from brayx.gamecore.protocol import StepRequest
@@ -155,7 +156,7 @@ def test_options_that_concurrent_games_refuse(options: dict[str, object]) -> Non
 
 
 def test_the_command_stops_between_ticks(app: EchoApp, url: str) -> None:
-    command = [sys.executable, "-m", "brayx.gamecore.gym", "CartPole-v1", "--url", url, "--at-once", "3"]
+    command = [sys.executable, "-m", "brayx.bridges.gym", "CartPole-v1", "--url", url, "--at-once", "3"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         until(lambda: len(app.applied) > 10)
         process.send_signal(signal.SIGTERM)

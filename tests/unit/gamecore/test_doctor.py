@@ -27,8 +27,8 @@ from brayx.actor.doors.native import Limits, Listener
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.service import Reply
 from brayx.actor.table import SessionTable
+from brayx.bridges import gym, pettingzoo
 from brayx.errors import BadBody, ConfigError, Unauthorized
-from brayx.gamecore import gym, pettingzoo
 from brayx.gamecore.auth import Keys, new_key
 from brayx.gamecore.client import Client
 from brayx.gamecore.doctor import LAYERS, Finding, examine
@@ -311,7 +311,7 @@ def test_an_invalid_url(url: str) -> None:
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pipelines.cli", *words],
+        [sys.executable, "-m", "brayx", *words],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -365,7 +365,7 @@ def test_gamecores_sign_too(kind: str, tmp_path: Path, capsys: pytest.CaptureFix
     new_key(keys)
     games: list[tuple[Callable[[list[str]], int], str]] = [
         (gym.main, "CartPole-v1"),
-        (pettingzoo.main, "tests.unit.gamecore.zoo:race"),
+        (pettingzoo.main, "tests.unit.bridges.zoo:race"),
     ]
     with door(kind, Clinic(keys=Keys.load(keys))) as url:
         for main, env_id in games:

@@ -22,8 +22,8 @@ HEAVY = ("ray", "torch", "mlflow", "onnxruntime", "onnx", "pydantic", "fastapi",
         ("brayx.gamecore.transports.grpc", ("numpy", "gymnasium", "websockets")),
         ("brayx.gamecore.auth", ("numpy", "gymnasium", "websockets", "grpc")),
         ("brayx.gamecore.doctor", ("numpy", "gymnasium", "websockets", "grpc")),
-        ("brayx.gamecore.gym", ("websockets", "grpc")),
-        ("brayx.gamecore.pettingzoo", ("websockets", "grpc", "pettingzoo")),
+        ("brayx.bridges.gym", ("websockets", "grpc")),
+        ("brayx.bridges.pettingzoo", ("websockets", "grpc", "pettingzoo")),
     ],
 )
 def test_what_an_import_loads(module: str, also_absent: tuple[str, ...]) -> None:

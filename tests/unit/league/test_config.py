@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from brayx.jobs.options import option_docs
 from brayx.league.config import GateConfig, LeagueConfig, PlayerConfig
-from deployments.options import option_docs
 from tests.unit.league.play import league_config
 
 

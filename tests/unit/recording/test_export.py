@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from brayx.commands import cli
 from brayx.errors import ConfigError
 from brayx.recording.columns import columns_of
 from brayx.recording.copying import file_name
@@ -16,7 +17,6 @@ from brayx.recording.minari import write_minari
 from brayx.recording.part import Part
 from brayx.recording.source import reader
 from brayx.recording.writer import Folder
-from pipelines import cli
 from tests.unit.recording.test_source import STOP, save, tick
 
 

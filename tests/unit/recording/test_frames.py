@@ -24,6 +24,7 @@ import brayx.recording
 from brayx.actor.agent import State
 from brayx.actor.live import NewTicks
 from brayx.actor.live_ticks import LiveFrame
+from brayx.commands import cli
 from brayx.errors import BadRecording, ConfigError
 from brayx.metrics import Recorder
 from brayx.recording import frames as h264
@@ -43,7 +44,6 @@ from brayx.recording.recorder import SessionRecorder
 from brayx.recording.video import Video
 from brayx.recording.writer import Folder
 from brayx.types import Step
-from pipelines import cli
 from tests.processes import ours
 from tests.waiting import until
 

@@ -13,6 +13,7 @@ import pytest
 
 import brayx
 from brayx.actor.agent import State
+from brayx.commands import cli
 from brayx.errors import BadRecording
 from brayx.metrics import Recorder
 from brayx.recording import index, writer
@@ -22,7 +23,6 @@ from brayx.recording.part import Part
 from brayx.recording.recorder import SessionRecorder
 from brayx.recording.writer import Folder
 from brayx.tracking import Trial
-from pipelines import cli
 from tests.unit.recording.test_folder import ticks
 from tests.unit.recording.test_frames import image, is_close, play
 from tests.waiting import until
@@ -69,7 +69,7 @@ def test_a_served_game_is_recorded_listed_and_replayed(
     folder = f"{bucket}/served/games"
     options = {"actor.port": 0, "actor.native_port": None, "actor.tcp_port": None, "console_port": None}
     options |= {"recording": {"kind": "recording", "folder": folder}}
-    game = f"{sys.executable} -m pipelines.cli gamecore gym CartPole-v1 --url {{url}} --games 2 --json"
+    game = f"{sys.executable} -m brayx gamecore gym CartPole-v1 --url {{url}} --games 2 --json"
     with brayx.serve(JOB, options, tracking=tracking_db) as service:
         brayx.evaluate(service, gamecore=game, games=2, at_once=1)
     until(lambda: bool(names(folder)) and len(open_recordings(folder)) >= 2, "they are written", WAIT_S)

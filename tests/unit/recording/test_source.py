@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 from brayx.algorithms.config import AlgorithmConfig
+from brayx.commands import cli
 from brayx.errors import ConfigError
+from brayx.jobs.config import JobConfig
+from brayx.jobs.sources import check_sources
 from brayx.recording import dataset
 from brayx.recording.chunks import write_chunk
 from brayx.recording.columns import Tick, columns_of, packed
@@ -23,9 +26,6 @@ from brayx.recording.reader import open as open_recordings
 from brayx.recording.source import selects
 from brayx.replay.packing import Layout
 from brayx.types import Fragment, Step
-from deployments.job import JobConfig
-from pipelines import cli
-from pipelines.sources import check_sources
 
 STOP = {"obs": [9.0, 9.0], "reward": 7.0, "terminated": True}
 

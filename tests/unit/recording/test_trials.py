@@ -13,14 +13,14 @@ import pytest
 
 import brayx.recording
 from brayx.actor.agent import State
+from brayx.commands import cli
 from brayx.errors import BadRecording, ConfigError, TrackingError
+from brayx.jobs.config import JobConfig
+from brayx.jobs.result import keep_recordings
 from brayx.metrics import Recorder
 from brayx.recording.config import RecordingConfig
 from brayx.recording.recorder import SessionRecorder
 from brayx.tracking import Trial, initialise, tracking_uri
-from deployments.job import JobConfig
-from pipelines import cli
-from pipelines.result import keep_recordings
 from tests.unit.recording.test_frames import config, image, is_close, play
 
 

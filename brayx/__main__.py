@@ -1,0 +1,6 @@
+"""``python -m brayx`` is the command ``brayx``."""
+
+from brayx.commands.cli import run
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,1 @@
+"""Games that speak another wire, each a gamecore: Gymnasium's and PettingZoo's environments."""

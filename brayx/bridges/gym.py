@@ -1,0 +1,249 @@
+"""Plays any Gymnasium environment as a gamecore: a process that plays games through a door, one session per game.
+
+The gym profile, as JSON bodies:
+
+    start  {"env_id": "CartPole-v1", "seed": 7, "num_actions": 2}      seed of this game's reset; of a Discrete space
+           and {"first_action": 1} if a Discrete space does not start at 0
+    tick   {"obs": [0.1, ...], "reward": 0.0}                          reward of the previous action, 0.0 at first
+           and {"action_mask": [1, 0, ...]} if the environment's info has one
+    reply  {"action": 1}                                               a number, or nested lists, by the action space
+    stop   {"obs": [...], "reward": 1.0, "terminated": true, "truncated": false}
+
+A stop with neither flag means that the gamecore was stopped during the game. Arrays become nested lists, dictionary and
+tuple observations objects and lists. If an error of the service ends a game, the next one starts after a pause, which
+grows with consecutive errors; each kind of error is printed once to standard error. With ``--reconnect`` a game
+survives a broken connection and its session's move to another replica; if the session resumes from a snapshot, the tick
+is sent again. Knows nothing of the agent, of Ray or of torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium
+
+from brayx.errors import ConfigError
+from brayx.gamecore import games as playing
+from brayx.gamecore.at_once import Game, play_at_once
+from brayx.gamecore.client import Client
+from brayx.gamecore.games import Ended, action_reader, encode, jsonable, send, start_body
+from brayx.gamecore.protocol import StepKind
+
+Env = gymnasium.Env[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GameResult:
+    """Result of one game: the sum of rewards, the number of ticks, and how it ended."""
+
+    total_reward: float
+    length: int
+    ended: Ended
+
+    @property
+    def returns(self) -> Mapping[str, float]:
+        return {"": self.total_reward}
+
+
+def make_env(env_id: str, **kwargs: Any) -> Env:
+    """The environment, without Gymnasium's checking wrapper.
+
+    Raises:
+        ConfigError: unknown id (the message names the nearest), or the environment cannot be made.
+    """
+    try:
+        return gymnasium.make(env_id, disable_env_checker=True, **kwargs)
+    except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
+        near = difflib.get_close_matches(env_id, gymnasium.registry, n=3)
+        hint = f"; nearest: {', '.join(near)}" if near and env_id not in gymnasium.registry else ""
+        raise ConfigError(f"cannot make the environment {env_id!r}: {error}{hint}", env_id=env_id) from error
+
+
+def game_of(
+    env: Env,
+    *,
+    seed: int | None = None,
+    max_ticks: int | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Game[GameResult]:
+    """One game of ``env`` as the requests of one session: yields each, takes its reply, and returns the result.
+
+    Args:
+        seed: passed to the environment's reset and sent in the start's body.
+        max_ticks: truncate the game after this many ticks.
+        should_stop: called before each tick; true ends the game with the result ``stopped``.
+
+    Raises:
+        BadBody: a reply holds no action of the action space, or an observation is not finite.
+    """
+    action_of = action_reader(env.action_space)
+    obs, info = env.reset(seed=seed)
+    about = {"env_id": env.spec.id if env.spec else "", "seed": seed}
+    yield StepKind.START, start_body(about, env.action_space)
+    step = env.step
+    reward, total, length = 0.0, 0.0, 0
+    terminated = truncated = stopped = False
+    while not (terminated or truncated):
+        document = {"obs": jsonable(obs), "reward": reward}
+        if "action_mask" in info:
+            document["action_mask"] = jsonable(info["action_mask"])
+        reply = yield StepKind.TICK, encode(document)
+        obs, given, terminated, truncated, info = step(action_of(reply))
+        reward = float(given)
+        total += reward
+        length += 1
+        if not (terminated or truncated):
+            stopped = should_stop()
+            truncated = stopped or (max_ticks is not None and length >= max_ticks)
+    # A stopped game is neither terminated nor truncated, and its return means nothing.
+    cut = bool(truncated) and not stopped
+    last = {"obs": jsonable(obs), "reward": reward, "terminated": bool(terminated), "truncated": cut}
+    yield StepKind.STOP, encode(last)
+    return GameResult(total, length, "stopped" if stopped else "terminated" if terminated else "truncated")
+
+
+def play_game(
+    env: Env,
+    client: Client,
+    *,
+    seed: int | None = None,
+    max_ticks: int | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> GameResult:
+    """Plays one game of ``env`` as one session of ``client``; arguments as for `game_of`.
+
+    Raises:
+        BadBody: a reply holds no action of the action space, or an observation is not finite.
+        BrayxError: any error of the service; the session has ended, or is closed with the connection.
+    """
+    game = game_of(env, seed=seed, max_ticks=max_ticks, should_stop=should_stop)
+    try:
+        kind, body = next(game)
+        while True:
+            if kind is StepKind.TICK:
+                kind, body = game.send(send(client.tick, body))
+            else:
+                kind, body = game.send(client.start(body) if kind is StepKind.START else send(client.stop, body))
+    except StopIteration as end:
+        result: GameResult = end.value
+        return result
+
+
+def run_games(
+    env_id: str,
+    url: str,
+    *,
+    games: int | None,
+    door: Literal["http", "ws"] | None = None,
+    seed: int | None = None,
+    max_ticks: int | None = None,
+    on_game: Callable[[GameResult], None] = lambda result: None,
+    env_kwargs: dict[str, Any] | None = None,
+    timeout_s: float = 30.0,
+    reconnect_s: float | None = None,
+    give_up_after_s: float = 60.0,
+    should_stop: Callable[[], bool] = lambda: False,
+    key: str = "",
+    secret: bytes = b"",
+    at_once: int = 1,
+) -> list[GameResult]:
+    """Plays ``games`` games (None: until ``should_stop``) and returns their results.
+
+    Args:
+        door: scheme to use instead of the URL's.
+        seed: makes the games repeatable; each game's seed is drawn from it.
+        max_ticks, should_stop: as for `play_game`; a stopped game is not among the results.
+        on_game: called after each game.
+        timeout_s: time limit of one request.
+        give_up_after_s: time limit for consecutive errors without a complete game between them.
+        reconnect_s, key, secret: as for `Client`.
+        at_once: number of concurrent games in this process, with their sessions on one TCP connection.
+
+    With ``games`` None the list is empty, since there may be millions of results: use `on_game`.
+
+    Raises:
+        ConfigError: no such environment, or a URL that cannot be used: several games at once need ``tcp://``, and their
+            ticks have no numbers (``reconnect_s``).
+        BrayxError: the service's last error, after the time limit, or one that every game would get.
+    """
+    if at_once > 1:
+        if reconnect_s is not None:
+            raise ConfigError("several games at once cannot reconnect: give at_once or reconnect_s, not both")
+        envs = [make_env(env_id, **(env_kwargs or {})) for _ in range(at_once)]
+
+        def begin(index: int, seed: int | None) -> Game[GameResult]:
+            return game_of(envs[index], seed=seed, max_ticks=max_ticks, should_stop=should_stop)
+
+        try:
+            return play_at_once(
+                begin,
+                playing.door_url(url, door),
+                at_once=at_once,
+                games=games,
+                seed=seed,
+                on_game=on_game,
+                timeout_s=timeout_s,
+                give_up_after_s=give_up_after_s,
+                should_stop=should_stop,
+                key=key,
+                secret=secret,
+            )
+        finally:
+            for env in envs:
+                env.close()
+    env = make_env(env_id, **(env_kwargs or {}))
+    try:
+        url = playing.door_url(url, door)
+        with Client(url, timeout_s=timeout_s, reconnect_s=reconnect_s, key=key, secret=secret) as client:
+            return playing.play_games(
+                lambda seed: play_game(env, client, seed=seed, max_ticks=max_ticks, should_stop=should_stop),
+                client.close,
+                games=games,
+                seed=seed,
+                on_game=on_game,
+                give_up_after_s=give_up_after_s,
+                should_stop=should_stop,
+            )
+    finally:
+        env.close()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = playing.command_parser("gym", "Play a Gymnasium environment as a gamecore.")
+    made.add_argument("env_id", help="a registered id (CartPole-v1), or module:id")
+    made.add_argument(
+        "--at-once", type=int, default=1, metavar="GAMES",
+        help="concurrent games over one tcp:// connection (default: 1)",
+    )  # fmt: skip
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command ``brayx gamecore gym``; exit codes as for `brayx.gamecore.games.run_command`."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # so that module:id finds modules in the working directory
+
+    def play(
+        options: argparse.Namespace, on_game: Callable[[playing.Result], None], should_stop: Callable[[], bool]
+    ) -> None:
+        run_games(
+            options.env_id,
+            options.url,
+            on_game=on_game,
+            should_stop=should_stop,
+            at_once=options.at_once,
+            **playing.wishes(options),
+        )
+
+    return playing.run_command(parser(), argv, play)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,476 @@
+"""The actor application: a job's agents and models behind Serve's doors.
+
+    serve run serve_config.yaml        # serves the champion, with `app` below
+
+A training job deploys the same application through `application`; the two differ only in where weights come
+from (a registered version, or the trial's weight store) and in whether episodes go to a replay buffer.
+"""
+
+# No `from __future__ import annotations`: Serve reads the class of `app`'s argument from its annotation, not from text.
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import ray
+from pydantic import BaseModel, ConfigDict
+from ray import serve
+
+from brayx.actor.agent import Services, State
+from brayx.actor.config import ActorConfig, AgentConfig
+from brayx.actor.parts import actor_factory
+from brayx.cluster import NAMESPACE
+from brayx.cluster.hub import HubClient, get_hub
+from brayx.cluster.league_replica import LeagueInReplica, LeagueSpec
+from brayx.cluster.model import model_application
+from brayx.cluster.model_client import ModelClient
+from brayx.cluster.pool import PoolClient
+from brayx.cluster.remote_buffer import RemoteBuffer
+from brayx.cluster.replica import ActorRuntime, actor_deployment
+from brayx.cluster.serve_run import serve_run
+from brayx.cluster.weight_store import get_weight_store
+from brayx.cluster.weights import WeightSubscriber, fetch_weights
+from brayx.engines import refuse_frozen
+from brayx.errors import BrayxError, ConfigError, ModelError
+from brayx.jobs.code import check_code
+from brayx.jobs.config import JobConfig, only
+from brayx.jobs.weights import WeightSource, followed_by, pool_args, registered, sources_of
+from brayx.league.served import ServedLeague, served_league
+from brayx.model.arms import Followed
+from brayx.model.build import acting_model
+from brayx.model.checkpoints import engine_from
+from brayx.model.config import ModelConfig
+from brayx.model.following import AliasFollower, initial_version
+from brayx.model.local import LocalModel, batching
+from brayx.model.pool import Aliases
+from brayx.recording.config import RecordingConfig
+from brayx.recording.drawing import Drawing
+from brayx.recording.recorder import closing, recorders_of
+from brayx.recording.render import EpisodeRenderer, Render, draw_episode
+from brayx.tracking import Trial, tracking_uri
+from brayx.types import Weights
+
+_VERSION_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class ActorSpec:
+    """Everything a replica needs to build its actors; plain values, so that it pickles to any node.
+
+    Attributes:
+        folder: folder of the job's YAML, which is searched first for its modules.
+        config: the job as plain dicts, for the agents.
+        actor, agents, models: the components by name.
+        weights: source of each model's weights.
+        buffers: Ray actor of each buffer; empty when serving.
+        hub: Ray actor of the trial's hub; empty when serving.
+        renders: render functions by component name.
+        recording: how sessions are recorded; None: they are not.
+        trial: gets pictures of episodes; None when serving.
+        pool: source of aliases for models served by one; None: there are none.
+        league: the league in training that the sessions play in; None: there is none.
+        served_league: the league whose players a start can request; None: its request is left to the agents.
+    """
+
+    folder: str
+    config: Mapping[str, Any]
+    actor: ActorConfig
+    agents: Mapping[str, AgentConfig]
+    models: Mapping[str, ModelConfig]
+    weights: Mapping[str, WeightSource]
+    buffers: Mapping[str, str] = field(default_factory=dict)
+    hub: str = ""
+    renders: Mapping[str, Render] = field(default_factory=dict)
+    recording: RecordingConfig | None = None
+    drawing: Drawing | None = None
+    trial: Trial | None = None
+    pool: PoolClient | None = None
+    league: LeagueSpec | None = None
+    served_league: ServedLeague | None = None
+
+    @property
+    def followed(self) -> dict[str, Followed]:
+        """The models that follow an alias."""
+        return {} if self.pool is None else followed_by(self.weights)
+
+
+class _PoolHub:
+    """The pool in place of a hub's Ray actor, for a `HubClient`."""
+
+    def __init__(self, pool: PoolClient) -> None:
+        self.push = self
+        self.remote = pool.push
+
+
+async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRuntime:
+    """Builds a replica's models, agents and connections, in its own process.
+
+    Args:
+        spec: the spec of the replica.
+        handles: Serve handles of the models that are placed ``remote``.
+    """
+    pool: Any = _PoolHub(spec.pool) if spec.pool is not None and spec.pool.writes_results else None
+    recorder = HubClient(get_hub(spec.hub, NAMESPACE) if spec.hub else pool)
+    runtime = ActorRuntime(make_actor=_no_actor, recorder=recorder)
+
+    async def close_recorder() -> None:
+        if league is not None:
+            await league.close()  # first: it counts the last games
+        await asyncio.to_thread(recorder.close)
+        if spec.pool is not None and spec.pool.writes_results:
+            await spec.pool.flush()
+
+    # The version of the deployment may be outdated or deleted by now.
+    at = await spec.pool.look() if spec.pool is not None and spec.followed else None
+    models: dict[str, LocalModel | ModelClient] = {}
+    for name, config in spec.models.items():
+        if name in handles:
+            models[name] = await _remote_model(config, handles[name], runtime)
+        elif spec.league is None or name != spec.league.config.model:
+            models[name] = await _local_model(name, spec, at, runtime)
+    league, learners = await _league(spec, runtime)
+    players = None if league is None else league.seats(await _snapshots(spec, league, runtime), models)
+    if spec.league is not None:  # requests without a session use the first learner's
+        models[spec.league.config.model] = next(iter(learners.values()))
+    following = runtime.follower = await _following(spec, models, at, runtime)
+    buffers: dict[str, Any] = {}
+    for name, actor_name in spec.buffers.items():
+        rollout = _normalising(spec.config)
+        if rollout is not None:
+            buffers[name] = _Refused(f"rollout {rollout!r} normalises the observations that the model learns from")
+            continue
+        buffers[name] = await asyncio.to_thread(
+            RemoteBuffer.attach,
+            actor_name,
+            namespace=NAMESPACE,
+            max_pending=_max_pending(spec, name),
+            recorder=recorder,
+        )
+        runtime.close.append(functools.partial(asyncio.to_thread, buffers[name].close))
+    runtime.close.append(close_recorder)
+    recorders = recorders_of(spec.recording, recorder, spec.drawing)
+    runtime.drawing = spec.drawing
+    runtime.close[:0] = closing(recorders)
+    services = Services(models=models, buffers=buffers, recorder=runtime.recorder)
+    run: Any = asyncio.to_thread if spec.pool is None else spec.pool.run
+    runtime.make_actor = actor_factory(
+        spec.actor,
+        spec.agents,
+        spec.folder,
+        spec.config,
+        services,
+        recorders=[*_renderer(spec), *recorders],
+        arms=following,
+        players=players,
+        opponents=None if spec.served_league is None else spec.served_league.opponents(services, run),
+    )
+
+    def versions() -> dict[str, int]:
+        found = {name: model.version for name, model in models.items()}
+        if spec.league is not None:
+            found[spec.league.config.model] = min(model.version for model in learners.values())
+        return found
+
+    runtime.versions = versions
+    runtime.describe = lambda: {
+        "mode": spec.config["mode"],
+        "policy_versions": runtime.versions(),
+        "registered": registered(spec.weights, following.versions() if following is not None else {}),
+    }
+    return runtime
+
+
+async def _league(spec: ActorSpec, runtime: ActorRuntime) -> tuple[LeagueInReplica | None, dict[str, LocalModel]]:
+    """The replica's part of the league, and the acting model of each player that learns; None and empty: no league."""
+    if spec.league is None:
+        return None, {}
+    name, models = spec.league.config.model, {}
+    for player, store in spec.league.stores.items():
+        own = dataclasses.replace(spec, weights={**spec.weights, name: WeightSource(store=store)})
+        models[player] = await _local_model(name, own, None, runtime)
+    pending = functools.partial(_max_pending, spec)
+    return LeagueInReplica(spec.league, spec.folder, models, runtime.recorder, pending), models
+
+
+async def _snapshots(spec: ActorSpec, league: LeagueInReplica, runtime: ActorRuntime) -> LocalModel:
+    """The model that acts with the weights of snapshots."""
+    assert spec.league is not None
+    name = spec.league.config.model
+    config = spec.models[name]
+    module, example = acting_model(spec.folder, config.module, name, spec.config)
+    engine, version = await asyncio.to_thread(engine_from, config, module, example, None, "", None)
+    model = LocalModel(
+        engine,
+        version=version,
+        buckets=config.buckets,
+        max_versions=spec.league.config.max_versions,
+        fetch=league.weights,
+        **batching(config, runtime.recorder),
+    )
+    runtime.close.append(model.close)
+    return model
+
+
+def _max_pending(spec: ActorSpec, buffer: str) -> int:
+    return int(spec.config[buffer]["max_pending"])
+
+
+def _normalising(config: Mapping[str, Any]) -> str | None:
+    """The rollout of a job that normalises observations; None: there is none."""
+    rollouts = [(name, part) for name, part in config.items() if isinstance(part, Mapping)]
+    return next((name for name, part in rollouts if part.get("kind") == "rollout" and part.get("normalise_obs")), None)
+
+
+class _Refused:
+    """A buffer that refuses pushes of agents, because their raw observations differ from the training data."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def push(self, *fragments: Any) -> None:
+        raise ConfigError(f"{self._why}, but agents record what games send: agents of this job cannot push")
+
+
+async def _following(
+    spec: ActorSpec, models: Mapping[str, LocalModel | ModelClient], at: Aliases | None, runtime: ActorRuntime
+) -> AliasFollower | None:
+    """Follows the models that are served by an alias, if there are any."""
+    if spec.pool is None or not spec.followed:
+        return None
+    following = AliasFollower(spec.pool, spec.followed, models)
+    await following.start(at)
+    runtime.close.insert(0, following.stop)
+
+    def check(check_others: Callable[[], None] = runtime.check) -> None:
+        check_others()
+        if not following.running:
+            raise ModelError("the registry's aliases are no longer followed")
+
+    runtime.check = check
+    return following
+
+
+async def _remote_model(config: ModelConfig, handle: Any, runtime: ActorRuntime) -> ModelClient:
+    model = await ModelClient.connect(
+        handle, max_calls=config.num_workers, **batching(config, runtime.recorder, "model_call_size", "model_call")
+    )
+
+    async def follow() -> None:
+        """Keeps the version that the status page shows; forwards carry their own."""
+        while True:
+            with contextlib.suppress(BrayxError):
+                await model.refresh_version()
+            await asyncio.sleep(_VERSION_EVERY_S)
+
+    following = asyncio.create_task(follow())
+
+    async def stop() -> None:
+        following.cancel()
+        await model.close()
+
+    runtime.close.append(stop)
+    return model
+
+
+async def _local_model(name: str, spec: ActorSpec, at: Aliases | None, runtime: ActorRuntime) -> LocalModel:
+    config, source = spec.models[name], spec.weights[name]
+    module, example = acting_model(spec.folder, config.module, name, spec.config)
+    if source.store:
+        refuse_frozen(config.engine)
+    named: tuple[int, Weights] | None = None
+    if spec.pool is not None and source.followed is not None:
+        named = await initial_version(spec.pool, name, source.followed.alias, at, source.version)
+    deployed = source.checkpoint or None, source.tracking, source.version
+    engine, version = await asyncio.to_thread(engine_from, config, module, example, *deployed, named)
+    store = get_weight_store(source.store, NAMESPACE) if source.store else None
+    fetch: Callable[[int], Awaitable[Weights]] | None = None
+    if store is not None:
+        fetch = functools.partial(fetch_weights, store)
+    elif spec.pool is not None and name in spec.pool.models:
+        fetch = functools.partial(spec.pool.weights, name)
+    model = LocalModel(
+        engine,
+        version=version,
+        buckets=config.buckets,
+        max_versions=config.max_versions,
+        fetch=fetch,
+        **batching(config, runtime.recorder),
+    )
+    if store is not None:
+        subscriber = WeightSubscriber(store, model.load)
+        await subscriber.start_abreast()
+        runtime.close.append(subscriber.stop)
+
+        def check(check_others: Callable[[], None] = runtime.check) -> None:
+            check_others()
+            if not subscriber.running:
+                raise ModelError(f"the weights of model {name!r} are no longer followed")
+
+        runtime.check = check
+    runtime.close.append(model.close)
+    return model
+
+
+def _renderer(spec: ActorSpec) -> list[EpisodeRenderer]:
+    if spec.trial is None or spec.actor.episode_save_interval is None or not spec.renders:
+        return []
+    draw = _drawing_in_ray(spec.renders, spec.folder, spec.trial)
+    return [EpisodeRenderer(draw, every=spec.actor.episode_save_interval)]
+
+
+def _drawing_in_ray(
+    renders: Mapping[str, Render], folder: str, trial: Trial
+) -> Callable[[list[State], float | None], Future[Any]]:
+    """Draws games in Ray tasks; arguments as for `brayx.recording.render.draw_episode`."""
+    task: Any = ray.remote(num_cpus=0, max_retries=0)(draw_episode)
+    return lambda episode, returned: task.remote(episode, returned, dict(renders), folder, trial).future()
+
+
+def _no_actor() -> Any:
+    raise AssertionError("the runtime is not built yet")
+
+
+def application(spec: ActorSpec, *, name: str, directory: str) -> serve.Application:
+    """The Serve application of ``spec``: the actor deployment, and one deployment for each remote model.
+
+    Args:
+        spec: the spec of its replicas.
+        name: name of the actor deployment.
+        directory: name of the session directory's Ray actor.
+    """
+    handles = {
+        model: model_application(
+            functools.partial(acting_model, spec.folder, config.module, model, spec.config),
+            config,
+            name=model,
+            weight_store=(spec.weights[model].store, NAMESPACE) if spec.weights[model].store else None,
+            checkpoint=spec.weights[model].checkpoint or None,
+            tracking=spec.weights[model].tracking,
+            hub=(spec.hub, NAMESPACE) if spec.hub else None,
+            version=spec.weights[model].version,
+            following=(model, spec.followed[model], spec.pool) if spec.pool and model in spec.followed else None,
+        )
+        for model, config in spec.models.items()
+        if config.placement == "remote"
+    }
+    build = functools.partial(build_runtime, spec)
+    # A training's own gamecores have no keys: these are for clients of a service.
+    requires_keys = spec.config["mode"] != "train"
+    # The sessions of a league's game are on one replica, whether they share states or not.
+    config = spec.actor if spec.league is None else spec.actor.model_copy(update={"share": "game"})
+    return actor_deployment(build, config, name=name, directory=directory, handles=handles, requires_keys=requires_keys)
+
+
+def actor_spec(
+    job: JobConfig,
+    actor: str,
+    *,
+    mode: Literal["train", "serve"],
+    weights: Mapping[str, WeightSource],
+    buffers: Mapping[str, str] | None = None,
+    hub: str = "",
+    trial: Trial | None = None,
+    pool: PoolClient | None = None,
+    league: LeagueSpec | None = None,
+) -> ActorSpec:
+    """The spec of one of a job's actors."""
+    config = job.actors[actor]
+    return ActorSpec(
+        folder=job.folder,
+        config=job.in_mode(mode).as_dict(),
+        actor=config,
+        agents={name: job.agents[name] for name in config.agents},
+        models=job.models,
+        weights=weights,
+        buffers=buffers or {},
+        hub=hub,
+        renders={name: Render(render.module, render.func, render.video) for name, render in job.renders.items()},
+        recording=None if job.recording is None else job.recording.absolute(),
+        drawing=job.drawing,
+        trial=trial,
+        pool=pool,
+        league=league,
+    )
+
+
+def pool_of(
+    job: JobConfig,
+    uri: str,
+    directory: str,
+    weights: Mapping[str, WeightSource],
+    versions: Mapping[str, Followed] | None = None,
+) -> PoolClient | None:
+    """The registry as the replicas of an application see it; None: they need none.
+
+    Arguments are those of `pool_args`; ``directory`` is the name of the session directory's Ray actor.
+    """
+    args = pool_args(job, uri, weights, versions)
+    return PoolClient(f"{directory}/pool", NAMESPACE, *args) if args[2] else None
+
+
+def directory_of(job: JobConfig, actor: str) -> str:
+    """Name of the session directory of a served actor."""
+    return f"{job.project}/{actor}/sessions"
+
+
+class ServeArgs(BaseModel):
+    """Arguments of `app`, as ``serve_config.yaml`` or ``serve run`` gives them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    config: str
+    """The job's YAML."""
+    actor: str = ""
+    """The actor to serve; may be empty if the job has only one."""
+    models: dict[str, str] = {}
+    """Version that each model serves (``models:/cartpole@champion``); default: the champion of the job's project."""
+    tracking: str | None = None
+    """MLflow's URI, or its sqlite file; default: the job's, ``MLFLOW_TRACKING_URI``, then ``mlflow.db``."""
+    num_workers: int | None = None
+    """Replicas; default: as in the job."""
+    trial: str = ""
+    """Trial of the league whose players clients can request; default: the newest league of the project."""
+
+
+@serve_run()
+def app(args: ServeArgs) -> serve.Application:
+    """Serves a trained job: the same agents, acting greedily with registered weights.
+
+    A model without a champion is served as built, untrained, and the log says what to run.
+    """
+    job = JobConfig.load(args.config)
+    uri = tracking_uri(args.tracking or job.tracking.uri)
+    return serving_application(job, uri, **args.model_dump(exclude={"config", "tracking"}))
+
+
+def serving_application(
+    job: JobConfig,
+    uri: str,
+    *,
+    actor: str = "",
+    models: Mapping[str, str] | None = None,
+    num_workers: int | None = None,
+    trial: str = "",
+) -> serve.Application:
+    """The application that serves a job; arguments as in `ServeArgs`.
+
+    Raises:
+        ConfigError: the job's code cannot be loaded; the levels file is wrong; or there is no league of this trial.
+        TrackingError: the registry cannot be read, or has no version that ``models`` names.
+    """
+    actor = only("actor", job.actors, actor)
+    check_code(job, [actor], mode="serve")
+    weights = sources_of(job, uri, models or {})
+    league = served_league(job, uri, weights, trial=trial, on_ray=True)
+    directory = directory_of(job, actor)
+    pool = pool_of(job, uri, directory, weights, league.versions)
+    spec = actor_spec(job, actor, mode="serve", weights=weights, pool=pool)
+    spec = dataclasses.replace(spec, models=league.resident(spec.models), served_league=league)
+    if num_workers is not None:
+        spec = dataclasses.replace(spec, actor=spec.actor.model_copy(update={"num_workers": num_workers}))
+    return application(spec, name=actor, directory=directory)

@@ -1,0 +1,1 @@
+"""The commands of `brayx`, a file each."""

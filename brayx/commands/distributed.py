@@ -1,0 +1,224 @@
+"""Runs the training of `brayx.local.train.train_local` as a job: rollout workers, a buffer, a learner, a trial.
+
+The arguments become a job's configuration, and a host runs that job. For further options (shards, ranks, your own
+modules) write a YAML file. Knows nothing of the command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from brayx.errors import ConfigError, EnvironmentFailed
+from brayx.temporary import temporary_folder
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from brayx.algorithms.config import AlgorithmConfig
+    from brayx.jobs.config import JobConfig
+    from brayx.local.run import Point
+    from brayx.local.train import Result
+    from brayx.local.training import Training
+    from brayx.rollout.evaluate import Evaluation
+    from brayx.tracking import Trial
+
+logger = logging.getLogger(__name__)
+
+
+def train_distributed(
+    env: str,
+    algorithm: AlgorithmConfig | None = None,
+    training: Training | None = None,
+    *,
+    num_workers: int = 2,
+    project: str | None = None,
+    trial: str = "main",
+    resume: bool = True,
+    tracking: str | None = None,
+    cluster: str | None = None,
+    log_interval: int | None = None,
+) -> tuple[Result, Trial]:
+    """Trains a policy for ``env`` as a job, with workers on a Ray cluster or in this process.
+
+    The trial is an MLflow run; an interrupted run of that name continues from its checkpoint.
+
+    Args:
+        env: Gymnasium id.
+        algorithm: options; None: PPO's defaults.
+        training: the options that `brayx.local.train.train_local` also takes; None: their defaults.
+        num_workers: rollout workers.
+        project: MLflow experiment; None: named after ``env``.
+        trial: MLflow run.
+        resume: continue an unfinished run of that name.
+        tracking: MLflow URI or path; None: ``mlflow.db`` in the current folder.
+        cluster: address of a Ray cluster to join, empty to start one; None: this process, if it can run the job.
+        log_interval: updates between two lines of progress, where there is no terminal to draw on; None: 5 s.
+
+    Returns:
+        A result as from `train_local`, and the trial.
+
+    Raises:
+        ConfigError: options do not fit each other or the environment.
+        BrayxError: the training failed.
+    """
+    if not isinstance(env, str):
+        raise ConfigError("workers make environments by their id; a function of one's own needs a YAML", key="env")
+    from brayx.algorithms.ppo import PPOConfig
+    from brayx.hosts import train
+    from brayx.jobs.config import JobConfig
+    from brayx.local.training import Training
+
+    algorithm = algorithm or PPOConfig()
+    given = (training or Training()).of(algorithm)
+    num_envs, num_steps = given.num_envs, given.num_steps
+    if num_workers < 1 or num_envs % num_workers:
+        raise ConfigError(f"num_envs is {num_envs}, expected a multiple of num_workers, {num_workers}", key="num_envs")
+
+    def same(*names: str) -> dict[str, Any]:
+        """The options that have the same names in a job's YAML."""
+        return {name: getattr(given, name) for name in names}
+
+    if given.sampler == "fifo":
+        buffer: dict[str, Any] = {"size": 2, "batch_size": num_envs}
+    else:
+        buffer = {
+            "size": -(-given.capacity // given.batch_size),
+            **same("sampler", "batch_size"),
+            **same("samples_per_insert", "min_columns"),
+            **same("priority_exponent", "importance_exponent", "importance_batches"),
+        }
+        # The learner counts a sampled transition each time it learns from it.
+        num_steps = round(num_steps * (given.samples_per_insert or 1.0))
+
+    # Only the options that were set: the algorithm chooses the others.
+    network = {} if given.network is None else given.network.model_dump(mode="json", exclude_unset=True)
+    plain: dict[str, Any] = {
+        "project": project or env.replace("/", "-").replace(":", "-"),
+        "trial": trial,
+        "seed": given.seed,
+        "network": {"kind": "config", **network},
+        "model": {"kind": "model", "module": "brayx.jobs.models", "engine": given.engine},
+        "rollout": {
+            "kind": "rollout", "env": env, "model": "model", "buffer": "buffer",
+            "num_workers": num_workers, "num_envs": num_envs // num_workers,
+            "mode": "blocking" if given.blocking and given.sampler == "fifo" else "non_blocking",
+            "env_options": dict(given.env_options),
+            **same("vectorization", "normalise_obs", "normalise_reward", "reward_clip", "scale_actions", "sde_steps"),
+        },
+        "buffer": {"kind": "buffer", "unroll_length": given.unroll_length, **buffer},
+        "trainer": {
+            "kind": "trainer", "model": "model", "buffers": ["buffer"], "num_steps": num_steps,
+            **same("learning_rate", "target_return", "target_games", "use_gpu", "threads", "checkpoint_interval"),
+            "algorithm": algorithm.model_dump(mode="json"),
+        },
+    }  # fmt: skip
+    job = _job(plain, JobConfig)
+    done = train(job, cluster=cluster, resume=resume, tracking=tracking, log_interval=log_interval)
+    return _result(job, done, given), done.trial
+
+
+def _job(plain: Mapping[str, Any], config: type[JobConfig]) -> JobConfig:
+    import yaml
+
+    with temporary_folder("job") as folder:
+        file = folder / "job.yaml"
+        file.write_text(yaml.safe_dump(dict(plain), sort_keys=False))
+        return config.load(file)
+
+
+def _result(job: JobConfig, done: Any, training: Training) -> Result:
+    """The result of a job in the form of `train_local`; the module is that of the newest checkpoint."""
+    import torch
+
+    from brayx.engines.base import load_weights
+    from brayx.engines.scaling import learned
+    from brayx.jobs.result import STEPS_THIS_RUN
+    from brayx.local.train import Result
+    from brayx.model.build import build_model
+    from brayx.trainer.loop import RETURN_METRIC
+
+    module, forward_args = build_model("", job.models["model"].module, "model", job.as_dict())
+    folder = done.trial.latest_checkpoint()
+    normaliser: Mapping[str, np.ndarray] = {}
+    if folder is not None:
+        weights = learned(load_weights(folder / "weights.npz"))
+        module.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
+        if (folder / "normaliser.npz").is_file():
+            normaliser = load_weights(folder / "normaliser.npz")
+    reached = done.reason == "target_return"
+    return Result(
+        reason="target_return" if reached else "num_steps" if done.finished else "stopped",
+        began=done.began,
+        env_steps=int(done.numbers.get("env_steps", 0)),
+        updates=int(done.numbers.get("updates", 0)),
+        seconds=done.seconds,
+        steps_per_s=done.numbers[STEPS_THIS_RUN] / max(done.seconds, 1e-9),
+        return_mean=done.numbers.get(RETURN_METRIC, math.nan),
+        seconds_to_target=done.seconds if reached else None,
+        module=module,
+        forward_args=forward_args,
+        normaliser=normaliser,
+        curve=_curve(done.trial, time.time() - time.monotonic() + done.began),
+        evaluation=_evaluated(job, module, forward_args, normaliser, training)
+        if training.evaluation_episodes
+        else None,
+        dropped=round(sum(n for name, n in done.numbers.items() if name.startswith("replay_dropped."))),
+    )
+
+
+def _curve(trial: Trial, began: float) -> tuple[Point, ...]:
+    """The learning curve of a trial in MLflow, from ``began`` (a Unix time) on."""
+    from mlflow import MlflowClient
+
+    from brayx.local.run import Point
+    from brayx.metrics.charts import CHARTS, RETURN_CHART
+    from brayx.metrics.totals import GAMES
+
+    client = MlflowClient(trial.uri)
+    points = client.get_metric_history(trial.run_id, RETURN_CHART)
+    games = {point.timestamp: int(point.value) for point in client.get_metric_history(trial.run_id, CHARTS[GAMES])}
+    ordered = sorted(points, key=lambda point: point.timestamp)
+    return tuple(
+        Point(point.timestamp / 1e3 - began, point.step, games.get(point.timestamp, 0), point.value)
+        for point in ordered
+        if point.timestamp / 1e3 >= began  # a resumed trial has older points
+    )
+
+
+def _evaluated(
+    job: JobConfig, module: Any, forward_args: Any, normaliser: Mapping[str, np.ndarray], training: Training
+) -> Evaluation | None:
+    from brayx.rollout.collector import Collector
+    from brayx.rollout.envs import make_envs
+    from brayx.rollout.evaluate import evaluate
+    from brayx.rollout.policy import Policy
+
+    config = job.rollouts["rollout"]
+    assert config.env is not None
+    try:
+        with contextlib.closing(
+            make_envs(config.env, config.num_envs, vectorization=config.vectorization, options=config.env_options)
+        ) as envs:
+            policy = Policy(module, forward_args, engine="torch")
+            collector = Collector(
+                envs, policy, 1, normalise_obs=config.normalise_obs, normalise_reward=config.normalise_reward
+            )
+            if normaliser:
+                collector.load_state_dict(normaliser)
+            return evaluate(
+                envs,
+                policy,
+                training.evaluation_episodes,
+                seed=job.seed + 10_000,
+                scale_actions=config.scale_actions,
+                normaliser=collector.obs_normaliser,
+                max_steps=training.evaluation_steps,
+            )
+    except EnvironmentFailed as error:  # keep the trained model
+        logger.warning("there is no evaluation: %s", error)
+        return None

@@ -1,0 +1,167 @@
+"""`brayx recordings`: its verbs, their options and output.
+
+Each verb imports its modules when it runs, see `brayx.commands.cli`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from brayx.command_line import print_result
+from brayx.errors import ConfigError
+from brayx.recording.config import pattern_hint
+
+if TYPE_CHECKING:
+    from brayx.recording.source import Reader
+
+RECORDINGS = (
+    "the recordings: a folder, one of its files, an address such as s3://bucket/folder, or runs:/TRIAL/recordings"
+)
+SESSION = "only sessions with this id, which may have *, or of this game, the part of their ids before -agent-"
+TRUST = "run the code that the checkpoint names, even if it comes from a folder or a server (default: no)"
+TRACKING = "MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)"
+
+
+def recordings_verbs(recordings: argparse.ArgumentParser) -> None:
+    """Adds the verbs to the command's parser."""
+    verbs = recordings.add_subparsers(title="verbs", required=True, metavar="VERB")
+    listing = verbs.add_parser("list", help="list sessions, one a line, oldest first")
+    listing.add_argument("folder", help=RECORDINGS)
+    _choice(listing)
+    listing.set_defaults(run=_list)
+    export = verbs.add_parser(
+        "export", help="export sessions as a Minari dataset, as files for Rerun's viewer, as videos, or as recordings"
+    )
+    export.add_argument("folder", help=RECORDINGS)
+    export.add_argument(
+        "--format", required=True, choices=["minari", "rerun", "mp4", "parquet"], help="minari, rerun, mp4 or parquet"
+    )
+    export.add_argument("--out", required=True, type=Path, help="folder to write")
+    _choice(export)
+    export.add_argument(
+        "--field", dest="fields", action="append", default=[], metavar="NAME=ORIGIN",
+        help="with --format minari: where a field comes from, as in a source: reward=input/score",
+    )  # fmt: skip
+    export.set_defaults(run=_export)
+    log = verbs.add_parser("log", help="copy chosen sessions to the artifacts of a trial in MLflow")
+    log.add_argument("folder", help=RECORDINGS)
+    log.add_argument("--trial", required=True, metavar="TRIAL", help="id or name of the trial")
+    _choice(log)
+    log.set_defaults(run=_log)
+
+
+def _choice(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--session", metavar="ID", help=f"{SESSION}; short for --only session=ID")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="KEY=VALUE",
+        help="select sessions as in a source: player=main, min_result=400; if repeated, all conditions must hold",
+    )  # fmt: skip
+    parser.add_argument("--tracking", help=TRACKING)
+
+
+def _reader(arguments: argparse.Namespace) -> Reader:
+    from brayx.recording.source import reader
+    from brayx.recording.trials import open as open_recordings
+
+    # Once, since those of a trial may have to be downloaded.
+    opener = functools.cache(functools.partial(open_recordings, tracking=arguments.tracking))
+    return reader(arguments.folder, _only(arguments), opener)
+
+
+def _only(arguments: argparse.Namespace) -> dict[str, str]:
+    """The options of `brayx.recording.config.Selection` that were given."""
+    session = {} if arguments.session is None else {"session": arguments.session}
+    return _pairs("--only", arguments.only) | session
+
+
+def _selected(arguments: argparse.Namespace) -> Reader:
+    """As `_reader`; raises ConfigError if no session is selected."""
+    from brayx.recording.source import selects
+
+    found = _reader(arguments)
+    assert found.opener is not None
+    every = found.opener(found.address)  # without the warning about unreadable files, which comes with reading
+    if not any(selects(found.only, each) for each in every):
+        by_result = found.only.min_result is not None or found.only.max_result is not None
+        none = by_result and all(each.result is None for each in every)
+        why = ", whose agents recorded no return" if none else pattern_hint(found.only.session or "")
+        broken = next((f"; {reason}" for reason in every.unreadable.values()), "")
+        what = f"{found.address} has {len(every)}{why}{broken}"
+        raise ConfigError(f"no recorded session is selected: {what}", path=found.address)
+    return found
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from brayx.tables import aligned
+
+    rows = [("session", "began", "ticks", "end", "result", "player", "why", "unusual", "lost")]
+    for each in _reader(arguments).selected():
+        began = datetime.fromtimestamp(each.began, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        result = "-" if each.result is None else f"{each.result:g}"
+        words = (each.end or "runs", each.reported or result, each.player or "-", each.why or "-")
+        rows.append((each.session, began, f"{len(each):,}", *words, str(each.events), str(each.lost)))
+    print_result("\n".join(aligned(rows)))
+    if len(rows) == 1 and arguments.session is not None:
+        print(f"no session is selected{pattern_hint(arguments.session)}", file=sys.stderr)
+    return 0
+
+
+def _log(arguments: argparse.Namespace) -> int:
+    from brayx.recording.trials import log
+    from brayx.tracking import find_trial, tracking_uri
+
+    if not _only(arguments):
+        raise ConfigError(
+            "only chosen sessions can be copied to a trial: choose them with --session or --only", key="--session"
+        )
+    trial = find_trial(arguments.trial, tracking_uri(arguments.tracking))
+    sessions, ticks, address = log(_selected(arguments).selected(), trial)
+    print(f"{sessions} sessions of {ticks} ticks: {address}" if sessions else f"the trial has them already: {address}")
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    found = _selected(arguments)
+    if arguments.format == "minari":
+        from brayx.recording.minari import write_minari
+
+        fields = _pairs("--field", arguments.fields)
+        episodes, steps = write_minari(found.episodes(Path(arguments.folder), fields, most=None), arguments.out)
+        print(f"{episodes} episodes of {steps} steps: {arguments.out}")
+        return 0
+    if arguments.fields:
+        raise ConfigError("--field is for --format minari: other formats have no fields", key="--field")
+    if arguments.format == "mp4":
+        from brayx.recording.copying import write_videos
+
+        sessions, frames = write_videos(found.selected(), arguments.out)
+        print(f"{sessions} sessions of {frames} frames: {arguments.out}")
+        return 0
+    if arguments.format == "parquet":
+        from brayx.recording.copying import copy
+
+        sessions, ticks = copy(found.selected(), str(arguments.out))
+        print(f"{sessions} sessions of {ticks} ticks: {arguments.out}")
+        return 0
+    from brayx.recording.rerun import write_rerun
+
+    sessions, ticks = write_rerun(found.selected(), arguments.out)
+    print(f"{sessions} sessions of {ticks} ticks: {arguments.out}")
+    print(f"watch them: rerun {arguments.out}/*.rrd", file=sys.stderr)
+    return 0
+
+
+def _pairs(option: str, given: list[str]) -> dict[str, str]:
+    """``KEY=VALUE`` words as a dict. Raises ConfigError for a word without ``=``."""
+    found = {}
+    for word in given:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigError(f"{option} is {word!r}, expected KEY=VALUE", key=option)
+        found[key] = value
+    return found

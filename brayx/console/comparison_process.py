@@ -1,0 +1,180 @@
+"""The process that compares a recorded session with versions of its model, for the console.
+
+It loads the code of the job that made a version, so it is not the console's own process. It writes progress as lines of
+JSON to standard output, and arrays to a file that it inherits. It ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import IO, Any
+
+import numpy as np
+
+import brayx.recording
+from brayx import actions
+from brayx.errors import BrayxError, RecordingUnknown
+from brayx.recording.comparison import Comparison, compare
+from brayx.recording.reader import Episode
+
+_NICE = 10
+"""The job and the console have priority."""
+_MAX_LOGITS = 2**23
+"""Logits of one version that are kept; of a session with more, there are no probabilities."""
+
+Say = Callable[..., None]
+"""Writes a message of these fields."""
+
+
+class _Chosen:
+    """What a version chose at each tick: arrays ``[N, ...]`` by name."""
+
+    def __init__(self, ticks: int) -> None:
+        self._ticks = ticks
+        self._pieces: dict[str, list[np.ndarray]] = {}
+
+    def add(self, outputs: Mapping[str, Any]) -> None:
+        """The outputs of the next ticks."""
+        action = actions.greedy(outputs)
+        found = {"action": action}
+        logits, value = outputs.get("logits"), outputs.get("value")
+        if isinstance(logits, np.ndarray) and logits.ndim == 2 and self._ticks * logits.shape[1] <= _MAX_LOGITS:
+            found["logits"] = logits.astype(np.float32)
+        if isinstance(value, np.ndarray) and value.size == len(action):
+            found["value"] = value.reshape(-1).astype(np.float32)
+        for name, array in found.items():
+            self._pieces.setdefault(name, []).append(array)
+
+    def arrays(self, prefix: str) -> dict[str, np.ndarray]:
+        """All arrays, their names after ``prefix/``."""
+        return {f"{prefix}/{name}": np.concatenate(pieces) for name, pieces in self._pieces.items()}
+
+
+def compared(request: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Compares a session.
+
+    Args:
+        request: ``folder`` of the recordings, id of the ``recording``, ``versions`` (one, or two of which the first is
+            the reference), tracking ``uri``, and ``trust``, as for `brayx.jobs.stored_models.stored_model`.
+        say: called with ``state`` and ``progress``, a share.
+
+    Returns:
+        The summary, `Summary` as a dict with ``first_at``, the index of its ``first``; and arrays over the ``N``
+        compared ticks: ``number``, ``equal``, ``kl``, ``value``, and as far as the version has them
+        ``version/action``, ``version/logits``, ``version/value``, and the same of the ``reference``.
+
+    Raises:
+        BrayxError: there is no comparison.
+    """
+    # Not before it is needed: the console imports this file, and should not load torch.
+    from brayx.recording.replay import Summary, version_of
+
+    episode = _episode(request["folder"], request["recording"])
+    say(state="loading the versions", progress=0.0)
+    *reference, version = [version_of(each, request["uri"], trust=request["trust"]) for each in request["versions"]]
+    chosen = [_Chosen(len(episode)) for _ in request["versions"]]
+    done = 0
+
+    def on_piece(_: str, numbers: np.ndarray, outputs: Sequence[Mapping[str, Any]]) -> None:
+        nonlocal done
+        done += len(numbers)
+        for each, of in zip(chosen, outputs, strict=True):
+            each.add(of)
+        say(state="comparing", progress=done / len(episode))
+
+    (found,) = compare([episode], version, *reference, on_piece=on_piece)
+    if not isinstance(found, Comparison):
+        raise found.error
+    arrays = {"number": found.number, "equal": found.equal, "kl": found.kl, "value": found.value}
+    for name, each in zip(("version", "reference"), chosen, strict=False):
+        arrays |= each.arrays(name)
+    return {**asdict(Summary.of([found])), "first_at": _index(episode, found.first)}, arrays
+
+
+def _episode(folder: str, recording: str) -> Episode:
+    found = brayx.recording.open(folder).find(recording)
+    if found is None:
+        raise RecordingUnknown(f"there is no recording {recording!r} in {folder}")
+    return found
+
+
+def _index(episode: Episode, number: int | None) -> int | None:
+    """The index of a tick by its number; lost ticks have neither."""
+    if number is None:
+        return None
+    low, high = 0, len(episode)
+    while low < high:
+        middle = (low + high) // 2
+        if episode.read(middle, 1, names=[]).number[0] < number:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def write_arrays(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Writes arrays one after the other; returns where each is, for `read_arrays`."""
+    places = {}
+    for name, array in arrays.items():
+        places[name] = [array.dtype.str, array.shape, file.tell()]
+        file.write(np.ascontiguousarray(array).tobytes())
+    file.flush()
+    return places
+
+
+def read_arrays(file: IO[bytes], places: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The arrays that `write_arrays` wrote, mapped into memory."""
+    found: dict[str, np.ndarray] = {}
+    for name, (dtype, shape, offset) in places.items():
+        if math.prod(shape):
+            found[name] = np.memmap(file, dtype, "r", offset, tuple(shape))
+        else:
+            found[name] = np.zeros(shape, dtype)
+    return found
+
+
+def main(request: str, descriptor: int) -> None:
+    """Compares once.
+
+    Args:
+        request: JSON, as for `compared`.
+        descriptor: number of the file's descriptor.
+    """
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # a model's prints must not mix with the messages
+    threading.Thread(target=_end_with_parent, name="brayx-comparison-end", daemon=True).start()
+
+    def say(**message: Any) -> None:
+        print(json.dumps(message), file=out, flush=True)
+
+    with contextlib.suppress(BrokenPipeError):  # the console has ended
+        try:
+            summary, arrays = compared(json.loads(request), say)
+            with os.fdopen(descriptor, "wb") as file:
+                places = write_arrays(file, arrays)
+            say(summary=summary, places=places)
+        except BrayxError as error:
+            say(error=error.to_wire().decode())
+        except BrokenPipeError:
+            raise
+        except Exception as error:  # a user's model may raise anything
+            say(error=BrayxError(f"the comparison failed: {type(error).__name__}: {error}").to_wire().decode())
+    os._exit(0)  # torch takes a while to leave, and has nothing to save
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,233 @@
+"""The console's comparisons of recorded sessions with versions of their model.
+
+Only one runs at a time, in a separate process with low priority, and only while somebody asks for it. Knows nothing of
+HTTP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import tempfile
+import threading
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from brayx.children import start_module
+from brayx.console import documents as doc
+from brayx.console.comparison_process import read_arrays
+from brayx.console.ticks import array_of, named, probabilities_of
+from brayx.errors import BadRecording, BrayxError, ServiceFull, StartupError, from_wire
+from brayx.recording.reader import Episode
+from brayx.tracking import find
+
+_KEPT = 4
+"""Number of comparisons that are kept; the least recently used is dropped."""
+_ASKED_S = 5.0
+"""A comparison stops this long after the last request for it."""
+
+
+class Key(NamedTuple):
+    """Names a comparison: the recording's id, the version, and the reference version; empty: the recording itself."""
+
+    recording: str
+    version: str
+    reference: str
+
+
+class Comparisons:
+    """Runs comparisons, and keeps those used last. Thread safe.
+
+    Args:
+        uri: tracking URI.
+        trust: as for `brayx.jobs.stored_models.stored_model`.
+    """
+
+    def __init__(self, uri: str, trust: bool | str = False) -> None:
+        self._uri, self._trust = uri, trust
+        self._lock = threading.Lock()
+        self._kept: dict[Key, _Running] = {}
+        self._newest: _Running | None = None
+
+    def ask(self, key: Key, folder: str, ticks: int) -> doc.Comparison:
+        """The comparison, or its progress; the first request starts it. A failed one is dropped with its error.
+
+        Args:
+            key: which comparison.
+            folder: folder of the recordings.
+            ticks: number of recorded ticks. A comparison of another number, made while the session ran, is made again.
+
+        Raises:
+            ServiceFull: another comparison runs.
+            ModelNotFound: there is no such version.
+            BrayxError: the comparison failed.
+        """
+        if key not in self._kept:
+            for version in filter(None, (key.version, key.reference)):
+                find(version, self._uri)
+        with self._lock:
+            found = self._kept.pop(key, None)
+            if found is None or found.stopped or (found.arrays and found.ticks != ticks):
+                if self._newest is not None and self._newest.runs:
+                    raise ServiceFull(
+                        "another comparison runs, and only one can at a time: try again when it has ended"
+                    )
+                found = self._newest = _Running(key, folder, self._uri, self._trust, ticks)
+            if found.error is not None:
+                raise found.error
+            found.asked_at = time.monotonic()
+            self._kept[key] = found  # the most recently used comes last
+            if len(self._kept) > _KEPT:
+                del self._kept[next(iter(self._kept))]
+        return found.document()
+
+    def ticks(self, key: Key, episode: Episode, first: int, count: int) -> list[doc.ComparedTick]:
+        """How the versions would have acted at consecutive recorded ticks, except those that were left out.
+
+        Raises:
+            BadRecording: there is no such comparison, or it is not finished.
+        """
+        with self._lock:
+            found = self._kept.get(key)
+        if found is None or not found.arrays:
+            raise BadRecording("this comparison is not finished, or was dropped for newer ones: ask for it first")
+        masks = [name for name in episode.columns if name.rpartition("/")[2] == "action_mask"][:1]
+        columns = episode.read(first, count, masks)
+        mask = named(columns.arrays, "action_mask")
+        rows = np.searchsorted(found.arrays["number"], columns.number)
+        return [
+            found.tick(int(row), None if mask is None else mask[at])
+            for at, row in enumerate(rows)
+            if row < len(found.arrays["number"]) and found.arrays["number"][row] == columns.number[at]
+        ]
+
+
+class _Running:
+    """A comparison, running or finished.
+
+    Attributes:
+        ticks: number of recorded ticks when it started.
+        asked_at: time of the last request for it.
+        runs: whether it has neither a result nor an error yet.
+        stopped: whether it was stopped because nobody asked for it any more.
+        error: why it failed; None: it has not.
+        arrays: its result, see `brayx.console.comparison_process.compared`; empty: there is none yet.
+    """
+
+    def __init__(self, key: Key, folder: str, uri: str, trust: bool | str, ticks: int) -> None:
+        self.key, self.ticks = key, ticks
+        self.asked_at = time.monotonic()
+        self.runs, self.stopped = True, False
+        self.error: BrayxError | None = None
+        self.arrays: dict[str, np.ndarray] = {}
+        self._state, self._progress = "starting", 0.0
+        self._summary: dict[str, Any] = {}
+        # A file without a name, so that nothing is left behind when the job kills the console.
+        self._file = tempfile.TemporaryFile(prefix="brayx-comparison-")  # noqa: SIM115
+        versions = [key.reference, key.version] if key.reference else [key.version]
+        request = {"folder": folder, "recording": key.recording, "versions": versions, "uri": uri, "trust": trust}
+        number = self._file.fileno()
+        self._process = start_module(
+            "brayx.console.comparison_process", json.dumps(request), str(number), files=(number,)
+        )
+        for work in (self._read, self._watch):
+            threading.Thread(target=work, name="brayx-comparison", daemon=True).start()
+
+    def document(self) -> doc.Comparison:
+        """The comparison for the API."""
+        head = {"recording": self.key.recording, "version": self.key.version, "reference": self.key.reference}
+        if not self.arrays:
+            return doc.Comparison(**head, done=False, state=self._state, progress=self._progress)
+        summary = self._summary
+        return doc.Comparison(
+            **head,
+            done=True,
+            state="done",
+            progress=1.0,
+            ticks=summary["ticks"],
+            left_out=summary["left_out"],
+            first=summary["first_at"],
+            agreement=summary["equal"] / summary["ticks"] if summary["ticks"] else None,
+            kl=summary["kl"],
+            kl_max=summary["kl_max"],
+            kl_exact=summary["exact"],
+            value=summary["value"],
+            curves=self._curves(),
+        )
+
+    def tick(self, row: int, mask: np.ndarray | None) -> doc.ComparedTick:
+        """One tick, by its row among the compared ones."""
+        numbers = {name: float(self.arrays[name][row]) for name in ("kl", "value")}
+        return doc.ComparedTick(
+            number=int(self.arrays["number"][row]),
+            equal=bool(self.arrays["equal"][row]),
+            **{name: number if np.isfinite(number) else None for name, number in numbers.items()},
+            chosen={
+                name: self._chosen(name, row, mask)
+                for name in ("reference", "version")
+                if f"{name}/action" in self.arrays
+            },
+        )
+
+    def _chosen(self, name: str, row: int, mask: np.ndarray | None) -> doc.Chosen:
+        logits, value = self.arrays.get(f"{name}/logits"), self.arrays.get(f"{name}/value")
+        return doc.Chosen(
+            action=array_of(self.arrays[f"{name}/action"][row]),
+            probabilities=None if logits is None else probabilities_of(np.asarray(logits[row]), mask),
+            value=None if value is None or not np.isfinite(value[row]) else float(value[row]),
+        )
+
+    def _curves(self) -> doc.RecordedCurves:
+        """The largest divergence and difference of values in each span of ticks, so that the curves hide no peak."""
+        numbers = self.arrays["number"]
+        every = max(1, -(-len(numbers) // doc.MAX_POINTS))
+        starts = np.arange(0, len(numbers), every)
+        curves = {}
+        for name, title in (("kl", "KL"), ("value", "value difference")):
+            array = np.asarray(self.arrays[name])
+            if not np.isfinite(array).any():
+                continue
+            known = np.where(np.isfinite(array), array, 0.0)
+            largest = [int(at + np.abs(known[at : at + every]).argmax()) for at in starts]
+            curves[title] = known[largest].astype(float).tolist()
+        return doc.RecordedCurves(ticks=numbers[starts].tolist(), curves=curves)
+
+    def _read(self) -> None:
+        """Reads the process's messages until it ends."""
+        assert self._process.stdout is not None
+        assert self._process.stdin is not None
+        try:
+            for line in self._process.stdout:
+                message = json.loads(line)
+                if "error" in message:
+                    self.error, self.runs = from_wire(message["error"].encode()), False
+                elif "state" in message:
+                    self._state, self._progress = message["state"], message["progress"]
+                else:
+                    self._summary = message["summary"]
+                    self.arrays, self.runs = read_arrays(self._file, message["places"]), False
+        finally:
+            self._process.stdout.close()
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+            code = self._process.wait()  # it closed its output, and if it hangs, `_watch` kills it
+            if not self.arrays and self.error is None:
+                self.error = StartupError(f"the comparison's process ended with {code} before its result")
+            self._file.close()
+            self.runs = False
+
+    def _watch(self) -> None:
+        """Kills the process once nobody asks for its result any more."""
+        while True:
+            left_s = self.asked_at + _ASKED_S - time.monotonic()
+            try:
+                self._process.wait(max(left_s, 0.0) + 0.1)
+                return
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > self.asked_at + _ASKED_S:
+                    self.stopped = True
+                    self._process.kill()
+                    return

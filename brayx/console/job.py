@@ -1,0 +1,162 @@
+"""Opens the console of a job from this process; the console runs in another (`brayx.console.process`).
+
+Imports neither FastAPI nor the page. Knows nothing of what the console shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from brayx.actor.live_ticks import LiveTicks
+from brayx.console.port import ConsolePort
+from brayx.errors import ConfigError, StartupError
+from brayx.gamecore.auth import Keys
+from brayx.jobs.config import JobConfig, pool_name
+from brayx.league.files import levels_file
+from brayx.ports import is_loopback
+
+MODULE = "brayx.console.process"
+"""The program that serves the console."""
+
+
+class Live(Protocol):
+    """A job's running sessions; see `brayx.actor.live.LiveTable`."""
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """A row for each."""
+
+    def ticks(self, session: str, after: int) -> LiveTicks:
+        """The newest ticks of one."""
+
+    def end(self, session: str) -> None:
+        """Ends one."""
+
+
+@dataclass
+class ConsoleJob:
+    """The job's answers to the console: the verbs of `brayx.console.link`, called from a thread.
+
+    Attributes:
+        facts: values of `brayx.console.documents.Job`; ``sessions`` may be left out.
+        live: the job's sessions; None: it has no door.
+        set_share: sets a canary's share; None: no alias is followed.
+        can_stop: whether the console may interrupt the job.
+    """
+
+    facts: Callable[[], dict[str, Any]]
+    live: Live | None = None
+    set_share: Callable[[str, float], None] | None = None
+    can_stop: bool = False
+    began: float = field(default_factory=time.monotonic)
+
+    def answer(self, verb: str, *arguments: Any) -> Any:
+        """Answers a request."""
+        if verb == "job":
+            return self._job()
+        if verb == "stop" and self.can_stop:
+            os.kill(os.getpid(), signal.SIGINT)  # what Ctrl-C does: the trial can be resumed
+            return None
+        if verb == "set_share":
+            if self.set_share is None:
+                raise ConfigError("this job serves no model by an alias, so none has a canary")
+            return self.set_share(*arguments)
+        if verb in ("sessions", "ticks", "end"):
+            if self.live is None:
+                raise ConfigError("this job has no actor, so there are no sessions")
+            return getattr(self.live, verb)(*arguments)
+        raise ConfigError(f"this job cannot be asked to {verb}")
+
+    def _job(self) -> dict[str, Any]:
+        facts = {"running": True, "up_s": time.monotonic() - self.began, "can_stop": self.can_stop, **self.facts()}
+        if self.live is not None and "sessions" not in facts:
+            facts["sessions"] = len(self.live.sessions())
+        return facts
+
+
+def console_keys(job: JobConfig) -> str:
+    """Path of the console's keys; empty: it has none.
+
+    Raises:
+        ConfigError: other machines can reach the console, and it has no keys; or they cannot be used.
+    """
+    file = "" if job.console_keys_file is None else str(Path(job.folder, job.console_keys_file))
+    if file:
+        Keys.load(file)
+    elif job.console_port is not None and not is_loopback(job.console_host):
+        raise ConfigError(
+            f"console_host is {job.console_host}, which other machines reach, and console_keys_file is not set: make a "
+            "key with `brayx keys new --scope control` and name its file",
+            key="console_keys_file",
+        )
+    return file
+
+
+def open_console(
+    job: JobConfig, uri: str, parts: ConsoleJob, say: Callable[[str], None]
+) -> contextlib.AbstractContextManager[object]:
+    """The open console of a job, until the context's end. A job runs on without a console that cannot open.
+
+    Args:
+        job: the job.
+        uri: its tracking URI.
+        parts: what it can be asked.
+        say: called with the console's URL, or with why there is none.
+
+    Raises:
+        ConfigError: as `console_keys`.
+    """
+    port, words = job.console_port, words_of(job, uri)
+    if port is None:
+        return contextlib.nullcontext()
+    taken = ""
+    try:
+        try:
+            console = ConsolePort(job.console_host, port, MODULE, words, parts.answer)
+        except StartupError as error:
+            if not port:
+                raise
+            taken = f"{error.message}; "
+            console = ConsolePort(job.console_host, 0, MODULE, words, parts.answer)
+    except StartupError as error:
+        say(f"there is no console: {error.message}")
+        return contextlib.nullcontext()
+    say(f"{taken}the console is {console.url}")
+    return contextlib.closing(console)
+
+
+def words_of(job: JobConfig, uri: str) -> tuple[str, ...]:
+    """Arguments of the console's process; errors as `console_keys`."""
+    settings = {
+        "uri": uri,
+        "project": job.project,
+        "folder": job.folder,
+        "recordings": "" if job.recording is None else job.recording.absolute().folder,
+        "keys": console_keys(job),
+        "board": _board(job),
+    }
+    return (json.dumps(settings),)
+
+
+def _board(job: JobConfig) -> dict[str, Any] | None:
+    """How a human plays the job's game in the page: arguments of `brayx.console.games.Games`; None: not at all."""
+    if not job.boards or not job.actors:
+        return None
+    board, actor = next(iter(job.boards.values())), next(iter(job.actors.values()))
+    league = next(iter(job.leagues.values()), None)
+    return {
+        "module": board.module,
+        "func": board.func,
+        "folder": job.folder,
+        "keys_file": actor.keys_file,
+        "think_s": actor.idle_timeout_s,
+        "model": "" if league is None else pool_name(job, league.model),
+        "levels": "" if league is None else str(levels_file(job.folder, league)),
+    }

@@ -1,0 +1,101 @@
+"""The results of a finished training in MLflow: a registered version, the champion, a curve.
+
+Loads no torch, so that MLflow's process can run it. Knows nothing of jobs.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from brayx.errors import ModelNotFound
+from brayx.metrics import BEST_METRIC, GAMES_OF_BEST, significant
+from brayx.metrics.charts import RETURN_CHART
+from brayx.tracking import Checkpoint, PoolEntry, Trial, find, register
+from brayx.tracking.tensorboard import log_onnx
+
+if TYPE_CHECKING:
+    from brayx.engines.base import ModelSpec
+    from brayx.jobs.config import JobConfig
+    from brayx.jobs.weights import WeightSource
+
+CURVE_FILE = "curve.png"
+
+
+def drawn_curve(trial: Trial, title: str, target: float | None, x_axis: str) -> list[tuple[int, float]]:
+    """Draws the trial's curve into its artifacts, if it has points; returns them."""
+    from brayx.jobs.evaluate import draw_curve
+
+    curve = trial.history(RETURN_CHART)
+    if curve:
+        trial.log_figure(draw_curve(curve, title=title, target=target, x_axis=x_axis), CURVE_FILE)
+    return curve
+
+
+def best_of(trial: Trial) -> tuple[Checkpoint, Path] | None:
+    """The checkpoint with the highest return, and its folder."""
+    best = trial.best_checkpoint(BEST_METRIC)
+    return None if best is None else (best, trial.local(best))
+
+
+def register_best(
+    trial: Trial, best: Checkpoint, name: str, onnx: bytes | None, spec: ModelSpec | None
+) -> tuple[int, str]:
+    """Registers a checkpoint; returns its version and a message for the user.
+
+    The message has the checkpoint's env steps and return, and those of the last checkpoint if it is another.
+    """
+    mean, games = significant(best.metrics[BEST_METRIC]), f"{best.metrics.get(GAMES_OF_BEST, math.nan):.0f}"
+    played = f"mean return {mean} over {games} games after {best.step:,} env steps"
+    tags = {"return": mean, "return_games": games, "rating": mean, "env_steps": str(best.step)}
+    tags["project"] = trial.project
+    about = f"{played} of trial {trial.name!r} in project {trial.project!r}."
+    champion = _champion(name, trial.uri)
+    # Rounded like the tags, so that registering the same version again does not lose against itself.
+    stays = champion is not None and _return_of(champion.tags) > _return_of(tags)
+    alias = None if stays else "champion"
+    last = trial.checkpoints()[-1]
+    if onnx is not None:
+        log_onnx(trial, onnx)
+    # Register last, because that moves the alias: after an error there is no new champion.
+    new = register(trial, best, name, alias=alias, tags=tags, onnx=onnx, spec=spec, description=about).version
+    if last.step != best.step:
+        has = significant(last.metrics[BEST_METRIC]) if BEST_METRIC in last.metrics else "too few games"
+        played += f" (the best checkpoint; the last, after {last.step:,}, has {has})"
+    if champion is None or not stays:
+        return new, f"champion: {name} version {new}, {played}"
+    return new, (
+        f"registered as {name} version {new}, {played}; "
+        f"version {champion.version} with {champion.tags['return']} stays champion\n"
+        f"to make version {new} champion: {_promotion(name, new, trial.uri)}"
+    )
+
+
+def champion_of(trial: Trial, job: JobConfig, model: str) -> WeightSource:
+    """Source of the weights of a model that acts but does not learn, see `brayx.jobs.weights.pooled`."""
+    from brayx.jobs.weights import pooled
+
+    return pooled(job, model, trial.uri)
+
+
+def _champion(name: str, uri: str) -> PoolEntry | None:
+    try:
+        return find(f"models:/{name}@champion", uri)
+    except ModelNotFound:
+        return None
+
+
+def _return_of(tags: Mapping[str, str]) -> float:
+    """The return in a version's tags; NaN if it cannot be read, so that every comparison is false."""
+    try:
+        return float(tags["return"])
+    except (KeyError, ValueError):
+        return float("nan")
+
+
+def _promotion(name: str, version: int, uri: str) -> str:
+    """The command line that promotes a version, from any folder."""
+    return shlex.join(["brayx", "promote", f"models:/{name}/{version}", "--tracking", uri])

@@ -1,0 +1,226 @@
+"""Checks before a training starts: the job's code, and whether its model can be learned.
+
+Starts nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from brayx.errors import ConfigError, ModelError
+from brayx.gamecore.auth import Keys
+from brayx.jobs.code import check_code, scripts_of
+from brayx.jobs.config import JobConfig, only
+from brayx.jobs.fitting import check_algorithm
+from brayx.jobs.guard import program
+from brayx.jobs.sources import Opened, check_sources
+from brayx.jobs.stored_models import check_initial_weights
+from brayx.tracking.tensorboard import check_installed
+
+if TYPE_CHECKING:
+    from brayx.actions import ActionSpec
+    from brayx.replay.packing import Layout
+
+
+_SCRIPTS = (".py", ".sh", ".js", ".jar")
+
+
+def check_job(job: JobConfig) -> tuple[str, Layout]:
+    """The name of the job's actor, and the layout of its model's observations and actions.
+
+    The name is empty if the job's data come from rollouts or sources only.
+
+    Raises:
+        ConfigError, ModelError: something is missing or does not fit; the message names it.
+    """
+    name = actor_of(job)
+    check_code(job, [name] if name else [], mode="train")
+    check_gamecores(job)
+    check_pictures(job)
+    learners = check_league(job)
+    if not learners:
+        return name, check_learning(job)
+    for player, own in learners.items():
+        try:
+            layout = check_learning(own)
+        except (ConfigError, ModelError) as error:
+            if own.trainers == job.trainers:
+                raise
+            raise type(error)(f"player {player!r}: {error.message}", **error.details) from None
+    return name, layout
+
+
+def check_weights(job: JobConfig, name: str, uri: str, resume: bool, run: Callable[..., Any]) -> None:
+    """Checks the weights that the job's training starts from; arguments and errors as for `check_initial_weights`."""
+    for own in (check_league(job) or {"": job}).values():
+        check_initial_weights(own, name, uri, resume, run)
+
+
+def check_pictures(job: JobConfig) -> None:
+    """Checks that the packages for event files and for videos are installed, if the job asks for these.
+
+    Raises:
+        ConfigError: names the missing one.
+    """
+    if job.tracking.tensorboard:
+        check_installed()
+    for name, render in job.renders.items():
+        if render.video == "mp4" and importlib.util.find_spec("av") is None:
+            raise ConfigError(
+                f"{job.file}: {name}.video mp4 needs the package av: pip install 'brayx[video]'", key=name
+            )
+
+
+def check_league(job: JobConfig) -> dict[str, JobConfig]:
+    """Checks that the job's league, if it has one, can be trained.
+
+    Returns:
+        The job of each player that learns, by name; of several with the same options only the first. Empty: no league.
+
+    Raises:
+        ConfigError: there are several, it plays with another model than the trainer's, its data would not come from
+            games, a script cannot be loaded, or a player's trainer options do not fit.
+    """
+    if not job.leagues:
+        return {}
+    from brayx.league.training import job_of
+
+    name = only("league", job.leagues)
+    league, trainer = job.leagues[name], job.trainers[only("trainer", job.trainers)]
+    if league.model != trainer.model:
+        raise ConfigError(f"{job.file}: {name}.model is {league.model!r}, expected the trainer's, {trainer.model!r}")
+    if not job.needs_games or not job.actors:
+        others = ", ".join([*job.rollouts, *job.sources]) or "no actor"
+        raise ConfigError(f"{job.file}: {name} needs all its data from games at an actor's doors; the job has {others}")
+    found: dict[str, JobConfig] = {}
+    for player in league.learners:
+        own = job_of(job, name, player)
+        if all(own.trainers != other.trainers for other in found.values()):
+            found[player] = own
+    scripts_of(league, job.folder)
+    return found
+
+
+def check_gamecores(job: JobConfig) -> None:
+    """Checks that the gamecores' programs and scripts exist.
+
+    A word of a command is a script if it ends with ``.py``, ``.sh``, ``.js`` or ``.jar`` and is not an option.
+
+    Raises:
+        ConfigError: files are missing; the message names each file and the option with its command.
+    """
+    _raise_if_any(job, list(_missing_of_gamecores(job)))
+
+
+def check_files(job: JobConfig, opened: Opened) -> None:
+    """Checks all files that a job names: those of gamecores, as `check_gamecores` does, keys files and sources' files.
+
+    Args:
+        job: the job.
+        opened: gets the datasets of the sources, so that `check_learning` need not read them again.
+
+    Raises:
+        ConfigError: files are missing or cannot be used; the message names all of them.
+    """
+    found = list(_missing_of_gamecores(job))
+    for name, actor in job.actors.items():
+        if actor.keys_file is not None:
+            try:
+                Keys.load(actor.keys_file)
+            except ConfigError as error:
+                found.append(f"{name}.keys_file: {error.message}")
+    for name, source in job.sources.items():
+        try:
+            check_sources(job.model_copy(update={"sources": {name: source}}), opened=opened)
+        except ConfigError as error:
+            found.append(error.message)
+    _raise_if_any(job, found)
+
+
+def _raise_if_any(job: JobConfig, found: list[str]) -> None:
+    if found:
+        raise ConfigError(f"{job.file}: {'; '.join(found)}", errors=found)
+
+
+def _missing_of_gamecores(job: JobConfig) -> Iterator[str]:
+    """One line for each missing program or script of the gamecores' commands."""
+    for name, actor in job.actors.items():
+        for index, gamecore in enumerate(actor.gamecores):
+            for missing in missing_of(gamecore.command, job.folder):
+                yield f"{name}.gamecores.{index}.command: {missing}"
+
+
+def missing_of(command: str, folder: str) -> Iterator[str]:
+    """One line for each missing program or script of a command that runs in a folder."""
+    name, *words = shlex.split(command) or [""]
+    if program(name, folder) is None:
+        yield f"there is no program {name!r}"
+    scripts = [word for word in words if Path(word).suffix in _SCRIPTS and word[0] != "-" and "{" not in word]
+    for script in scripts:
+        if not Path(folder, script).exists():
+            yield f"there is no file {script!r} in {folder}"
+
+
+def check_learning(job: JobConfig, opened: Opened | None = None) -> Layout:
+    """Checks that the model can be learned from the data of the job's rollouts and sources.
+
+    Args:
+        job: the job.
+        opened: datasets that were opened before, as for `brayx.jobs.sources.check_sources`.
+
+    Returns:
+        The layout of the model's observations and actions.
+
+    Raises:
+        ConfigError, ModelError: something does not fit; the message names it.
+    """
+    from brayx.trainer.fits import layout_of
+
+    config = job.trainers[only("trainer", job.trainers)]
+    played: Mapping[str, tuple[ActionSpec, set[str]]] = {}
+    if job.rollouts:
+        from brayx.jobs.environments import check_rollouts
+
+        played = check_rollouts(job)
+    opened = {} if opened is None else opened
+    check_algorithm(job, played, check_sources(job, opened=opened))
+    layout, memory = layout_of(config, config.model, job.models[config.model].module, job.folder, job.as_dict())
+    layout = dataclasses.replace(layout, env=_env_actions(job, played))
+    check_sources(job, layout, opened, memory)
+    return layout
+
+
+def _env_actions(job: JobConfig, played: Mapping[str, tuple[ActionSpec, set[str]]]) -> ActionSpec | None:
+    """Actions of the environments in which the model acts; None if there are none, or the job has no sources."""
+    specs = {name: spec for name, (spec, _) in played.items()} if job.sources else {}
+    first = next(iter(specs), "")
+    for name, spec in specs.items():
+        if not spec.is_same(specs[first]) or spec.scale != specs[first].scale:
+            raise ConfigError(
+                f"{job.file}: rollout {first} acts in {specs[first]} with scale_actions {specs[first].scale}, {name} "
+                f"in {spec} with {spec.scale}; expected the same in all rollouts of a job with sources",
+                key=name,
+            )
+    return specs.get(first)
+
+
+def actor_of(job: JobConfig) -> str:
+    """Name of the job's one actor; empty for a job whose data come from rollouts or sources alone."""
+    return "" if not (job.actors or job.needs_games) else only("actor", job.actors)
+
+
+def ports_of(job: JobConfig, actor: str) -> dict[str, tuple[str, int]]:
+    """Host and number of each port that a job's actor opens, by its option; 0 is any free one."""
+    config = job.actors[actor]
+    doors = [
+        ("port", config.host, config.port),
+        ("native_port", config.native_host, config.native_port),
+        ("tcp_port", config.native_host, config.tcp_port),
+        ("grpc_port", config.native_host, config.grpc_port),
+    ]
+    return {f"{actor}.{option}": (host, port) for option, host, port in doors if port}

@@ -1,0 +1,480 @@
+"""Reads a job from one YAML file, and validates it. Errors name the file, line, key and the nearest right name.
+
+The top of the file names the project and the trial; every other key is a component with a ``kind``. The options of a
+kind are a pydantic model next to the code that they configure; this file only joins them. Knows nothing of running a
+job. Of the modules that a job names, it imports only a user's own algorithm, because that defines options.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from brayx.actor.config import ActorConfig, AgentConfig
+from brayx.algorithms.build import config_class
+from brayx.algorithms.config import Sampling
+from brayx.components import check_module
+from brayx.errors import ConfigError
+from brayx.jobs.document import Document, Loc, dotted, nearest, nearest_file, short
+from brayx.jobs.translation import translate, unit_notes
+from brayx.league.config import LeagueConfig
+from brayx.model.config import ModelConfig
+from brayx.recording.config import RecordingConfig, Selection
+from brayx.recording.drawing import Drawing
+from brayx.replay.config import BufferConfig, buffer_options
+from brayx.rollout.component import RolloutComponent
+from brayx.text_files import read_text
+from brayx.tracking.config import TrackingConfig
+from brayx.trainer.config import TrainerConfig
+
+logger = logging.getLogger(__name__)
+
+
+class SourceConfig(BaseModel):
+    """Data at rest that feeds a buffer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    kind: Literal["source"] = "source"
+    module: str | None = None
+    """Import path of the module, searched in the YAML file's folder first; null: the data is in files."""
+    func: str = "build_source"
+    """Function in it, ``(name, config)``, that returns an iterator of fragments or columns, or a list of iterables of
+    them, which are read side by side."""
+    path: str | None = None
+    """File of the data, a pattern with ``*``, or a folder of recordings, from the YAML file's folder; or an address of
+    recordings; null: a module gives the data."""
+    format: Literal["npz", "parquet", "hdf5", "minari", "recording"] | None = None
+    """Format of the files; null: by their extension. A folder has recordings, unless it is a Minari dataset. ``minari``
+    is the same as ``hdf5``."""
+    actions: Literal["environment", "policy"] | None = None
+    """Whose actions the files have: ``environment``, the rollout's, which are converted; or ``policy``, with categories
+    from 0 and scaled actions from -1 to 1; null: as the files say."""
+    fields: dict[str, str] = {}
+    """The files' names for brayx's fields, such as ``obs: observations``; of recordings also ``input/KEY``."""
+    only: Selection | None = None
+    """Which recorded sessions are read; null: all."""
+    demonstration: bool = False
+    """Files are what ``mixed`` imitates; else they are taken for the agent's own play. A module marks its fragments by
+    the extra of this name."""
+    buffer: str
+    """Name of the buffer component it feeds."""
+    epochs: Annotated[int, Field(ge=1)] = 1
+    """How many times the data is read to its end."""
+    num_workers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Threads that read files side by side, or row groups of Parquet files that are fewer."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.module is None) == (self.path is None):
+            raise ValueError("either a `module` or a `path`")
+        if self.only is not None and self.path is None:
+            raise ValueError("a `path` with `only`, which selects recorded sessions")
+        if self.demonstration and self.path is None:
+            raise ValueError("a `path` with `demonstration`: a module marks its fragments by the extra of that name")
+        return self
+
+
+class RenderConfig(BaseModel):
+    """A function that draws an episode, or the frames of recordings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    kind: Literal["render"] = "render"
+    module: str
+    """Import path of the module, searched in the YAML file's folder first."""
+    func: str = "render"
+    """Function in it, ``(episode)``, that returns an image ``[height, width, 3]`` uint8 or a list of them; for frames
+    of recordings one for each state that it gets."""
+    video: Literal["gif", "mp4"] = "gif"
+    """File that a list of images becomes; ``mp4`` has all colours, is smaller, and needs the extra ``video``."""
+
+
+class BoardConfig(BaseModel):
+    """A function that plays the game with a human, in the page of the console."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    kind: Literal["board"] = "board"
+    module: str
+    """Import path of the module, searched in the YAML file's folder first. The console's process loads it."""
+    func: str = "board"
+    """Function in it, ``(opponent)``, that returns a generator: one game, which yields requests of its agents' sessions
+    and, when the human is to move, boards."""
+
+
+class FreeConfig(BaseModel):
+    """Values of the user's own that agents and models read from the job; any keys."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+    kind: Literal["config"] = "config"
+
+
+KINDS: dict[str, type[BaseModel]] = {
+    "model": ModelConfig,
+    "agent": AgentConfig,
+    "buffer": BufferConfig,
+    "source": SourceConfig,
+    "rollout": RolloutComponent,
+    "actor": ActorConfig,
+    "trainer": TrainerConfig,
+    "league": LeagueConfig,
+    "render": RenderConfig,
+    "recording": RecordingConfig,
+    "board": BoardConfig,
+    "config": FreeConfig,
+}
+
+
+_POOL_NAME = re.compile(r"\w[\w .+=,-]{0,199}")
+
+
+class JobConfig(BaseModel):
+    """A validated job. Components are in dicts by their names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    project: Annotated[str, Field(min_length=1)]
+    """Name of the MLflow experiment, and of the registered model."""
+    trial: Annotated[str, Field(min_length=1)]
+    """Name of the MLflow run; an interrupted one of that name is resumed."""
+    mode: Literal["train", "serve"] = "train"
+    """Mode that agents read as ``config["mode"]``: whether they explore."""
+    seed: int = 0
+    """Seed of the first weights, the learner, and the agents by session id; games have theirs in their command."""
+    tracking: TrackingConfig = TrackingConfig()
+    """Where trials are kept: MLflow's ``uri``, or a mapping of options."""
+
+    console_port: Annotated[int, Field(ge=0, le=65535)] | None = 8110
+    """Port of the console. 0, or if it is taken: a free port; null: no console."""
+    console_host: str = "127.0.0.1"
+    """Address of the console; any other than loopback needs ``console_keys_file``."""
+    console_keys_file: str | None = None
+    """File of the console's keys (`brayx keys new --scope control`), relative to the YAML's folder; null: everybody on
+    this machine may use it."""
+
+    models: dict[str, ModelConfig] = {}
+    agents: dict[str, AgentConfig] = {}
+    buffers: dict[str, BufferConfig] = {}
+    sources: dict[str, SourceConfig] = {}
+    rollouts: dict[str, RolloutComponent] = {}
+    actors: dict[str, ActorConfig] = {}
+    trainers: dict[str, TrainerConfig] = {}
+    leagues: dict[str, LeagueConfig] = {}
+    renders: dict[str, RenderConfig] = {}
+    recordings: dict[str, RecordingConfig] = {}
+    boards: dict[str, BoardConfig] = {}
+    configs: dict[str, FreeConfig] = {}
+
+    file: str
+    """Absolute path of the YAML file."""
+    folder: str
+    """Absolute path of its folder, where modules are looked up first."""
+
+    @field_validator("project")
+    @classmethod
+    def _registrable(cls, project: str) -> str:
+        # Check before the training, not after it: MLflow's registry takes no / or :, and @ starts an alias.
+        if _POOL_NAME.fullmatch(project) is None:
+            raise ValueError("up to 200 letters, digits, spaces or _.+=,- that begin with a letter, a digit or _")
+        return project
+
+    @staticmethod
+    def load(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
+        """Reads a job.
+
+        Args:
+            path: path of the YAML file.
+            overrides: ``component.key=value`` each, with the value as YAML; an integer indexes a list
+                (``actor.gamecores.0.num=4``).
+
+        Raises:
+            ConfigError: the file, a key or a value cannot be used. ``details["errors"]`` has one line for each thing
+                that is wrong; the message is the first of them.
+        """
+        file = Path(path).expanduser().absolute()
+        try:
+            document = Document.parse(read_text(file), str(path))
+        except OSError as error:
+            other = nearest_file(file) if isinstance(error, FileNotFoundError) else ""
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}{other}", file=str(path)) from None
+        for override in overrides:
+            document.override(override, TOP_OPTIONS)
+        return _Validation(document, file).job()
+
+    @staticmethod
+    def of(options: Mapping[str, Any], folder: str) -> JobConfig:
+        """A job from what `as_dict` gave, and the folder of its modules.
+
+        Raises:
+            ConfigError: as `load`.
+        """
+        file = Path(folder, "job").absolute()
+        return _Validation(Document.parse(json.dumps(options), f"the job recorded in {folder or '.'}"), file).job()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The job as the YAML has it, defaults filled in, as JSON values; agents and models get this."""
+        plain = self.model_dump(mode="json", by_alias=True, exclude={"file", "folder"})
+        components = {name: part for group in _GROUPS.values() for name, part in plain.pop(group).items()}
+        return {**plain, **components}
+
+    @property
+    def needs_games(self) -> bool:
+        """Whether all data come from games at its doors: it has neither rollouts nor sources."""
+        return not (self.rollouts or self.sources)
+
+    @property
+    def recording(self) -> RecordingConfig | None:
+        """The options of its recording; None: nothing is recorded."""
+        return next(iter(self.recordings.values()), None)
+
+    @property
+    def frames_render(self) -> str:
+        """Name of the render that draws the frames of its recording; empty: they are an array, or there are none."""
+        name = self.recording.frames if self.recording is not None else None
+        return name if name in self.renders else ""
+
+    @property
+    def drawing(self) -> Drawing | None:
+        """The function of that render."""
+        render = self.renders.get(self.frames_render)
+        return None if render is None else Drawing(render.module, render.func, self.folder)
+
+    def in_mode(self, mode: Literal["train", "serve"]) -> JobConfig:
+        """The same job in another mode."""
+        return self.model_copy(update={"mode": mode})
+
+
+_GROUPS = {kind: f"{kind}s" for kind in KINDS}
+TOP_OPTIONS = (
+    "project", "trial", "mode", "seed", "tracking", "console_port", "console_host", "console_keys_file",
+)  # fmt: skip
+"""Keys at the top of a job that are no components."""
+
+
+def only(kind: str, components: Mapping[str, Any], name: str = "") -> str:
+    """The name of the only component of a kind, or ``name`` if a component of that name exists.
+
+    Raises:
+        ConfigError: there is none, or several to choose from.
+    """
+    if name in components or (not name and len(components) == 1):
+        return name or next(iter(components))
+    problem = f"the job has no {kind} named {name!r}" if name else f"name one {kind}"
+    raise ConfigError(f"{problem}; the job has: {', '.join(components) or 'none'}")
+
+
+def pool_name(job: JobConfig, model: str) -> str:
+    """Name in the registry of one of a job's models: the project's, and the model's if there are several."""
+    return pool_name_of(job.project, model, job.models)
+
+
+def pool_name_of(project: str, model: str, models: Collection[str]) -> str:
+    """As `pool_name`, of a project with these models."""
+    return project if len(models) == 1 else f"{project}-{model}"
+
+
+class _Validation:
+    """One pass over a document that collects all errors."""
+
+    def __init__(self, document: Document, file: Path) -> None:
+        self.document = document
+        self.path = file
+        self.folder = str(file.parent)
+        self._context = {"folder": self.folder}
+        self.errors: list[str] = []
+
+    def job(self) -> JobConfig:
+        groups: dict[str, dict[str, BaseModel]] = {group: {} for group in _GROUPS.values()}
+        top: dict[str, Any] = {}
+        values = {name: copy.deepcopy(value) for name, value in self.document.values.items()}
+        known = {"": set(TOP_OPTIONS), **{kind: set(_walk(model, ())[1]) for kind, model in KINDS.items()}}
+        notes = [self._placed(*note) for note in unit_notes(values, known)]
+        for refused in translate(values, known):
+            self._add(*refused)
+        sampling = self._sampling(values)
+        for name, value in values.items():
+            if name in TOP_OPTIONS:
+                top[name] = value
+            else:
+                self._component(name, value, groups, sampling.get(name))
+        self._references(groups)
+        place = {"file": str(self.path), "folder": self.folder}
+        job = self._validate(JobConfig, {**top, **place}, ())
+        if self.errors:
+            self.errors += notes
+        self._raise()
+        for note in notes:
+            logger.warning("%s", note)
+        assert isinstance(job, JobConfig)
+        return job.model_copy(update=groups)
+
+    def _sampling(self, values: Mapping[str, Any]) -> dict[str, Sampling]:
+        """The algorithm's `Sampling` for each buffer that the trainer learns from, by name; empty unless there is
+        exactly one trainer and it is valid.
+        """
+        found: dict[str, Sampling] = {}
+        trainers = [part for part in values.values() if isinstance(part, dict) and part.get("kind") == "trainer"]
+        if len(trainers) == 1:
+            part = trainers[0]
+            try:
+                trainer = TrainerConfig.model_validate_json(json.dumps(part), strict=True, context=self._context)
+            except (TypeError, ValidationError):  # reported with the trainer, and not at its buffers too
+                names = part.get("buffers")
+                any_options = Sampling(unroll_length=32, batch_steps=256, sampler="uniform")
+                return {name: any_options for name in names if isinstance(name, str)} if isinstance(names, list) else {}
+            found = dict.fromkeys(trainer.buffers, trainer.algorithm.sampling)
+        return found
+
+    def _component(
+        self, name: str, value: Any, groups: dict[str, dict[str, BaseModel]], sampling: Sampling | None
+    ) -> None:
+        if not isinstance(value, dict):
+            self._add((name,), f"unknown key{nearest(name, TOP_OPTIONS)}; components are mappings with a `kind`")
+            return
+        kind = value.get("kind")
+        if not isinstance(kind, str) or kind not in KINDS:
+            problem = "has no `kind`" if kind is None else f"`kind` is {short(kind)}"
+            self._add((name, "kind"), f"{problem}, expected one of {', '.join(KINDS)}{nearest(str(kind), KINDS)}")
+            return
+        if not name.isidentifier():
+            self._add((name,), "a component's name has letters, digits and underscores only")
+        if sampling is not None and kind == "buffer":
+            value = {**buffer_options(sampling, value), **value}
+        component = self._validate(KINDS[kind], value, (name,))
+        if isinstance(component, ActorConfig) and component.keys_file is not None:
+            # A replica runs in another working directory than the author of the file expects.
+            component = component.model_copy(update={"keys_file": str(Path(self.folder, component.keys_file))})
+        if component is not None:
+            groups[_GROUPS[kind]][name] = component
+            self._modules(component, (name,))
+
+    def _validate(self, model: type[BaseModel], value: Any, loc: Loc) -> BaseModel | None:
+        try:
+            # Through JSON, because that is strict about types and yet takes a list for a tuple.
+            return model.model_validate_json(json.dumps(value), strict=True, context=self._context)
+        except TypeError as error:
+            self._add(loc, str(error))
+        except ValidationError as error:
+            # Unknown keys first: a key that is missing is often there under another name.
+            problems = error.errors(include_url=False)
+            for problem in sorted(problems, key=lambda problem: problem["type"] != "extra_forbidden"):
+                self._add((*loc, *_walk(model, problem["loc"])[0]), self._message(model, value, problem))
+        return None
+
+    def _message(self, model: type[BaseModel], value: Any, problem: Mapping[str, Any]) -> str:
+        """One of pydantic's findings in this project's words."""
+        loc: Loc = problem["loc"]
+        if problem["type"] == "extra_forbidden":
+            if model is TrainerConfig and loc[0] == "algorithm":  # its model depends on its value
+                model, loc = config_class(value["algorithm"], self.folder), loc[1:]
+            return f"unknown key{nearest(str(loc[-1]), _walk(model, loc[:-1])[1])}"
+        if problem["type"] == "missing":
+            return "is missing"
+        if problem["type"] == "union_tag_invalid":
+            return f"name is {problem['ctx']['tag']!r}, expected one of {problem['ctx']['expected_tags']}"
+        message = str(problem["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+        return message if problem["type"] == "algorithm" else f"is {short(problem['input'])}, expected {message}"
+
+    def _modules(self, part: BaseModel, loc: Loc) -> None:
+        """Checks that every ``module`` in a component exists."""
+        for name in type(part).model_fields:
+            value = getattr(part, name)
+            if isinstance(value, BaseModel):
+                self._modules(value, (*loc, name))
+            elif name in ("module", "hooks") and isinstance(value, str):
+                try:
+                    check_module(value, self.folder)
+                except ConfigError as error:
+                    self._add((*loc, name), error.message)
+
+    def _references(self, groups: dict[str, dict[str, BaseModel]]) -> None:
+        def check(group: str, loc: Loc, name: str) -> None:
+            if name not in groups[group] and name not in self._broken(group):
+                kind = group.removesuffix("s")
+                self._add(loc, f"there is no {kind} {name!r}{nearest(name, groups[group])}")
+
+        for name, actor in groups["actors"].items():
+            assert isinstance(actor, ActorConfig)
+            for index, agent in enumerate(actor.agents):
+                check("agents", (name, "agents", index), agent)
+        for name, trainer in groups["trainers"].items():
+            assert isinstance(trainer, TrainerConfig)
+            check("models", (name, "model"), trainer.model)
+            for index, buffer in enumerate(trainer.buffers):
+                check("buffers", (name, "buffers", index), buffer)
+            for index, buffer in enumerate(trainer.eval_buffers):
+                check("buffers", (name, "eval_buffers", index), buffer)
+        for name, league in groups["leagues"].items():
+            assert isinstance(league, LeagueConfig)
+            check("models", (name, "model"), league.model)
+            for player, each in league.players.items():
+                if each.script is not None:
+                    try:
+                        check_module(each.script.rpartition(".")[0], self.folder)
+                    except ConfigError as error:
+                        self._add((name, "players", player, "script"), error.message)
+        for name, source in groups["sources"].items():
+            assert isinstance(source, SourceConfig)
+            check("buffers", (name, "buffer"), source.buffer)
+        for name, rollout in groups["rollouts"].items():
+            assert isinstance(rollout, RolloutComponent)
+            check("models", (name, "model"), rollout.model)
+            check("buffers", (name, "buffer"), rollout.buffer)
+
+        for kind in ("recording", "board"):
+            for name in list(groups[f"{kind}s"])[1:]:
+                self._add((name,), f"a job has one {kind} at most")
+
+    def _broken(self, group: str) -> set[str]:
+        """Components of a group in the file, valid or not, so that each error is reported once."""
+        values = self.document.values.items()
+        return {name for name, value in values if isinstance(value, dict) and f"{value.get('kind')}s" == group}
+
+    def _add(self, loc: Loc, what: str) -> None:
+        self.errors.append(self._placed(loc, what))
+
+    def _placed(self, loc: Loc, what: str) -> str:
+        return f"{self.document.where(loc)}: {dotted(loc)}: {what}"
+
+    def _raise(self) -> None:
+        if self.errors:
+            more = f" (and {len(self.errors) - 1} more)" if len(self.errors) > 1 else ""
+            raise ConfigError(self.errors[0] + more, file=self.document.file, errors=self.errors)
+
+
+def _walk(model: type[BaseModel], loc: Loc) -> tuple[Loc, list[str]]:
+    """``loc`` as in the file, and the keys valid there; none if annotations do not define them."""
+    plain: list[int | str] = []
+    choices = [model]
+    for part in loc:
+        named = [each for each in choices if "name" in each.model_fields and each.model_fields["name"].default == part]
+        if len(choices) > 1 and named:  # pydantic's note of which of several models it took
+            choices = named
+            continue
+        plain.append(part)
+        if isinstance(part, str):
+            choices = [
+                inner
+                for each in choices
+                for name, field in each.model_fields.items()
+                if part in (name, field.alias)
+                for inner in _models_in(field.annotation)
+            ]
+    fields = choices[0].model_fields if len(choices) == 1 else {}
+    return tuple(plain), [field.alias or name for name, field in fields.items()]
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in getattr(annotation, "__args__", ()):
+        yield from _models_in(argument)

@@ -1,0 +1,247 @@
+"""Game processes of a training job: starts them, restarts those that die, and ends all with the job.
+
+Any command that uses a door works; this file knows nothing of the game. It keeps the newest lines of all games for the
+progress display, and the output files of games that fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from brayx import clock
+from brayx.actor.config import GamecoreConfig
+from brayx.errors import ConfigError, StartupError
+from brayx.jobs.guard import Guard
+from brayx.jobs.output import Output
+from brayx.temporary import output_folder
+
+_FIRST_RESTART_S = 0.5
+_LAST_RESTART_S = 15.0
+_LONGEST_LINE = 500
+_LOOK_S = 0.2
+_MOST_ERRORS = 100
+"""Maximum number of different errors that are shown with the last lines of output."""
+
+
+@dataclass
+class _Game:
+    argv: list[str]
+    output: Output
+    process: subprocess.Popen[bytes] | None = None
+    started_at: float = 0.0
+    held_s: float = 0.0
+    restart_at: float = 0.0
+    backoff_s: float = _FIRST_RESTART_S
+    has_failed: bool = False
+
+
+class Gamecores:
+    """Keeps a set of game processes running; a context manager.
+
+    Args:
+        configs: the commands to run.
+        urls: URL of each door by name, for the placeholders of the commands, see `filled`.
+        folder: working directory of the processes.
+        failed: called with a line for each process that ended with a non-zero status, or could not be restarted.
+        say: called once for each different error, with such a line and the last lines of the process's output.
+
+    Attributes:
+        restarts: number of restarts of processes that had ended by themselves.
+        failures: number of processes that ended with a non-zero status.
+        messages: the newest lines: output of the processes, and their failures.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[GamecoreConfig],
+        urls: Mapping[str, str],
+        folder: str | Path,
+        failed: Callable[[str], None] = lambda line: None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._folder = folder
+        each = [config for config in configs for _ in range(config.num)]
+        self._games = [
+            _Game(filled(config.command, urls, door=config.door, index=index), Output(f"gamecore-{index}.txt"))
+            for index, config in enumerate(each)
+        ]
+        self._guard = Guard()
+        self._outputs = contextlib.ExitStack()
+        self._seen: set[str] = set()
+        self._urls = sorted(urls.values(), key=len, reverse=True)
+        self._failed, self._say = failed, say
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="brayx-gamecores", daemon=True)
+        self.restarts = 0
+        self.failures = 0
+        self.messages: deque[str] = deque(maxlen=20)
+
+    @property
+    def num(self) -> int:
+        """The wanted number of processes."""
+        return len(self._games)
+
+    def __str__(self) -> str:
+        """The number of gamecores and their URLs."""
+        given = Counter(next((url for url in self._urls if url in " ".join(game.argv)), "") for game in self._games)
+        parts = []
+        for url, num in given.items():
+            one = num == 1
+            shown = f"play{'s' * one} at {url}" if url else f"{'was' if one else 'were'} given no URL"
+            parts.append(f"{num} gamecore{'' if one else 's'} {shown}")
+        return "; ".join(parts) or "no gamecore is started here"
+
+    @property
+    def running(self) -> int:
+        """Number of running processes."""
+        return sum(1 for game in self._games if game.process is not None and game.process.poll() is None)
+
+    def __enter__(self) -> Gamecores:
+        folder = self._outputs.enter_context(output_folder())
+        try:
+            for game in self._games:
+                game.output.open(folder)
+                self._start(game)
+        except BaseException:
+            self.stop()
+            raise
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self, timeout_s: float = 3.0) -> None:
+        """Sends SIGTERM to every process and its children, and SIGKILL to those that still run after ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=min(2.0, timeout_s))
+        for game in self._games:
+            _signal(game, signal.SIGTERM)
+        for game in self._games:
+            if game.process is None:
+                continue
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                game.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            while _signal(game, 0) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            _signal(game, signal.SIGKILL)
+            game.process.wait(timeout=5.0)
+            self._guard.forget(game.process)
+        self._guard.close()
+        for game in self._games:
+            game.output.close(keep=game.has_failed)
+        self._outputs.close()
+
+    def _start(self, game: _Game) -> None:
+        output = game.output.begin()
+        game.process = self._guard.start(game.argv, folder=self._folder, stdout=output, stderr=output)
+        game.started_at, game.held_s = time.monotonic(), clock.held_s()
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(_LOOK_S):
+            now = time.monotonic()
+            for game in self._games:
+                self._read(game)
+            for game in self._games if not clock.is_held() else ():
+                if game.process is not None and game.process.poll() is not None:
+                    self._ended(game, now)
+                elif game.process is None and now >= game.restart_at:
+                    self._restart(game, now)
+
+    def _restart(self, game: _Game, now: float) -> None:
+        self.restarts += 1
+        try:
+            self._start(game)
+        except StartupError as error:
+            self._fail(error.message, error.message)
+            game.restart_at = now + _LAST_RESTART_S
+
+    def _read(self, game: _Game) -> None:
+        self.messages.extend(line[:_LONGEST_LINE] for line in game.output.newest())
+
+    def _fail(self, line: str, error: str, last: Sequence[str] = ()) -> None:
+        self.failures += 1
+        self.messages.append(line)
+        self._failed(line)
+        if error not in self._seen and len(self._seen) < _MOST_ERRORS:
+            self._seen.add(error)
+            self._say("\n".join([f"{line}; its last lines:", *last] if last else [line]))
+
+    def _ended(self, game: _Game, now: float) -> None:
+        """A game that ran for a while starts again at once; one that keeps dying waits longer each time.
+
+        A game that gives up while a debugger's prompt stops the door does not count as a failure.
+        """
+        assert game.process is not None
+        _signal(game, signal.SIGKILL)  # its children must not keep playing next to its successor
+        self._guard.forget(game.process)
+        self._read(game)
+        lived_s = now - game.started_at
+        game.backoff_s = _FIRST_RESTART_S if lived_s > 30.0 else min(_LAST_RESTART_S, game.backoff_s * 2)
+        game.restart_at = now + game.backoff_s
+        error, last = game.output.said()
+        line = f"a gamecore ended with status {game.process.returncode} after {lived_s:.0f} s"
+        line += f"; it said: {error[:_LONGEST_LINE]}; its whole output: {game.output.path}" if error else ""
+        if game.process.returncode and game.held_s == clock.held_s():
+            game.has_failed = game.has_failed or bool(error)
+            self._fail(line, error, last)
+        else:
+            self.messages.append(line)
+        game.process = None
+
+
+def filled(command: str, urls: Mapping[str, str], *, door: str, index: int) -> list[str]:
+    """Splits a gamecore's command into words and fills in its placeholders.
+
+    Args:
+        command: a command in shell syntax. ``{url}`` becomes the URL of ``door``; ``{http_url}``, ``{ws_url}``,
+            ``{tcp_url}`` and ``{grpc_url}`` that of the named door; ``{index}`` the gamecore's number. URLs need no
+            quotes.
+        urls: URL of each open door by name.
+        door: the door of ``{url}``.
+        index: number of the gamecore.
+
+    Raises:
+        ConfigError: the command has an open quote, or a backslash at its end.
+        StartupError: the command names a door that is not open.
+    """
+    try:
+        words = [word.replace("{index}", str(index)) for word in shlex.split(command)]
+    except ValueError as error:
+        raise ConfigError(f"gamecore {command!r} is not a valid command line: {error}") from None
+    for mark, name in (("{url}", door), *((f"{{{name}_url}}", name) for name in ("http", "ws", "tcp", "grpc"))):
+        if mark not in command:
+            continue
+        if name not in urls:
+            raise StartupError(
+                f"gamecore {command!r} plays by {name}, which is not open; open doors: {', '.join(urls) or 'no doors'}"
+            )
+        words = [word.replace(mark, urls[name]) for word in words]
+    return words
+
+
+def _signal(game: _Game, number: int) -> bool:
+    """Signals the process and its children, which may outlive it: it leads a process group.
+
+    Returns:
+        Whether a process of the group exists; signal 0 only checks.
+    """
+    if game.process is None:
+        return False
+    try:
+        os.killpg(game.process.pid, number)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,231 @@
+"""The result of a training job: its numbers, its summary, and the version that it registered.
+
+It is the same for every host. Knows nothing of where a job ran.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from brayx.errors import BrayxError, ModelError, ModelNotFound
+from brayx.jobs.champion import best_of, register_best
+from brayx.jobs.config import JobConfig, pool_name
+from brayx.jobs.progress import milliseconds, number
+from brayx.logs import one_line
+from brayx.metrics import games_text, significant
+from brayx.metrics.totals import FAILED_IN_WINDOW, GAMES
+from brayx.model.build import build_model
+from brayx.tracking import Trial
+from brayx.trainer.config import TrainerConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from brayx.trainer.loop import Summary
+
+LATE = "after training, while its results were written: the same command resumes this trial"
+"""Note of a late interrupt: when it came, and what to do."""
+STEPS_THIS_RUN = "rollout_steps_this_run"
+"""Transitions that rollout workers have collected since this command started."""
+_KEEP_AFTER_ERROR_S = 10.0
+"""Time limit for copying recordings of a training that an error ended."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The result of a training job.
+
+    Attributes:
+        trial: the trial in MLflow.
+        numbers: the last snapshot of every metric.
+        finished: False if it was interrupted; it can be resumed.
+        pool_name, version: the registered version; version None if no checkpoint was good enough.
+        seconds: time spent playing and learning, without start and shutdown.
+        curve: ``(env steps, mean return of the last 100 games)``.
+        outcome: a message that says whether the version is the champion, and if not, why; empty if interrupted. For a
+            league, its standings, also if interrupted.
+        reason: ``num_steps``, ``target_return`` or ``stream_ended``; empty if interrupted.
+        began: start of ``seconds``, on the monotonic clock.
+        errors: losses, one line per cause, see `brayx.jobs.progress.error_lines`.
+        ended: why training ended, in one line, see `end_reason`.
+    """
+
+    trial: Trial
+    numbers: dict[str, float]
+    finished: bool
+    pool_name: str
+    version: int | None
+    seconds: float
+    curve: list[tuple[int, float]]
+    outcome: str
+    reason: str = ""
+    began: float = 0.0
+    errors: tuple[str, ...] = ()
+    ended: str = ""
+
+    def __repr__(self) -> str:
+        return self.summary()
+
+    @property
+    def reference(self) -> str:
+        """The registered version as ``models:/NAME/VERSION``, to serve it even if another version is champion.
+
+        Raises:
+            ModelNotFound: no version was registered.
+        """
+        if self.version is None:
+            raise ModelNotFound(f"trial {self.trial.name!r} registered no version: {self.outcome or self.ended}")
+        return f"models:/{self.pool_name}/{self.version}"
+
+    def plot(self) -> Figure:
+        """The mean return of the last 100 games over env steps, as a matplotlib figure."""
+        from brayx.jobs.evaluate import draw_curve
+
+        return draw_curve(self.curve, title=self.trial.project)
+
+    def summary(self) -> str:
+        """The summary for the user; its last line is the reason why training ended."""
+        get = self.numbers.get
+        state = "finished" if self.finished else "interrupted (the same command resumes it)"
+        took = f"{self.seconds:.0f} s of training, without its start"
+        lines = [
+            f"trial {self.trial.name!r} of project {self.trial.project!r}: {state} after {took}",
+            f"  {get('env_steps', 0):,.0f} env steps, {get(GAMES, 0):,.0f} games",
+        ]
+        shown = ("; ".join([*self._rates(), *self._lag()]), *self.errors, *self.outcome.splitlines(), self._ended())
+        lines += [f"  {line}" for line in shown if line]
+        return "\n".join(lines)
+
+    def _lag(self) -> list[str]:
+        lag = self.numbers.get("lag_versions")  # missing in imitation, where no version of the model acted
+        return [] if lag is None else [f"weights were {number(lag, '.1f')} versions old when learned from"]
+
+    def _ended(self) -> str:
+        """Why training ended, and how many of the last 100 games failed, which have no return."""
+        failed = self.numbers.get(FAILED_IN_WINDOW, 0)
+        if not (self.finished and failed):
+            return self.ended
+        return f"{self.ended}; {failed:.0f} more {'game' if failed == 1 else 'games'} failed"
+
+    def _rates(self) -> list[str]:
+        get, seconds = self.numbers.get, max(self.seconds, 1e-9)
+        ticks, steps = get("ticks_this_run", 0), get(STEPS_THIS_RUN, 0)
+        rollouts = [f"{steps / seconds:,.0f} env steps/s of rollout workers"] if steps else []
+        door = (
+            f"{ticks / seconds:,.0f} ticks/s through the door; "
+            f"a tick took the actor {milliseconds(get('tick_seconds.run.p50'))} ms (p50), "
+            f"{milliseconds(get('tick_seconds.run.p99'))} ms (p99)"
+        )
+        return [*rollouts, *([door] if ticks else [])]
+
+
+def end_reason(config: TrainerConfig, learned: Summary | None) -> str:
+    """One line on why a training ended, with the return and the number of games of its last checkpoint.
+
+    After ``target_return`` that checkpoint is the best one, which `promote` registers. Otherwise an earlier one may be
+    better, and the message of `promote` names both.
+
+    Args:
+        config: options of the trainer.
+        learned: the learner's summary; None: it was interrupted, and the same command resumes it.
+    """
+    if learned is None:
+        return "interrupted; the same command resumes this trial"
+    over = f"over the last {games_text(learned.return_games)}"
+    few = f"fewer than {config.target_games} games (`target_games`) were finished"
+    played = f"mean return {significant(learned.return_mean)} {over}" if learned.return_games else few
+    if learned.reason == "target_return":
+        return f"target_return {config.target_return:g} reached {over}: mean return {significant(learned.return_mean)}"
+    if learned.reason == "num_steps":
+        return f"num_steps {config.num_steps:,} reached: {played}"
+    return f"no more transitions to learn from: {played}"
+
+
+def mark_unfinished(trial: Trial, error: BaseException | None, learned: bool) -> None:
+    """Marks the trial in MLflow as failed after an error, or as killed after Ctrl-C, with a note if it came late."""
+    if isinstance(error, KeyboardInterrupt) and learned:
+        error.add_note(LATE)
+    if error is not None:
+        trial.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+
+
+def keep_recordings(
+    job: JobConfig,
+    since_s: float,
+    say: Callable[[str], None],
+    call: Callable[..., Any],
+    until_s: float = math.inf,
+) -> None:
+    """Copies the recordings that ``recording.to_trial`` chooses to the artifacts of the trial. Does not raise.
+
+    Args:
+        job: the job.
+        since_s: start of the training, in seconds since 1970.
+        say: prints a line: what was copied, or why nothing was.
+        call: runs ``function(trial, *args)`` in the process that has the trial, and returns its result.
+        until_s: as for `log_extremes`.
+    """
+    config = job.recording
+    if config is None or not config.to_trial:
+        return
+    from brayx.recording.trials import log_extremes  # imports Arrow, which is slow
+
+    try:
+        sessions, left, address = call(log_extremes, config.absolute().folder, config.to_trial, since_s, until_s)
+        more = f"; there was no time for {left} more" if left else ""
+        say(f"{sessions} recorded sessions are artifacts of the trial: {address}{more}")
+    except (BrayxError, OSError) as error:  # a training with a result must not fail here
+        say(f"no recorded session is copied to the trial: {one_line(str(error))}")
+
+
+def keep_after_error(error: BaseException | None, keep: Callable[[float], None]) -> None:
+    """Copies the recordings of a training that an error ended, since they show the cause; does nothing without one.
+
+    Args:
+        error: what ended the training; None: nothing did.
+        keep: `keep_recordings`, of which only ``until_s`` is left to give.
+    """
+    if isinstance(error, Exception):  # Ctrl-C, which is none, has its own time limit
+        keep(time.time() + _KEEP_AFTER_ERROR_S)
+
+
+def promote(
+    job: JobConfig, config: TrainerConfig, say: Callable[[str], None], call: Callable[..., Any]
+) -> tuple[int | None, str]:
+    """Registers the trial's best checkpoint, as champion unless the current champion has a higher return.
+
+    A model that cannot be exported is registered without its ONNX file; brayx itself does not need that file.
+
+    Args:
+        job: the trained job.
+        config: options of its trainer.
+        say: called with a line if the model cannot be exported.
+        call: runs ``function(trial, *args)`` in the process that has the trial, and returns its result.
+
+    Returns:
+        The version, None if no checkpoint had enough games; and a message for the user.
+    """
+    from brayx.engines.base import load_weights
+    from brayx.engines.onnx import standalone
+    from brayx.engines.torch import describe, with_weights
+
+    model, found = config.model, call(best_of)
+    if found is None:
+        if job.sources and not (job.actors or job.rollouts):
+            return None, "not registered: nothing played, so no checkpoint has a return; `runs:/TRIAL` names the newest"
+        few = f"fewer than {config.target_games} games (`target_games`) with an `episode_return`"
+        return None, f"no champion: {few} were seen when its checkpoints were saved"
+    best, folder = found
+    module, example = build_model(job.folder, job.models[model].module, model, job.as_dict())
+    module = with_weights(module, load_weights(folder / "weights.npz"))
+    onnx = None
+    try:
+        onnx = standalone(module, example)
+    except ModelError as error:
+        say(f"the best checkpoint is registered without an ONNX file: {error.message}")
+    version, outcome = call(register_best, best, pool_name(job, model), onnx, describe(module, example))
+    return version, outcome

@@ -1,0 +1,352 @@
+"""Watches a training by its newest numbers: shows them, and gives up one that is stuck or loses too much.
+
+Knows nothing of where the numbers come from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from brayx import clock as deadlines
+from brayx.errors import AgentError, DeadlineExceeded, StartupError
+from brayx.jobs.progress import Progress, error_lines, lost_of
+from brayx.metrics.totals import GAMES, TICKS_THIS_RUN
+
+if TYPE_CHECKING:
+    from brayx.trainer.loop import Summary
+
+FIRST_STEP_TIMEOUT_S = 20.0
+NEXT_STEP_TIMEOUT_S = 180.0
+"""Longest time with errors and no env steps. After the first step it is longer, since a replica may be restarting."""
+_HINT_S = 60.0
+"""Time without an update after which a line explains what the learner waits for."""
+STALLED_TIMEOUT_S = 600.0
+"""Longest time for an update once its data is there, and for the end of the learner once its stream is over. Ranks that
+restart need less."""
+_REQUESTS = ("sessions_started", "ticks", "requests_refused")
+"""Metrics of requests at the door. Env steps alone do not show requests: they may come from rollouts."""
+_LOST_S = 10.0
+"""Time for which too large a share must be lost before training stops, since a replica may be restarting."""
+_FEW = 8
+"""Least number of lost games or fragments that stops a training."""
+_WITHOUT_RETURN = 20
+_HOW_TO_RETURN = (
+    'The body of a stop must say how the game ended: {"obs": ..., "reward": ..., "terminated": true}, or "truncated": '
+    'true at a time limit. An agent of your own must call record("episode_return", ...)'
+)
+_TROUBLE = ("requests_refused", "fragments_dropped", "replay_dropped")
+
+
+class Patience:
+    """Distinguishes a job that cannot learn from a slow one: it has errors and no env steps.
+
+    Args:
+        clock: seconds, for tests.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since = clock()
+        self._steps: float | None = None
+        self._trouble_then = 0.0
+        self._limit_s = FIRST_STEP_TIMEOUT_S
+
+    def is_over(self, numbers: Mapping[str, float], failures: int) -> bool:
+        """Whether to give up.
+
+        Args:
+            numbers: the hub's newest numbers.
+            failures: number of gamecores that have failed so far.
+        """
+        steps = numbers.get("env_steps", 0.0)
+        trouble = failures + _sum_of(_TROUBLE, numbers)
+        if steps != self._steps:
+            if self._steps is not None:
+                self._limit_s = NEXT_STEP_TIMEOUT_S
+            self._steps, self._trouble_then, self._since = steps, trouble, self._clock()
+        return trouble > self._trouble_then and self._clock() - self._since > self._limit_s
+
+    def verdict(self, numbers: Mapping[str, float], last: str) -> str:
+        """The error message: the counts of errors, and the newest error."""
+        came = ", ".join(f"{name} {value:.0f}" for name, value in numbers.items() if name.split(".")[0] in _TROUBLE)
+        waited = f"no env step has arrived for {self._clock() - self._since:.0f} s"
+        return f"{waited}, only errors ({came or 'gamecores ended'}); the last: {last or 'see the log'}"
+
+
+class Silence:
+    """Detects a door to which no game connects: a wrong URL, or a game that waits for something.
+
+    In a job that starts no gamecores, games connect by themselves, at any time: then it only gives advice.
+
+    Args:
+        gamecores: number of gamecores that the job starts.
+        clock: seconds, for tests.
+        urls: URLs of the doors; empty: the job has none, or other data, too.
+    """
+
+    def __init__(self, gamecores: int, clock: Callable[[], float] = time.monotonic, urls: Sequence[str] = ()) -> None:
+        self._gamecores, self._urls = gamecores, urls
+        self._clock = clock
+        self._since = clock()
+        self._silent, self._hinted = gamecores > 0 or bool(urls), False
+        self._requests_before: float | None = None
+
+    def is_over(self, numbers: Mapping[str, float]) -> bool:
+        """Whether to give up, by the newest numbers: no request has come for `NEXT_STEP_TIMEOUT_S` from the start.
+
+        A resumed trial continues its counts, so the first numbers may include requests of an earlier run. Ticks of this
+        run and active sessions always show that requests came.
+        """
+        requests = _sum_of(_REQUESTS, numbers)
+        if self._requests_before is None:
+            self._requests_before = requests
+        came = numbers.get(TICKS_THIS_RUN) or numbers.get("sessions_active") or requests != self._requests_before
+        self._silent = self._silent and not came
+        return self._silent and self._gamecores > 0 and self._clock() - self._since > NEXT_STEP_TIMEOUT_S
+
+    def hint(self, numbers: Mapping[str, float]) -> str:
+        """Advice, once, after `FIRST_STEP_TIMEOUT_S`; empty otherwise. A game may take long to load."""
+        if self.is_over(numbers) or not self._silent or self._hinted:
+            return ""
+        self._hinted = self._clock() - self._since > FIRST_STEP_TIMEOUT_S
+        return self.verdict() if self._hinted else ""
+
+    def verdict(self) -> str:
+        """The error message, or the advice."""
+        why = (
+            "does the game connect to the URL of its command, and by the protocol of that URL?"
+            if self._gamecores
+            else f"this job starts no games, so yours must connect to one of {', '.join(self._urls)};"
+        )
+        waited = f"no request has come to the door for {self._clock() - self._since:.0f} s"
+        return f"{waited}: {why} `brayx doctor URL` tries the door"
+
+
+class Losses:
+    """Detects errors that take too large a share of the games or fragments.
+
+    Args:
+        max_share: ``trainer.max_lost_share``; None: any share is allowed.
+        clock: seconds, for tests.
+    """
+
+    def __init__(self, max_share: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_share = 1.0 if max_share is None else max_share
+        self._clock = clock
+        self._since: float | None = None
+
+    def is_over(self, numbers: Mapping[str, float]) -> bool:
+        """Whether to give up, by the hub's newest numbers."""
+        worst = max((lost / of for _, lost, of in lost_of(numbers) if of >= _FEW), default=0.0)
+        if worst <= self._max_share:
+            self._since = None
+        elif self._since is None:
+            self._since = self._clock()
+        return self._since is not None and self._clock() - self._since >= _LOST_S
+
+    def verdict(self, errors: Sequence[str]) -> str:
+        """The error message; ``errors`` are from `brayx.jobs.progress.error_lines`."""
+        why = "; ".join(errors) or "see the log"
+        return f"errors take more than trainer.max_lost_share {self._max_share:g} allows: {why}"
+
+
+def _sum_of(metrics: Sequence[str], numbers: Mapping[str, float]) -> float:
+    """The sum of some metrics over all their labels."""
+    return sum(value for name, value in numbers.items() if name.partition(".")[0] in metrics)
+
+
+class Returns:
+    """Detects games that stop without a return: the model learns from them, but nobody sees how well it plays."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, float] | None = None
+        self._hinted = False
+
+    def hint(self, numbers: Mapping[str, float], notes: Mapping[str, str]) -> str:
+        """Advice after `_WITHOUT_RETURN` such games in this run, if at least a quarter of games are such; once.
+
+        A smaller share is normal, because an interrupted game has no return.
+        """
+        counts = numbers.get("games_without_return", 0.0), numbers.get(GAMES, 0.0)
+        if self._before is None:
+            self._before = counts
+        without, games = (count - before for count, before in zip(counts, self._before, strict=True))
+        if self._hinted or without < _WITHOUT_RETURN or 3 * without < games:
+            return ""
+        self._hinted = True
+        return (
+            f"{without:.0f} games stopped without a return; the newest: {notes.get('games_without_return', '-')}. "
+            f"{_HOW_TO_RETURN}"
+        )
+
+
+class Pace:
+    """Distinguishes a learner that hangs from one that waits for games: enough data has come, and no update follows.
+
+    Args:
+        batch_steps: transitions that an update needs.
+        clock: seconds, for tests.
+    """
+
+    def __init__(self, batch_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        # Twice, as one batch may be on its way to being full when the other is given.
+        self._enough = 2 * batch_steps
+        self._clock = clock
+        self._moved: tuple[float | None, ...] = ()
+        self._steps_then = 0.0
+        self._since: float | None = None
+        self._first_step: float | None = None
+        self._has_warned = False
+
+    def is_over(self, numbers: Mapping[str, float]) -> bool:
+        """Whether to give up, by the hub's newest numbers."""
+        steps = numbers.get("env_steps", 0.0)
+        moved = (numbers.get("updates"), numbers.get("policy_version"))
+        if moved != self._moved:
+            self._moved, self._steps_then, self._since, self._has_warned = moved, steps, None, False
+        elif self._since is None and steps - self._steps_then >= self._enough:
+            self._since = self._clock()
+        return self._since is not None and self._clock() - self._since > STALLED_TIMEOUT_S
+
+    def hint(self, numbers: Mapping[str, float]) -> str:
+        """A line about a long wait for the first update, or for an overdue one; empty if there is nothing new. Call it
+        after `is_over`."""
+        now, steps, updates = self._clock(), numbers.get("env_steps", 0.0), numbers.get("updates", 0.0)
+        if self._first_step is None and steps:
+            self._first_step = now
+        if self._has_warned:
+            return ""
+        if self._since is not None and now - self._since > _HINT_S:
+            self._has_warned = True
+            return (
+                f"no update for {now - self._since:.0f} s, though {steps - self._steps_then:.0f} env steps have come "
+                f"since update {updates:.0f}; after {STALLED_TIMEOUT_S:g} s of this the job gives up"
+            )
+        if self._since is None and not updates and self._first_step is not None and now - self._first_step > _HINT_S:
+            self._has_warned = True
+            return f"no update yet: {steps:.0f} env steps have come, and the first takes {self._enough // 2} or more"
+        return ""
+
+    def verdict(self, numbers: Mapping[str, float]) -> str:
+        """The error message."""
+        since = self._clock() - (self._since or 0.0)
+        return (
+            f"the learner hangs: {numbers.get('env_steps', 0.0) - self._steps_then:.0f} env steps have come since its "
+            f"update {numbers.get('updates', 0.0):.0f}, enough for the next one {since:.0f} s ago"
+        )
+
+
+class Players(Protocol):
+    """What plays: the job's gamecores, or a rollout, on any host."""
+
+    @property
+    def failures(self) -> int:
+        """How often one has failed so far."""
+
+    @property
+    def messages(self) -> Sequence[str]:
+        """The newest lines about failures."""
+
+    @property
+    def running(self) -> int:
+        """How many are alive."""
+
+
+class Games(Players, Protocol):
+    """The job's gamecores; as a text, what each was started with."""
+
+    @property
+    def num(self) -> int:
+        """How many the job starts; 0: games connect by themselves, at any time."""
+
+
+class Learner(Protocol):
+    """A learner in the background, on any host."""
+
+    def result(self, timeout_s: float | None = None) -> Summary | None:
+        """The learner's summary; None if it has not ended within ``timeout_s``. Raises its error."""
+
+    def state(self) -> str:
+        """The learner's state, in a few words."""
+
+
+class Watch:
+    """One training under watch.
+
+    Args:
+        progress: shows the numbers.
+        learner: describes what it is waiting for.
+        games: the job's gamecores.
+        rollouts: what else plays.
+        batch_steps: transitions that an update needs.
+        max_lost_share: as for `Losses`.
+        urls: URLs of the doors; empty: the job has none, or other data, too.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        learner: Learner,
+        games: Games,
+        rollouts: Sequence[Players],
+        batch_steps: int,
+        max_lost_share: float | None,
+        urls: Sequence[str] = (),
+    ) -> None:
+        self._progress = progress
+        self._learner = learner
+        self._games = games
+        self._rollouts = rollouts
+        self._patience, self._silence = Patience(deadlines.now), Silence(games.num, deadlines.now, urls)
+        self._pace, self._losses = Pace(batch_steps, deadlines.now), Losses(max_lost_share, deadlines.now)
+        self._returns = Returns()
+
+    def look(self, numbers: Mapping[str, float], notes: Mapping[str, str]) -> None:
+        """Shows the newest numbers, and ends a training that cannot go on.
+
+        Args:
+            numbers, notes: from `brayx.tracking.hub.Hub.snapshot` and `brayx.tracking.hub.Hub.notes`.
+
+        Raises:
+            AgentError: errors take too large a share of the games or fragments.
+            StartupError: no data arrives, only errors; or no game connects.
+            DeadlineExceeded: enough data arrives, but the learner makes no update.
+        """
+        games, say = self._games, self._progress.say
+        errors = error_lines(numbers, notes)
+        messages = [message for players in (games, *self._rollouts) for message in players.messages]
+        last = messages[-1] if messages else ""
+        newest = f"{games}; " + (f"the newest message of one: {last}" if last else "none has written a message")
+        if hint := self._silence.hint(numbers):
+            say(f"{hint}; {newest}" if games.num else hint)
+        if hint := self._returns.hint(numbers, notes):
+            say(hint)
+        workers = sum(rollout.running for rollout in self._rollouts)
+        self._progress.update(numbers, gamecores=games.running, workers=workers, note=last, errors=errors)
+        if self._silence.is_over(numbers):
+            raise StartupError(f"{self._silence.verdict()}; {newest}")
+        failures = games.failures + sum(rollout.failures for rollout in self._rollouts)
+        if self._patience.is_over(numbers, failures):
+            raise StartupError(self._patience.verdict(numbers, "; ".join(errors) or last))
+        if self._losses.is_over(numbers):
+            raise AgentError(self._losses.verdict(errors))
+        if self._pace.is_over(numbers):
+            raise DeadlineExceeded(self._pace.verdict(numbers))
+        if hint := self._pace.hint(numbers):
+            say(f"{hint}; the learner {self._learner.state()}")
+
+
+def last_of(learner: Learner) -> Summary:
+    """Waits for a learner whose stream is over to save its last checkpoint and end.
+
+    Raises:
+        BrayxError: its error.
+        DeadlineExceeded: it hangs.
+    """
+    summary = learner.result(STALLED_TIMEOUT_S)
+    if summary is None:
+        late = f"the learner has not ended within {STALLED_TIMEOUT_S:g} s after the last batch"
+        raise DeadlineExceeded(f"{late}; it {learner.state()}")
+    return summary

@@ -1,0 +1,118 @@
+"""Sources of the weights of served models: a registered version, by an alias or a number. Imports no Ray."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from brayx.engines import FROZEN
+from brayx.errors import ModelNotFound
+from brayx.jobs.config import JobConfig, pool_name
+from brayx.model.arms import Followed
+from brayx.model.config import ModelConfig
+from brayx.tracking import find, local_files
+
+logger = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """The source of a model's weights: a weight store, a checkpoint, or neither (as built).
+
+    Attributes:
+        store: name of the weight store's Ray actor.
+        checkpoint: folder with ``weights.npz`` and ``meta.json``, or ``models:/name/3`` of a registry.
+        tracking: MLflow's URI, of such a reference.
+        version: of a registered checkpoint, the version that sessions act with; None: as its files say.
+        followed: the alias it is served by, which may move; None: the version stays.
+        name: in the registry, of a model that is served from there.
+    """
+
+    store: str = ""
+    checkpoint: str = ""
+    tracking: str = ""
+    version: int | None = None
+    followed: Followed | None = None
+    name: str = ""
+
+
+def pooled(job: JobConfig, model: str, uri: str, reference: str = "") -> WeightSource:
+    """The registered version of a model: the one ``reference`` names, else the champion, else none: as built.
+
+    Raises:
+        TrackingError: there is no version ``reference``, or the registry cannot be read.
+    """
+    named = reference or f"models:/{pool_name(job, model)}@champion"
+    followed = _followed(job.models[model], named)
+    try:
+        entry = find(named, uri)
+        # Files that are not local are a replica's to download: it may be on another node, or start long after this.
+        checkpoint = str(local_files(entry, uri) or f"models:/{entry.name}/{entry.version}")
+        return WeightSource(
+            checkpoint=checkpoint, tracking=uri, version=entry.version, followed=followed, name=entry.name
+        )
+    except ModelNotFound as error:
+        if reference:
+            raise
+        logger.warning("serving model %r untrained: %s", model, error)
+        return WeightSource(followed=followed, name=pool_name(job, model))
+
+
+def sources_of(job: JobConfig, uri: str, references: Mapping[str, str]) -> dict[str, WeightSource]:
+    """The source of each model of a served job.
+
+    Args:
+        job: the job.
+        uri: tracking URI.
+        references: registered version of some models, as for `pooled`.
+
+    Raises:
+        TrackingError: a version does not exist, or the registry cannot be read.
+    """
+    return {name: pooled(job, name, uri, references.get(name, "")) for name in job.models}
+
+
+def followed_by(sources: Mapping[str, WeightSource]) -> dict[str, Followed]:
+    """The models that follow an alias."""
+    return {name: source.followed for name, source in sources.items() if source.followed is not None}
+
+
+def pool_args(
+    job: JobConfig, uri: str, sources: Mapping[str, WeightSource], others: Mapping[str, Followed] | None = None
+) -> tuple[str, str, dict[str, Followed]]:
+    """The `Pool` that models are served from: its arguments. Results by arm are logged if there is a canary.
+
+    Args:
+        job: the job.
+        uri: tracking URI.
+        sources: source of each model.
+        others: models that follow no alias, and whose versions are requested.
+    """
+    followed = {**(others or {}), **followed_by(sources)}
+    return uri, job.project if any(of.canary for of in followed.values()) else "", followed
+
+
+def registered(sources: Mapping[str, WeightSource], followed: Mapping[str, Collection[int]]) -> dict[str, list[str]]:
+    """The registered versions that a new session may get, by model: ``models:/NAME/VERSION``; none: it is as built.
+
+    Args:
+        sources: source of every model.
+        followed: the versions of those that are served by an alias.
+    """
+    versions = {name: followed.get(name, [source.version or 0]) for name, source in sources.items()}
+    return {
+        name: [f"models:/{sources[name].name}/{version}" for version in sorted(of) if version]
+        for name, of in versions.items()
+    }
+
+
+def _followed(config: ModelConfig, reference: str) -> Followed | None:
+    """Options to follow the alias of a model served by ``reference``; None: a fixed version, or a frozen engine."""
+    name, _, alias = reference.removeprefix("models:/").partition("@")
+    if not alias or config.follow_s is None or config.engine in FROZEN:
+        return None
+    canary = config.canary
+    if canary is None:
+        return Followed(name, alias, every_s=config.follow_s)
+    return Followed(name, alias, canary.alias, canary.share, config.follow_s)

@@ -1,0 +1,173 @@
+"""The gate's check: the user's function that scores a candidate's weights.
+
+`score` calls the function. `GateCheck` does so in a separate process, so that neither ticks nor learners wait for it;
+`main` runs there. Knows nothing of games.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from brayx.children import start_module
+from brayx.components import load
+from brayx.errors import BrayxError, LeagueError, first_line
+from brayx.league.config import GateConfig
+from brayx.league.gates import Verdict
+from brayx.league.member import Member
+from brayx.shutdown import leave
+from brayx.types import Weights
+
+log = logging.getLogger(__name__)
+
+_DEADLINE_S = 600.0
+"""Maximum time of one check."""
+_NICE = 5
+"""Niceness of the process: training has priority."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Everything that a check needs, besides the weights.
+
+    Attributes:
+        gate: the gate's options, with a ``check``.
+        folder: searched first for the studio's modules.
+        model: name of the model component.
+        job: the whole job as plain dicts.
+    """
+
+    gate: GateConfig
+    folder: str
+    model: str
+    job: Mapping[str, Any]
+
+
+def score(of: Checked, weights: Weights) -> float:
+    """Scores weights with the gate's ``check``; less is better.
+
+    Raises:
+        ConfigError: the function does not exist.
+        BadWeights: the weights do not fit the model.
+        LeagueError: the function raised, or returned no finite number.
+    """
+    from brayx.engines.torch import with_weights
+    from brayx.model.build import acting_model
+
+    assert of.gate.check is not None
+    module, _, function = of.gate.check.rpartition(".")
+    check = load(module, function, of.folder)
+    built, _ = acting_model(of.folder, of.job[of.model]["module"], of.model, of.job)
+    try:
+        found = float(check(with_weights(built, weights).eval().requires_grad_(False), of.job))
+    except BrayxError:
+        raise
+    except Exception as error:
+        raise LeagueError(f"check {of.gate.check} raised {type(error).__name__}: {first_line(error)}") from error
+    if not math.isfinite(found):
+        raise LeagueError(f"check {of.gate.check} returned {found}, expected a finite number")
+    return found
+
+
+def verdict(gate: GateConfig, found: float) -> Verdict:
+    """Whether a candidate with this score may become champion."""
+    assert gate.at_most is not None
+    if found <= gate.at_most:
+        return Verdict(True, f"{gate.check} is {found:.4g}, at most {gate.at_most:g}")
+    return Verdict(False, f"{gate.check} is {found:.4g}, expected at most {gate.at_most:g}")
+
+
+class GateCheck:
+    """Checks each candidate once, one at a time.
+
+    Args:
+        of: the league's part of the check.
+        weights: reads the weights of a registered version; called in a thread.
+        record: records each score.
+    """
+
+    def __init__(self, of: Checked, weights: Callable[[int], Weights], record: Callable[[float], None]) -> None:
+        self._of, self._weights, self._record = of, weights, record
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="brayx-check")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+        self._running: dict[Member, Future[float]] = {}
+        self._verdicts: dict[Member, Verdict] = {}
+
+    def verdict(self, candidate: Member) -> Verdict | None:
+        """Whether a candidate passes the check; None: the check still runs, so call again later.
+
+        If the check fails, the candidate does not pass, and the verdict says why.
+        """
+        known = self._verdicts.get(candidate)
+        if known is not None or self._closed:
+            return known
+        if candidate not in self._running:
+            self._running[candidate] = self._threads.submit(self._checked, candidate)
+        if not self._running[candidate].done():
+            return None
+        try:
+            found = self._running.pop(candidate).result()
+            self._record(found)
+            known = verdict(self._of.gate, found)
+        except BrayxError as error:
+            known = Verdict(False, f"its check failed: {error.message}")
+        self._verdicts[candidate] = known
+        return known
+
+    def close(self) -> None:
+        """Ends the process. Idempotent."""
+        self._closed = True
+        if self._process is not None:
+            self._process.kill()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _checked(self, candidate: Member) -> float:
+        """Scores a candidate in a process; runs in the thread."""
+        request = pickle.dumps((self._of, self._weights(candidate.version)))
+        self._process = start_module("brayx.league.check")
+        try:
+            if self._closed:
+                self._process.kill()
+            reply, _ = self._process.communicate(request, timeout=_DEADLINE_S)
+            found, error = pickle.loads(reply)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise LeagueError(f"check {self._of.gate.check} took more than {_DEADLINE_S:.0f} s") from None
+        except (OSError, EOFError, pickle.UnpicklingError):
+            code = self._process.wait()
+            raise LeagueError(f"the process of check {self._of.gate.check} ended with {code}") from None
+        if error is not None:
+            raise error
+        assert isinstance(found, float)
+        return found
+
+
+def main() -> int:
+    """Reads weights from standard input; writes their score, or the error, to standard output."""
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    answer = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # prints must not mix with the answer
+    reply: tuple[float | None, BrayxError | None]
+    try:
+        reply = score(*pickle.load(sys.stdin.buffer)), None
+    except BrayxError as error:
+        reply = None, error
+    with contextlib.suppress(BrokenPipeError):
+        pickle.dump(reply, answer)
+        answer.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,0 +1,180 @@
+"""Which league a command means: one rule for the commands that show, match, calibrate, promote and serve.
+
+The newest league is the one with the newest snapshot, wherever it trains. Leagues without a snapshot come last, the
+latest started first. Knows nothing of what the books hold.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from brayx.errors import ConfigError, LeagueError
+from brayx.league.files import PLAYER_TAG, books_file
+from brayx.tracking import Trial
+from brayx.tracking.finding import newest_runs
+from brayx.tracking.store import client_of, telling
+from brayx.tracking.trial import PARENT_TAG
+from brayx.urls import sqlite_path
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+_SNAPSHOTS_A_PAGE = 200
+_TRIALS_NAMED = 10
+"""Maximum trials that a message names."""
+
+
+def newest_league(uri: str, project: str = "", trial: str = "", *, model: str = "") -> Trial:
+    """The trial of the newest league.
+
+    Args:
+        uri: tracking URI.
+        project: only leagues of this project; empty: of any.
+        trial: only the league of this trial, by its name or id; empty: any.
+        model: look only at snapshots that are versions of this registered model; empty: at all.
+
+    Raises:
+        ConfigError: there is none; the message says where leagues were looked for, what is there, and what to do.
+        TrackingError: the store cannot be read.
+    """
+    if (path := sqlite_path(uri)) is not None and not path.exists():
+        raise ConfigError(
+            f"no league: there is no MLflow database {path}. Run the command in the folder where `brayx train` ran, or "
+            f"name its database with --tracking",
+            file=str(path),
+        )
+    others: list[str] = []
+    for league in leagues(uri, project, model):
+        if trial in ("", league.name, league.run_id):
+            return league
+        others.append(league.name)
+    of = f" of project {project!r}" if project else ""
+    if others:
+        there = ", ".join(dict.fromkeys(others))
+        raise ConfigError(f"no league{of} has the trial {trial!r}; there are: {there} in {uri}")
+    _, runs = newest_runs(uri, project)  # names the projects, if there is none of this name
+    names = list(dict.fromkeys(run.info.run_name or run.info.run_id for run in runs))
+    there = ", ".join(names[:_TRIALS_NAMED]) + (" ..." if len(names) > _TRIALS_NAMED else "")
+    which = f"none of its trials ({there}) has" if names else "it has no trial with"
+    raise ConfigError(
+        f"there is no league{of} in {uri}: {which} a registered snapshot, or books in {_books_folder(uri)}. Train one "
+        "with `brayx train`, or name another database with --tracking"
+    )
+
+
+def leagues(uri: str, project: str = "", model: str = "") -> Iterator[Trial]:
+    """All leagues of a store, the newest first; arguments and errors as for `newest_league`.
+
+    Leagues without a snapshot are known by their books, so they are only those of this machine.
+    """
+    seen: set[str] = set()
+    for run_id in _snapshot_runs(uri, model):
+        parent = parent_of(uri, run_id)
+        if parent is None or parent in seen:
+            continue
+        seen.add(parent)
+        league = _league(uri, parent)
+        if league is not None and project in ("", league.project):
+            yield league
+    projects, runs = newest_runs(uri, project)
+    for run in runs:
+        if PARENT_TAG in run.data.tags or run.info.run_id in seen:
+            continue
+        league = Trial(uri, run.info.run_id, projects[run.info.experiment_id], run.info.run_name or "")
+        if books_file(league).exists():
+            yield league
+
+
+def league_of(run_id: str, uri: str) -> Trial:
+    """The league's trial of a snapshot, by the trial of the player that the snapshot is of.
+
+    Raises:
+        LeagueError: that trial is in no league.
+        TrackingError: the store cannot be read.
+    """
+    player = Trial.attach(uri, run_id)
+    parent = player.tags().get(PARENT_TAG)
+    if parent is None:
+        raise LeagueError(f"trial {player.name!r} (run {run_id}) belongs to no league", run_id=run_id)
+    return Trial.attach(uri, parent)
+
+
+def books_of(trial: Trial) -> Path:
+    """The file of a league's books.
+
+    Raises:
+        LeagueError: it is not here; the message says where it was looked for, and what to do.
+    """
+    file = books_file(trial)
+    if not file.exists():
+        raise LeagueError(
+            f"the books of league {trial.name!r} of project {trial.project!r} are not here: there is no {file}. Run "
+            "the command in the folder where the league trained, or copy the folder `leagues` from there",
+            file=str(file),
+        )
+    return file
+
+
+def _snapshot_runs(uri: str, model: str) -> Iterator[str]:
+    """Trials of the registered snapshots, that of the newest first, each once."""
+    seen, page = set(), ""
+    which = f"tags.`{PLAYER_TAG}` != ''" + (f" and name = '{model}'" if model else "")
+    while True:
+        with telling(f"cannot read the snapshots in {uri}"):
+            found = client_of(uri).search_model_versions(
+                which,
+                max_results=_SNAPSHOTS_A_PAGE,
+                order_by=["creation_timestamp DESC", "version_number DESC"],
+                page_token=page or None,
+            )
+        for run_id in (str(each.run_id) for each in found):
+            if run_id not in seen:
+                seen.add(run_id)
+                yield run_id
+        page = found.token or ""
+        if not page:
+            return
+
+
+@functools.lru_cache(10_000)
+def parent_of(uri: str, run_id: str) -> str | None:
+    """The run of a player's league, or the run itself if it has no parent; None: `mlflow gc` has removed it.
+
+    Neither changes, and services ask every few seconds: it is read once.
+
+    Raises:
+        TrackingError: the store cannot be read.
+    """
+    player = _run(uri, run_id)
+    return None if player is None else player.data.tags.get(PARENT_TAG, run_id)
+
+
+def _league(uri: str, run_id: str) -> Trial | None:
+    """A league's trial; None: it has been deleted."""
+    league = _run(uri, run_id)
+    if league is None or league.info.lifecycle_stage != "active":
+        return None
+    with telling(f"cannot read trial {run_id!r} from {uri}"):
+        project = client_of(uri).get_experiment(league.info.experiment_id).name
+    return Trial(uri, league.info.run_id, project, league.info.run_name or "")
+
+
+def _run(uri: str, run_id: str) -> Run | None:
+    """A run of the store; None: there is none."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+
+    with telling(f"cannot read trial {run_id!r} from {uri}"):
+        try:
+            return client_of(uri).get_run(run_id)
+        except MlflowException as error:
+            if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+                return None
+            raise
+
+
+def _books_folder(uri: str) -> Path:
+    return books_file(Trial(uri, "RUN_ID", "", "")).parents[1]

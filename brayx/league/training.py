@@ -1,0 +1,561 @@
+"""The training of a league, on every host: snapshots, champions, learners that fail or restart, charts.
+
+Knows nothing of sessions, or of where the league and its learners run: the host has both.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from brayx.engines.base import check_weights, layout_of, load_weights, save_weights
+from brayx.engines.torch import module_weights
+from brayx.errors import BadWeights, BrayxError, ConfigError, StartupError, TrackingError
+from brayx.jobs.config import JobConfig, only, pool_name
+from brayx.league import snapshots
+from brayx.league.champion import registered_weights, set_champion
+from brayx.league.charts import draw_league, keep_curves
+from brayx.league.check import Checked, GateCheck
+from brayx.league.files import DIGEST_TAG, PLAYER_TAG, books_file
+from brayx.league.gates import Verdict
+from brayx.league.league import Standing
+from brayx.league.member import Member
+from brayx.metrics.totals import GAMES
+from brayx.model.snapshots import SnapshotFiles, digest_of
+from brayx.tables import aligned
+from brayx.temporary import temporary_folder
+from brayx.tracking import Trial, find
+from brayx.tracking.registry import register_files
+from brayx.tracking.trial import Status
+from brayx.trainer.loop import Summary
+from brayx.types import Weights
+
+if TYPE_CHECKING:
+    from torch import nn
+
+log = logging.getLogger(__name__)
+
+_LAST_CHECKPOINT_S = 60.0
+"""Deadline for a learner to save its last checkpoint."""
+_FIRST_WEIGHTS_S = 180.0
+"""Deadline for a new learner to publish its first weights."""
+_REGISTRY_S = 10.0
+"""Time between a failure of the registry and the next try."""
+_REGISTRY_START_S, _LAST_REGISTRY_START_S = 3.0, 120.0
+"""Deadline for a call of the registry to start, while the league watches its players and at its end."""
+_NUMBERS_S, _CURVES_S, _PICTURES_S = 1.0, 5.0, 60.0
+"""Time between two metrics of the league, two points of its curves, and two drawings of its pictures."""
+
+
+class TrialClerk(Protocol):
+    """Runs functions where a trial is: ``function(trial, *args)``. `Clerk` is one."""
+
+    def call(self, function: Callable[..., Any], *args: Any, start_s: float = ...) -> Any:
+        """Returns the function's result; drops a function that does not start within ``start_s`` seconds."""
+
+    def in_background(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Does not wait; drops the call if another is running."""
+
+
+class Player(Protocol):
+    """A player in training, as `brayx.local.trainee.Trainee`."""
+
+    learner: Any
+
+    @property
+    def clerk(self) -> TrialClerk: ...
+
+    @property
+    def env_steps(self) -> int: ...
+
+    @property
+    def has_learned(self) -> bool: ...
+
+    def newest_weights(self) -> Weights | None: ...
+
+    def start(self, timeout_s: float) -> bool: ...
+
+    def end(self, status: Status) -> None: ...
+
+
+class RunningLeague(Protocol):
+    """The league's interface for its training: see the methods of these names in `League` and `LocalLeague`."""
+
+    @property
+    def champion(self) -> Member | None: ...
+
+    def due(self, player: str, env_steps: int) -> str: ...
+
+    def has(self, digest: str) -> bool: ...
+
+    def frozen(self, player: str, version: int, digest: str, env_steps: int) -> Member: ...
+
+    def frozen_steps(self, player: str) -> int: ...
+
+    def candidates(self) -> list[Member]: ...
+
+    def crown(self, candidate: Member) -> Verdict: ...
+
+    def refuse(self, candidate: Member, reason: str) -> None: ...
+
+    def standings(self) -> list[Standing]: ...
+
+    def retire(self, player: str, reason: str) -> None: ...
+
+
+class Host(Protocol):
+    """The host of a league's training.
+
+    Attributes:
+        league: the league.
+        numbers: records the league's metrics, and has their newest values.
+    """
+
+    @property
+    def league(self) -> RunningLeague: ...
+
+    @property
+    def numbers(self) -> Any: ...
+
+    def trainee(self, player: str) -> Any:
+        """Makes the parts of a player, with a learner that has not started."""
+
+    def replace(self, player: str, before: Any, now: Any) -> None:
+        """Gives sessions that start from now on the parts of a restarted player."""
+
+    def drop(self, player: str, trainee: Any) -> None:
+        """Frees the parts of a player whose learner failed; it plays no new games."""
+
+
+class LeagueTraining:
+    """The players of a league in training.
+
+    Args:
+        job: the job.
+        trial: the league's trial.
+        clerk: runs functions where that trial is.
+        host: the host.
+        files: the snapshots' weights.
+        say: prints a line above the display.
+
+    Attributes:
+        trainees: the players that learn, by name; those that failed are left out.
+        mains: names of the main players, or of all learners if there is none.
+        learner: all learners as one.
+    """
+
+    def __init__(
+        self,
+        job: JobConfig,
+        trial: Trial,
+        clerk: TrialClerk,
+        host: Host,
+        files: SnapshotFiles,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config = config = job.leagues[only("league", job.leagues)]
+        self._trial, self._clerk, self._host, self._files, self._say = trial, clerk, host, files, say
+        self._pool = pool_name(job, config.model)
+        self._about: dict[str, Any] = {"job": job.in_mode("train").as_dict(), "folder": job.folder}
+        learners = config.learners
+        self.trainees: dict[str, Any] = {name: host.trainee(name) for name in learners}
+        self.mains = [name for name in learners if config.players[name].role == "main"] or learners
+        self.learner = Learners({name: self.trainees[name].learner for name in learners}, self.mains)
+        self._check: GateCheck | None = None
+        if config.gate.check is not None:
+            of = Checked(config.gate, job.folder, config.model, self._about["job"])
+            self._check = GateCheck(of, files.read, lambda found: host.numbers.add("gate_check", found))
+        self._complete: set[str] = set()
+        self._unverified = {name for name in learners if self._restarts(name)}
+        """Players whose trials were perhaps killed during a restart: not checked yet."""
+        self._alias_is_set = False
+        self._registry_at = 0.0
+        """Earliest time of the next try."""
+        self._registry_start_s = _REGISTRY_START_S
+        self._registry_error: TrackingError | None = None
+        self._numbers_at = self._curves_at = self._pictures_at = time.monotonic()
+        self._games_then: float | None = None
+
+    def look(self) -> None:
+        """Freezes the snapshots that are due, and retires players whose learners failed; call it repeatedly.
+
+        Raises:
+            BrayxError: the last main player's learner failed.
+        """
+        if not self._alias_is_set:  # the process may have been killed between the books and the registry
+            self._set_alias(self._host.league.champion)
+        for name, trainee in list(self.trainees.items()):
+            if not trainee.learner.running:
+                self._ended(name, trainee)
+                continue
+            restarts = self._was_killed_between(name)
+            if not restarts:
+                reason = self._host.league.due(name, self._env_steps(name))
+                restarts = bool(reason) and self._freeze(name, reason) and self._restarts(name)
+            if restarts:
+                try:
+                    self._restart(name)
+                except BrayxError as error:  # the registry's, too: the others need not end with it
+                    self._out(name, self.trainees[name], error)
+        for candidate in self._host.league.candidates():
+            checked = Verdict(True, "") if self._check is None else self._check.verdict(candidate)
+            if checked is None:
+                continue  # it is not known yet
+            if not checked.passed:
+                self._host.league.refuse(candidate, checked.reason)
+                self._say(f"{candidate.label} does not become champion: {checked.reason}")
+                continue
+            self._alias_is_set = False  # repeated until it succeeds: an answer may be lost
+            before = self._host.league.champion
+            verdict = self._host.league.crown(candidate)
+            if verdict.passed:
+                reasons = "; ".join(reason for reason in (verdict.reason, checked.reason) if reason)
+                self._say(f"{candidate.label} is champion: {reasons}")
+                self._set_alias(candidate, before)
+            else:
+                self._alias_is_set = True
+        self._report()
+
+    def _set_alias(self, champion: Member | None, before: Member | None = None) -> None:
+        if champion is not None:
+            note = self._registry(self._clerk, set_champion, self._pool, champion.version, before and before.version)
+            if note is None:
+                return
+            if note:
+                self._say(note)
+        self._alias_is_set = True
+
+    def _registry(self, clerk: TrialClerk, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls a function of the registry. Returns None if it fails or has just failed; a later `look` tries again."""
+        now = time.monotonic()
+        if now < self._registry_at:
+            return None
+        try:
+            result = clerk.call(function, *args, start_s=self._registry_start_s)
+        except TrackingError as error:
+            if self._registry_error is None:
+                self._say(f"the league continues, and retries every {_REGISTRY_S:g} s: {error.message}")
+            self._registry_at, self._registry_error = now + _REGISTRY_S, error
+            return None
+        self._registry_error = None
+        return result
+
+    def _report(self) -> None:
+        """Records the league's numbers; adds to its curves and draws its pictures, in MLflow's process."""
+        now = time.monotonic()
+        if now - self._numbers_at >= _NUMBERS_S:
+            games = self._host.numbers.newest().get(GAMES, 0.0)
+            if self._games_then is not None:
+                self._host.numbers.add("league_games_per_s", (games - self._games_then) / (now - self._numbers_at))
+            self._numbers_at, self._games_then = now, games
+            standings, champion = self._host.league.standings(), self._host.league.champion
+            for row in standings:
+                if not row.member.version:
+                    self._host.numbers.add("league_points", row.points, label=row.member.player)
+            own = [row for row in standings if row.member.version and row.member.player in self._config.learners]
+            self._host.numbers.add("league_pool", len(own))
+            if champion is not None:
+                self._host.numbers.add("league_champion", champion.version)
+        if now - self._pictures_at >= _PICTURES_S:
+            self._pictures_at = self._curves_at = now
+            self._clerk.in_background(draw_league, *self._charted())
+        elif now - self._curves_at >= _CURVES_S:
+            self._curves_at = now
+            self._clerk.in_background(keep_curves, *self._charted()[:2])
+
+    def _charted(self) -> tuple[str, dict[str, int], str, list[str]]:
+        """Arguments of `draw_league`."""
+        env_steps = {name: self._env_steps(name) for name in self.trainees}
+        members = [row.member.label for row in self._host.league.standings()]
+        return str(books_file(self._trial)), env_steps, self._pool, members
+
+    def _env_steps(self, player: str) -> int:
+        """Env steps of a player over all its restarts: each restart's trial counts from 0."""
+        steps = int(self.trainees[player].env_steps)
+        return steps + self._host.league.frozen_steps(player) if self._restarts(player) else steps
+
+    def _restarts(self, player: str) -> bool:
+        return snapshots.restarts(self._config.players[player])
+
+    def _was_killed_between(self, player: str) -> bool:
+        """Whether the process was killed between a snapshot of a player and its restart: the resumed trial is then that
+        of the snapshot, whose steps are already in the books."""
+        if player not in self._unverified:
+            return False
+        own = [row.member.version for row in self._host.league.standings() if row.member.player == player]
+        found = bool(max(own, default=0)) and self.trainees[player].clerk.call(is_of_trial, self._pool, max(own))
+        self._unverified.discard(player)
+        return bool(found)
+
+    def _freeze(self, player: str, reason: str) -> bool:
+        """Registers a player's newest weights and adds them to the pool. False: they are already in the pool, the
+        player has not learned, or the registry fails now.
+
+        If the process is killed between the two, the resumed trial registers other weights, and a version in no pool is
+        left over.
+        """
+        if time.monotonic() < self._registry_at:
+            return False
+        trainee, env_steps = self.trainees[player], self._env_steps(player)
+        weights = trainee.newest_weights() if trainee.has_learned else None
+        if weights is None:
+            return False
+        digest = digest_of(weights)
+        if self._host.league.has(digest):
+            return False
+        with temporary_folder("snapshot") as temporary:
+            save_weights(temporary / "weights.npz", weights)
+            meta = {**self._about, "counters": {"env_steps": env_steps}}  # as a checkpoint's, so that it can be built
+            (temporary / "meta.json").write_text(json.dumps(meta, indent=1, default=str))
+            about = f"Snapshot of player {player!r} of league {self._trial.name!r}."
+            tags = {PLAYER_TAG: player, DIGEST_TAG: digest, "env_steps": str(env_steps)}
+            version = self._registry(trainee.clerk, register_snapshot, temporary, self._pool, env_steps, tags, about)
+        if version is None:
+            return False
+        self._files.put(version, weights)
+        member = self._host.league.frozen(player, version, digest, env_steps)
+        self._say(f"{member.label} joins the pool: {reason}")
+        return True
+
+    def _restart(self, player: str) -> None:
+        """Restarts a player: a new learner with its first weights, and a new trial of the same name."""
+        before = self.trainees[player]
+        before.learner.stop()
+        if not before.learner.wait(_LAST_CHECKPOINT_S):
+            raise StartupError(f"player {player!r} cannot restart: its learner has not ended")
+        before.end("FINISHED")
+        trainee = self.trainees[player] = self._host.trainee(player)
+        self.learner.replace(player, trainee.learner)
+        if not trainee.start(_FIRST_WEIGHTS_S):
+            raise StartupError(f"player {player!r} cannot restart: it has published no weights")
+        self._host.replace(player, before, trainee)
+        self._say(f"player {player!r} restarts from its first weights")
+
+    def _ended(self, player: str, trainee: Player) -> None:
+        """Retires a player whose learner has ended; if it has all its steps, it first gets a last snapshot."""
+        if player in self._complete:
+            return
+        try:
+            trainee.learner.result(0.0)
+        except BrayxError as error:
+            self._out(player, trainee, error)
+            return
+        if not any(self.trainees[main].learner.running for main in self.mains if main in self.trainees):
+            return  # the league ends
+        self._freeze(player, "it has all its steps")
+        self._host.league.retire(player, "it has all its steps")
+        self._complete.add(player)  # last: repeated if the league does not answer
+
+    def _out(self, player: str, trainee: Player, error: BrayxError) -> None:
+        """Retires a player that failed.
+
+        Raises:
+            BrayxError: the same, if it is the last main player.
+        """
+        if [name for name in self.mains if name in self.trainees] == [player]:
+            raise error
+        del self.trainees[player]
+        self.learner.drop(player)
+        if self.trainees.keys() <= self._complete:  # those are retired, and a league needs one that is not
+            self._say(f"player {player!r} is out, and the others have all their steps: {error.message}")
+        else:
+            self._say(f"player {player!r} is out, the league continues: {error.message}")
+            self._host.league.retire(player, error.message)
+        try:
+            trainee.end("FAILED")
+        except BrayxError as failed:  # of a restart that failed, the trial has ended
+            log.warning("player %r is out, and its trial is not marked as failed: %s", player, failed.message)
+        self._host.drop(player, trainee)
+
+    def register(self, say: Callable[[str], None]) -> tuple[int | None, str]:
+        """Freezes a last snapshot of each player that has learned since its last one; returns the champion's version
+        and the standings."""
+        self._registry_at, self._registry_start_s = 0.0, _LAST_REGISTRY_START_S
+        for name in self.trainees:
+            self._freeze(name, "the end of its training")
+        if not self._alias_is_set:
+            self._set_alias(self._host.league.champion)
+        if self._registry_error is not None:
+            raise self._registry_error
+        try:
+            self._clerk.call(draw_league, *self._charted())
+        except BrayxError as error:  # a failed picture must not end the training
+            say(f"the league's pictures are not drawn: {error.message}")
+        champion = self._host.league.champion
+        return None if champion is None else champion.version, self.standings()
+
+    def standings(self) -> str:
+        """The league's table as text."""
+        return standings_text(self._host.league.standings(), self._host.league.champion)
+
+    def close(self, finished: bool) -> None:
+        """Ends the players' trials."""
+        if self._check is not None:
+            self._check.close()
+        for trainee in self.trainees.values():
+            trainee.end("FINISHED" if finished else "KILLED")
+
+
+class Learners:
+    """Several learners as one, which ends, with the others, when all main players have ended.
+
+    Args:
+        learners: by player.
+        mains: the main players.
+    """
+
+    def __init__(self, learners: Mapping[str, Any], mains: Sequence[str]) -> None:
+        self._learners, self._mains = dict(learners), list(mains)
+
+    @property
+    def ready(self) -> _AllReady:
+        """Set when all have published weights; on the local host."""
+        return _AllReady([learner.ready for learner in self._learners.values()])
+
+    def start(self) -> None:
+        """Starts all."""
+        for learner in self._learners.values():
+            learner.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until all have ended; False: they did not within ``timeout_s``."""
+        until = time.monotonic() + timeout_s
+        for name in self._mains:
+            if not self._learners[name].wait(max(0.0, until - time.monotonic())):
+                return False
+        for name, learner in self._learners.items():
+            if name not in self._mains:
+                learner.stop()
+        return all(learner.wait(max(0.0, until - time.monotonic())) for learner in self._learners.values())
+
+    @property
+    def running(self) -> bool:
+        """Whether any is still learning."""
+        return any(learner.running for learner in self._learners.values())
+
+    def state(self) -> str:
+        """The learners' states, in a few words for the display."""
+        return ", ".join(f"of {name} {learner.state()}" for name, learner in self._learners.items())
+
+    def drop(self, name: str) -> None:
+        """Forgets a learner that has ended."""
+        del self._learners[name]
+        self._mains = [main for main in self._mains if main != name]
+
+    def replace(self, name: str, learner: Any) -> None:
+        """Replaces a learner that has ended."""
+        self._learners[name] = learner
+
+    def stop(self) -> None:
+        """Stops all; does not wait."""
+        for learner in self._learners.values():
+            learner.stop()
+
+    def result(self, timeout_s: float | None = None) -> Summary | None:
+        """The summary of the first main player once all have ended; None if that takes longer than ``timeout_s``.
+
+        Raises:
+            BrayxError: a main player's error.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        summaries = {}
+        for name, learner in self._learners.items():
+            left_s = None if until is None else max(0.0, until - time.monotonic())
+            try:
+                summaries[name] = learner.result(left_s)
+            except BrayxError as error:  # the league does not fail with another player as it ends
+                if name in self._mains:
+                    raise
+                log.warning("player %r failed as the league ended: %s", name, error.message)
+        return None if None in summaries.values() else summaries[self._mains[0]]
+
+
+class _AllReady:
+    """An event that is set when all of several are."""
+
+    def __init__(self, events: Sequence[Any]) -> None:
+        self._events = events
+
+    def wait(self, timeout_s: float) -> bool:
+        until = time.monotonic() + timeout_s
+        return all(event.wait(max(0.0, until - time.monotonic())) for event in self._events)
+
+
+def fetch_snapshots(
+    job: JobConfig, pool: Sequence[Member], files: SnapshotFiles, clerk: TrialClerk, module: nn.Module
+) -> None:
+    """Fetches weights of ``past`` players, and of snapshots without a file, and checks that they fit the model.
+
+    Args:
+        job: the job.
+        pool: the snapshots.
+        files: where the weights are put.
+        clerk: as for `LeagueTraining`.
+        module: the model.
+
+    Raises:
+        BadWeights: weights do not fit the model; names the first leaf.
+        ModelNotFound: the registry does not have them.
+    """
+    config = job.leagues[only("league", job.leagues)]
+    layout, registered = layout_of(module_weights(module)), pool_name(job, config.model)
+    past = [(name, player.version) for name, player in config.players.items() if player.version is not None]
+    for player, version in [*past, *pool]:
+        path = files.path(version)
+        if not path.exists():
+            files.put(version, clerk.call(registered_weights, registered, version))
+        try:
+            check_weights(layout, load_weights(path))
+        except BadWeights as error:
+            of = f"player {player!r}, version {version} of {registered}"
+            raise BadWeights(f"{of}: {error.message}", **error.details) from None
+
+
+def job_of(job: JobConfig, league: str, player: str) -> JobConfig:
+    """The job of one player that learns: the trainer has the player's own options.
+
+    Raises:
+        ConfigError: they do not fit the trainer's.
+    """
+    name = only("trainer", job.trainers)
+    own = job.leagues[league].players[player].trainer
+    if not own:
+        return job
+    plain = job.trainers[name].model_dump(mode="json", by_alias=True)
+    try:
+        trainer = type(job.trainers[name]).model_validate(_merged(plain, own), context={"folder": job.folder})
+    except ValueError as error:
+        raise ConfigError(f"{league}.players.{player}.trainer: {error}") from None
+    return job.model_copy(update={"trainers": {name: trainer}})
+
+
+def _merged(plain: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Options, overridden by those of ``own``, mapping by mapping."""
+    merged = dict(plain)
+    for key, value in own.items():
+        before = merged.get(key)
+        merged[key] = _merged(before, value) if isinstance(value, dict) and isinstance(before, dict) else value
+    return merged
+
+
+def standings_text(standings: Sequence[Standing], champion: Member | None) -> str:
+    """The table of a league, the strongest first, a line for each member."""
+    rows = [("player", "points", "sigma", "games", "")]
+    for row in standings:
+        mark = "champion" if row.member == champion else ""
+        rows.append((row.member.label, f"{row.points:.0f}", f"{row.sigma:.2f}", str(row.games), mark))
+    return "\n".join(aligned(rows, left=(0, 4)))
+
+
+def is_of_trial(trial: Trial, pool: str, version: int) -> bool:
+    """Whether a registered version comes from a trial. Runs in the process that has the trial."""
+    return find(f"models:/{pool}/{version}", trial.uri).run_id == trial.run_id
+
+
+def register_snapshot(trial: Trial, folder: str, pool: str, step: int, tags: Mapping[str, str], about: str) -> int:
+    """Registers a snapshot; returns its version. Runs in the process that has the trial."""
+    return register_files(trial, Path(folder), pool, step, tags=tags, description=about).version

@@ -1,0 +1,273 @@
+"""Serves a job's actor in this process: registered versions act behind the job's doors, and aliases are followed.
+
+The same pool, arms and doors as under ``serve run``, without Ray. Knows nothing of training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from brayx.actor.agent import Services
+from brayx.actor.doors.ports import on_loopback
+from brayx.actor.parts import actor_factory
+from brayx.actor.serving import Runtime
+from brayx.console.job import ConsoleJob, console_keys, open_console
+from brayx.console.live import LiveSessions
+from brayx.gamecore.auth import Keys
+from brayx.jobs.acting import acting_from
+from brayx.jobs.checks import ports_of
+from brayx.jobs.code import check_code
+from brayx.jobs.config import JobConfig, only
+from brayx.jobs.weights import followed_by, pool_args, registered, sources_of
+from brayx.league.served import served_league
+from brayx.local.host import LocalHost
+from brayx.metrics.numbers import LocalNumbers
+from brayx.model.following import AliasFollower
+from brayx.model.local import LocalModel
+from brayx.model.pool import Pool
+from brayx.ports import check_ports
+from brayx.recording.recorder import closing, recorders_of
+from brayx.remote import offer
+from brayx.replay.null import NullBuffer
+
+_log = logging.getLogger(__name__)
+
+_START_S = 30.0
+_CLOSE_S = 5.0
+_RECORD_S = 1.0
+
+
+class Serving:
+    """Serves an actor of a job from its construction to `close`; a context manager.
+
+    Its models act with torch until their engines are built.
+
+    Args:
+        job: the job that was trained.
+        uri: tracking URI of the registry.
+        actor: name of the component; may be empty if there is only one.
+        models: version that each model serves, as for `deployments.actor.ServeArgs.models`.
+        trial: clients ask for opponents of the league of this trial; empty: of the newest league.
+        say: called with a line when a model acts with its engine, or why it keeps acting with torch.
+
+    Attributes:
+        actor: name of the actor.
+        config: its options.
+        urls: URL of each door by name: ``http``, ``ws``, ``tcp``, ``grpc``.
+
+    Raises:
+        ConfigError: the job's code cannot be loaded, or there is no league of this trial.
+        StartupError: a port is taken.
+        TrackingError: the registry cannot be read, or has no version that ``models`` names.
+    """
+
+    def __init__(
+        self,
+        job: JobConfig,
+        uri: str,
+        *,
+        actor: str = "",
+        models: Mapping[str, str] | None = None,
+        trial: str = "",
+        say: Callable[[str], None] = _log.info,
+    ) -> None:
+        self.actor = actor = only("actor", job.actors, actor)
+        self.config = config = job.actors[actor]
+        check_code(job, [actor], mode="serve")
+        check_ports(ports_of(job, actor))
+        as_dict = job.in_mode("serve").as_dict()
+        self._job, self._uri = job, uri
+        self._sources = sources_of(job, uri, models or {})
+        league = served_league(job, uri, self._sources, trial=trial)
+        job = job.model_copy(update={"models": league.resident(job.models)})
+        of_registry = pool_args(job, uri, self._sources, league.versions)
+        self._pool = pool = Pool(*of_registry)
+        self._recorder = recorder = LocalNumbers({}, "seconds")
+        recorder.listen(pool.add)
+        fetches = {name: functools.partial(pool.weights, name) for name in of_registry[2]}
+        acting = {
+            name: acting_from(source, job, name, as_dict, recorder, fetch=fetches.get(name))
+            for name, source in self._sources.items()
+        }
+        self._models: dict[str, LocalModel] = {name: each.model for name, each in acting.items()}
+        followed = followed_by(self._sources)
+        self._follower = AliasFollower(pool, followed, self._models) if followed else None
+        self._work: list[asyncio.Task[None]] = []
+        services = Services(self._models, {}, recorder)
+        recorders = recorders_of(job.recording, recorder, job.drawing)
+        keys = Keys.configured(config.keys_file, config.key_window_s)
+        self.is_open = keys is None and not on_loopback(config, config.host)
+        """Whether any machine that reaches a door may play."""
+        self._host = LocalHost(
+            config,
+            Runtime(
+                actor_factory(
+                    config,
+                    job.agents,
+                    job.folder,
+                    as_dict,
+                    services,
+                    recorders=recorders,
+                    arms=self._follower,
+                    opponents=league.opponents(services, asyncio.to_thread),
+                ),
+                recorder,
+                self._facts,
+                [self._end_work, *closing(recorders), *(each.close for each in acting.values())],
+            ),
+            name=actor,
+            keys=keys,
+        )
+        self._offered = contextlib.ExitStack()
+        self._host.open()
+        self._host.run(self._start_work(), _START_S)
+        self._offered.enter_context(offer(self._models, dict.fromkeys(job.buffers, NullBuffer()), self._host.loop))
+        self.urls = self._host.urls
+        for name, each in acting.items():
+            each.build(functools.partial(_say_of, name, say))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        acting = ", ".join(
+            f"{name} acts with {' or '.join(of) or 'weights as built'}" for name, of in self.registered.items()
+        )
+        return f"{', '.join(self.urls.values())}: {acting}"
+
+    @property
+    def url(self) -> str:
+        """Base URL of the main HTTP door."""
+        return self._host.url
+
+    @property
+    def registered(self) -> dict[str, list[str]]:
+        """The registered versions that a new session may get, by model: ``models:/NAME/VERSION``; none: as built."""
+        return registered(self._sources, self._follower.versions() if self._follower is not None else {})
+
+    @contextlib.contextmanager
+    def console(self, say: Callable[[str], None]) -> Iterator[None]:
+        """The console of this service while the context lasts; see `brayx.console.job.open_console`."""
+        set_share = None if self._follower is None else self._follower.set_share
+        live = LiveSessions(self._host, self._job.drawing)
+        parts = ConsoleJob(self._console_facts, live, set_share)
+        with contextlib.closing(live), open_console(self._job, self._uri, parts, say):
+            yield
+
+    def drain(self, timeout_s: float) -> bool:
+        """Refuses new sessions and waits until the running ones have ended; whether they have, within this time."""
+        return self._host.drain(timeout_s)
+
+    def close(self) -> None:
+        """Ends every session and the doors, and writes the last results. May be called again."""
+        self._offered.close()
+        self._host.close(_CLOSE_S)
+
+    def _facts(self) -> dict[str, Any]:
+        versions = {name: model.version for name, model in self._models.items()}
+        return {"mode": "serve", "policy_versions": versions, "registered": self.registered}
+
+    def _console_facts(self) -> dict[str, Any]:
+        return {
+            "mode": "serve",
+            "project": self._job.project,
+            "doors": dict(self.urls),
+            "numbers": dict(self._recorder.newest()),
+            "registered": self.registered,
+            "canaries": {} if self._follower is None else self._follower.shares(),
+        }
+
+    async def _start_work(self) -> None:
+        if self._follower is not None:
+            await self._follower.start()
+            self._work.append(asyncio.create_task(self._pool.run()))
+        self._work.append(asyncio.create_task(self._record()))
+
+    async def _end_work(self) -> None:
+        if self._follower is not None:
+            await self._follower.stop()
+        for task in self._work:
+            task.cancel()
+        self._recorder.drain()
+        await asyncio.to_thread(self._pool.finish)
+
+    async def _record(self) -> None:
+        """Sends metrics to the pool."""
+        while True:
+            await asyncio.sleep(_RECORD_S)
+            self._recorder.drain()
+
+
+def serve(
+    job: JobConfig, uri: str, *, actor: str = "", models: Mapping[str, str] | None = None, trial: str = ""
+) -> None:
+    """Serves an actor of a job until SIGINT or SIGTERM; then sessions have ``drain_timeout_s`` to finish.
+
+    Arguments and errors are those of `Serving`.
+    """
+    console_keys(job)
+    with (
+        Serving(job, uri, actor=actor, models=models, trial=trial, say=_say) as serving,
+        serving.console(_say),
+        _signals() as stopped,
+    ):
+        _say(f"actor {serving.actor!r} of project {job.project!r} is served:")
+        for door, url in serving.urls.items():
+            _say(f"  {door:<4}  {url}")
+        if serving.is_open:
+            _say("any machine that reaches these doors may play: require keys, see `brayx keys new`")
+        if serving.config.num_workers > 1:
+            _say(f"{serving.actor}.num_workers is {serving.config.num_workers}: replicas need Ray, see `serve run`")
+        shown: dict[str, list[str]] = {}
+        while not stopped.is_set():
+            if shown != (shown := serving.registered):
+                acting = {name: " or ".join(of) or "weights as built" for name, of in shown.items()}
+                _say("; ".join(f"{name} acts with {what}" for name, what in acting.items()))
+            stopped.wait(_RECORD_S)
+        _say(f"ending: sessions have {serving.config.drain_timeout_s:g} s to finish; Ctrl-C ends them now")
+        if not serving.drain(serving.config.drain_timeout_s):
+            _say("some sessions had not finished")
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """The event that the first SIGINT or SIGTERM sets; the next one acts as it did before."""
+    stopped = threading.Event()
+    before: dict[int, Any] = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def end(number: int, frame: Any) -> None:
+        restore()
+        stopped.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, end)
+    try:
+        yield stopped
+    finally:
+        restore()
+
+
+def _say_of(name: str, say: Callable[[str], None], line: str) -> None:
+    say(f"{name!r}: {line}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

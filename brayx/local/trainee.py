@@ -1,0 +1,165 @@
+"""One model in training on the local host: its trial, numbers, replay buffers, rollouts, acting model and learner. A
+job has one; a job with a league has one for each player that learns. Knows nothing of doors, games or progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from brayx.engines.layers import layer_table
+from brayx.jobs.config import JobConfig, only
+from brayx.jobs.environments import normalises, policy_lag, spec_of
+from brayx.jobs.result import promote
+from brayx.jobs.stored_models import initial_weights
+from brayx.local.acting import ActingModel
+from brayx.local.buffer import LocalBuffer
+from brayx.local.learner import LocalLearner
+from brayx.local.rollouts import LocalMoments, LocalRollout
+from brayx.local.stream import Batches
+from brayx.metrics.numbers import LocalNumbers
+from brayx.rollout.worker import Newest
+from brayx.tracking import Trial
+from brayx.tracking.clerk import Clerk
+from brayx.tracking.tensorboard import LAYERS_FILE
+from brayx.trainer.checkpoint import start_from
+from brayx.trainer.fits import built_to_learn
+from brayx.trainer.hooks import Hooks, load_hooks
+
+if TYPE_CHECKING:
+    from brayx.model.local import LocalModel
+    from brayx.replay.packing import Layout
+    from brayx.tracking.trial import Status
+    from brayx.types import Weights
+
+
+class Trainee:
+    """Everything that one learner needs; its thread starts with ``learner.start()``.
+
+    Args:
+        job: the job, in one process (`brayx.local.job.in_one_process`).
+        layout: layout of the model's observations and actions.
+        clerk: writes its trial.
+        acts: make an acting model, for an actor's sessions.
+
+    Attributes:
+        config: options of its trainer.
+        clerk: the same.
+        numbers: its recorder.
+        acting: the acting model, which gets each published version; None: nothing acts but rollouts.
+        buffers: its replay buffers by name.
+        rollouts: rollouts that fill them.
+        newest: the newest published weights.
+        learner: the learner.
+    """
+
+    def __init__(self, job: JobConfig, layout: Layout, clerk: Clerk, *, acts: bool) -> None:
+        import torch
+
+        self._job = job
+        self.config = config = job.trainers[only("trainer", job.trainers)]
+        self.clerk = clerk
+        model, as_dict = job.models[config.model], job.in_mode("train").as_dict()
+        totals = clerk.totals()
+        self.numbers = LocalNumbers(totals, config.x_axis)
+        self.numbers.listen(clerk.push)
+        torch.manual_seed(job.seed)
+        module, forward_args, _ = built_to_learn(config, config.model, model.module, job.folder, as_dict)
+        if (weights := initial_weights(config, job.folder, clerk.call, lambda: module)) is not None:
+            start_from(module, weights)
+        clerk.later(Trial.log_text, layer_table(module, forward_args), LAYERS_FILE)
+        self.acting = ActingModel(model, module, forward_args, self.numbers) if acts else None
+        self.buffers = {
+            name: LocalBuffer(
+                job.buffers[name].model_copy(update={"max_policy_lag": policy_lag(job, name)}),
+                layout,
+                self.numbers,
+                learned=name in config.buffers,
+            )
+            for name in (*config.buffers, *config.eval_buffers)
+        }
+        moments = LocalMoments() if any(map(normalises, job.rollouts.values())) else None
+        self.newest = Newest()
+        self.rollouts = [
+            LocalRollout(
+                spec_of(job, name, int(totals.get("env_steps", 0))),
+                newest=self.newest,
+                buffer=self.buffers[rollout.buffer],
+                numbers=self.numbers,
+                moments=moments,
+            )
+            for name, rollout in job.rollouts.items()
+        ]
+        shares = dict(zip(config.buffers, config.weights or [1.0] * len(config.buffers), strict=True))
+        about: dict[str, Any] = {"job": as_dict, "folder": job.folder}
+        self.learner: LocalLearner = LocalLearner(
+            config,
+            module,
+            forward_args,
+            followers=[self.newest.put] if self.acting is None else [self.acting.model.load, self.newest.put],
+            batches=Batches({name: self.buffers[name] for name in config.buffers}, shares),
+            numbers=self.numbers,
+            keeper=clerk,
+            about=about,
+            hooks=load_hooks(config.hooks, job.folder) if config.hooks else Hooks(),
+            normaliser=moments,
+            eval_batches={name: Batches({name: self.buffers[name]}, {name: 1.0}) for name in config.eval_buffers},
+        )
+
+    def build_engines(self, say: Callable[[str], None], record: Callable[[str], None]) -> None:
+        """Starts to build the acting model's engine; see `ActingModel.build`."""
+        if self.acting is not None:
+            self.acting.build(say, record)
+
+    def register(self, say: Callable[[str], None]) -> tuple[int | None, str]:
+        """Registers the best checkpoint; see `brayx.jobs.result.promote`."""
+        return promote(self._job, self.config, say, self.clerk.call)
+
+    # A player of a league also has these: see `brayx.league.training.Player`.
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps that its trial has to learn from: a slow learner has not learned from the last of them yet."""
+        return int(self.numbers.snapshot().get("env_steps", 0))
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether an update of its trial has been published."""
+        return self.numbers.snapshot().get("updates", 0) >= self.config.weights_publish_interval
+
+    def newest_weights(self) -> Weights | None:
+        """The newest published weights; None before the first."""
+        found = self.newest.get(0)
+        return None if found is None else found[1]
+
+    def start(self, timeout_s: float) -> bool:
+        """Starts the learner, and waits for its first weights; False: they did not come in time."""
+        self.learner.start()
+        return self.learner.ready.wait(timeout_s)
+
+    def end(self, status: Status) -> None:
+        """Ends its trial."""
+        self.clerk.close(status)
+
+    # A league has more of these: see `brayx.local.league_training.LocalLeagueTraining`.
+
+    opponents: Sequence[ActingModel | LocalModel] = ()
+
+    def seats(self, others: Mapping[str, Any]) -> None:
+        """None: every session is played by what it learns."""
+
+    def look(self) -> None:
+        """Does nothing."""
+
+    def standings(self) -> str:
+        """Empty: it is in no league."""
+        return ""
+
+    def close(self, finished: bool) -> None:
+        """Does nothing: its trial is the job's."""
+
+    @property
+    def batch_steps(self) -> int:
+        """Transitions of the largest batch that an update may need."""
+        learned = [self._job.buffers[name] for name in self.config.buffers]
+        return max(buffer.batch_size * buffer.unroll_length for buffer in learned)

@@ -1,0 +1,1 @@
+"""Searches for training options: the space, the trials, and who goes on."""

@@ -1,0 +1,134 @@
+"""The trials of a tracking store as a table: project, name, status, env steps, return, and the champions.
+
+Knows nothing of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from brayx.metrics import games_text, significant
+from brayx.metrics.charts import CHARTS, RETURN_CHART
+from brayx.metrics.totals import GAMES_IN_WINDOW
+from brayx.tables import aligned
+from brayx.tracking.finding import newest_runs
+from brayx.tracking.store import client_of, telling
+from brayx.tracking.trial import PARENT_TAG, owner_is_gone
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+_HEADINGS = ("project", "trial", "status", "env steps", "last return", "champion", "id")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trial.
+
+    Attributes:
+        project, name: as in MLflow.
+        status: as in MLflow, but ``interrupted`` for what MLflow calls killed, or running though its process, one of
+            this machine, has ended.
+        env_steps, mean_return: newest values; None: not written. The return is the mean of the last 100 games, or, in
+            a search, the one that its trials were compared by.
+        games: number of games in that mean; None: not written.
+        champion: ``NAME version N`` if the champion of a registered model comes from this trial; otherwise empty.
+        is_child: it belongs to the trial above, as a player's trial to its league's, and is named after the player.
+        run_id: MLflow's id of it.
+    """
+
+    project: str
+    name: str
+    status: str
+    env_steps: float | None
+    mean_return: float | None
+    games: float | None
+    champion: str
+    is_child: bool = False
+    run_id: str = ""
+
+
+def trials(uri: str, project: str = "") -> list[Row]:
+    """The trials of a store, newest first; below each its children, by name.
+
+    Args:
+        uri: tracking URI.
+        project: only this project's trials; empty: all.
+
+    Raises:
+        ConfigError: the store or the project does not exist.
+        TrackingError: the store could not be read.
+    """
+    projects, runs = newest_runs(uri, project)
+    with telling(f"cannot read the trials in {uri}"):
+        client = client_of(uri)
+        champions = {}
+        for model in client.search_registered_models():
+            if "champion" in model.aliases:
+                version = client.get_model_version_by_alias(model.name, "champion")
+                champions[version.run_id] = f"{model.name} version {version.version}"
+    return [
+        Row(
+            projects[run.info.experiment_id],
+            run.info.run_name or run.info.run_id,
+            _status(run.info.status, run.data.tags),
+            run.data.metrics.get(CHARTS["env_steps"]),
+            run.data.metrics.get(RETURN_CHART, run.data.metrics.get(CHARTS["episode_return"])),  # of a search's trial
+            run.data.metrics.get(CHARTS[GAMES_IN_WINDOW]),
+            champions.get(run.info.run_id, ""),
+            is_child,
+            run.info.run_id,
+        )
+        for run, is_child in _below_parents(runs)
+    ]
+
+
+def _below_parents(runs: Sequence[Run]) -> list[tuple[Run, bool]]:
+    """The runs, each followed by its children among them, and whether each is such a child."""
+    ids = {run.info.run_id for run in runs}
+    children: dict[str, list[Run]] = {}
+    for run in runs:
+        children.setdefault(run.data.tags.get(PARENT_TAG, ""), []).append(run)
+    found: list[tuple[Run, bool]] = []
+    for run in runs:
+        if run.data.tags.get(PARENT_TAG, "") not in ids:
+            found.append((run, False))
+            below = sorted(children.get(run.info.run_id, []), key=lambda child: child.info.run_name or "")
+            found += [(child, True) for child in below]
+    return found
+
+
+def _status(status: str, tags: Mapping[str, str]) -> str:
+    """brayx's name for the status of an MLflow run with these tags."""
+    if status == "KILLED" or (status == "RUNNING" and owner_is_gone(tags)):
+        return "interrupted"
+    return status.lower()
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as a text table."""
+    cells = [
+        _HEADINGS,
+        *(
+            (
+                row.project,
+                f"  {row.name}" if row.is_child else row.name,
+                row.status,
+                "-" if row.env_steps is None else f"{row.env_steps:,.0f}",
+                _return(row),
+                row.champion,
+                row.run_id,
+            )
+            for row in rows
+        ),
+    ]
+    return "\n".join(aligned(cells, left=range(len(_HEADINGS))))
+
+
+def _return(row: Row) -> str:
+    """The mean return of a trial and, if it is known, the number of its games."""
+    if row.mean_return is None:
+        return "-"
+    return significant(row.mean_return) + ("" if row.games is None else f" ({games_text(row.games)})")

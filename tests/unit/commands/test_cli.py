@@ -1,0 +1,141 @@
+"""The command line: an interrupt ends a command wherever it comes, and an error is one line."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from brayx.command_line import Switch
+from brayx.commands import cli
+from brayx.commands.ppo import options
+
+ROOT = Path(__file__).parents[3]
+
+DROPPED = """
+import os, signal, sys, time
+from brayx.commands import cli
+
+class Finalised:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)  # Python drops what is raised here
+
+def work(arguments):
+    Finalised()
+    print("went on", flush=True)
+    time.sleep(60)
+    return 0
+
+cli._check = work
+sys.exit(cli.main(["check", "job.yaml"]))
+"""
+
+
+def test_an_interrupt_that_python_drops_is_repeated() -> None:
+    command = [sys.executable, "-c", DROPPED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+    assert done.stdout == "went on\n"
+    assert done.returncode == 130
+    assert done.stderr == ""
+
+
+@pytest.mark.slow  # starts the command and waits for its first line
+@pytest.mark.parametrize(
+    ("words", "when"),
+    [(["train", "none.yaml"], "before training began"), (["demo", "--set", "none=1"], "before the demo was over")],
+)
+def test_a_training_reports_its_first_step_at_once_and_when_it_was_interrupted(words: list[str], when: str) -> None:
+    command = [sys.executable, "-m", "brayx", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().endswith(".yaml: checking the job ...\n")
+        process.send_signal(signal.SIGINT)  # long before anything is imported
+        out, err = process.communicate(timeout=60)
+    assert (out, err, process.returncode) == ("", f"brayx: interrupted {when}\n", 130)
+
+
+@pytest.mark.parametrize(
+    "words", ["ppo --env CartPoll-v1", "tune --env CartPole-v1 --search x=none(1)", "visualize none --out none.png"]
+)
+def test_a_pipeline_as_a_module_reports_an_error_in_one_line_as_its_command_does(words: str, tmp_path: Path) -> None:
+    name, *rest = words.split()
+    command = [sys.executable, "-m", f"pipelines.{name}", *rest]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("brayx: ")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("", "brayx"),
+        ("trian job.yaml", "brayx"),
+        ("train", "brayx train"),
+        ("evaluate --games 0", "brayx evaluate"),
+        ("keys new --fil", "brayx keys new"),
+        ("gamecore chess", "brayx gamecore"),
+        ("gamecore gym", "brayx gamecore gym"),
+        ("gamecore pettingzoo a:b --games many", "brayx gamecore pettingzoo"),
+        ("ppo", "brayx ppo"),
+        ("tune --num-trials many", "brayx tune"),
+        ("visualize --save-fig perhaps", "brayx visualize"),
+    ],
+)
+def test_wrong_arguments_are_reported_like_any_error_after_the_usage(
+    words: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words.split())
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert first.startswith(f"usage: {command} [-h]")
+    assert last.startswith("brayx: ")
+
+
+@pytest.mark.parametrize("kind", ["gym", "pettingzoo"])
+def test_a_gamecores_error_begins_like_any_other(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["gamecore", kind, "no_such_game", "--url", "http://127.0.0.1:1"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("brayx: ")
+    assert "no_such_game" in line
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The parser and those of its commands."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from parsers(command)
+
+
+def test_every_switch_can_be_negated(capsys: pytest.CaptureFixture[str]) -> None:
+    modules = [module for module, _ in cli.OWN.values()] + [f"brayx.bridges.{kind}" for kind in cli.GAMECORES]
+    own = [importlib.import_module(module).parser() for module in modules]
+    every = [*parsers(cli._parser()), *own]
+    switches = {
+        option
+        for parser in every
+        for action in parser._actions
+        if isinstance(action, argparse.BooleanOptionalAction | argparse._StoreConstAction | Switch)
+        for option in action.option_strings
+    }
+    plain = {option for option in switches if not option.startswith("--no-")}
+    assert {"--new", "--rate", "--json", "--quiet", "--state"} <= plain
+    assert {f"--no-{option.removeprefix('--')}" for option in plain} == switches - plain
+    assert cli.main(["completion", "bash"]) == 0
+    assert "--new --no-new --tracking" in capsys.readouterr().out
+
+
+def test_the_last_of_a_switch_and_its_negation_counts() -> None:
+    assert not cli._parser().parse_args(["train", "cartpole.yaml", "--new", "--no-new"]).new
+    assert cli._parser().parse_args(["doctor", "ws://x", "--no-json", "--json"]).json
+    assert options(["--env", "CartPole-v1"])["new"] is options(["--env", "CartPole-v1", "--new", "--no-new"])["new"]

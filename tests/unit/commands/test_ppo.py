@@ -1,0 +1,294 @@
+"""The command line of PPO: its names and defaults, presets that override nothing, and its last line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from brayx.algorithms.ppo import PPOConfig
+from brayx.commands.ppo import _configs, _progress, algorithm_of, options, training_of
+from brayx.commands.presets import PRESETS
+from brayx.errors import ConfigError
+from brayx.local.training import Training
+from brayx.nets.policy import NetworkConfig
+from brayx.tracking import Trial
+from tests.waiting import WAIT_S
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_promised_names_have_the_promised_defaults():
+    promised = (
+        "--env Pendulum-v1 --num_workers 4 --timesteps 1000000 --lr 3e-4 --gamma 0.99 --gae_lambda 0.95 "
+        "--clip_param 0.2 --value_coef 0.5 --entropy_coef 0.01 --max_grad_norm 0.5 --device cpu --distributed True "
+        "--log_dir ./logs --save_interval 50 --log_interval 10 --seed 0"
+    )
+    defaults = options(["--env", "Pendulum-v1"])
+    assert options(promised.split()) == {**defaults, "tracking": "./logs"}
+    assert options(promised.replace("_", "-").split()) == {**defaults, "tracking": "./logs"}
+    assert options(["--env", "a_b", "--trial=a_b", "--num_envs=3"])["trial"] == "a_b", "values keep their underscores"
+
+
+@pytest.mark.parametrize("env", [name for name in PRESETS if name.endswith("-v1")])
+def test_a_preset_yields_to_what_is_given(env):
+    plain, tuned = options(["--env", env]), options(["--env", env, "--preset", "tuned"])
+    assert {name for name in plain if plain[name] != tuned[name]} <= {*PRESETS[env], "preset"}
+    assert all(tuned[name] == value for name, value in PRESETS[env].items())
+    assert options(["--env", env, "--preset", "tuned", "--lr", "0.5"])["lr"] == 0.5
+
+
+def test_a_negated_switch_takes_no_value(capsys):
+    with pytest.raises(SystemExit):
+        options(["--env", "CartPole-v1", "--no-blocking", "true"])
+    assert "--no-blocking takes no value" in capsys.readouterr().err
+    assert options(["--env", "CartPole-v1", "--no-distributed"])["distributed"] is False
+
+
+def test_presets_set_only_options_that_exist():
+    for preset in PRESETS.values():
+        assert set(preset) <= set(options(["--env", "CartPole-v1"]))
+
+
+def test_an_environment_without_a_preset_is_reported():
+    with pytest.raises(ConfigError, match="no preset for 'Acrobot-v1'"):
+        options(["--env", "Acrobot-v1", "--preset", "tuned"])
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        ("--engine torch", {"engine": "torch"}),
+        ("--vectorization async", {"vectorization": "async"}),
+        (
+            "--env-option continuous=false --env-option x=1e-1 --env-option x=2e-1 --env-option map_name=8x8",
+            {"env_options": {"continuous": False, "x": 0.2, "map_name": "8x8"}},
+        ),
+        ("--lstm 16", {"lstm": 16}),
+        ("--normalise-value true --clip-value 0.3", {"normalise_value": True, "clip_value": 0.3}),
+        ("--normalise-obs --no-blocking --normalise-reward false", {"normalise_obs": True, "blocking": False}),
+        (
+            "--timesteps 7 --lr 0.5 --eval-episodes 3",
+            {"num_steps": 7, "learning_rate": 0.5, "evaluation_episodes": 3},
+        ),
+    ],
+)
+def test_an_option_reaches_its_config(words, changed):
+    def configured(argv):
+        chosen = options(["--env", "CartPole-v1", *argv])
+        training = training_of(chosen)
+        return {**dict(algorithm_of(chosen)), **dict(training), **dict(training.network)}
+
+    plain, got = configured([]), configured(words.split())
+    assert {name: value for name, value in got.items() if name != "network" and value != plain[name]} == changed
+
+
+@pytest.mark.parametrize("text", ["continuous", "=1", "continuous=[", "a b=1"])
+def test_a_malformed_env_option_is_refused(text, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        options(["--env", "CarRacing-v3", "--env-option", text])
+    assert f"argument --env-option: is {text!r}" in capsys.readouterr().err
+
+
+def test_nothing_falls_unless_it_is_annealed():
+    chosen = options(["--env", "CartPole-v1"])
+    assert (algorithm_of(chosen).learning_rate_schedule, algorithm_of(chosen).clip_schedule) == ("constant", "constant")
+    annealed = algorithm_of({**chosen, "anneal": True})
+    assert (annealed.learning_rate_schedule, annealed.clip_schedule) == ("linear", "linear")
+    assert (annealed.learning_rate_final, annealed.clip_final) == (0.0, 0.0)
+
+
+def test_python_and_the_command_line_have_the_same_defaults():
+    algorithm, training = _configs(options(["--env", "CartPole-v1"]))
+    assert algorithm == PPOConfig()
+    plain = Training().of(algorithm)
+    changed = {name: value for name, value in dict(training.of(algorithm)).items() if value != getattr(plain, name)}
+    # A command trains for longer, and says which checkpoints and network there are.
+    assert changed == {"num_steps": 1_000_000, "checkpoint_interval": 50, "network": NetworkConfig()}
+
+
+def test_a_training_of_few_updates_has_a_line_of_progress_too(capsys):
+    show = _progress(10, 4_000)
+    show(1, 2_048, {})
+    show(2, 4_096, {"entropy": 1.4})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("update 2: 4,096 of 4,000 env steps, ")
+    assert line.endswith("return - (0 games), kl nan, entropy 1.400"), "no episode has ended"
+
+
+def test_progress_has_the_number_of_games_of_a_return_and_digits_of_a_small_one(capsys):
+    numbers = {"episode_return.last100": 0.0412, "games_in_window": 7, "games_failed_in_window": 2, "entropy": 1.4}
+    _progress(1, 4_000)(1, 2_048, numbers)
+    assert "return 0.0412 (7 games, 2 failed), kl" in capsys.readouterr().err
+
+
+@pytest.fixture
+def run(command):
+    """``brayx ppo`` of CartPole in this process."""
+    return lambda *words: command("ppo", "--env", "CartPole-v1", "--distributed", "false", *words)
+
+
+@pytest.mark.slow  # runs the whole command
+def test_the_last_line_is_the_result_and_the_trial_is_in_mlflow(tracking_db):
+    """Of a memory that learns with the torch engine in the given environment."""
+    small = ["--timesteps", "4000", "--epochs", "1", "--log-interval", "1", "--tracking", tracking_db]
+    memory = "--env-option sutton_barto_reward=true --vectorization sync --engine torch --lstm 8 --clip-value 0.2"
+    memory += " --normalise-value true --target-return -2"
+    words = ["--env", "CartPole-v1", "--distributed", "false", *small, *memory.split()]
+    command = [sys.executable, "-m", "pipelines.ppo", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert list(result) == ["env_steps", "seconds", "steps_per_s", "return_mean", "seconds_to_target", "trial"]
+    assert result["return_mean"] == -1, "only the end of a game gives a reward, and every game ends"
+    assert 0 < result["seconds_to_target"] <= result["seconds"]
+    assert 0 < result["env_steps"] <= result["steps_per_s"] * result["seconds"]
+    assert done.stderr.startswith("update 1: ")
+    trial = Trial.attach(tracking_db, result["trial"])
+    assert trial.status == "FINISHED"
+    assert trial.metrics()["replay/env_steps"] == result["env_steps"]
+    assert trial.latest_checkpoint() is not None
+
+
+@pytest.mark.parametrize("distributed", ["true", "false"])
+def test_an_unknown_environment_is_one_line_and_nothing_starts(run, distributed, tmp_path):
+    store = str(tmp_path / "mlflow.db")
+    done = run("--env", "CartPoll-v1", "--distributed", distributed, "--tracking", store)
+    assert done.returncode == 2
+    assert done.stderr == "brayx: no environment 'CartPoll-v1': the nearest known id is 'CartPole-v1'\n"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--gamma 2", "--gamma 2.0: Input should be less than or equal to 1"),
+        ("--lr 0", "--lr 0.0: Input should be greater than 0"),
+        ("--lr 2", "--lr 2.0: Input should be less than or equal to 1"),
+        ("--threads 300", "--threads 300: Input should be less than or equal to 256"),
+        ("--value-coef inf", "--value-coef inf: Input should be a finite number"),
+        ("--engine int8", "--engine int8: Input should be 'onnx' or 'torch'"),
+        ("--lstm -1", "--lstm -1: Input should be greater than or equal to 0"),
+        ("--clip-value 0", "--clip-value 0.0: Input should be greater than 0"),
+        ("--reward-clip 0 --distributed true", "--reward-clip 0.0: Input should be greater than 0"),
+        ("--course nowhere/course.json", "--course nowhere/course.json: there is no such folder"),
+    ],
+)
+def test_an_invalid_option_is_one_line_and_nothing_starts(run, words, message, tmp_path):
+    done = run(*words.split(), "--tracking", str(tmp_path / "mlflow.db"))
+    assert (done.returncode, done.stderr) == (2, f"brayx: {message}\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow  # runs the whole command
+def test_a_network_that_does_not_fit_is_one_line_and_leaves_no_trial(run, tmp_path):
+    done = run("--distribution", "sde", "--tracking", str(tmp_path / "mlflow.db"))
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "network.distribution is sde, but actions are discrete" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+FAILING = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Failing(CartPoleEnv):
+    steps = 0
+
+    def step(self, action):
+        Failing.steps += 1
+        if Failing.steps > 5_000:
+            raise RuntimeError("the game is broken")
+        return super().step(action)
+
+gymnasium.register("Failing-v0", Failing)
+"""
+
+
+@pytest.mark.slow  # starts MLflow in a separate process
+def test_a_trial_that_fails_is_failed_in_mlflow_with_what_it_had(run, tmp_path, tracking_db, monkeypatch):
+    from mlflow.tracking import MlflowClient
+
+    (tmp_path / "failing.py").write_text(FAILING)
+    monkeypatch.syspath_prepend(tmp_path)
+    done = run("--env", "failing:Failing-v0", "--epochs", "1", "--tracking", tracking_db)
+    assert done.returncode == 2
+    assert "the game is broken" in done.stderr
+    client = MlflowClient(tracking_db)
+    (project,) = client.search_experiments(filter_string="name LIKE 'failing%'")
+    (trial,) = client.search_runs([project.experiment_id])
+    assert trial.info.status == "FAILED"
+    assert trial.data.metrics["replay/env_steps"] >= 2_048
+
+
+def test_an_unknown_preset_is_one_line(run):
+    done = run("--env", "Acrobot-v1", "--preset", "tuned")
+    assert done.returncode == 2
+    assert done.stderr.startswith("brayx: no preset for 'Acrobot-v1'")
+    assert len(done.stderr.splitlines()) == 1
+
+
+HANGING = """
+import sys, time
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Hanging(CartPoleEnv):
+    steps = 0
+
+    def step(self, action):
+        Hanging.steps += 1
+        if Hanging.steps > 1_000:
+            print("hangs", file=sys.stderr, flush=True)
+            while True:
+                time.sleep(60)
+        return super().step(action)
+
+gymnasium.register("Hanging-v0", Hanging)
+"""
+
+
+@pytest.mark.slow  # runs the whole command, and the seconds that it has to end
+def test_ctrl_c_ends_a_command_whose_environment_hangs(tmp_path, tracking_db):
+    (tmp_path / "hanging.py").write_text(HANGING)
+    words = ["--env", "hanging:Hanging-v0", "--distributed", "false", "--epochs", "1", "--tracking", tracking_db]
+    command = [sys.executable, "-m", "pipelines.ppo", *words]
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "TMPDIR": str(temporary)}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            assert any(line == "hangs\n" for line in process.stderr)
+            process.send_signal(signal.SIGINT)
+            said = process.communicate(timeout=WAIT_S)[1]
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "ending took too long: 1 processes were killed" in said, "the clerk's process"
+    assert not list(temporary.glob("brayx-*")), "nor are its files left"
+
+
+@pytest.mark.slow  # runs the whole command
+def test_ctrl_c_gives_up_a_long_evaluation_and_what_was_learned_is_kept(tracking_db):
+    words = ["--env", "CartPole-v1", "--distributed", "false", "--epochs", "1", "--tracking", tracking_db]
+    words += ["--timesteps", "1", "--log-interval", "1", "--eval-episodes", str(10**9)]
+    command = [sys.executable, "-m", "pipelines.ppo", *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:
+        try:
+            assert any(line.startswith("update 1: ") for line in process.stderr)
+            process.send_signal(signal.SIGINT)
+            out, said = process.communicate(timeout=WAIT_S)
+        finally:
+            process.kill()
+    assert process.returncode == 130, said
+    result = json.loads(out.splitlines()[-1])
+    assert "eval_return_mean" not in result
+    assert Trial.attach(tracking_db, result["trial"]).latest_checkpoint() is not None

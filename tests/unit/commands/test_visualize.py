@@ -1,0 +1,105 @@
+"""Curves: of the named trials, over the requested axis, in a picture."""
+
+from __future__ import annotations
+
+import pytest
+
+from brayx.commands.visualize import curve, draw, main
+from brayx.errors import ConfigError
+from brayx.metrics import Recorder
+from brayx.tracking import Trial, find_trial
+from brayx.tracking.hub import Hub
+
+
+@pytest.fixture
+def trials(tracking_db):
+    made = []
+    for number, name in enumerate(["first", "second", "second"]):
+        trial = Trial.open(f"project {number}", name, tracking_db)
+        for step in (100, 200):
+            trial.log_metrics({"return/last_100_games": step + number, "learner/seconds": step / 10}, step)
+        trial.finish()
+        made.append(trial)
+    return made
+
+
+def test_a_trial_is_found_by_id_and_by_name_the_newest(trials, caplog):
+    uri = trials[0].uri
+    assert find_trial(trials[1].run_id, uri).run_id == trials[1].run_id
+    assert find_trial("first", uri).run_id == trials[0].run_id
+    assert not caplog.messages
+    assert find_trial("second", uri).run_id == trials[2].run_id
+    assert f"several trials are called 'second': the newest is used, {trials[2].run_id}" in caplog.text
+    trials[2].finish("FAILED")
+    assert find_trial("second", uri).run_id == trials[1].run_id, "a failed one comes last"
+    with pytest.raises(ConfigError, match="no trial has the id or the name 'third'"):
+        find_trial("third", uri)
+    with pytest.raises(ConfigError, match="no MLflow database"):
+        find_trial("first", uri.replace("mlflow.db", "none.db"))
+
+
+def test_a_curve_is_over_steps_or_seconds(trials):
+    assert curve(trials[1], "return/last_100_games", "env_steps") == [(100, 101), (200, 201)]
+    assert curve(trials[1], "return/last_100_games", "seconds") == [(10, 101), (20, 201)]
+    with pytest.raises(ConfigError, match="has no metric 'nothing'"):
+        curve(trials[1], "nothing", "env_steps")
+
+
+@pytest.mark.parametrize("x_axis", ["env_steps", "updates", "seconds"])
+def test_a_curve_is_over_what_was_asked_for_whatever_its_trial_is_written_over(tracking_db, x_axis):
+    trial = Trial.open("project", x_axis, tracking_db)
+    hub = Hub(trial, interval_s=3600, x_axis=x_axis)
+    recorder = Recorder()
+    for number in range(3):
+        for name, value in (("env_steps", 500), ("updates", 2), ("episode_return", number)):
+            recorder.add(name, value)
+        hub.push(recorder.drain())
+        hub.flush()
+    hub.close()
+    metric = "return/last_100_games"
+    assert curve(trial, metric, "env_steps") == [(500, 0), (1000, 0.5), (1500, 1)]
+    assert curve(trial, metric, "updates") == [(2, 0), (4, 0.5), (6, 1)]
+    assert [value for _, value in curve(trial, metric, "seconds")] == [0, 0.5, 1]
+    assert max(seconds for seconds, _ in curve(trial, metric, "seconds")) < 500, "no steps"
+
+
+def test_a_number_that_is_written_while_no_steps_come_is_at_those_that_had(tracking_db):
+    trial = Trial.open("project", "waiting", tracking_db)
+    trial.log_metrics({"loss": 3, "replay/env_steps": 500}, 1)
+    trial.log_metrics({"loss": 2}, 2)
+    trial.log_metrics({"loss": 1, "replay/env_steps": 700}, 3)
+    assert curve(trial, "loss", "env_steps") == [(500, 2), (500, 3), (700, 1)]
+    with pytest.raises(ConfigError, match="has no metric 'learner/updates'"):
+        curve(trial, "loss", "updates")
+
+
+def test_every_curve_is_drawn_with_its_label():
+    figure = draw([("a", [(0, 1), (2, 3)]), ("b", [(0, 5)])], metric="return", against="seconds")
+    (axes,) = figure.axes
+    assert [line.get_label() for line in axes.lines] == ["a", "b"]
+    assert axes.lines[0].get_xydata().tolist() == [[0, 1], [2, 3]]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("seconds", "return")
+
+
+def test_the_command_writes_a_picture_or_says_why_not(trials, tmp_path, command):
+    out = tmp_path / "curves.png"
+    words = ["--tracking", trials[0].uri, "--out", str(out)]
+    assert command("visualize", "first", trials[1].run_id, *words).returncode == 0
+    assert out.read_bytes().startswith(b"\x89PNG")
+    for wrong in (["third", *words], ["first", *words[:-1], str(tmp_path / "none" / "curves.png")]):
+        done = command("visualize", *wrong)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert done.stderr.startswith("brayx: ")
+
+
+def test_the_published_command_line_draws_every_trial_of_a_folder(trials, tmp_path, capsys):
+    folder = str(tmp_path)
+    assert main(["--logdir", folder, "--save_fig", "True"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["--logdir", folder, "--save_fig", "False"]) == 0
+    ends = capsys.readouterr().out.splitlines()
+    assert ends == ["project 0: first: 200 at 200", "project 1: second: 201 at 200", "project 2: second: 202 at 200"]
+    with pytest.raises(ConfigError) as none:
+        main(["--logdir", folder, "--metric", "nothing"])
+    assert none.value.details["metric"] == "nothing"

@@ -1,0 +1,242 @@
+"""Game processes are real ones here: small Python programs that live, die or refuse to."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from brayx.actor.config import GamecoreConfig
+from brayx.errors import StartupError
+from brayx.jobs.gamecores import Gamecores, filled
+from brayx.jobs.guard import Guard
+from tests.waiting import WAIT_S, until
+
+URLS = {"http": "http://127.0.0.1:1", "ws": "ws://127.0.0.1:1"}
+
+
+def games(tmp_path: Path, program: str, *, num: int = 1, arguments: str = "") -> Gamecores:
+    script = tmp_path / "game.py"
+    script.write_text(program)
+    return Gamecores([GamecoreConfig(command=f"{sys.executable} {script} {arguments}", num=num)], URLS, tmp_path)
+
+
+def pids(running: Gamecores) -> list[int]:
+    """Process ids of the games that run."""
+    started = [game.process for game in running._games if game.process is not None]
+    return [process.pid for process in started if process.poll() is None]
+
+
+def test_commands_get_the_door_and_their_number(tmp_path: Path) -> None:
+    program = "import sys, time; open(sys.argv[2], 'w').write(sys.argv[1]); time.sleep(60)"
+    with games(tmp_path, program, num=2, arguments="{url} seen-{index}") as running:
+        until(lambda: all((tmp_path / f"seen-{i}").exists() and (tmp_path / f"seen-{i}").read_text() for i in (0, 1)))
+        assert (tmp_path / "seen-0").read_text() == "ws://127.0.0.1:1"
+        assert running.running == 2
+
+
+def test_a_game_that_dies_is_started_again_and_its_last_words_are_kept(tmp_path: Path) -> None:
+    program = "import sys; print('the door is shut', file=sys.stderr); sys.exit(3)"
+    with games(tmp_path, program) as running:
+        until(lambda: running.restarts >= 1)
+        until(lambda: any("status 3" in message for message in running.messages))
+        assert "the door is shut" in running.messages
+
+
+def test_a_crashed_games_error_last_lines_and_output_file_are_shown_once(tmp_path: Path) -> None:
+    program = """
+import sys
+print("the game begins")
+for line in range(20): print("at line", line, file=sys.stderr, flush=True)
+raise RuntimeError("the board is gone")
+"""
+    said, failed, script = [], [], tmp_path / "game.py"
+    script.write_text(program)
+    config = GamecoreConfig(command=f"{sys.executable} {script}")
+    with Gamecores([config], URLS, tmp_path, failed.append, said.append) as running:
+        until(lambda: running.failures >= 2)
+    (text,) = said
+    first, *last = text.splitlines()
+    found = re.fullmatch(
+        r"a gamecore ended with status 1 after \d+ s; it said: RuntimeError: the board is gone; "
+        r"its whole output: (\S+gamecore-0.txt); its last lines:",
+        first,
+    )
+    assert found, first
+    assert len(last) == 10
+    assert last[-1] == "RuntimeError: the board is gone"
+    assert all("the board is gone" in line for line in failed)
+    output = Path(found[1])
+    try:
+        assert output.read_text().count("the game begins") >= 2, "it stays, with standard output, of each run"
+    finally:
+        shutil.rmtree(output.parent)
+
+
+JOB = """
+import sys
+from brayx.actor.config import GamecoreConfig
+from brayx.jobs.gamecores import Gamecores
+with Gamecores([GamecoreConfig(command="sh game.sh")], {}, "."):
+    sys.stdin.read()
+"""
+GAME = """
+(trap '' TERM; while :; do sleep 1; done) &
+echo $$ $! > pids
+wait
+"""
+
+
+def test_neither_games_nor_their_children_outlive_a_killed_job(tmp_path: Path) -> None:
+    (tmp_path / "game.sh").write_text(GAME)
+    pids = tmp_path / "pids"
+    with subprocess.Popen([sys.executable, "-c", JOB], cwd=tmp_path, stdin=subprocess.PIPE) as job:
+        until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+        game, child = map(int, pids.read_text().split())
+        assert alive(game)
+        assert alive(child)
+        (watch,) = [each for each in psutil.Process(job.pid).children() if each.pid != game]
+        job.kill()
+    until(lambda: not alive(game) and not alive(child) and not alive(watch.pid))
+
+
+def test_a_killed_shell_is_replaced_by_one_that_knows_the_running_games(tmp_path: Path) -> None:
+    (tmp_path / "game.sh").write_text("sleep 600")
+    with Guard() as guard:
+
+        def start() -> subprocess.Popen[bytes]:
+            nowhere = subprocess.DEVNULL
+            return guard.start(["sh", "game.sh"], folder=tmp_path, stdout=nowhere, stderr=nowhere)
+
+        first = start()
+        (watch,) = [each for each in psutil.Process().children() if each.pid == guard._watch.pid]
+        watch.kill()
+        until(lambda: not alive(watch.pid))
+        second = start()
+    assert first.wait(WAIT_S) == second.wait(WAIT_S) == -signal.SIGTERM
+
+
+def test_a_killed_game_is_started_again(tmp_path: Path) -> None:
+    with games(tmp_path, "import time; time.sleep(60)") as running:
+        (first,) = pids(running)
+        os.kill(first, 9)
+        until(lambda: pids(running) not in ([], [first]))
+
+
+def test_stop_leaves_no_process_not_even_one_that_will_not_go_or_a_child(tmp_path: Path) -> None:
+    program = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+open("child", "w").write(str(child.pid))
+time.sleep(60)
+"""
+    running = games(tmp_path, program)
+    with running:
+        until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text() != "")
+        left = [*pids(running), int((tmp_path / "child").read_text())]
+        running.stop(timeout_s=0.3)
+    until(lambda: not any(alive(pid) for pid in left))
+
+
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {child!r}], stdout=subprocess.PIPE)
+child.stdout.readline()
+open("child", "a").write(f"{{child.pid}}\\n")
+{then}
+"""
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+ORDERLY = """
+import signal, sys, time
+def end(*_):
+    time.sleep(0.3)
+    open("orderly", "w").write("1")
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+print(flush=True)
+time.sleep(60)
+"""
+
+
+def children(tmp_path: Path) -> list[int]:
+    file = tmp_path / "child"
+    return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_stop_ends_a_child_that_outlives_its_parent(tmp_path: Path) -> None:
+    running = games(tmp_path, PARENT.format(child=STUBBORN, then="time.sleep(60)"))
+    with running:
+        until(lambda: children(tmp_path) != [])
+        (parent,), (child,) = pids(running), children(tmp_path)
+        running.stop(timeout_s=0.5)
+    until(lambda: not alive(parent) and not alive(child))
+
+
+def test_stop_gives_a_child_the_time_that_its_parent_does_not_need(tmp_path: Path) -> None:
+    running = games(tmp_path, PARENT.format(child=ORDERLY, then="time.sleep(60)"))
+    with running:
+        until(lambda: children(tmp_path) != [])
+        running.stop(timeout_s=20.0)
+    assert (tmp_path / "orderly").exists()
+
+
+def test_a_game_that_ends_by_itself_takes_its_children_along(tmp_path: Path) -> None:
+    with games(tmp_path, PARENT.format(child=STUBBORN, then="sys.exit(3)")) as running:
+        until(lambda: running.failures >= 1)
+        first = children(tmp_path)[0]
+        until(lambda: not alive(first))
+
+
+def test_a_flood_of_output_is_bounded(tmp_path: Path) -> None:
+    program = """
+import sys, time
+for _ in range(2000): print("x" * 3000, file=sys.stderr)
+open("done", "w").write("1")
+time.sleep(60)
+"""
+    with games(tmp_path, program) as running:
+        until(lambda: (tmp_path / "done").exists() and running.messages)
+        assert len(running.messages) <= 20
+        assert max(map(len, running.messages)) <= 500
+
+
+def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(StartupError, match=r"'no-such-game --url ws://127.0.0.1:1' did not start: No such file"),
+        Gamecores([GamecoreConfig(command="no-such-game --url {url}")], URLS, tmp_path),
+    ):
+        pass
+
+
+def test_each_door_has_a_placeholder_and_the_summary_has_each_gamecores_url(tmp_path: Path) -> None:
+    assert filled("game {http_url}/step {ws_url} {index}", URLS, door="ws", index=3) == [
+        "game",
+        "http://127.0.0.1:1/step",
+        "ws://127.0.0.1:1",
+        "3",
+    ]
+    assert (
+        filled("game {grpc_url}", {**URLS, "grpc": "grpc://127.0.0.1:2"}, door="ws", index=0)[1] == "grpc://127.0.0.1:2"
+    )
+    with pytest.raises(StartupError, match="plays by tcp, which is not open; open doors: http, ws"):
+        filled("game {tcp_url}", URLS, door="ws", index=0)
+    each = [GamecoreConfig(command="game {url}", num=4), GamecoreConfig(command="game {http_url}", num=2)]
+    assert str(Gamecores(each, URLS, tmp_path)) == (
+        "4 gamecores play at ws://127.0.0.1:1; 2 gamecores play at http://127.0.0.1:1"
+    )
+    assert str(Gamecores([GamecoreConfig(command="game")], URLS, tmp_path)) == "1 gamecore was given no URL"

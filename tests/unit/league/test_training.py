@@ -1,0 +1,209 @@
+"""`LeagueTraining`: learners that end or fail, with a real league, books and store; only the learners do not learn."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from brayx.engines.torch import module_weights
+from brayx.errors import BrayxError, Diverged, TrackingError
+from brayx.jobs.config import JobConfig
+from brayx.jobs.stored_models import stored_model
+from brayx.league.files import books_file
+from brayx.league.in_progress import GamesInProgress
+from brayx.league.league import League
+from brayx.league.ledger import Ledger
+from brayx.league.training import LeagueTraining
+from brayx.local.league import LocalLeague
+from brayx.metrics.numbers import LocalNumbers
+from brayx.model.build import build_model
+from brayx.model.snapshots import SnapshotFiles
+from brayx.tracking import Trial
+from brayx.tracking.trial import Status
+from brayx.types import Weights
+
+JOB = Path(__file__).parents[2] / "end_to_end" / "own_league" / "league.yaml"
+
+
+@dataclass
+class Learner:
+    """Ends when told."""
+
+    running: bool = True
+    error: BrayxError | None = None
+
+    def result(self, timeout_s: float | None = None) -> str:
+        if self.error is not None:
+            raise self.error
+        return "summary"
+
+    def stop(self) -> None:
+        self.running = False
+
+    def wait(self, timeout_s: float) -> bool:
+        return not self.running
+
+
+@dataclass
+class Clerk:
+    """Runs functions here."""
+
+    trial: Trial
+
+    def call(self, function: Callable[..., Any], *args: Any, start_s: float = 0.0) -> Any:
+        return function(self.trial, *args)
+
+    def in_background(self, function: Callable[..., Any], *args: Any) -> None:
+        function(self.trial, *args)
+
+
+@dataclass
+class Player:
+    """A player whose trial can be ended once, like a clerk's."""
+
+    clerk: Clerk
+    env_steps: int = 0
+    has_learned: bool = False
+    learner: Learner = field(default_factory=Learner)
+    status: Status | None = None
+
+    def newest_weights(self) -> Weights:
+        return {"w": np.zeros(3, np.float32)}
+
+    def start(self, timeout_s: float) -> bool:
+        return True
+
+    def end(self, status: Status) -> None:
+        if self.status is not None:
+            raise TrackingError("the trial is closed")
+        self.status = status
+
+
+class Host:
+    """A league in this process.
+
+    Attributes:
+        said: lines of the training.
+        fails: raised instead of making a player.
+    """
+
+    def __init__(self, uri: str, players: str, folder: Path) -> None:
+        job = JobConfig.load(JOB, [f"league.players={players}"])
+        trial = Trial.open("higher", "league", uri)
+        books_file(trial).parent.mkdir(parents=True)
+        self.clerk, self.said, self.fails = Clerk(trial), list[str](), list[BrayxError]()
+        self.numbers = LocalNumbers({}, "env_steps")
+        self.ledger = Ledger(books_file(trial))
+        config = job.leagues["league"]
+        self.league = LocalLeague(League(config, self.ledger), GamesInProgress(config), self.numbers)
+        files = SnapshotFiles(folder / "weights")
+        self.training = LeagueTraining(job, trial, self.clerk, self, files, self.said.append)
+
+    def trainee(self, player: str) -> Player:
+        if self.fails:
+            raise self.fails.pop()
+        return Player(self.clerk)
+
+    def replace(self, player: str, before: Player, now: Player) -> None: ...
+
+    def drop(self, player: str, trainee: Player) -> None: ...
+
+
+@pytest.fixture
+def host(tracking_db: str, tmp_path: Path) -> Iterator[Callable[[str], Host]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(players: str) -> Host:
+            made = Host(tracking_db, players, tmp_path)
+            stack.callback(made.ledger.close)
+            stack.callback(made.clerk.trial.finish)
+            return made
+
+        yield make
+
+
+def test_the_league_finishes_if_the_last_main_player_that_learns_fails(host: Callable[[str], Host]) -> None:
+    made = host("{a: {role: main}, b: {role: main}}")
+    first, second = made.training.trainees["a"], made.training.trainees["b"]
+    first.learner.running = False
+    made.training.look()
+    assert made.training.learner.running
+    second.learner.running, second.learner.error = False, Diverged("loss is NaN")
+    made.training.look()
+    assert made.said == ["player 'b' is out, and the others have all their steps: loss is NaN"]
+    assert (made.training.learner.wait(0.0), made.training.learner.result(0.0)) == (True, "summary")
+    made.training.look()
+    made.training.close(finished=True)
+    assert (first.status, second.status) == ("FINISHED", "FAILED")
+
+
+def test_the_league_fails_with_its_last_main_player(host: Callable[[str], Host]) -> None:
+    made = host("{a: {role: main}, b: {role: main}}")
+    for name, said in (("a", "loss is NaN"), ("b", "loss is infinite")):
+        learner = made.training.trainees[name].learner
+        learner.running, learner.error = False, Diverged(said)
+        if name == "a":
+            made.training.look()
+    assert made.said == ["player 'a' is out, the league continues: loss is NaN"]
+    with pytest.raises(Diverged, match="loss is infinite"):
+        made.training.look()
+
+
+def test_an_exploiter_that_cannot_restart_is_out_and_the_league_goes_on(host: Callable[[str], Host]) -> None:
+    made = host("{main: {role: main}, x: {role: exploiter, of: main, snapshot_every: 150, restart: snapshot}}")
+    before = made.training.trainees["x"]
+    before.env_steps, before.has_learned = 150, True
+    made.fails.append(TrackingError("MLflow is away"))
+    made.training.look()
+    assert made.said == [
+        "x:1 joins the pool: 150 env steps since the last snapshot, snapshot_every is 150",
+        "player 'x' is out, the league continues: MLflow is away",
+    ]
+    assert before.status == "FINISHED"
+    made.training.look()
+    assert list(made.training.trainees) == ["main"]
+    assert made.training.learner.running
+
+
+def test_a_registry_that_fails_delays_a_snapshot_and_ends_nothing(
+    host: Callable[[str], Host], tracking_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = host("{main: {role: main, snapshot_every: 150}}")
+    player = made.training.trainees["main"]
+    player.env_steps, player.has_learned = 150, True
+    with contextlib.closing(sqlite3.connect(tracking_db.removeprefix("sqlite:///"))) as database:
+        full = "BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"
+        database.execute(f"CREATE TRIGGER full BEFORE INSERT ON model_versions {full}")
+        for _ in range(3):
+            made.training.look()
+        assert len(made.said) == 1
+        assert "retries every 10 s: cannot register weights of trial 'league' as 'higher'" in made.said[0]
+        with pytest.raises(TrackingError, match="cannot register weights"):
+            made.training.register(made.said.append)
+        database.execute("DROP TRIGGER full")
+    made.training.look()
+    assert len(made.said) == 1, "it was tried just now"
+    monkeypatch.setattr(made.training, "_registry_at", 0.0)
+    made.training.look()
+    assert made.said[1] == "main:1 joins the pool: 150 env steps since the last snapshot, snapshot_every is 150"
+
+
+def test_a_registered_snapshot_is_built_from_what_is_registered(host: Callable[[str], Host], tracking_db: str) -> None:
+    made = host("{main: {role: main, snapshot_every: 150}}")
+    player, job = made.training.trainees["main"], JobConfig.load(JOB)
+    module, _ = build_model(job.folder, "league_parts", "model", {})
+    weights = module_weights(module)
+    player.env_steps, player.has_learned, player.newest_weights = 150, True, lambda: weights
+    made.training.look()
+    with stored_model("models:/higher/1", tracking_db) as found:
+        assert found.job().leagues["league"].players["main"].snapshot_every == 150
+        built, (example,) = found.build()
+    assert example.shape == (2, 1)
+    assert all(np.array_equal(array, weights[name]) for name, array in module_weights(built).items())

@@ -1,0 +1,99 @@
+"""The numbers of a trial that MLflow gets, and those that an interrupted trial resumes from."""
+
+from __future__ import annotations
+
+from brayx.metrics import METRICS, Kind, Recorder
+from brayx.metrics.charts import CHARTS, LEAGUE_CHARTS, RETURN_CHART, charted, sums_of
+from brayx.metrics.totals import Books
+
+GROUPS = {"return", "session", "tick", "replay", "rollout", "learner"}
+
+
+def test_at_most_forty_charts_exist_each_in_a_group_of_brayx() -> None:
+    assert len(CHARTS) <= 40
+    assert len(set(CHARTS.values())) == len(CHARTS)
+    assert {name.split("/")[0] for name in CHARTS.values()} == GROUPS
+    assert sorted(name for name in CHARTS.values() if name.startswith("return/"))[0] == RETURN_CHART
+
+
+def test_only_labels_of_means_add_to_brayxs_charts() -> None:
+    recorder, books = Recorder(), Books()
+    for name in METRICS:
+        for label in ("", "a", "b"):
+            recorder.add(name, 2.0, label=label)
+    books.merge(recorder.drain())
+    shown = charted(books.take_interval(), books.totals, books.own)
+    charts = {**CHARTS, **LEAGUE_CHARTS}
+    labelled = [name for name in METRICS if name in charts and METRICS[name].kind in (Kind.MEAN, Kind.LAST)]
+    assert "rollout_workers" in labelled
+    added = {f"{charts[name]}.{label}" for name in labelled for label in ("a", "b")}
+    assert set(shown) - set(charts.values()) == added
+    assert shown["replay/dropped"] == 6.0, "over all labels"
+
+
+def test_a_sum_covers_all_labels_also_those_without_news() -> None:
+    books = Books()
+    for label in ("full", "stale"):
+        recorder = Recorder()
+        recorder.add("replay_dropped", 3.0, label=label)
+        books.merge(recorder.drain())
+        shown = charted(books.take_interval(), books.totals, books.own)
+    assert shown["replay/dropped"] == 6.0
+
+
+def test_own_metrics_form_a_group_and_their_sums_continue() -> None:
+    recorder, books = Recorder(), Books()
+    recorder.add("gold", 5.0, label="hero:3", kind=Kind.SUM)
+    recorder.add("boss/hp", 7.0)
+    recorder.add("rollout_workers", 2.0, label="rollout")
+    recorder.add("env_steps", 30.0)
+    books.merge(recorder.drain())
+    shown = charted(books.take_interval(), books.totals, books.own)
+    assert (shown["game/gold.hero:3"], shown["boss/hp"], shown["rollout/workers.rollout"]) == (5.0, 7.0, 2.0)
+    assert sums_of(shown, ["gold"]) == {
+        "gold.hero:3": 5.0,
+        "env_steps": 30.0,
+        "games": 0.0,
+        "seconds": shown["learner/seconds"],
+    }
+
+
+def test_an_own_metric_never_replaces_another_metrics_chart() -> None:
+    recorder, books = Recorder(), Books()
+    names = ("gold", "game/gold", "learner/loss", "learner/loss.x", "loss", "game/kills")
+    for value, name in enumerate(names):
+        recorder.add(name, value, kind=Kind.SUM)
+    books.merge(recorder.drain())
+    shown = charted(books.take_interval(), books.totals, books.own)
+    own = ("game/gold", "game/game/gold", "game/learner/loss", "game/learner/loss.x", "learner/loss", "game/kills")
+    assert [shown[name] for name in own] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    sums = dict(zip(names, range(6), strict=True))
+    assert (
+        sums_of(shown, [name for name in names if name not in METRICS]).items()
+        >= {name: value for name, value in sums.items() if name not in METRICS}.items()
+    )
+    assert sums_of(shown, ["game/gold"])["game/gold"] == 1.0, "though `gold` is no sum"
+
+
+def test_an_own_metric_keeps_its_chart_if_no_other_has_it() -> None:
+    assert charted({"game/kills": 5.0, "game/loss": 1.0}, {}, {"game/kills"}) == {"game/kills": 5.0, "game/loss": 1.0}
+    assert sums_of({"game/kills": 5.0}, ["game/kills"]) == {"game/kills": 5.0}
+
+
+def test_a_chart_keeps_its_metric_in_intervals_without_the_other() -> None:
+    books = Books()
+    for names in (("gold", "game/gold"), ("game/gold",)):
+        recorder = Recorder()
+        for name in names:
+            recorder.add(name, 1.0)
+        books.merge(recorder.drain())
+        shown = charted(books.take_interval(), books.totals, books.own)
+    assert "game/game/gold" in shown
+    assert "game/gold" not in shown
+    resumed = Books({"gold": 1.0, "game/gold": 2.0, "games": 3.0, "env_steps": 4.0})
+    assert resumed.own == {"gold", "game/gold"}
+
+
+def test_a_trial_with_names_of_an_earlier_brayx_continues() -> None:
+    books = Books(sums_of({"env_steps": 100.0, "episode_return.last100": 3.0}, []))
+    assert books.step == 0

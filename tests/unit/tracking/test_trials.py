@@ -1,0 +1,53 @@
+"""The table of trials."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from brayx.metrics.charts import CHARTS, RETURN_CHART
+from brayx.metrics.totals import GAMES_IN_WINDOW
+from brayx.tracking import Trial
+from brayx.tracking.trials import table, trials
+
+ENDED = 2**22 + 1
+"""A pid above Linux's highest."""
+
+
+def test_a_trial_whose_process_was_killed_is_interrupted(tracking_db: str) -> None:
+    here, mine = socket.gethostname(), Trial.open("p", "mine", tracking_db)
+    owners = {"killed": f"{here}:{ENDED}:1", "used again": f"{here}:{os.getpid()}:1", "elsewhere": f"not-{here}:1:1"}
+    for name, owner in owners.items():
+        Trial.open("p", name, tracking_db).set_tag("brayx.owner", owner)
+    Trial.open("p", "done", tracking_db).finish()
+    assert {row.name: row.status for row in trials(tracking_db)} == {
+        mine.name: "running",
+        "killed": "interrupted",
+        "used again": "interrupted",
+        "elsewhere": "running",
+        "done": "finished",
+    }
+
+
+def test_a_return_has_the_number_of_its_games(tracking_db: str) -> None:
+    numbers = {"one": {RETURN_CHART: 0.0412, CHARTS[GAMES_IN_WINDOW]: 1.0}, "search": {CHARTS["episode_return"]: 21.5}}
+    ids = {}
+    for name, values in numbers.items():
+        trial = Trial.open("p", name, tracking_db)
+        trial.log_metrics(values, 10)
+        ids[name] = trial.run_id
+    lines = sorted(" ".join(line.split()) for line in table(trials(tracking_db)).splitlines()[1:])
+    assert lines == [f"p one running - 0.0412 (1 game) {ids['one']}", f"p search running - 21.5 {ids['search']}"]
+
+
+def test_children_are_below_their_parent_by_name(tracking_db: str) -> None:
+    league = Trial.open("p", "league", tracking_db)
+    for player in ("main", "exploiter"):
+        Trial.open("p", player, tracking_db, parent=league)
+    Trial.open("p", "later", tracking_db)
+    rows = trials(tracking_db)
+    assert [(row.name, row.is_child) for row in rows] == [
+        ("later", False), ("league", False), ("exploiter", True), ("main", True),
+    ]  # fmt: skip
+    lines = [line.split("running")[0].rstrip() for line in table(rows).splitlines()[1:]]
+    assert [line[len("project  ") :] for line in lines] == ["later", "league", "  exploiter", "  main"]
