@@ -21,7 +21,7 @@ from brayx.algorithms.base import Algorithm
 from brayx.algorithms.build import build
 from brayx.algorithms.ppo import PPOConfig
 from brayx.metrics import Recorder
-from brayx.metrics.totals import Books
+from brayx.metrics.totals import Totals
 from brayx.nets.cnn import NatureCNN
 from brayx.nets.mlp import ActorCritic
 from brayx.tracking import Trial, initialise, tracking_uri
@@ -90,10 +90,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     images, large = NatureCNN((4, 84, 84)), batch(128, 128)
     algorithm.advantages = (torch.randn(128 * 128), torch.ones(128 * 128))
     rows.append(("learner: of the Nature CNN, 16,384 transitions", taken(numbers, large, algorithm, images)))
-    books = Books()
+    totals = Totals()
     Shapes(numbers, 30.0).record_in_turn(sample, algorithm, module)
-    books.merge(numbers.drain())
-    found = books.take_shapes()
+    totals.merge(numbers.drain())
+    found = totals.take_shapes()
     with tempfile.TemporaryDirectory() as folder:
         trial = Trial.open("benchmark", "pictures", initialise(tracking_uri(folder)))
         written = milliseconds(lambda: log_shapes(trial, found, 1))

@@ -20,7 +20,7 @@ from brayx.engines.base import check_finite
 from brayx.errors import BadFragment, Diverged
 from brayx.local.demonstrations import Demonstrations
 from brayx.metrics import Drained, Recorder
-from brayx.metrics.totals import Books
+from brayx.metrics.totals import Totals
 from brayx.replay.importance import Importance
 from brayx.replay.packing import Batch, check_columns
 from brayx.replay.table import Table
@@ -101,7 +101,7 @@ class Run:
         self._weights: tuple[Weights, int] = ({}, 0)
         self._recorder = Recorder()
         self.add, self.add_shapes = self._recorder.add, self._recorder.add_shapes
-        self._books = Books()
+        self._totals = Totals()
         self.began = self._ended = time.monotonic()
 
     @property
@@ -155,10 +155,10 @@ class Run:
         Means are over the current run, or over the previous run while the current one has no value yet.
         """
         part = self._recorder.drain()
-        self._books.merge(part)
+        self._totals.merge(part)
         if self._clerk is not None:
             self._clerk.push(part)
-        return self._books.snapshot()
+        return self._totals.snapshot()
 
     def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
         """As `loop.Keeper.save`; saves nothing without a clerk."""
@@ -332,7 +332,7 @@ class Run:
     def after_update(self) -> None:
         """Adds a point to the learning curve and calls ``on_update``, after the updates of each run."""
         numbers = self.newest()
-        self._books.take_interval()  # the next means cover the next run only
+        self._totals.take_interval()  # the next means cover the next run only
         if numbers.get(GAMES_METRIC):
             mean = numbers.get(RETURN_METRIC, float("nan"))
             self.curve.append(Point(self.seconds, self.env_steps, int(numbers[GAMES_METRIC]), mean))

@@ -64,7 +64,7 @@ CHARTS: Mapping[str, str] = {
     "learning_rate": "learner/learning_rate",
     "checkpoints_failed": "learner/checkpoints_failed",
 }
-"""MLflow's name of each number of `brayx.metrics.totals.Books` that MLflow shows."""
+"""MLflow's name of each number of `brayx.metrics.totals.Totals` that MLflow shows."""
 LEAGUE_CHARTS: Mapping[str, str] = {
     "league_games": "league/games",
     "league_games_per_s": "league/games_per_s",
@@ -101,9 +101,9 @@ def charted(fresh: Mapping[str, float], totals: Mapping[str, float], own: Collec
     is not declared in `METRICS`. An application's own metric without a group goes to the group ``game``.
 
     Args:
-        fresh: numbers from `Books.take_interval`.
-        totals: every sum so far, from `Books.totals`; MLflow shows a sum over all its labels.
-        own: names of the application's own metrics, from `Books.own`.
+        fresh: numbers from `Totals.take_interval`.
+        totals: every sum so far, from `Totals.sums`; MLflow shows a sum over all its labels.
+        own: names of the application's own metrics, from `Totals.own`.
     """
     shown: dict[str, float] = {}
     for name, value in fresh.items():
@@ -120,7 +120,7 @@ def charted(fresh: Mapping[str, float], totals: Mapping[str, float], own: Collec
 
 
 def sums_of(shown: Mapping[str, float], own: Collection[str]) -> dict[str, float]:
-    """The initial sums of a resumed trial, by the names of `Books`.
+    """The initial sums of a resumed trial, by the names of `Totals`.
 
     Args:
         shown: the last value of each of its metrics in MLflow.

@@ -10,47 +10,47 @@ import time
 from collections.abc import Mapping
 
 from brayx.metrics import Recorder, XAxis
-from brayx.metrics.totals import Books
+from brayx.metrics.totals import Totals
 
 _NEWEST_S = 0.25
 _INTERVAL_S = 1.0
 
 
 class LocalNumbers(Recorder):
-    """The recorder of a process that trains, with the trial's `Books`; the learner's `Numbers`.
+    """The recorder of a process that trains, with the trial's `Totals`; the learner's `Numbers`.
 
     Args:
         totals: initial sums, from an interrupted trial.
-        x_axis: as for `Books`.
+        x_axis: as for `Totals`.
     """
 
     def __init__(self, totals: Mapping[str, float], x_axis: XAxis) -> None:
         super().__init__()
-        self._books = Books(totals, x_axis=x_axis)
-        self.listen(self._books.merge)
-        self._booking = threading.Lock()
+        self._totals = Totals(totals, x_axis=x_axis)
+        self.listen(self._totals.merge)
+        self._reading = threading.Lock()
         self._newest: dict[str, float] = {}
-        self._booked_at = self._interval_at = 0.0
+        self._newest_at = self._interval_at = 0.0
 
     def newest(self) -> Mapping[str, float]:
-        """The trial's numbers, as `Books.snapshot`; a quarter of a second old at most."""
-        if time.monotonic() - self._booked_at < _NEWEST_S:
+        """The trial's numbers, as `Totals.snapshot`; a quarter of a second old at most."""
+        if time.monotonic() - self._newest_at < _NEWEST_S:
             return self._newest
         return self.snapshot()
 
     def snapshot(self) -> dict[str, float]:
         """The trial's current numbers."""
-        with self._booking:
+        with self._reading:
             self.drain()
             now = time.monotonic()
             if now - self._interval_at >= _INTERVAL_S:  # percentiles are of the last of these
-                self._books.take_interval()
+                self._totals.take_interval()
                 self._interval_at = now
-            self._newest = self._books.snapshot()
-            self._booked_at = now
+            self._newest = self._totals.snapshot()
+            self._newest_at = now
             return dict(self._newest)
 
     def notes(self) -> dict[str, str]:
-        """As `Books.notes`."""
-        with self._booking:
-            return dict(self._books.notes)
+        """As `Totals.notes`."""
+        with self._reading:
+            return dict(self._totals.notes)

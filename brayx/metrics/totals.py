@@ -1,4 +1,4 @@
-"""A trial's books: totals since it began, windows over the last games, rates over the last seconds.
+"""A trial's totals: sums since it began, windows over the last games, rates over the last seconds.
 
 Pure arithmetic over the metrics of processes or threads. Knows nothing of recorders, nor of where metrics are written.
 """
@@ -58,15 +58,15 @@ _ERROR = "error"
 def mean_return(numbers: Mapping[str, float]) -> str:
     """The mean return of the newest games, and their number: ``0.8123 (100 games, 2 failed)``."""
     mean, failed = numbers.get("episode_return.last100", math.nan), numbers.get(FAILED_IN_WINDOW, 0.0)
-    of = games_text(numbers.get(GAMES_IN_WINDOW, 0.0)) + (f", {failed:.0f} failed" if failed else "")
-    return f"{'-' if math.isnan(mean) else significant(mean)} ({of})"
+    games = games_text(numbers.get(GAMES_IN_WINDOW, 0.0)) + (f", {failed:.0f} failed" if failed else "")
+    return f"{'-' if math.isnan(mean) else significant(mean)} ({games})"
 
 
-class Books:
-    """Totals, windows and rates of a trial. Not thread safe; pure arithmetic.
+class Totals:
+    """Sums, windows and rates of a trial. Not thread safe; pure arithmetic.
 
     Args:
-        totals: initial sums by summary name, from an interrupted trial.
+        sums: initial ones by summary name, from an interrupted trial.
         rate_window_s: seconds that rates look back.
         max_names: bound on distinct names; past it samples of a new name are dropped, and counted as
             ``metrics_dropped``. Metrics of `METRICS` without a label always have room.
@@ -78,7 +78,7 @@ class Books:
     Attributes:
         own: names of an application's own metrics, up to their first dot.
         own_sums: names of those that are sums.
-        totals: every sum since the trial began, by summary name.
+        sums: every sum since the trial began, by summary name.
         notes: the newest note of each metric that has one, by summary name.
 
     Raises:
@@ -87,7 +87,7 @@ class Books:
 
     def __init__(
         self,
-        totals: Mapping[str, float] | None = None,
+        sums: Mapping[str, float] | None = None,
         *,
         rate_window_s: float = 5.0,
         max_names: int = 4096,
@@ -97,12 +97,12 @@ class Books:
     ) -> None:
         if x_axis not in get_args(XAxis):
             raise ConfigError(f"x_axis is {x_axis!r}, expected one of {', '.join(get_args(XAxis))}", key="x_axis")
-        self.totals = dict(totals or {})
-        self._seconds_before = self.totals.pop(SECONDS, 0.0)
+        self.sums = dict(sums or {})
+        self._seconds_before = self.sums.pop(SECONDS, 0.0)
         self._x_axis = x_axis
-        self.own = {name.partition(".")[0] for name in self.totals} - METRICS.keys() - {GAMES}
+        self.own = {name.partition(".")[0] for name in self.sums} - METRICS.keys() - {GAMES}
         self.own_sums: set[str] = set()
-        self._known = set(self.totals)
+        self._known = set(self.sums)
         self._max_labels = max_labels
         # A label of an own metric whose name has a dot is counted under another name: the bound is then a little off.
         self._labels = Counter(name for name, _, label in (key.partition(".") for key in self._known) if label)
@@ -145,7 +145,7 @@ class Books:
             if name == "ticks":
                 self._ticks += cell.total
             if kind is Kind.SUM:
-                self.totals[key] = self.totals.get(key, 0.0) + cell.total
+                self.sums[key] = self.sums.get(key, 0.0) + cell.total
                 if name not in METRICS:
                     self.own_sums.add(name)
             if name in self._rates:
@@ -160,7 +160,7 @@ class Books:
             pushed += cell.total if name == "fragments_pushed" else 0
             lost += cell.total if name == "fragments_dropped" and label != OVERLOADED else 0
             if name == "episode_return":
-                self.totals[GAMES] = self.totals.get(GAMES, 0.0) + cell.count
+                self.sums[GAMES] = self.sums.get(GAMES, 0.0) + cell.count
         # A game process often ends of what failed in its session: that is one game.
         self._explained = min(self._explained + failed, WINDOW_GAMES)
         unexplained = max(processes - self._explained, 0.0)
@@ -192,7 +192,7 @@ class Books:
         ``NAME.p50`` and ``NAME.p99`` are of the last interval, ``NAME.run.p50`` and ``NAME.run.p99`` of every sample
         since this object was created; so is ``ticks_this_run``.
         """
-        numbers = {**self._latest, **self._numbers(self._interval.summary()), **self.totals, **self._derived()}
+        numbers = {**self._latest, **self._numbers(self._interval.summary()), **self.sums, **self._derived()}
         for name, value in self._run.summary().items():
             metric, _, percentile = name.rpartition(".")
             numbers[f"{metric}.run.{percentile}"] = value
@@ -201,7 +201,7 @@ class Books:
     @property
     def step(self) -> int:
         """The x axis: env steps, updates or seconds since the trial began."""
-        return int(self._seconds() if self._x_axis == SECONDS else self.totals.get(self._x_axis, 0))
+        return int(self._seconds() if self._x_axis == SECONDS else self.sums.get(self._x_axis, 0))
 
     def histograms(self) -> dict[str, dict[str, list[float]]]:
         """Bars of every histogram over all samples since this object was created, as `Recorder.histograms`."""
@@ -244,10 +244,10 @@ class Books:
         return bounded.drain()
 
     def _numbers(self, summary: Mapping[str, float]) -> dict[str, float]:
-        return {name: self.totals.get(name, value) for name, value in summary.items()}
+        return {name: self.sums.get(name, value) for name, value in summary.items()}
 
     def _derived(self) -> dict[str, float]:
-        returns = [each for each in self._outcomes if not isinstance(each, str)]
+        returns = [outcome for outcome in self._outcomes if not isinstance(outcome, str)]
         derived: dict[str, float] = {
             GAMES_IN_WINDOW: len(returns),
             FAILED_IN_WINDOW: len(self._outcomes) - len(returns),
@@ -266,8 +266,8 @@ class Books:
                 events.popleft()
             span = min(self._rate_window_s, max(now - self._started, 0.5))
             derived[RATED[name]] = sum(total for _, total in events) / span
-        league = [count for name, count in self.totals.items() if name.partition(".")[0] == "league_games"]
-        derived[GAMES] = sum(league) if league else self.totals.get(GAMES, 0.0)
+        league = [count for name, count in self.sums.items() if name.partition(".")[0] == "league_games"]
+        derived[GAMES] = sum(league) if league else self.sums.get(GAMES, 0.0)
         derived[SECONDS] = self._seconds()
         return derived
 

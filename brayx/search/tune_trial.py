@@ -133,10 +133,10 @@ class ReportingKeeper:
         return self._path if self._path.exists() else None
 
     def push(self, part: Any) -> None:
-        """As `Books.push`: the search writes metrics, from the reports."""
+        """As `Totals.push`: the search writes metrics, from the reports."""
 
     def check(self) -> None:
-        """As `Books.check`."""
+        """As `Totals.check`."""
 
 
 class Player:

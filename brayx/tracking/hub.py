@@ -16,7 +16,7 @@ from brayx.errors import TrackingError
 from brayx.inbox import Inbox
 from brayx.metrics import Drained, XAxis
 from brayx.metrics.charts import NUMBERS_FILE, charted, sums_of
-from brayx.metrics.totals import Books
+from brayx.metrics.totals import Totals
 from brayx.tracking.pictures import log_shapes
 from brayx.tracking.tensorboard import events_of, writing_events
 from brayx.tracking.trial import Trial
@@ -32,7 +32,7 @@ _SUM_TAG = "brayx.sum."
 
 
 class Hub(Inbox):
-    """A trial's `Books`, which a thread writes to MLflow every ``interval_s``. Thread safe.
+    """A trial's `Totals`, which a thread writes to MLflow every ``interval_s``. Thread safe.
 
     A write that fails is not fatal: the totals keep its numbers, and the next write goes on. The snapshot counts
     failures as ``hub_write_failures``; the log has one line until writing works again.
@@ -48,7 +48,7 @@ class Hub(Inbox):
     def __init__(self, trial: Trial | None, *, interval_s: float = 1.0, x_axis: XAxis = "env_steps") -> None:
         super().__init__()
         self._trial = trial
-        self._books = Books(totals_of(trial), x_axis=x_axis)
+        self._totals = Totals(totals_of(trial), x_axis=x_axis)
         self._tagged_sums: set[str] = set()
         self._lock = threading.Lock()
         self._writing = threading.Lock()
@@ -63,7 +63,7 @@ class Hub(Inbox):
     def push(self, part: Drained) -> None:
         """Merges the metrics that one process has recorded."""
         with self._lock:
-            self._books.merge(part)
+            self._totals.merge(part)
 
     def snapshot(self) -> dict[str, float]:
         """The newest number of every metric, by summary name; sums count from the trial's start.
@@ -74,21 +74,21 @@ class Hub(Inbox):
         ``.run.p99`` of every metric with percentiles.
         """
         with self._lock:
-            return {**self._books.snapshot(), "hub_write_failures": float(self._failures)}
+            return {**self._totals.snapshot(), "hub_write_failures": float(self._failures)}
 
     def notes(self) -> dict[str, str]:
         """The newest note of each metric that has one, by summary name; of samples since this hub started."""
         with self._lock:
-            return dict(self._books.notes)
+            return dict(self._totals.notes)
 
     def flush(self) -> None:
         """Writes the metrics since the last write now."""
         with self._writing:
             with self._lock:
-                fresh, step = self._books.take_interval(), self._books.step
-                numbers = charted(fresh, self._books.totals, self._books.own)
-                own_sums = self._books.own_sums - self._tagged_sums
-                shapes = self._books.take_shapes()
+                fresh, step = self._totals.take_interval(), self._totals.step
+                numbers = charted(fresh, self._totals.sums, self._totals.own)
+                own_sums = self._totals.own_sums - self._tagged_sums
+                shapes = self._totals.take_shapes()
             if self._trial is None or not (numbers or shapes):
                 return
             try:
@@ -116,7 +116,7 @@ class Hub(Inbox):
         self._writer.join(timeout=30)
         self.flush()
         with self._lock:
-            histograms = self._books.histograms()
+            histograms = self._totals.histograms()
         if self._trial is not None:
             with contextlib.suppress(TrackingError):  # the metrics have most of it
                 self._write_numbers(self._trial)

@@ -15,7 +15,7 @@ from brayx.faults import AGENTS_LOGGER, report
 from brayx.jobs.progress import Progress, dropped_line, error_lines, losses_of_recordings, tracebacks
 from brayx.logs import limited
 from brayx.metrics import Recorder
-from brayx.metrics.totals import Books, mean_return
+from brayx.metrics.totals import Totals, mean_return
 
 NUMBERS = {
     "env_steps": 12_345.0,
@@ -91,11 +91,11 @@ def drawn(numbers: dict[str, float], note: str = "", errors: Sequence[str] = ())
 
 
 def test_everything_the_buffer_dropped_counts_whatever_the_reason() -> None:
-    recorder, books = Recorder(), Books()
+    recorder, totals = Recorder(), Totals()
     recorder.add("replay_dropped", 30.0, label="full")
     recorder.add("replay_dropped", 4.0, label="stale")
-    books.merge(recorder.drain())
-    assert re.search(r"dropped\s+34 \(full 30, stale 4\)", drawn(books.snapshot()))
+    totals.merge(recorder.drain())
+    assert re.search(r"dropped\s+34 \(full 30, stale 4\)", drawn(totals.snapshot()))
     out = io.StringIO()
     with Progress("t", num_steps=1, log_interval=1, console=Console(file=out, width=200)) as progress:
         progress.update({**NUMBERS, "updates": 1.0})
@@ -112,16 +112,16 @@ def test_dropped_transitions_are_a_line_of_losses() -> None:
 
 
 def test_errors_of_agents_are_shown_with_their_count_and_the_newest() -> None:
-    books = Books()
+    totals = Totals()
     for message in ("first", "second"):
         recorder = Recorder()
         recorder.add("agent_errors", 2000.0, label="on_episode", note=message)
-        books.merge(recorder.drain())
-    errors = error_lines(books.snapshot(), books.notes)
+        totals.merge(recorder.drain())
+    errors = error_lines(totals.snapshot(), totals.notes)
     assert errors == ["4,000 errors in on_episode; the newest: second"]
     assert errors[0] in drawn({}, errors=errors)
     assert error_lines(NUMBERS, {}) == []
-    assert error_lines(books.snapshot(), {}) == [], "those of an interrupted trial"
+    assert error_lines(totals.snapshot(), {}) == [], "those of an interrupted trial"
 
 
 def test_a_line_is_not_broken_where_there_is_no_terminal() -> None:
@@ -143,16 +143,16 @@ def test_the_first_error_of_an_agent_is_shown_at_once() -> None:
 
 
 def test_failed_writes_are_shown_before_the_games_note() -> None:
-    recorder, books = Recorder(), Books()
+    recorder, totals = Recorder(), Totals()
     recorder.add("checkpoints_failed", 1.0)
-    books.merge(recorder.drain())
-    shown = drawn({**books.snapshot(), "hub_write_failures": 3.0}, "a gamecore ended")
+    totals.merge(recorder.drain())
+    shown = drawn({**totals.snapshot(), "hub_write_failures": 3.0}, "a gamecore ended")
     assert "failed writes to MLflow: 3 of metrics, 1 of checkpoints; training continues; a gamecore ended" in shown
     assert "MLflow" not in drawn({**NUMBERS, "hub_write_failures": 0.0})
 
 
 def test_losses_by_errors_are_shown_with_their_cause_and_share() -> None:
-    books = Books()
+    totals = Totals()
     recorder = Recorder()
     for value in (1.0, 3.0):
         recorder.add("episode_return", value)
@@ -162,9 +162,9 @@ def test_losses_by_errors_are_shown_with_their_cause_and_share() -> None:
     recorder.add("fragments_pushed", 3.0)
     recorder.add("fragments_dropped", 1.0, label="refused", note="BadFragment: obs (agent.py:9)")
     recorder.add("recording_lost", 7.0, label="disk", note="the folder cannot be written")
-    books.merge(recorder.drain())
-    numbers = books.snapshot()
-    assert error_lines(numbers, books.notes) == [
+    totals.merge(recorder.drain())
+    numbers = totals.snapshot()
+    assert error_lines(numbers, totals.notes) == [
         "6 errors in on_episode; the newest: agent 'a': KeyError: 'speed' (agent.py:3)",
         "1 fragment dropped (refused); the newest: BadFragment: obs (agent.py:9)",
         "8 gamecores failed; the newest: a gamecore ended with status 1 after 2 s",
@@ -179,28 +179,28 @@ def test_losses_by_errors_are_shown_with_their_cause_and_share() -> None:
 
 @pytest.mark.parametrize("label", ["deadline", "cancelled"])
 def test_fragments_lost_to_a_deadline_have_a_line_and_a_share(label: str) -> None:
-    recorder, books = Recorder(), Books()
+    recorder, totals = Recorder(), Totals()
     why = "on_episode was cut off by actor.tick_timeout_s, or by the end of the service"
     recorder.add("fragments_pushed", 2.0)
     recorder.add("fragments_dropped", 18.0, label=label, note=why)
-    books.merge(recorder.drain())
-    lines = error_lines(books.snapshot(), books.notes)
+    totals.merge(recorder.drain())
+    lines = error_lines(totals.snapshot(), totals.notes)
     assert lines == [
         f"18 fragments dropped ({label}); the newest: {why}",
         "lost: 18 of the last 20 fragments (90%)",
     ]
-    assert error_lines(books.snapshot(), {}) == lines[1:], "whatever is lost, its share is shown"
+    assert error_lines(totals.snapshot(), {}) == lines[1:], "whatever is lost, its share is shown"
 
 
 def test_games_that_load_ended_have_a_line_but_no_share() -> None:
-    recorder, books = Recorder(), Books()
+    recorder, totals = Recorder(), Totals()
     recorder.add("episode_return", 3.0)
     recorder.add("games_failed", 2.0, label="overloaded", note="agent 'a': QueueFull: full (agent.py:3)")
     recorder.add("fragments_dropped", 1.0, label="overloaded")
-    books.merge(recorder.drain())
+    totals.merge(recorder.drain())
     lines = ["2 games failed (overloaded); the newest: agent 'a': QueueFull: full (agent.py:3)"]
-    assert error_lines(books.snapshot(), books.notes) == lines
-    assert mean_return(books.snapshot()) == "3 (1 game, 2 failed)"
+    assert error_lines(totals.snapshot(), totals.notes) == lines
+    assert mean_return(totals.snapshot()) == "3 (1 game, 2 failed)"
 
 
 def raised(message: str) -> AgentError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from brayx.metrics import METRICS, Kind, Recorder
 from brayx.metrics.charts import CHARTS, LEAGUE_CHARTS, RETURN_CHART, charted, sums_of
-from brayx.metrics.totals import Books
+from brayx.metrics.totals import Totals
 
 GROUPS = {"return", "session", "tick", "replay", "rollout", "learner"}
 
@@ -17,12 +17,12 @@ def test_at_most_forty_charts_exist_each_in_a_group_of_brayx() -> None:
 
 
 def test_only_labels_of_means_add_to_brayxs_charts() -> None:
-    recorder, books = Recorder(), Books()
+    recorder, totals = Recorder(), Totals()
     for name in METRICS:
         for label in ("", "a", "b"):
             recorder.add(name, 2.0, label=label)
-    books.merge(recorder.drain())
-    shown = charted(books.take_interval(), books.totals, books.own)
+    totals.merge(recorder.drain())
+    shown = charted(totals.take_interval(), totals.sums, totals.own)
     charts = {**CHARTS, **LEAGUE_CHARTS}
     labelled = [name for name in METRICS if name in charts and METRICS[name].kind in (Kind.MEAN, Kind.LAST)]
     assert "rollout_workers" in labelled
@@ -32,23 +32,23 @@ def test_only_labels_of_means_add_to_brayxs_charts() -> None:
 
 
 def test_a_sum_covers_all_labels_also_those_without_news() -> None:
-    books = Books()
+    totals = Totals()
     for label in ("full", "stale"):
         recorder = Recorder()
         recorder.add("replay_dropped", 3.0, label=label)
-        books.merge(recorder.drain())
-        shown = charted(books.take_interval(), books.totals, books.own)
+        totals.merge(recorder.drain())
+        shown = charted(totals.take_interval(), totals.sums, totals.own)
     assert shown["replay/dropped"] == 6.0
 
 
 def test_own_metrics_form_a_group_and_their_sums_continue() -> None:
-    recorder, books = Recorder(), Books()
+    recorder, totals = Recorder(), Totals()
     recorder.add("gold", 5.0, label="hero:3", kind=Kind.SUM)
     recorder.add("boss/hp", 7.0)
     recorder.add("rollout_workers", 2.0, label="rollout")
     recorder.add("env_steps", 30.0)
-    books.merge(recorder.drain())
-    shown = charted(books.take_interval(), books.totals, books.own)
+    totals.merge(recorder.drain())
+    shown = charted(totals.take_interval(), totals.sums, totals.own)
     assert (shown["game/gold.hero:3"], shown["boss/hp"], shown["rollout/workers.rollout"]) == (5.0, 7.0, 2.0)
     assert sums_of(shown, ["gold"]) == {
         "gold.hero:3": 5.0,
@@ -59,12 +59,12 @@ def test_own_metrics_form_a_group_and_their_sums_continue() -> None:
 
 
 def test_an_own_metric_never_replaces_another_metrics_chart() -> None:
-    recorder, books = Recorder(), Books()
+    recorder, totals = Recorder(), Totals()
     names = ("gold", "game/gold", "learner/loss", "learner/loss.x", "loss", "game/kills")
     for value, name in enumerate(names):
         recorder.add(name, value, kind=Kind.SUM)
-    books.merge(recorder.drain())
-    shown = charted(books.take_interval(), books.totals, books.own)
+    totals.merge(recorder.drain())
+    shown = charted(totals.take_interval(), totals.sums, totals.own)
     own = ("game/gold", "game/game/gold", "game/learner/loss", "game/learner/loss.x", "learner/loss", "game/kills")
     assert [shown[name] for name in own] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     sums = dict(zip(names, range(6), strict=True))
@@ -81,19 +81,19 @@ def test_an_own_metric_keeps_its_chart_if_no_other_has_it() -> None:
 
 
 def test_a_chart_keeps_its_metric_in_intervals_without_the_other() -> None:
-    books = Books()
+    totals = Totals()
     for names in (("gold", "game/gold"), ("game/gold",)):
         recorder = Recorder()
         for name in names:
             recorder.add(name, 1.0)
-        books.merge(recorder.drain())
-        shown = charted(books.take_interval(), books.totals, books.own)
+        totals.merge(recorder.drain())
+        shown = charted(totals.take_interval(), totals.sums, totals.own)
     assert "game/game/gold" in shown
     assert "game/gold" not in shown
-    resumed = Books({"gold": 1.0, "game/gold": 2.0, "games": 3.0, "env_steps": 4.0})
+    resumed = Totals({"gold": 1.0, "game/gold": 2.0, "games": 3.0, "env_steps": 4.0})
     assert resumed.own == {"gold", "game/gold"}
 
 
 def test_a_trial_with_names_of_an_earlier_brayx_continues() -> None:
-    books = Books(sums_of({"env_steps": 100.0, "episode_return.last100": 3.0}, []))
-    assert books.step == 0
+    totals = Totals(sums_of({"env_steps": 100.0, "episode_return.last100": 3.0}, []))
+    assert totals.step == 0
