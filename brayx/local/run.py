@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -62,7 +62,21 @@ class Point(NamedTuple):
 class Run:
     """State shared by collector and learner: the newest weights, the table, metrics and checkpoints.
 
-    Implements the loop's `Publisher`, `Numbers` and `Keeper`; the learner's thread calls all three.
+    Implements the loop's `Publisher`, `Numbers` and `Keeper`; the learner's thread calls all three. The learner takes
+    the batches of `imitation` once, then those of `iteration` and `after_update` again and again, and at last `close`.
+
+    Args:
+        collector: collects runs.
+        table: columns are sampled from it; None: each run is learned from once.
+        num_steps: transitions to collect.
+        blocking: collect only after the learner has used the last run; otherwise a thread is at most one run ahead.
+        cloning: learn from demonstrations only.
+        on_update, clerk, stop: as for `brayx.local.train.train_local`.
+        seed: seed of the training.
+        importance: weights of sampled columns.
+        demonstrations: recorded episodes to imitate.
+        imitation_updates: least batches of them before the first run.
+        resume: checkpoint to resume from, without a clerk.
     """
 
     def __init__(
@@ -70,6 +84,9 @@ class Run:
         collector: Collector,
         table: Table | None,
         num_steps: int,
+        *,
+        blocking: bool,
+        cloning: bool,
         on_update: Callable[[int, int, Mapping[str, float]], None] | None,
         clerk: TrialKeeper | None,
         stop: threading.Event,
@@ -77,6 +94,7 @@ class Run:
         importance: Importance,
         demonstrations: Demonstrations | None = None,
         imitation_updates: int = 0,
+        resume: Path | None = None,
     ) -> None:
         self.env_steps = 0
         self.dropped = 0
@@ -95,9 +113,15 @@ class Run:
         self._importance = importance
         self._batches_before = 0
         self._demonstrations = demonstrations
-        self._first = 0 if demonstrations is None else max(imitation_updates, demonstrations.rounds)
+        self._cloning = cloning
+        beside = demonstrations is not None and not cloning
+        self._first = max(imitation_updates, demonstrations.rounds) if beside and demonstrations is not None else 0
+        self._next_run = self._recorded if cloning else self._collect if blocking else self._collected_ahead
+        self._resume = resume
         self._runs = 0
         self._thread: threading.Thread | None = None
+        self._ahead: queue.Queue[tuple[Batch, list[Episode]] | BaseException] = queue.Queue(maxsize=1)
+        self._stopped = threading.Event()
         self._weights: tuple[Weights, int] = ({}, 0)
         self._recorder = Recorder()
         self.add, self.add_shapes = self._recorder.add, self._recorder.add_shapes
@@ -167,67 +191,44 @@ class Run:
 
     def latest(self) -> Path | None:
         """As `loop.Keeper.latest`; also restores the env step count, and reseeds the collector for new episodes."""
-        folder = None if self._clerk is None else self._clerk.latest()
+        folder = self._resume if self._clerk is None else self._clerk.latest()
         if folder is not None:
             about = json.loads((folder / "meta.json").read_text())
             self.env_steps = self._begun_at = self._steps_before = self.about[_STEPS] = about.get(_STEPS, 0)
             self.about[_IMITATED] = about.get(_IMITATED, 0)
             self._collector.begin_again(seed_after(self._seed, self.env_steps))
-            if self._demonstrations is not None:
+            if self._demonstrations is not None and not self._cloning:
                 # Skip the imitation updates that were done before the resume.
                 self._first = max(self._first - self.about[_IMITATED], self._demonstrations.rounds)
         self.begin()
         return folder
 
-    def alternating(self) -> Generator[Batch]:
-        """Batches of one run at a time: collects the next run only after the learner has used the last one."""
-        yield from self._to_imitate(self._first)
-        while self._goes_on():
-            yield from self._batches(self._collect())
+    def goes_on(self) -> bool:
+        """Whether more steps are wanted, and nothing stopped the training; raises the clerk's pending error, if any."""
+        if self._clerk is not None:
+            self._clerk.check()
+        return self.env_steps < self._total and not self._stop.is_set()
+
+    def imitation(self) -> Iterator[Batch]:
+        """Batches of demonstrations before the first run; none without demonstrations."""
+        return self._to_imitate(self._first)
+
+    def iteration(self) -> Iterator[Batch]:
+        """Batches of the next run, then one of demonstrations."""
+        yield from self._batches(self._next_run())
+        if not self._cloning:
             yield from self._to_imitate(1)
-            self.after_update()
 
-    def recorded(self) -> Generator[Batch]:
-        """Batches of demonstrations only."""
-        assert self._demonstrations is not None
-        while self._goes_on():
-            yield from self._batches((self._demonstrations.draw(), []))
-            self.after_update()
+    def close(self, timeout_s: float | None = _END_S) -> None:
+        """Ends the collector's thread after its current run.
 
-    def concurrent(self) -> Generator[Batch]:
-        """Batches collected by a separate thread, at most one run ahead of the learner."""
-        yield from self._to_imitate(self._first)
-        runs: queue.Queue[tuple[Batch, list[Episode]] | BaseException] = queue.Queue(maxsize=1)
-        stopped = threading.Event()
-
-        def work() -> None:
-            try:
-                while not stopped.is_set():
-                    _put(runs, self._collect(), stopped)
-            except BaseException as error:  # raised again in the learner's thread
-                _put(runs, error, stopped)
-
-        self._thread = thread = NativeThread(work, "brayx-collector", stopped.set)
-        thread.start()
-        try:
-            while self._goes_on():
-                run = runs.get()
-                if isinstance(run, BaseException):
-                    raise run
-                yield from self._batches(run)
-                yield from self._to_imitate(1)
-                self.after_update()
-        finally:
-            stopped.set()
-            thread.join(_END_S)
-
-    def settle(self) -> None:
-        """Waits until the collector's thread has finished its current run; call it after closing the stream.
-
-        It waits without a deadline, because the environments may be slow and must not be closed while they step.
+        Args:
+            timeout_s: longest wait. None for one that is to be evaluated: its environments may be slow, and are used
+                again.
         """
+        self._stopped.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(timeout_s)
 
     def check_learned(self) -> None:
         """Fails a training that dropped every run.
@@ -243,15 +244,10 @@ class Run:
                 fields=[self._unfit.details["field"]],
             )
 
-    def _goes_on(self) -> bool:
-        if self._clerk is not None:
-            self._clerk.check()
-        return self.env_steps < self._total and not self._stop.is_set()
-
     def _to_imitate(self, count: int) -> Iterator[Batch]:
         """Up to ``count`` batches of demonstrations; none without demonstrations or after the end of training."""
         for _ in range(count):
-            if self._demonstrations is None or not self._goes_on():
+            if self._demonstrations is None or not self.goes_on():
                 return
             self.about[_IMITATED] = self.about.get(_IMITATED, 0) + 1
             self._batches_before += 1
@@ -263,6 +259,27 @@ class Run:
             self._collector.load(weights, version)
         columns = self._collector.collect()
         return dict(columns.arrays), self._collector.episodes()
+
+    def _recorded(self) -> tuple[Batch, list[Episode]]:
+        assert self._demonstrations is not None
+        return self._demonstrations.draw(), []
+
+    def _collected_ahead(self) -> tuple[Batch, list[Episode]]:
+        """A run that a separate thread collected."""
+        if self._thread is None:
+            self._thread = NativeThread(self._work, "brayx-collector", self._stopped.set)
+            self._thread.start()
+        run = self._ahead.get()
+        if isinstance(run, BaseException):
+            raise run
+        return run
+
+    def _work(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                _put(self._ahead, self._collect(), self._stopped)
+        except BaseException as error:  # raised again in the learner's thread
+            _put(self._ahead, error, self._stopped)
 
     def _batches(self, run: tuple[Batch, list[Episode]]) -> Iterator[Batch]:
         arrays, episodes = run
@@ -329,8 +346,9 @@ class Run:
                 yield self._importance.weigh(batch, self._batches_before)
                 self._batches_before += 1
 
-    def after_update(self) -> None:
-        """Adds a point to the learning curve and calls ``on_update``, after the updates of each run."""
+    def after_update(self) -> Mapping[str, float]:
+        """Adds a point to the learning curve and calls ``on_update``, after the updates of each run; returns the
+        newest metrics."""
         numbers = self.newest()
         self._totals.take_interval()  # the next means cover the next run only
         if numbers.get(GAMES_METRIC):
@@ -339,6 +357,7 @@ class Run:
         self._runs += 1
         if self._on_update is not None:
             self._on_update(self._runs, self.env_steps, numbers)
+        return numbers
 
 
 def _put(runs: queue.Queue[Any], item: Any, stopped: threading.Event) -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gymnasium.vector import VectorEnv
 from torch import nn
 
 from brayx.actions import ActionSpec
@@ -43,7 +42,7 @@ from brayx.rollout.networks import Model, observation_of, ready_made
 from brayx.rollout.policy import Policy
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.fits import check_model
-from brayx.trainer.loop import RETURN_METRIC, LearnerLoop
+from brayx.trainer.loop import RETURN_METRIC, LearnerLoop, Reason
 from brayx.trainer.ranks import Alone
 from brayx.types import DEMONSTRATION, NestedArray, flatten
 
@@ -131,109 +130,214 @@ def train_local(
         ModelError: the model lacks outputs that the algorithm needs.
         BadWeights, Diverged: training diverged, or all collected data was unusable.
     """
-    algorithm = algorithm or PPOConfig()
-    training = (training or Training()).of(algorithm)
-    stop = stop or threading.Event()
-    if demonstrations is not None:
-        check_imitates(algorithm, training)
-    torch.manual_seed(training.seed)
-    torch.set_num_threads(training.threads)
-    envs = make_envs(env, training.num_envs, vectorization=training.vectorization, options=training.env_options)
-    with contextlib.ExitStack() as stack:
-        stack.callback(envs.close)
-        spec = ActionSpec.of(envs.single_action_space, scale=training.scale_actions)
-        observed = flatten(observation_of(envs), "obs")
-        gives = {*observed, *([] if demonstrations is None else [DEMONSTRATION])}
+    with LocalTraining(
+        env,
+        algorithm,
+        training,
+        demonstrations=demonstrations,
+        model=model,
+        on_update=on_update,
+        clerk=clerk,
+        stop=stop,
+        due=due,
+    ) as running:
+        while running.goes_on():
+            running.iterate()
+        return running.result()
+
+
+class LocalTraining:
+    """A training of `train_local`, an iteration at a time. A context manager: it trains inside, and closes its
+    environments.
+
+    Args:
+        resume: checkpoint to resume from, without a clerk; None: start from the beginning.
+
+    The other arguments, and the errors of the constructor and of each method, are those of `train_local`.
+
+    Attributes:
+        algorithm, training: all options.
+        module, forward_args: the module that learns, and its example arguments.
+        run: counters, metrics and newest weights.
+        collector: environments and acting policy. Only `iterate` may use them.
+    """
+
+    def __init__(
+        self,
+        env: EnvSource,
+        algorithm: AlgorithmConfig | None = None,
+        training: Training | None = None,
+        *,
+        demonstrations: str | Path | Dataset | None = None,
+        model: Callable[[NestedArray, ActionSpec], Model] | None = None,
+        on_update: Callable[[int, int, Mapping[str, float]], None] | None = None,
+        clerk: TrialKeeper | None = None,
+        stop: threading.Event | None = None,
+        due: Callable[[int, Mapping[str, float]], bool] | None = None,
+        resume: Path | None = None,
+    ) -> None:
+        self.algorithm = algorithm = algorithm or PPOConfig()
+        self.training = training = (training or Training()).of(algorithm)
+        self._stop = stop or threading.Event()
+        self._reason: Reason = "stream_ended"
+        if demonstrations is not None:
+            check_imitates(algorithm, training)
+        torch.manual_seed(training.seed)
+        torch.set_num_threads(training.threads)
+        self.envs = make_envs(
+            env, training.num_envs, vectorization=training.vectorization, options=training.env_options
+        )
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.envs.close)
+            recorded = self._model(model, demonstrations)
+            check_updates(algorithm, training, recorded)
+            self.collector = self._collector()
+            cloning = algorithm.imitates == "everything"
+            self.run = run = Run(
+                self.collector,
+                None if training.sampler == "fifo" or cloning else _table(training),
+                training.num_steps,
+                blocking=training.blocking,
+                cloning=cloning,
+                on_update=on_update,
+                clerk=clerk,
+                stop=self._stop,
+                seed=training.seed,
+                importance=Importance(training.importance_exponent, training.importance_batches),
+                demonstrations=recorded,
+                imitation_updates=algorithm.first_imitates,
+                resume=resume,
+            )
+            stack.callback(run.close)
+            self.loop = LearnerLoop(
+                _trainer_config(algorithm, training, draws=clerk is not None),
+                self.module,
+                self.forward_args,
+                publisher=run.publisher,
+                numbers=run,
+                keeper=run,
+                ranks=Alone(training.use_gpu),
+                about=run.about,
+                normaliser=self.collector,
+                feedback=run.feedback,
+                due=None if due is None else lambda: due(run.env_steps, run.newest()),
+                progress=run.progress,
+                resumed=run.resumed,
+            )
+            self._stack = stack.pop_all()
+
+    def _model(
+        self,
+        model: Callable[[NestedArray, ActionSpec], Model] | None,
+        demonstrations: str | Path | Dataset | None,
+    ) -> Demonstrations | None:
+        """Makes the module and checks that all fits it; returns the demonstrations in its layout."""
+        algorithm, training = self.algorithm, self.training
+        spec = ActionSpec.of(self.envs.single_action_space, scale=training.scale_actions)
+        example = observation_of(self.envs)
+        observed = flatten(example, "obs")
         check_fits(
             algorithm,
             kind=spec.kind,
             unroll_length=training.unroll_length,
-            gives=gives,
+            gives={*observed, *([] if demonstrations is None else [DEMONSTRATION])},
             sampler=training.sampler,
         )
-        module, forward_args = (model or ready_made(training.network, envs, algorithm))(observation_of(envs), spec)
-        initialise_lazy(module, forward_args)
-        given = check_model(algorithm, module, forward_args, state=observed.get(STATE))
-        recorded = None
-        if demonstrations is not None:
-            recorded = Demonstrations.of_model(demonstrations, module, forward_args, given, spec, training)
-        check_updates(algorithm, training, recorded)
-        collector = _collector(envs, Policy(module, forward_args, engine=training.engine), algorithm, training)
-        cloning = algorithm.imitates == "everything"
-        table = None if training.sampler == "fifo" or cloning else _table(training)
-        run = Run(
-            collector,
-            table,
-            training.num_steps,
-            on_update,
-            clerk,
-            stop,
-            training.seed,
-            Importance(training.importance_exponent, training.importance_batches),
-            recorded,
-            algorithm.first_imitates,
+        make = model or ready_made(training.network, self.envs, algorithm)
+        self.module, self.forward_args = make(example, spec)
+        initialise_lazy(self.module, self.forward_args)
+        signature = check_model(algorithm, self.module, self.forward_args, state=observed.get(STATE))
+        if demonstrations is None:
+            return None
+        return Demonstrations.of_model(demonstrations, self.module, self.forward_args, signature, spec, training)
+
+    def _collector(self) -> Collector:
+        training = self.training
+        return Collector(
+            self.envs,
+            Policy(self.module, self.forward_args, engine=training.engine),
+            training.unroll_length,
+            seed=training.seed,
+            scale_actions=training.scale_actions,
+            normalise_obs=training.normalise_obs,
+            normalise_reward=training.normalise_reward,
+            gamma=self.algorithm.discount,
+            reward_clip=training.reward_clip,
+            sde_steps=training.sde_steps,
         )
-        stream = run.recorded() if cloning else run.alternating() if training.blocking else run.concurrent()
-        stack.callback(stream.close)
-        summary = LearnerLoop(
-            _trainer_config(algorithm, training, draws=clerk is not None),
-            module,
-            forward_args,
-            batches=stream,
-            publisher=run.publisher,
-            numbers=run,
-            keeper=run,
-            ranks=Alone(training.use_gpu),
-            about=run.about,
-            normaliser=collector,
-            feedback=run.feedback,
-            due=None if due is None else lambda: due(run.env_steps, run.newest()),
-            progress=run.progress,
-            resumed=run.resumed,
-        ).run()
-        stream.close()
-        run.settle()
+
+    def __enter__(self) -> LocalTraining:
+        try:
+            self._stack.enter_context(self.loop.started())
+            self._reason = self.loop.learn(self.run.imitation())
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self._stack.close()
+
+    def goes_on(self) -> bool:
+        """Whether more steps are wanted: neither ``num_steps`` nor the target is reached, and nothing stopped it."""
+        return self._reason != "target_return" and self.run.goes_on()
+
+    def iterate(self) -> Mapping[str, float]:
+        """Collects a run and learns from it; returns the newest metrics, as ``on_update`` gets them."""
+        self._reason = self.loop.learn(self.run.iteration())
+        return self.run.after_update()
+
+    def result(self) -> Result:
+        """Ends the training: saves the last checkpoint, and plays the evaluation."""
+        run, training = self.run, self.training
+        summary = self.loop.end(self._reason)
+        run.close(None)
         run.check_learned()
-        if summary.reason == "target_return":  # the stream was closed before it could record the last update
-            run.after_update()
-        seconds = run.seconds
-        normaliser = collector.state_dict()
-        evaluation = None
-        if training.evaluation_episodes and not stop.is_set():
-            collector.load(*run.newest_weights())
-            evaluation = _evaluated(envs, collector, training, stop)
-    reached = summary.reason == "target_return"
-    return Result(
-        reason="target_return" if reached else "num_steps" if run.env_steps >= training.num_steps else "stopped",
-        began=run.began,
-        env_steps=run.env_steps,
-        updates=summary.updates,
-        seconds=seconds,
-        steps_per_s=run.steps_per_s,
-        return_mean=run.newest().get(RETURN_METRIC, float("nan")),
-        seconds_to_target=seconds if reached else None,
-        module=module,
-        forward_args=forward_args,
-        normaliser=normaliser,
-        curve=tuple(run.curve),
-        evaluation=evaluation,
-        dropped=run.dropped,
-    )
+        normaliser = self.collector.state_dict()
+        seconds, evaluation = run.seconds, None
+        if training.evaluation_episodes and not self._stop.is_set():
+            self.collector.load(*run.newest_weights())
+            evaluation = self._evaluated()
+        reached = summary.reason == "target_return"
+        return Result(
+            reason="target_return" if reached else "num_steps" if run.env_steps >= training.num_steps else "stopped",
+            began=run.began,
+            env_steps=run.env_steps,
+            updates=summary.updates,
+            seconds=seconds,
+            steps_per_s=run.steps_per_s,
+            return_mean=run.newest().get(RETURN_METRIC, float("nan")),
+            seconds_to_target=seconds if reached else None,
+            module=self.module,
+            forward_args=self.forward_args,
+            normaliser=normaliser,
+            curve=tuple(run.curve),
+            evaluation=evaluation,
+            dropped=run.dropped,
+        )
 
-
-def _collector(envs: VectorEnv, policy: Policy, algorithm: AlgorithmConfig, training: Settled) -> Collector:
-    return Collector(
-        envs,
-        policy,
-        training.unroll_length,
-        seed=training.seed,
-        scale_actions=training.scale_actions,
-        normalise_obs=training.normalise_obs,
-        normalise_reward=training.normalise_reward,
-        gamma=algorithm.discount,
-        reward_clip=training.reward_clip,
-        sde_steps=training.sde_steps,
-    )
+    def _evaluated(self) -> Evaluation | None:
+        """Plays the games of the evaluation; None if they were stopped, or an environment raised."""
+        training = self.training
+        try:
+            played = evaluate(
+                self.envs,
+                self.collector.policy,
+                training.evaluation_episodes,
+                seed=training.seed + 10_000,
+                scale_actions=training.scale_actions,
+                normaliser=self.collector.obs_normaliser,
+                max_steps=training.evaluation_steps,
+                stop=self._stop,
+            )
+            return None if self._stop.is_set() else played
+        except EnvironmentFailed as error:  # keep the trained weights
+            logger.warning("there is no evaluation: %s", error)
+            return None
 
 
 def _trainer_config(algorithm: AlgorithmConfig, training: Settled, *, draws: bool) -> TrainerConfig:
@@ -256,25 +360,6 @@ def _trainer_config(algorithm: AlgorithmConfig, training: Settled, *, draws: boo
         checkpoint_interval=training.checkpoint_interval,
     )
     return config if draws else config.model_copy(update={"histogram_interval_s": None})
-
-
-def _evaluated(envs: VectorEnv, collector: Collector, training: Settled, stop: threading.Event) -> Evaluation | None:
-    """Plays the games of the evaluation; None if they were stopped, or an environment raised."""
-    try:
-        played = evaluate(
-            envs,
-            collector.policy,
-            training.evaluation_episodes,
-            seed=training.seed + 10_000,
-            scale_actions=training.scale_actions,
-            normaliser=collector.obs_normaliser,
-            max_steps=training.evaluation_steps,
-            stop=stop,
-        )
-        return None if stop.is_set() else played
-    except EnvironmentFailed as error:  # keep the trained weights
-        logger.warning("there is no evaluation: %s", error)
-        return None
 
 
 def check_updates(algorithm: AlgorithmConfig, training: Settled, recorded: Demonstrations | None = None) -> None:

@@ -6,17 +6,21 @@ Knows nothing of how either trains.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from brayx.algorithms.config import AlgorithmConfig
+from brayx.errors import ConfigError
 from brayx.nets.policy import NetworkConfig
 from brayx.rollout.envs import Vectorization
 from brayx.rollout.evaluate import MAX_STEPS
 from brayx.rollout.policy import ActingEngine
 
+_NETWORK = "network."
+_INNER = "reinforcement."
 _Count = Annotated[int, Field(ge=1)]
 
 
@@ -110,3 +114,60 @@ class Settled(Training):
     sampler: Literal["fifo", "uniform", "prioritised"]
     unroll_length: int
     batch_size: int
+
+
+def with_options(
+    algorithm: AlgorithmConfig | type[AlgorithmConfig],
+    values: Mapping[str, Any],
+    training: Training | None = None,
+    *,
+    fixed: Collection[str] = (),
+) -> tuple[AlgorithmConfig, Training]:
+    """Sets options by name: of `Training` (``num_envs``), of the algorithm (``clip_param``), of the ready-made network
+    (``network.hidden``), or of the algorithm inside the algorithm (``reinforcement.epochs``).
+
+    Args:
+        algorithm: the algorithm with its other options, or its class.
+        values: values of the options.
+        training: all other options; None: their defaults.
+        fixed: options that cannot be set.
+
+    Raises:
+        ConfigError: there is no such option (names the nearest), or a value is out of range.
+    """
+    from brayx.nets.soft import NETWORK
+
+    training = training or Training()
+    model = algorithm if isinstance(algorithm, type) else type(algorithm)
+    options = {} if isinstance(algorithm, type) else algorithm.model_dump(exclude_unset=True)
+    of_training = [name for name in Training.model_fields if name not in fixed]
+    known = [*of_training, *(name for name in model.model_fields if name not in ("name", "module"))]
+    known += [_NETWORK + name for name in NetworkConfig.model_fields]
+    known += sorted({_INNER + name for inner in model.inner for name in inner.model_fields if name != "module"})
+    chosen: dict[str, dict[str, Any]] = {"training": {}, "algorithm": {}, _NETWORK: {}, _INNER: {}}
+    for name, value in values.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            choices = f"nearest is {near[0]!r}" if near else f"there is {', '.join(sorted(known))}"
+            raise ConfigError(f"there is no option {name!r}; {choices}", key=name)
+        prefix = next((prefix for prefix in (_NETWORK, _INNER) if name.startswith(prefix)), "")
+        group = prefix or ("training" if name in of_training else "algorithm")
+        chosen[group][name.removeprefix(prefix)] = value
+    options |= chosen["algorithm"]
+    whole = options.get("reinforcement", {})
+    if chosen[_INNER] and isinstance(whole, Mapping):  # anything else is refused with the rest
+        options["reinforcement"] = {**whole, **chosen[_INNER]}
+    try:
+        config = model.model_validate(options)
+        if chosen[_NETWORK]:
+            soft = config.critic is not None and "action" in config.critic.takes
+            network = training.network or (NETWORK if soft else NetworkConfig())
+            chosen["training"]["network"] = NetworkConfig.model_validate(
+                {**network.model_dump(exclude_unset=True), **chosen[_NETWORK]}
+            )
+        given = {name: getattr(training, name) for name in training.model_fields_set}
+        return config, Training.model_validate({**given, **chosen["training"]})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{name} is {first['input']!r}: {first['msg']}", key=name) from None

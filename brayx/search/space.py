@@ -9,7 +9,6 @@ ready-made network (``network.hidden``). Knows nothing of Ray.
 from __future__ import annotations
 
 import ast
-import difflib
 import itertools
 import math
 import os
@@ -18,20 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from pydantic import ValidationError
-
 from brayx.algorithms.build import algorithm_options
 from brayx.algorithms.config import AlgorithmConfig
 from brayx.errors import ConfigError
-from brayx.local.training import Training
-from brayx.nets.policy import NetworkConfig
-from brayx.nets.soft import NETWORK
+from brayx.local.training import Training, with_options
 
-_NETWORK = "network."
-_INNER = "reinforcement."
 _CLONING = {"evaluation_episodes": 20}
 """Evaluation games that compare trials of cloning, which plays none while it learns."""
-_NOT_SEARCHED = {"network", "num_steps", "seed", "target_return", "checkpoint_interval"}
+_NOT_SEARCHED = frozenset({"network", "num_steps", "seed", "target_return", "checkpoint_interval"})
 
 
 @dataclass(frozen=True)
@@ -120,46 +113,18 @@ def parse(lines: Sequence[str]) -> dict[str, Domain | Any]:
 def arguments(algorithm: str, values: Mapping[str, Any]) -> tuple[AlgorithmConfig, Training]:
     """Arguments for `brayx.local.train.train_local`, from options by name.
 
-    Options that are not given get values that suit the algorithm: its own networks, the batches of `Training.of`, and
-    for cloning an evaluation after training.
+    Options that are not given get values that suit the algorithm, and for cloning an evaluation after training.
 
     Args:
         algorithm: its name, such as ``ppo``, or the module of the user's own, in the current folder.
         values: values of the options.
 
     Raises:
-        ConfigError: there is no such algorithm or option (names the nearest), or a value is out of range.
+        ConfigError: as `brayx.local.training.with_options`.
     """
-    model = algorithm_options(algorithm, os.getcwd())
-    here = [name for name in Training.model_fields if name not in _NOT_SEARCHED]
-    known = [*here, *(name for name in model.model_fields if name not in ("name", "module"))]
-    known += [_NETWORK + name for name in NetworkConfig.model_fields]
-    known += sorted({_INNER + name for inner in model.inner for name in inner.model_fields if name != "module"})
-    chosen: dict[str, dict[str, Any]] = {"run": {}, "algorithm": {}, "network": {}, "inner": {}}
-    for name, value in values.items():
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            choices = f"nearest is {near[0]!r}" if near else f"there is {', '.join(sorted(known))}"
-            raise ConfigError(f"there is no option {name!r}; {choices}", key=name)
-        if name.startswith(_INNER):
-            chosen["inner"][name.removeprefix(_INNER)] = value
-            continue
-        group = "network" if name.startswith(_NETWORK) else "run" if name in here else "algorithm"
-        chosen[group][name.removeprefix(_NETWORK)] = value
-    whole = chosen["algorithm"].get("reinforcement", {})
-    if chosen["inner"] and isinstance(whole, Mapping):  # anything else is refused with the rest
-        chosen["algorithm"]["reinforcement"] = {**whole, **chosen["inner"]}
-    try:
-        config: Any = model(**chosen["algorithm"])
-        soft = config.critic is not None and "action" in config.critic.takes
-        own_network = NETWORK.model_dump() if soft else {}
-        network = NetworkConfig(**{**own_network, **chosen["network"]}) if chosen["network"] else None
-        own = _CLONING if config.imitates == "everything" else {}
-        return config, Training(**{**own, **chosen["run"]}, network=network)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{name} is {first['input']!r}: {first['msg']}", key=name) from None
+    config, training = with_options(algorithm_options(algorithm, os.getcwd()), values, fixed=_NOT_SEARCHED)
+    cloning = config.imitates == "everything" and "evaluation_episodes" not in values
+    return config, training.model_copy(update=_CLONING) if cloning else training
 
 
 def check(

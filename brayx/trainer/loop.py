@@ -6,10 +6,11 @@ are an iterator, weights go to a `Publisher`, numbers to `Numbers`, folders to a
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -103,11 +104,13 @@ class Summary:
 class LearnerLoop:
     """Trains ``module`` from a stream of learner batches; `run` does it once.
 
+    A caller that wants the loop in parts enters `started`, calls `learn` with one stream after another, and then `end`.
+
     Attributes:
         config: options.
         module: new module; restored from the newest checkpoint of ``keeper`` if there is one.
         forward_args: example arguments of the module; observations of a batch get the same layout.
-        batches: the stream; its end is a request to stop.
+        batches: the stream for `run`; its end is a request to stop.
         publisher: makes the publisher, given the newest version that the checkpoint knows.
         numbers: metrics of the trial.
         keeper: checkpoints of the trial.
@@ -129,7 +132,7 @@ class LearnerLoop:
     module: nn.Module
     forward_args: tuple[NestedArray, ...]
     _: KW_ONLY
-    batches: Iterator[Batch]
+    batches: Iterator[Batch] = field(default_factory=lambda: iter(()))
     publisher: Callable[[int], Publisher]
     numbers: Numbers
     keeper: Keeper
@@ -161,21 +164,40 @@ class LearnerLoop:
             ConfigError: batches do not have the observation that the module takes.
             ModelError: a hook failed, or a batch or the module's outputs do not fit the algorithm.
         """
+        with self.started():
+            reason = self.learn(self.batches)
+        return self.end(reason)
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[None]:
+        """The context of `learn`: what learns, from the newest checkpoint if there is one; errors as for `run`."""
         torch.set_num_threads(self.config.threads)
-        restored = self._build()
-        counters, device, at = self._counters, self._ranks.device, state_argument(self.module)
+        self._resumed = self._build()
+        device, at = self._ranks.device, state_argument(self.module)
         handle = self._hooks.handled if self._hooks.handle is not None else None
-        prepare = Prepare(self.forward_args, device, handle, aside=self.config.prefetch > 0, state_at=at)
+        self._prepare = Prepare(self.forward_args, device, handle, aside=self.config.prefetch > 0, state_at=at)
         to_evaluate = (self.eval_batches or {}) if self._ranks.rank == 0 else {}
         evaluated = Prepare(self.forward_args, device, state_at=at)
-        self._began = time.monotonic() - counters.seconds
-        with (
-            Services(recorder=self.numbers).use(),  # type: ignore[arg-type]  # hooks only use `add`
-            Evaluation(self.config, self.module, evaluated, to_evaluate, self._hooks) as evaluation,
-            Prefetch(self.batches, prepare, self.config.prefetch) as stream,
-        ):
-            reason = self._until_end(stream, evaluation)
-        self._end(reason)
+        self._began = time.monotonic() - self._counters.seconds
+        with self._recording():  # for its threads
+            self._evaluation = Evaluation(self.config, self.module, evaluated, to_evaluate, self._hooks)
+        with self._evaluation:
+            yield
+
+    def learn(self, batches: Iterator[Batch]) -> Reason:
+        """Learns from a stream until it ends, or the steps or the target are reached; errors as for `run`."""
+        with self._recording(), Prefetch(batches, self._prepare, self.config.prefetch) as stream:
+            return self._until_end(stream)
+
+    def end(self, reason: Reason) -> Summary:
+        """Publishes and saves the last weights, and waits for the games' last returns; errors as for `run`.
+
+        Args:
+            reason: from the last `learn`.
+        """
+        counters = self._counters
+        if self._publisher is not None:
+            self._save_last(self._publisher, reason)
         return Summary(
             reason=reason,
             env_steps=counters.env_steps,
@@ -184,8 +206,20 @@ class LearnerLoop:
             seconds=counters.seconds,
             return_mean=float("nan") if self._score is None else self._score.mean,
             return_games=0 if self._score is None else self._score.games,
-            resumed=restored,
+            resumed=self._resumed,
         )
+
+    def write(self, folder: Path) -> None:
+        """Writes a checkpoint into an empty folder, between two calls of `learn`.
+
+        Raises:
+            TrackingError, BadWeights: as `brayx.trainer.checkpoint.save`.
+        """
+        self._write(folder, self.about or {})
+
+    def _recording(self) -> contextlib.AbstractContextManager[object]:
+        """The context in which hooks find the recorder."""
+        return Services(recorder=self.numbers).use()  # type: ignore[arg-type]  # hooks only use `add`
 
     def _build(self) -> bool:
         """Builds what learns, from the newest checkpoint if there is one, and publishes; returns whether there was."""
@@ -240,8 +274,8 @@ class LearnerLoop:
         self._counters.policy_version = publisher.publish(weights, self._counters.env_steps + learned)
         self._published_at = self._counters.updates
 
-    def _until_end(self, stream: Iterator[Ready], evaluation: Evaluation) -> Reason:
-        counters, ranks = self._counters, self._ranks
+    def _until_end(self, stream: Iterator[Ready]) -> Reason:
+        counters, ranks, evaluation = self._counters, self._ranks, self._evaluation
         waiting_since = time.monotonic()
         while True:
             requested = time.time()
@@ -316,14 +350,11 @@ class LearnerLoop:
         target = self.config.target_return
         return self._score is not None and target is not None and self._score.mean >= target
 
-    def _end(self, reason: Reason) -> None:
-        """Publishes and saves the last weights, and waits for the games' last returns."""
+    def _save_last(self, publisher: Publisher, reason: Reason) -> None:
         counters = self._counters
-        if self._publisher is None:
-            return
         counters.seconds = time.monotonic() - self._began
         if counters.updates != self._published_at:  # new weights would make waiting workers collect once more
-            self._publish(self._publisher)
+            self._publish(publisher)
         deadline = time.monotonic() + _LAST_RETURNS_S
         while reason == "num_steps" and self._score is None and time.monotonic() < deadline:
             time.sleep(0.05)
