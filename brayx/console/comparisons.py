@@ -1,7 +1,6 @@
-"""The console's comparisons of recorded sessions with versions of their model.
+"""Comparisons of recorded sessions with versions of their model.
 
-Only one runs at a time, in a separate process with low priority, and only while somebody asks for it. Knows nothing of
-HTTP.
+Only one runs at a time, in a separate process with low priority, and only while somebody asks for it.
 """
 
 from __future__ import annotations
@@ -12,14 +11,17 @@ import subprocess
 import tempfile
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from fastapi import APIRouter, Query
 
 from brayx.children import start_module
-from brayx.console import documents as doc
 from brayx.console.comparison_process import read_arrays
-from brayx.console.ticks import array_of, named, probabilities_of
+from brayx.console.documents import MAX_POINTS, Document
+from brayx.console.recordings import FirstTick, RecordingFolder, TickCount
+from brayx.console.source import Source
+from brayx.console.ticks import RecordedCurves, array_of, named, probabilities_of
 from brayx.errors import BadRecording, BrayxError, ServiceFull, StartupError, from_wire
 from brayx.recording.reader import Episode
 from brayx.tracking import find
@@ -28,6 +30,92 @@ _KEPT = 4
 """Number of comparisons that are kept; the least recently used is dropped."""
 _ASKED_S = 5.0
 """A comparison stops this long after the last request for it."""
+
+
+_Registered = Annotated[str, Query(pattern=r"^models:/[^/@]+/\d+$", description="models:/NAME/VERSION")]
+
+
+class Comparison(Document):
+    """A recorded session compared with a version of its model, or with two versions."""
+
+    recording: str
+    version: str
+    """``models:/NAME/VERSION``."""
+    reference: str
+    """The version that it is compared with; empty: the recording."""
+    done: bool
+    """False: the numbers below are not known yet."""
+    state: str
+    """What the comparison is doing, in words."""
+    progress: float
+    """Share of the ticks compared so far."""
+    ticks: int = 0
+    """Number of compared ticks."""
+    left_out: int = 0
+    """Number of ticks that lack a needed array, such as failed ones."""
+    first: int | None = None
+    """Index in the recording of the first tick with another action; null: there is none."""
+    agreement: float | None = None
+    """Share of ticks with equal actions."""
+    kl: float | None = None
+    """Mean of KL(recorded || version) in nats; null: not known."""
+    kl_max: float | None = None
+    kl_exact: bool = True
+    """False: it is estimated from the log-probabilities of the recorded actions."""
+    value: float | None = None
+    """Mean absolute difference of the values; null: not known."""
+    curves: RecordedCurves | None = None
+    """``KL`` and ``value difference`` by tick. In a long session, each point is the largest of a span of ticks."""
+
+
+class Chosen(Document):
+    """What a version would have done at a tick."""
+
+    action: Any
+    """Its most likely action."""
+    probabilities: list[float] | None
+    value: float | None
+
+
+class ComparedTick(Document):
+    """One compared tick."""
+
+    number: int
+    equal: bool
+    """Whether the version's most likely action is the recorded one, or the reference's."""
+    kl: float | None
+    value: float | None
+    """The version's value minus the recorded one, or the reference's."""
+    chosen: dict[str, Chosen]
+    """Keys ``version`` and, if there is one, ``reference``."""
+
+
+def routes(source: Source, folder: RecordingFolder) -> APIRouter:
+    """The API's calls about comparisons."""
+    router = APIRouter(prefix="/api/recordings/{recording}/comparison", tags=["recordings"])
+    comparisons = Comparisons(source.uri, source.trust)
+
+    @router.get("")
+    def comparison(recording: str, version: _Registered, reference: _Registered | None = None) -> Comparison:
+        """What a version would have done, or the progress of computing it. The first request starts the comparison, and
+        it stops 5 s after the last one. Only one runs at a time: while another runs, a request gets `service_full`. If
+        the comparison failed, the request gets its error.
+        """
+        ticks = len(folder.episode(recording))
+        return comparisons.ask(Key(recording, version, reference or ""), folder.path, ticks)
+
+    @router.get("/ticks")
+    def ticks(
+        recording: str,
+        version: _Registered,
+        reference: _Registered | None = None,
+        first: FirstTick = 0,
+        count: TickCount = 100,
+    ) -> list[ComparedTick]:
+        """Consecutive ticks of a finished comparison."""
+        return comparisons.ticks(Key(recording, version, reference or ""), folder.episode(recording), first, count)
+
+    return router
 
 
 class Key(NamedTuple):
@@ -52,7 +140,7 @@ class Comparisons:
         self._kept: dict[Key, _Running] = {}
         self._newest: _Running | None = None
 
-    def ask(self, key: Key, folder: str, ticks: int) -> doc.Comparison:
+    def ask(self, key: Key, folder: str, ticks: int) -> Comparison:
         """The comparison, or its progress; the first request starts it. A failed one is dropped with its error.
 
         Args:
@@ -84,7 +172,7 @@ class Comparisons:
                 del self._kept[next(iter(self._kept))]
         return found.document()
 
-    def ticks(self, key: Key, episode: Episode, first: int, count: int) -> list[doc.ComparedTick]:
+    def ticks(self, key: Key, episode: Episode, first: int, count: int) -> list[ComparedTick]:
         """How the versions would have acted at consecutive recorded ticks, except those that were left out.
 
         Raises:
@@ -99,9 +187,9 @@ class Comparisons:
         mask = named(columns.arrays, "action_mask")
         rows = np.searchsorted(found.arrays["number"], columns.number)
         return [
-            found.tick(int(row), None if mask is None else mask[at])
-            for at, row in enumerate(rows)
-            if row < len(found.arrays["number"]) and found.arrays["number"][row] == columns.number[at]
+            found.tick(int(row), None if mask is None else mask[index])
+            for index, row in enumerate(rows)
+            if row < len(found.arrays["number"]) and found.arrays["number"][row] == columns.number[index]
         ]
 
 
@@ -136,13 +224,13 @@ class _Running:
         for work in (self._read, self._watch):
             threading.Thread(target=work, name="brayx-comparison", daemon=True).start()
 
-    def document(self) -> doc.Comparison:
+    def document(self) -> Comparison:
         """The comparison for the API."""
         head = {"recording": self.key.recording, "version": self.key.version, "reference": self.key.reference}
         if not self.arrays:
-            return doc.Comparison(**head, done=False, state=self._state, progress=self._progress)
+            return Comparison(**head, done=False, state=self._state, progress=self._progress)
         summary = self._summary
-        return doc.Comparison(
+        return Comparison(
             **head,
             done=True,
             state="done",
@@ -158,10 +246,10 @@ class _Running:
             curves=self._curves(),
         )
 
-    def tick(self, row: int, mask: np.ndarray | None) -> doc.ComparedTick:
+    def tick(self, row: int, mask: np.ndarray | None) -> ComparedTick:
         """One tick, by its row among the compared ones."""
         numbers = {name: float(self.arrays[name][row]) for name in ("kl", "value")}
-        return doc.ComparedTick(
+        return ComparedTick(
             number=int(self.arrays["number"][row]),
             equal=bool(self.arrays["equal"][row]),
             **{name: number if np.isfinite(number) else None for name, number in numbers.items()},
@@ -172,18 +260,18 @@ class _Running:
             },
         )
 
-    def _chosen(self, name: str, row: int, mask: np.ndarray | None) -> doc.Chosen:
+    def _chosen(self, name: str, row: int, mask: np.ndarray | None) -> Chosen:
         logits, value = self.arrays.get(f"{name}/logits"), self.arrays.get(f"{name}/value")
-        return doc.Chosen(
+        return Chosen(
             action=array_of(self.arrays[f"{name}/action"][row]),
             probabilities=None if logits is None else probabilities_of(np.asarray(logits[row]), mask),
             value=None if value is None or not np.isfinite(value[row]) else float(value[row]),
         )
 
-    def _curves(self) -> doc.RecordedCurves:
+    def _curves(self) -> RecordedCurves:
         """The largest divergence and difference of values in each span of ticks, so that the curves hide no peak."""
         numbers = self.arrays["number"]
-        every = max(1, -(-len(numbers) // doc.MAX_POINTS))
+        every = max(1, -(-len(numbers) // MAX_POINTS))
         starts = np.arange(0, len(numbers), every)
         curves = {}
         for name, title in (("kl", "KL"), ("value", "value difference")):
@@ -193,7 +281,7 @@ class _Running:
             known = np.where(np.isfinite(array), array, 0.0)
             largest = [int(at + np.abs(known[at : at + every]).argmax()) for at in starts]
             curves[title] = known[largest].astype(float).tolist()
-        return doc.RecordedCurves(ticks=numbers[starts].tolist(), curves=curves)
+        return RecordedCurves(ticks=numbers[starts].tolist(), curves=curves)
 
     def _read(self) -> None:
         """Reads the process's messages until it ends."""

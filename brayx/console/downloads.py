@@ -12,15 +12,17 @@ import threading
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, get_args
+from typing import IO, Literal, NamedTuple, get_args
 from weakref import WeakSet
 
-from brayx.console.desk import Download, FileFormat
 from brayx.errors import BadRecording, Overloaded, ServiceFull, first_line
 from brayx.recording import index
 from brayx.recording.copying import copy, file_name, write_videos
 from brayx.recording.reader import Episode
 from brayx.temporary import temporary_folder
+
+FileFormat = Literal["parquet", "mp4", "rerun", "minari"]
+"""Formats of `brayx recordings export`."""
 
 _MAX_BYTES = 2**29
 """Maximum size in memory of a session's ticks and encoded frames; some exporters hold all of them."""
@@ -30,6 +32,20 @@ _MAX_OPEN = 4
 
 _NEEDS = {"rerun": "rerun", "minari": "h5py"}
 """Module that a format needs, from an extra."""
+
+
+class Download(NamedTuple):
+    """A file for a viewer, who closes it.
+
+    Attributes:
+        name: its name.
+        size: its size in bytes.
+        file: its bytes.
+    """
+
+    name: str
+    size: int
+    file: IO[bytes]
 
 
 def formats_of(episode: Episode) -> list[FileFormat]:
@@ -67,7 +83,7 @@ class Downloads:
         # A file without a name, so that nothing is left behind when the job kills the console.
         made = tempfile.TemporaryFile(prefix="brayx-download-")  # noqa: SIM115
         with self._lock:
-            if sum(not each.closed for each in self._files) >= _MAX_OPEN:
+            if sum(not file.closed for file in self._files) >= _MAX_OPEN:
                 made.close()
                 raise ServiceFull(f"{_MAX_OPEN} files are being downloaded here, which is the limit: try again later")
             self._files.add(made)
@@ -118,12 +134,12 @@ def _export(episode: Episode, format: FileFormat, out: Path) -> None:
 
 def _join(folder: Path, into: IO[bytes]) -> str:
     """Writes a folder's only file, or a zip archive of the folder; returns the suffix for its name."""
-    files = [each for each in sorted(folder.rglob("*")) if each.is_file() and each.suffix != index.SUFFIX]
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.suffix != index.SUFFIX]
     if len(files) == 1:
         with files[0].open("rb") as file:
             shutil.copyfileobj(file, into)
         return files[0].suffix
     with zipfile.ZipFile(into, "w") as archive:
-        for each in files:
-            archive.write(each, each.relative_to(folder.parent))
+        for part in files:
+            archive.write(part, part.relative_to(folder.parent))
     return ".zip"

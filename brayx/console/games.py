@@ -5,7 +5,7 @@ A board is a generator that yields
     ("start" | "tick" | "stop", agent, body)   a request of the session GAME-agent-AGENT; it gets the reply as bytes
     ("ask", "", board)                         when it is the human's turn; it gets the move, or None: they give up
 
-and returns the final board. A board is a `brayx.console.documents.Board`, as plain dicts and lists.
+and returns the final board. A board is a `Board`, as plain dicts and lists.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from pydantic_core import from_json
 
 from brayx.components import load
-from brayx.console import documents as doc
+from brayx.console.documents import Document
 from brayx.errors import AgentError, BrayxError, ConfigError, ProtocolError, ServiceFull, SessionUnknown
 from brayx.gamecore.auth import credentials
 from brayx.gamecore.client import Client
@@ -38,6 +38,47 @@ _DOORS = ("http", "ingress", "ws", "tcp", "grpc")
 """Doors in order of preference: over HTTP, a session needs no connection while the human thinks."""
 
 
+class Cell(Document):
+    """A cell of a board."""
+
+    text: Annotated[str, Field(max_length=8)] = ""
+    colour: Annotated[str, Field(pattern="^(#[0-9a-fA-F]{6})?$")] = ""
+    """Colour of the text; empty: the page's."""
+    label: Annotated[str, Field(max_length=80)] = ""
+    """Description for screen readers."""
+
+
+class BoardMove(Document):
+    """A legal move."""
+
+    move: Any
+    """The value that the game gets: any JSON."""
+    label: Annotated[str, Field(max_length=80)]
+    at: tuple[int, int] | None = None
+    """Row and column of the cell that is its button; null: its button is below the board."""
+
+
+class Board(Document):
+    """A game as a human sees it."""
+
+    text: Annotated[str, Field(max_length=400)] = ""
+    rows: Annotated[list[Annotated[list[Cell], Field(max_length=32)]], Field(max_length=32)]
+    moves: Annotated[list[BoardMove], Field(max_length=1024)] = []
+    """The human's legal moves; empty: the game has ended."""
+    result: Literal["win", "draw", "loss"] | None = None
+    """The human's result; null: the game goes on, or was given up."""
+
+
+class Game(Document):
+    """A game between a human and the job."""
+
+    game: str
+    board: Board
+    opponent: dict[str, Any] | None
+    """The job's choice, with keys such as ``player``, ``version`` and ``points``; null: it did not say."""
+    over: bool
+
+
 class Games:
     """The games that humans play with a job. Thread safe.
 
@@ -49,19 +90,19 @@ class Games:
         levels: file of the league's levels; empty: there is none.
 
     Attributes:
-        model: as the argument.
+        think_s, model: as the arguments.
     """
 
     def __init__(
         self, module: str, func: str, folder: str, keys_file: str | None, think_s: float, model: str, levels: str
     ) -> None:
-        self._board, self._keys_file, self._think_s = (module, func, folder), keys_file, think_s
-        self.model, self._levels = model, levels
+        self._board, self._keys_file, self._levels = (module, func, folder), keys_file, levels
+        self.think_s, self.model = think_s, model
         self._lock = threading.Lock()
         self._games: dict[str, HumanGame] = {}
 
-    def opponents(self, versions: Sequence[int]) -> doc.Opponents:
-        """The opponents that a human can request.
+    def opponents(self, versions: Sequence[int]) -> dict[str, dict[str, Any]]:
+        """Requests for the opponents that a human can choose, by name.
 
         Args:
             versions: the model's registered versions, the newest first.
@@ -70,13 +111,12 @@ class Games:
             ConfigError: the file of levels cannot be read.
         """
         levels = read_levels(Path(self._levels)) if self._levels else None
-        found: dict[str, dict[str, Any]] = {
+        by_level: dict[str, dict[str, Any]] = {
             f"level {name}": {"level": name} for name in (levels.levels if levels else ())
         }
-        found |= {f"version {version}": {"version": version} for version in versions}
-        return doc.Opponents(why_not="", think_s=self._think_s, opponents=found)
+        return by_level | {f"version {version}": {"version": version} for version in versions}
 
-    def begin(self, doors: Mapping[str, str], opponent: dict[str, Any] | None) -> doc.Game:
+    def begin(self, doors: Mapping[str, str], opponent: dict[str, Any] | None) -> Game:
         """Begins a game.
 
         Args:
@@ -146,14 +186,14 @@ class HumanGame:
         self._opponent: dict[str, Any] | None = None
         self._lock = threading.Lock()
         self._steps = _run(board, opponent)
-        self._shown: doc.Board | None = None
+        self._shown: Board | None = None
 
-    def begin(self) -> doc.Game:
+    def begin(self) -> Game:
         """Plays until it is the human's turn; errors as for `Games.begin`."""
         with self._lock:
             return self._play(None)
 
-    def move(self, move: Any) -> doc.Game:
+    def move(self, move: Any) -> Game:
         """Plays the human's move, and then until it is the human's turn again.
 
         Raises:
@@ -164,7 +204,7 @@ class HumanGame:
         with self._lock:
             if self.over or self._shown is None:
                 raise SessionUnknown("this game has ended: begin another")
-            legal = {json.dumps(each.move, sort_keys=True) for each in self._shown.moves}
+            legal = {json.dumps(known.move, sort_keys=True) for known in self._shown.moves}
             if json.dumps(move, sort_keys=True) not in legal:  # in Python, False is 0
                 raise ProtocolError(f"{str(move)[:80]!r} is not a legal move", field="move")
             return self._play(move)
@@ -184,7 +224,7 @@ class HumanGame:
         for client in self._clients.values():
             client.close()
 
-    def _play(self, answer: Any) -> doc.Game:
+    def _play(self, answer: Any) -> Game:
         self.moved_at = time.monotonic()
         try:
             while True:
@@ -216,9 +256,9 @@ class HumanGame:
         client = self._clients[agent]
         return client.tick(data) if kind == "tick" else client.stop(data)
 
-    def _document(self) -> doc.Game:
+    def _document(self) -> Game:
         assert self._shown is not None
-        return doc.Game(game=self.id, board=self._shown, opponent=self._opponent, over=self.over)
+        return Game(game=self.id, board=self._shown, opponent=self._opponent, over=self.over)
 
 
 def _run(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -233,18 +273,18 @@ def _run(function: Callable[..., Any], *arguments: Any) -> Any:
         raise AgentError(f"the board failed: {type(error).__name__}: {error}") from error
 
 
-def _checked(board: Any) -> doc.Board:
+def _checked(board: Any) -> Board:
     try:
-        found = doc.Board.model_validate_json(json.dumps(board))
+        checked = Board.model_validate_json(json.dumps(board))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise ConfigError(f"the board is not one: {where}: {first['msg']}") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"the board is not JSON: {error}") from None
-    for move in found.moves:
+    for move in checked.moves:
         if move.at is not None and not (
-            0 <= move.at[0] < len(found.rows) and 0 <= move.at[1] < len(found.rows[move.at[0]])
+            0 <= move.at[0] < len(checked.rows) and 0 <= move.at[1] < len(checked.rows[move.at[0]])
         ):
             raise ConfigError(f"the board's move {move.label!r} is at {list(move.at)}, where there is no cell")
-    return found
+    return checked

@@ -10,11 +10,10 @@ import sys
 import threading
 
 from brayx.console.api import create_app
-from brayx.console.games import Games
 from brayx.console.guard import ConsoleKeys
 from brayx.console.link import Link, own_pipes
 from brayx.console.serve import serve_app
-from brayx.console.store_desk import StoreDesk
+from brayx.console.source import Source
 from brayx.gamecore.auth import Keys
 from brayx.tracking.store import import_mlflow
 
@@ -37,16 +36,8 @@ def main(settings: str, descriptor: int) -> None:
     threading.Thread(target=import_mlflow, name="brayx-console-imports", daemon=True).start()
     given = json.loads(settings)
     keys = ConsoleKeys(Keys.load(given["keys"])) if given["keys"] else None
-    games = None if given["board"] is None else Games(**given["board"])
-    desk = StoreDesk(
-        given["uri"],
-        project=given["project"],
-        recordings=given["recordings"],
-        link=link,
-        games=games,
-        trust=given["folder"],
-    )
-    serve_app(socket.socket(fileno=descriptor), create_app(desk, keys))
+    source = Source(given["uri"], given["project"], given["recordings"], link, given["board"], trust=given["folder"])
+    serve_app(socket.socket(fileno=descriptor), create_app(source, keys))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from brayx.console.api import create_app
 from brayx.console.guard import Guard, basic, refusal
 from brayx.console.page import add_page
 from brayx.console.page.caller import Connect
-from brayx.console.store_desk import StoreDesk
+from brayx.console.source import Source
 from brayx.errors import ConnectFailed, StartupError, TransportError, from_wire
 from brayx.gamecore.auth import credentials
 from brayx.ports import listen
@@ -78,7 +78,7 @@ def console(
         app.add_middleware(Guard, keys=None)
         app.add_api_route("/api/recordings/{recording}/file", functools.partial(_passed_on, connect))
     else:
-        app = create_app(StoreDesk(uri, recordings=recordings, trust=trust))
+        app = create_app(Source(uri, recordings=recordings, trust=trust))
     listening = listen(_HOST, port, "--port")
     shown = url or uri
     print(f"the console of {shown} is http://{_HOST}:{listening.getsockname()[1]}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Converts ticks to the console's documents, with arrays and images as JSON values. Knows nothing of jobs."""
+"""Ticks as documents, with arrays and images as JSON values, and curves over them. Knows nothing of jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from pydantic_core import from_json
 
-from brayx.console import documents as doc
+from brayx.actor.live_ticks import LiveTick
+from brayx.console.documents import Document
 from brayx.recording.frames import is_image, png
 
 _SHOWN_VALUES = 256
@@ -18,19 +19,50 @@ _MAX_TEXT = 65_536
 _LEAST_PIXELS = 16
 
 
-def tick_of(
-    number: int, at_s: float, seconds: float, event: str, body: bytes, reply: bytes, arrays: Mapping[str, np.ndarray]
-) -> doc.Tick:
-    """The document of a tick, live or recorded; ``arrays`` are those that the agents set, by path."""
+class Tick(Document):
+    """One tick of a session, live or recorded."""
+
+    number: int
+    at_s: float
+    """Live: Unix time of the reply. Recorded: seconds since the session's start."""
+    seconds: float
+    """How long the actor took; 0: not known."""
+    event: str
+    """``error: WHY``, ``fallback``, ``forwarded``, ``skipped N`` or ``resumed``; empty: nothing unusual happened."""
+    input: Any
+    """The game's body: JSON, or text."""
+    output: Any
+    """The reply."""
+    arrays: dict[str, Any]
+    """What the agents set on the state, by path."""
+    action: Any = None
+    probabilities: list[float] | None = None
+    """Probabilities of the actions, if the tick has logits."""
+    value: float | None = None
+    policy_version: int | None = None
+    image: str | None = None
+    """An image among the arrays, as a PNG in a data URL."""
+
+
+class RecordedCurves(Document):
+    """Curves over a recording's ticks, thinned."""
+
+    ticks: list[int]
+    curves: dict[str, list[float]]
+
+
+def tick_of(tick: LiveTick) -> Tick:
+    """The document of a tick, live or recorded."""
+    arrays = tick.arrays
     logits, mask, value = (named(arrays, name) for name in ("logits", "action_mask", "value"))
     version = arrays.get("policy_version")
-    return doc.Tick(
-        number=number,
-        at_s=at_s,
-        seconds=seconds,
-        event=event,
-        input=body_of(body),
-        output=body_of(reply),
+    return Tick(
+        number=tick.number,
+        at_s=tick.at_s,
+        seconds=tick.seconds,
+        event=tick.event,
+        input=body_of(tick.input),
+        output=body_of(tick.output),
         arrays={name: array_of(array) for name, array in arrays.items()},
         action=array_of(arrays["action"]) if "action" in arrays else None,
         probabilities=None if logits is None else probabilities_of(np.asarray(logits), mask),

@@ -29,7 +29,7 @@ from brayx.console.comparisons import Comparisons, Key
 from brayx.console.guard import ConsoleKeys, basic
 from brayx.console.job import console_keys
 from brayx.console.serve import console
-from brayx.console.store_desk import StoreDesk
+from brayx.console.source import Source
 from brayx.errors import ConfigError, ModelNotFound, ServiceFull, SessionLost, StartupError
 from brayx.gamecore.auth import Keys, new_key
 from brayx.local.serving import Serving
@@ -507,7 +507,7 @@ def test_roll_backs_go_back_one_by_one(job: Job) -> None:
 
 
 async def test_a_store_without_a_job_can_be_looked_at(tmp_path: Path) -> None:
-    app = create_app(StoreDesk(f"sqlite:///{tmp_path}/mlflow.db"))
+    app = create_app(Source(f"sqlite:///{tmp_path}/mlflow.db"))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
 
         async def get(path: str) -> Any:

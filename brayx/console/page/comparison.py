@@ -6,11 +6,13 @@ from collections.abc import Awaitable, Callable
 
 from nicegui import ui
 
-from brayx.console.documents import ComparedTick, Comparison, Model, Tick
+from brayx.console.comparisons import ComparedTick, Comparison
+from brayx.console.models import Model
 from brayx.console.page.caller import Caller
 from brayx.console.page.charts import lines, put_lines
 from brayx.console.page.frame import MUTED, number, sentence
 from brayx.console.page.tick import Bars, fact
+from brayx.console.ticks import Tick
 from brayx.errors import BrayxError
 
 _EVERY_S = 0.5

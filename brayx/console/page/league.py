@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from nicegui import ui
 
-from brayx.console.documents import League
+from brayx.console.league import League
 from brayx.console.page.caller import Connect
 from brayx.console.page.charts import heat_map, lines, put_heat_map, put_lines
 from brayx.console.page.frame import MUTED, Panel, empty, frame, heading, number, put_rows, table

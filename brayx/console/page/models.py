@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from nicegui import ui
 
-from brayx.console.documents import Canary, Done, Job, Model, Move, Version
+from brayx.console.documents import Done
+from brayx.console.models import Model, Move, Version
+from brayx.console.overview import Canary, Job
 from brayx.console.page.caller import Caller, Connect
 from brayx.console.page.frame import MUTED, Panel, confirmed, control, empty, frame, heading, number, sentence
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from nicegui import ui
 
-from brayx.console.documents import Curves, Job, Trial
+from brayx.console.overview import Job
 from brayx.console.page.caller import Caller, Connect
 from brayx.console.page.charts import lines, put_lines
 from brayx.console.page.frame import MUTED, Panel, empty, frame, heading, number, since
+from brayx.console.trials import Curves, Trial
 from brayx.metrics.charts import RETURN_CHART
 
 

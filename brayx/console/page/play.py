@@ -8,9 +8,11 @@ from typing import Any
 from nicegui import ui
 from nicegui.events import KeyEventArguments
 
-from brayx.console.documents import Board, BoardMove, Cell, Done, Game, Opponents
+from brayx.console.documents import Done
+from brayx.console.games import Board, BoardMove, Cell, Game
 from brayx.console.page.caller import Caller, Connect
 from brayx.console.page.frame import MUTED, empty, frame, heading, loading, number, sentence, since
+from brayx.console.play import Opponents
 from brayx.errors import BrayxError
 
 _ENDS = {"win": "You win.", "loss": "You lose.", "draw": "A draw."}

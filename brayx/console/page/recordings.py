@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable
 from nicegui import ui
 from nicegui.events import KeyEventArguments
 
-from brayx.console.documents import RecordedCurves, RecordedTicks, Recording, Recordings, Tick
 from brayx.console.page.caller import Caller, Connect
 from brayx.console.page.charts import lines, put_lines
 from brayx.console.page.comparison import Compare
 from brayx.console.page.frame import MUTED, Panel, empty, frame, heading, loading, number, put_rows, sentence, table
 from brayx.console.page.tick import TickView, short
+from brayx.console.recordings import RecordedTicks, Recording, Recordings
+from brayx.console.ticks import RecordedCurves, Tick
 from brayx.errors import BrayxError
 
 _LIMITS = (200, 2_000, 10_000)

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from brayx.console.documents import Done, Session, Ticks
+from brayx.console.documents import Done
 from brayx.console.page.caller import Caller, Connect
 from brayx.console.page.charts import lines, put_lines
 from brayx.console.page.frame import (
@@ -25,6 +25,7 @@ from brayx.console.page.frame import (
     table,
 )
 from brayx.console.page.tick import TickView
+from brayx.console.sessions import Session, Ticks
 from brayx.errors import BrayxError, DeadlineExceeded, TransportError
 
 _TICKS_EVERY_S = 0.2

@@ -7,8 +7,8 @@ from typing import Any
 
 from nicegui import ui
 
-from brayx.console.documents import Tick
 from brayx.console.page.frame import MUTED, heading, number
+from brayx.console.ticks import Tick
 
 _MAX_ACTIONS = 24
 _MAX_CHARS = 6000

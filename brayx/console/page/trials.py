@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from nicegui import ui
 
-from brayx.console.documents import Curves, Done, Trial
+from brayx.console.documents import Done
 from brayx.console.page.caller import Caller, Connect
 from brayx.console.page.charts import lines, put_lines
 from brayx.console.page.frame import (
@@ -22,6 +22,7 @@ from brayx.console.page.frame import (
     sentence,
     table,
 )
+from brayx.console.trials import Curves, Trial
 from brayx.tracking.finding import NEWEST
 
 

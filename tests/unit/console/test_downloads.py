@@ -15,7 +15,7 @@ import brayx.recording
 from brayx.console import downloads as console_downloads
 from brayx.console.api import create_app
 from brayx.console.downloads import Downloads
-from brayx.console.store_desk import StoreDesk
+from brayx.console.source import Source
 from brayx.errors import BadRecording, ServiceFull
 from brayx.recording.columns import Tick, columns_of
 from brayx.recording.part import Part
@@ -46,7 +46,7 @@ async def test_a_viewer_who_goes_away_frees_the_file(
     episode: Episode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console_downloads, "_MAX_OPEN", 1)
-    app = create_app(StoreDesk(f"sqlite:///{tmp_path}/mlflow.db", recordings=str(tmp_path)))
+    app = create_app(Source(f"sqlite:///{tmp_path}/mlflow.db", recordings=str(tmp_path)))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         request = client.build_request("GET", f"/api/recordings/{episode.id}/file")
         scope = {

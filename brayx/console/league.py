@@ -1,0 +1,81 @@
+"""The newest league of a tracking store."""
+
+from __future__ import annotations
+
+import contextlib
+
+from fastapi import APIRouter
+
+from brayx.console.documents import Document
+from brayx.console.source import Source
+from brayx.errors import ConfigError
+
+
+class Standing(Document):
+    """A member of a league."""
+
+    member: str
+    points: float
+    low: float
+    high: float
+    """``low`` and ``high`` are the ends of the 95 % interval of the points."""
+    elo: float
+    games: int
+    champion: bool
+    env_steps: int | None
+
+
+class Pairing(Document):
+    """Results of two members, from the view of ``a``."""
+
+    a: str
+    b: str
+    wins: int
+    draws: int
+    losses: int
+    win_rate: float | None
+
+
+class League(Document):
+    """The newest league of the store."""
+
+    project: str
+    trial: str
+    champion: str | None
+    counters: dict[str, int]
+    standings: list[Standing]
+    payoff: list[Pairing]
+    curves: dict[str, list[tuple[int, float]]]
+    """``(env steps, points)`` of each player that learns."""
+
+
+def routes(source: Source) -> APIRouter:
+    """The API's calls about the league."""
+    router = APIRouter(prefix="/api/league", tags=["league"])
+
+    @router.get("")
+    def league() -> League | None:
+        """Standings, payoff and rating curves of the newest league; null: there is none."""
+        # Imported only here, since these modules import torch.
+        from brayx.league.finding import books_of, newest_league
+        from brayx.league.ledger import Ledger
+        from brayx.league.report import Books, document
+
+        try:
+            trial = newest_league(source.uri, source.project)
+        except ConfigError:
+            return None
+        report = document(trial, Books.read(trial))
+        with contextlib.closing(Ledger(books_of(trial), read_only=True)) as ledger:
+            curves = ledger.curves()
+        return League(
+            project=trial.project,
+            trial=trial.name,
+            champion=report["champion"],
+            counters=report["counters"],
+            standings=report["ratings"],
+            payoff=report["payoff"],
+            curves={m.label: [(point.env_steps, point.points) for point in curve] for m, curve in curves.items()},
+        )
+
+    return router

@@ -1,0 +1,110 @@
+"""The registered models: their versions, promotions, rollbacks, and shares of canaries."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from brayx import tracking
+from brayx.console.documents import Document, Done
+from brayx.console.source import Source
+from brayx.tracking.registry import STEP_TAG, PoolModel
+
+
+class Version(Document):
+    """A registered version of a model."""
+
+    version: int
+    aliases: list[str]
+    step: int | None
+    """Env steps of its checkpoint."""
+    created_s: float
+    trial: str
+    """Id of the trial that it came from."""
+    tags: dict[str, str]
+    """Tags such as the return, the rating, results of serving, and the lineage."""
+
+
+class Model(Document):
+    """A registered model."""
+
+    name: str
+    aliases: dict[str, int]
+    versions: list[Version]
+    """The newest first."""
+    before: int | None = None
+    """Version of the previous champion, which a rollback restores; null: not known."""
+
+
+class Move(Document):
+    """The move of an alias from version ``before`` to ``version``."""
+
+    name: str
+    alias: str
+    version: int
+    before: int | None
+
+
+class Reference(Document):
+    """Body of a promotion."""
+
+    version: int
+    alias: str = "champion"
+
+
+class Share(Document):
+    """Body of a change of a canary's share."""
+
+    share: float
+
+
+def routes(source: Source) -> APIRouter:
+    """The API's calls about models."""
+    router = APIRouter(prefix="/api", tags=["models"])
+
+    @router.get("/models")
+    def models() -> list[Model]:
+        """The registered models and their versions."""
+        registered = map(_model, tracking.registered_models(source.uri))
+        return sorted(registered, key=lambda model: not model.name.startswith(source.project or "\0"))
+
+    @router.post("/models/{name}/promote")
+    def promote(name: str, reference: Reference) -> Move:
+        """Points an alias at a version, whose weights are checked first."""
+        alias = reference.alias
+        entry, before = tracking.promote(f"models:/{name}/{reference.version}", source.uri, to=alias)
+        return Move(name=name, alias=alias, version=entry.version, before=before)
+
+    @router.post("/models/{name}/roll-back")
+    def roll_back(name: str) -> Move:
+        """Restores the previous champion."""
+        entry, before = tracking.roll_back(name, source.uri)
+        return Move(name=name, alias="champion", version=entry.version, before=before)
+
+    @router.post("/canaries/{component}")
+    def set_share(component: str, share: Share) -> Done:
+        """Sets the share of new sessions that get the canary, until the service ends."""
+        source.ask("set_share", component, share.share)
+        return Done(done=f"{share.share:.0%} of new sessions of {component} get the canary, until the service ends")
+
+    return router
+
+
+def _model(model: PoolModel) -> Model:
+    versions = []
+    before = None
+    for entry, created_s in model.versions:
+        aliases = sorted(alias for alias, version in model.aliases.items() if version == entry.version)
+        step = entry.tags.get(STEP_TAG, "")
+        if "champion" in aliases:
+            before = tracking.replaced(entry)
+        versions.append(
+            Version(
+                version=entry.version,
+                aliases=aliases,
+                step=int(step) if step.isdigit() else None,
+                created_s=created_s,
+                trial=entry.run_id,
+                tags=dict(entry.tags),
+            )
+        )
+    return Model(name=model.name, aliases=dict(model.aliases), versions=versions, before=before)

@@ -1,0 +1,247 @@
+"""The recordings of a job's folder: listed, shown tick by tick, and downloaded."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import PurePath
+from typing import IO, Annotated, Any
+from urllib.parse import quote
+
+import numpy as np
+from fastapi import APIRouter, Path, Query
+from fastapi.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+import brayx.recording
+from brayx.actor.live_ticks import LiveTick
+from brayx.console.documents import MAX_POINTS, Document
+from brayx.console.downloads import Downloads, FileFormat, formats_of
+from brayx.console.ticks import RecordedCurves, Tick, body_of, tick_of
+from brayx.errors import BadRecording, RecordingUnknown
+from brayx.recording import reader
+from brayx.recording.columns import texts
+from brayx.recording.frames import png
+
+_LISTING_S = 2.0
+"""How long a listing of recordings is cached."""
+_MAX_WHOLE_STEP = 40
+"""Maximum distance between drawn ticks at which the whole recording is read."""
+_PIECE_BYTES = 1 << 18
+_TYPES = {
+    ".parquet": "application/vnd.apache.parquet",
+    ".mp4": "video/mp4",
+    ".rrd": "application/vnd.rerun.rrd",
+    ".zip": "application/zip",
+}
+"""Content type of a downloaded file by its suffix."""
+
+FirstTick = Annotated[int, Query(ge=0, description="index of the first tick")]
+TickCount = Annotated[int, Query(ge=1, le=1000, description="number of ticks")]
+_Named = Annotated[str, Query(description="only of the session with this id, which may have *, or of this game")]
+_PNG: dict[int | str, dict[str, Any]] = {200: {"content": {"image/png": {}}}, 204: {"description": "no frame"}}
+_FILE: dict[int | str, dict[str, Any]] = {200: {"content": {kind: {} for kind in _TYPES.values()}}}
+
+
+class Recording(Document):
+    """A recorded session."""
+
+    id: str
+    session: str
+    ticks: int
+    began_s: float
+    end: str
+    result: float | None
+    player: str
+    why: str
+    """Why it was recorded."""
+    events: int
+    lost: int
+    """Number of ticks that could not be recorded."""
+    frames: int
+    """Number of ticks with a frame."""
+    formats: list[str] = []
+    """Formats in which it can be downloaded here."""
+
+
+class Recordings(Document):
+    """Recordings of the job's folder."""
+
+    folder: str
+    total: int
+    """Number of all recordings."""
+    selected: int
+    """Number of recordings that match the requested session or game."""
+    recordings: list[Recording]
+    """The newest of the selected recordings, newest first."""
+    unreadable: dict[str, str]
+    """Files that cannot be read, with the reason."""
+
+
+class RecordedTicks(Document):
+    """Consecutive ticks of a recording."""
+
+    recording: Recording
+    start: Any
+    """Body of the session's start: JSON, or else text."""
+    start_reply: Any
+    """Reply to it; null: an older recording, which lacks it."""
+    first: int
+    ticks: list[Tick]
+
+
+class RecordingFolder:
+    """A folder of recordings, whose listing is cached for a moment. Thread safe.
+
+    Args:
+        path: the folder; empty: there is none.
+
+    Attributes:
+        path: as the argument.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._opened: tuple[float, reader.Recordings] | None = None
+
+    def listing(self) -> reader.Recordings | None:
+        """Its recordings; None: nothing has been recorded yet."""
+        if not self.path:
+            return None
+        with self._lock:
+            if self._opened is None or time.monotonic() - self._opened[0] > _LISTING_S:
+                try:
+                    self._opened = (time.monotonic(), brayx.recording.open(self.path))
+                except BadRecording:
+                    return None
+            return self._opened[1]
+
+    def episode(self, recording: str) -> reader.Episode:
+        """A recording by its id.
+
+        Raises:
+            RecordingUnknown: there is none.
+        """
+        listing = self.listing()
+        episode = None if listing is None else listing.find(recording)
+        if episode is None:
+            raise RecordingUnknown(f"there is no recording {recording!r} in {self.path or 'this job'}")
+        return episode
+
+
+def routes(folder: RecordingFolder) -> APIRouter:
+    """The API's calls about recordings."""
+    router = APIRouter(prefix="/api/recordings", tags=["recordings"])
+    downloads = Downloads()
+
+    @router.get("")
+    def recordings(limit: Annotated[int, Query(ge=1, le=10_000)] = 200, session: _Named = "") -> Recordings:
+        """The newest recordings."""
+        listing = folder.listing()
+        if listing is None:
+            return Recordings(folder=folder.path, total=0, selected=0, recordings=[], unreadable={})
+        newest, selected = listing.newest(limit, session)
+        return Recordings(
+            folder=folder.path,
+            total=len(listing),
+            selected=selected,
+            recordings=[_recording(episode) for episode in newest],
+            unreadable=listing.unreadable,
+        )
+
+    @router.get("/{recording}")
+    def ticks(recording: str, first: FirstTick = 0, count: TickCount = 100) -> RecordedTicks:
+        """Consecutive ticks of a recording."""
+        return _ticks(folder.episode(recording), first, count)
+
+    @router.get("/{recording}/curves")
+    def curves(recording: str) -> RecordedCurves:
+        """Curves over all ticks of a recording."""
+        return _curves(folder.episode(recording))
+
+    @router.get("/{recording}/frames/{tick}", response_class=Response, responses=_PNG)
+    def frame(recording: str, tick: Annotated[int, Path(ge=0, description="index of the tick")]) -> Response:
+        """The frame of a tick; 204: it has none."""
+        image = folder.episode(recording).image(tick)
+        return Response(status_code=204) if image is None else Response(png(image), media_type="image/png")
+
+    @router.get("/{recording}/file", response_class=StreamingResponse, responses=_FILE)
+    def file(recording: str, format: FileFormat = "parquet") -> Response:
+        """The session as a file, by the exporter of `brayx recordings export`. If the format has several files, such as
+        a Minari dataset, or a long or filmed session in Parquet, it is a zip archive.
+        """
+        name, size, made = downloads.make(folder.episode(recording), format)
+        plain = name.encode("ascii", "replace").decode().replace("?", "_")  # for programs that do not know `filename*`
+        named = f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name)}"
+        headers = {"Content-Disposition": named, "Content-Length": str(size)}
+        return _FileResponse(made, headers, _TYPES[PurePath(name).suffix])
+
+    return router
+
+
+def _recording(episode: reader.Episode) -> Recording:
+    return Recording(
+        id=episode.id,
+        session=episode.session,
+        ticks=len(episode),
+        began_s=episode.began,
+        end=episode.end,
+        result=episode.result,
+        player=episode.player,
+        why=episode.why,
+        events=episode.events,
+        lost=episode.lost,
+        frames=episode.frames,
+        formats=formats_of(episode),
+    )
+
+
+def _ticks(episode: reader.Episode, first: int, count: int) -> RecordedTicks:
+    columns = episode.read(first, count)
+    inputs, outputs = texts(columns.input), texts(columns.output)
+    ticks = [
+        LiveTick(
+            int(columns.number[row]),
+            columns.time_us[row] / 1e6,
+            columns.duration_us[row] / 1e6,
+            inputs[row],
+            outputs[row],
+            {name: array[row] for name, array in columns.arrays.items()},
+            columns.event[row],
+        )
+        for row in range(len(columns.number))
+    ]
+    start, reply = (body_of(text.encode(errors="surrogateescape")) for text in (episode.start, episode.start_reply))
+    return RecordedTicks(
+        recording=_recording(episode), start=start, start_reply=reply, first=first, ticks=[*map(tick_of, ticks)]
+    )
+
+
+def _curves(episode: reader.Episode) -> RecordedCurves:
+    step = -(-len(episode) // MAX_POINTS)
+    if step <= _MAX_WHOLE_STEP:
+        columns = episode.read()
+        numbers, arrays = columns.number[::step], {name: array[::step] for name, array in columns.arrays.items()}
+    else:  # of a long recording, read only the ticks that are drawn
+        parts = [episode.read(first, 1) for first in range(0, len(episode), step)]
+        numbers = np.concatenate([part.number for part in parts])
+        arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays}
+    curves = {
+        name: array.astype(float).tolist()
+        for name, array in arrays.items()
+        if array.ndim == 1 and array.dtype.kind in "biuf" and np.isfinite(array).all()
+    }
+    return RecordedCurves(ticks=numbers.tolist(), curves=curves)
+
+
+class _FileResponse(StreamingResponse):
+    """Sends an open file, and closes it also if the viewer goes before the end."""
+
+    def __init__(self, file: IO[bytes], headers: dict[str, str], media_type: str) -> None:
+        super().__init__(iter(lambda: file.read(_PIECE_BYTES), b""), headers=headers, media_type=media_type)
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file:
+            await super().__call__(scope, receive, send)

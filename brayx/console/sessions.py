@@ -1,0 +1,124 @@
+"""The running sessions of a job: listed, followed and ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from fastapi.responses import Response, StreamingResponse
+
+from brayx.actor.live_ticks import LiveFrame, LiveTicks
+from brayx.console.documents import Document, Done
+from brayx.console.source import Source
+from brayx.console.ticks import Tick, data_url, tick_of
+from brayx.errors import BrayxError
+
+EVERY_S = 0.2
+"""Time between two messages of a followed session."""
+
+_Id = Annotated[str, Query(description="id of the session")]
+
+
+class Session(Document):
+    """A running session."""
+
+    session: str
+    ticks: int
+    idle_s: float
+    """Seconds since its last request was answered."""
+    followed: bool
+    """Whether a viewer follows it."""
+    player: str = ""
+    """Its player in a league."""
+    arms: list[str] = []
+    """``MODEL/ALIAS/VERSION`` for each model that is served by an alias."""
+    result: float | None = None
+    """The newest return that its agents recorded."""
+
+
+class Frame(Document):
+    """A picture of a tick, drawn by the job's render."""
+
+    number: int
+    """The tick's number."""
+    image: str | None
+    """A PNG in a data URL; null: it could not be drawn."""
+    failure: str = ""
+    """Why it could not be drawn."""
+
+
+class Ticks(Document):
+    """The newest ticks of a followed session."""
+
+    session: str
+    ticks: list[Tick]
+    after: int
+    """Value of ``after`` for the next request."""
+    end: str = ""
+    """Why the session ended; empty: it runs."""
+    result: float | None = None
+    frame: Frame | None = None
+    """The newest picture, which may be of an earlier tick; null: the job draws none, or has drawn none yet."""
+
+
+def routes(source: Source) -> APIRouter:
+    """The API's calls about running sessions."""
+    router = APIRouter(prefix="/api/sessions", tags=["sessions"])
+
+    @router.get("")
+    def sessions() -> list[Session]:
+        """The running sessions."""
+        return [] if source.link is None else [Session(**row) for row in source.ask("sessions")]
+
+    @router.get("/ticks")
+    def ticks(session: _Id, after: Annotated[int, Query(ge=0)] = 0) -> Ticks:
+        """The newest ticks of a session. It is followed from the first call until 10 s after the last one."""
+        return _newer(source, session, after)
+
+    @router.get("/follow", response_class=StreamingResponse, responses={200: {"content": {"text/event-stream": {}}}})
+    async def follow(session: _Id) -> Response:
+        """Follows a session by server-sent events, which have its newest ticks, until it ends."""
+        first = await asyncio.to_thread(_newer, source, session, 0)
+        return StreamingResponse(_events(source, first), media_type="text/event-stream")
+
+    @router.delete("")
+    def end_session(session: _Id) -> Done:
+        """Ends a session; its client gets `session_lost` with reason `ended`."""
+        source.ask("end", session)
+        return Done(done=f"session {session} is ended")
+
+    return router
+
+
+def _newer(source: Source, session: str, after: int) -> Ticks:
+    """The newest ticks of a session; see `brayx.actor.live.LiveTable.newer`."""
+    newest: LiveTicks = source.ask("ticks", session, after)
+    return Ticks(
+        session=session,
+        ticks=[tick_of(tick) for tick in newest.ticks],
+        after=newest.after,
+        end=newest.end,
+        result=newest.result,
+        frame=None if newest.frame is None else _frame(newest.frame),
+    )
+
+
+def _frame(frame: LiveFrame) -> Frame:
+    return Frame(number=frame.number, image=data_url(frame.png) if frame.png else None, failure=frame.failure)
+
+
+async def _events(source: Source, newest: Ticks) -> AsyncIterator[str]:
+    """The messages of a followed session. The last one has the session's end, or is an event ``error``."""
+    while True:
+        if newest.ticks or newest.end:
+            yield f"data: {newest.model_dump_json()}\n\n"
+        if newest.end:
+            return
+        await asyncio.sleep(EVERY_S)
+        try:
+            newest = await asyncio.to_thread(_newer, source, newest.session, newest.after)
+        except BrayxError as error:
+            yield f"event: error\ndata: {error.to_wire().decode()}\n\n"
+            return

@@ -1,0 +1,91 @@
+"""The trials of a tracking store, their curves, and the end of the one that is being trained."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Query
+
+from brayx import tracking
+from brayx.console.documents import MAX_POINTS, Document, Done
+from brayx.console.source import Source
+from brayx.errors import ConfigError, JobNotRunning
+from brayx.metrics.charts import CHARTS
+from brayx.tracking.trials import trials as newest_trials
+
+_MAX_CURVES = 20
+
+
+class Trial(Document):
+    """A trial of the tracking store."""
+
+    run_id: str
+    project: str
+    name: str
+    status: str
+    """``running``, ``finished``, ``failed`` or ``interrupted``."""
+    env_steps: float | None
+    mean_return: float | None
+    games: float | None
+    """Number of games in the mean return."""
+    champion: str
+    is_child: bool
+    can_stop: bool = False
+    """Whether this console can stop it: the console's job trains it, and can be interrupted."""
+
+
+class Curves(Document):
+    """Curves of a trial."""
+
+    run_id: str
+    numbers: dict[str, float]
+    """Newest value of every metric."""
+    curves: dict[str, list[tuple[int, float]]]
+    """``(step, value)`` by metric."""
+
+
+def routes(source: Source) -> APIRouter:
+    """The API's calls about trials."""
+    router = APIRouter(prefix="/api/trials", tags=["trials"])
+
+    @router.get("")
+    def trials(project: str = "") -> list[Trial]:
+        """The newest trials."""
+        try:
+            rows = newest_trials(source.uri, project)
+        except ConfigError:  # there is no store yet, or no such project
+            return []
+        job = source.job()
+        stoppable = job.get("run_id") if job.get("can_stop") else None
+        return [Trial(**asdict(row), can_stop=row.run_id == stoppable) for row in rows]
+
+    @router.get("/{run_id}")
+    def curves(run_id: str, metric: Annotated[list[str], Query(description="only these")] = []) -> Curves:  # noqa: B006
+        """The newest numbers and the curves of a trial."""
+        trial = tracking.Trial.attach(source.uri, run_id)
+        numbers = trial.metrics()
+        known = dict.fromkeys((*CHARTS.values(), *sorted(numbers)))  # the most important first
+        shown = [name for name in metric or known if name in numbers]
+        return Curves(
+            run_id=run_id,
+            numbers={name: value for name, value in numbers.items() if np.isfinite(value)},
+            curves={name: _thinned(trial.history(name)) for name in shown[:_MAX_CURVES]},
+        )
+
+    @router.post("/{run_id}/stop")
+    def stop(run_id: str) -> Done:
+        """Interrupts the job's training as Ctrl-C does: it saves a last checkpoint; the same command resumes it."""
+        if run_id != source.job().get("run_id"):
+            raise JobNotRunning(f"trial {run_id!r} is not the one that this console's job trains")
+        source.ask("stop")
+        return Done(done="the trial is being stopped: it saves a last checkpoint, and the same command resumes it")
+
+    return router
+
+
+def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    finite = [(step, value) for step, value in points if np.isfinite(value)]
+    every = -(-len(finite) // MAX_POINTS) or 1
+    return finite[::-every][::-1]
