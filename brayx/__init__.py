@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from brayx.gamecore.client import AsyncClient, Client
     from brayx.jobs.evaluate import evaluate
     from brayx.local.train import train_local
+    from brayx.local.trainer import Trainer
     from brayx.local.training import Training
     from brayx.model.config import ModelConfig
     from brayx.model.dialled import DialledModel
@@ -63,6 +64,7 @@ _HOME = {
     "Services": "brayx.actor.agent",
     "State": "brayx.actor.agent",
     "Step": "brayx.types",
+    "Trainer": "brayx.local.trainer",
     "Training": "brayx.local.training",
     "Weights": "brayx.types",
     "actor_deployment": "brayx.cluster.replica",
@@ -112,6 +114,7 @@ __all__ = [
     "Services",
     "State",
     "Step",
+    "Trainer",
     "Training",
     "Weights",
     "actor_deployment",

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from brayx.errors import ConfigError, EnvironmentFailed
-from brayx.temporary import temporary_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,64 +70,15 @@ def train_distributed(
     from brayx.algorithms.ppo import PPOConfig
     from brayx.hosts import train
     from brayx.jobs.config import JobConfig
-    from brayx.local.training import Training
+    from brayx.local.training import Training, as_job
 
     algorithm = algorithm or PPOConfig()
-    given = (training or Training()).of(algorithm)
-    num_envs, num_steps = given.num_envs, given.num_steps
-    if num_workers < 1 or num_envs % num_workers:
-        raise ConfigError(f"num_envs is {num_envs}, expected a multiple of num_workers, {num_workers}", key="num_envs")
-
-    def same(*names: str) -> dict[str, Any]:
-        """The options that have the same names in a job's YAML."""
-        return {name: getattr(given, name) for name in names}
-
-    if given.sampler == "fifo":
-        buffer: dict[str, Any] = {"size": 2, "batch_size": num_envs}
-    else:
-        buffer = {
-            "size": -(-given.capacity // given.batch_size),
-            **same("sampler", "batch_size"),
-            **same("samples_per_insert", "min_columns"),
-            **same("priority_exponent", "importance_exponent", "importance_batches"),
-        }
-        # The learner counts a sampled transition each time it learns from it.
-        num_steps = round(num_steps * (given.samples_per_insert or 1.0))
-
-    # Only the options that were set: the algorithm chooses the others.
-    network = {} if given.network is None else given.network.model_dump(mode="json", exclude_unset=True)
-    plain: dict[str, Any] = {
-        "project": project or env.replace("/", "-").replace(":", "-"),
-        "trial": trial,
-        "seed": given.seed,
-        "network": {"kind": "config", **network},
-        "model": {"kind": "model", "module": "brayx.jobs.models", "engine": given.engine},
-        "rollout": {
-            "kind": "rollout", "env": env, "model": "model", "buffer": "buffer",
-            "num_workers": num_workers, "num_envs": num_envs // num_workers,
-            "mode": "blocking" if given.blocking and given.sampler == "fifo" else "non_blocking",
-            "env_options": dict(given.env_options),
-            **same("vectorization", "normalise_obs", "normalise_reward", "reward_clip", "scale_actions", "sde_steps"),
-        },
-        "buffer": {"kind": "buffer", "unroll_length": given.unroll_length, **buffer},
-        "trainer": {
-            "kind": "trainer", "model": "model", "buffers": ["buffer"], "num_steps": num_steps,
-            **same("learning_rate", "target_return", "target_games", "use_gpu", "threads", "checkpoint_interval"),
-            "algorithm": algorithm.model_dump(mode="json"),
-        },
-    }  # fmt: skip
-    job = _job(plain, JobConfig)
+    training = training or Training()
+    project = project or env.replace("/", "-").replace(":", "-")
+    components = as_job(env, algorithm, training, num_workers=num_workers)
+    job = JobConfig.of({"project": project, "trial": trial, **components}, "")
     done = train(job, cluster=cluster, resume=resume, tracking=tracking, log_interval=log_interval)
-    return _result(job, done, given), done.trial
-
-
-def _job(plain: Mapping[str, Any], config: type[JobConfig]) -> JobConfig:
-    import yaml
-
-    with temporary_folder("job") as folder:
-        file = folder / "job.yaml"
-        file.write_text(yaml.safe_dump(dict(plain), sort_keys=False))
-        return config.load(file)
+    return _result(job, done, training), done.trial
 
 
 def _result(job: JobConfig, done: Any, training: Training) -> Result:

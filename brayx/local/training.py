@@ -7,8 +7,9 @@ Knows nothing of how either trains.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal
+import functools
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -19,6 +20,28 @@ from brayx.rollout.envs import Vectorization
 from brayx.rollout.evaluate import MAX_STEPS
 from brayx.rollout.policy import ActingEngine
 
+if TYPE_CHECKING:
+    from brayx.actions import ActionSpec
+    from brayx.jobs.config import JobConfig
+    from brayx.rollout.envs import EnvSource
+    from brayx.rollout.networks import Model
+    from brayx.types import NestedArray
+
+_SAME: dict[str, tuple[str, ...]] = {
+    "rollout": (
+        "vectorization", "normalise_obs", "normalise_reward", "reward_clip", "scale_actions", "sde_steps",
+        "env_options",
+    ),
+    "trainer": (
+        "learning_rate", "target_return", "target_games", "use_gpu", "threads", "checkpoint_interval",
+    ),
+    "table": (
+        "sampler", "batch_size", "samples_per_insert", "min_columns", "priority_exponent", "importance_exponent",
+        "importance_batches",
+    ),
+}  # fmt: skip
+"""Options that mean the same in a job, by their component; a table is a buffer that is sampled."""
+_READY_MADE = "brayx.jobs.models"
 _NETWORK = "network."
 _INNER = "reinforcement."
 _Count = Annotated[int, Field(ge=1)]
@@ -171,3 +194,99 @@ def with_options(
         first = error.errors(include_url=False)[0]
         name = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{name} is {first['input']!r}: {first['msg']}", key=name) from None
+
+
+def as_job(env: str, algorithm: AlgorithmConfig, training: Training, *, num_workers: int) -> dict[str, Any]:
+    """The components of a job that trains as `brayx.local.train.train_local` does with these options.
+
+    Args:
+        env: Gymnasium id.
+        algorithm, training: the options.
+        num_workers: rollout workers, which share the environments.
+
+    Raises:
+        ConfigError: there are not as many environments for each worker.
+    """
+    settled = training.of(algorithm)
+    num_envs, num_steps = settled.num_envs, settled.num_steps
+    if num_workers < 1 or num_envs % num_workers:
+        raise ConfigError(f"num_envs is {num_envs}, expected a multiple of num_workers, {num_workers}", key="num_envs")
+    same = {part: {name: getattr(settled, name) for name in names} for part, names in _SAME.items()}
+    buffer: dict[str, Any] = {"size": 2, "batch_size": num_envs}
+    if settled.sampler != "fifo":
+        buffer = {"size": -(-settled.capacity // settled.batch_size), **same["table"]}
+        # The learner counts a sampled transition each time it learns from it.
+        num_steps = round(num_steps * (settled.samples_per_insert or 1.0))
+    # Only the options that were set: the algorithm chooses the others.
+    network = {} if settled.network is None else settled.network.model_dump(mode="json", exclude_unset=True)
+    return {
+        "seed": settled.seed,
+        "network": {"kind": "config", **network},
+        "model": {"kind": "model", "module": _READY_MADE, "engine": settled.engine},
+        "rollout": {
+            "kind": "rollout", "env": env, "model": "model", "buffer": "buffer",
+            "num_workers": num_workers, "num_envs": num_envs // num_workers,
+            "mode": "blocking" if settled.blocking and settled.sampler == "fifo" else "non_blocking",
+            **same["rollout"], "env_options": dict(settled.env_options),
+        },
+        "buffer": {"kind": "buffer", "unroll_length": settled.unroll_length, **buffer},
+        "trainer": {
+            "kind": "trainer", "model": "model", "buffers": ["buffer"], "num_steps": num_steps, **same["trainer"],
+            "algorithm": algorithm.model_dump(mode="json"),
+        },
+    }  # fmt: skip
+
+
+def of_job(
+    job: JobConfig,
+) -> tuple[EnvSource, AlgorithmConfig, Callable[[NestedArray, ActionSpec], Model] | None, dict[str, Any]]:
+    """The environment, algorithm, model (None: ready-made) and other options of a job with one rollout.
+
+    A batch of a ``fifo`` is a run of all environments here, so there are as many as it has columns.
+
+    Raises:
+        ConfigError: the job has more than a rollout, a model, a buffer and a trainer, or its trainer needs more.
+    """
+    for kind in ("actor", "source", "league"):
+        if components := getattr(job, f"{kind}s"):
+            raise ConfigError(f"{job.file}: a Trainer steps environments only: expected no {kind}", key=min(components))
+    for kind in ("rollout", "buffer", "model", "trainer"):
+        if (count := len(getattr(job, f"{kind}s"))) != 1:
+            raise ConfigError(f"{job.file}: a Trainer has one {kind}, but the job has {count}", key=kind)
+    ((rollout_name, rollout),), ((model_name, model),) = job.rollouts.items(), job.models.items()
+    (buffer,), (trainer,) = job.buffers.values(), job.trainers.values()
+    for name in ("hooks", "initial_weights"):
+        if getattr(trainer, name) is not None:
+            raise ConfigError(f"{job.file}: a Trainer has no trainer.{name}: expected null", key=name)
+    table = buffer.sampler != "fifo"
+    options = {name: getattr(rollout, name) for name in _SAME["rollout"]}
+    options |= {name: getattr(trainer, name) for name in _SAME["trainer"]}
+    options |= {name: getattr(buffer, name) for name in (_SAME["table"] if table else ("sampler",))}
+    options |= {
+        "seed": job.seed,
+        "engine": model.engine,
+        "unroll_length": buffer.unroll_length,
+        "num_envs": rollout.num_envs * rollout.num_workers if table else buffer.batch_size,
+        "blocking": rollout.mode == "blocking",
+        "num_steps": trainer.num_steps,
+    }
+    if table:
+        options["capacity"] = buffer.capacity
+        options["num_steps"] = max(1, round(trainer.num_steps / (buffer.samples_per_insert or 1.0)))
+    as_dict = job.as_dict()
+    make: Callable[[NestedArray, ActionSpec], Model] | None = None
+    if model.module == _READY_MADE:
+        network = {name: value for name, value in as_dict.get("network", {}).items() if name != "kind"}
+        options |= {"network": network} if network else {}
+    else:
+        from brayx.model.build import build_model
+
+        build = functools.partial(build_model, job.folder, model.module or "", model_name, as_dict)
+
+        def make(obs: NestedArray, spec: ActionSpec) -> Model:
+            return build()
+
+    from brayx.rollout.spec import env_source
+
+    env = env_source(rollout_name, rollout, as_dict, job.folder)
+    return env, trainer.algorithm, make, options

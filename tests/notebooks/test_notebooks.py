@@ -71,6 +71,7 @@ def test_it_uses_the_python_front_only() -> None:
 
 SAYS = {
     "quickstart": ["the game was over after", "champion: cartpole version 1"],
+    "trainer": ["nearest is 'learning_rate'", "the game was over after"],
     "recordings": ["actions are equal", "the console is http://127.0.0.1:"],
 }
 

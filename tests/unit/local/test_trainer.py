@@ -1,0 +1,199 @@
+"""The trainer in the hand: iterations, checkpoints, evaluation and actions between them, and jobs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import brayx
+from brayx.algorithms.ppo import PPOConfig
+from brayx.errors import ConfigError, EnvironmentFailed
+from brayx.jobs.config import JobConfig
+from brayx.local.train import train_local
+from brayx.local.trainer import Trainer
+from brayx.local.training import Training, as_job, of_job
+from tests.unit.rollout.worlds import BoxCounting, Counting
+
+QUICK = {"num_envs": 4, "unroll_length": 8, "num_steps": 200, "engine": "torch"}
+
+
+def weights(trainer):
+    return trainer._running.module.state_dict()
+
+
+def test_it_learns_as_train_local_does():
+    with Trainer("CartPole-v1", epochs=2, **QUICK) as trainer:
+        results = list(trainer)
+        alone = train_local("CartPole-v1", PPOConfig(epochs=2), Training(**QUICK))
+        for name, weight in alone.module.state_dict().items():
+            assert torch.equal(weight, weights(trainer)[name])
+    assert [result["iteration"] for result in results] == list(range(1, len(results) + 1))
+    assert [result["env_steps"] for result in results] == sorted(result["env_steps"] for result in results)
+    assert results[-1]["env_steps"] == alone.env_steps
+    assert results[-1]["return_mean"] == alone.return_mean
+    assert math.isfinite(results[-1]["policy_loss"])
+
+
+def test_a_call_is_one_iteration_also_beyond_the_last():
+    with Trainer("Pendulum-v1", **QUICK | {"num_steps": 32}) as trainer:
+        assert trainer.train()["updates"] == 1
+        assert list(trainer) == []
+        assert trainer.train()["updates"] == 2
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_what_ends_it_ends_a_for_loop(blocking):
+    with Trainer(Counting, blocking=blocking, target_return=-1e9, target_games=1, **QUICK) as trainer:
+        results = list(trainer)
+        assert trainer.curve
+        assert len(results) < 7
+        assert results[-1]["return_mean"] == trainer.curve[-1].return_mean
+
+
+def test_a_checkpoint_continues(tmp_path):
+    with Trainer("CartPole-v1", "impala", gamma=0.9, normalise_obs=True, network={"hidden": [8]}, **QUICK) as trainer:
+        trainer.train()
+        trainer.train()
+        saved = trainer.save(tmp_path / "checkpoint")
+        obs = np.full(4, 0.1, np.float32)
+        before = trainer.act(obs), trainer.evaluate(4).mean
+    with Trainer.restore(saved) as again:
+        assert (again.act(obs), again.evaluate(4).mean) == before
+        for name, weight in weights(trainer).items():
+            assert torch.equal(weight, weights(again)[name])
+        assert again._running.algorithm.gamma == 0.9
+        assert again.train()["env_steps"] > 64
+        again.save(saved)
+    with Trainer.restore(saved, learning_rate=0.5) as other:
+        assert other._running.training.learning_rate == 0.5
+        assert other._running.algorithm.name == "impala"
+
+
+def test_a_checkpoint_has_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    with Trainer(Counting, **QUICK) as trainer:
+        trainer.train()
+        steps = trainer._running.run.env_steps
+        saved = trainer.save()
+        assert saved == tmp_path / f"checkpoint-{steps}"
+        with pytest.raises(ConfigError, match="no checkpoint"):
+            trainer.save("mine")
+    with pytest.raises(ConfigError, match="no checkpoint"):
+        Trainer.restore("mine")
+    with pytest.raises(ConfigError) as refused:
+        Trainer.restore(saved)
+    assert refused.value.details["key"] == "env"
+    with Trainer.restore(saved, Counting) as again:
+        assert again.train()["env_steps"] > steps
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "keep"
+
+
+def test_evaluating_and_acting_do_not_disturb_training():
+    with Trainer("CartPole-v1", **QUICK) as one, Trainer("CartPole-v1", **QUICK) as other:
+        first = one.train()
+        assert len(one.evaluate(games=3).episodes) == 3
+        assert one.act(np.zeros(4)) in (0, 1)
+        assert first["env_steps"] == one._running.run.env_steps
+        other.train()
+        torch.manual_seed(1)
+        one.train()
+        torch.manual_seed(1)
+        other.train()
+        for name, weight in weights(one).items():
+            assert torch.equal(weight, weights(other)[name])
+
+
+def test_a_continuous_action_is_the_environments():
+    with Trainer("Pendulum-v1", **QUICK) as trainer:
+        action = trainer.act(np.array([1, 0, 0]))
+        assert action.shape == (1,)
+        assert action.dtype == np.float32
+        assert trainer.act(np.array([1, 0, 0]), greedy=False) != action
+        with pytest.raises(ConfigError, match="obs: expected float32"):
+            trainer.act(np.zeros(4))
+
+
+def test_a_memory_begins_again_with_a_game():
+    with Trainer("CartPole-v1", network={"lstm": 4}, **QUICK) as trainer:
+        player = trainer._playing()
+        obs = np.full(4, 0.1, np.float32)
+        trainer.act(obs, start=True)
+        (first, _) = (leaf.copy() for leaf in player._memory)
+        trainer.act(obs)
+        assert not np.array_equal(player._memory[0], first)
+        trainer.act(obs, start=True)
+        assert np.array_equal(player._memory[0], first)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (("CartPole-v1",), {"learning_rat": 1}, "there is no option 'learning_rat'; nearest is 'learning_rate'"),
+        (("CartPole-v1",), {"gamma": 7}, "gamma is 7"),
+        (("CartPoll-v1",), {}, "nearest known id is 'CartPole-v1'"),
+        (("CartPole-v1", "pppo"), {}, "algorithm is 'pppo'"),
+        (("ppo_env.yaml", "ppo"), {}, "a job has its own algorithm"),
+        (("cartpole.yaml",), {}, "expected no actor"),
+        (("nowhere.yaml",), {}, "nowhere.yaml"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, options, message):
+    with pytest.raises(ConfigError, match=message):
+        Trainer(*arguments, **options)
+
+
+def test_a_closed_trainer_is_refused():
+    trainer = Trainer(Counting, **QUICK)
+    trainer.close()
+    for use in (trainer.train, trainer.save, trainer.evaluate):
+        with pytest.raises(ConfigError, match="is closed"):
+            use()
+
+
+def test_an_environment_that_raises_is_one_error_and_the_next_iteration_goes_on():
+    class Breaking(BoxCounting):
+        broken = True
+
+        def step(self, action):
+            if Breaking.broken:
+                raise RuntimeError("broken")
+            return super().step(action)
+
+    with Trainer(Breaking, **QUICK) as trainer:
+        with pytest.raises(EnvironmentFailed, match="broken"):
+            trainer.train()
+        Breaking.broken = False
+        assert trainer.train()["env_steps"] > 0
+
+
+def test_a_job_with_a_rollout_and_its_checkpoint(tmp_path):
+    options = {"num_envs": 4, "unroll_length": 8, "num_steps": 64, "epochs": 1}
+    with Trainer("ppo_env.yaml", **options) as trainer:
+        assert trainer.name == "ppo_env"
+        assert [result["env_steps"] for result in trainer] == [32, 64]
+        saved = trainer.save(tmp_path / "checkpoint")
+    with Trainer.restore(saved) as again:
+        assert again._running.algorithm.epochs == 1
+        assert again.train()["env_steps"] == 96
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_a_job_has_the_options_that_it_was_made_of(algorithm):
+    config = brayx.local.training.with_options(brayx.algorithms.build.algorithm_options(algorithm), {"gamma": 0.9})[0]
+    training = Training(
+        num_envs=8, num_steps=20_000, learning_rate=0.1, seed=3, engine="torch", env_options={"g": 9.0},
+        target_return=-5.0, normalise_obs=True, capacity=5_120, min_columns=10,
+    )  # fmt: skip
+    components = as_job("Pendulum-v1", config, training, num_workers=2)
+    env, algorithm, model, options = of_job(JobConfig.of({"project": "pendulum", "trial": "one", **components}, ""))
+    assert (env, algorithm, model) == ("Pendulum-v1", config, None)
+    settled = training.of(config)
+    kept = Training(**options).of(config)
+    table = settled.sampler != "fifo"
+    apart = {"network", "batch_size"} | ({"blocking"} if table else {"capacity", "min_columns"})
+    assert {name for name in Training.model_fields if getattr(kept, name) != getattr(settled, name)} <= apart
