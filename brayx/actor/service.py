@@ -32,31 +32,29 @@ class Service:
     cors = Cors()
     hosts = Hosts()
 
-    def submit(self, request: StepRequest, reply: Reply, *, forwarded: bool = False, let_in: bool = False) -> None:
+    def submit(self, request: StepRequest, reply: Reply, *, let_in: bool = False) -> None:
         """Takes a request; ``reply`` is called once with its result or error, perhaps before this returns.
 
         Args:
             request: the client's request.
             reply: gets the answer's body or the typed error.
-            forwarded: a peer sent it, taking this replica for the session's owner; it is not forwarded again.
             let_in: an earlier request of its connection had valid credentials.
         """
-        task = asyncio.get_running_loop().create_task(self.step(request, forwarded=forwarded, let_in=let_in))
+        task = asyncio.get_running_loop().create_task(self.step(request, let_in=let_in))
         task.add_done_callback(lambda done: reply(_result(done)))
 
-    async def step(self, request: StepRequest, *, forwarded: bool = False, let_in: bool = False) -> bytes:
+    async def step(self, request: StepRequest, *, let_in: bool = False) -> bytes:
         """`submit` as a coroutine. Cancelling it cancels the wait, not the request.
 
         Raises:
             BrayxError: the typed error that the client gets.
         """
         waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.submit(request, into(waiter), forwarded=forwarded, let_in=let_in)
+        self.submit(request, into(waiter), let_in=let_in)
         try:
             return await waiter
         except BrayxError as error:
-            if not forwarded:
-                self.refused(error)
+            self.refused(error)
             raise
 
     def lets_in(self, request: StepRequest) -> bool:
@@ -80,10 +78,7 @@ class Service:
         raise NotImplementedError
 
     def refused(self, error: BrayxError) -> None:
-        """Counts an error that a client gets. The door that sends it calls this.
-
-        The peer counts errors of requests that it forwarded.
-        """
+        """Counts an error that a client gets. The door that sends it calls this."""
 
     def status(self) -> dict[str, Any]:
         """Status of the replica, as JSON values."""

@@ -85,26 +85,27 @@ class ActorService(Service):
         self._name = name
         self._keys = keys
 
-    def submit(self, request: StepRequest, reply: Reply, *, forwarded: bool = False, let_in: bool = False) -> None:
+    def submit(self, request: StepRequest, reply: Reply, *, let_in: bool = False) -> None:
         """See `Service.submit`."""
-        if self._keys is not None and not let_in:
-            try:
-                self._keys.check(request, time.time())
-            except Unauthorized as error:
-                reply(error)
-                return
-        self.answer(request, reply, forwarded)
+        if self._keys is not None and not let_in and (refusal := self.refusal(request)) is not None:
+            reply(refusal)
+        else:
+            self.answer(request, reply)
 
-    def lets_in(self, request: StepRequest) -> bool:
-        """See `Service.lets_in`."""
+    def refusal(self, request: StepRequest) -> Unauthorized | None:
+        """What is wrong with a request's credentials; None: nothing, or this service requires none."""
         try:
             if self._keys is not None:
                 self._keys.check(request, time.time())
-        except Unauthorized:
-            return False
-        return True
+        except Unauthorized as error:
+            return error
+        return None
 
-    def answer(self, request: StepRequest, reply: Reply, forwarded: bool) -> None:
+    def lets_in(self, request: StepRequest) -> bool:
+        """See `Service.lets_in`."""
+        return self.refusal(request) is None
+
+    def answer(self, request: StepRequest, reply: Reply) -> None:
         """Answers a request after its credentials were checked; arguments as for `submit`."""
         self.table.submit(request, reply)
 

@@ -127,14 +127,12 @@ class SessionTable(Service):
         else:
             found.end("disconnect")
 
-    def submit(self, request: StepRequest, reply: Reply, *, forwarded: bool = False, let_in: bool = False) -> None:
+    def submit(self, request: StepRequest, reply: Reply, *, let_in: bool = False) -> None:
         """See `Service.submit`."""
         kind = request.kind
         if kind is _TICK or kind is _STOP:
             session = self._sessions.get(request.session)
             if session is not None:
-                if forwarded and kind is _TICK and hasattr(session, "actor"):
-                    session.actor.forwarded()
                 session.take(request, reply)
             else:
                 reply(self._ends.error(request))
@@ -142,6 +140,13 @@ class SessionTable(Service):
             self._start(request, reply)
         else:
             self._calls.submit(request.body, reply)
+
+    def submit_forwarded(self, request: StepRequest, reply: Reply) -> None:
+        """`submit` of a request that came through another process; its session's actor hears of a tick."""
+        session = self._sessions.get(request.session)
+        if session is not None and request.kind is _TICK and hasattr(session, "actor"):
+            session.actor.forwarded()
+        self.submit(request, reply)
 
     def is_ending(self, session: str) -> bool:
         """Whether a session of that id is ending here and its id is not free yet."""

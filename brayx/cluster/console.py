@@ -16,13 +16,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from brayx.actor.doors.peers import CONSOLE_PREFIX
 from brayx.actor.live import LiveTable, unknown_session
 from brayx.actor.live_ticks import LiveFrame, LiveTick, LiveTicks
 from brayx.actor.table import SessionTable
 from brayx.cluster.directory import Location
 from brayx.cluster.named import answer_with_retry, find_actor
-from brayx.cluster.peers import PeerDied, Peers
+from brayx.cluster.peers import CONSOLE_PREFIX, PeerDied, Peers
 from brayx.errors import (
     BrayxError,
     ConfigError,

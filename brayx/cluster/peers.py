@@ -11,11 +11,26 @@ import errno
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from brayx.actor.doors.peers import FORWARDED_PREFIX, PEER, SECRET_HEADER
 from brayx.errors import BrayxError, ConnectFailed, DeadlineExceeded, Overloaded, TransportError, Unauthorized
 from brayx.gamecore.protocol import StepRequest
 from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.http import AsyncHttpTransport
+
+FORWARDED_PREFIX = "/-/peer"
+"""Path prefix of requests that a replica forwards to a session's owner, which never forwards them again. Only listeners
+for peers have it."""
+LEFT_PREFIX = "/-/left"
+"""Path prefix by which a replica notifies a peer that the connection of one of the peer's sessions is gone; with a
+body, for good."""
+ENDED_PREFIX = "/-/ended"
+"""Path prefix by which a replica notifies a peer that one of the peer's connections lost its session; the body is the
+reason."""
+CONSOLE_PREFIX = "/-/console"
+"""Path prefix of a console's questions to a replica; the body is a JSON list of a verb and its arguments."""
+SECRET_HEADER = "peer-secret"
+"""Header with the secret by which a replica proves to a peer that it is a replica."""
+PEER = "peer"
+"""Layer of the errors on the way from replica to replica."""
 
 _PROBE_TIMEOUT_S = 2.0
 _PROBE_AGAIN_S = 0.01

@@ -13,15 +13,12 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import ray
 from ray import serve
 from ray.serve.schema import LoggingConfig
 
 from brayx.actor.config import ActorConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.grpc import GrpcDoor
-from brayx.actor.doors.native import Listener
-from brayx.actor.doors.peers import ForPeers
 from brayx.actor.doors.ports import on_loopback
 from brayx.actor.holders import Holder
 from brayx.actor.service import Reply
@@ -32,6 +29,7 @@ from brayx.cluster.directory import check_directory, create_directory
 from brayx.cluster.draining import Draining
 from brayx.cluster.hub import HubClient
 from brayx.cluster.membership import Membership
+from brayx.cluster.peer_door import ForPeers, PeerDoors
 from brayx.cluster.prometheus import Exporter
 from brayx.cluster.routing import Routing
 from brayx.gamecore.auth import Keys
@@ -143,18 +141,31 @@ class ActorReplica(GrpcDoor, ActorService):
         frames, set_share = LiveFrames(drawing), self._member.set_share
         runtime.close.append(functools.partial(asyncio.to_thread, frames.close))
         self._console = ConsoleAnswers(self.table, self.status, runtime.recorder, follower, set_share, frames)
-        self._peer_doors = PeerDoors(self)
+        for_peers = ForPeers(self.answer_forwarded, self._left, self._ended, self._console.answer, self._member.secret)
+        self._peer_doors = PeerDoors(self.doors, for_peers)
 
     def __serve_build_asgi_app__(self) -> DoorApp:
         """The application that Serve's ingress runs."""
         return self.door_app
 
-    def answer(self, request: StepRequest, reply: Reply, forwarded: bool) -> None:
+    def answer(self, request: StepRequest, reply: Reply) -> None:
         """See `ActorService.answer`; this replica answers, or forwards to the session's owner."""
         if request.session in self.table or request.kind is StepKind.CALL:
-            self.table.submit(request, reply, forwarded=forwarded)
+            self.table.submit(request, reply)
         else:
-            self._routing.answer(request, reply, forwarded)
+            self._routing.answer(request, reply, forwarded=False)
+
+    def answer_forwarded(self, request: StepRequest, reply: Reply) -> None:
+        """Answers a request of a peer that takes this replica for the session's owner; it is not forwarded again.
+
+        The peer counts the errors.
+        """
+        if (refusal := self.refusal(request)) is not None:
+            reply(refusal)
+        elif request.session in self.table or request.kind is StepKind.CALL:
+            self.table.submit_forwarded(request, reply)
+        else:
+            self._routing.answer(request, reply, forwarded=True)
 
     def holder(self, on_end: Callable[[str], None]) -> Holder:
         """See `Service.holder`. The name starts with this replica's address, where peers report a session's end."""
@@ -167,16 +178,11 @@ class ActorReplica(GrpcDoor, ActorService):
         else:
             await self._routing.disconnect(session, holder, for_good)
 
-    def for_peers(self, *, closed: bool) -> ForPeers:
-        """The settings of a listener for peers; ``closed``: it refuses clients."""
+    async def _left(self, request: StepRequest) -> None:
+        await self.table.disconnect(request.session, request.holder, for_good=bool(request.body))
 
-        async def left(request: StepRequest) -> None:
-            await self.table.disconnect(request.session, request.holder, for_good=bool(request.body))
-
-        async def ended(request: StepRequest) -> None:
-            self.table.end_holder(request.holder, request.body.decode())
-
-        return ForPeers(left, ended, self._console.answer, self._member.secret, closed=closed)
+    async def _ended(self, request: StepRequest) -> None:
+        self.table.end_holder(request.holder, request.body.decode())
 
     async def check_health(self) -> None:
         """Serve's health check: raises when this replica should be replaced."""
@@ -212,35 +218,6 @@ class ActorReplica(GrpcDoor, ActorService):
         yield "sessions_active", "", len(self.table)
         for model, version in self._replica.versions().items():
             yield "acting_version", model, version
-
-
-class PeerDoors:
-    """The listeners where other replicas reach this one.
-
-    Args:
-        replica: the replica that answers.
-    """
-
-    def __init__(self, replica: ActorReplica) -> None:
-        self._replica = replica
-        self._listeners: dict[str, Listener] = {}
-
-    async def open(self) -> str:
-        """Opens the listener and returns its URL: on loopback while the cluster has one node, else on the node's IP."""
-        nodes = await asyncio.to_thread(ray.nodes)
-        host = "127.0.0.1" if len(nodes) == 1 else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        if host not in self._listeners:
-            # On loopback the listener is a normal door too, like the native ports. On another interface it would be a
-            # door that is not configured, so there it refuses clients.
-            listener = self._replica.doors.http(self._replica.for_peers(closed=host != "127.0.0.1"))
-            await listener.open(host, 0)
-            self._listeners[host] = listener
-        return f"http://{host}:{self._listeners[host].address[1]}"
-
-    async def close(self) -> None:
-        """Closes the listeners and their connections."""
-        for listener in self._listeners.values():
-            await listener.close()
 
 
 async def _within(work: Awaitable[Any], timeout_s: float) -> None:

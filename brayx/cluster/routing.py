@@ -15,7 +15,6 @@ from collections.abc import Coroutine
 from typing import Any
 
 from brayx.actor.config import ActorConfig
-from brayx.actor.doors.peers import ENDED_PREFIX, LEFT_PREFIX
 from brayx.actor.ends import BETWEEN, may_be_repeat
 from brayx.actor.holders import HOLDER_MARK
 from brayx.actor.moving import Snapshot
@@ -24,7 +23,7 @@ from brayx.actor.service import Reply, into
 from brayx.actor.table import SessionTable
 from brayx.cluster.directory import MAX_SNAPSHOT_BYTES, Location
 from brayx.cluster.membership import Membership
-from brayx.cluster.peers import PeerDied
+from brayx.cluster.peers import ENDED_PREFIX, LEFT_PREFIX, PeerDied
 from brayx.errors import BrayxError, Overloaded, QueueFull, SessionLost, SessionUnknown
 from brayx.gamecore.auth import Keys
 from brayx.gamecore.protocol import StepKind, StepRequest, game_of
@@ -115,7 +114,7 @@ class Routing(Ownership):
         except BrayxError as error:
             logger.info("session %s: could not tell its owner that the connection broke: %s", session, error)
 
-    def answer(self, request: StepRequest, reply: Reply, forwarded: bool) -> None:
+    def answer(self, request: StepRequest, reply: Reply, *, forwarded: bool) -> None:
         """Answers a request for a session that is not on this replica; ``forwarded``: a peer sent it."""
         if request.kind is StepKind.START and self._together and game_of(request.session) and not self.table.is_shut:
             self._answer(self._start_in_game(request, reply, forwarded), request, reply)

@@ -30,8 +30,8 @@ class _Door(GrpcDoor):
         self.max_body_bytes, self.idle_timeout_s = config.max_body_bytes, config.idle_timeout_s
         self._service = service
 
-    def submit(self, request: StepRequest, reply: Reply, *, forwarded: bool = False, let_in: bool = False) -> None:
-        self._service.submit(request, reply, forwarded=forwarded, let_in=let_in)
+    def submit(self, request: StepRequest, reply: Reply, *, let_in: bool = False) -> None:
+        self._service.submit(request, reply, let_in=let_in)
 
     def holder(self, on_end: Callable[[str], None]) -> Holder:
         return self._service.holder(on_end)

@@ -138,7 +138,7 @@ class Server(Service):
         self.accepted += 1
         return TcpConnection(listener)
 
-    def submit(self, request: StepRequest, reply: Reply, *, forwarded: bool = False, let_in: bool = False) -> None:
+    def submit(self, request: StepRequest, reply: Reply, *, let_in: bool = False) -> None:
         if self._keys is not None:
             try:
                 self._keys.check(request, time.time())

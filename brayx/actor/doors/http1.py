@@ -1,13 +1,12 @@
 """HTTP/1.1 on the native port: ``POST /step`` without a framework; WebSocket connections are handed over to uvicorn's.
 
 httptools parses. The rules for requests and errors are those of the other HTTP door, from the same functions. A
-connection has one request in progress at a time; further ones wait, as HTTP/1.1 requires.
+connection has one request in progress at a time; further ones wait, as HTTP/1.1 requires. A subclass may answer further
+paths. Knows nothing of who sends requests.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hmac
 from collections import deque
 from functools import partial
 
@@ -28,7 +27,6 @@ from brayx.actor.doors.answers import (
 from brayx.actor.doors.browser import Answer, is_preflight, other
 from brayx.actor.doors.http import headers_too_large
 from brayx.actor.doors.native import Connection, Listener
-from brayx.actor.doors.peers import FORWARDED_STEP, PEER, PEERS_STEPS, SECRET_HEADER, ForPeers, PeerHandler, not_a_peer
 from brayx.actor.doors.websocket import fields_of
 from brayx.actor.doors.ws1 import WebSockets
 from brayx.errors import (
@@ -52,23 +50,24 @@ from brayx.gamecore.protocol import (
 )
 
 _STEP = STEP_PATH.encode()
-_SECRET = SECRET_HEADER.encode()
 _SLICE_BYTES = 512
 """Maximum size of a slice for the parser, which cannot stop after a request. A body of known length is one slice."""
 _SLICES_OF_A_TURN = 32
-_NAMES = {name.encode(): name for name in (*SINGLE, "holder", "attached", "origin", "accept")}
+_NAMES = {name.encode(): name for name in (*SINGLE, "origin", "accept")}
 
 
 class HttpConnection(Connection):
-    """One client's connection; with ``peers`` it may be a peer's."""
+    """One client's connection.
 
-    def __init__(self, listener: Listener, websockets: WebSockets, peers: ForPeers | None = None) -> None:
+    Attributes:
+        steps: paths of the requests that `submit` takes.
+    """
+
+    steps: tuple[bytes, ...] = (_STEP,)
+
+    def __init__(self, listener: Listener, websockets: WebSockets) -> None:
         super().__init__(listener)
         self._websockets = websockets
-        self._peers = peers
-        self._is_closed = peers is not None and peers.closed
-        self._proved = False
-        self._handling: asyncio.Task[None] | None = None
         self._parser = httptools.HttpRequestParser(self)
         self._queue: deque[tuple[bytes, StepRequest | BrayxError | Answer, bytes, bool]] = deque()
         self._queued_bytes = 0
@@ -77,9 +76,10 @@ class HttpConnection(Connection):
         self._data = b""
         self._at = 0
         self._host: str | None = None
-        self._clear()
+        self.clear()
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Prepares for the next request."""
         self._url = b""
         self._headers: dict[str, str] = {}
         self._body: bytes | bytearray = b""
@@ -89,18 +89,18 @@ class HttpConnection(Connection):
         self._refused: BrayxError | None = None
         self._expects = False
         self._says_connection = False
-        self._proved = False
 
     # What httptools calls
 
     def on_message_begin(self) -> None:
-        self._clear()
+        self.clear()
 
     def on_url(self, url: bytes) -> None:
         self._url += url
         self._measure(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Keeps a header of the request."""
         self._measure(len(name) + len(value))
         name = name.lower()
         if (known := _NAMES.get(name)) is not None:
@@ -119,8 +119,6 @@ class HttpConnection(Connection):
             self._expects |= value.strip(b" \t").lower() == b"100-continue"
         elif name == b"connection":
             self._says_connection = True
-        elif name == _SECRET and self._peers is not None:
-            self._proved = hmac.compare_digest(value.strip(b" \t"), self._peers.secret().encode())
 
     def _add(self, name: str, value: str) -> None:
         try:
@@ -132,9 +130,9 @@ class HttpConnection(Connection):
         if self._url[:1] != b"/":
             self._url = origin_form(self._url)
         host = self._headers.get("host")
-        if host != self._host and not self._is_closed:  # peers may call this node by any address
+        if host != self._host:
             try:
-                self.service.hosts.check(host)
+                self.check_host(host)
             except Forbidden as error:
                 raise Refused(error) from None
             self._host = host
@@ -143,6 +141,14 @@ class HttpConnection(Connection):
                 self.write(CONTINUE)
             else:  # the body may or may not follow, so the connection ends with the answer
                 self._enqueue(CLOSE)
+
+    def check_host(self, host: str | None) -> None:
+        """Checks the name by which the client calls this machine.
+
+        Raises:
+            Forbidden: this door does not answer to it.
+        """
+        self.service.hosts.check(host)
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -168,7 +174,8 @@ class HttpConnection(Connection):
         self.stalled_since = None
 
     def _enqueue(self, connection: bytes) -> None:
-        request = self._request()
+        path = self._url.partition(b"?")[0]
+        request = self.request(path)
         bodiless = False
         if isinstance(request, StepRequest):
             self._queued_bytes += len(request.body)
@@ -176,7 +183,7 @@ class HttpConnection(Connection):
             bodiless = self._bodiless()
         if self.service.cors.is_on:
             connection += self._cors()
-        self._queue.append((self._url, request, connection, bodiless))
+        self._queue.append((path, request, connection, bodiless))
 
     def _cors(self) -> bytes:
         """Header lines of the answer for a browser; most clients are none."""
@@ -203,28 +210,19 @@ class HttpConnection(Connection):
             f"body has {size} bytes, at most {limit} are allowed", limit=limit
         )
 
-    def _request(self) -> StepRequest | BrayxError | Answer:
-        """The message as a request, or what answers it."""
-        path = self._url.partition(b"?")[0]
-        of_peers = self._peers is not None and path in PEERS_STEPS
-        if self._peers is not None and not self._proved and (of_peers or self._is_closed):
-            return not_a_peer()
+    def request(self, path: bytes) -> StepRequest | BrayxError | Answer:
+        """The message as a request, or what answers it. An error is counted, an answer is not."""
         is_post = self._parser.get_method() == b"POST"
-        if (path != _STEP and not of_peers) or (not is_post and is_preflight(self.service, self._method())):
+        if path not in self.steps or (not is_post and is_preflight(self.service, self._method())):
             return other(self.service, self._method(), path.decode("latin-1"), self._headers.get("accept", ""))
         if self._refused is not None:
             return self._refused
         if not is_post:
             return ProtocolError(f"{STEP_PATH} takes POST, not {self._method()}", status=405)
-        body = bytes(self._body)
-        headers = self._headers
         try:
-            request = parse_request(headers, body)
+            return parse_request(self._headers, bytes(self._body))
         except ProtocolError as error:
             return error
-        if of_peers:
-            request = request._replace(holder=headers.get("holder", ""), attached="attached" in headers)
-        return request
 
     # What asyncio calls
 
@@ -267,12 +265,12 @@ class HttpConnection(Connection):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._upgrade(bytes(data), len(data) - upgrade.args[0])
+            self.upgrade(self._url.partition(b"?")[0], bytes(data), len(data) - upgrade.args[0])
             return False
         except httptools.HttpParserError as error:
             cause = error.__context__
             refused = cause if isinstance(cause, Refused) else None
-            self._fail(refused.error if refused else ProtocolError(f"this is not HTTP/1.1: {error}"))
+            self.fail(refused.error if refused else ProtocolError(f"this is not HTTP/1.1: {error}"))
             return False
         if self._whole():
             self._head.clear()
@@ -280,23 +278,21 @@ class HttpConnection(Connection):
             self._head += data  # in case it is a WebSocket handshake
         return True
 
-    def _upgrade(self, data: bytes, early: int) -> None:
+    def upgrade(self, path: bytes, data: bytes, early: int) -> None:
         """Handles a request to upgrade.
 
         Args:
+            path: path of the request.
             data: the slice that ends the request.
             early: number of its last bytes that came after the request.
         """
-        path = self._url.partition(b"?")[0]
-        if self._is_closed and not self._proved:
-            self._fail(not_a_peer())
-        elif path == _STEP and self._refused is not None:
-            self._fail(self._refused)
+        if path in self.steps and self._refused is not None:
+            self.fail(self._refused)
         elif path != SESSION_PATH.encode():
             hint = "send no Upgrade header; Java's HttpClient sends one unless its version is HTTP_1_1"
-            self._fail(ProtocolError(f"only {SESSION_PATH} is upgraded, to a WebSocket: {hint}"), 426)
+            self.fail(ProtocolError(f"only {SESSION_PATH} is upgraded, to a WebSocket: {hint}"), 426)
         elif self.in_flight or self._queue:
-            self._fail(ProtocolError("upgrade to a WebSocket only after the replies to all earlier requests"), 426)
+            self.fail(ProtocolError("upgrade to a WebSocket only after the replies to all earlier requests"), 426)
         else:
             opening = bytes(self._head) + data[: len(data) - early]
             self._hand_over(opening, data[len(data) - early :] + self._data[self._at :])
@@ -312,27 +308,19 @@ class HttpConnection(Connection):
         self._answering = True
         try:
             while self._queue and not self.in_flight and self._writable and not self.transport.is_closing():
-                url, request, connection, bodiless = self._queue.popleft()
+                path, request, connection, bodiless = self._queue.popleft()
                 if isinstance(request, StepRequest):
                     self._queued_bytes -= len(request.body)
                 if isinstance(request, Answer):
                     self._write(request.status, request.body, connection, request.content_type, bodiless=bodiless)
                 elif isinstance(request, BrayxError):
-                    if request.details.get("layer") != PEER:
-                        self.service.refused(request)
+                    self.service.refused(request)
                     status = request.details.pop("status", request.http_status)
                     self._write(status, request.to_wire(), connection, bodiless=bodiless)
-                elif self._peers is not None and (handler := self._peers.handler(url)) is not None:
-                    self.in_flight = 1
-                    self._handling = asyncio.get_running_loop().create_task(self._handle(handler, request))
                 else:
                     self.in_flight = 1
                     self.waiting_since = None
-                    forwarded = self._peers is not None and url.startswith(FORWARDED_STEP)
-                    reply = self._reply
-                    if connection or forwarded:
-                        reply = partial(self._reply, connection=connection, to_peer=forwarded)
-                    self.service.submit(request, reply, forwarded=forwarded)
+                    self.submit(path, request, connection)
         finally:
             self._answering = False
         self.regulate()
@@ -349,15 +337,24 @@ class HttpConnection(Connection):
             and self._queued_bytes <= self.limits.max_body_bytes
         )
 
-    async def _handle(self, handler: PeerHandler, request: StepRequest) -> None:
-        answer: bytes | BrayxError
-        try:
-            answer = await handler(request) or b""
-        except BrayxError as error:
-            answer = error
-        self._reply(answer, to_peer=True)
+    def submit(self, path: bytes, request: StepRequest, connection: bytes) -> None:
+        """Gets a request answered, by a call of `reply`.
 
-    def _reply(self, result: bytes | BrayxError, connection: bytes = KEEP_IMPLICIT, *, to_peer: bool = False) -> None:
+        Args:
+            path: its path, one of `steps`.
+            request: the request.
+            connection: as for `reply`.
+        """
+        self.service.submit(request, partial(self.reply, connection=connection) if connection else self.reply)
+
+    def reply(self, result: bytes | BrayxError, connection: bytes = KEEP_IMPLICIT, *, count: bool = True) -> None:
+        """Answers the request in progress.
+
+        Args:
+            result: the answer's body, or the error.
+            connection: further header lines of the answer, see `brayx.actor.doors.answers.response`.
+            count: count an error.
+        """
         self.in_flight = 0
         self.waiting_since = clock.now()
         if isinstance(result, bytes):
@@ -366,7 +363,7 @@ class HttpConnection(Connection):
             else:
                 self.write(OK % (len(result), result))
         else:
-            if not to_peer:
+            if count:
                 self.service.refused(result)
             self._write(result.http_status, result.to_wire(), connection, retry=isinstance(result, Overloaded))
         if self._queue:
@@ -389,7 +386,7 @@ class HttpConnection(Connection):
         if connection.startswith(CLOSE):
             self.close()
 
-    def _fail(self, error: BrayxError, status: int = 0) -> None:
+    def fail(self, error: BrayxError, status: int = 0) -> None:
         """Answers with an error and closes, as the rest of the input cannot be read."""
         self.service.refused(error)
         retry = isinstance(error, Overloaded)
@@ -408,11 +405,11 @@ class HttpConnection(Connection):
         try:
             request = protocol.read(opening)
         except Refused as refused:
-            self._fail(refused.error, refused.status)
+            self.fail(refused.error, refused.status)
             return
         self.flush()
         self.stalled_since = self.waiting_since = None
-        self._clear()
+        self.clear()
         self._head.clear()
         self.transport.set_protocol(protocol)
         protocol.begin(self.transport, request, early)
@@ -427,9 +424,9 @@ class HttpConnection(Connection):
         return self.service.lets_in(StepRequest(StepKind.START, fields["session"], b"", key, time, token))
 
     def refuse(self) -> None:
-        self._fail(TooManyConnections(f"this door holds {self.limits.max_connections} connections"))
+        self.fail(TooManyConnections(f"this door holds {self.limits.max_connections} connections"))
 
     def expire(self, what: str) -> None:
         if self.stalled_since is not None and not self.in_flight:
-            self._fail(DeadlineExceeded(what, layer="door"), 408)
+            self.fail(DeadlineExceeded(what, layer="door"), 408)
         self.close()

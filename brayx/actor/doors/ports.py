@@ -6,12 +6,12 @@ Knows nothing of Ray, nor of sessions.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from brayx.actor.config import ActorConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import HttpConnection
 from brayx.actor.doors.native import HeldPort, Limits, Listener, check_shared_port
-from brayx.actor.doors.peers import ForPeers
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.doors.ws1 import WebSockets
 from brayx.actor.service import Service
@@ -72,9 +72,9 @@ class NativeDoors:
         """Opens an HTTP and WebSocket door at an address; returns the address for clients on this machine."""
         return await self._listen(self.http(), host, port)
 
-    def http(self, peers: ForPeers | None = None) -> Listener:
-        """A listener for HTTP and WebSocket that its caller opens and closes; ``peers`` makes it one for replicas."""
-        return Listener(self._service, lambda listener: HttpConnection(listener, self._websockets, peers), self._limits)
+    def http(self, make: Callable[[Listener, WebSockets], HttpConnection] = HttpConnection) -> Listener:
+        """A listener for HTTP and WebSocket that its caller opens and closes; ``make`` makes its connections."""
+        return Listener(self._service, lambda listener: make(listener, self._websockets), self._limits)
 
     async def _listen(self, listener: Listener, host: str, port: int) -> str:
         await listener.open(host, port, shared=self._application is not None)

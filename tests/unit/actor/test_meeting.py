@@ -103,7 +103,7 @@ class Replica(ActorReplica):
         """Not Serve's hook."""
 
     async def open(self) -> None:
-        self.listener = self.doors.http(self.for_peers(closed=self.closed))
+        self.listener = self._peer_doors.listener(closed=self.closed)
         await self.listener.open("127.0.0.1", 0)
         self._member.address = await self.listening()
         await self._member.ask("renew", self._member.owner, self._member.address, [])

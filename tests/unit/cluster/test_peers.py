@@ -8,11 +8,10 @@ import contextlib
 import pytest
 
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.doors.http1 import HttpConnection
 from brayx.actor.doors.native import Limits, Listener
-from brayx.actor.doors.peers import CONSOLE_PREFIX, ENDED_PREFIX, LEFT_PREFIX, ForPeers
 from brayx.actor.doors.ws1 import WebSockets
-from brayx.cluster.peers import PeerDied, Peers
+from brayx.cluster.peer_door import ForPeers, PeerConnection
+from brayx.cluster.peers import CONSOLE_PREFIX, ENDED_PREFIX, LEFT_PREFIX, PeerDied, Peers
 from brayx.errors import Overloaded
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.http import AsyncHttpTransport
@@ -28,8 +27,12 @@ class _Closing:
         self.aclose = listener.close
 
 
-def for_peers(received: list[tuple[str, StepRequest]], *, closed: bool = True) -> ForPeers:
-    """Collects the peers' messages."""
+def door_for_peers(
+    table: TableService, received: list[tuple[str, StepRequest]] | None = None, *, closed: bool = True
+) -> Listener:
+    """A listener for peers that collects their messages."""
+    received = [] if received is None else received
+    websockets = WebSockets(DoorApp(table), Limits())
 
     async def left(request: StepRequest) -> None:
         received.append((LEFT_PREFIX, request))
@@ -42,7 +45,8 @@ def for_peers(received: list[tuple[str, StepRequest]], *, closed: bool = True) -
             raise Overloaded("no question")
         return request.body.upper()
 
-    return ForPeers(left, ended, asked, secret, closed)
+    peers = ForPeers(table.submit, left, ended, asked, secret)
+    return Listener(table, lambda door: PeerConnection(door, websockets, peers, closed=closed), Limits())
 
 
 def is_open(transport: AsyncHttpTransport) -> bool:
@@ -51,8 +55,7 @@ def is_open(transport: AsyncHttpTransport) -> bool:
 
 async def test_no_more_connections_are_kept_than_allowed_and_dropped_ones_are_closed() -> None:
     peers, table = Peers(secret, max_idle=2), TableService()
-    websockets = WebSockets(DoorApp(table), Limits())
-    listener = Listener(table, lambda door: HttpConnection(door, websockets, for_peers([])), Limits())
+    listener = door_for_peers(table)
     await listener.open("127.0.0.1", 0)
     async with contextlib.aclosing(_Closing(listener)):
         address = "http://{}:{}".format(*listener.address)
@@ -73,8 +76,7 @@ async def test_no_more_connections_are_kept_than_allowed_and_dropped_ones_are_cl
 async def test_a_peer_is_notified_of_ended_sessions_and_connections() -> None:
     received: list[tuple[str, StepRequest]] = []
     table = TableService()
-    websockets = WebSockets(DoorApp(table), Limits())
-    listener = Listener(table, lambda door: HttpConnection(door, websockets, for_peers(received)), Limits())
+    listener = door_for_peers(table, received)
     await listener.open("127.0.0.1", 0)
     left = StepRequest(StepKind.STOP, "s", b"1", holder="http://127.0.0.1:1#name")
     ended = StepRequest(StepKind.CALL, "", b"taken", holder="http://127.0.0.1:1#name", attached=True)
@@ -87,8 +89,7 @@ async def test_a_peer_is_notified_of_ended_sessions_and_connections() -> None:
 
 async def test_a_console_asks_a_peer_and_gets_its_answer_or_its_error() -> None:
     table = TableService()
-    websockets = WebSockets(DoorApp(table), Limits())
-    listener = Listener(table, lambda door: HttpConnection(door, websockets, for_peers([])), Limits())
+    listener = door_for_peers(table)
     await listener.open("127.0.0.1", 0)
     peers = Peers(secret, prefix=CONSOLE_PREFIX)
     async with contextlib.aclosing(_Closing(listener)):
@@ -119,9 +120,7 @@ async def test_a_console_asks_a_peer_and_gets_its_answer_or_its_error() -> None:
 async def test_a_port_for_peers_refuses_requests_without_the_secret(target: str, shown: str, closed: bool) -> None:
     received: list[tuple[str, StepRequest]] = []
     table = TableService()
-    websockets = WebSockets(DoorApp(table), Limits())
-    peers = for_peers(received, closed=closed)
-    listener = Listener(table, lambda door: HttpConnection(door, websockets, peers), Limits())
+    listener = door_for_peers(table, received, closed=closed)
     await listener.open("127.0.0.1", 0)
     async with contextlib.aclosing(_Closing(listener)):
         reader, writer = await asyncio.open_connection(*listener.address)
@@ -137,8 +136,7 @@ async def test_a_port_for_peers_refuses_requests_without_the_secret(target: str,
 
 async def test_the_secret_is_checked_on_each_request_of_a_connection() -> None:
     table = TableService()
-    websockets = WebSockets(DoorApp(table), Limits())
-    listener = Listener(table, lambda door: HttpConnection(door, websockets, for_peers([])), Limits())
+    listener = door_for_peers(table)
     await listener.open("127.0.0.1", 0)
     async with contextlib.aclosing(_Closing(listener)):
         reader, writer = await asyncio.open_connection(*listener.address)

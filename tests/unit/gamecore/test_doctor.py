@@ -69,14 +69,14 @@ class Clinic(GrpcDoor, SessionTable):
         self._keys = keys
         self._models = models
 
-    def submit(self, request: StepRequest, reply: Reply, *, forwarded: bool = False, let_in: bool = False) -> None:
+    def submit(self, request: StepRequest, reply: Reply, *, let_in: bool = False) -> None:
         try:
             if self._keys is not None and not let_in:
                 self._keys.check(request, time.time())
         except Unauthorized as error:
             reply(error)
             return
-        super().submit(request, reply, forwarded=forwarded, let_in=let_in)
+        super().submit(request, reply, let_in=let_in)
 
     def status(self) -> dict[str, Any]:
         models = {} if self._models is None else {"policy_versions": self._models}

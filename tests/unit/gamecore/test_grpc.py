@@ -58,7 +58,7 @@ class ScriptedDoor(GrpcDoor):
             await grpc_context.abort(grpc.StatusCode.INTERNAL, "something in front of brayx failed")
         return await super().Step(request, grpc_context)
 
-    async def step(self, request: StepRequest, *, forwarded: bool = False, let_in: bool = False) -> bytes:
+    async def step(self, request: StepRequest, *, let_in: bool = False) -> bytes:
         self.requests.append(request)
         self.asked.set()
         if request.body == b"slow":

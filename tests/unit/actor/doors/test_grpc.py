@@ -55,11 +55,11 @@ class TableDoor(GrpcDoor, SessionTable):
         self.hold = threading.Event()
         self.hold.set()
 
-    async def step(self, request: StepRequest, *, forwarded: bool = False, let_in: bool = False) -> bytes:
+    async def step(self, request: StepRequest, *, let_in: bool = False) -> bytes:
         self.requests.append((request, let_in))
         if request.kind in self.failing:
             raise self.failing[request.kind]
-        reply = await super().step(request, forwarded=forwarded, let_in=let_in)
+        reply = await super().step(request, let_in=let_in)
         if request.kind is StepKind.START:
             await asyncio.to_thread(self.hold.wait, WAIT_S)
         return reply
