@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from contextvars import Context
 
 import brayx.clock as clock
 from brayx.actor.config import SessionConfig
-from brayx.actor.moving import Position
+from brayx.actor.ends import Ends
+from brayx.actor.ownership import Position
 from brayx.actor.service import Reply
+from brayx.actor.session import Session, SessionServices, Waiting
 from brayx.errors import BadBody, BrayxError
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.logs import limited
-
-if TYPE_CHECKING:
-    from brayx.actor.session import Session, Shared, Waiting
 
 logger = limited(__name__)
 
@@ -31,70 +30,73 @@ _LEASE_CHECK_S = 0.05
 _now = clock.now
 
 
-class Deadline:
-    """The tick deadline of one session.
+class TimedSession(Session):
+    """A session whose ticks have a deadline; arguments as for `Session`."""
 
-    Args:
-        session: the session.
-        shared: shared state of the table's sessions; its config has a ``tick_deadline_ms``.
+    is_timed = True
 
-    Attributes:
-        skipped: number of ticks dropped from the inbox that the actor does not know of yet.
-    """
-
-    def __init__(self, session: Session, shared: Shared) -> None:
-        assert shared.config.tick_deadline_ms is not None
-        self.skipped = 0
-        self._session = session
-        self._shared = shared
-        self._deadline_s = shared.config.tick_deadline_ms / 1000
-        self._fallback = shared.config.fallback
-        self._lease = shared.ownership.lease
+    def __init__(
+        self,
+        session: str,
+        services: SessionServices,
+        context: Context,
+        *,
+        announced: bool = False,
+        holder: str | None = "",
+    ) -> None:
+        super().__init__(session, services, context, announced=announced, holder=holder)
+        assert services.config.tick_deadline_ms is not None
+        self._deadline_s = services.config.tick_deadline_ms / 1000
+        self._fallback = services.config.fallback
         self._skipped_to = Position(0, 0, None)
         self._last_reply: bytes | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self) -> None:
-        """Schedules the deadline of a request that was put into the inbox."""
-        if self._timer is None:
+    def take(self, request: StepRequest, reply: Reply) -> None:
+        """See `Session.take`; schedules the request's deadline."""
+        super().take(request, reply)
+        if self.inbox and self._timer is None:
             self._look_again(self._deadline_s)
 
-    def stop(self) -> None:
-        """Stops watching the inbox."""
+    def turn_away(self, ends: Ends) -> None:
+        """See `Session.turn_away`."""
+        self._stop_watching()
+        super().turn_away(ends)
+
+    def _stop_watching(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _look_again(self, after_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(after_s, self.overdue, context=self._session.context)
+        self._timer = asyncio.get_running_loop().call_later(after_s, self.overdue, context=self.context)
 
     def make_room(self) -> bool:
         """Drops the oldest waiting tick if the fallback has answered it: the actor skips it. False: it has not."""
-        answered = self._session.inbox[0][-1]
+        answered = self.inbox[0][-1]
         if answered is None:  # fallback replies go out in order
             return False
-        self._session.inbox.popleft()
+        self.inbox.popleft()
         self.skipped += 1
         self._skipped_to = answered
-        self._shared.recorder.add("ticks_skipped", 1.0)
+        self.services.recorder.add("ticks_skipped", 1.0)
         return True
 
     async def skip(self) -> None:
         """Tells the actor how many ticks were dropped; they were the next ones."""
         skipped, self.skipped = self.skipped, 0
-        await self._session.guard(self._session.actor.skipped(skipped), "skipped")
-        await self._session.keep_snapshot(self._skipped_to, skipped)
+        await self.guard(self.actor.skipped(skipped), "skipped")
+        await self.keep_snapshot(self._skipped_to, skipped)
 
-    async def run(self, request: StepRequest, reply: Reply, arrived: float) -> bytes | None:
+    async def run_in_time(self, request: StepRequest, reply: Reply, arrived: float) -> bytes | None:
         """The actor's reply to a tick; None: the call failed, or the fallback was faster."""
-        session, loop = self._session, asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         answered: Position | None = None
         timer: asyncio.TimerHandle
 
         def fall_back() -> None:
             nonlocal answered, timer
-            left_s = _LEASE_CHECK_S if self._lease.is_over else arrived + self._deadline_s - _now()
+            left_s = _LEASE_CHECK_S if self.lease.is_over else arrived + self._deadline_s - _now()
             if left_s > 0:
                 timer = loop.call_later(left_s, fall_back)
                 return
@@ -102,7 +104,7 @@ class Deadline:
                 answer = self._choose(request.body)
                 if answer is not None:
                     answered = self._count(request.seq, arrived, answer)
-                    session.unanswered = False
+                    self.unanswered = False
                     reply(answer)
                     self.overdue()
 
@@ -111,12 +113,12 @@ class Deadline:
                 reply(result)
 
         timer = loop.call_later(max(0.0, self._deadline_s - (_now() - arrived)), fall_back)
-        session.unanswered = True
+        self.unanswered = True
         try:
-            answer = await session.run(session.actor.tick(request.body), "tick", reply_once)
+            answer = await self.run(self.actor.tick(request.body), "tick", reply_once)
         finally:
             timer.cancel()
-            session.unanswered = False
+            self.unanswered = False
         if answered is not None:
             await self._after(answer, answered)
             return None
@@ -126,30 +128,28 @@ class Deadline:
 
     async def run_answered(self, request: StepRequest, answered: Position) -> None:
         """Runs a tick that the fallback answered while it waited."""
-        answer = await self._session.run(self._session.actor.tick(request.body), "tick", _drop)
+        answer = await self.run(self.actor.tick(request.body), "tick", _drop)
         await self._after(answer, answered)
 
     async def _after(self, answer: bytes | None, answered: Position) -> None:
         """Tells the actor that its reply to a tick was not used, because the fallback was faster."""
-        session = self._session
-        if session.ended and answer is None:
+        if self.ended and answer is None:
             return
         if answer is not None:
-            await session.guard(session.actor.missed(), "missed")
+            await self.guard(self.actor.missed(), "missed")
         else:  # the actor refused the body, but the client has a reply
-            await session.guard(session.actor.skipped(1), "skipped")
-        await session.keep_snapshot(answered)
+            await self.guard(self.actor.skipped(1), "skipped")
+        await self.keep_snapshot(answered)
 
     def overdue(self) -> None:
         """Answers the waiting ticks whose deadline has passed: in their order, and none before the one under way."""
-        self.stop()
-        session = self._session
-        if session.ended or session.unanswered or not session.inbox:
+        self._stop_watching()
+        if self.ended or self.unanswered or not self.inbox:
             return
-        if self._lease.is_over:
+        if self.lease.is_over:
             self._look_again(_LEASE_CHECK_S)
             return
-        for entry in list(session.inbox):
+        for entry in list(self.inbox):
             request, _, arrived, answered = entry
             if answered is not None:
                 continue
@@ -164,33 +164,32 @@ class Deadline:
 
     def _answer(self, entry: Waiting) -> bool:
         """Answers a tick that waits in the inbox; False: there is no fallback, and it keeps waiting."""
-        session = self._session
         request, reply, arrived, _ = entry
-        if request.seq is not None and request.seq != session.seq:
-            session.inbox.remove(entry)
-            session.out_of_turn(request.seq, reply)
+        if request.seq is not None and request.seq != self.seq:
+            self.inbox.remove(entry)
+            self.out_of_turn(request.seq, reply)
             return True
         try:
             answer = self._choose(request.body)
         except BadBody as error:
-            session.inbox.remove(entry)
+            self.inbox.remove(entry)
             reply(error)
             return True
         if answer is None:
             return False
         answered = self._count(request.seq, arrived, answer)
-        session.inbox[session.inbox.index(entry)] = (request, reply, arrived, answered)
+        self.inbox[self.inbox.index(entry)] = (request, reply, arrived, answered)
         reply(answer)
         return True
 
     def _count(self, seq: int | None, arrived: float, answer: bytes) -> Position:
         """Counts a tick that the fallback answered: for its client the tick is done."""
-        self._session.advance(seq, answer)
-        recorder = self._shared.recorder
+        self.advance(seq, answer)
+        recorder = self.services.recorder
         recorder.add("ticks_fallen_back", 1.0, label=self._fallback)
         recorder.add("ticks", 1.0)
         recorder.add("tick_seconds", _now() - arrived)
-        return self._session.position
+        return self.position
 
     def _choose(self, body: bytes) -> bytes | None:
         """The fallback's reply to the next tick; None: there is none, and the tick waits.
@@ -198,17 +197,16 @@ class Deadline:
         Raises:
             BadBody: the actor cannot read the body.
         """
-        session = self._session
         if self._fallback == "default":
-            return self._shared.config.fallback_body.encode()
+            return self.services.config.fallback_body.encode()
         if self._fallback == "last":
             return self._last_reply
         try:
-            return session.actor.fallback(session.ticks, body)
+            return self.actor.fallback(self.ticks, body)
         except BadBody:
             raise
         except Exception:
-            logger.exception("session %s: the actor's fallback raised", session.id)
+            logger.exception("session %s: the actor's fallback raised", self.id)
             return None
 
 
@@ -220,34 +218,34 @@ class Sweeper:
     """Ends actor calls that take too long, idle sessions, and sessions whose clients left.
 
     Args:
-        sessions: the running sessions; the table changes this collection.
-        shared: shared state of the table's sessions.
+        living: the sessions and their tasks; the table changes this mapping.
+        services: what the table's sessions use.
     """
 
-    def __init__(self, sessions: Collection[Session], shared: Shared) -> None:
-        self._sessions = sessions
-        self._shared = shared
+    def __init__(self, living: Mapping[Session, asyncio.Task[None]], services: SessionServices) -> None:
+        self._living = living
+        self._services = services
 
     async def run(self) -> None:
         """Sweeps until cancelled, often enough to be late by a quarter of the shortest limit at most."""
-        config = self._shared.config
+        config = self._services.config
         shortest_s = min(config.tick_timeout_s, config.idle_timeout_s, config.reconnect_timeout_s or _MAX_SWEEP_S * 4)
         every_s = min(max(_LEAST_SWEEP_S, shortest_s / 4), _MAX_SWEEP_S)
         while True:
             due = _now() + every_s
             await asyncio.sleep(every_s)
-            self._shared.times.flush()
+            self._services.times.flush()
             now = _now()
             if now - due > every_s:
                 self._forgive(now - due, now)
-            self._sweep(now, self._shared.config)
+            self._sweep(now, self._services.config)
 
     def _sweep(self, now: float, config: SessionConfig) -> None:
-        for session in list(self._sessions):
+        for session, task in list(self._living.items()):
             if session.began:
                 if session.began < now - config.tick_timeout_s and not session.timed_out:
                     session.timed_out = True
-                    session.task.cancel()
+                    task.cancel()
             elif session.inbox or session.ended:
                 continue
             elif (
@@ -261,7 +259,7 @@ class Sweeper:
 
     def _forgive(self, away_s: float, now: float) -> None:
         """Adds the time of a suspended process to all limits: it heard no client, and no actor could answer."""
-        for session in self._sessions:
+        for session in self._living:
             session.began = session.began and min(session.began + away_s, now)
             session.last_seen = min(session.last_seen + away_s, now)
             session.left_at = session.left_at and min(session.left_at + away_s, now)

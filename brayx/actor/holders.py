@@ -10,33 +10,13 @@ import weakref
 from collections.abc import Callable
 
 from brayx.actor.ownership import Ownership
+from brayx.actor.service import Holder
 from brayx.logs import limited
 
 logger = limited(__name__)
 
 HOLDER_MARK = "#"
 """Separates the process's address from the rest of a connection's name."""
-
-
-class Holder:
-    """A connection that holds a session, at a door where one connection is one session.
-
-    Attributes:
-        name: unique among the connections of all processes.
-        attached: this connection has held the session; its door sets it.
-        ended: why it no longer holds the session; empty: it does, as far as this process knows.
-    """
-
-    def __init__(self, name: str, on_end: Callable[[str], None]) -> None:
-        self.name = name
-        self.attached = False
-        self.ended = ""
-        self._on_end = on_end
-
-    def end(self, reason: str) -> None:
-        """Notifies the connection that its session has ended, or that another connection has ``taken`` it."""
-        self.ended = reason
-        self._on_end(reason)
 
 
 class Holders:

@@ -116,7 +116,7 @@ class LiveTable:
         rows = []
         for name in self._table.sessions:
             session = self._table.get(name)
-            if session is not None and hasattr(session, "actor"):  # otherwise it is about to start
+            if session is not None:  # otherwise it is about to start
                 rows.append(
                     {
                         "session": name,
@@ -162,10 +162,8 @@ class LiveTable:
         Raises:
             SessionUnknown: it does not run.
         """
-        session = self._table.get(name)
-        if session is None:
+        if not self._table.end(name, ENDED):
             raise unknown_session(name)
-        session.end(ENDED)
 
     def _unfollow(self) -> None:
         """Detaches from sessions that nobody has asked for lately; runs while any is followed."""
@@ -174,7 +172,7 @@ class LiveTable:
             if now - found.asked_at > _FOLLOWED_S:
                 del self._followed[name]
                 session = self._table.get(name)
-                if session is not None and hasattr(session, "actor"):
+                if session is not None:
                     session.actor.detach(found)
         if self._followed:
             asyncio.get_running_loop().call_later(_FOLLOWED_S / 2, self._unfollow)

@@ -1,4 +1,4 @@
-"""Ownership of sessions: a session table's interface to the processes that share its sessions.
+"""Ownership of sessions: a session table's interface to the processes that share its sessions, and their snapshots.
 
 `Ownership` itself is for a process that owns all its sessions. The cluster's replicas share theirs through a
 session directory. Pure asyncio; knows nothing of Ray.
@@ -6,18 +6,50 @@ session directory. Pure asyncio; knows nothing of Ray.
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from brayx.actor.ends import over
 from brayx.actor.lease import Lease
-from brayx.actor.moving import Snapshot
 from brayx.actor.service import Reply
-from brayx.errors import Overloaded
-from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.gamecore.protocol import StepRequest
 
-if TYPE_CHECKING:
-    from brayx.actor.session import Session
+
+@dataclass(frozen=True)
+class Snapshot:
+    """State from which a session continues in another process.
+
+    Attributes:
+        tick: number of answered ticks, which is the number of the next one if all are numbered.
+        seq: number of the next numbered tick.
+        kept: reply to the previous numbered tick; a repeat gets it.
+        actor: result of `Actor.snapshot`.
+        exact: it is up to date, because the session was moved, not lost.
+        announced: the client's start said that it numbers its ticks.
+        holder: name of the connection that held it; empty: none did. None: unknown, since it may have been taken over
+            after the snapshot.
+    """
+
+    tick: int
+    seq: int
+    kept: bytes | None
+    actor: bytes
+    exact: bool = False
+    announced: bool = False
+    holder: str | None = None
+
+
+class Position(NamedTuple):
+    """Progress of a session after a tick; fields as in `Snapshot`."""
+
+    tick: int
+    seq: int
+    kept: bytes | None
+
+
+Park = Callable[[str, Snapshot], Awaitable[None]]
+"""Stores a session's exact snapshot, and its id, for the process that continues it."""
 
 
 class Ownership:
@@ -47,32 +79,6 @@ class Ownership:
 
     def keep(self, session: str, snapshot: Snapshot) -> None:
         """Keeps a snapshot, from which another process can resume the session."""
-
-    async def may_answer(self, session: Session, request: StepRequest, reply: Reply) -> bool:
-        """Waits for the lease's renewal; False: another process has the session, or the lease was not renewed.
-
-        If False, the request is already answered: by the process that has the session, or by an error.
-        """
-        unanswered, session.unanswered = session.unanswered, True
-        try:
-            async with asyncio.timeout(session.shared.config.tick_timeout_s):
-                await self.lease.held()
-        except TimeoutError:
-            message = f"session {session.id!r}: this replica's lease has not been renewed"
-            message += "; the request may have been applied; try again"
-            reply(Overloaded(message, layer="directory", maybe_applied=True))
-            return False
-        except asyncio.CancelledError as error:
-            session.failed(error, reply)
-        finally:
-            session.unanswered = unanswered
-        if session.ended != "lost":
-            return True
-        if request.kind is StepKind.START:
-            reply(over(session.id, request.kind.value, session.ended))
-        else:
-            self.hand_on(request, reply)
-        return False
 
     def hand_on(self, request: StepRequest, reply: Reply) -> None:
         """Forwards a tick or stop to the process that has taken the session over."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from brayx.errors import BadBody, BrayxError, OutOfSequence
 from brayx.gamecore.browser import Cors, Hosts
@@ -12,13 +12,31 @@ from brayx.gamecore.protocol import StepRequest
 from brayx.gamecore.transports.base import SESSION_KEEPING
 from brayx.logs import limited
 
-if TYPE_CHECKING:
-    from brayx.actor.holders import Holder
-
 logger = limited(__name__)
 
 Reply = Callable[[bytes | BrayxError], None]
 """Called once with a request's result or error, in the loop's thread. Must not raise."""
+
+
+class Holder:
+    """A connection that holds a session, at a door where one connection is one session.
+
+    Attributes:
+        name: unique among the connections of all processes.
+        attached: this connection has held the session; its door sets it.
+        ended: why it no longer holds the session; empty: it does, as far as this process knows.
+    """
+
+    def __init__(self, name: str, on_end: Callable[[str], None]) -> None:
+        self.name = name
+        self.attached = False
+        self.ended = ""
+        self._on_end = on_end
+
+    def end(self, reason: str) -> None:
+        """Notifies the connection that its session has ended, or that another connection has ``taken`` it."""
+        self.ended = reason
+        self._on_end(reason)
 
 
 class Service:

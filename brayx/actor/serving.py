@@ -15,9 +15,8 @@ from brayx.actor.actor import Actor
 from brayx.actor.config import ActorConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.ports import NativeDoors
-from brayx.actor.holders import Holder
 from brayx.actor.ownership import Ownership
-from brayx.actor.service import Reply, Service
+from brayx.actor.service import Holder, Reply, Service
 from brayx.actor.table import SessionTable
 from brayx.errors import BrayxError, Unauthorized
 from brayx.gamecore.auth import Keys

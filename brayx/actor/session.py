@@ -15,14 +15,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import brayx.clock as clock
-from brayx.actor import moving
 from brayx.actor.actor import Actor, is_cancelled
 from brayx.actor.config import SessionConfig
-from brayx.actor.deadlines import Deadline
 from brayx.actor.ends import Ends, over
 from brayx.actor.holders import Holders
-from brayx.actor.moving import Park, Position
-from brayx.actor.ownership import Ownership
+from brayx.actor.ownership import Ownership, Park, Position, Snapshot
 from brayx.actor.service import Reply
 from brayx.actor.tick_times import TickTimes
 from brayx.errors import (
@@ -31,14 +28,20 @@ from brayx.errors import (
     BrayxError,
     DeadlineExceeded,
     OutOfSequence,
+    Overloaded,
     QueueFull,
     SessionLost,
+    SessionResumed,
     SessionUnknown,
 )
 from brayx.faults import report
 from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.logs import limited
 from brayx.metrics import Recorder
 
+logger = limited(__name__)
+
+_NOT_OPEN = Actor()
 _TICK, _START = StepKind.TICK, StepKind.START
 _now = clock.now
 
@@ -46,8 +49,8 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Shared:
-    """Shared state of the sessions of one table.
+class SessionServices:
+    """What the sessions of one table use.
 
     Attributes:
         config: the actor's options.
@@ -77,17 +80,20 @@ position then. A plain tuple, because one is made for every tick.
 
 
 class Session:
-    """One session. Its table makes it and runs `serve` in its task; doors never see it.
+    """One session. Its table makes it, opens it with an actor, and runs `serve`; doors never see it.
+
+    All calls of its actor come from one task. `brayx.actor.deadlines.TimedSession` is one with a tick deadline.
 
     Args:
         session: id of the session.
-        shared: shared state of the table's sessions.
+        services: what the table's sessions use.
+        context: context of its task and its timers.
         announced: its client's start said that it numbers its ticks.
         holder: name of the connection that holds it; empty: none. None: unknown, the first connection with a request
             becomes it.
 
     Attributes:
-        actor, task, context: set before the session is served.
+        actor: answers its requests, once the session is open.
         inbox: waiting requests.
         began: when the actor's running call began, by `brayx.clock`; 0: none is running.
         timed_out: the running call was cancelled because it took too long.
@@ -98,14 +104,22 @@ class Session:
         ticks: number of ticks answered.
         seq: number of the next numbered tick.
         kept: reply to the previous numbered tick; a repeat gets it.
+        skipped: number of ticks dropped from the inbox that the actor does not know of yet.
     """
 
-    actor: Actor
-    context: Context
-    task: asyncio.Task[None]
-
-    def __init__(self, session: str, shared: Shared, *, announced: bool = False, holder: str | None = "") -> None:
+    def __init__(
+        self,
+        session: str,
+        services: SessionServices,
+        context: Context,
+        *,
+        announced: bool = False,
+        holder: str | None = "",
+    ) -> None:
         self.id = session
+        self.services = services
+        self.context = context
+        self.actor = _NOT_OPEN
         self.announced = announced
         self.holder = holder
         self.inbox: deque[Waiting] = deque()
@@ -118,15 +132,18 @@ class Session:
         self.ticks = 0
         self.seq = 0
         self.kept: bytes | None = None
-        self.shared = shared
-        self._max_waiting = shared.max_waiting
-        self._times = shared.times
-        self._ownership = shared.ownership
-        self._lease = shared.ownership.lease
-        self._snapshot_every = shared.config.snapshot_every if shared.ownership.shared else 0
-        self._deadline = Deadline(self, shared) if shared.config.tick_deadline_ms is not None else None
+        self.skipped = 0
+        self.lease = services.ownership.lease
+        self._max_waiting = services.max_waiting
+        self._times = services.times
+        self._snapshot_every = services.config.snapshot_every if services.ownership.shared else 0
         self._park: Park | None = None
         self._wake: asyncio.Future[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its actor has started, here or in the process that the session comes from."""
+        return self.actor is not _NOT_OPEN
 
     @property
     def numbered(self) -> bool:
@@ -137,15 +154,13 @@ class Session:
         """Puts a tick or stop into the inbox, or refuses it: another connection's, out of sequence, or no room."""
         if request.holder != self.holder and (refusal := self.take_over(request)) is not None:
             reply(refusal)
-        elif len(self.inbox) < self._max_waiting or self._make_room():
+        elif len(self.inbox) < self._max_waiting or self.make_room():
             self.inbox.append((request, reply, _now(), None))
             wake = self._wake
             if wake is not None:  # as `rouse`
                 self._wake = None
                 if not wake.done():
                     wake.set_result(None)
-            if self._deadline is not None:
-                self._deadline.watch()
         else:
             reply(self._queue_full())
 
@@ -163,10 +178,10 @@ class Session:
             message = "a tick without a number came over a connection that has no session"
             return SessionUnknown(f"{message}: send a start first, or the tick's number")
         if self._in_sequence(request.seq) if request.seq is not None else request.holder:
-            if len(self.inbox) >= self._max_waiting and not self._make_room():
+            if len(self.inbox) >= self._max_waiting and not self.make_room():
                 return self._queue_full()
             holder, self.holder = self.holder, request.holder
-            self.shared.holders.notify(holder, "taken")
+            self.services.holders.notify(holder, "taken")
         return None
 
     def _in_sequence(self, seq: int) -> bool:
@@ -178,27 +193,26 @@ class Session:
 
     def turn_away(self, ends: Ends) -> None:
         """Refuses the requests that still wait when the session is over."""
-        if self._deadline is not None:
-            self._deadline.stop()
         while self.inbox:
             request, reply, _, answered = self.inbox.popleft()
             if answered is not None:
                 continue
             if self.ended == "lost":
-                self.shared.ownership.hand_on(request, reply)
+                self.services.ownership.hand_on(request, reply)
             else:
                 ends.given(request, self.ended)
                 reply(over(self.id, request.kind.value, self.ended))
 
-    def _make_room(self) -> bool:
-        return self._deadline is not None and self._deadline.make_room()
+    def make_room(self) -> bool:
+        """Drops a waiting tick that is answered already; False: there is none."""
+        return False
 
     def _queue_full(self) -> QueueFull:
         waiting = f"{len(self.inbox)} requests waiting, at most {self._max_waiting}"
         return QueueFull(f"session {self.id!r} has {waiting}")
 
     def move(self, park: Park) -> None:
-        """Hands the session over to another process, see `brayx.actor.moving`; does nothing if it is busy."""
+        """Hands the session over to another process; does nothing if it is busy."""
         if not self.inbox and not self.began and self._park is None:
             self._park = park
             self.rouse()
@@ -213,24 +227,23 @@ class Session:
         """Ends the session once; its task notifies the actor after the running request."""
         if not self.ended:
             self.ended = reason
-            self.shared.on_end(self)
+            self.services.on_end(self)
             self.rouse()
 
     async def serve(self) -> None:
         """Answers requests, one after the other, until the session has ended."""
-        inbox, deadline, loop = self.inbox, self._deadline, asyncio.get_running_loop()
+        inbox, loop = self.inbox, asyncio.get_running_loop()
         self.unanswered = False
         tried = False
         while not self.ended:
             if inbox:
-                if deadline is not None and deadline.skipped:
-                    await deadline.skip()
+                if self.skipped:
+                    await self.skip()
                     continue
                 request, reply, arrived, answered = inbox.popleft()
                 self.actor.arrived = arrived
                 if answered is not None:
-                    assert deadline is not None
-                    await deadline.run_answered(request, answered)
+                    await self.run_answered(request, answered)
                 elif request.kind is _TICK:
                     await self._tick(request, reply, arrived)
                 else:
@@ -239,7 +252,7 @@ class Session:
                     self.unanswered = False
             elif self._park is not None and not tried:
                 tried = self.unanswered = True
-                await moving.hand_over(self, self._park)
+                await self._hand_over(self._park)
                 self.unanswered = False
             else:
                 self._wake = wake = loop.create_future()
@@ -248,11 +261,16 @@ class Session:
     async def _tick(self, request: StepRequest, reply: Reply, arrived: float) -> None:
         seq = request.seq
         if seq is not None and seq != self.seq:
-            if not self._lease.is_over or await self._ownership.may_answer(self, request, reply):
+            if not self.lease.is_over or await self.may_answer(request, reply):
                 self.out_of_turn(seq, reply)
             return
         began = _now()
-        if self._deadline is None:
+        if self.is_timed:
+            in_time = await self.run_in_time(request, reply, arrived)
+            if in_time is None:
+                return
+            answer = in_time
+        else:
             # Inlines `run`: another coroutine for each tick costs measurable throughput.
             self.began = began
             try:
@@ -262,21 +280,15 @@ class Session:
                 return
             finally:
                 self._done()
-        else:
-            in_time = await self._deadline.run(request, reply, arrived)
-            if in_time is None:
-                return
-            answer = in_time
         self.advance(seq, answer)
         ended = self.last_seen
         self._times.add(arrived, began, ended)
-        if self._lease.is_over and not await self._ownership.may_answer(self, request, reply):
+        if self.lease.is_over and not await self.may_answer(request, reply):
             return
         reply(answer)
         if self._snapshot_every and self.ticks % self._snapshot_every == 0:
             position = self.position
-            if self._deadline is not None:
-                self._deadline.overdue()
+            self.overdue()
             await self.keep_snapshot(position)
 
     def advance(self, seq: int | None, answer: bytes) -> None:
@@ -290,16 +302,77 @@ class Session:
         """The client's progress."""
         return Position(self.ticks, self.seq, self.kept)
 
-    async def keep_snapshot(self, at: Position, ticks: int = 1) -> None:
-        """Keeps a snapshot if one is due within the last ``ticks`` ticks before ``at``, the actor's progress."""
-        if self._snapshot_every and at.tick % self._snapshot_every < ticks:
-            await moving.keep_snapshot(self, at, self.shared.ownership, self.shared.recorder)
+    async def keep_snapshot(self, position: Position, ticks: int = 1) -> None:
+        """Keeps a snapshot if one is due in the last ``ticks`` ticks before ``position``; a failure is counted.
+
+        Args:
+            position: progress of the actor.
+        """
+        if not self._snapshot_every or position.tick % self._snapshot_every >= ticks:
+            return
+        try:
+            data = await self.guard(self.actor.snapshot(), "snapshot")
+        except BrayxError as error:
+            self.services.recorder.add("snapshots_failed", 1.0)
+            logger.warning("session %s: no snapshot: %s", self.id, error)
+            return
+        if data is not None:
+            self.services.ownership.keep(self.id, Snapshot(*position, data, announced=self.announced))
+
+    async def _hand_over(self, park: Park) -> None:
+        """Parks the session between two requests and ends it as ``moved``; if parking fails it continues here."""
+        try:
+            data = await self.guard(self.actor.snapshot(), "snapshot")
+            if data is None or self.ended:
+                return
+            kept = Snapshot(*self.position, data, exact=True, announced=self.announced, holder=self.holder)
+            await park(self.id, kept)
+        except BrayxError as error:
+            logger.warning("session %s: it could not be moved: %s", self.id, error)
+            return
+        self.end("moved")
+
+    def after_resume(self, snapshot: Snapshot, request: StepRequest, reply: Reply) -> None:
+        """Handles the request that resumed the session; it gets `SessionResumed` if ticks may be lost."""
+        if snapshot.exact or (snapshot.kept is not None and request.seq == snapshot.seq - 1):
+            # Nothing is lost: at most the client lacks the reply to the snapshot's last tick, and sends it again.
+            self.inbox.appendleft((request, reply, _now(), None))
+        else:
+            following = snapshot.seq or snapshot.tick
+            message = f"session {self.id!r} was resumed from a snapshot: tick {following} comes next"
+            reply(SessionResumed(message, tick=following))
+
+    async def may_answer(self, request: StepRequest, reply: Reply) -> bool:
+        """Waits for the lease's renewal; False: another process has the session, or the lease was not renewed.
+
+        If False, the request is already answered: by the process that has the session, or by an error.
+        """
+        unanswered, self.unanswered = self.unanswered, True
+        try:
+            async with asyncio.timeout(self.services.config.tick_timeout_s):
+                await self.lease.held()
+        except TimeoutError:
+            message = f"session {self.id!r}: this replica's lease has not been renewed"
+            message += "; the request may have been applied; try again"
+            reply(Overloaded(message, layer="directory", maybe_applied=True))
+            return False
+        except asyncio.CancelledError as error:
+            self.failed(error, reply)
+        finally:
+            self.unanswered = unanswered
+        if self.ended != "lost":
+            return True
+        if request.kind is _START:
+            reply(over(self.id, request.kind.value, self.ended))
+        else:
+            self.services.ownership.hand_on(request, reply)
+        return False
 
     def out_of_turn(self, seq: int, reply: Reply) -> None:
         """Answers a numbered tick that is not the next one: a repeat of the last one gets that one's reply."""
         if seq == self.seq - 1 and self.kept is not None:
             self.last_seen = _now()
-            self.shared.recorder.add("ticks_repeated", 1.0)
+            self.services.recorder.add("ticks_repeated", 1.0)
             reply(self.kept)
         else:
             message = f"tick {seq} of session {self.id!r} is out of sequence, expected {self.seq}"
@@ -309,12 +382,31 @@ class Session:
         answer = await self.run(self.actor.stop(request.body), "stop", reply)
         if answer is None:
             return
-        if self._lease.is_over and not await self._ownership.may_answer(self, request, reply):
+        if self.lease.is_over and not await self.may_answer(request, reply):
             self.end("error")  # its agents have had the stop already
             return
         self.end("stop")
-        await self.shared.free_id(self.id, "stop")
+        await self.services.free_id(self.id, "stop")
         reply(answer)
+
+    # What a session with a tick deadline does differently
+
+    is_timed = False
+
+    async def run_in_time(self, request: StepRequest, reply: Reply, arrived: float) -> bytes | None:
+        """The actor's reply to a tick; None: the call failed, or the fallback was faster."""
+        raise NotImplementedError
+
+    async def run_answered(self, request: StepRequest, answered: Position) -> None:
+        """Runs a tick that the fallback answered while it waited."""
+        raise NotImplementedError
+
+    async def skip(self) -> None:
+        """Tells the actor how many ticks were dropped."""
+        raise NotImplementedError
+
+    def overdue(self) -> None:
+        """Answers the waiting ticks whose deadline has passed."""
 
     async def run(self, work: Awaitable[bytes], kind: str, reply: Reply) -> bytes | None:
         """Runs one call of the actor; None: it failed, and ``reply`` has the error.
@@ -347,7 +439,8 @@ class Session:
         self.began = 0.0
         if self.timed_out:
             self.timed_out = False
-            self.task.uncancel()
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
 
     def failed(self, error: BaseException, reply: Reply) -> None:
         """Answers a request whose call of the actor failed, and ends the session; a cancelled task stays cancelled."""
@@ -362,7 +455,7 @@ class Session:
         """The actor's exception as a typed error; a cancellation of the session's task is unchanged."""
         if isinstance(error, asyncio.CancelledError):
             if self.timed_out:
-                timeout_s = self.shared.config.tick_timeout_s
+                timeout_s = self.services.config.tick_timeout_s
                 message = f"the actor took longer than {timeout_s} s for {kind} of session {self.id!r}"
                 return DeadlineExceeded(message, layer="actor")
             return error if is_cancelled() else AgentError(f"the actor raised in {kind}: CancelledError")
@@ -370,4 +463,4 @@ class Session:
 
     def client_error(self, error: BaseException, what: str) -> BrayxError:
         """The error that a client gets for an exception in its session; ``what`` says what failed."""
-        return report(error, what, f"session {self.id}", show_text=bool(self.shared.config.show_errors))
+        return report(error, what, f"session {self.id}", show_text=bool(self.services.config.show_errors))

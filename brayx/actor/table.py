@@ -10,20 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 import brayx.clock as clock
-from brayx.actor import moving
 from brayx.actor.actor import Actor
 from brayx.actor.calls import Calls
 from brayx.actor.config import SessionConfig
-from brayx.actor.deadlines import Sweeper
+from brayx.actor.deadlines import Sweeper, TimedSession
 from brayx.actor.ends import Ends, may_be_repeat, over, start_refused
-from brayx.actor.holders import Holder, Holders
-from brayx.actor.moving import Park, Snapshot
-from brayx.actor.ownership import Ownership
-from brayx.actor.service import Reply, Service
-from brayx.actor.session import Session, Shared
+from brayx.actor.holders import Holders
+from brayx.actor.ownership import Ownership, Park, Snapshot
+from brayx.actor.service import Holder, Reply, Service
+from brayx.actor.session import Session, SessionServices
 from brayx.actor.tick_times import TickTimes
 from brayx.errors import BrayxError, ProtocolError, ServiceFull, SessionExists, SessionLost
 from brayx.gamecore.protocol import StepKind, StepRequest
@@ -36,9 +35,6 @@ MAX_WAITING = 16
 """Requests of one session that may wait for their turn."""
 _LAST_WORD_S = 1.5
 _TICK, _STOP, _START = StepKind.TICK, StepKind.STOP, StepKind.START
-
-Opening = Callable[[Session], Awaitable[bool]]
-"""Makes a session's actor and answers the request that opened it; False: it failed, and the client has the error."""
 
 
 class SessionTable(Service):
@@ -63,7 +59,7 @@ class SessionTable(Service):
         self.recorder: Recorder = recorder if recorder is not None else Recorder()
         self._make_actor = make_actor
         self._ownership = ownership if ownership is not None else Ownership()
-        self._shared = Shared(
+        self._services = SessionServices(
             config=config if config is not None else SessionConfig(),
             max_waiting=max_waiting,
             recorder=self.recorder,
@@ -74,9 +70,9 @@ class SessionTable(Service):
             free_id=self._free_id,
         )
         self._sessions: dict[str, Session] = {}
-        self._living: set[Session] = set()
+        self._living: dict[Session, asyncio.Task[None]] = {}
         self._ends = Ends()
-        self._calls = Calls(make_actor, self._shared.config)
+        self._calls = Calls(make_actor, self._services.config)
         self._sweeper: asyncio.Task[None] | None = None
         self.is_shut = False
         """No new session starts."""
@@ -92,8 +88,9 @@ class SessionTable(Service):
         return session in self._sessions
 
     def get(self, session: str) -> Session | None:
-        """The running session of that id."""
-        return self._sessions.get(session)
+        """The session of that id, if it runs: one that is about to start is not open yet."""
+        entered = self._sessions.get(session)
+        return entered if entered is not None and entered.is_open else None
 
     @property
     def sessions(self) -> list[str]:
@@ -110,22 +107,22 @@ class SessionTable(Service):
 
     def holder(self, on_end: Callable[[str], None], at: str = "") -> Holder:
         """See `Service.holder`; the name starts with ``at``."""
-        return self._shared.holders.add(on_end, at)
+        return self._services.holders.add(on_end, at)
 
     def end_holder(self, holder: str, reason: str) -> None:
         """Notifies a connection of this process that it lost its session, if it still exists."""
-        self._shared.holders.end(holder, reason)
+        self._services.holders.end(holder, reason)
 
     async def disconnect(self, session: str, holder: str = "", *, for_good: bool = False) -> None:
         """See `Service.disconnect`."""
-        found = self._sessions.get(session)
-        if found is None or found.holder != holder:
+        left = self._sessions.get(session)
+        if left is None or left.holder != holder:
             return
-        found.holder = ""
-        if found.numbered and not for_good and self._shared.config.reconnect_timeout_s > 0:
-            found.left_at = clock.now()
+        left.holder = ""
+        if left.numbered and not for_good and self._services.config.reconnect_timeout_s > 0:
+            left.left_at = clock.now()
         else:
-            found.end("disconnect")
+            left.end("disconnect")
 
     def submit(self, request: StepRequest, reply: Reply, *, let_in: bool = False) -> None:
         """See `Service.submit`."""
@@ -143,8 +140,8 @@ class SessionTable(Service):
 
     def submit_forwarded(self, request: StepRequest, reply: Reply) -> None:
         """`submit` of a request that came through another process; its session's actor hears of a tick."""
-        session = self._sessions.get(request.session)
-        if session is not None and request.kind is _TICK and hasattr(session, "actor"):
+        session = self.get(request.session)
+        if session is not None and request.kind is _TICK:
             session.actor.forwarded()
         self.submit(request, reply)
 
@@ -153,7 +150,7 @@ class SessionTable(Service):
         return self._ends.is_ending(session)
 
     def _start(self, request: StepRequest, reply: Reply) -> None:
-        name, most = request.session, self._shared.config.actors_per_worker
+        name, most = request.session, self._services.config.actors_per_worker
         if name in self._sessions:
             reply(SessionExists(f"session {name!r} is already running: stop it first, or use another id"))
         elif request.seq not in (None, 0):
@@ -167,8 +164,8 @@ class SessionTable(Service):
                 ServiceFull(f"{len(self._living) - len(self)} sessions of this replica are ending, at most {most} may")
             )
         else:
-            session = Session(name, self._shared, announced=request.seq is not None, holder=request.holder)
-            self._enter(session, lambda entered: self._open(entered, request, reply))
+            session = self._make_session(name, announced=request.seq is not None, holder=request.holder)
+            self._enter(session, partial(self._open, session, request, reply))
 
     def resume(self, name: str, snapshot: Snapshot, request: StepRequest, reply: Reply) -> None:
         """Resumes a session that ran in another process; this process has claimed its id.
@@ -187,33 +184,42 @@ class SessionTable(Service):
             reply(over(name, request.kind.value, "moved"))
             return
         holder = (request.holder or None) if snapshot.holder is None else snapshot.holder
-        session = Session(name, self._shared, announced=snapshot.announced, holder=holder)
+        session = self._make_session(name, announced=snapshot.announced, holder=holder)
         session.ticks, session.seq, session.kept = snapshot.tick, snapshot.seq, snapshot.kept
         refusal = session.take_over(request) if request.holder != holder else None
         if refusal is not None:
             reply(refusal)
         first = request if refusal is None else None
-        self._enter(session, lambda entered: self._restore(entered, snapshot, first, reply))
+        self._enter(session, partial(self._restore, session, snapshot, first, reply))
 
-    def _enter(self, session: Session, opening: Opening) -> None:
+    def _make_session(self, name: str, *, announced: bool, holder: str | None) -> Session:
+        kind = Session if self._services.config.tick_deadline_ms is None else TimedSession
+        return kind(name, self._services, self._context.copy(), announced=announced, holder=holder)
+
+    def _enter(self, session: Session, opening: Callable[[], Awaitable[bool]]) -> None:
+        """Runs a session in a task.
+
+        Args:
+            session: the session.
+            opening: makes its actor and answers the request that opened it; False: it failed, and the client has the
+                error.
+        """
         self._sessions[session.id] = session
-        self._living.add(session)
-        session.context = self._context.copy()
         live = self._live(session, opening)
-        session.task = asyncio.get_running_loop().create_task(live, context=session.context)
-        session.task.add_done_callback(lambda _: self._living.discard(session))
+        self._living[session] = asyncio.get_running_loop().create_task(live, context=session.context)
+        self._living[session].add_done_callback(lambda _: self._living.pop(session))
         if self._sweeper is None:
-            self._sweeper = asyncio.create_task(Sweeper(self._living, self._shared).run())
+            self._sweeper = asyncio.create_task(Sweeper(self._living, self._services).run())
 
-    async def _live(self, session: Session, opening: Opening) -> None:
+    async def _live(self, session: Session, opening: Callable[[], Awaitable[bool]]) -> None:
         """A session's task, from its opening to its end."""
         try:
-            if not await opening(session):
+            if not await opening():
                 return
         except asyncio.CancelledError:
             return  # ended before it began
         finally:
-            if not hasattr(session, "actor"):
+            if not session.is_open:
                 self._forget(session)
                 session.turn_away(self._ends)
         try:
@@ -253,7 +259,7 @@ class SessionTable(Service):
             return False
         self._opened(session, actor)
         self.recorder.add("sessions_started", 1.0)
-        if not self._ownership.lease.is_over or await self._ownership.may_answer(session, request, reply):
+        if not session.lease.is_over or await session.may_answer(request, reply):
             reply(answer)
         return True
 
@@ -276,7 +282,7 @@ class SessionTable(Service):
         self._opened(session, actor)
         self.recorder.add("sessions_resumed", 1.0)
         if request is not None:
-            moving.after_resume(session, snapshot, request, reply)
+            session.after_resume(snapshot, request, reply)
         return True
 
     def _opened(self, session: Session, actor: Actor) -> None:
@@ -289,7 +295,7 @@ class SessionTable(Service):
     def _on_end(self, session: Session) -> None:
         self._forget(session)
         self._ends.add(session.id, session.ended)
-        self._shared.times.flush()
+        self._services.times.flush()
         if session.ended != "lost":  # another process has counted it
             self.recorder.add("sessions_ended", 1.0, label=session.ended)
         self.recorder.add("sessions_active", len(self._sessions))
@@ -305,11 +311,11 @@ class SessionTable(Service):
             # The next request gets the reason only if no request has got it yet.
             await self._free_id(session.id, session.ended if session.id in self._ends else "stop")
         # For doors a session that another process took over has moved, so that their clients try again.
-        self._shared.holders.notify(session.holder, "moved" if session.ended == "lost" else session.ended)
+        self._services.holders.notify(session.holder, "moved" if session.ended == "lost" else session.ended)
         if moved:
             session.actor.on_moved()
             return
-        timeout_s = self._shared.config.tick_timeout_s
+        timeout_s = self._services.config.tick_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 await session.actor.on_end(session.ended)
@@ -323,12 +329,19 @@ class SessionTable(Service):
         if session in self._sessions:
             return
         try:
-            async with asyncio.timeout(self._shared.config.tick_timeout_s):
+            async with asyncio.timeout(self._services.config.tick_timeout_s):
                 await self._ownership.release(session, reason)
                 if self._ownership.shared:
                     self._ends.forget(session)
         except Exception as error:
             logger.warning("session %s: its id could not be released: %s: %s", session, type(error).__name__, error)
+
+    def end(self, session: str, reason: str) -> bool:
+        """Ends a session; False: there is none of that id."""
+        if session not in self._sessions:
+            return False
+        self._sessions[session].end(reason)
+        return True
 
     def lose(self, sessions: Iterable[str]) -> None:
         """Ends sessions with reason ``lost``: the lease expired, and other processes may have them."""
@@ -345,7 +358,7 @@ class SessionTable(Service):
         self._closed = self.is_shut = True
         for session in list(self._sessions.values()):
             session.end(reason)
-        pending = {*(session.task for session in self._living), *self._calls.tasks}
+        pending = {*self._living.values(), *self._calls.tasks}
         if pending:
             _, late = await asyncio.wait(pending, timeout=timeout_s)
             for task in late:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from brayx.actor.moving import Snapshot
+from brayx.actor.ownership import Snapshot
 from brayx.cluster import NAMESPACE
 from brayx.cluster.ray_private import KeyValueStore
 from brayx.errors import Overloaded, SessionExists, SessionLost, StartupError

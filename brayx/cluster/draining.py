@@ -11,7 +11,7 @@ import time
 from ray import serve
 from ray.serve.schema import ApplicationStatus
 
-from brayx.actor.moving import Park
+from brayx.actor.ownership import Park
 from brayx.actor.serving import ActorService
 from brayx.cluster.ray_private import replica_is_ending
 from brayx.logs import limited

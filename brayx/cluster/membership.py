@@ -17,7 +17,7 @@ from typing import Any
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from brayx.actor.lease import Lease
-from brayx.actor.moving import Snapshot
+from brayx.actor.ownership import Snapshot
 from brayx.actor.table import SessionTable
 from brayx.cluster.directory import LEASE_S, RENEW_S, DirectoryRecovering, Renewal
 from brayx.cluster.named import unwrap

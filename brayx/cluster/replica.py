@@ -20,8 +20,7 @@ from brayx.actor.config import ActorConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.grpc import GrpcDoor
 from brayx.actor.doors.ports import on_loopback
-from brayx.actor.holders import Holder
-from brayx.actor.service import Reply
+from brayx.actor.service import Holder, Reply
 from brayx.actor.serving import ActorService, Runtime
 from brayx.cluster import ray_private
 from brayx.cluster.console import ConsoleAnswers

@@ -17,8 +17,7 @@ from typing import Any
 from brayx.actor.config import ActorConfig
 from brayx.actor.ends import BETWEEN, may_be_repeat
 from brayx.actor.holders import HOLDER_MARK
-from brayx.actor.moving import Snapshot
-from brayx.actor.ownership import Ownership
+from brayx.actor.ownership import Ownership, Snapshot
 from brayx.actor.service import Reply, into
 from brayx.actor.table import SessionTable
 from brayx.cluster.directory import MAX_SNAPSHOT_BYTES, Location

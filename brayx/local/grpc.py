@@ -11,8 +11,7 @@ import grpc
 
 from brayx.actor.config import ActorConfig
 from brayx.actor.doors.grpc import GrpcDoor
-from brayx.actor.holders import Holder
-from brayx.actor.service import Reply, Service
+from brayx.actor.service import Holder, Reply, Service
 from brayx.errors import BrayxError, StartupError
 from brayx.gamecore.protocol import StepRequest
 from brayx.gamecore.v1.gamecore_pb2_grpc import add_GamecoreServicer_to_server

@@ -5,11 +5,9 @@ from collections.abc import Awaitable, Callable
 
 from brayx.actor.actor import Actor
 from brayx.actor.config import SessionConfig
-from brayx.actor.holders import Holder
 from brayx.actor.lease import Lease
-from brayx.actor.moving import Snapshot
-from brayx.actor.ownership import Ownership
-from brayx.actor.service import Reply, into
+from brayx.actor.ownership import Ownership, Snapshot
+from brayx.actor.service import Holder, Reply, into
 from brayx.actor.table import MAX_WAITING, SessionTable
 from brayx.errors import (
     BadBody,

@@ -17,7 +17,7 @@ from brayx.actor.agent import Agent, Services, State
 from brayx.actor.agent_actor import AgentActor, AgentActorFactory
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.games import Games, Seat, SharedState
-from brayx.actor.moving import Snapshot
+from brayx.actor.ownership import Snapshot
 from brayx.actor.table import SessionTable
 from brayx.bridges import pettingzoo
 from brayx.errors import AgentError, DeadlineExceeded

@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from brayx.actor.holders import Holder
-from brayx.actor.moving import Snapshot
-from brayx.actor.service import into
+from brayx.actor.ownership import Snapshot
+from brayx.actor.service import Holder, into
 from brayx.errors import (
     BadBody,
     BrayxError,

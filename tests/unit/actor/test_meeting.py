@@ -25,7 +25,7 @@ from brayx.actor.agent import Agent, Services, State
 from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import ActorConfig, SessionConfig
 from brayx.actor.games import Games
-from brayx.actor.moving import Snapshot
+from brayx.actor.ownership import Snapshot
 from brayx.actor.serving import Runtime
 from brayx.cluster.directory import Directory, DirectoryRecovering, Location
 from brayx.cluster.draining import Draining
@@ -494,7 +494,7 @@ class TestPassedOn:
 
     async def test_an_owners_own_deadline_is_passed_on_unchanged(self, replicas: Open) -> None:
         a, b = await replicas("ab", share="none")
-        a.table._shared.config = SessionConfig(tick_timeout_s=0.05)
+        a.table._services.config = SessionConfig(tick_timeout_s=0.05)
 
         async def never(body: bytes) -> bytes:
             await asyncio.sleep(30)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from brayx.actor.ends import BETWEEN
-from brayx.actor.moving import Snapshot
+from brayx.actor.ownership import Snapshot
 from brayx.errors import BrayxError, Overloaded, SessionLost, SessionResumed
 from brayx.gamecore.protocol import StepKind, StepRequest
 from tests.unit.actor.bench import Bench, Shared

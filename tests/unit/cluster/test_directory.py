@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from brayx.actor.moving import Snapshot
+from brayx.actor.ownership import Snapshot
 from brayx.cluster.directory import INTERFACE, Directory, DirectoryRecovering, Location, Renewal, check_directory
 from brayx.errors import Overloaded, SessionExists, SessionLost, StartupError
 

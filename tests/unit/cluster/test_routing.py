@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from brayx.actor.config import ActorConfig
-from brayx.actor.moving import Snapshot
+from brayx.actor.ownership import Snapshot
 from brayx.cluster.directory import MAX_SNAPSHOT_BYTES, Directory
 from brayx.cluster.membership import Membership
 from brayx.cluster.routing import Routing

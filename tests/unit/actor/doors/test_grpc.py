@@ -377,7 +377,7 @@ def test_a_moved_session_ends_its_stream_without_an_error(door: TableDoor, open_
     stream.ask(session="s", kind=START)
     entry = door.get("s")
     assert entry is not None
-    entry.task.get_loop().call_soon_threadsafe(door.end_holder, entry.holder, "moved")
+    door._living[entry].get_loop().call_soon_threadsafe(door.end_holder, entry.holder, "moved")
     stream.ends()
     assert door.ends == []
 

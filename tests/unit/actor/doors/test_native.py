@@ -433,7 +433,7 @@ def test_a_connection_whose_reads_all_end_in_mid_frame_is_not_stalled() -> None:
 def test_a_connection_is_not_stalled_while_a_running_tick_delays_its_next_frame() -> None:
     large = encode_request(StepRequest(StepKind.CALL, "", bytes(1024 * 1024)), 9)
     with native(stall_s=0.2, max_in_flight=1) as service, connect(service.tcp) as busy:
-        service.table._shared.config = SessionConfig(tick_timeout_s=1.0)
+        service.table._services.config = SessionConfig(tick_timeout_s=1.0)
         session = StepRequest(StepKind.START, "busy", b"")
         busy.sendall(encode_request(session, 1))
         reader, got = ReplyReader(MAX_BODY_BYTES), []
@@ -579,7 +579,7 @@ def test_a_full_replica_that_refuses_starts_keeps_the_latency_of_ticks() -> None
     starts = b"".join(encode_request(StepRequest(StepKind.START, f"late{at}", b""), at) for at in range(100))
     with native() as service, connect(service.tcp) as crowd, Client(service.tcp_url) as client:
         client.start()
-        service.table._shared.config = SessionConfig(actors_per_worker=1)
+        service.table._services.config = SessionConfig(actors_per_worker=1)
         refused, over = 0, threading.Event()
 
         def push() -> None:
