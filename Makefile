@@ -17,7 +17,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export MLFLOW_DISABLE_TELEMETRY := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo lint test test-learning test-chaos bench lock clean
+.PHONY: help setup demo lint test test-cluster test-learning test-chaos bench lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,11 +50,14 @@ lint: setup ## formatting, lint, types and the direction of imports
 # time, and one takes all of tests/integration (tests/conftest.py): so these come first, and the unit tests last.
 # Beside others a test may miss a deadline that it keeps alone: up to four that failed are run again, one at a time.
 # pytest exits with 1 only if every test ran; after a fifth failure, or if processes are left, nothing is repeated.
-test: lint ## lint, then every test but the two below; failed ones run again, alone
+test: lint ## lint, then every test but the three below; failed ones run again, alone
 	@$(BIN)/pytest --maxfail 5 --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		tests/integration tests/end_to_end tests/notebooks tests/unit $(ARGS) || { [ $$? = 1 ] && \
 		echo "make test: what failed beside others (above) runs again, alone" && \
 		$(BIN)/pytest --last-failed --last-failed-no-failures none --verbose tests $(ARGS); }
+
+test-cluster: setup ## jobs with a Ray of their own, and whole trainings that are killed and resumed
+	$(BIN)/pytest -m cluster --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder tests $(ARGS)
 
 test-learning: setup ## trains with three seeds to the target: minutes
 	$(BIN)/pytest -m learning tests $(ARGS)

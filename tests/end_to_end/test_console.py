@@ -338,6 +338,7 @@ def test_frames_live_and_recorded(served: tuple[Job, Serving, Console]) -> None:
     assert (other["frames"], console.http.get(f"/api/recordings/{other['id']}/frames/0").status_code) == (0, 204)
 
 
+@pytest.mark.cluster
 def test_a_recording_is_compared_with_versions_one_at_a_time(job: Job) -> None:
     job.add(1, "champion")
     job.add(2, "candidate", -1.0)

@@ -18,6 +18,8 @@ from tests.end_to_end.jobs import Command, brayx, setting, without_ray
 from tests.league_games import Players
 from tests.waiting import until
 
+pytestmark = pytest.mark.cluster
+
 PARTS = Path(__file__).parent / "own_league"
 
 

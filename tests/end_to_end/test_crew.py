@@ -85,6 +85,7 @@ def explained(trial: Trial) -> float:
     return statistics.fmean(value for _, value in trial.history("learner/explained_variance")[-5:])
 
 
+@pytest.mark.cluster
 def test_agents_of_one_game_learn_together_through_the_door_and_are_served(folder: Path) -> None:
     watched = setting(*FREE_PORTS, "agent.module=watch", "agent.class=LabelledRower", "trainer.hooks=watch")
     with brayx(folder, "train", "crew/crew.yaml", *watched, environment=without_ray(folder)) as training:

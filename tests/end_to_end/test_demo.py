@@ -15,7 +15,7 @@ from tests.end_to_end.jobs import FREE_PORTS, brayx, said_on_failure, setting, t
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("cluster", [False, True], ids=["local", "ray"])
+@pytest.mark.parametrize("cluster", [False, pytest.param(True, marks=pytest.mark.cluster)], ids=["local", "ray"])
 def test_a_demo_without_a_good_champion_fails_and_says_why(tmp_path: Path, cluster: bool) -> None:
     # It learns next to nothing: after 1,500 steps at the demo's own rate one in many plays to the end by luck.
     options = *FREE_PORTS, "trainer.num_steps=1500", "trainer.learning_rate=1e-9"

@@ -123,6 +123,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Begun:
         return Begun(folder, left, killed, (max(saved(folder)), seen(trial_of(command))), said, temporary, scaled)
 
 
+@pytest.mark.cluster
 def test_a_job_of_environments_is_killed_interrupted_and_resumed_without_ray(begun: Begun) -> None:
     assert begun.left == begun.temporary == []
     assert "ppo_env / main (resumed)" in begun.said
@@ -135,6 +136,7 @@ def test_a_job_of_environments_is_killed_interrupted_and_resumed_without_ray(beg
     assert not imported.exists(), imported.read_text()
 
 
+@pytest.mark.cluster
 def test_a_job_in_one_process_has_no_workers_to_scale(begun: Begun) -> None:
     assert begun.scaled[0] == 2
     assert "has no cluster: it trains in one process" in begun.scaled[1]
@@ -203,12 +205,14 @@ def killed(begun: Begun) -> Iterator[Killed]:
         )
 
 
+@pytest.mark.cluster
 def test_a_killed_worker_is_replaced_and_costs_two_fragments_at_most(killed: Killed) -> None:
     assert killed.lost["rollout_workers_lost.died"] == 1
     assert 0 < killed.lost["rollout_steps_lost.died"] <= 2 * 8 * 32
     assert "replay_dropped.bad_fragment" not in killed.lost
 
 
+@pytest.mark.cluster
 def test_workers_leave_when_another_command_asks_for_fewer(killed: Killed) -> None:
     assert killed.refused[0] == 2
     assert "rollout 'rollout' cannot have 3 workers, but 1, 2: mode is blocking" in killed.refused[1]
@@ -216,10 +220,12 @@ def test_workers_leave_when_another_command_asks_for_fewer(killed: Killed) -> No
     assert killed.workers[-2:] == [2, 1]
 
 
+@pytest.mark.cluster
 def test_a_killed_driver_leaves_no_process(killed: Killed) -> None:
     assert killed.left == []
 
 
+@pytest.mark.cluster
 def test_a_trial_goes_from_this_machine_to_a_cluster_and_back_in_the_same_run(killed: Killed) -> None:
     assert "(resumed)" in killed.said
     for metric in ("replay/env_steps", "learner/updates"):
@@ -231,7 +237,9 @@ def test_a_trial_goes_from_this_machine_to_a_cluster_and_back_in_the_same_run(ki
     assert "champion: ppo_env version 1" in killed.said
 
 
-@pytest.mark.parametrize("cluster", [False, True], ids=["on this machine", "on a cluster"])
+@pytest.mark.parametrize(
+    "cluster", [False, pytest.param(True, marks=pytest.mark.cluster)], ids=["on this machine", "on a cluster"]
+)
 def test_an_unknown_environment_ends_the_command_before_anything_starts(tmp_path: Path, cluster: bool) -> None:
     start = on_a_cluster if cluster else locally
     with start(tmp_path, "rollout.env=CartPoll-v1") as command:
@@ -278,6 +286,7 @@ BATCH = 2 * 8 * 64
 """Transitions of an update by the defaults: workers, environments of each, steps."""
 
 
+@pytest.mark.cluster
 def test_ppo_over_a_cluster_from_its_command_line(tmp_path: Path) -> None:
     words = ["python", "-m", "pipelines.ppo", *PPO.split()]  # which runs `brayx ppo`
     with Command(words, tmp_path, {"PYTHONPATH": str(ROOT)}) as command, said_on_failure(command):
@@ -321,6 +330,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.cluster
 def test_one_call_trains_a_job_and_gives_what_training_without_one_gives(tmp_path: Path) -> None:
     with Command(["python", "-c", DISTRIBUTED], tmp_path, without_ray(tmp_path)) as command, said_on_failure(command):
         assert command.ended() == 0

@@ -323,6 +323,7 @@ def test_ctrl_c_prints_how_to_resume(interrupted: Interrupted) -> None:
     assert interrupted.said.count("Traceback") == 1, "that of the agent, once for all sessions"
 
 
+@pytest.mark.cluster
 def test_a_trial_goes_from_the_local_host_to_a_cluster_and_back(interrupted: Interrupted) -> None:
     cut_off = "ending took too long" in interrupted.said  # on a busy machine, before it could write how it ended
     assert interrupted.trial.status == ("RUNNING" if cut_off else "KILLED")
@@ -372,12 +373,14 @@ def test_ctrl_c_while_mlflow_starts_keeps_what_was_learned(tmp_path: Path) -> No
     assert trial.checkpoints()[-1].step > 0
 
 
+@pytest.mark.cluster
 def test_ctrl_c_while_ray_starts_leaves_nothing_running(tmp_path: Path) -> None:
     with brayx(tmp_path, *on_ray(tmp_path, "trainer.where=process")) as command, said_on_failure(command):
         interrupt_at(command, "gcs_server", group=True)
         assert "interrupted before training began" in command.err or "processes were killed" in command.err
 
 
+@pytest.mark.cluster
 def test_ctrl_c_while_the_actor_starts_and_another_trial_name_is_another_run(interrupted: Interrupted) -> None:
     before = interrupted.trial.metrics()
     words = [*interrupted.words, "--cluster", "--trial", "second"]
@@ -403,6 +406,7 @@ def test_ctrl_c_ends_a_job_whose_ray_hangs(tmp_path: Path) -> None:
         assert not command.temporary
 
 
+@pytest.mark.cluster
 def test_ctrl_c_while_the_demo_plays_against_its_champion(tmp_path: Path) -> None:
     words = ["demo", "--games", "500", *setting(*FREE_PORTS, "trainer.num_steps=1500")]
     with brayx(tmp_path, *words) as command, said_on_failure(command):

@@ -19,6 +19,8 @@ from tests.end_to_end.jobs import serve_run, tuned
 from tests.end_to_end.test_serve_run import status
 from tests.integration.test_grpc import WAIT_S, free_again, guide, play, resume
 
+pytestmark = pytest.mark.cluster
+
 ORIGIN = "https://play.example.com"
 
 

@@ -66,6 +66,7 @@ def children(folder: Path, parent: Trial) -> dict[str, list[str]]:
     return {name: [status for _, status in of] for name, of in itertools.groupby(sorted(rows), lambda row: row[0])}
 
 
+@pytest.mark.cluster
 def test_a_league_is_killed_resumed_and_finished_and_its_books_have_each_game_once(folder: Path) -> None:
     with train(folder) as killed, Players(door(killed)) as players:
         killed.until(killed.says("main:1 joins the pool"), "a first snapshot")
@@ -112,6 +113,7 @@ def test_a_league_is_killed_resumed_and_finished_and_its_books_have_each_game_on
     assert {picture.name for picture in folder.rglob("league-*.png")} == PICTURES
 
 
+@pytest.mark.cluster
 def test_ctrl_c_prints_the_standings_and_a_restart_that_was_killed_goes_on(folder: Path) -> None:
     said = "player 'exploiter' restarts from its first weights"
     with train(folder, "trainer.num_steps=100000") as stopped, Players(door(stopped)):
@@ -154,6 +156,7 @@ def test_a_player_that_diverges_is_out_and_the_league_goes_on(folder: Path) -> N
     assert children(folder, trial) == {"main": ["FINISHED"], "exploiter": ["FAILED"]}
 
 
+@pytest.mark.cluster
 def test_a_past_player_is_a_registered_version_and_must_have_the_models_graph(folder: Path) -> None:
     with train(folder, "trainer.num_steps=300", "league.players={main: {role: main, snapshot_every: 150}}") as first:
         with Players(door(first)):
@@ -186,6 +189,7 @@ STYLES = """
 """
 
 
+@pytest.mark.cluster
 def test_players_with_other_reward_weights_learn_other_styles(folder: Path) -> None:
     """A reward of two parts, the result and the number named: one player likes high numbers, the other low ones."""
     job, parts = folder / "league.yaml", folder / "league_parts.py"

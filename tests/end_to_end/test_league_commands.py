@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from brayx.gamecore.client import Client
@@ -54,6 +55,7 @@ def ended(command: Command, code: int = 0) -> Command:
     return command
 
 
+@pytest.mark.cluster
 def test_players_of_a_league_are_shown_matched_and_promoted(tmp_path: Path) -> None:
     folder, small = job_folder(tmp_path), setting(*SMALL, *FREE_PORTS)
     with brayx(folder, "train", "four.yaml", *small, *setting("trainer.num_steps=1000000")) as training:

@@ -207,6 +207,7 @@ class Two(GymAgent):
 """
 
 
+@pytest.mark.cluster
 def test_the_models_of_a_job_that_are_not_learned_act_with_their_champions(folder: Path) -> None:
     (folder / "two.py").write_text(TWO_AGENT)
     job = (folder / "cartpole.yaml").read_text().replace("\nmodel:\n", "\nleft:\n")

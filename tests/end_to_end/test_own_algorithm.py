@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.end_to_end.jobs import FREE_PORTS, ROOT, Command, brayx, said_on_failure, setting, trials, without_ray
 from tests.unit.test_docs import snippets_of
+
+pytestmark = pytest.mark.cluster
 
 RANDOM = 22.0
 """Mean return of CartPole's random policy."""

@@ -30,6 +30,7 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(OWN_GAME, tmp_path / "signals", ignore=shutil.ignore_patterns("__pycache__")))
 
 
+@pytest.mark.cluster
 def test_two_agents_learn_to_talk_and_are_served(folder: Path) -> None:
     with brayx(folder, "train", "game.yaml", *setting(*FREE_PORTS), environment=without_ray(folder)) as training:
         assert training.ended() == 0, training.err

@@ -161,6 +161,7 @@ def test_a_clone_acts_like_the_records(recordings: Path, tmp_path: Path) -> None
     assert alike.mean() > 0.9
 
 
+@pytest.mark.cluster
 def test_a_shipped_game_is_recorded_cloned_and_learned_on_from(tmp_path: Path) -> None:
     shipped_game.example(tmp_path)
     returns = shipped_game.record(tmp_path, games=20, seed=1)

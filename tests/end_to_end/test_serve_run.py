@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import yaml
 
@@ -101,6 +102,7 @@ def test_the_shipped_file_before_any_champion_serves_untrained_and_says_what_to_
     assert not list(tmp_path.glob("mlruns"))
 
 
+@pytest.mark.cluster
 def test_the_champion_is_served_behind_haproxy(tmp_path: Path, tracking_db: str) -> None:
     champion(tracking_db, tmp_path)
     url = serve_config(tmp_path, tracking=tracking_db)

@@ -43,6 +43,7 @@ def test_trials_behind_are_stopped_before_the_end_and_ray_is_not_imported(tmp_pa
     assert sorted(row.mean_return for row in listed) == sorted(each["curve"][-1][1] for each in [best, *found])
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("method", ["asha", "pbt"])
 def test_every_trial_imitates_the_demonstrations(tmp_path: Path, method: Method) -> None:
     """Demonstrations are imitated at one learning rate, not at the other; a copy plays like the trial that imitated."""
@@ -94,6 +95,7 @@ def test_clones_are_compared_by_games_and_those_behind_are_stopped(
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.cluster
 def test_a_copy_plays_as_the_one_ahead_without_learning(tmp_path: Path) -> None:
     copy_plays_as_the_one_ahead(tmp_path)
 

@@ -43,6 +43,8 @@ SHARE = 0.3
 MODEL = """
 import numpy as np, torch
 
+pytestmark = pytest.mark.cluster
+
 class Scale(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -134,6 +134,7 @@ def test_after_a_flush_the_hub_has_the_numbers(hub: tuple[Any, Trial]) -> None:
     client.close()
 
 
+@pytest.mark.cluster
 def test_killed_hub_comes_back_with_the_totals(hub: tuple[Any, Trial]) -> None:
     handle, trial = hub
     client = HubClient(handle, interval_s=0.05)
@@ -149,6 +150,7 @@ def test_killed_hub_comes_back_with_the_totals(hub: tuple[Any, Trial]) -> None:
     client.close()
 
 
+@pytest.mark.cluster
 def test_client_of_a_hub_that_is_gone_gives_up_in_time(ray_cluster: str) -> None:
     handle = create_hub("hub-that-goes", ray_cluster, None)
     client = HubClient(handle, interval_s=60)

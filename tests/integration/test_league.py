@@ -65,6 +65,8 @@ ENDLESS = ["trainer.num_steps=1000000", "league.players.exploiter={role: exploit
 CHECK = """
 from pathlib import Path
 
+pytestmark = pytest.mark.cluster
+
 def score(module, config):
     return 0.25 if Path(__file__).with_name("good").exists() else 0.75
 """

@@ -192,6 +192,7 @@ def kill_9(store):
     until_sync(answers, "the store runs again")
 
 
+@pytest.mark.cluster
 async def test_a_killed_store_without_a_publisher_gets_the_newest_back_from_a_subscriber(ray_cluster):
     store = create_weight_store(f"weights-{uuid.uuid4().hex[:8]}", about=b"what it is")
     publisher = WeightPublisher(store)
@@ -238,6 +239,7 @@ def objects_in_shared_memory():
     return int(re.search(r"Plasma memory usage \d+ MiB, (\d+) objects", memory_summary(address, stats_only=True))[1])
 
 
+@pytest.mark.cluster
 async def test_a_thousand_publishes_leave_the_newest_and_nothing_else(store):
     publisher, seen = WeightPublisher(store), []
     subscriber = WeightSubscriber(store, lambda version, weights: seen.append((version, weights["factor"][-1])))

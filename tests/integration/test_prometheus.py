@@ -24,6 +24,8 @@ from brayx.metrics import METRICS, Kind
 from brayx.ports import free_port
 from deployments.echo import EchoActor
 
+pytestmark = pytest.mark.cluster
+
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 APPLICATION = "seen"

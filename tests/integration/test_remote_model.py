@@ -376,6 +376,7 @@ def test_a_model_that_does_not_start_is_an_error_and_leaves_nothing(serve_instan
         RemoteModel("no/name")
 
 
+@pytest.mark.cluster
 def test_a_model_is_started_again_from_its_checkpoint(serve_instance, tracking_db):
     def start(**options):
         return RemoteModel(
@@ -406,6 +407,7 @@ def test_a_model_is_started_again_from_its_checkpoint(serve_instance, tracking_d
     fresh.delete()
 
 
+@pytest.mark.cluster
 def test_a_clone_has_its_origins_weights_not_those_of_a_former_clone_of_its_name(serve_instance, tracking_db):
     def start(name, value):
         return RemoteModel(
@@ -445,6 +447,7 @@ def test_a_clone_has_its_origins_weights_not_those_of_a_former_clone_of_its_name
     registered.delete()
 
 
+@pytest.mark.cluster
 def test_clones_made_concurrently_have_different_names(serve_instance, tracking_db):
     model = RemoteModel("many", Scale(2), EXAMPLE, OFFSET, local_mode=True, checkpoint_interval=1, tracking=tracking_db)
     both = threading.Barrier(2)
@@ -472,6 +475,7 @@ def test_clones_made_concurrently_have_different_names(serve_instance, tracking_
         made.delete()
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(("local_mode", "learned"), [(True, 5), (False, 2)])
 def test_processes_that_start_a_model_with_checkpoints_together_get_one_model(
     serve_instance, tracking_db, tmp_path, local_mode, learned
@@ -496,6 +500,7 @@ def test_processes_that_start_a_model_with_checkpoints_together_get_one_model(
     model.delete()
 
 
+@pytest.mark.cluster
 def test_the_last_of_several_concurrent_overrides_owns_the_name(serve_instance):
     model = RemoteModel("contested", Scale(1), EXAMPLE, OFFSET)
     processes = [Elsewhere.remote() for _ in range(2)]
@@ -530,6 +535,7 @@ def test_a_process_killed_while_it_overrides_a_model_is_not_waited_for(ray_clust
     model.delete()
 
 
+@pytest.mark.cluster
 def test_replicas_that_cannot_be_placed_are_given_up_in_time(serve_instance):
     with pytest.raises(StartupError, match="model 'large' did not start in time: "):
         RemoteModel("large", Scale(), EXAMPLE, OFFSET, num_workers=4, cpus_per_worker=64, start_timeout_s=15)
@@ -538,6 +544,7 @@ def test_replicas_that_cannot_be_placed_are_given_up_in_time(serve_instance):
     assert "model-large" not in serve.status().applications
 
 
+@pytest.mark.cluster
 def test_a_door_that_hangs_is_waited_for_as_long_as_the_start_may_take(serve_instance):
     (door,) = ours("ray::ProxyActor")
     door.suspend()
@@ -554,6 +561,7 @@ def kill_store(model):
     os.kill(call_with_retry(model._store.pid), signal.SIGKILL)
 
 
+@pytest.mark.cluster
 def test_a_killed_store_continues_its_versions_and_loses_nothing_published(serve_instance):
     model = RemoteModel("counted", Scale(1), EXAMPLE, OFFSET, local_mode=True)
     other = RemoteModel("counted")
@@ -588,6 +596,7 @@ def test_a_killed_store_continues_its_versions_and_loses_nothing_published(serve
     again.delete()
 
 
+@pytest.mark.cluster
 async def test_connecting_does_not_hold_up_the_event_loop(ray_cluster):
     turns = 0
 
@@ -609,6 +618,7 @@ async def test_connecting_does_not_hold_up_the_event_loop(ray_cluster):
     await asyncio.to_thread(model.delete)
 
 
+@pytest.mark.cluster
 @pytest.mark.slow  # Ray's processes report every ten seconds
 def test_replicas_are_in_ray_s_prometheus_export(serve_instance):
     model = RemoteModel("seen", Scale(2), EXAMPLE, OFFSET)
@@ -655,6 +665,7 @@ def test_a_model_trained_on_normalised_observations_takes_raw_ones(ray_cluster, 
         model.delete()
 
 
+@pytest.mark.cluster
 def test_a_dropped_handle_follows_nothing(serve_instance):
     model = RemoteModel("dropped", Scale(1), EXAMPLE, OFFSET, local_mode=True)
     handle = RemoteModel("dropped")
@@ -686,6 +697,7 @@ print("left")
 """
 
 
+@pytest.mark.cluster
 def test_a_process_that_leaves_ray_is_not_connected_again(ray_cluster):
     command = [sys.executable, "-c", LEAVES, ray.get_runtime_context().gcs_address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

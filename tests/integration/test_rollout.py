@@ -183,6 +183,7 @@ def job(ray_cluster, tmp_path):
         yield make
 
 
+@pytest.mark.cluster
 def test_a_worker_can_join_while_a_shard_and_the_moments_restart(job):
     made = job(normalise_obs=True)
     made.publish()
@@ -259,6 +260,7 @@ def test_a_worker_without_a_learner_waits_for_room(job):
         assert "dropped.full" not in made.stats(), "a worker does not collect without room"
 
 
+@pytest.mark.cluster
 def test_nothing_is_lost_when_the_rate_allows_less_than_one_worker_brings(job):
     """A sample makes room for one column, workers bring four each."""
     made = job(size=64, sampling={"sampler": "uniform", "samples_per_insert": 8.0, "min_columns": 8})
@@ -320,6 +322,7 @@ def at_a_fragment(made, workers, folder):
     return pid
 
 
+@pytest.mark.cluster
 def test_a_leaving_worker_may_finish_its_fragment(job, tmp_path):
     made = job(func="holding", size=10**5)
     made.publish()
@@ -338,6 +341,7 @@ def test_a_leaving_worker_may_finish_its_fragment(job, tmp_path):
     assert not workers.messages
 
 
+@pytest.mark.cluster
 def test_a_worker_that_takes_too_long_to_leave_is_ended_and_its_lost_steps_are_counted(job, tmp_path):
     made = job(func="holding", size=10**5, fragment_timeout_s=5.0)
     made.publish()
@@ -352,6 +356,7 @@ def test_a_worker_that_takes_too_long_to_leave_is_ended_and_its_lost_steps_are_c
     assert not workers.failures
 
 
+@pytest.mark.cluster
 def test_pushes_of_a_worker_that_takes_too_long_to_leave_are_not_lost(job, tmp_path):
     made = job(func="staying", size=10**5, fragment_timeout_s=5.0)
     made.publish()
@@ -366,6 +371,7 @@ def test_pushes_of_a_worker_that_takes_too_long_to_leave_are_not_lost(job, tmp_p
     assert made.events == {"rollout_steps_lost.scaled": ENVS * T}, "one push at most: it was in no fragment any more"
 
 
+@pytest.mark.cluster
 def test_a_fragment_that_is_lost_when_its_job_ends_is_counted_once(job, tmp_path):
     made = job(func="holding", size=10**5)
     made.publish()
@@ -379,6 +385,7 @@ def test_a_fragment_that_is_lost_when_its_job_ends_is_counted_once(job, tmp_path
     assert (workers.collected, len(made.events)) == (done, 1), "it is not counted again"
 
 
+@pytest.mark.cluster
 def test_an_environment_that_raises_ends_the_rollout_by_name_after_the_failures_allowed(job):
     made = job(func="breaking", max_failures=1, size=64)
     made.publish()
@@ -391,6 +398,7 @@ def test_an_environment_that_raises_ends_the_rollout_by_name_after_the_failures_
     assert workers.lost == {"failed": 2}
 
 
+@pytest.mark.cluster
 def test_errors_of_an_environment_that_are_far_apart_do_not_end_the_rollout(job, tmp_path):
     made = job(func="tripping", max_failures=1, failure_window_s=1e-6, size=10**5)
     made.publish()
@@ -415,6 +423,7 @@ def test_scaling_redistributes_an_update_among_blocking_workers(job):
         assert made.stats()["batches"] == 0
 
 
+@pytest.mark.cluster
 def test_a_worker_uses_moments_that_its_learner_restores_later(job):
     made = job(normalise_obs=True)
     seen = Moments((4,))
@@ -427,6 +436,7 @@ def test_a_worker_uses_moments_that_its_learner_restores_later(job):
     assert (obs == -10.0).all(), "CartPole's observations are far below 100"
 
 
+@pytest.mark.cluster
 def test_workers_share_their_moments_and_a_restarted_store_gets_them_back(job):
     made = job(normalise_obs=True, normalise_reward=True)
     made.publish()

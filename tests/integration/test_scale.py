@@ -20,6 +20,8 @@ from brayx.metrics import Recorder
 from brayx.tracking import Trial
 from tests.waiting import until
 
+pytestmark = pytest.mark.cluster
+
 TEMPLATE = Path(__file__).parents[2] / "pipelines" / "templates" / "ppo_env.yaml"
 WIDE = "wide={kind: rollout, env: CartPole-v1, model: model, buffer: buffer, num_workers: 2, cpus_per_worker: 0.5}"
 PARTS = ("hub", "weights", "moments", "buffer/buffer")

@@ -16,6 +16,8 @@ from brayx.search.space import Domain
 from brayx.search.tune import tune
 from tests.end_to_end.test_tune import copy_plays_as_the_one_ahead
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture(autouse=True)
 def ctrl_c() -> Iterator[None]:

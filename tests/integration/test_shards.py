@@ -137,6 +137,7 @@ def test_the_counts_of_the_shards_are_in_the_hub_before_it_closes(ray_cluster):
     ray.kill(hub)
 
 
+@pytest.mark.cluster
 def test_a_hung_shard_does_not_keep_the_others_counts_from_the_hub(ray_cluster):
     hub_name = f"hub-{uuid.uuid4().hex[:8]}"
     hub = create_hub(hub_name, ray_cluster, None)
@@ -157,6 +158,7 @@ def test_iterating_has_a_deadline(ray_cluster):
         next(buffer.batches(timeout_s=0.2))
 
 
+@pytest.mark.cluster
 def test_batches_that_ranks_have_taken_are_freed(ray_cluster):
     with running(ray_cluster, max_in_flight=4) as buffer:
         shards = replay_dataset(buffer.name, namespace=ray_cluster).streaming_split(2)
@@ -199,6 +201,7 @@ class Seen(Housekeeping):
         Seen.executor = executor
 
 
+@pytest.mark.cluster
 def test_batches_that_this_process_has_taken_are_freed(ray_cluster):
     with running(ray_cluster, max_in_flight=4) as buffer:
         dataset = replay_dataset(buffer.name, namespace=ray_cluster)
@@ -225,6 +228,7 @@ class Changed(Housekeeping):
         super().on_execution_step(object())
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_a_stream_goes_on_where_ray_has_changed_its_executor(ray_cluster, ranks):
     with running(ray_cluster) as buffer:
@@ -337,6 +341,7 @@ def test_a_hung_shard_does_not_block_the_others(ray_cluster):
         assert not reader.is_alive()
 
 
+@pytest.mark.cluster
 def test_looking_for_a_hung_buffer_ends_in_time(ray_cluster):
     with running(ray_cluster) as buffer:
         hung = pid(buffer.shards[0])
@@ -400,6 +405,7 @@ def test_priorities_reach_the_shard_of_their_batch(ray_cluster):
         assert [origin >> 16 for origin in ray.get(origins)] == [0, 1], "it cannot be taken for the other's"
 
 
+@pytest.mark.cluster
 def test_priorities_of_a_learner_behind_ray_data_change_what_the_shards_draw(ray_cluster):
     options = {"sampler": "prioritised", "priority_exponent": 1.0, "importance_exponent": 0.5}
     with running(ray_cluster, num_workers=2, batch_size=8, size=1, **options) as buffer:

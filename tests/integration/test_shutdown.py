@@ -28,7 +28,7 @@ DIRECTORY = f"{APPLICATION}/sessions"
 
 @pytest.mark.parametrize(
     ("way", "keeps_proxy"),
-    [(serve.shutdown, False), (lambda: serve.delete(APPLICATION), True)],
+    [pytest.param(serve.shutdown, False, marks=pytest.mark.cluster), (lambda: serve.delete(APPLICATION), True)],
     ids=["shutdown", "delete"],
 )
 async def test_running_sessions_finish_or_end_as_drained(

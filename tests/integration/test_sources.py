@@ -110,6 +110,7 @@ def test_a_failing_source_is_reported(
     assert "'data'" in error.message
 
 
+@pytest.mark.cluster
 def test_a_source_outlives_the_process_of_its_buffer(
     tmp_path: Path, buffer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_lost_buffer_is_reported_in_one_line(tmp_path: Path, buffer: Any, monk
     assert "\n" not in error.message
 
 
+@pytest.mark.cluster
 def test_a_restarted_buffer_is_ended_again(buffer: Any) -> None:
     actor = buffer.shards[0].actor
     hub = create_hub(f"hub-{uuid.uuid4().hex}", NAMESPACE, None)

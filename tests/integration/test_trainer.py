@@ -211,6 +211,7 @@ def test_a_module_that_is_not_a_model_is_named(job, tmp_path):
         job.learner().result(120)
 
 
+@pytest.mark.cluster
 def test_ray_train_ranks_learn_as_one_and_resume_from_their_checkpoint_when_one_is_killed(job):
     """Its one failure is more than ``max_failures``, and far from any other."""
     job = job(
@@ -233,6 +234,7 @@ def test_ray_train_ranks_learn_as_one_and_resume_from_their_checkpoint_when_one_
     assert len(job.trial.checkpoints()) <= 3
 
 
+@pytest.mark.cluster
 def test_ray_train_tries_a_config_error_once_and_reports_it_in_one_line(job, tmp_path):
     job = job(where="train", num_workers=2)
     (tmp_path / f"{job.spec.model_module}.py").write_text(
@@ -251,6 +253,7 @@ def test_ray_train_tries_a_config_error_once_and_reports_it_in_one_line(job, tmp
     assert 1 <= len((tmp_path / "tries").read_text()) <= 2
 
 
+@pytest.mark.cluster
 def test_ranks_that_cannot_start_are_not_tried_for_ever(job, monkeypatch):
     monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "3")
     job = job(where="train", cpus_per_worker=1000, max_failures=1)

@@ -142,6 +142,7 @@ def drive(uri, num_steps):
     print(summary.env_steps, summary.resumed, trial.run_id)
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_after_its_driver_is_killed_a_trial_continues_in_the_same_run(tracking_db, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # a killed process leaves its unfinished files
