@@ -688,6 +688,15 @@ def test_files_named_in_prose_exist(file: Path) -> None:
         assert (ROOT / name).exists(), f"{file.name} names {name}, which is not there"
 
 
+def test_the_map_of_promises_says_which_suite_runs_a_file() -> None:
+    """A file with tests that CI does not run has the names of their suites after it."""
+    table = (ROOT / "docs" / "testing.md").read_text().partition("## Which test keeps which promise")[2]
+    for name, suites in re.findall(r"`(tests/(?:unit|integration|end_to_end)/[\w/]+\.py)`(?: \(([a-z, ]+)\))?", table):
+        text = (ROOT / name).read_text()
+        marked = [suite for suite in ("cluster", "chaos", "learning") if f"pytest.mark.{suite}" in text]
+        assert suites == ", ".join(marked), f"{name} runs in make test and {marked}"
+
+
 def test_template_mentions_every_option_once() -> None:
     """The README sends readers to cartpole.yaml for every option: it names them all."""
     plain = JobConfig.load(ROOT / "pipelines" / "templates" / "cartpole.yaml").as_dict()
