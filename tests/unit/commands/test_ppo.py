@@ -211,6 +211,7 @@ gymnasium.register("Failing-v0", Failing)
 """
 
 
+@pytest.mark.cluster
 @pytest.mark.slow  # starts MLflow in a separate process
 def test_a_trial_that_fails_is_failed_in_mlflow_with_what_it_had(run, tmp_path, tracking_db, monkeypatch):
     from mlflow.tracking import MlflowClient
@@ -254,6 +255,7 @@ gymnasium.register("Hanging-v0", Hanging)
 """
 
 
+@pytest.mark.cluster
 @pytest.mark.slow  # runs the whole command, and the seconds that it has to end
 def test_ctrl_c_ends_a_command_whose_environment_hangs(tmp_path, tracking_db):
     (tmp_path / "hanging.py").write_text(HANGING)

@@ -440,6 +440,7 @@ def test_the_torch_engine_agrees_between_a_device_and_the_cpu(device, model):
     assert all(type(leaf) is np.ndarray and leaf.flags.owndata for leaf in outputs)
 
 
+@pytest.mark.cluster
 @pytest.mark.slow  # compiles
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize("device", ELSEWHERE)

@@ -209,7 +209,14 @@ def test_frames_count_toward_the_memory_and_go_before_ticks_do(tmp_path: Path) -
     assert recorder.taken == recorder.freed
 
 
-@pytest.mark.parametrize("name", ["obs/eye/0", "obs/left/0", "seen", "screen", "deep/1/x"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "obs/eye/0",
+        "screen",
+        *(pytest.param(name, marks=pytest.mark.cluster) for name in ("obs/left/0", "seen", "deep/1/x")),
+    ],
+)
 def test_a_tick_without_room_for_its_frame_keeps_all_else(tmp_path: Path, name: str) -> None:
     found = {}
     for memory_mb in (64.0, 1.0):

@@ -699,6 +699,7 @@ for step in range(30):
 """
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_processes_write_and_read_at_the_same_time(tracking_db: str) -> None:
     trial = Trial.open("project", "trial", tracking_db)

@@ -145,6 +145,7 @@ def rank_of_two(rank, folder):
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_two_ranks_learn_the_same_as_one_with_twice_the_batch(tmp_path):
     call = "from tests.unit.trainer.test_ranks import rank_of_two; rank_of_two({}, {!r})"
