@@ -1,40 +1,293 @@
-"""Starts a module of this installation as a child process, with pipes to its standard input and output.
+"""Runs a module of this installation in a child process, and exchanges messages with it over pipes.
 
-Knows nothing of what is sent over the pipes.
+`Child` is this process's end. In the child, the module's ``main(parent, *words)`` gets the other end, a `Channel`. A
+message is anything that pickles; at either end, `Channel.ask` sends requests that the other end's `Channel.serve`
+answers. Knows nothing of what is sent.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import importlib
+import logging
+import math
 import os
+import pickle
+import select
 import signal
+import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from brayx.errors import BrayxError, first_line
+
+log = logging.getLogger(__name__)
+
+_HEADER = struct.Struct(">QQ")
+"""Precedes each message: its number, which an answer repeats, and its size in bytes."""
+_CLOSED = -1
+_DYING_S = 1.0
+"""Maximum time from the end of a child's pipes to its own end, before it is killed."""
+_RUN = "from brayx.children import run_module; run_module()"
 
 
-def start_module(module: str, *words: str, files: Sequence[int] = (), **variables: str) -> subprocess.Popen[bytes]:
-    """Runs ``python -m module`` in a child that imports from where this process does.
+class RequestFailed(BrayxError):
+    """The other process gave no answer. The message is a predicate whose subject is that process."""
 
-    The child has a process group of its own, so Ctrl-C in a terminal does not reach it, not even while it starts: the
-    process that started it ends it.
+
+class ChildDied(RequestFailed):
+    """The child has ended, or was closed."""
+
+
+class Channel:
+    """One end of two pipes to another process.
+
+    `send` and `receive` may each be called by one thread at a time; `ask` by any thread, if nothing else is received.
 
     Args:
-        module: dotted name.
+        incoming, outgoing: file descriptors of the pipes.
+    """
+
+    def __init__(self, incoming: int, outgoing: int) -> None:
+        self._incoming, self._outgoing = incoming, outgoing
+        self._asking = threading.Lock()
+        self._asked = 0
+
+    def send(self, message: Any) -> bool:
+        """Sends a message; returns whether it could: if not, the other end is closed, which `receive` reports."""
+        return self._write(0, pickle.dumps(message, protocol=5))
+
+    def receive(self, timeout_s: float = math.inf) -> Any:
+        """Waits for a message.
+
+        Raises:
+            EOFError: the other end is closed; for a `Child`, `ChildDied`.
+            TimeoutError: no message arrived in time.
+        """
+        return pickle.loads(self._read(timeout_s)[1])
+
+    def ask(self, *request: Any, timeout_s: float = math.inf) -> Any:
+        """Sends a request, and returns the answer of the other end's `serve`.
+
+        Raises:
+            BrayxError: the other end refused the request.
+            RequestFailed: it could not read it, or failed unexpectedly.
+            EOFError, TimeoutError: as for `receive`.
+        """
+        data, until = pickle.dumps(request, protocol=5), time.monotonic() + timeout_s
+        if not self._asking.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
+            raise TimeoutError
+        try:
+            self._asked += 1
+            self._write(self._asked, data)
+            number = 0
+            while number != self._asked:  # an answer to an earlier request, which came too late
+                number, reply = self._read(until - time.monotonic())
+        finally:
+            self._asking.release()
+        answer, error = pickle.loads(reply)
+        if error is not None:
+            raise error
+        return answer
+
+    def serve(self, answer: Callable[..., Any]) -> None:
+        """Answers requests, one after the other, until the other end is closed.
+
+        Args:
+            answer: called with the parts of a request; a `BrayxError` that it raises is raised at the other end.
+        """
+        while True:
+            try:
+                number, data = self._read(math.inf)
+            except (EOFError, ChildDied):
+                return
+            try:
+                request = pickle.loads(data)
+            except Exception as error:
+                reply = _refusal(f"cannot read a request: {type(error).__name__}: {first_line(error)}")
+            else:
+                reply = _reply(answer, request)
+            self._write(number, reply)
+
+    def exit_when_closed(self) -> NoReturn:
+        """Waits until the other end is closed, and ends this process, whatever its other threads do."""
+        closed = select.poll()
+        closed.register(self._incoming, 0)  # only the hang-up, which is always reported
+        closed.poll()
+        os._exit(0)
+
+    def _write(self, number: int, data: bytes) -> bool:
+        try:
+            for part in (_HEADER.pack(number, len(data)), data):
+                rest = memoryview(part)
+                while rest:
+                    rest = rest[os.write(self._outgoing, rest) :]
+        except OSError:
+            return False
+        return True
+
+    def _read(self, timeout_s: float) -> tuple[int, bytearray]:
+        """The number and the content of the next message."""
+        if self._incoming == _CLOSED:
+            raise EOFError("this end is closed")
+        if timeout_s < math.inf:
+            ready = select.poll()  # `select.select` fails beyond 1024 open files, and a door has one for each session
+            ready.register(self._incoming, select.POLLIN)
+            if not ready.poll(max(0.0, timeout_s) * 1000):
+                raise TimeoutError
+        number, size = _HEADER.unpack(self._read_bytes(_HEADER.size))
+        return number, self._read_bytes(size)
+
+    def _read_bytes(self, size: int) -> bytearray:
+        data = bytearray(size)
+        rest = memoryview(data)
+        while rest:
+            try:
+                count = os.readv(self._incoming, [rest])
+            except OSError:
+                count = 0
+            if not count:
+                raise EOFError("the other end is closed")
+            rest = rest[count:]
+        return data
+
+
+class Child(Channel):
+    """A module of this installation in a child process, which imports from where this process does.
+
+    The child has a process group of its own, so Ctrl-C in a terminal does not reach it, not even while it starts: its
+    owner ends it. All methods but `close` belong to the owner's thread.
+
+    Args:
+        module: dotted name of a module with a function ``main(parent: Channel, *words: str)``. What the function
+            prints goes to standard error; the child ends when it returns.
         *words: its arguments.
         files: file descriptors that the child gets under the same numbers.
+        nice: niceness in addition to that of this process.
+        finishes: if this process ends, the child finishes what it does first; otherwise it exits at once.
+        restart_s: minimum time between two starts. Without it, a child that dies at once would be restarted in a loop.
         **variables: environment variables to set in addition to those of this process.
 
-    Returns:
-        The child; its standard input and output are pipes.
+    Attributes:
+        restart_s: as above.
+        pid: process id of the last start.
+        death: how it ended last, as a predicate.
     """
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", module, *words],  # -P: do not import from the current folder first
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        pass_fds=files,
-        process_group=0,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **variables},
-    )
+
+    def __init__(
+        self,
+        module: str,
+        *words: str,
+        files: Sequence[int] = (),
+        nice: int = 5,
+        finishes: bool = False,
+        restart_s: float = 0.0,
+        **variables: str,
+    ) -> None:
+        super().__init__(_CLOSED, _CLOSED)
+        program = [sys.executable, "-P", "-c", _RUN]  # -P: do not import from the current folder first
+        self._argv = [*program, str(nice), str(int(finishes)), module, *words]
+        self._files, self._variables = tuple(files), variables
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._started = -math.inf
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self.restart_s = restart_s
+        self.pid = 0
+        self.death = "has not started"
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started, and has neither ended nor been found dead."""
+        return self._popen is not None
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until it may be started."""
+        return max(0.0, self._started + self.restart_s - time.monotonic())
+
+    def start(self) -> None:
+        """Starts it, unless it runs. Waits until it may be started.
+
+        Raises:
+            ChildDied: it was closed.
+            OSError: the system starts no process.
+        """
+        if self.runs:
+            return
+        self._closed.wait(self.wait_s)
+        paths = os.pathsep.join(path for path in sys.path if path)
+        with self._lock:
+            if self._closed.is_set():
+                raise ChildDied("was ended")
+            self._started = time.monotonic()
+            popen = subprocess.Popen(
+                self._argv,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=self._files,
+                process_group=0,
+                env={**os.environ, "PYTHONPATH": paths, **self._variables},
+            )
+            self._popen, self.pid = popen, popen.pid
+        assert popen.stdin is not None
+        assert popen.stdout is not None
+        self._incoming, self._outgoing = popen.stdout.fileno(), popen.stdin.fileno()
+
+    def end(self, timeout_s: float = 0.0) -> None:
+        """Closes its input, so that it ends, and kills it after ``timeout_s``. Idempotent; it may be started again."""
+        popen = self._popen
+        if popen is None:
+            return
+        self._incoming = self._outgoing = _CLOSED
+        assert popen.stdin is not None
+        assert popen.stdout is not None
+        popen.stdin.close()
+        try:
+            popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            popen.kill()
+            popen.wait()
+        popen.stdout.close()
+        self._popen, self.death = None, how_it_ended(popen.returncode)
+
+    def close(self) -> None:
+        """Kills it for good: it cannot be started again. Idempotent; may be called from any thread."""
+        self._closed.set()
+        with self._lock:
+            if self._popen is not None:
+                self._popen.kill()
+
+    def _read(self, timeout_s: float) -> tuple[int, bytearray]:
+        try:
+            return super()._read(timeout_s)
+        except EOFError:
+            self.end(_DYING_S)
+            raise ChildDied(self.death) from None
+
+
+def _reply(answer: Callable[..., Any], request: tuple[Any, ...]) -> bytes:
+    try:
+        value = answer(*request)
+    except BrayxError as error:
+        return pickle.dumps((None, error))
+    except Exception as error:
+        log.exception("a request of another process failed")
+        return _refusal(f"failed: {type(error).__name__}; the log has more")
+    try:
+        return pickle.dumps((value, None), protocol=5)
+    except Exception as error:
+        return _refusal(f"cannot send its answer: {type(error).__name__}: {first_line(error)}")
+
+
+def _refusal(predicate: str) -> bytes:
+    return pickle.dumps((None, RequestFailed(predicate)))
 
 
 def how_it_ended(status: int) -> str:
@@ -43,3 +296,21 @@ def how_it_ended(status: int) -> str:
         return f"ended with exit code {status}"
     by = signal.Signals(-status).name if -status in {*signal.Signals} else f"signal {-status}"
     return f"was killed by {by}" + (" (the system does this when memory runs out)" if by == "SIGKILL" else "")
+
+
+def run_module() -> None:
+    """The child's side of `Child`: runs ``main`` of the module that the command line names."""
+    nice, finishes, module, *words = sys.argv[1:]
+    with contextlib.suppress(OSError):
+        os.nice(int(nice))
+    parent = Channel(os.dup(0), os.dup(1))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # prints must not mix with the messages
+    if not int(finishes):
+        threading.Thread(target=parent.exit_when_closed, name="brayx-parent", daemon=True).start()
+    importlib.import_module(module).main(parent, *words)
+    # Skip the interpreter's clean-up of modules, which takes seconds with torch or MLflow loaded.
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    atexit._run_exitfuncs()
+    os._exit(0)

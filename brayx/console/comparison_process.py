@@ -1,17 +1,13 @@
 """The process that compares a recorded session with versions of its model, for the console.
 
-It loads the code of the job that made a version, so it is not the console's own process. It writes progress as lines of
-JSON to standard output, and arrays to a file that it inherits. It ends when its standard input does.
+It loads the code of the job that made a version, so it is not the console's own process. It sends its progress, and
+writes arrays to a file that it inherits.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import os
-import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import IO, Any
@@ -20,12 +16,11 @@ import numpy as np
 
 import brayx.recording
 from brayx import actions
+from brayx.children import Channel
 from brayx.errors import BrayxError, RecordingUnknown
 from brayx.recording.comparison import Comparison, compare
 from brayx.recording.reader import Episode
 
-_NICE = 10
-"""The job and the console have priority."""
 _MAX_LOGITS = 2**23
 """Logits of one version that are kept; of a session with more, there are no probabilities."""
 
@@ -140,41 +135,25 @@ def read_arrays(file: IO[bytes], places: Mapping[str, Any]) -> dict[str, np.ndar
     return found
 
 
-def main(request: str, descriptor: int) -> None:
-    """Compares once.
+def main(console: Channel, descriptor: str) -> None:
+    """Compares once, and ends with the console.
 
     Args:
-        request: JSON, as for `compared`.
+        console: sends the request, and gets the messages: progress as for `compared`; at last its ``summary`` and the
+            ``places`` of the arrays, or an ``error``.
         descriptor: number of the file's descriptor.
     """
-    with contextlib.suppress(OSError):
-        os.nice(_NICE)
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # a model's prints must not mix with the messages
-    threading.Thread(target=_end_with_parent, name="brayx-comparison-end", daemon=True).start()
+    request = console.receive()
 
     def say(**message: Any) -> None:
-        print(json.dumps(message), file=out, flush=True)
+        console.send(message)
 
-    with contextlib.suppress(BrokenPipeError):  # the console has ended
-        try:
-            summary, arrays = compared(json.loads(request), say)
-            with os.fdopen(descriptor, "wb") as file:
-                places = write_arrays(file, arrays)
-            say(summary=summary, places=places)
-        except BrayxError as error:
-            say(error=error.to_wire().decode())
-        except BrokenPipeError:
-            raise
-        except Exception as error:  # a user's model may raise anything
-            say(error=BrayxError(f"the comparison failed: {type(error).__name__}: {error}").to_wire().decode())
-    os._exit(0)  # torch takes a while to leave, and has nothing to save
-
-
-def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    try:
+        summary, arrays = compared(request, say)
+        with os.fdopen(int(descriptor), "wb") as file:
+            places = write_arrays(file, arrays)
+        say(summary=summary, places=places)
+    except BrayxError as error:
+        say(error=error)
+    except Exception as error:  # a user's model may raise anything
+        say(error=BrayxError(f"the comparison failed: {type(error).__name__}: {error}"))

@@ -5,9 +5,6 @@ Only one runs at a time, in a separate process with low priority, and only while
 
 from __future__ import annotations
 
-import contextlib
-import json
-import subprocess
 import tempfile
 import threading
 import time
@@ -16,18 +13,20 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from fastapi import APIRouter, Query
 
-from brayx.children import start_module
+from brayx.children import Child, ChildDied
 from brayx.console.comparison_process import read_arrays
 from brayx.console.documents import MAX_POINTS, Document
 from brayx.console.recordings import FirstTick, RecordingFolder, TickCount
 from brayx.console.source import Source
 from brayx.console.ticks import RecordedCurves, array_of, named, probabilities_of
-from brayx.errors import BadRecording, BrayxError, ServiceFull, StartupError, from_wire
+from brayx.errors import BadRecording, BrayxError, ServiceFull, StartupError
 from brayx.recording.reader import Episode
 from brayx.tracking import find
 
 _KEPT = 4
 """Number of comparisons that are kept; the least recently used is dropped."""
+_NICE = 10
+"""The job and the console have priority."""
 _ASKED_S = 5.0
 """A comparison stops this long after the last request for it."""
 
@@ -217,12 +216,11 @@ class _Running:
         self._file = tempfile.TemporaryFile(prefix="brayx-comparison-")  # noqa: SIM115
         versions = [key.reference, key.version] if key.reference else [key.version]
         request = {"folder": folder, "recording": key.recording, "versions": versions, "uri": uri, "trust": trust}
-        number = self._file.fileno()
-        self._process = start_module(
-            "brayx.console.comparison_process", json.dumps(request), str(number), files=(number,)
-        )
-        for work in (self._read, self._watch):
-            threading.Thread(target=work, name="brayx-comparison", daemon=True).start()
+        descriptor = self._file.fileno()
+        self._child = Child("brayx.console.comparison_process", str(descriptor), files=(descriptor,), nice=_NICE)
+        self._child.start()
+        self._child.send(request)
+        threading.Thread(target=self._read, name="brayx-comparison", daemon=True).start()
 
     def document(self) -> Comparison:
         """The comparison for the API."""
@@ -284,38 +282,29 @@ class _Running:
         return RecordedCurves(ticks=numbers[starts].tolist(), curves=curves)
 
     def _read(self) -> None:
-        """Reads the process's messages until it ends."""
-        assert self._process.stdout is not None
-        assert self._process.stdin is not None
+        """Reads the process's messages until it ends; ends it once nobody asks for its result any more."""
         try:
-            for line in self._process.stdout:
-                message = json.loads(line)
+            while self.runs:
+                left_s = self.asked_at + _ASKED_S - time.monotonic()
+                try:
+                    message = self._child.receive(max(left_s, 0.0) + 0.1)
+                except TimeoutError:
+                    self.stopped = time.monotonic() > self.asked_at + _ASKED_S
+                    if self.stopped:
+                        return
+                    continue
                 if "error" in message:
-                    self.error, self.runs = from_wire(message["error"].encode()), False
+                    self.error, self.runs = message["error"], False
                 elif "state" in message:
                     self._state, self._progress = message["state"], message["progress"]
                 else:
                     self._summary = message["summary"]
                     self.arrays, self.runs = read_arrays(self._file, message["places"]), False
+        except ChildDied:
+            pass
         finally:
-            self._process.stdout.close()
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
-            code = self._process.wait()  # it closed its output, and if it hangs, `_watch` kills it
+            self._child.end()
             if not self.arrays and self.error is None:
-                self.error = StartupError(f"the comparison's process ended with {code} before its result")
+                self.error = StartupError(f"the comparison's process {self._child.death} before its result")
             self._file.close()
             self.runs = False
-
-    def _watch(self) -> None:
-        """Kills the process once nobody asks for its result any more."""
-        while True:
-            left_s = self.asked_at + _ASKED_S - time.monotonic()
-            try:
-                self._process.wait(max(left_s, 0.0) + 0.1)
-                return
-            except subprocess.TimeoutExpired:
-                if time.monotonic() > self.asked_at + _ASKED_S:
-                    self.stopped = True
-                    self._process.kill()
-                    return

@@ -42,7 +42,7 @@ class Live(Protocol):
 
 @dataclass
 class ConsoleJob:
-    """The job's answers to the console: the verbs of `brayx.console.link`, called from a thread.
+    """The job's answers to the console: the verbs of `brayx.console.link.Link`, called from a thread.
 
     Attributes:
         facts: values of `brayx.console.documents.Job`; ``sessions`` may be left out.

@@ -6,33 +6,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import os
-import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from brayx.children import start_module
+from brayx.children import Channel, Child, RequestFailed
 from brayx.components import load
 from brayx.errors import BrayxError, LeagueError, first_line
 from brayx.league.config import GateConfig
 from brayx.league.gates import Verdict
 from brayx.league.member import Member
-from brayx.shutdown import leave
 from brayx.types import Weights
 
 log = logging.getLogger(__name__)
 
 _DEADLINE_S = 600.0
 """Maximum time of one check."""
-_NICE = 5
-"""Niceness of the process: training has priority."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +90,7 @@ class GateCheck:
     def __init__(self, of: Checked, weights: Callable[[int], Weights], record: Callable[[float], None]) -> None:
         self._of, self._weights, self._record = of, weights, record
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="brayx-check")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child = Child("brayx.league.check")
         self._closed = False
         self._running: dict[Member, Future[float]] = {}
         self._verdicts: dict[Member, Verdict] = {}
@@ -127,47 +119,24 @@ class GateCheck:
     def close(self) -> None:
         """Ends the process. Idempotent."""
         self._closed = True
-        if self._process is not None:
-            self._process.kill()
+        self._child.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _checked(self, candidate: Member) -> float:
-        """Scores a candidate in a process; runs in the thread."""
-        request = pickle.dumps((self._of, self._weights(candidate.version)))
-        self._process = start_module("brayx.league.check")
+        """Scores a candidate in a new process; runs in the thread."""
+        weights = self._weights(candidate.version)
         try:
-            if self._closed:
-                self._process.kill()
-            reply, _ = self._process.communicate(request, timeout=_DEADLINE_S)
-            found, error = pickle.loads(reply)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._child.start()
+            found: float = self._child.ask(self._of, weights, timeout_s=_DEADLINE_S)
+        except TimeoutError:
             raise LeagueError(f"check {self._of.gate.check} took more than {_DEADLINE_S:.0f} s") from None
-        except (OSError, EOFError, pickle.UnpicklingError):
-            code = self._process.wait()
-            raise LeagueError(f"the process of check {self._of.gate.check} ended with {code}") from None
-        if error is not None:
-            raise error
-        assert isinstance(found, float)
+        except RequestFailed as error:
+            raise LeagueError(f"the process of check {self._of.gate.check} {error}") from None
+        finally:
+            self._child.end()
         return found
 
 
-def main() -> int:
-    """Reads weights from standard input; writes their score, or the error, to standard output."""
-    with contextlib.suppress(OSError):
-        os.nice(_NICE)
-    answer = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # prints must not mix with the answer
-    reply: tuple[float | None, BrayxError | None]
-    try:
-        reply = score(*pickle.load(sys.stdin.buffer)), None
-    except BrayxError as error:
-        reply = None, error
-    with contextlib.suppress(BrokenPipeError):
-        pickle.dump(reply, answer)
-        answer.flush()
-    return 0
-
-
-if __name__ == "__main__":
-    leave(main())
+def main(parent: Channel) -> None:
+    """Answers with the score of weights."""
+    parent.serve(score)

@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Sequence
 
 from brayx.actor.agent import State
+from brayx.children import ChildDied
 from brayx.gamecore.protocol import agent_of, game_of
 from brayx.logs import limited
 from brayx.metrics import Recorder
@@ -36,7 +37,6 @@ _MAX_GATHERED = 256
 _MESSAGE_BYTES = 2**20
 """Size at which a message with frames is sent: the writer takes about 20 ms to encode this much."""
 _IDLE_S = 1.0
-_RESTART_S = 5.0
 _END_S = 30.0
 _WHY = {
     "disk": "the folder cannot be written",
@@ -71,7 +71,7 @@ class SessionRecorder:
     Args:
         config: the component's options.
         metrics: counts ``recordings``, ``recording_lost`` and ``recording_frames_lost``.
-        start: starts the writer's process; None: a `WriterProcess`.
+        writer: the process that writes, not started; None: a new one.
         drawing: the user's function that draws the frames; None: the frames are the array ``config.frames``, if any.
 
     Attributes:
@@ -91,7 +91,7 @@ class SessionRecorder:
         self,
         config: RecordingConfig,
         metrics: Recorder,
-        start: Callable[[], WriterProcess] | None = None,
+        writer: WriterProcess | None = None,
         drawing: Drawing | None = None,
     ) -> None:
         if "://" in config.folder:
@@ -104,7 +104,7 @@ class SessionRecorder:
         self.frames = config.frames or "" if drawing is None else ""
         self.pack_bytes = FRAMES_BYTES if self.frames else PACK_BYTES
         max_bytes = round(config.max_mb * 2**20)
-        self.start = start or (lambda: WriterProcess(config.folder, max_bytes, config.flush_s, config.fps, drawing))
+        self.writer = writer or WriterProcess(config.folder, max_bytes, config.flush_s, config.fps, drawing)
         self._counted = 0
         self._games: dict[str, bool] = {}
         # By agent. Weak references: clients choose the names of agents, so the dict would grow without bound.
@@ -232,8 +232,7 @@ class _Writer:
 
     def __init__(self, recorder: SessionRecorder) -> None:
         self._recorder = recorder
-        self._process: WriterProcess | None = None
-        self._down_until = 0.0
+        self._process = recorder.writer
         self._lost = 0
         self._frames_lost: dict[str, int] = {}
 
@@ -241,20 +240,19 @@ class _Writer:
         """Sends ticks, and counts those that were lost."""
         ticks = sum(len(pack.columns.number) for pack in packs)
         try:
-            if self._process is None:
+            if not self._process.runs:
                 if not packs:
                     return
-                if time.monotonic() < self._down_until:
+                if self._process.wait_s:
                     self._recorder.lose(ticks, "writer")
                     return
-                self._process, self._lost, self._frames_lost = self._recorder.start(), 0, {}
-            reply = self._process.send(packs)
-        except (OSError, EOFError) as error:
-            logger.warning("the writer of recordings has died, and its last ticks are lost: %r", error)
+                self._process.start()
+                self._lost, self._frames_lost = 0, {}
+            reply = self._process.write(packs)
+        except (OSError, ChildDied) as error:
+            logger.warning("the writer of recordings has died, and its last ticks are lost: it %s", error)
             if packs:
                 self._recorder.lose(ticks, "writer")
-            self.close()
-            self._down_until = time.monotonic() + _RESTART_S
             return
         except Exception:  # agents may set anything; one bad pack must not end the thread
             logger.exception("%d ticks cannot be recorded", ticks)
@@ -264,11 +262,8 @@ class _Writer:
 
     def close(self) -> None:
         """Ends the process, which first writes the ticks that it has."""
-        if self._process is not None:
-            last = self._process.close()
-            self._process = None
-            if last is not None:
-                self._take(last)
+        if self._process.runs and (last := self._process.finish()) is not None:
+            self._take(last)
 
     def _take(self, reply: Reply) -> None:
         """Counts what has been lost since the reply before, and says why."""

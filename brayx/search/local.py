@@ -6,26 +6,21 @@ what a trial trains, nor of Ray.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import pickle
 import queue
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 
-from brayx.children import start_module
+from brayx.children import Channel, Child, ChildDied
 from brayx.errors import BrayxError, first_line
 from brayx.search.competition import Asha, Competition, Listener, Options, Population, TrialReport, Work
 from brayx.temporary import temporary_folder
@@ -109,8 +104,11 @@ def run_trials(
     cpus = len(os.sched_getaffinity(0))
     at_once = len(drawn) if isinstance(competition, Population) else max(1, min(len(drawn), cpus))
     with temporary_folder("search") as folder:
-        search = _Search(work, drawn, competition, listener, folder, threads=max(1, cpus // at_once))
-        workers = [threading.Thread(target=search.run_worker, daemon=True, name="brayx-trial") for _ in range(at_once)]
+        search = _Search(work, drawn, competition, listener, folder, at_once, threads=max(1, cpus // at_once))
+        workers = [
+            threading.Thread(target=search.run_worker, args=(child,), daemon=True, name="brayx-trial")
+            for child in search.children
+        ]
         for worker in workers:
             worker.start()
         end = time.monotonic() + deadline_s
@@ -136,6 +134,7 @@ class _Search:
         competition: Competition,
         listener: Listener,
         folder: Path,
+        at_once: int,
         *,
         threads: int,
     ) -> None:
@@ -148,15 +147,13 @@ class _Search:
         self._options = [dict(options) for options in drawn]
         self._kept: dict[int, Path] = {}
         self._lock = threading.Lock()
-        self._threads = threads
         self._ended = False
-        self._processes: set[_Process] = set()
+        self.children = [Child("brayx.search.local", nice=0, OMP_NUM_THREADS=str(threads)) for _ in range(at_once)]
         self.failure: BaseException | None = None
         """Exception of the listener, which ends the search."""
 
-    def run_worker(self) -> None:
+    def run_worker(self, child: Child) -> None:
         """Runs waiting trials one after another, in one process while that lives."""
-        process: _Process | None = None
         try:
             while True:
                 try:
@@ -165,10 +162,7 @@ class _Search:
                     return
                 error: str | None = None
                 for _ in range(_TRIES):
-                    process = self._alive(process)
-                    if process is None:
-                        return
-                    error = self._run(process, number)
+                    error = self._run(child, number)
                     if error is None or self._ended:
                         break
                 if self._ended:
@@ -183,44 +177,29 @@ class _Search:
             self.failure = self.failure or error
             self.end()
         finally:
-            if process is not None:
-                process.leave()
+            child.end(_END_S)
 
     def end(self) -> None:
         """Ends every worker process now."""
-        with self._lock:
-            self._ended = True
-            processes = list(self._processes)
-        for process in processes:
-            process.end()
+        self._ended = True
+        for child in self.children:
+            child.close()
 
-    def _alive(self, process: _Process | None) -> _Process | None:
-        """The process, or a new one in its place; None: the search has ended."""
-        if process is not None and process.alive:
-            return process
-        with self._lock:
-            if self._ended:
-                return None
-            if process is not None:
-                self._processes.discard(process)
-            process = _Process(self._threads)
-            self._processes.add(process)
-        return process
-
-    def _run(self, process: _Process, number: int) -> str | None:
+    def _run(self, child: Child, number: int) -> str | None:
         """Runs a trial to its end; returns its error."""
         begun = self._kept.get(number)
         try:
-            process.send((self._work, number, self._options[number], begun))
+            child.start()
+            child.send((self._work, number, self._options[number], begun))
             while True:
-                kind, *content = process.receive()
+                kind, *content = child.receive()
                 if kind == "done":
                     return None
                 if kind == "failed":
                     return str(content[0])
-                process.send(self._judged(number, *content))
-        except (OSError, EOFError, pickle.UnpicklingError):
-            return f"its process ended with {process.code()}"
+                child.send(self._judged(number, *content))
+        except ChildDied as died:
+            return f"its process {died}"
 
     def _judged(self, number: int, report: TrialReport, checkpoint: Path) -> tuple[str, Options, Path | None]:
         """Keeps the checkpoint, calls the listener, and returns the verdict with a copy's initial state."""
@@ -247,50 +226,6 @@ class _Search:
         return Path(tempfile.mkdtemp(prefix=f"{number:03d}-", dir=self._folder)) / "checkpoint"
 
 
-class _Process:
-    """A worker process, and messages to and from it."""
-
-    def __init__(self, threads: int) -> None:
-        self._process = start_module("brayx.search.local", OMP_NUM_THREADS=str(threads))
-
-    @property
-    def alive(self) -> bool:
-        """Whether it runs."""
-        return self._process.poll() is None
-
-    def code(self) -> int | None:
-        """The process's exit code, after a short wait."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(1.0)
-        return None
-
-    def send(self, message: Any) -> None:
-        """Sends a message."""
-        assert self._process.stdin is not None
-        pickle.dump(message, self._process.stdin)
-        self._process.stdin.flush()
-
-    def receive(self) -> Any:
-        """Waits for a message, or for the end of the process."""
-        assert self._process.stdout is not None
-        return pickle.load(self._process.stdout)
-
-    def leave(self) -> None:
-        """Closes its input, so that it ends; kills it if that takes too long."""
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()  # type: ignore[union-attr]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
-        self.end()
-
-    def end(self) -> None:
-        """Kills it; may be called again, from any thread."""
-        with contextlib.suppress(OSError):
-            self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
-
-
 class _Stopped(BaseException):
     """Leaves a trial's training at a comparison; not an `Exception`, so that error handlers do not catch it."""
 
@@ -298,22 +233,18 @@ class _Stopped(BaseException):
         self.options, self.begun = options, begun
 
 
-def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """The worker process: trains trials until its input ends."""
-
-    def send(*message: Any) -> None:
-        pickle.dump(message, answers)
-        answers.flush()
+def main(search: Channel) -> None:
+    """The worker process: trains trials until its search ends."""
 
     def send_report(report: TrialReport, checkpoint: Path) -> None:
-        send("report", report, checkpoint)
-        verdict, options, begun = pickle.load(requests)
+        search.send(("report", report, checkpoint))
+        verdict, options, begun = search.receive()
         if verdict != "go on":
             raise _Stopped(options, begun)
 
     while True:
         try:
-            work, number, options, begun = pickle.load(requests)
+            work, number, options, begun = search.receive()
         except EOFError:
             return
         going_on = True
@@ -327,27 +258,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
                 said = (
                     error.message if isinstance(error, BrayxError) else f"{type(error).__name__}: {first_line(error)}"
                 )
-                send("failed", said)
+                search.send(("failed", said))
                 break
         else:
-            send("done")
-
-
-def main() -> None:
-    """Serves on standard input and output, and ends with the process that started it."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a training's output must not mix with the answers
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_LOOK_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-    with contextlib.suppress(BrokenPipeError):
-        serve(sys.stdin.buffer, answers)
-
-
-if __name__ == "__main__":
-    main()
+            search.send(("done",))

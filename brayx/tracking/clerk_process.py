@@ -1,32 +1,26 @@
-"""The clerk's process, which writes trials to MLflow: both ends of its pipes.
+"""The clerk's process, which writes trials to MLflow: both of its ends.
 
 `ClerkProcess` is the training process's end: it starts the process, and sends requests from a thread, in order. `main`
-runs in the process: it has the trials with their hubs, and answers. Both send pickles. Knows nothing of what a trial
-does when; that is `brayx.tracking.clerk`'s.
+runs in the process: it has the trials with their hubs, and answers. Knows nothing of what a trial does when; that is
+`brayx.tracking.clerk`'s.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
-import os
 import pickle
 import queue
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from brayx.children import how_it_ended, start_module
+from brayx.children import Channel, Child, ChildDied, RequestFailed
 from brayx.errors import BrayxError, TrackingError
 from brayx.metrics import BEST_METRIC, Drained, XAxis
-from brayx.shutdown import leave
 from brayx.tracking import Status, Trial
 from brayx.tracking.store import import_mlflow, telling
 
@@ -38,16 +32,15 @@ log = logging.getLogger(__name__)
 SEND_EVERY_S = 1.0
 """Seconds between two points of a metric."""
 _LEAVE_S = 2.0
+"""Time for the process to end by itself."""
 _WAITING = 8
 """Requests that may wait before background tasks are dropped."""
 _MOST_WAITING = 1000
 """Maximum number of waiting requests; further ones are refused."""
 _RESTART_S = 10.0
-"""Minimum time between two restarts, so that a process that dies at once is not restarted in a loop. Requests wait."""
+"""Minimum time between two starts. Requests wait."""
 _BACKGROUND_S = 2.0
 """Time for background tasks to finish after the last write."""
-_NICE = 5
-"""Training has priority, but MLflow's process must not starve."""
 
 Key = tuple[str, ...]
 """A trial in the process: the names of its parents, the outermost first, and its own."""
@@ -61,22 +54,19 @@ class ClerkProcess:
     lost.
 
     Attributes:
-        popen: the process.
-        restart_s: minimum time between two restarts, in seconds.
+        child: the process.
     """
 
     def __init__(self) -> None:
-        self.restart_s = _RESTART_S
-        self._ended = threading.Event()
+        self._ended = False
         self._opened: dict[Key, tuple[Trial, XAxis]] = {}
         self._known: set[Key] = set()
         """Trials that the running process has opened."""
-        self._death = ""
-        self._restarted = -math.inf
         self._lock = threading.Lock()
         self._waiting: queue.Queue[tuple[Callable[[], Any], Future[Any]] | None] = queue.Queue()
         self._senders: list[Callable[[], None]] = []
-        self.popen = start_module("brayx.tracking.clerk_process")
+        self.child = Child("brayx.tracking.clerk_process", finishes=True, restart_s=_RESTART_S)
+        self.child.start()
         self._thread = threading.Thread(target=self._work, name="brayx-clerk", daemon=True)
         self._thread.start()
 
@@ -84,7 +74,7 @@ class ClerkProcess:
         """Calls ``function`` in the thread, after those that came before; it may call `exchange`."""
         future: Future[Any] = Future()
         with self._lock:
-            if self._ended.is_set():
+            if self._ended:
                 future.set_exception(TrackingError("MLflow's process was ended"))
             elif self._waiting.qsize() >= _MOST_WAITING:
                 future.set_exception(TrackingError(f"MLflow is slow: {_MOST_WAITING:,} requests wait for it"))
@@ -110,7 +100,7 @@ class ClerkProcess:
     @property
     def down(self) -> bool:
         """Whether the process has died and is not restarted yet."""
-        return bool(self._death)
+        return not self.child.runs
 
     def exchange(self, verb: str, key: Key, *arguments: Any) -> Any:
         """Sends a request of a trial and returns the answer. Only for functions that the thread calls.
@@ -118,12 +108,13 @@ class ClerkProcess:
         Raises:
             BrayxError: the request failed, or it ended the process twice.
         """
-        with telling(f"MLflow's process cannot {verb}"):
-            request = pickle.dumps((verb, key, *arguments))
         try:
-            answer = self._send(verb, key, request)
-        except _Died:
-            answer = self._send(verb, key, request, is_last=True)
+            try:
+                answer = self._ask(verb, key, *arguments)
+            except ChildDied:
+                answer = self._ask(verb, key, *arguments)
+        except RequestFailed as error:
+            raise TrackingError(f"MLflow's process {error}") from None
         if verb == "open":
             *_, x_axis, _ = arguments
             self._opened[key] = (answer, x_axis)
@@ -132,66 +123,29 @@ class ClerkProcess:
             del self._opened[key]
         return answer
 
-    def _send(self, verb: str, key: Key, request: bytes, *, is_last: bool = False) -> Any:
+    def _ask(self, verb: str, key: Key, *arguments: Any) -> Any:
         """Sends a request and returns the answer. First restarts the process if needed, and reopens the trial in it."""
-        try:
-            self._restart()
-            for end in range(1, len(key) + 1):
-                if (parent := key[:end]) in self._opened and parent not in self._known:
-                    self._answer("reopen", pickle.dumps(("reopen", parent, *self._opened[parent])))
-                    self._known.add(parent)
-            return self._answer(verb, request)
-        except _Died as died:
-            self._death = died.message
-            if is_last:
-                raise TrackingError(died.message) from None
-            raise
-
-    def _answer(self, verb: str, request: bytes) -> Any:
-        assert self.popen.stdin is not None
-        assert self.popen.stdout is not None
-        try:
-            _write(self.popen.stdin, request)
-            reply = pickle.load(self.popen.stdout)
-        except (OSError, EOFError, pickle.UnpicklingError):
-            self.popen.kill()  # it may have closed its pipes without ending
-            self.popen.wait()
-            raise _Died(f"MLflow's process {how_it_ended(self.popen.returncode)}") from None
+        if not self.child.runs:
+            death, self._known = self.child.death, set()
+            with telling("MLflow's process cannot be restarted"):
+                self.child.start()
+            log.warning("MLflow's process %s: it is restarted; the last metrics may be missing in MLflow", death)
+        for end in range(1, len(key) + 1):
+            if (parent := key[:end]) in self._opened and parent not in self._known:
+                self.child.ask("reopen", parent, *self._opened[parent])
+                self._known.add(parent)
         with telling(f"MLflow's process cannot {verb}"):
-            answer, error = pickle.loads(reply)
-        if error is not None:
-            raise error
-        return answer
-
-    def _restart(self) -> None:
-        """Starts the process again if it has died, at least `restart_s` after the last time."""
-        if not self._death:
-            return
-        self._ended.wait(max(0.0, self._restarted + self.restart_s - time.monotonic()))
-        with self._lock:
-            if self._ended.is_set():
-                raise TrackingError("MLflow's process was ended")
-            for pipe in (self.popen.stdin, self.popen.stdout):
-                with contextlib.suppress(OSError):  # the rest of a request that was cut off
-                    pipe.close()  # type: ignore[union-attr]
-            with telling(f"{self._death}, and cannot be restarted"):
-                self.popen = start_module("brayx.tracking.clerk_process")
-        log.warning("%s: it is restarted; the last metrics may be missing in MLflow", self._death)
-        self._restarted, self._death, self._known = time.monotonic(), "", set()
+            return self.child.ask(verb, key, *arguments)
 
     def end(self) -> None:
-        """Kills the process. Idempotent."""
+        """Ends the process, and kills it if that takes too long. Idempotent."""
         with self._lock:
-            if self._ended.is_set():
+            if self._ended:
                 return
-            self._ended.set()
+            self._ended = True
             self._waiting.put(None)
-        for number in (None, signal.SIGTERM, signal.SIGKILL):
-            if number is not None:
-                self.popen.send_signal(number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.popen.wait(_LEAVE_S)
-                break
+        self._thread.join(_LEAVE_S)  # it ends the process after what it does now
+        self.child.close()
         self._thread.join(5.0)
 
     def _work(self) -> None:
@@ -210,8 +164,7 @@ class ClerkProcess:
             except queue.Empty:
                 continue
             if item is None:
-                with contextlib.suppress(OSError):
-                    self.popen.stdin.close()  # type: ignore[union-attr]
+                self.child.end(_LEAVE_S)
                 return
             function, future = item
             if not future.set_running_or_notify_cancel():
@@ -220,10 +173,6 @@ class ClerkProcess:
                 future.set_result(function())
             except BaseException as error:
                 future.set_exception(error)
-
-
-class _Died(TrackingError):
-    """The process has died; the request may be repeated."""
 
 
 class _Opened(NamedTuple):
@@ -243,7 +192,8 @@ class _RequestHandler:
 
     def answer(self, verb: str, key: Key, *arguments: Any) -> Any:
         """Carries out a request of a trial."""
-        return getattr(self, f"_{verb}")(key, *arguments)
+        with telling(f"MLflow's process cannot {verb}"):
+            return getattr(self, f"_{verb}")(key, *arguments)
 
     def _open(
         self,
@@ -322,39 +272,8 @@ def _run_in_background(trial: Trial, pickled: bytes) -> None:
         log.exception("a background task of MLflow's process failed")
 
 
-def _write(pipe: IO[bytes], message: bytes) -> None:
-    """Sends a pickled message in a second pickle, which can always be read: if the first cannot, only its request
-    fails."""
-    pickle.dump(message, pipe)
-    pipe.flush()
-
-
-def main() -> int:
-    """Answers requests on standard input until that ends, as when the training process dies."""
-    with contextlib.suppress(OSError):
-        os.nice(_NICE)
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # prints must not mix with the replies
+def main(parent: Channel) -> None:
+    """Answers requests until the training process closes its end, as when it dies."""
     with contextlib.suppress(Exception):  # the first request fails with it again, and reports it
         import_mlflow()  # while the training process imports torch
-    handler = _RequestHandler()
-    while True:
-        try:
-            request = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return 0
-        try:
-            with telling("MLflow's process cannot read a request"):
-                verb, key, *arguments = pickle.loads(request)
-            with telling(f"MLflow's process cannot {verb}"):
-                reply = pickle.dumps((handler.answer(verb, key, *arguments), None))
-        except BrayxError as error:
-            reply = pickle.dumps((None, error))
-        try:
-            _write(answers, reply)
-        except BrokenPipeError:
-            return 0
-
-
-if __name__ == "__main__":
-    leave(main())
+    parent.serve(_RequestHandler().answer)

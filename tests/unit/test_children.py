@@ -1,28 +1,191 @@
-"""A child process imports from where this process does, and not from the folder where it runs."""
+"""A child process: where it imports from, what it is asked and answers, how it ends, and when it may start again."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from brayx.children import start_module
+from brayx.children import Channel, Child, ChildDied, RequestFailed, how_it_ended
+from brayx.errors import ConfigError
+from tests.waiting import until
+
+SERVED = """
+import os, sys, threading, time
+from brayx.errors import ConfigError
+
+def main(parent, *words):
+    print("a print is no message")
+    def answer(verb, *rest):
+        if verb == "where":
+            return {folder!r}, words, os.environ.get("ADDED"), os.getpriority(os.PRIO_PROCESS, 0)
+        if verb == "refuse":
+            raise ConfigError("lr is wrong", field="lr")
+        if verb == "fail":
+            raise ValueError("a secret")
+        if verb == "lock":
+            return threading.Lock()
+        if verb == "die":
+            os._exit(3)
+        if verb == "hang":
+            while not os.path.exists(rest[0]):
+                time.sleep(0.01)
+        return rest
+    if "stubborn" in words:
+        parent.receive()
+        time.sleep(600)
+    if "works" in words:
+        time.sleep(600)
+    parent.serve(answer)
+"""
 
 
-def test_a_child_imports_from_this_process_paths_and_not_from_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Child]]:
+    """Starts the module ``said``, which is also in the folder where this process runs."""
     ours, here = tmp_path / "ours", tmp_path / "here"
     for folder in (ours, here):
         folder.mkdir()
-        text = (
-            f"import os, sys\nsys.stdout.write({folder.name!r} + sys.argv[1] + os.environ['ADDED'] + sys.stdin.read())"
-        )
-        (folder / "said.py").write_text(text)
+        (folder / "said.py").write_text(SERVED.replace("{folder!r}", repr(folder.name)))
     monkeypatch.syspath_prepend(str(ours))
     monkeypatch.chdir(here)
-    child = start_module("said", " a word", ADDED=" a variable")
+    with contextlib.ExitStack() as children:
+
+        def start(*words: str, **options: Any) -> Child:
+            child = Child("said", *words, **options)
+            children.callback(child.end)
+            child.start()
+            return child
+
+        yield start
+
+
+def test_a_child_imports_from_this_process_paths_and_not_from_its_folder(started: Callable[..., Child]) -> None:
+    child = started(" a word", ADDED=" a variable", nice=3)
     assert os.getpgid(child.pid) != os.getpgid(0), "Ctrl-C in a terminal does not reach it"
-    out, _ = child.communicate(b" an input", timeout=60)
-    assert out == b"ours a word a variable an input"
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    assert child.ask("where") == ("ours", (" a word",), " a variable", min(niceness + 3, 19))
+    pid = child.pid
+    child.start()
+    assert child.pid == pid, "it runs"
+    child.end(60.0)
+    assert child.death == "ended with exit code 0"
+    assert not child.runs
+
+
+def test_a_request_is_answered_refused_or_fails_alone(started: Callable[..., Child]) -> None:
+    child = started()
+    large = os.urandom(2**21)
+    assert child.ask("echo", large) == (large,)
+    with pytest.raises(ConfigError) as refused:
+        child.ask("refuse")
+    assert refused.value.details == {"field": "lr"}
+    with pytest.raises(RequestFailed, match=r"^failed: ValueError"):
+        child.ask("fail")
+    with pytest.raises(RequestFailed, match=r"cannot read a request: ValueError: .*no number"):
+        child.ask(Unreadable())
+    with pytest.raises(RequestFailed, match=r"cannot send its answer: .*lock"):
+        child.ask("lock")
+    with pytest.raises(Exception, match="pickle"):
+        child.ask(lambda: None)
+    assert child.ask("echo", 1) == (1,)
+
+
+class Unreadable:
+    """It pickles, and cannot be unpickled."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def test_a_late_answer_is_not_that_of_the_next_request(started: Callable[..., Child], tmp_path: Path) -> None:
+    child = started()
+    with pytest.raises(TimeoutError):
+        child.ask("hang", str(tmp_path / "go on"), timeout_s=0.05)
+    (tmp_path / "go on").touch()
+    assert child.ask("echo", "next", timeout_s=60.0) == ("next",)
+
+
+def test_threads_share_a_channel(started: Callable[..., Child]) -> None:
+    child, answers = started(), {}
+
+    def ask(number: int) -> None:
+        answers[number] = [child.ask("echo", number) for _ in range(50)]
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert answers == {number: [(number,)] * 50 for number in range(4)}
+
+
+def test_a_death_is_told_and_the_child_starts_again(started: Callable[..., Child]) -> None:
+    child = started(restart_s=600.0)
+    with pytest.raises(ChildDied, match=r"^ended with exit code 3$"):
+        child.ask("die")
+    assert not child.runs
+    assert 0.0 < child.wait_s <= 600.0, "it may not start again at once"
+    child.restart_s = 0.0
+    child.start()
+    assert child.ask("echo", 1) == (1,)
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(ChildDied, match=r"^was killed by SIGKILL"):
+        child.ask("echo", 2)
+    with pytest.raises(ChildDied, match="was killed by SIGKILL"):
+        child.ask("echo", 3, timeout_s=60.0)
+
+
+def test_close_ends_a_child_from_another_thread_and_for_good(started: Callable[..., Child]) -> None:
+    child = started()
+    child.ask("echo")
+    threading.Timer(0.1, child.close).start()
+    with pytest.raises(ChildDied, match="was killed"):
+        child.ask("hang", "for ever")
+    with pytest.raises(ChildDied, match="was ended"):
+        child.start()
+    child.close()
+
+
+def test_a_child_that_does_not_end_is_killed(started: Callable[..., Child]) -> None:
+    child = started("stubborn", finishes=True)
+    assert child.send("go on")
+    child.end(0.1)
+    child.end()
+    assert child.death.startswith("was killed by SIGKILL")
+    assert not child.send("it is gone")
+
+
+def test_a_child_that_works_ends_with_its_parent(started: Callable[..., Child]) -> None:
+    child = started("works")
+    process = psutil.Process(child.pid)
+    child._popen.stdin.close()  # type: ignore[union-attr]  # as at the parent's death
+    until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, "it ends", 30.0)
+
+
+def test_a_process_without_children_talks_over_any_pipes() -> None:
+    (for_one, to_one), (for_other, to_other) = os.pipe(), os.pipe()
+    one, other = Channel(for_one, to_other), Channel(for_other, to_one)
+    thread = threading.Thread(target=other.serve, args=(lambda *request: sum(request),))
+    thread.start()
+    assert one.ask(1, 2, 3) == 6
+    os.close(to_other)
+    thread.join(10.0)
+    os.close(to_one)
+    with pytest.raises(EOFError):
+        one.receive()
+    for number in (for_one, for_other):
+        os.close(number)
+
+
+def test_how_a_process_ended() -> None:
+    assert how_it_ended(0) == "ended with exit code 0"
+    assert how_it_ended(-signal.SIGTERM) == "was killed by SIGTERM"
+    assert how_it_ended(-100) == "was killed by signal 100"

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from brayx.children import Channel
 from brayx.console.api import create_app
 from brayx.console.job import ConsoleJob
-from brayx.console.link import Link, answer_requests
+from brayx.console.link import Link
 from brayx.console.source import Source
 from brayx.tracking import Trial
 
@@ -20,16 +21,15 @@ from brayx.tracking import Trial
 @contextlib.contextmanager
 def linked(job: ConsoleJob) -> Iterator[Link]:
     """A link to a job in this process, over real pipes."""
-    for_job, to_job = os.pipe()
-    for_console, to_console = os.pipe()
-    # Closed last: the link reads it until the job has closed its end.
-    with open(for_console, "rb") as answers, open(for_job, "rb") as asked, open(to_console, "wb") as answered:
-        answering = threading.Thread(target=answer_requests, args=(asked, answered, job.answer))
-        answering.start()
-        with open(to_job, "wb") as requests:
-            yield Link(requests, answers, lambda: None)
-        answering.join(30.0)
-        assert not answering.is_alive()
+    (for_job, to_job), (for_console, to_console) = os.pipe(), os.pipe()
+    answering = threading.Thread(target=Channel(for_job, to_console).serve, args=(job.answer,))
+    answering.start()
+    yield Link(Channel(for_console, to_job))
+    os.close(to_job)
+    answering.join(30.0)
+    assert not answering.is_alive()
+    for descriptor in (for_job, to_console, for_console):
+        os.close(descriptor)
 
 
 @pytest.mark.parametrize("can_stop", [True, False])

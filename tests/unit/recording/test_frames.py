@@ -6,7 +6,9 @@ import contextlib
 import importlib
 import io
 import itertools
+import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -359,7 +361,7 @@ def test_a_session_that_is_followed_is_drawn_at_its_newest_tick(tmp_path: Path, 
         ("missing", "has no 'missing'"),
         ("wrong", "wrong returned no image"),
         ("hang", "took more than 0.5 s"),
-        ("killed", "has died"),
+        ("killed", "the process that draws it was killed by SIGKILL"),
     ],
 )
 def test_a_frame_that_cannot_be_drawn_is_told(
@@ -459,13 +461,8 @@ def test_a_failed_write_leaves_nothing_and_the_frames_go_with_the_next(
 
 
 def test_a_killed_writer_leaves_videos_that_can_be_read(tmp_path: Path) -> None:
-    started: list[WriterProcess] = []
-
-    def start() -> WriterProcess:
-        started.append(WriterProcess(str(tmp_path), 10**9, 0.1))
-        return started[-1]
-
-    recorder = SessionRecorder(config(tmp_path, flush_s=0.1), Recorder(), start)
+    writer = WriterProcess(str(tmp_path), 10**9, 0.1)
+    recorder = SessionRecorder(config(tmp_path, flush_s=0.1), Recorder(), writer)
     log = recorder.open("s", b"")
     assert log is not None
     numbers = itertools.count()
@@ -478,7 +475,7 @@ def test_a_killed_writer_leaves_videos_that_can_be_read(tmp_path: Path) -> None:
         return len(list(tmp_path.glob("[!.]*.parquet"))) >= 2
 
     until(played, "two files are written", 60.0)
-    started[0]._process.kill()
+    os.kill(writer.pid, signal.SIGKILL)
     log.end("stop", None)
     recorder.close(60.0)
     recordings = open_recordings(str(tmp_path))

@@ -207,7 +207,7 @@ def test_a_signal_to_all_processes_of_a_host_loses_nothing(tmp_path: Path, numbe
 
 
 def test_a_tick_is_written_in_time_and_a_killed_writer_is_started_again(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("brayx.recording.recorder._RESTART_S", 0.0)
+    monkeypatch.setattr("brayx.recording.process._RESTART_S", 0.0)
     metrics = Recorder()
     recorder = SessionRecorder(config(tmp_path, flush_s=0.1), metrics)
     play(recorder, "before", 5)

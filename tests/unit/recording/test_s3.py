@@ -90,7 +90,7 @@ def test_a_served_game_is_recorded_listed_and_replayed(
 def test_a_killed_writer_leaves_what_can_be_read_and_another_one_goes_on(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("brayx.recording.recorder._RESTART_S", 0.0)
+    monkeypatch.setattr("brayx.recording.process._RESTART_S", 0.0)
     folder, metrics = f"{bucket}/killed", Recorder()
     recorder = SessionRecorder(RecordingConfig(folder=folder, flush_s=0.1), metrics)
 

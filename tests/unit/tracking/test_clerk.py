@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlparse
 
 import mlflow
 import numpy as np
+import psutil
 import pytest
 from mlflow import MlflowClient
 
@@ -41,8 +42,9 @@ def closing_process(clerk):
 
 def kill(clerk):
     """Kills a clerk's process, as the system does when memory is short."""
-    os.kill(clerk._process.popen.pid, signal.SIGKILL)
-    clerk._process.popen.wait()
+    process = psutil.Process(clerk._process.child.pid)
+    process.kill()
+    until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, "it ends")
 
 
 def checkpoint(tmp_path, number):
@@ -103,14 +105,14 @@ def test_a_trial_is_saved_interrupted_and_resumed(tmp_path, tracking_db):
 def test_nothing_waits_for_mlflow_to_start(tmp_path, tracking_db):
     clerk = Clerk("project", "name", tracking_db, {})
     try:
-        clerk._process.popen.send_signal(signal.SIGSTOP)
+        os.kill(clerk._process.child.pid, signal.SIGSTOP)
         for number in range(12):
             clerk.save(checkpoint(tmp_path, number), number, {"episode_return": -abs(number - 4.0)})
             clerk.push(part(env_steps=10))
         assert not clerk.opened()
         assert len(list(clerk._pending.folder.iterdir())) == 3, "checkpoints that are neither new nor best go"
         clerk.save(checkpoint(tmp_path, 12), 11, {})  # an interrupt's, after the same update
-        clerk._process.popen.send_signal(signal.SIGCONT)
+        os.kill(clerk._process.child.pid, signal.SIGCONT)
         clerk.settle()
         assert clerk.opened()
         trial = clerk.trial()
@@ -121,7 +123,8 @@ def test_nothing_waits_for_mlflow_to_start(tmp_path, tracking_db):
         clerk.close("FINISHED")
         assert "learner/checkpoints_failed" not in trial.metrics()
     finally:
-        clerk._process.popen.send_signal(signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(clerk._process.child.pid, signal.SIGCONT)
         clerk.end()
 
 
@@ -189,7 +192,7 @@ def test_an_unused_clerk_leaves_nothing(tmp_path):
     clerk = Clerk("project", "name", tracking_uri(tmp_path / "mlflow.db"), {})
     with pytest.raises(TrackingError, match="no trial was opened"):
         clerk.close("FAILED")
-    assert clerk._process.popen.poll() is not None
+    assert not psutil.pid_exists(clerk._process.child.pid)
     assert not list(tmp_path.iterdir())
 
 
@@ -213,11 +216,11 @@ def test_a_killed_process_is_restarted_and_continues_the_same_runs(tmp_path, tra
         assert [Trial.attach(tracking_db, trial.run_id).status for trial in trials] == ["RUNNING"] * 3
 
         # Killed twice in a row: the second restart comes later, what is asked waits for it, and nothing is lost.
-        process, killed = parent._process, parent._process.popen
+        process, killed = parent._process.child, parent._process.child.pid
         process.restart_s = 2.0
         kill(parent)
         children[0].save(checkpoint(tmp_path, 15), 2, {})
-        until(lambda: process.popen is not killed, "a restart")
+        until(lambda: process.pid != killed, "a restart")
         kill(parent)
         for number in range(5):
             children[0].save(checkpoint(tmp_path, 20 + number), 3 + number, {})
