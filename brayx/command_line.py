@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 SWITCH: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": False}
@@ -83,3 +83,20 @@ def print_result(result: object, end: str = "\n") -> None:
     """Prints the result of a command. It is no error if the reader has enough of it, as ``head`` does."""
     with contextlib.suppress(BrokenPipeError):
         print(result, end=end, flush=True)
+
+
+@contextlib.contextmanager
+def announced(config: str, interrupted: str) -> Iterator[None]:
+    """Prints a line before the imports, which take seconds, and another one if an interrupt leaves no result.
+
+    Args:
+        config: the job's file.
+        interrupted: line for an interrupt, unless the exception has a note.
+    """
+    try:
+        print(f"{config}: checking the job ...", file=sys.stderr, flush=True)
+        yield
+    except KeyboardInterrupt as error:
+        when = getattr(error, "__notes__", [interrupted])[0]
+        print(f"brayx: interrupted {when}", file=sys.stderr, flush=True)
+        raise

@@ -1,1 +1,1 @@
-"""The commands of `brayx`, a file each."""
+"""The commands of `brayx`, a file each; `brayx.commands.cli` finds them."""

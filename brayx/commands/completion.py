@@ -1,11 +1,14 @@
-"""Shell completion of a command line, made from its parser: commands, their options, and file names."""
+"""``brayx completion``: made from the parser: commands, their options, and file names."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Iterator, Mapping
 
-SHELLS = ("bash", "zsh")
+from brayx.commands import gamecore
+
+HELP = "print shell completion: source <(brayx completion bash)"
 
 _SCRIPT = """\
 _brayx() {{
@@ -21,12 +24,26 @@ complete -o filenames -F _brayx brayx
 """
 
 
+def options(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    parser.add_argument("shell", choices=("bash", "zsh"))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the script."""
+    from brayx.commands.cli import parser
+
+    kinds = {f"gamecore {kind}": importlib.import_module(f"brayx.bridges.{kind}").parser() for kind in gamecore.KINDS}
+    print(script(parser(), arguments.shell, kinds), end="")
+    return 0
+
+
 def script(parser: argparse.ArgumentParser, shell: str, own: Mapping[str, argparse.ArgumentParser]) -> str:
     """A script that completes ``brayx``: ``source <(brayx completion bash)``.
 
     Args:
         parser: parser of the command, with its subcommands.
-        shell: one of `SHELLS`.
+        shell: ``bash`` or ``zsh``.
         own: parsers of subcommands that ``parser`` has by name only, by their words, such as ``gamecore gym``.
     """
     commands, *_ = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
@@ -48,8 +65,8 @@ def _commands(
                 name = f"{before}{word}"
                 command = own.get(name, command)
                 yield from _commands(command, own, f"{name} ")
-                shown = [each for each in command._actions if each.help != argparse.SUPPRESS]
-                yield name, [word for each in shown for word in (*each.option_strings, *_verbs(each))]
+                actions = [action for action in command._actions if action.help != argparse.SUPPRESS]
+                yield name, [word for action in actions for word in (*action.option_strings, *_verbs(action))]
 
 
 def _verbs(action: argparse.Action) -> list[str]:

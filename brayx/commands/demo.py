@@ -1,4 +1,4 @@
-"""``make demo``: trains a champion, serves it, and plays games against it.
+"""``brayx demo``: trains a champion, serves it, and plays games against it.
 
 It trains CartPole through the door, registers and serves the champion, plays the games through the HTTP door, and
 prints the next commands.
@@ -15,17 +15,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from brayx.hosts import Ingress, cluster_of
-from brayx.jobs.champion import CURVE_FILE
-from brayx.jobs.checks import check_job
-from brayx.jobs.config import JobConfig, only
-from brayx.jobs.evaluate import draw_curve, evaluate
-from brayx.jobs.rating import rate
-from brayx.jobs.result import TrainResult
-from brayx.tracking import initialise, tracking_uri
+from brayx.command_line import announced, count
+from brayx.commands.train import training_options
+from brayx.jobs.shipped import TEMPLATES
 
+if TYPE_CHECKING:
+    from brayx.hosts import Ingress
+    from brayx.jobs.config import JobConfig
+    from brayx.jobs.result import TrainResult
+
+HELP = "train CartPole through the door, serve the champion, play 20 games"
 PASSING_RETURN = 475.0
 """Gymnasium's threshold of a solved CartPole-v1."""
 _ENV_ID = "CartPole-v1"
@@ -34,12 +35,31 @@ _EVALUATION_SEED = 1_000_000
 """Seed of the final games. Gamecores use their numbers from 0 on as seeds, so a low seed would repeat games that the
 agent was trained on."""
 
-Serve = Callable[[TrainResult], "contextlib.AbstractContextManager[str]"]
+Serve = Callable[["TrainResult"], "contextlib.AbstractContextManager[str]"]
 """A context that serves the trained model; its value is the URL of the HTTP door."""
 
 
-def demo(arguments: argparse.Namespace) -> int:
+def options(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    training_options(parser)
+    parser.add_argument("--games", type=count, default=20, help="games of the final evaluation (default: 20)")
+    parser.set_defaults(config=str(TEMPLATES / "cartpole.yaml"))
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Runs the demo; exit code 0 only if the trained agent reached a mean return of `PASSING_RETURN`."""
+    with announced(arguments.config, "before the demo was over"):
+        return _demo(arguments)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from brayx.hosts import cluster_of
+    from brayx.jobs.champion import CURVE_FILE
+    from brayx.jobs.config import JobConfig, only
+    from brayx.jobs.evaluate import draw_curve, evaluate
+    from brayx.jobs.rating import rate
+    from brayx.tracking import tracking_uri
+
     began = time.monotonic()
     job = JobConfig.load(arguments.config, arguments.overrides)
     actor = only("actor", job.actors)
@@ -75,7 +95,8 @@ def demo(arguments: argparse.Namespace) -> int:
     if cluster is None:
         print("  make demo ARGS=--cluster  # the same on Ray")
     print(f"  {_command('brayx')} serve {shlex.quote(arguments.config)} --tracking {store}  # serves the champion")
-    print(f"  {_command('serve')} run {_served(arguments.config, uri)}  # serves it on Ray")
+    application = _served(arguments.config, uri, uri == tracking_uri())
+    print(f"  {_command('serve')} run {application}  # serves it on Ray")
     return 0
 
 
@@ -101,6 +122,8 @@ def _on_ray(
     """Trains on a cluster that stays up for this context; returns the context that serves the model there."""
     from brayx.cluster.actor_app import serving_application
     from brayx.cluster.job import cluster_for, deploy, train_on
+    from brayx.jobs.checks import check_job
+    from brayx.tracking import initialise
 
     actor, layout = check_job(job)
     initialise(uri)
@@ -115,9 +138,9 @@ def _on_ray(
         yield train_on(ray, job, layout, uri, **trial_options), serve
 
 
-def _served(config: str, uri: str) -> str:
-    """Arguments of ``serve run`` for the champion: the shipped file, if it exists here and uses the same store."""
-    if Path(_SERVE_FILE).is_file() and uri == tracking_uri():
+def _served(config: str, uri: str, is_default: bool) -> str:
+    """Arguments of ``serve run`` for the champion: the shipped file, if it exists here and uses this store."""
+    if Path(_SERVE_FILE).is_file() and is_default:
         return _SERVE_FILE
     return shlex.join(["deployments.actor:app", f"config={config}", f"tracking={uri}"])
 

@@ -1,116 +1,59 @@
-"""``brayx export``: writes a model of the pool, or a checkpoint, as verified files for other runtimes.
-
-This file adds the files to the model's trial. `brayx.jobs.stored_models` finds and builds the model,
-`brayx.engines.bundle` makes the files and the report.
-"""
+"""``brayx export``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import argparse
+import sys
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from brayx.command_line import count
+from brayx.commands.arguments import add_tracking, add_trust
 
-from brayx.engines.base import Tolerance
-from brayx.engines.bundle import Samples, bundle_files, check_writeable, write_bundle
-from brayx.jobs.stored_models import stored_model
-from brayx.model.build import recorded_samples
-from brayx.tracking import Trial, tracking_uri
-from brayx.types import NestedArray
-
-_MEASURES = {"absolute": "worst absolute", "relative": "worst relative", "differing": "rows that differ"}
-"""Error measures of a report, and their column titles; an output has either the first two or the last."""
+HELP = "a model as files for other runtimes, compared with torch"
 
 
-def export(
-    reference: str,
-    runtimes: Sequence[str],
-    out: Path,
-    *,
-    tracking: str | None = None,
-    job: str | None = None,
-    model: str | None = None,
-    trust: bool = False,
-    batch_sizes: Sequence[int] = (1, 8, 64),
-    tolerances: Mapping[str, Tolerance] | None = None,
-) -> dict[str, Any]:
-    """Writes a bundle into ``out`` and to the model's trial; returns its report, see `write_bundle`.
+def options(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    parser.add_argument("reference", metavar="MODEL", help="models:/NAME@ALIAS, or the folder of a checkpoint")
+    parser.add_argument(
+        "--to", nargs="+", required=True, choices=["onnx", "int8", "tensorrt"], metavar="RUNTIME",
+        help="onnx, int8, tensorrt: one or several",
+    )  # fmt: skip
+    parser.add_argument("--out", required=True, type=Path, help="folder to write")
+    add_tracking(parser)
+    parser.add_argument("--job", help="YAML of the job that made it (default: as the checkpoint has it)")
+    add_trust(parser)
+    parser.add_argument(
+        "--model", metavar="NAME",
+        help="the model component, if the job has several and neither the version's name nor the trainer says which",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch-sizes", nargs="+", type=count, default=[1, 8, 64], metavar="N",
+        help="to compare and to time at (default: 1 8 64)",
+    )  # fmt: skip
 
-    Args:
-        reference: ``models:/name@alias`` and its like, or the folder of a checkpoint.
-        runtimes: runtimes to export to.
-        out: output folder.
-        tracking: MLflow's URI, or the path of its sqlite file.
-        job: YAML of the job that made it; None: the job in the checkpoint.
-        model: name of the model component, see `brayx.jobs.stored_models.StoredModel.build`.
-        trust: run the code that the checkpoint names, see `stored_model`.
-        batch_sizes: batch sizes for comparison and timing.
-        tolerances: tolerances by runtime, instead of the engines' defaults.
 
-    Raises:
-        ConfigError: the reference, the job, a runtime or the folder is not usable.
-        ModelNotFound: the registry has no such model.
-        ModelError: the model cannot be built, or exported to any runtime; `BadWeights`: its weights do not fit the
-            module.
-        TrackingError: MLflow failed.
-    """
-    check_writeable(out)
-    uri = tracking_uri(tracking)
-    with stored_model(reference, uri, trust) as origin:
-        module, example = origin.build(job, model)
-        samples = _samples(origin.folder, module, example)
-    report = write_bundle(
-        out, module, example, runtimes, samples, about=origin.about, batch_sizes=batch_sizes, tolerances=tolerances
+def run(arguments: argparse.Namespace) -> int:
+    """Exports, and prints the report; returns 1 if a runtime failed or is beyond its tolerance."""
+    from brayx.jobs.export import allowed, export, show
+
+    report = export(
+        arguments.reference,
+        arguments.to,
+        arguments.out,
+        tracking=arguments.tracking,
+        job=arguments.job,
+        model=arguments.model,
+        trust=arguments.trust,
+        batch_sizes=arguments.batch_sizes,
     )
-    if origin.run_id:
-        # Upload by file name: the folder may hold other files, such as the user's home.
-        Trial.attach(uri, origin.run_id).replace_files(
-            out, bundle_files(out), f"export/{origin.about['model']}-{origin.about['version']}"
-        )
-    return report
-
-
-def show(report: Mapping[str, Any], console: Console | None = None) -> None:
-    """Prints a report as tables."""
-    console = console or Console()
-    errors = Table("runtime", "output", "batch", *_MEASURES.values(), "within", title="against torch")
-    for runtime, of in report["runtimes"].items():
-        for output, sizes in of.get("errors", {}).items():
-            for size, error in sizes.items():
-                numbers = [f"{float(error[name]):.2e}" if name in error else "" for name in _MEASURES]
-                errors.add_row(runtime, output, size, *numbers, "yes" if of["within"] else "NO")
-    times = Table("runtime", "file", "bytes", "batch", "p50, µs", "p99, µs", title="latency of a forward")
-    for runtime, by_size in report["latency_us"].items():
-        of = report["runtimes"].get(runtime, {"file": "", "bytes": ""})
-        for size, latency in by_size.items():
-            times.add_row(runtime, of["file"], str(of["bytes"]), size, f"{latency['p50']:g}", f"{latency['p99']:g}")
-    console.print(errors, times)
-    for runtime, of in report["runtimes"].items():
-        if "error" in of:
-            console.print(f"{runtime} failed: {of['error']}", markup=False)
-    samples = report["samples"]
-    console.print(f"compared over {samples['compared']} rows: {samples['source']}")
-
-
-def allowed(of: Mapping[str, Any]) -> str:
-    """The tolerance in a runtime's part of a report, for the kinds of outputs that it has."""
-    tolerance = Tolerance(**of["tolerance"])
-    measured = {name for by_size in of["errors"].values() for error in by_size.values() for name in error}
-    parts = [f"{tolerance.atol:g}"]
-    parts += [f"{tolerance.rtol:g} * max(1, |want|)"] if tolerance.rtol else []
-    parts += [f"{tolerance.of_peak:g} * the output's peak"] if tolerance.of_peak else []
-    bounds = {
-        "absolute": f"|got - want| <= {' + '.join(parts)}",
-        "differing": f"rows that differ <= {tolerance.differing:g}",
-    }
-    return ", ".join(bound for name, bound in bounds.items() if name in measured)
-
-
-def _samples(folder: Path, module: Any, example: tuple[NestedArray, ...]) -> Samples:
-    """Samples that the checkpoint recorded, if they fit the model; otherwise generated ones."""
-    leaves = recorded_samples(folder, module, example)
-    if leaves is None:
-        return Samples.of_example(example)
-    return Samples(leaves, "observations that the checkpoint was learned from")
+    show(report)
+    if report["within"]:
+        return 0
+    missed = {name: runtime for name, runtime in report["runtimes"].items() if not runtime["within"]}
+    beyond = [f"{name} ({allowed(runtime)})" for name, runtime in missed.items() if "error" not in runtime]
+    failed = [name for name, runtime in missed.items() if "error" in runtime]
+    for problem, names in (("beyond the tolerance", beyond), ("failed", failed)):
+        if names:
+            print(f"brayx: {problem}: {', '.join(names)}; the report has the errors", file=sys.stderr)
+    return 1

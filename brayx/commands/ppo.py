@@ -24,13 +24,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from brayx.command_line import Parser, Switch, boolean, count
+from brayx.command_line import Switch, boolean, count
 from brayx.commands.presets import PRESETS, preset_for
 from brayx.errors import BrayxError, ConfigError
 from brayx.metrics.totals import mean_return
-from brayx.rollout.envs import Vectorization, check_env
 from brayx.shutdown import end_within, wait_to_save
 from brayx.temporary import temporary_files
 
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from brayx.local.training import Training
 
 
+HELP = "PPO for an environment in Python, in this process or over a cluster"
 _OWN: Any = object()
 
 
@@ -108,7 +108,7 @@ _OPTIONS: dict[str, tuple[_Option, ...]] = {
         ),
         _Option(
             "vectorization", _OWN, str, "native: the environment's own, sync: one after the other, async: a process "
-            "each, auto: native where there is one, else sync", "training", "", {"choices": get_args(Vectorization)},
+            "each, auto: native where there is one, else sync", "training", "", {"metavar": "{auto,sync,async,native}"},
         ),
         _Option("engine", _OWN, str, "engine that acts: onnx, or torch without an export", "training"),
         _Option("unroll_length", _OWN, count, "steps of a run", "training"),
@@ -182,16 +182,15 @@ def defaults() -> Mapping[str, Any]:
     }
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line. An option that is not given is absent from the result."""
-    made = Parser(
-        prog="brayx ppo",
-        description="Train a policy for a Gymnasium environment by PPO. Starts Ray, unlike other commands: "
-        "--distributed false trains in this process.",
-        argument_default=argparse.SUPPRESS,
-        formatter_class=_Help,
+def options(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments. An option that is not given is absent from the result."""
+    parser.description = (
+        "Train a policy for a Gymnasium environment by PPO. Starts Ray, unlike other commands: "
+        "--distributed false trains in this process."
     )
-    common = made.add_argument
+    parser.argument_default = argparse.SUPPRESS
+    parser.formatter_class = _Help
+    common = parser.add_argument
     common("--env", required=True, help="Gymnasium id: classic control, Atari (with the extra `atari`), any other")
     common(
         "--distributed", action=Switch,
@@ -219,15 +218,13 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     common("--course", help="file to write the course of the training to, as JSON: [time, env steps, episodes, return]")
     for title, members in _OPTIONS.items():
-        group = made.add_argument_group(title)
+        group = parser.add_argument_group(title)
         for option in members:
             group.add_argument(_flag(option.name), type=option.parse, help=option.text, **option.more)
-    return made
 
 
-def options(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Every option by name: from the command line, else from the preset, else the default."""
-    given = vars(parser().parse_args(argv))
+def chosen_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option by name: from the command line, ``given``, else from the preset, else the default."""
     rest = {
         "distributed": True, "preset": "plain", "device": "cpu", "trial": None, "new": False, "tracking": None,
         "address": "", "log_interval": 10, "course": None,
@@ -266,13 +263,11 @@ def training_of(chosen: Mapping[str, Any]) -> Training:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Trains; returns 0, or 130 if it was interrupted.
+def run(arguments: argparse.Namespace) -> int:
+    """Trains; returns 0, or 130 if it was interrupted."""
+    from brayx.rollout.envs import check_env
 
-    Raises:
-        BrayxError: the training failed.
-    """
-    chosen = options(argv)
+    chosen = chosen_options({name: value for name, value in vars(arguments).items() if name != "run"})
     check_env(chosen["env"])
     if chosen["course"] and not Path(chosen["course"]).absolute().parent.is_dir():
         raise ConfigError(f"--course {chosen['course']}: there is no such folder")

@@ -1,7 +1,4 @@
-"""`brayx recordings`: its verbs, their options and output.
-
-Each verb imports its modules when it runs, see `brayx.commands.cli`.
-"""
+"""``brayx recordings``."""
 
 from __future__ import annotations
 
@@ -13,27 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brayx.command_line import print_result
+from brayx.commands.arguments import RECORDINGS, SESSION, add_tracking
 from brayx.errors import ConfigError
-from brayx.recording.config import pattern_hint
 
 if TYPE_CHECKING:
     from brayx.recording.source import Reader
 
-RECORDINGS = (
-    "the recordings: a folder, one of its files, an address such as s3://bucket/folder, or runs:/TRIAL/recordings"
-)
-SESSION = "only sessions with this id, which may have *, or of this game, the part of their ids before -agent-"
-TRUST = "run the code that the checkpoint names, even if it comes from a folder or a server (default: no)"
-TRACKING = "MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)"
+HELP = "list: recorded sessions; export: as a Minari dataset, for Rerun or as videos; log: to a trial"
 
 
-def recordings_verbs(recordings: argparse.ArgumentParser) -> None:
-    """Adds the verbs to the command's parser."""
-    verbs = recordings.add_subparsers(title="verbs", required=True, metavar="VERB")
+def options(parser: argparse.ArgumentParser) -> None:
+    """Adds the verbs."""
+    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     listing = verbs.add_parser("list", help="list sessions, one a line, oldest first")
     listing.add_argument("folder", help=RECORDINGS)
     _choice(listing)
-    listing.set_defaults(run=_list)
+    listing.set_defaults(verb=_list)
     export = verbs.add_parser(
         "export", help="export sessions as a Minari dataset, as files for Rerun's viewer, as videos, or as recordings"
     )
@@ -47,12 +39,18 @@ def recordings_verbs(recordings: argparse.ArgumentParser) -> None:
         "--field", dest="fields", action="append", default=[], metavar="NAME=ORIGIN",
         help="with --format minari: where a field comes from, as in a source: reward=input/score",
     )  # fmt: skip
-    export.set_defaults(run=_export)
+    export.set_defaults(verb=_export)
     log = verbs.add_parser("log", help="copy chosen sessions to the artifacts of a trial in MLflow")
     log.add_argument("folder", help=RECORDINGS)
     log.add_argument("--trial", required=True, metavar="TRIAL", help="id or name of the trial")
     _choice(log)
-    log.set_defaults(run=_log)
+    log.set_defaults(verb=_log)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the verb."""
+    code: int = arguments.verb(arguments)
+    return code
 
 
 def _choice(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +59,7 @@ def _choice(parser: argparse.ArgumentParser) -> None:
         "--only", action="append", default=[], metavar="KEY=VALUE",
         help="select sessions as in a source: player=main, min_result=400; if repeated, all conditions must hold",
     )  # fmt: skip
-    parser.add_argument("--tracking", help=TRACKING)
+    add_tracking(parser)
 
 
 def _reader(arguments: argparse.Namespace) -> Reader:
@@ -81,6 +79,7 @@ def _only(arguments: argparse.Namespace) -> dict[str, str]:
 
 def _selected(arguments: argparse.Namespace) -> Reader:
     """As `_reader`; raises ConfigError if no session is selected."""
+    from brayx.recording.config import pattern_hint
     from brayx.recording.source import selects
 
     found = _reader(arguments)
@@ -97,6 +96,7 @@ def _selected(arguments: argparse.Namespace) -> Reader:
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    from brayx.recording.config import pattern_hint
     from brayx.tables import aligned
 
     rows = [("session", "began", "ticks", "end", "result", "player", "why", "unusual", "lost")]

@@ -1,7 +1,4 @@
-"""`brayx replay` and `brayx promote --recordings`: their options and output.
-
-Imports what it needs when a command runs, see `brayx.commands.cli`.
-"""
+"""``brayx replay``."""
 
 from __future__ import annotations
 
@@ -11,90 +8,65 @@ import sys
 from pathlib import Path
 
 from brayx.command_line import SWITCH, count, print_result
-from brayx.commands.recordings import RECORDINGS, SESSION, TRACKING, TRUST
+from brayx.commands.arguments import RECORDINGS, SESSION, add_tracking, add_trust
 from brayx.errors import ConfigError
 from brayx.jobs.shipped import job_file
 
+HELP = "compare what another version would have done in recorded sessions"
 _EVERY = 100
 """Sessions between two lines of progress."""
-_SHOWN = 5
-"""Maximum sessions in the table of a promoted version."""
 
 
-def replay_options(replay: argparse.ArgumentParser) -> None:
-    """Adds the options to the command's parser."""
-    replay.add_argument("recording", metavar="RECORDING", help=RECORDINGS)
-    replay.add_argument(
+def options(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    parser.add_argument("recording", metavar="RECORDING", help=RECORDINGS)
+    parser.add_argument(
         "--model", dest="models", action="append", required=True, metavar="MODEL",
         help="models:/NAME/12, models:/NAME@ALIAS, or a checkpoint's folder; given twice, the second version is "
         "compared with the first instead of with the recording",
     )  # fmt: skip
-    replay.add_argument(
-        "--session", default="", metavar="ID", help=f"{SESSION} (default: all)"
-    )  # fmt: skip
-    replay.add_argument(
+    parser.add_argument("--session", default="", metavar="ID", help=f"{SESSION} (default: all)")
+    parser.add_argument(
         "--job", type=job_file, metavar="YAML",
         help="the job that made the models, or the name of a shipped one (default: the one in their checkpoints)",
     )  # fmt: skip
-    replay.add_argument("--trust", help=TRUST, **SWITCH)
-    replay.add_argument(
+    add_trust(parser)
+    parser.add_argument(
         "--component", metavar="NAME",
         help="the model component, if the job has several and neither the version's name nor the trainer says which",
     )  # fmt: skip
-    replay.add_argument(
+    parser.add_argument(
         "--tolerance", type=float, default=1e-3, metavar="X",
         help="largest difference of continuous actions that count as equal (default: %(default)g)",
     )  # fmt: skip
-    replay.add_argument("--json", help="print one JSON document", **SWITCH)
-    replay.add_argument(
+    parser.add_argument("--json", help="print one JSON document", **SWITCH)
+    parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="PNG to write: by tick for one session, by session for several"
     )
-    replay.add_argument("--ticks", type=Path, metavar="FILE", help="CSV to write, with a row for each tick")
-    replay.add_argument(
+    parser.add_argument("--ticks", type=Path, metavar="FILE", help="CSV to write, with a row for each tick")
+    parser.add_argument(
         "--resimulate", default="", metavar="COMMAND",
         help="play the game again with this gamecore: it gets the recorded replies, from --from-tick on the version's. "
         "If --session names a game, the version plays all its seats; if a session, only that seat",
     )  # fmt: skip
-    replay.add_argument(
+    parser.add_argument(
         "--from-tick", type=_from_0, default=0, metavar="N",
         help="with --resimulate: the first tick that the version answers (default: 0)",
     )  # fmt: skip
-    replay.add_argument(
+    parser.add_argument(
         "--out", default="", metavar="FOLDER", help="with --resimulate: record the new game here, from that tick on"
     )
-    replay.add_argument(
+    parser.add_argument(
         "--others", default="", metavar="PLAYER",
         help="with --resimulate of one seat: the player of the other seats once the game no longer follows their "
         "recordings, named as in `brayx match` (default: the version)",
     )  # fmt: skip
-    replay.add_argument("--actor", default="", help="with --resimulate: the job's actor (default: the only one)")
-    replay.add_argument(
+    parser.add_argument("--actor", default="", help="with --resimulate: the job's actor (default: the only one)")
+    parser.add_argument(
         "--timeout-s", type=float, default=60.0,
         help="with --resimulate: deadline for the game's next tick (default: %(default)g)",
     )  # fmt: skip
-    replay.add_argument("--tracking", help=TRACKING)
-    replay.set_defaults(run=_replay)
-
-
-def gate_options(promote: argparse.ArgumentParser) -> None:
-    """Adds the options of the gate to the parser of `brayx promote`."""
-    promote.add_argument(
-        "--recordings", default="", metavar="FOLDER",
-        help="promote only a version that meets --min-agreement and --max-kl on these recordings",
-    )  # fmt: skip
-    promote.add_argument(
-        "--min-agreement", type=float, metavar="X", help="with --recordings: minimum share of equal actions, 0 to 1"
-    )
-    promote.add_argument(
-        "--max-kl", type=float, metavar="Y", help="with --recordings: maximum mean KL divergence, in nats"
-    )
-    promote.add_argument(
-        "--job",
-        type=job_file,
-        metavar="YAML",
-        help="with --recordings: the job that made the model (default: the one in its checkpoint)",
-    )
-    promote.add_argument("--trust", help=f"with --recordings: {TRUST}", **SWITCH)
+    add_tracking(parser)
 
 
 def _from_0(text: str) -> int:
@@ -102,35 +74,8 @@ def _from_0(text: str) -> int:
     return 0 if text == "0" else count(text)
 
 
-def passed(arguments: argparse.Namespace, uri: str) -> None:
-    """Checks the version that `brayx promote` gets, if ``--recordings`` is given. Replaces an alias by its version.
-
-    Raises:
-        PromotionRefused: the version does not pass.
-        ConfigError: the options cannot be combined.
-    """
-    if not arguments.recordings:
-        if arguments.min_agreement is not None or arguments.max_kl is not None:
-            raise ConfigError("--min-agreement and --max-kl need --recordings")
-        return
-    from brayx.recording.gate import RecordingsGate, check_recordings
-    from brayx.tracking import find
-
-    if not arguments.reference.startswith("models:/"):
-        raise ConfigError(f"with --recordings, name the version as models:/NAME/VERSION, got {arguments.reference!r}")
-    gate = RecordingsGate(arguments.min_agreement, arguments.max_kl)
-    name = arguments.reference.removeprefix("models:/").partition("@")[0].partition("/")[0]
-    given = arguments.reference if arguments.version is None else f"models:/{name}/{arguments.version}"
-    entry = find(given, uri)
-    arguments.reference = f"models:/{entry.name}/{entry.version}"  # an alias may move during the check
-    report, reason = check_recordings(
-        arguments.reference, arguments.recordings, gate, uri, job=arguments.job, trust=arguments.trust
-    )
-    print(report.text(_SHOWN))
-    print(f"it passes: {reason}")
-
-
-def _replay(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Replays, and prints the report; returns 1 if sessions could not be replayed."""
     from brayx.tracking import tracking_uri
 
     uri = tracking_uri(arguments.tracking)

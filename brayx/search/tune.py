@@ -1,32 +1,26 @@
 """Searches for good training options: many trials, each a nested run in MLflow, and a final table.
 
-    python -m pipelines.tune --env CartPole-v1 --search "learning_rate=loguniform(1e-4, 1e-2)" --num-trials 8
-
 ``asha`` (Li et al. 2020, https://arxiv.org/abs/1810.05934) stops trials that are worse than others of the same age.
 ``pbt`` (Jaderberg et al. 2017, https://arxiv.org/abs/1711.09846) replaces bad trials by copies of good ones, including
 weights and optimiser, with slightly changed options. Both compare trials after each interval, while they run, and keep
 a checkpoint of each comparison. Trials run in processes on this machine, or in Ray Tune with ``--cluster``. Only this
-process writes to MLflow. Knows nothing of how a trial learns. Torch is imported only when a search starts, because
-``brayx completion`` loads this module for its options.
+process writes to MLflow. Knows nothing of how a trial learns.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import math
 import os
 import random
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from brayx.command_line import Parser
 from brayx.errors import ConfigError, StartupError
 from brayx.metrics import significant
 from brayx.metrics.charts import CHARTS
@@ -51,13 +45,6 @@ Say = Callable[[str], None]
 _DRAWN_ANEW = 0.25
 """Share of a copy's options that are drawn again from their domains."""
 _TIMEOUT_S = 24 * 3600.0
-_OLD_FLAGS = {
-    "--trials": "num_trials",
-    "--timesteps": "num_steps",
-    "--total-steps": "num_steps",
-    "--interval": "interval_steps",
-}
-"""Flags of earlier versions, which still work; `--help` and completion have the new ones only."""
 _COPIED = ("normalise_obs", "normalise_reward", "normalise_value")
 """Options with running moments. A copy takes these over, so they must be the same in all trials."""
 
@@ -443,78 +430,3 @@ def table(outcomes: Sequence[Outcome], steps_of: str = _ENV_STEPS) -> str:
 
 def _short(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = Parser(prog="brayx tune", description=__doc__.splitlines()[0])
-    made.add_argument("--env", required=True, help="Gymnasium id")
-    made.add_argument(
-        "--search", action="append", default=[], metavar="OPTION=DOMAIN", dest="lines",
-        help="loguniform(a, b), uniform(a, b), randint(a, b), choice(a, b, ...), or one value; once for each option",
-    )  # fmt: skip
-    made.add_argument(
-        "--algorithm", default="ppo", help="name of the algorithm, or a module of your own (default: %(default)s)"
-    )
-    made.add_argument(
-        "--demonstrations", default=None, metavar="FILES",
-        help="recorded episodes that every trial of mixed or bc imitates: a file, a pattern in quotes, "
-        "or a folder of recordings",
-    )  # fmt: skip
-    made.add_argument(
-        "--actions", choices=["environment", "policy"], default=None,
-        help="whose actions the demonstrations have: the environment's, or a policy's (default: as the files say)",
-    )  # fmt: skip
-    made.add_argument("--method", choices=["asha", "pbt"], default="asha", help="(default: %(default)s)")
-    made.add_argument("--num-trials", type=int, default=8, help="(default: %(default)s)")
-    made.add_argument(
-        "--num-steps",
-        type=int,
-        default=60_000,
-        help="env steps of a trial; of bc, transitions of its batches (default: %(default)s)",
-    )
-    made.add_argument(
-        "--interval-steps", type=int, default=None, help="env steps between two comparisons (default: a twelfth)"
-    )
-    for old, name in _OLD_FLAGS.items():
-        made.add_argument(old, type=int, dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    made.add_argument("--target-return", type=float, default=None, help="stop a trial that reaches it")
-    made.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
-    made.add_argument("--project", default="tuning", help="MLflow experiment (default: %(default)s)")
-    made.add_argument("--tracking", default=None, help="MLflow's URI, or its sqlite file (default: ./mlflow.db)")
-    made.add_argument(
-        "--cluster", nargs="?", const="", metavar="ADDRESS",
-        help="run the trials on Ray: join the cluster at ADDRESS, or start one",
-    )  # fmt: skip
-    return made
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the search and prints the table; returns 0.
-
-    Raises:
-        BrayxError: the search could not start, or failed.
-    """
-    arguments = parser().parse_args(argv)
-    from brayx.search.space import parse
-
-    found = tune(
-        arguments.env,
-        parse(arguments.lines),
-        algorithm=arguments.algorithm,
-        demonstrations=arguments.demonstrations,
-        actions=arguments.actions,
-        method=arguments.method,
-        num_trials=arguments.num_trials,
-        num_steps=arguments.num_steps,
-        interval_steps=arguments.interval_steps,
-        target_return=arguments.target_return,
-        seed=arguments.seed,
-        project=arguments.project,
-        tracking=arguments.tracking,
-        cluster=arguments.cluster,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
-    )
-    print(table(found.trials, found.steps))
-    print(f"the table, its picture and the best checkpoint are in run {found.trial.name!r} of {found.trial.project!r}")
-    return 0

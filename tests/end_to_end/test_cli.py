@@ -98,7 +98,7 @@ def test_every_command_has_a_line_and_completion_offers_it() -> None:
 
 def parser_of_commands() -> dict[str, str]:
     """The help line of each command."""
-    (commands,) = [action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    (commands,) = [action for action in cli.parser()._actions if isinstance(action, argparse._SubParsersAction)]
     lines = {action.dest: action.help or "" for action in commands._choices_actions}
     assert set(lines) == set(commands.choices)
     return lines

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from brayx.commands.new import KINDS, new_project
+from brayx.jobs.new import KINDS, new_project
 from tests.end_to_end.jobs import without_ray
 
 TIMEOUT_S = 400.0

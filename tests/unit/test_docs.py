@@ -47,13 +47,14 @@ from brayx.actor.table import MAX_WAITING, SessionTable
 from brayx.algorithms.ppo import PPO, PPOConfig
 from brayx.bridges import gym, pettingzoo
 from brayx.commands import cli
-from brayx.commands.new import new_project
+from brayx.commands.train import training_options
 from brayx.components import load
 from brayx.engines import build_engine
 from brayx.engines.bundle import Samples, write_bundle
 from brayx.errors import ConfigError, TrackingError
 from brayx.gamecore.protocol import MAX_HEADER_BYTES, WS_SUBPROTOCOL
 from brayx.jobs.config import KINDS, JobConfig, SourceConfig
+from brayx.jobs.new import new_project
 from brayx.model.grpc import ModelDoor
 from brayx.model.local import LocalModel
 from brayx.nets.heads import MASKED
@@ -397,14 +398,8 @@ def check_command(words: list[str], folder: Path) -> None:
 def check_brayx(words: list[str], folder: Path) -> None:
     if words == ["--help"]:
         return
-    if words[0] in cli.OWN:
-        with contextlib.redirect_stdout(io.StringIO()) as said, pytest.raises(SystemExit):
-            importlib.import_module(cli.OWN[words[0]][0]).main(["--help"])
-        check_options(words[1:], said.getvalue())
-        for line in (after for option, after in itertools.pairwise(words) if option == "--search"):
-            search.parse([line])
-        return
-    arguments = cli._parser().parse_args(words)
+    arguments = cli.parser([words[0]]).parse_args(words)
+    search.parse(getattr(arguments, "lines", []))
     config = getattr(arguments, "config", None)
     if config is not None:
         JobConfig.load(folder / config, arguments.overrides)
@@ -643,7 +638,7 @@ def test_serve_arguments_equal_the_code() -> None:
 
 def test_train_options_equal_the_parser() -> None:
     parser = argparse.ArgumentParser()
-    cli._training_options(parser)
+    training_options(parser)
     shown = set(re.findall(r"^\| `(--\w+)", section("docs/guide-train.md", "Options"), re.M))
     assert shown | {"-h", "--set"} == {action.option_strings[0] for action in parser._actions}
 

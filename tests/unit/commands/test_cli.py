@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 
 from brayx.command_line import Switch
-from brayx.commands import cli
-from brayx.commands.ppo import options
+from brayx.commands import cli, gamecore
 
 ROOT = Path(__file__).parents[3]
 
 DROPPED = """
 import os, signal, sys, time
-from brayx.commands import cli
+from brayx.commands import check, cli
 
 class Finalised:
     def __del__(self):
@@ -33,7 +32,7 @@ def work(arguments):
     time.sleep(60)
     return 0
 
-cli._check = work
+check.run = work
 sys.exit(cli.main(["check", "job.yaml"]))
 """
 
@@ -44,6 +43,32 @@ def test_an_interrupt_that_python_drops_is_repeated() -> None:
     assert done.stdout == "went on\n"
     assert done.returncode == 130
     assert done.stderr == ""
+
+
+def test_every_command_is_a_file_and_every_file_with_a_help_is_a_command() -> None:
+    folder = Path(cli.__file__).parent
+    assert {file.stem for file in folder.glob("*.py") if "\nHELP = " in file.read_text()} == set(cli.COMMANDS)
+
+
+LOADED = """
+import sys
+from brayx.commands import cli
+try:
+    cli.main(sys.argv[1:])
+except SystemExit:
+    pass
+print(*sorted(sys.modules))
+"""
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["gamecore", "--help"]])
+def test_help_loads_no_engine_and_a_command_no_other(words: list[str]) -> None:
+    command = [sys.executable, "-c", LOADED, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert not loaded & {"torch", "ray", "mlflow", "numpy", "gymnasium", "pydantic"}
+    commands = {name for name in cli.COMMANDS if f"brayx.commands.{name}" in loaded}
+    assert commands == (set(cli.COMMANDS) if words == ["--help"] else {words[0]})
 
 
 @pytest.mark.slow  # starts the command and waits for its first line
@@ -118,9 +143,8 @@ def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
 
 
 def test_every_switch_can_be_negated(capsys: pytest.CaptureFixture[str]) -> None:
-    modules = [module for module, _ in cli.OWN.values()] + [f"brayx.bridges.{kind}" for kind in cli.GAMECORES]
-    own = [importlib.import_module(module).parser() for module in modules]
-    every = [*parsers(cli._parser()), *own]
+    bridges = [importlib.import_module(f"brayx.bridges.{kind}").parser() for kind in gamecore.KINDS]
+    every = [*parsers(cli.parser()), *bridges]
     switches = {
         option
         for parser in every
@@ -136,6 +160,6 @@ def test_every_switch_can_be_negated(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_last_of_a_switch_and_its_negation_counts() -> None:
-    assert not cli._parser().parse_args(["train", "cartpole.yaml", "--new", "--no-new"]).new
-    assert cli._parser().parse_args(["doctor", "ws://x", "--no-json", "--json"]).json
-    assert options(["--env", "CartPole-v1"])["new"] is options(["--env", "CartPole-v1", "--new", "--no-new"])["new"]
+    assert not cli.parser().parse_args(["train", "cartpole.yaml", "--new", "--no-new"]).new
+    assert cli.parser().parse_args(["doctor", "ws://x", "--no-json", "--json"]).json
+    assert not cli.parser().parse_args(["ppo", "--env", "CartPole-v1", "--new", "--no-new"]).new

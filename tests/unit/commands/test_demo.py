@@ -48,7 +48,7 @@ def test_missing_code_is_named_before_ray_starts(tmp_path, tracking_db, monkeypa
         new=False,
     )
     with pytest.raises(ConfigError, match="Mine"):
-        demo_module.demo(arguments)
+        demo_module.run(arguments)
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def played(tmp_path, monkeypatch):
     result = SimpleNamespace(finished=True, version=1, pool_name="cartpole", curve=[(1, 500.0)], summary=str)
     served = contextlib.nullcontext("http://127.0.0.1:1")
     monkeypatch.setattr(demo_module, "_in_process", lambda *_: (result, lambda _: served))
-    monkeypatch.setattr(demo_module, "evaluate", evaluate)
-    monkeypatch.setattr(demo_module, "rate", lambda *_: None)
+    monkeypatch.setattr("brayx.jobs.evaluate.evaluate", evaluate)
+    monkeypatch.setattr("brayx.jobs.rating.rate", lambda *_: None)
     monkeypatch.chdir(tmp_path)
 
     def run(tracking=None, overrides=()):
@@ -78,7 +78,7 @@ def played(tmp_path, monkeypatch):
             new=False,
             games=20,
         )
-        assert demo_module.demo(arguments) == 0
+        assert demo_module.run(arguments) == 0
         return asked
 
     return run

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from brayx.algorithms.ppo import PPOConfig
-from brayx.commands.ppo import _configs, _progress, algorithm_of, options, training_of
+from brayx.commands import cli
+from brayx.commands.ppo import _configs, _progress, algorithm_of, chosen_options, training_of
 from brayx.commands.presets import PRESETS
 from brayx.errors import ConfigError
 from brayx.local.training import Training
@@ -21,6 +23,12 @@ from brayx.tracking import Trial
 from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[3]
+
+
+def options(words: list[str]) -> dict[str, Any]:
+    """Every option by name, as the command has it."""
+    given = vars(cli.parser(["ppo"]).parse_args(["ppo", *words]))
+    return chosen_options({name: value for name, value in given.items() if name != "run"})
 
 
 def test_the_promised_names_have_the_promised_defaults():

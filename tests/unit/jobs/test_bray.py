@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from brayx.algorithms.build import algorithm_options
-from brayx.commands.new import new_project
 from brayx.errors import ConfigError
 from brayx.jobs.bray import OPTIONS, Same
 from brayx.jobs.config import KINDS, TOP_OPTIONS, JobConfig
+from brayx.jobs.new import new_project
 
 ROOT = Path(__file__).parents[3]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from brayx.commands.cli import _parser
+from brayx.commands.cli import parser
 from brayx.errors import ConfigError
 from brayx.jobs.code import check_code
 from brayx.jobs.config import JobConfig
@@ -98,7 +98,7 @@ def test_serving_needs_the_render_that_draws_frames_of_recordings(file: Path, mo
 
 def test_the_check_command_reports_it(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def check(*words: str) -> int:
-        arguments = _parser().parse_args(["check", str(file), *words])
+        arguments = parser().parse_args(["check", str(file), *words])
         code: int = arguments.run(arguments)
         return code
 

@@ -20,13 +20,14 @@ from brayx.engines.scaling import from_weights, learned
 from brayx.engines.torch import TorchEngine
 from brayx.jobs.config import JobConfig
 from brayx.jobs.models import build_model
+from brayx.jobs.shipped import TEMPLATES
 from brayx.local.train import train_local
 from brayx.local.training import Training
 from brayx.rollout.envs import make_envs
 from brayx.rollout.moments import ObsNormaliser
 from brayx.tracking import Trial, register
 
-JOB = Path(cli.TEMPLATES) / "ppo_env.yaml"
+JOB = TEMPLATES / "ppo_env.yaml"
 ENVIRONMENTS = ["CartPole-v1", "Pendulum-v1"]
 
 

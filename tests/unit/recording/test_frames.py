@@ -28,6 +28,7 @@ from brayx.actor.live import NewTicks
 from brayx.actor.live_ticks import LiveFrame
 from brayx.commands import cli
 from brayx.errors import BadRecording, ConfigError
+from brayx.jobs.shipped import TEMPLATES
 from brayx.metrics import Recorder
 from brayx.recording import frames as h264
 from brayx.recording import live_frames, writer
@@ -620,7 +621,7 @@ def test_rerun_gets_a_video_for_each_size(tmp_path: Path) -> None:
 def test_the_shipped_render_of_ticks_draws_frames_and_that_of_games_is_refused(
     tmp_path: Path, function: str, frames: int
 ) -> None:
-    drawing = Drawing("gym_render", function, str(cli.TEMPLATES))
+    drawing = Drawing("gym_render", function, str(TEMPLATES))
     recorder = SessionRecorder(RecordingConfig(folder=str(tmp_path), frames="render"), Recorder(), drawing=drawing)
     log = recorder.open("drawn", b"")
     assert log is not None

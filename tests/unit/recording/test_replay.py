@@ -16,10 +16,10 @@ import torch
 import brayx
 from brayx.actor.agent import State
 from brayx.actor.config import GamecoreConfig
-from brayx.commands import cli
 from brayx.errors import BadRecording, ConfigError, ModelNotFound, NotDeterministic, PromotionRefused, StartupError
 from brayx.jobs.config import JobConfig
 from brayx.jobs.gamecores import Gamecores
+from brayx.jobs.shipped import TEMPLATES
 from brayx.model.build import build_model
 from brayx.recording import open as open_recordings
 from brayx.recording.comparison import Comparison
@@ -32,7 +32,7 @@ from tests.unit.conftest import Run
 from tests.unit.recording.test_moved import Process, Scripted
 from tests.waiting import until
 
-JOB = Path(cli.TEMPLATES) / "cartpole.yaml"
+JOB = TEMPLATES / "cartpole.yaml"
 WAIT_S = 60.0
 GAME = "brayx gamecore gym CartPole-v1 --url {url} --games 2 --seed "
 SEED = 3

@@ -16,10 +16,10 @@ import torch
 
 import brayx
 from brayx.actor.agent import State
-from brayx.commands import cli
 from brayx.errors import BadRecording, ConfigError, NotDeterministic
 from brayx.gamecore.protocol import game_of
 from brayx.jobs.config import JobConfig
+from brayx.jobs.shipped import TEMPLATES
 from brayx.metrics import Recorder
 from brayx.model.build import build_model
 from brayx.recording import open as open_recordings
@@ -215,7 +215,7 @@ def test_a_reply_that_the_game_did_not_get_cannot_be_given_again(record) -> None
 
 # Connect four
 
-FOLDER = Path(cli.TEMPLATES) / "league"
+FOLDER = TEMPLATES / "league"
 GAME = f"python {FOLDER / 'four_game.py'} {{tcp_url}} --games 1"
 
 

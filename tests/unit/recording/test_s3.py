@@ -15,6 +15,7 @@ import brayx
 from brayx.actor.agent import State
 from brayx.commands import cli
 from brayx.errors import BadRecording
+from brayx.jobs.shipped import TEMPLATES
 from brayx.metrics import Recorder
 from brayx.recording import index, writer
 from brayx.recording import open as open_recordings
@@ -31,7 +32,7 @@ pytest.importorskip("s3fs", reason="for S3 tests: pip install s3fs 'moto[server]
 moto_server = pytest.importorskip("moto.server", reason="for S3 tests: pip install s3fs 'moto[server]'")
 
 WAIT_S = 60.0
-JOB = Path(cli.TEMPLATES) / "cartpole.yaml"
+JOB = TEMPLATES / "cartpole.yaml"
 
 
 @pytest.fixture(scope="module")

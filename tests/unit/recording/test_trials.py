@@ -17,6 +17,7 @@ from brayx.commands import cli
 from brayx.errors import BadRecording, ConfigError, TrackingError
 from brayx.jobs.config import JobConfig
 from brayx.jobs.result import keep_recordings
+from brayx.jobs.shipped import TEMPLATES
 from brayx.metrics import Recorder
 from brayx.recording.config import RecordingConfig
 from brayx.recording.recorder import SessionRecorder
@@ -68,7 +69,7 @@ def test_chosen_sessions_go_to_a_trial_once_and_are_read_from_there(
 
 
 def test_a_training_keeps_its_best_and_worst_sessions_and_those_with_errors(tmp_path: Path, trial: Trial) -> None:
-    job = JobConfig.load(Path(cli.TEMPLATES) / "cartpole.yaml")
+    job = JobConfig.load(TEMPLATES / "cartpole.yaml")
     said: list[str] = []
 
     def keep(to_trial: int, since_s: float, folder: str, until_s: float = math.inf) -> None:

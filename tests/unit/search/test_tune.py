@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import math
@@ -15,9 +16,11 @@ import numpy as np
 import pytest
 import torch
 
+from brayx.commands import cli
+from brayx.commands.tune import options
 from brayx.replay.files import Dataset
 from brayx.search.competition import TrialReport
-from brayx.search.tune import Outcome, _by_whole_path, parser, table, tune
+from brayx.search.tune import Outcome, _by_whole_path, table, tune
 from brayx.search.tune_trial import Spec, train_trial
 from tests.leaning import leaning
 
@@ -210,9 +213,11 @@ def test_trials_are_looked_at_at_the_same_env_steps_however_many_environments_th
 
 
 def test_an_option_has_the_same_name_on_the_command_line_and_in_python() -> None:
-    flags = vars(parser().parse_args(["--env", "CartPole-v1"]))
+    parser = argparse.ArgumentParser()
+    options(parser)
+    flags = vars(parser.parse_args(["--env", "CartPole-v1"]))
     assert set(flags) - {"lines"} <= set(inspect.signature(tune).parameters)
-    for action in parser()._actions:
+    for action in parser._actions:
         if action.help != "==SUPPRESS==" and action.dest not in ("help", "lines"):
             assert action.option_strings == [f"--{action.dest.replace('_', '-')}"]
 
@@ -227,7 +232,7 @@ def test_an_option_has_the_same_name_on_the_command_line_and_in_python() -> None
     ],
 )
 def test_flags_of_earlier_versions_still_work(old: str, name: str) -> None:
-    assert vars(parser().parse_args(["--env", "CartPole-v1", old, "3"]))[name] == 3
+    assert vars(cli.parser(["tune"]).parse_args(["tune", "--env", "CartPole-v1", old, "3"]))[name] == 3
 
 
 def test_the_table_has_the_digits_of_a_return() -> None:

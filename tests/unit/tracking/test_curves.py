@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from brayx.commands.visualize import curve, draw, main
+from brayx.commands import cli
 from brayx.errors import ConfigError
 from brayx.metrics import Recorder
 from brayx.tracking import Trial, find_trial
+from brayx.tracking.curves import curve, draw, trials_with
 from brayx.tracking.hub import Hub
 
 
@@ -94,12 +95,12 @@ def test_the_command_writes_a_picture_or_says_why_not(trials, tmp_path, command)
 
 def test_the_published_command_line_draws_every_trial_of_a_folder(trials, tmp_path, capsys):
     folder = str(tmp_path)
-    assert main(["--logdir", folder, "--save_fig", "True"]) == 0
+    assert cli.main(["visualize", "--logdir", folder, "--save_fig", "True"]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert main(["--logdir", folder, "--save_fig", "False"]) == 0
+    assert cli.main(["visualize", "--logdir", folder, "--save_fig", "False"]) == 0
     ends = capsys.readouterr().out.splitlines()
     assert ends == ["project 0: first: 200 at 200", "project 1: second: 201 at 200", "project 2: second: 202 at 200"]
     with pytest.raises(ConfigError) as none:
-        main(["--logdir", folder, "--metric", "nothing"])
+        trials_with("nothing", trials[0].uri)
     assert none.value.details["metric"] == "nothing"

@@ -15,11 +15,11 @@ import yaml
 from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActorFactory
 from brayx.commands import cli
-from brayx.commands.new import KINDS, new_project
 from brayx.components import load
 from brayx.errors import AgentError, ConfigError
 from brayx.jobs.code import check_code
 from brayx.jobs.config import JobConfig
+from brayx.jobs.new import KINDS, new_project
 from brayx.jobs.options import documented
 from brayx.jobs.shipped import TEMPLATES
 from brayx.metrics import Recorder

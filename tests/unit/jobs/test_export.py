@@ -11,17 +11,18 @@ import pytest
 import torch
 
 from brayx.commands import cli
-from brayx.commands import export as module_under_test
 from brayx.engines.base import Tolerance
 from brayx.engines.frozen import Session
 from brayx.engines.int8 import Int8Engine
+from brayx.jobs import export as module_under_test
 from brayx.jobs.config import JobConfig
+from brayx.jobs.shipped import TEMPLATES
 from brayx.model.build import build_model
 from brayx.tracking import Trial, register
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters
 
-JOB = Path(cli.TEMPLATES) / "cartpole.yaml"
+JOB = TEMPLATES / "cartpole.yaml"
 SEEN = np.random.default_rng(0).standard_normal((256, 4)).astype(np.float32)
 
 

@@ -1,0 +1,25 @@
+"""``brayx gamecore``. Each kind has its own parser in its bridge, which ``python -m brayx.bridges.gym`` uses, too."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+HELP = "play as a game: `brayx gamecore gym ENV_ID --url URL`"
+KINDS = {"gym": "any Gymnasium environment", "pettingzoo": "any PettingZoo environment, a session for each agent"}
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Adds the kinds. Their options stay with the bridge: importing one needs its environment's packages."""
+    kinds = parser.add_subparsers(title="kinds", required=True, metavar="KIND")
+    for kind, what in KINDS.items():
+        # No word begins with this prefix, so all words are the bridge's.
+        words = kinds.add_parser(kind, help=what, add_help=False, prefix_chars="\0")
+        words.add_argument("words", nargs=argparse.REMAINDER)
+        words.set_defaults(kind=kind)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plays; exit codes as for `brayx.gamecore.games.run_command`."""
+    code: int = importlib.import_module(f"brayx.bridges.{arguments.kind}").main(arguments.words)
+    return code

@@ -1,0 +1,50 @@
+"""``brayx train``."""
+
+from __future__ import annotations
+
+import argparse
+
+from brayx.command_line import SWITCH, announced
+from brayx.commands.arguments import add_job, add_set, add_tracking
+
+HELP = "run a job's training"
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    add_job(parser)
+    training_options(parser)
+
+
+def training_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of every command that trains a job."""
+    add_set(parser)
+    parser.add_argument("--trial", help="name of the MLflow run; an interrupted one of that name is resumed")
+    parser.add_argument("--new", help="start a new run even if there is one to resume", **SWITCH)
+    add_tracking(parser)
+    parser.add_argument(
+        "--cluster", nargs="?", const="", metavar="ADDRESS",
+        help="run on Ray instead of in this process: join the cluster at ADDRESS (auto: this machine's), or start one",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ingress", choices=["haproxy", "serve"], default="haproxy",
+        help="Serve's ingress when Ray is started here (default: %(default)s)",
+    )  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Trains; returns 0, or 130 if it was interrupted."""
+    with announced(arguments.config, "before training began"):
+        from brayx.hosts import train
+        from brayx.jobs.config import JobConfig
+
+        result = train(
+            JobConfig.load(arguments.config, arguments.overrides),
+            cluster=arguments.cluster,
+            ingress=arguments.ingress,
+            trial_name=arguments.trial,
+            resume=not arguments.new,
+            tracking=arguments.tracking,
+        )
+    print(result.summary())
+    return 0 if result.finished else 130

@@ -1,0 +1,89 @@
+"""Curves of trials: a metric over env steps, updates or seconds, and their picture."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from brayx.errors import ConfigError
+from brayx.metrics.charts import CHARTS
+from brayx.tracking import Trial
+from brayx.tracking.finding import newest_runs
+from brayx.tracking.store import client_of, telling
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Curve = Sequence[tuple[float, float]]
+
+
+def curve(trial: Trial, metric: str, against: str) -> Curve:
+    """Points of a metric over ``env_steps``, ``updates`` or ``seconds``, in order, for any ``x_axis`` of the trial.
+
+    Raises:
+        ConfigError: the trial has none of them.
+        TrackingError: the store could not be read.
+    """
+    values = _history(trial, metric)
+    if not values:
+        raise ConfigError(f"trial {trial.name!r} has no metric {metric!r}", trial=trial.name, metric=metric)
+    # All three are metrics, too. A sum is written when it has grown: until it is again, it is what it was.
+    passed = _history(trial, CHARTS[against])
+    if not passed and against == "env_steps":  # written without brayx's hub
+        passed = [(at, step, float(step)) for at, step, _ in values]
+    written = [at for at, _, _ in passed]
+    places = [bisect.bisect_right(written, at) for at, _, _ in values]
+    points = [(passed[place - 1][2], value) for place, (_, _, value) in zip(places, values, strict=True) if place]
+    if not points:
+        raise ConfigError(
+            f"trial {trial.name!r} has no metric {CHARTS[against]!r}", trial=trial.name, metric=CHARTS[against]
+        )
+    return sorted(points)
+
+
+def _history(trial: Trial, metric: str) -> list[tuple[int, int, float]]:
+    """Time (Unix, in ms; equal for values that were written together), step and value of each point, in order."""
+    with telling(f"cannot read metric {metric!r} of trial {trial.name!r}"):
+        points = client_of(trial.uri).get_metric_history(trial.run_id, metric)
+    return sorted((point.timestamp, point.step, point.value) for point in points)
+
+
+def draw(curves: Sequence[tuple[str, Curve]], *, metric: str, against: str) -> Figure:
+    """Draws one line per curve, with its label in the legend."""
+    from brayx.figures import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for label, points in curves:
+        axes.plot([x for x, _ in points], [y for _, y in points], label=label, linewidth=1.5)
+    axes.set_xlabel(against.replace("_", " "))
+    axes.set_ylabel(metric)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    return figure
+
+
+def trials_with(metric: str, uri: str) -> list[Trial]:
+    """The trials that have the metric, oldest first.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    runs = [run for run in newest_runs(uri)[1] if metric in run.data.metrics]
+    if not runs:
+        raise ConfigError(f"no trial in {uri} has the metric {metric!r}: see `brayx trials`", metric=metric)
+    return [Trial.attach(uri, run.info.run_id) for run in reversed(runs)]
+
+
+def save(figure: Figure, out: Path) -> None:
+    """Writes a picture: PNG, SVG or PDF, by the file's name.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        figure.savefig(out, dpi=120)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{out} cannot be written: {error}", out=str(out)) from error
