@@ -1,9 +1,9 @@
-"""The numbers of a trial that MLflow shows, and their names: at most forty that all jobs share, and what a job adds.
+"""The numbers of a trial that MLflow shows, and their names, by group.
 
-MLflow groups metrics by the part before the ``/``, and slows down past a hundred charts. So this module adds up the
-labels of brayx's sums; the screen and a trial's `NUMBERS_FILE` have them one by one. What depends on the job is not
-bounded here: means and last values have a chart for each label (brayx labels only ``rollout_workers``, by rollout),
-metrics of the algorithm that are not in `CHARTS` are ``learner/NAME``, results of evaluation are ``eval/NAME``, and an
+MLflow's page and the console's group metrics by the part before the ``/``. MLflow's slows down past a hundred charts,
+so this module adds up the labels of brayx's sums; the screen and a trial's `NUMBERS_FILE` have them one by one. A job
+adds charts: means and last values have one for each label (brayx labels only ``rollout_workers``, by rollout), metrics
+of the algorithm that are not in `CHARTS` are ``learner/NAME``, results of evaluation are ``eval/NAME``, and an
 application's own metrics have a chart for each label. Knows nothing of recorders or writers.
 """
 
@@ -22,57 +22,84 @@ from brayx.metrics.totals import (
     SECONDS,
 )
 
+_CHARTS: Mapping[str, Mapping[str, str]] = {
+    "return": {
+        "episode_return.last100": "last_100_games",
+        "episode_return": "mean",
+        GAMES_IN_WINDOW: "window_games",
+    },
+    "session": {
+        GAMES: "games",
+        "games_failed": "failed_games",
+        "episode_length.last100": "game_length",
+        "sessions_started": "started",
+        "sessions_ended": "ended",
+        "agent_errors": "agent_errors",
+    },
+    "tick": {
+        "ticks": "count",
+        "ticks_per_s": "per_s",
+        "tick_seconds.p50": "seconds_p50",
+        "tick_seconds.p99": "seconds_p99",
+        "ticks_fallen_back": "fallen_back",
+        "requests_refused": "refused",
+        "forward_batch_size": "forward_batch_size",
+    },
+    "replay": {
+        "env_steps": "env_steps",
+        "env_steps_per_s": "env_steps_per_s",
+        "fragments_pushed": "fragments",
+        "fragments_dropped": "fragments_lost",
+        "replay_dropped": "dropped",
+        "replay_batches": "batches",
+    },
+    "rollout": {
+        "rollout_workers": "workers",
+        "rollout_workers_lost": "workers_lost",
+    },
+    "learner": {
+        "updates": "updates",
+        SECONDS: "seconds",
+        "policy_version": "policy_version",
+        "lag_versions": "lag_versions",
+        "update_seconds.p50": "update_seconds_p50",
+        "learner_wait_fraction": "wait_fraction",
+        "loss": "loss",
+        "policy_loss": "policy_loss",
+        "value_loss": "value_loss",
+        "entropy": "entropy",
+        "approx_kl": "approx_kl",
+        "clip_fraction": "clip_fraction",
+        "explained_variance": "explained_variance",
+        "grad_norm": "grad_norm",
+        "learning_rate": "learning_rate",
+        "checkpoints_failed": "checkpoints_failed",
+    },
+    "league": {
+        "league_games": "games",
+        "league_games_per_s": "games_per_s",
+        "league_points": "points",
+        "league_pool": "pool",
+        "league_champion": "champion",
+    },
+}
+"""Name in its group of each number of `brayx.metrics.totals.Totals` that MLflow shows, by group."""
 CHARTS: Mapping[str, str] = {
-    "episode_return.last100": "return/last_100_games",
-    "episode_return": "return/mean",
-    GAMES_IN_WINDOW: "return/window_games",
-    GAMES: "session/games",
-    "games_failed": "session/failed_games",
-    "episode_length.last100": "session/game_length",
-    "sessions_started": "session/started",
-    "sessions_ended": "session/ended",
-    "agent_errors": "session/agent_errors",
-    "ticks": "tick/count",
-    "ticks_per_s": "tick/per_s",
-    "tick_seconds.p50": "tick/seconds_p50",
-    "tick_seconds.p99": "tick/seconds_p99",
-    "ticks_fallen_back": "tick/fallen_back",
-    "requests_refused": "tick/refused",
-    "forward_batch_size": "tick/forward_batch_size",
-    "env_steps": "replay/env_steps",
-    "env_steps_per_s": "replay/env_steps_per_s",
-    "fragments_pushed": "replay/fragments",
-    "fragments_dropped": "replay/fragments_lost",
-    "replay_dropped": "replay/dropped",
-    "replay_batches": "replay/batches",
-    "rollout_workers": "rollout/workers",
-    "rollout_workers_lost": "rollout/workers_lost",
-    "updates": "learner/updates",
-    SECONDS: "learner/seconds",
-    "policy_version": "learner/policy_version",
-    "lag_versions": "learner/lag_versions",
-    "update_seconds.p50": "learner/update_seconds_p50",
-    "learner_wait_fraction": "learner/wait_fraction",
-    "loss": "learner/loss",
-    "policy_loss": "learner/policy_loss",
-    "value_loss": "learner/value_loss",
-    "entropy": "learner/entropy",
-    "approx_kl": "learner/approx_kl",
-    "clip_fraction": "learner/clip_fraction",
-    "explained_variance": "learner/explained_variance",
-    "grad_norm": "learner/grad_norm",
-    "learning_rate": "learner/learning_rate",
-    "checkpoints_failed": "learner/checkpoints_failed",
+    name: f"{group}/{chart}" for group, charts in _CHARTS.items() for name, chart in charts.items()
 }
-"""MLflow's name of each number of `brayx.metrics.totals.Totals` that MLflow shows."""
-LEAGUE_CHARTS: Mapping[str, str] = {
-    "league_games": "league/games",
-    "league_games_per_s": "league/games_per_s",
-    "league_points": "league/points",
-    "league_pool": "league/pool",
-    "league_champion": "league/champion",
+"""MLflow's name of each number that it shows."""
+GROUPS: Mapping[str, str] = {
+    "return": "Return",
+    "learner": "Learner",
+    "replay": "Replay",
+    "session": "Games and sessions",
+    "tick": "Ticks",
+    "rollout": "Rollouts",
+    "league": "League",
+    "eval": "Evaluation",
+    "game": "The game's own",
 }
-"""What a job with a league adds to `CHARTS`."""
+"""Title of each group of brayx, in the order of the console's page. An application may add groups."""
 SERVING_CHARTS: Mapping[str, str] = {
     "episode_return": CHARTS["episode_return"],
     GAMES: CHARTS[GAMES],
@@ -89,15 +116,27 @@ NUMBERS_FILE = "numbers.json"
 
 _OWN = "game/"
 _NOT_SHOWN = (FAILED_IN_WINDOW, FRAGMENTS_IN_WINDOW, LOST_IN_WINDOW, OVERLOADED_IN_WINDOW)
-_ALL = {**CHARTS, **LEAGUE_CHARTS}
-_TAKEN = frozenset(_ALL.values())
-_SUMS = frozenset(name for name in _ALL if name in METRICS and METRICS[name].kind is Kind.SUM)
+_TAKEN = frozenset(CHARTS.values())
+_SUMS = frozenset(name for name in CHARTS if name in METRICS and METRICS[name].kind is Kind.SUM)
+
+
+def grouped(charts: Collection[str]) -> dict[str, list[str]]:
+    """MLflow's names by group: brayx's groups and charts in their order, then others by name.
+
+    Args:
+        charts: MLflow's names; one without a group is in the group ``""``.
+    """
+    groups: dict[str, list[str]] = {}
+    known = [chart for chart in CHARTS.values() if chart in charts]
+    for chart in (*known, *sorted({*charts} - {*known})):
+        groups.setdefault(chart.rpartition("/")[0].partition("/")[0], []).append(chart)
+    return {group: groups[group] for group in (*GROUPS, *sorted({*groups} - {*GROUPS})) if group in groups}
 
 
 def charted(fresh: Mapping[str, float], totals: Mapping[str, float], own: Collection[str]) -> dict[str, float]:
     """Selects the numbers that MLflow gets, under MLflow's names.
 
-    These are numbers of `CHARTS` and `LEAGUE_CHARTS`, means and last values of them with a label, and every metric that
+    These are numbers of `CHARTS`, means and last values of them with a label, and every metric that
     is not declared in `METRICS`. An application's own metric without a group goes to the group ``game``.
 
     Args:
@@ -109,11 +148,11 @@ def charted(fresh: Mapping[str, float], totals: Mapping[str, float], own: Collec
     for name, value in fresh.items():
         base = name.partition(".")[0]
         if base in _SUMS:
-            shown[_ALL[base]] = sum(total for each, total in totals.items() if each.partition(".")[0] == base)
-        elif name in _ALL:
-            shown[_ALL[name]] = value
-        elif base in _ALL and METRICS[base].kind in (Kind.MEAN, Kind.LAST):  # with a label: of a component
-            shown[f"{_ALL[base]}{name.removeprefix(base)}"] = value
+            shown[CHARTS[base]] = sum(total for label, total in totals.items() if label.partition(".")[0] == base)
+        elif name in CHARTS:
+            shown[CHARTS[name]] = value
+        elif base in CHARTS and METRICS[base].kind in (Kind.MEAN, Kind.LAST):  # with a label: of a component
+            shown[f"{CHARTS[base]}{name.removeprefix(base)}"] = value
         elif base not in METRICS and name not in _NOT_SHOWN:
             shown[_own(name, own)] = value
     return shown
@@ -126,7 +165,7 @@ def sums_of(shown: Mapping[str, float], own: Collection[str]) -> dict[str, float
         shown: the last value of each of its metrics in MLflow.
         own: names of the application's own metrics that are sums.
     """
-    known = {_ALL[name]: name for name in (*_SUMS, GAMES, SECONDS)}
+    known = {CHARTS[name]: name for name in (*_SUMS, GAMES, SECONDS)}
     moved = {name.partition(".")[0].removeprefix(_OWN * 2) for name in shown if name.startswith(_OWN * 2)}
     charts = {_own(name, {*own, *moved}): name for name in own}
     found = {known[name]: value for name, value in shown.items() if name in known}

@@ -33,7 +33,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Job, Serv
     job = Job(folder, f"sqlite:///{folder / 'mlflow.db'}", code)
     job.add(1, "champion")
     job.add(2, "candidate")
-    job.trial.log_metrics({"return/last_100_games": 3.0, "learner/loss": 0.5}, 10)
+    job.trial.log_metrics({"return/last_100_games": 3.0, "learner/loss": 0.5, "session/games": 7.0}, 10)
     with job.served() as (serving, console):
         assert console.get("/api/models"), "MLflow, which takes long to import on a busy machine, is imported by now"
         yield job, serving, console
@@ -275,7 +275,12 @@ def test_trials_and_an_empty_league(served: tuple[Job, Serving, Console], page: 
     page.goto(f"{console.url}/trials")
     page.get_by_role("cell", name="t", exact=True).click()
     expect(page.get_by_text(f"{PROJECT} / t: running")).to_be_visible()
-    expect(page.locator(".nicegui-echart canvas")).to_have_count(2)
+    charts = page.locator(".nicegui-echart canvas:visible")
+    expect(charts).to_have_count(2)
+    page.get_by_text("Games and sessions", exact=True).click()
+    expect(charts).to_have_count(3)
+    page.get_by_text("Learner", exact=True).click()
+    expect(charts).to_have_count(2)
     expect(page.get_by_role("button", name="Stop training")).to_be_hidden()
     page.goto(f"{console.url}/league")
     expect(page.get_by_text("There is no league in this store.")).to_be_visible()

@@ -1,8 +1,8 @@
-"""The pages of the store's trials: a table, and the curves of one trial."""
+"""The pages of the store's trials: a table, and the curves of one trial, by group."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from nicegui import ui
 
@@ -23,7 +23,13 @@ from brayx.console.page.frame import (
     table,
 )
 from brayx.console.trials import Curves, Trial
+from brayx.metrics.charts import GROUPS, RETURN_CHART, grouped
 from brayx.tracking.finding import NEWEST
+
+_OPENED = ("return", "learner")
+"""Groups of charts that are open at first."""
+
+Loaded = tuple[Trial | None, dict[str, list[str]], dict[str, dict[str, list[tuple[int, float]]]]]
 
 
 def add(connect: Connect) -> None:
@@ -37,7 +43,12 @@ def add(connect: Connect) -> None:
     @ui.page("/trials/{run_id}")
     def trial(run_id: str) -> None:
         with frame("Trials", connect) as caller:
-            Panel(lambda: _load(caller, run_id), lambda first: _trial(caller, first), every_s=5.0)
+            opened = {*_OPENED}
+            panel = Panel(
+                lambda: _load(caller, run_id, opened),
+                lambda _: _trial(caller, run_id, opened, lambda: panel.refresh()),
+                every_s=5.0,
+            )
 
 
 def _trials(first: list[Trial]) -> Callable[[list[Trial]], None]:
@@ -74,36 +85,63 @@ def _trials(first: list[Trial]) -> Callable[[list[Trial]], None]:
     return update
 
 
-async def _load(caller: Caller, run_id: str) -> tuple[Trial | None, Curves]:
-    found: list[Trial] = await caller.get(list[Trial], "/api/trials")
-    curves: Curves = await caller.get(Curves, f"/api/trials/{run_id}")
-    return next((each for each in found if each.run_id == run_id), None), curves
+async def _load(caller: Caller, run_id: str, opened: set[str]) -> Loaded:
+    """The trial, its charts by group, and the curves of the opened groups."""
+    trials: list[Trial] = await caller.get(list[Trial], "/api/trials")
+    path = f"/api/trials/{run_id}"
+    head: Curves = await caller.get(Curves, path, metric=RETURN_CHART)
+    groups, curves = grouped(head.numbers), {}
+    for group in opened & groups.keys():
+        of_group: Curves = await caller.get(Curves, path, metric=groups[group])
+        curves[group] = of_group.curves
+    return next((trial for trial in trials if trial.run_id == run_id), None), groups, curves
 
 
-def _trial(caller: Caller, first: tuple[Trial | None, Curves]) -> Callable[[tuple[Trial | None, Curves]], None]:
-    run_id = first[1].run_id
-
+def _trial(
+    caller: Caller, run_id: str, opened: set[str], refresh: Callable[[], Awaitable[None]]
+) -> Callable[[Loaded], None]:
     async def stop() -> None:
         question = "Stop this training? It saves a last checkpoint, and the same command resumes it."
         if await confirmed(question, "Stop it"):
             await control(caller.post(Done, f"/api/trials/{run_id}/stop"), lambda done: sentence(done.done))
 
+    async def toggle(group: str, is_open: bool) -> None:
+        (opened.add if is_open else opened.discard)(group)
+        if is_open:
+            await refresh()
+
     with ui.row().classes("w-full items-center justify-between"):
         title = ui.label().classes("text-xl font-bold")
         button = ui.button("Stop training", icon="stop", on_click=stop).props("outline color=negative")
     none = empty("It has no metrics yet.")
-    grid = ui.grid().classes("w-full grid-cols-1 sm:grid-cols-2 gap-3")
+    parts = ui.column().classes("w-full gap-2")
+    grids: dict[str, ui.grid] = {}
     charts: dict[str, ui.echart] = {}
 
-    def update(found: tuple[Trial | None, Curves]) -> None:
-        trial, curves = found
+    def add_group(group: str, place: int) -> None:
+        part = ui.expansion(
+            GROUPS.get(group, group or "Without a group"),
+            value=group in opened,
+            on_value_change=lambda event: toggle(group, event.value),
+        )
+        part.move(target_index=place)
+        with part.classes("w-full").props("dense header-class=font-semibold"):
+            grids[group] = ui.grid().classes("w-full grid-cols-1 sm:grid-cols-2 gap-3")
+
+    def update(loaded: Loaded) -> None:
+        trial, groups, curves = loaded
         title.set_text(run_id if trial is None else f"{trial.project} / {trial.name}: {trial.status}")
         button.set_visibility(trial is not None and trial.can_stop)
-        none.set_visibility(not curves.curves)
-        with grid:
-            for name, points in curves.curves.items():
-                if name not in charts:
-                    charts[name] = lines({}, "step", height="h-48")
-                put_lines(charts[name], {name: points}, "step", name)
+        none.set_visibility(not groups)
+        with parts:
+            for place, group in enumerate(groups):
+                if group not in grids:
+                    add_group(group, place)
+        for group, of_group in curves.items():
+            with grids[group]:
+                for name, points in of_group.items():
+                    if name not in charts:
+                        charts[name] = lines({}, "step", height="h-48")
+                    put_lines(charts[name], {name: points}, "step", name)
 
     return update

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import re
+
 from brayx.metrics import METRICS, Kind, Recorder
-from brayx.metrics.charts import CHARTS, LEAGUE_CHARTS, RETURN_CHART, charted, sums_of
+from brayx.metrics.charts import CHARTS, GROUPS, RETURN_CHART, charted, grouped, sums_of
 from brayx.metrics.totals import Totals
 
-GROUPS = {"return", "session", "tick", "replay", "rollout", "learner"}
 
-
-def test_at_most_forty_charts_exist_each_in_a_group_of_brayx() -> None:
-    assert len(CHARTS) <= 40
+def test_each_chart_has_a_name_of_its_own_in_a_group_of_brayx() -> None:
     assert len(set(CHARTS.values())) == len(CHARTS)
-    assert {name.split("/")[0] for name in CHARTS.values()} == GROUPS
+    assert all(re.fullmatch(r"[a-z]+/[a-z0-9_]+", chart) for chart in CHARTS.values())
+    assert {chart.partition("/")[0] for chart in CHARTS.values()} <= set(GROUPS)
     assert sorted(name for name in CHARTS.values() if name.startswith("return/"))[0] == RETURN_CHART
+
+
+def test_charts_are_grouped_in_the_order_of_brayx_then_by_name() -> None:
+    charts = ["boss/hp", "learner/alpha", "loss", "learner/loss", "game/gold/per_s", "league/points", RETURN_CHART]
+    assert list(grouped(charts).items()) == [
+        ("return", [RETURN_CHART]),
+        ("learner", ["learner/loss", "learner/alpha"]),
+        ("league", ["league/points"]),
+        ("game", ["game/gold/per_s"]),
+        ("", ["loss"]),
+        ("boss", ["boss/hp"]),
+    ]
 
 
 def test_only_labels_of_means_add_to_brayxs_charts() -> None:
@@ -23,11 +35,10 @@ def test_only_labels_of_means_add_to_brayxs_charts() -> None:
             recorder.add(name, 2.0, label=label)
     totals.merge(recorder.drain())
     shown = charted(totals.take_interval(), totals.sums, totals.own)
-    charts = {**CHARTS, **LEAGUE_CHARTS}
-    labelled = [name for name in METRICS if name in charts and METRICS[name].kind in (Kind.MEAN, Kind.LAST)]
+    labelled = [name for name in METRICS if name in CHARTS and METRICS[name].kind in (Kind.MEAN, Kind.LAST)]
     assert "rollout_workers" in labelled
-    added = {f"{charts[name]}.{label}" for name in labelled for label in ("a", "b")}
-    assert set(shown) - set(charts.values()) == added
+    added = {f"{CHARTS[name]}.{label}" for name in labelled for label in ("a", "b")}
+    assert set(shown) - set(CHARTS.values()) == added
     assert shown["replay/dropped"] == 6.0, "over all labels"
 
 
