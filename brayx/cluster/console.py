@@ -22,6 +22,7 @@ from brayx.actor.table import SessionTable
 from brayx.cluster.directory import Location
 from brayx.cluster.named import answer_with_retry, find_actor
 from brayx.cluster.peers import CONSOLE_PREFIX, PeerDied, Peers
+from brayx.console.job import served_facts
 from brayx.errors import (
     BrayxError,
     ConfigError,
@@ -95,8 +96,8 @@ class ConsoleAnswers:
         """
         match json.loads(request.body):
             case ["ticks", str(session), int(after)]:
-                found = self._live.newer(session, after)
-                return await asyncio.to_thread(lambda: packed(self._frames.shown(session, after, found)))
+                newest = self._live.newer(session, after)
+                return await asyncio.to_thread(lambda: packed(self._frames.shown(session, after, newest)))
             case ["sessions"]:
                 return json.dumps(self._live.sessions()).encode()
             case ["end", str(session)]:
@@ -106,19 +107,11 @@ class ConsoleAnswers:
                     raise ConfigError("this service follows no alias, so no model has a canary")
                 await self._set_share(self._follower.check_share(model, share), share)
             case ["facts"]:
-                return json.dumps(self._facts()).encode()
+                facts = served_facts(self._status(), self._follower, self._numbers)
+                return json.dumps(facts | {"application": self.application}).encode()
             case other:
                 raise ProtocolError(f"a console asks {other!r:.100}, which this replica does not know")
         return b""
-
-    def _facts(self) -> dict[str, Any]:
-        numbers = {name: value for name, value in self._numbers.snapshot().items() if np.isfinite(value)}
-        return {
-            **self._status(),
-            "application": self.application,
-            "canaries": {} if self._follower is None else self._follower.shares(),
-            "numbers": numbers,
-        }
 
 
 class ReplicaSessions:
@@ -132,7 +125,7 @@ class ReplicaSessions:
         self._directory = directory
         self._secret = ""
         self._peers = Peers(lambda: self._secret, prefix=CONSOLE_PREFIX)
-        self._at: OrderedDict[str, Location] = OrderedDict()
+        self._owners: OrderedDict[str, Location] = OrderedDict()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="brayx-console-replicas", daemon=True)
         self._thread.start()
@@ -154,7 +147,7 @@ class ReplicaSessions:
 
     def end(self, session: str) -> None:
         """Ends a session; errors as for `ticks`."""
-        self._run(self._end(session))
+        self._run(self._of_owner(session, "end", session))
 
     def set_share(self, model: str, share: float) -> None:
         """Sets a canary's share of new sessions at all replicas, also those that start later, until the service ends.
@@ -167,7 +160,7 @@ class ReplicaSessions:
         self._run(self._set_share(model, share))
 
     def facts(self) -> dict[str, Any]:
-        """Values of `brayx.console.documents.Job` of all replicas together, and their ``application``."""
+        """Values of `brayx.console.overview.Job` of all replicas together, and their ``application``."""
         try:
             answers, errors = self._run(self._of_all("facts"))
         except BrayxError as error:
@@ -192,17 +185,14 @@ class ReplicaSessions:
     async def _newer(self, session: str, after: int) -> LiveTicks:
         waits = LiveTicks([], after, "", None)  # the session is between two replicas
         try:
-            found = unpacked(await self._of_owner(session, "ticks", session, after))
+            newest = unpacked(await self._of_owner(session, "ticks", session, after))
         except Overloaded as error:
             if error.details.get("layer") != "directory":
                 raise
             return waits
-        if found.end:
-            self._at.pop(session, None)
-        return waits if found.end in _MOVED else found
-
-    async def _end(self, session: str) -> None:
-        await self._of_owner(session, "end", session)
+        if newest.end:
+            self._owners.pop(session, None)
+        return waits if newest.end in _MOVED else newest
 
     async def _set_share(self, model: str, share: float) -> None:
         answers, errors = await self._of_all("set_share", model, share)
@@ -212,26 +202,26 @@ class ReplicaSessions:
     async def _of_owner(self, session: str, *question: Any) -> bytes:
         """The answer of the replica that has the session, or had it when it was last asked."""
         for again in (True, False):
-            known = self._at.get(session)
-            found = await self._locate(session) if known is None else known
+            known = self._owners.get(session)
+            owner = await self._locate(session) if known is None else known
             try:
-                return await self._ask(found.address, *question)
+                return await self._ask(owner.address, *question)
             except PeerDied:
-                await self._ask_directory("bury", found.owner)
+                await self._ask_directory("bury", owner.owner)
             except SessionUnknown:
                 if known is None or not again:
                     raise
-            self._at.pop(session, None)
+            self._owners.pop(session, None)
         raise unknown_session(session)
 
     async def _locate(self, session: str) -> Location:
-        found: Location | None = await self._ask_directory("locate", session)
-        if found is None:
+        owner: Location | None = await self._ask_directory("locate", session)
+        if owner is None:
             raise unknown_session(session)
-        self._at[session] = found
-        while len(self._at) > _MAX_KNOWN:
-            self._at.popitem(last=False)
-        return found
+        self._owners[session] = owner
+        while len(self._owners) > _MAX_KNOWN:
+            self._owners.popitem(last=False)
+        return owner
 
     async def _of_all(self, *question: Any) -> tuple[dict[str, bytes], list[str]]:
         """The replicas' answers by address, and a line for each one that has none.
@@ -243,9 +233,9 @@ class ReplicaSessions:
         addresses: list[str] = await self._ask_directory("addresses")
         if not addresses:
             raise JobNotRunning(f"no replica of {self._directory!r} is running")
-        found = await asyncio.gather(*(self._ask(each, *question) for each in addresses), return_exceptions=True)
+        asked = (self._ask(address, *question) for address in addresses)
         answers, errors = {}, []
-        for address, answer in zip(addresses, found, strict=True):
+        for address, answer in zip(addresses, await asyncio.gather(*asked, return_exceptions=True), strict=True):
             if isinstance(answer, bytes):
                 answers[address] = answer
             elif isinstance(answer, ConfigError):
@@ -279,10 +269,10 @@ class ReplicaSessions:
 
     async def _ask_directory(self, method: str, *args: Any) -> Any:
         async def call() -> Any:
-            found = await asyncio.to_thread(find_actor, self._directory)
-            if found is None:
+            directory = await asyncio.to_thread(find_actor, self._directory)
+            if directory is None:
                 raise JobNotRunning(f"no replica of {self._directory!r} has started yet")
-            return await getattr(found, method).remote(*args)
+            return await getattr(directory, method).remote(*args)
 
         return await answer_with_retry(call, _DIRECTORY_S, "the session directory", finds_actor=True)
 
@@ -296,13 +286,13 @@ def merged(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     first = facts[0] if facts else {}
     registered: dict[str, set[str]] = {}
     by_name: dict[str, list[float]] = {}
-    for each in facts:
-        for model, versions in each.get("registered", {}).items():
+    for replica in facts:
+        for model, versions in replica.get("registered", {}).items():
             registered.setdefault(model, set()).update(versions)
-        for name, value in each["numbers"].items():
+        for name, value in replica["numbers"].items():
             by_name.setdefault(name, []).append(value)
     return {
-        "sessions": sum(each["sessions"] for each in facts),
+        "sessions": sum(replica["sessions"] for replica in facts),
         "application": first.get("application", ""),
         "doors": first.get("doors", {}),
         "canaries": first.get("canaries", {}),
@@ -320,19 +310,19 @@ def _together(name: str, values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def packed(found: LiveTicks) -> bytes:
+def packed(newest: LiveTicks) -> bytes:
     """Ticks as bytes: arrays in safetensors, the rest in its metadata."""
     arrays, rows = dict[str, np.ndarray](), []
-    for at, tick in enumerate(found.ticks):
+    for place, tick in enumerate(newest.ticks):
         rows.append((tick.number, tick.at_s, tick.seconds, tick.event))
-        arrays[f"{at}/input"] = np.frombuffer(tick.input, np.uint8)
-        arrays[f"{at}/output"] = np.frombuffer(tick.output, np.uint8)
-        arrays |= {f"{at}/arrays/{name}": array for name, array in tick.arrays.items() if array.dtype.itemsize <= 8}
+        parts = {f"arrays/{name}": array for name, array in tick.arrays.items() if array.dtype.itemsize <= 8}
+        parts |= {"input": np.frombuffer(tick.input, np.uint8), "output": np.frombuffer(tick.output, np.uint8)}
+        arrays |= {f"{place}/{name}": array for name, array in parts.items()}
     frame = None
-    if found.frame is not None:
-        frame = (found.frame.number, found.frame.failure)
-        arrays["frame"] = np.frombuffer(found.frame.png, np.uint8)
-    return pack(arrays, {"ticks": json.dumps([rows, found.after, found.end, found.result, frame])})
+    if newest.frame is not None:
+        frame = (newest.frame.number, newest.frame.failure)
+        arrays["frame"] = np.frombuffer(newest.frame.png, np.uint8)
+    return pack(arrays, {"ticks": json.dumps([rows, newest.after, newest.end, newest.result, frame])})
 
 
 def unpacked(body: bytes) -> LiveTicks:
@@ -346,13 +336,13 @@ def unpacked(body: bytes) -> LiveTicks:
     if frame is not None:
         number, failure = frame
         frame = LiveFrame(number, arrays.pop("frame").tobytes(), failure)
-    of: list[dict[str, np.ndarray]] = [{} for _ in rows]
-    for name, array in arrays.items():
-        at, _, path = name.partition("/")
-        of[int(at)][path] = array
+    by_tick: list[dict[str, np.ndarray]] = [{} for _ in rows]
+    for path, array in arrays.items():
+        place, _, name = path.partition("/")
+        by_tick[int(place)][name] = array
     ticks = []
-    for (number, at_s, seconds, event), parts in zip(rows, of, strict=True):
-        body, reply = parts.pop("input").tobytes(), parts.pop("output").tobytes()
-        named = {path.removeprefix("arrays/"): array for path, array in parts.items()}
-        ticks.append(LiveTick(number, at_s, seconds, body, reply, named, event))
+    for (number, at_s, seconds, event), parts in zip(rows, by_tick, strict=True):
+        game, reply = parts.pop("input").tobytes(), parts.pop("output").tobytes()
+        named = {name.removeprefix("arrays/"): array for name, array in parts.items()}
+        ticks.append(LiveTick(number, at_s, seconds, game, reply, named, event))
     return LiveTicks(ticks, after, end, result, frame)

@@ -10,10 +10,12 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from brayx.actor.live_ticks import LiveTicks
 from brayx.console.port import ConsolePort
@@ -22,6 +24,10 @@ from brayx.gamecore.auth import Keys
 from brayx.jobs.config import JobConfig, pool_name
 from brayx.league.files import levels_file
 from brayx.ports import is_loopback
+
+if TYPE_CHECKING:
+    from brayx.metrics.numbers import LocalNumbers
+    from brayx.model.following import AliasFollower
 
 MODULE = "brayx.console.process"
 """The program that serves the console."""
@@ -45,7 +51,7 @@ class ConsoleJob:
     """The job's answers to the console: the verbs of `brayx.console.link.Link`, called from a thread.
 
     Attributes:
-        facts: values of `brayx.console.documents.Job`; ``sessions`` may be left out.
+        facts: values of `brayx.console.overview.Job`; ``sessions`` may be left out.
         live: the job's sessions; None: it has no door.
         set_share: sets a canary's share; None: no alias is followed.
         can_stop: whether the console may interrupt the job.
@@ -79,6 +85,19 @@ class ConsoleJob:
         if self.live is not None and "sessions" not in facts:
             facts["sessions"] = len(self.live.sessions())
         return facts
+
+
+def served_facts(status: Mapping[str, Any], follower: AliasFollower | None, numbers: LocalNumbers) -> dict[str, Any]:
+    """What a console shows of a served actor in this process, besides its sessions.
+
+    Args:
+        status: values of the actor's status page.
+        follower: its canaries; None: it follows no alias.
+        numbers: its metrics.
+    """
+    canaries = {} if follower is None else follower.shares()
+    finite = {name: value for name, value in numbers.newest().items() if np.isfinite(value)}
+    return {**status, "canaries": canaries, "numbers": finite}
 
 
 def console_keys(job: JobConfig) -> str:

@@ -20,7 +20,7 @@ from brayx.actor.agent import Services
 from brayx.actor.doors.ports import on_loopback
 from brayx.actor.parts import actor_factory
 from brayx.actor.serving import Runtime
-from brayx.console.job import ConsoleJob, console_keys, open_console
+from brayx.console.job import ConsoleJob, console_keys, open_console, served_facts
 from brayx.console.live import LiveSessions
 from brayx.gamecore.auth import Keys
 from brayx.jobs.acting import acting_from
@@ -182,14 +182,8 @@ class Serving:
         return {"mode": "serve", "policy_versions": versions, "registered": self.registered}
 
     def _console_facts(self) -> dict[str, Any]:
-        return {
-            "mode": "serve",
-            "project": self._job.project,
-            "doors": dict(self.urls),
-            "numbers": dict(self._recorder.newest()),
-            "registered": self.registered,
-            "canaries": {} if self._follower is None else self._follower.shares(),
-        }
+        head = {"project": self._job.project, "doors": dict(self.urls)}
+        return {**head, **served_facts(self._facts(), self._follower, self._recorder)}
 
     async def _start_work(self) -> None:
         if self._follower is not None:

@@ -18,30 +18,42 @@ _FEW = 12
 Points = Sequence[tuple[float, float]]
 
 
-def lines(curves: Mapping[str, Points], x: str, *, height: str = "h-64", title: str = "") -> ui.echart:
-    """A chart of curves over a common axis."""
-    return ui.echart(_line_options(curves, x, title)).classes(f"w-full {height}")
+class Lines(ui.echart):
+    """A chart of curves over a common axis; hidden without points.
+
+    Args:
+        x: name of the axis.
+        title: above the curves; may be empty.
+        height: its class.
+    """
+
+    def __init__(self, x: str, title: str = "", height: str = "h-64") -> None:
+        self._axis, self._title = x, title
+        super().__init__(_line_options({}, x, title))
+        self.classes(f"w-full {height}").set_visibility(False)
+
+    def show(self, curves: Mapping[str, Points]) -> None:
+        """Shows curves by name."""
+        self.set_visibility(any(curves.values()))
+        _put(self, _line_options(curves, self._axis, self._title))
 
 
-def put_lines(chart: ui.echart, curves: Mapping[str, Points], x: str, title: str = "") -> None:
-    """Puts curves into a chart, if they differ from those it shows."""
-    options = _line_options(curves, x, title)
-    if chart.options["series"] != options["series"]:
-        chart.options.clear()
-        chart.options.update(options)
-        chart.update()
+class HeatMap(ui.echart):
+    """The win rates of rows against columns."""
+
+    def __init__(self) -> None:
+        super().__init__(_heat_options([], []))
+        self.classes("w-full")
+
+    def show(self, members: Sequence[str], cells: Sequence[tuple[int, int, float]]) -> None:
+        """Shows ``cells``, each ``(column, row, win rate)``."""
+        self.style(f"height: {140 + 34 * len(members)}px")
+        _put(self, _heat_options(members, cells))
 
 
-def heat_map(members: Sequence[str], cells: Sequence[tuple[int, int, float]]) -> ui.echart:
-    """The win rates of rows against columns; ``cells`` are ``(column, row, win rate)``."""
-    return ui.echart(_heat_options(members, cells)).classes("w-full").style(f"height: {140 + 34 * len(members)}px")
-
-
-def put_heat_map(chart: ui.echart, members: Sequence[str], cells: Sequence[tuple[int, int, float]]) -> None:
-    """Puts win rates into a heat map, if they differ from those it shows."""
-    options = _heat_options(members, cells)
-    if chart.options["series"] != options["series"] or chart.options["yAxis"] != options["yAxis"]:
-        chart.style(f"height: {140 + 34 * len(members)}px")
+def _put(chart: ui.echart, options: dict[str, Any]) -> None:
+    """Gives a chart other options, if they show anything else."""
+    if any(chart.options[part] != options[part] for part in ("series", "yAxis")):
         chart.options.clear()
         chart.options.update(options)
         chart.update()

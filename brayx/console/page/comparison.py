@@ -9,8 +9,8 @@ from nicegui import ui
 from brayx.console.comparisons import ComparedTick, Comparison
 from brayx.console.models import Model
 from brayx.console.page.caller import Caller
-from brayx.console.page.charts import lines, put_lines
-from brayx.console.page.frame import MUTED, number, sentence
+from brayx.console.page.charts import Lines
+from brayx.console.page.frame import MUTED, Alert, number, sentence
 from brayx.console.page.tick import Bars, fact
 from brayx.console.ticks import Tick
 from brayx.errors import BrayxError
@@ -19,6 +19,8 @@ _EVERY_S = 0.5
 _OWN_SPACE = "(event) => { if (event.key === ' ') event.stopPropagation() }"
 """Keeps the space bar at a focused button: without it, the key would press the button and also play the recording."""
 _RECORDED = "the recording"
+_TITLES = {"KL": "KL, nats", "value difference": "Value, difference"}
+"""Title of each curve."""
 _COLOURS = {"reference": "positive", "version": "warning"}
 
 
@@ -64,7 +66,7 @@ class Compare:
         self._progress = ui.linear_progress(show_value=False, size="8px").props(
             'aria-label="progress of the comparison"'
         )
-        self._failure = ui.label().props('role="alert"').classes("text-orange-800 dark:text-orange-300")
+        self._failure = Alert()
         self._result = ui.column().classes("w-full gap-3")
         with self._result:
             with ui.row().classes("w-full items-start gap-x-6 gap-y-1"):
@@ -76,8 +78,8 @@ class Compare:
                     name: fact(name) for name in ("Equal actions", "Mean KL", "Highest KL", "Value, difference")
                 }
             self._note = ui.label().classes(MUTED)
-            self._charts = {name: lines({}, "tick", height="h-40") for name in ("KL", "value difference")}
-        for part in (self._progress, self._failure, self._result):
+            self._charts = {name: Lines("tick", title, height="h-40") for name, title in _TITLES.items()}
+        for part in (self._progress, self._result):
             part.set_visibility(False)
         self._timer = ui.timer(_EVERY_S, self._ask, active=False)
 
@@ -165,8 +167,7 @@ class Compare:
 
     def _fail(self, error: BrayxError) -> None:
         self._stop("")
-        self._failure.set_text(sentence(error.message))
-        self._failure.set_visibility(True)
+        self._failure.say(error)
 
     def _put(self, found: Comparison) -> None:
         against = _short(found.reference) if found.reference else _RECORDED
@@ -190,13 +191,9 @@ class Compare:
         }
         for name, text in texts.items():
             self._facts[name].set_text(text)
+        ticks, curves = ([], {}) if found.curves is None else (found.curves.ticks, found.curves.curves)
         for name, chart in self._charts.items():
-            curves = found.curves.curves if found.curves is not None else {}
-            chart.set_visibility(name in curves)
-            if found.curves is not None and name in curves:
-                put_lines(
-                    chart, {name: list(zip(found.curves.ticks, curves[name], strict=True))}, "tick", _TITLES[name]
-                )
+            chart.show({name: list(zip(ticks, curves[name], strict=True))} if name in curves else {})
         self._result.set_visibility(True)
 
     def _show(self, tick: ComparedTick | None) -> None:
@@ -217,9 +214,6 @@ class Compare:
     async def _to_first(self) -> None:
         if self._first is not None:
             await self._go(self._first)
-
-
-_TITLES = {"KL": "KL, nats", "value difference": "Value, difference"}
 
 
 def _named(model: Model) -> dict[str, str]:

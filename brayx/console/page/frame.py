@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -102,10 +102,7 @@ class Panel(Generic[T]):
         self._update: Callable[[T], None] | None = None
         self._seen_at = ""
         with ui.column().classes("w-full items-stretch gap-3"):
-            self._failure = ui.label().classes(
-                "w-full p-3 rounded border border-orange-700 text-orange-800 dark:text-orange-300"
-            )
-            self._failure.props('role="alert"').set_visibility(False)
+            self._failure = Alert().classes("w-full p-3 rounded border border-orange-700")
             self._content = ui.column().classes("w-full items-stretch gap-4")
             with self._content:
                 loading()
@@ -116,11 +113,9 @@ class Panel(Generic[T]):
     async def refresh(self) -> None:
         """Loads the document and shows it."""
         try:
-            found = await self._load()
+            document = await self._load()
         except BrayxError as error:
-            shown = f" Below is its last answer, of {self._seen_at}." if self._seen_at else ""
-            self._failure.set_text(f"{sentence(error.message)}{shown}")
-            self._failure.set_visibility(True)
+            self._failure.say(error, f" Below is its last answer, of {self._seen_at}." if self._seen_at else "")
             if self._update is None:
                 self._content.clear()
             return
@@ -129,8 +124,8 @@ class Panel(Generic[T]):
         with self._content:
             if self._update is None:
                 self._content.clear()
-                self._update = self._build(found)
-            self._update(found)
+                self._update = self._build(document)
+            self._update(document)
 
 
 async def control(work: Awaitable[T], done: Callable[[T], str]) -> bool:
@@ -200,30 +195,52 @@ def since(seconds: float) -> str:
     return f"{max(seconds, 0.0):.0f} s"
 
 
-def table(columns: dict[str, str], key: str, *, on_row: Callable[[dict[str, Any]], None] | None = None) -> ui.table:
-    """A table. The first column is aligned left, as text, the others right, as numbers.
+class Listing(ui.table, Generic[T]):
+    """A table of documents, a row for each; hidden without rows. The first column is aligned left, as text, the others
+    right, as numbers.
 
     Args:
-        columns: heading by field.
-        key: field that identifies a row.
-        on_row: called with the row that the viewer clicks.
+        key: field of a document that identifies it.
+        columns: what a column shows of a document, by heading.
+        on_row: called with the key of the row that the viewer clicks.
     """
-    made = ui.table(
-        columns=[
-            {"name": name, "label": label, "field": name, "align": "left" if not at else "right", "sortable": True}
-            for at, (name, label) in enumerate(columns.items())
-        ],
-        rows=[],
-        row_key=key,
-        pagination=25,
-    ).classes("w-full")
-    made.props("flat bordered dense")
-    if on_row is not None:
-        made.classes("cursor-pointer").on("rowClick", lambda event: on_row(event.args[1]))
-    return made
+
+    def __init__(
+        self, key: str, columns: Mapping[str, Callable[[T], Any]], *, on_row: Callable[[str], None] | None = None
+    ) -> None:
+        self._key, self._cells = key, columns
+        super().__init__(
+            columns=[
+                {"name": name, "label": name, "field": name, "align": "right" if place else "left", "sortable": True}
+                for place, name in enumerate(columns)
+            ],
+            rows=[],
+            row_key="key",
+            pagination=25,
+        )
+        self.classes("w-full").props("flat bordered dense").set_visibility(False)
+        if on_row is not None:
+            self.classes("cursor-pointer").on("rowClick", lambda event: on_row(event.args[1]["key"]))
+
+    def show(self, documents: Sequence[T]) -> None:
+        """Shows other documents."""
+        rows = [
+            {"key": getattr(document, self._key), **{name: cell(document) for name, cell in self._cells.items()}}
+            for document in documents
+        ]
+        self.set_visibility(bool(rows))
+        if self.rows != rows:
+            self.rows = rows
 
 
-def put_rows(into: ui.table, rows: list[dict[str, Any]]) -> None:
-    """Puts rows into a table, if they differ from those it shows."""
-    if into.rows != rows:
-        into.rows = rows
+class Alert(ui.label):
+    """Says why something failed; hidden until then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes("text-orange-800 dark:text-orange-300").props('role="alert"').set_visibility(False)
+
+    def say(self, error: BrayxError, more: str = "") -> None:
+        """Shows an error, and further sentences."""
+        self.set_text(f"{sentence(error.message)}{more}")
+        self.set_visibility(True)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from nicegui import ui
 
-from brayx.console.league import League
+from brayx.console.league import League, Standing
 from brayx.console.page.caller import Connect
-from brayx.console.page.charts import heat_map, lines, put_heat_map, put_lines
-from brayx.console.page.frame import MUTED, Panel, empty, frame, heading, number, put_rows, table
+from brayx.console.page.charts import HeatMap, Lines
+from brayx.console.page.frame import MUTED, Listing, Panel, empty, frame, heading, number
 
 _MAX_MEMBERS = 24
 """Maximum members in the heat map, which has the strongest."""
@@ -31,51 +31,43 @@ def _league(first: League | None) -> Callable[[League | None], None]:
         title = ui.label().classes("text-xl font-bold")
         about = ui.label().classes(MUTED)
         heading("Standings")
-        rows = table(
-            {
-                "member": "Member", "points": "Points", "interval": "95 % interval", "elo": "Elo", "games": "Games",
-                "steps": "Env steps",
-            },
+        standings = Listing[Standing](
             "member",
-        )  # fmt: skip
+            {
+                "Member": lambda row: f"{row.member} ★" if row.champion else row.member,
+                "Points": lambda row: round(row.points),
+                "95 % interval": lambda row: f"{row.low:.0f} to {row.high:.0f}",
+                "Elo": lambda row: round(row.elo),
+                "Games": lambda row: row.games,
+                "Env steps": lambda row: number(row.env_steps),
+            },
+        )
         heading("Payoff")
         ui.label("Share of games that the row won against the column; a draw is half a win.").classes(MUTED)
-        heat = heat_map([], [])
+        payoff = HeatMap()
         heading("Ratings")
         no_curves = empty("No player's rating has changed yet.")
-        ratings = lines({}, "env steps")
+        ratings = Lines("env steps")
 
-    def update(found: League | None) -> None:
-        none.set_visibility(found is None)
-        body.set_visibility(found is not None)
-        if found is None:
+    def update(league: League | None) -> None:
+        none.set_visibility(league is None)
+        body.set_visibility(league is not None)
+        if league is None:
             return
-        title.set_text(f"{found.project} / {found.trial}")
-        champion = "no champion yet" if found.champion is None else f"champion {found.champion}"
-        counted = ", ".join(f"{number(count)} {name.replace('_', ' ')}" for name, count in found.counters.items())
+        title.set_text(f"{league.project} / {league.trial}")
+        champion = "no champion yet" if league.champion is None else f"champion {league.champion}"
+        counted = ", ".join(f"{number(count)} {name.replace('_', ' ')}" for name, count in league.counters.items())
         about.set_text(f"{champion}; games: {counted}")
-        shown = [
-            {
-                "member": f"{each.member} ★" if each.champion else each.member,
-                "points": round(each.points),
-                "interval": f"{each.low:.0f} to {each.high:.0f}",
-                "elo": round(each.elo),
-                "games": each.games,
-                "steps": number(each.env_steps),
-            }
-            for each in found.standings
-        ]
-        put_rows(rows, shown)
-        members = [each.member for each in found.standings][:_MAX_MEMBERS]
-        at = {member: index for index, member in enumerate(members)}
+        standings.show(league.standings)
+        members = [row.member for row in league.standings][:_MAX_MEMBERS]
+        place = {member: index for index, member in enumerate(members)}
         cells = []
-        for pair in found.payoff:
-            if pair.a in at and pair.b in at and pair.win_rate is not None:
-                cells.append((at[pair.b], at[pair.a], pair.win_rate))
-                cells.append((at[pair.a], at[pair.b], 1.0 - pair.win_rate))
-        put_heat_map(heat, members, cells)
-        no_curves.set_visibility(not found.curves)
-        ratings.set_visibility(bool(found.curves))
-        put_lines(ratings, dict(found.curves), "env steps")
+        for pair in league.payoff:
+            if pair.a in place and pair.b in place and pair.win_rate is not None:
+                cells.append((place[pair.b], place[pair.a], pair.win_rate))
+                cells.append((place[pair.a], place[pair.b], 1.0 - pair.win_rate))
+        payoff.show(members, cells)
+        ratings.show(league.curves)
+        no_curves.set_visibility(not ratings.visible)
 
     return update

@@ -8,7 +8,7 @@ from nicegui import ui
 
 from brayx.console.overview import Job
 from brayx.console.page.caller import Caller, Connect
-from brayx.console.page.charts import lines, put_lines
+from brayx.console.page.charts import Lines
 from brayx.console.page.frame import MUTED, Panel, empty, frame, heading, number, since
 from brayx.console.trials import Curves, Trial
 from brayx.metrics.charts import RETURN_CHART
@@ -26,20 +26,19 @@ def add(connect: Connect) -> None:
 
 async def _learning(caller: Caller) -> Curves | None:
     """The return of the trial that the job trains, or else of the newest trial."""
-    found: list[Trial] = await caller.get(list[Trial], "/api/trials")
-    chosen = sorted(found, key=lambda trial: not trial.can_stop)[:1]
+    trials: list[Trial] = await caller.get(list[Trial], "/api/trials")
+    chosen = sorted(trials, key=lambda trial: not trial.can_stop)[:1]
     return await caller.get(Curves, f"/api/trials/{chosen[0].run_id}", metric=RETURN_CHART) if chosen else None
 
 
 def _curve(first: Curves | None) -> Callable[[Curves | None], None]:
     none = empty("No trial has a return yet.")
-    chart = lines({}, "env steps")
+    chart = Lines("env steps", "Return of the last 100 games")
 
-    def update(found: Curves | None) -> None:
-        points = [] if found is None else found.curves.get(RETURN_CHART, [])
+    def update(trial: Curves | None) -> None:
+        points = [] if trial is None else trial.curves.get(RETURN_CHART, [])
         none.set_visibility(not points)
-        chart.set_visibility(bool(points))
-        put_lines(chart, {"mean return of the last 100 games": points}, "env steps", "Return of the last 100 games")
+        chart.show({"mean return of the last 100 games": points})
 
     return update
 

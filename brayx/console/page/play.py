@@ -11,7 +11,7 @@ from nicegui.events import KeyEventArguments
 from brayx.console.documents import Done
 from brayx.console.games import Board, BoardMove, Cell, Game
 from brayx.console.page.caller import Caller, Connect
-from brayx.console.page.frame import MUTED, empty, frame, heading, loading, number, sentence, since
+from brayx.console.page.frame import MUTED, Alert, empty, frame, heading, loading, number, sentence, since
 from brayx.console.play import Opponents
 from brayx.errors import BrayxError
 
@@ -50,12 +50,11 @@ class _Play:
                 self._leave = ui.button("Give up", on_click=self._give_up).props("outline color=negative")
             self._about = ui.label().classes(MUTED)
             self._state = ui.label().classes("text-lg font-semibold").props('role="status"')
-            self._failure = ui.label().props('role="alert"').classes("text-orange-800 dark:text-orange-300")
+            self._failure = Alert()
             self._board = _Board(self._move)
             self._keys = ui.label().classes(f"text-xs {MUTED}")
         self._body.set_visibility(False)
         self._leave.set_visibility(False)
-        self._failure.set_visibility(False)
         ui.keyboard(self._key, repeating=False, ignore=["input", "textarea"])
         ui.timer(0.0, self._load, once=True)
 
@@ -94,7 +93,7 @@ class _Play:
         try:
             await self._caller.delete(Done, f"/api/games/{game.game}")
         except BrayxError as error:
-            self._fail(error)
+            self._failure.say(error)
 
     async def _play(self, work: Awaitable[Any]) -> None:
         """Waits for the next board and shows it."""
@@ -105,7 +104,7 @@ class _Play:
             game: Game = await work
         except BrayxError as error:
             self._over("The game cannot go on.")
-            self._fail(error)
+            self._failure.say(error)
             return
         finally:
             self._busy = False
@@ -132,10 +131,6 @@ class _Play:
         if self._game is not None:
             self._game = self._game.model_copy(update={"over": True})
             self._board.show(self._game.board.model_copy(update={"moves": []}))
-
-    def _fail(self, error: BrayxError) -> None:
-        self._failure.set_text(sentence(error.message))
-        self._failure.set_visibility(True)
 
     async def _key(self, event: KeyEventArguments) -> None:
         digit = str(event.key.name)

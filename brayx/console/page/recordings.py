@@ -9,9 +9,9 @@ from nicegui import ui
 from nicegui.events import KeyEventArguments
 
 from brayx.console.page.caller import Caller, Connect
-from brayx.console.page.charts import lines, put_lines
+from brayx.console.page.charts import Lines
 from brayx.console.page.comparison import Compare
-from brayx.console.page.frame import MUTED, Panel, empty, frame, heading, loading, number, put_rows, sentence, table
+from brayx.console.page.frame import MUTED, Alert, Listing, Panel, empty, frame, heading, loading, number
 from brayx.console.page.tick import TickView, short
 from brayx.console.recordings import RecordedTicks, Recording, Recordings
 from brayx.console.ticks import RecordedCurves, Tick
@@ -61,48 +61,39 @@ def _recordings(show_more: Callable[[], Awaitable[None]]) -> Callable[[Recording
         more = ui.button("Show more", on_click=show_more).props("outline dense no-caps")
     nothing = empty("Nothing is recorded yet. A component `kind: recording` in the job records its sessions.")
     none = empty("No recorded session has this id or game. An id may have *: 4f1c* finds those that begin so.")
-    rows = table(
-        {
-            "session": "Session", "began": "Began", "ticks": "Ticks", "end": "End", "result": "Return",
-            "events": "Events", "player": "Player", "why": "Why",
-        },
+    rows = Listing[Recording](
         "id",
-        on_row=lambda row: ui.navigate.to(f"/recordings/{row['id']}"),
-    )  # fmt: skip
+        {
+            "Session": lambda recording: recording.session,
+            "Began": lambda recording: _clock(recording.began_s),
+            "Ticks": lambda recording: recording.ticks,
+            "End": lambda recording: recording.end or "running",
+            "Return": lambda recording: number(recording.result),
+            "Events": lambda recording: recording.events + recording.lost,
+            "Player": lambda recording: recording.player or "-",
+            "Why": lambda recording: recording.why,
+        },
+        on_row=lambda recording: ui.navigate.to(f"/recordings/{recording}"),
+    )
 
-    def update(found: Recordings) -> None:
-        nothing.set_visibility(not found.total and not found.unreadable)
-        none.set_visibility(bool(found.total and not found.recordings))
-        rows.set_visibility(bool(found.recordings))
-        more.set_visibility(len(found.recordings) < min(found.selected, _LIMITS[-1]))
-        about.set_text(listed(found) if found.folder else "")
-        shown = [
-            {
-                "id": each.id,
-                "session": each.session,
-                "began": _clock(each.began_s),
-                "ticks": each.ticks,
-                "end": each.end or "running",
-                "result": number(each.result),
-                "events": each.events + each.lost,
-                "player": each.player or "-",
-                "why": each.why,
-            }
-            for each in found.recordings
-        ]
-        put_rows(rows, shown)
+    def update(listing: Recordings) -> None:
+        nothing.set_visibility(not listing.total and not listing.unreadable)
+        none.set_visibility(bool(listing.total and not listing.recordings))
+        more.set_visibility(len(listing.recordings) < min(listing.selected, _LIMITS[-1]))
+        about.set_text(listed(listing) if listing.folder else "")
+        rows.show(listing.recordings)
 
     return update
 
 
-def listed(found: Recordings) -> str:
+def listed(listing: Recordings) -> str:
     """Text above the list: the numbers of recordings, selected and listed ones, and the first unreadable file."""
-    shown, selected, total = len(found.recordings), found.selected, f"{number(found.total)} in {found.folder}"
-    text = total if selected == found.total else f"{number(selected)} of {total}"
+    shown, selected, total = len(listing.recordings), listing.selected, f"{number(listing.total)} in {listing.folder}"
+    text = total if selected == listing.total else f"{number(selected)} of {total}"
     if shown < selected:
         text += f"; the newest {number(shown)} are listed"
-    if count := len(found.unreadable):
-        why = next(iter(found.unreadable.values()))
+    if count := len(listing.unreadable):
+        why = next(iter(listing.unreadable.values()))
         text += f"; {count} file{'s' * (count != 1)} cannot be read: {why}"
     return text
 
@@ -115,12 +106,11 @@ class _Recorded:
     """One recording. The arrow keys step, the Page keys, Home and End jump, and the space bar plays."""
 
     def __init__(self, caller: Caller, recording: str) -> None:
-        self._caller, self._id = caller, recording
+        self._caller, self._path = caller, f"/api/recordings/{recording}"
         self._windows: dict[int, list[Tick]] = {}
         self._has_frames = self._loading_frame = False
         self._at, self._shown, self._last = 0, -1, 0
-        self._failure = ui.label().props('role="alert"').classes("text-orange-800 dark:text-orange-300")
-        self._failure.set_visibility(False)
+        self._failure = Alert()
         self._loading = loading()
         self._body = ui.column().classes("w-full items-stretch gap-3")
         with self._body:
@@ -140,7 +130,7 @@ class _Recorded:
             heading("Curves")
             self._choice = ui.select([], multiple=True, on_change=self._draw).props("dense outlined use-chips")
             self._choice.classes("w-full max-w-xl").props('aria-label="curves"')
-            self._chart = lines({}, "tick")
+            self._chart = Lines("tick")
             heading("Compare with another version")
             self._compare = Compare(caller, recording, self._tick.beside, self._go, self._show_again, _WINDOW)
         self._body.set_visibility(False)
@@ -152,9 +142,7 @@ class _Recorded:
 
     async def _load(self) -> None:
         try:
-            found: RecordedTicks = await self._caller.get(
-                RecordedTicks, f"/api/recordings/{self._id}", first=0, count=_WINDOW
-            )
+            found = await self._ticks(0, _WINDOW)
             self._windows[0] = found.ticks
             self._head(found.recording)
             self._started.set_text(f"Start: {short(found.start)}; its reply: {short(found.start_reply)}")
@@ -167,13 +155,14 @@ class _Recorded:
         if not found.recording.end:
             self._growth.activate()
 
+    async def _ticks(self, first: int, count: int) -> RecordedTicks:
+        found: RecordedTicks = await self._caller.get(RecordedTicks, self._path, first=first, count=count)
+        return found
+
     async def _grow(self) -> None:
         """Loads further ticks of a session that still runs."""
         try:
-            found: RecordedTicks = await self._caller.get(
-                RecordedTicks, f"/api/recordings/{self._id}", first=0, count=1
-            )
-            recording = found.recording
+            recording = (await self._ticks(0, 1)).recording
             if recording.ticks - 1 != self._last or recording.end:
                 self._windows = {at: ticks for at, ticks in self._windows.items() if len(ticks) == _WINDOW}
                 self._head(recording)
@@ -186,7 +175,7 @@ class _Recorded:
             self._growth.deactivate()
 
     async def _load_curves(self) -> None:
-        curves: RecordedCurves = await self._caller.get(RecordedCurves, f"/api/recordings/{self._id}/curves")
+        curves: RecordedCurves = await self._caller.get(RecordedCurves, f"{self._path}/curves")
         self._curves = curves
         first = [name for name in _FIRST_CURVES if name in curves.curves]
         names = [*first, *sorted(set(curves.curves) - set(first))]
@@ -199,7 +188,7 @@ class _Recorded:
         self._formats.clear()  # a session that runs may get its first frame, and so another format
         with self._formats:
             for format in recording.formats:
-                ui.link(format, f"/api/recordings/{self._id}/file?format={format}")
+                ui.link(format, f"{self._path}/file?format={format}")
         self._slider.props(f"max={max(self._last, 1)}")
         self._title.set_text(recording.session)
         lost = f", {recording.lost} ticks lost" if recording.lost else ""
@@ -215,8 +204,7 @@ class _Recorded:
     def _fail(self, error: BrayxError) -> None:
         self._player.deactivate()
         self._loading.clear()
-        self._failure.set_text(sentence(error.message))
-        self._failure.set_visibility(True)
+        self._failure.say(error)
 
     async def _go(self, index: int) -> None:
         self._at = min(max(index, 0), self._last)
@@ -230,13 +218,11 @@ class _Recorded:
         ticks = self._windows.get(window)
         if ticks is None:
             try:
-                found: RecordedTicks = await self._caller.get(
-                    RecordedTicks, f"/api/recordings/{self._id}", first=window * _WINDOW, count=_WINDOW
-                )
+                ticks = (await self._ticks(window * _WINDOW, _WINDOW)).ticks
             except BrayxError as error:
                 self._fail(error)
                 return
-            ticks = self._windows[window] = found.ticks
+            self._windows[window] = ticks
             if len(self._windows) > _MAX_WINDOWS:
                 del self._windows[next(iter(self._windows))]
             if at != self._at:  # the viewer has moved on
@@ -261,7 +247,7 @@ class _Recorded:
         self._loading_frame = True
         try:
             while True:
-                png = await self._caller.image(f"/api/recordings/{self._id}/frames/{at}")
+                png = await self._caller.image(f"{self._path}/frames/{at}")
                 self._tick.show_image(png)
                 if at == self._shown:
                     return
@@ -307,5 +293,4 @@ class _Recorded:
             name: list(zip(map(float, self._curves.ticks), self._curves.curves[name], strict=True))
             for name in self._choice.value or []
         }
-        self._chart.set_visibility(bool(chosen))
-        put_lines(self._chart, chosen, "tick")
+        self._chart.show(chosen)

@@ -10,20 +10,8 @@ from nicegui import ui
 
 from brayx.console.documents import Done
 from brayx.console.page.caller import Caller, Connect
-from brayx.console.page.charts import lines, put_lines
-from brayx.console.page.frame import (
-    MUTED,
-    Panel,
-    confirmed,
-    control,
-    empty,
-    frame,
-    heading,
-    number,
-    put_rows,
-    sentence,
-    table,
-)
+from brayx.console.page.charts import Lines
+from brayx.console.page.frame import MUTED, Listing, Panel, confirmed, control, empty, frame, heading, number, sentence
 from brayx.console.page.tick import TickView
 from brayx.console.sessions import Session, Ticks
 from brayx.errors import BrayxError, DeadlineExceeded, TransportError
@@ -51,26 +39,21 @@ def add(connect: Connect) -> None:
 def _sessions(first: list[Session]) -> Callable[[list[Session]], None]:
     heading("Running sessions")
     none = empty("No session is running. One begins when a game connects to a door of the job.")
-    rows = table(
-        {"session": "Session", "ticks": "Ticks", "idle": "Idle", "plays": "Plays with", "result": "Return"},
+    rows = Listing[Session](
         "session",
-        on_row=lambda row: ui.navigate.to(f"/session?id={quote(row['session'])}"),
+        {
+            "Session": lambda row: row.session,
+            "Ticks": lambda row: row.ticks,
+            "Idle": lambda row: f"{row.idle_s:.0f} s",
+            "Plays with": lambda row: row.player or ", ".join(row.arms) or "-",
+            "Return": lambda row: number(row.result),
+        },
+        on_row=lambda session: ui.navigate.to(f"/session?id={quote(session)}"),
     )
 
-    def update(found: list[Session]) -> None:
-        none.set_visibility(not found)
-        rows.set_visibility(bool(found))
-        shown = [
-            {
-                "session": each.session,
-                "ticks": each.ticks,
-                "idle": f"{each.idle_s:.0f} s",
-                "plays": each.player or ", ".join(each.arms) or "-",
-                "result": number(each.result),
-            }
-            for each in found
-        ]
-        put_rows(rows, shown)
+    def update(sessions: list[Session]) -> None:
+        none.set_visibility(not sessions)
+        rows.show(sessions)
 
     return update
 
@@ -94,7 +77,7 @@ class _Followed:
         with self._body:
             self._not_drawn = ui.label().classes(MUTED)
             self._tick = TickView()
-            self._chart = lines({}, "tick", height="h-40")
+            self._chart = Lines("tick", "Value", height="h-40")
         self._body.set_visibility(False)
         with ui.row() as self._further:
             ui.link("Its recording", f"/recordings?session={quote(session)}")
@@ -105,37 +88,36 @@ class _Followed:
 
     async def _look(self) -> None:
         try:
-            found = await self._caller.get(Ticks, "/api/sessions/ticks", session=self._session, after=self._after)
+            newest = await self._caller.get(Ticks, "/api/sessions/ticks", session=self._session, after=self._after)
         except (TransportError, DeadlineExceeded) as error:  # keeps asking, since the console may answer again
             self._state.set_text(f"{sentence(error.message)} Below is its last answer.")
             return
         except BrayxError as error:
             self._over(sentence(error.message))
             return
-        self._after = found.after
-        for tick in found.ticks:
+        self._after = newest.after
+        for tick in newest.ticks:
             if tick.value is not None:
                 self._values.append((tick.number, tick.value))
         if not self._pause.value:
-            self._show(found)
+            self._show(newest)
         self._state.set_text("Live" if self._body.visible else _WAITS)
-        if found.end:
-            result = "" if found.result is None else f", return {number(found.result)}"
-            self._over(f"The session has ended: {found.end}{result}.")
+        if newest.end:
+            result = "" if newest.result is None else f", return {number(newest.result)}"
+            self._over(f"The session has ended: {newest.end}{result}.")
 
-    def _show(self, found: Ticks) -> None:
-        if found.ticks:
+    def _show(self, newest: Ticks) -> None:
+        if newest.ticks:
             self._body.set_visibility(True)
-            self._tick.show(found.ticks[-1], with_image=False)
-            self._own_image = found.ticks[-1].image
-        drawn, failure = (None, "") if found.frame is None else (found.frame.image, found.frame.failure)
+            self._tick.show(newest.ticks[-1], with_image=False)
+            self._own_image = newest.ticks[-1].image
+        drawn, failure = (None, "") if newest.frame is None else (newest.frame.image, newest.frame.failure)
         self._tick.show_image(self._own_image or drawn)
         self._not_drawn.set_text(f"The frame cannot be drawn: {sentence(failure)}" if failure else "")
         self._not_drawn.set_visibility(bool(failure))
 
     def _draw(self) -> None:
-        self._chart.set_visibility(bool(self._values))
-        put_lines(self._chart, {"value": list(self._values)}, "tick", "Value")
+        self._chart.show({"value": list(self._values)})
 
     def _over(self, text: str) -> None:
         self._timer.deactivate()

@@ -8,9 +8,10 @@ from nicegui import ui
 
 from brayx.console.documents import Done
 from brayx.console.page.caller import Caller, Connect
-from brayx.console.page.charts import lines, put_lines
+from brayx.console.page.charts import Lines
 from brayx.console.page.frame import (
     MUTED,
+    Listing,
     Panel,
     confirmed,
     control,
@@ -18,9 +19,7 @@ from brayx.console.page.frame import (
     frame,
     heading,
     number,
-    put_rows,
     sentence,
-    table,
 )
 from brayx.console.trials import Curves, Trial
 from brayx.metrics.charts import GROUPS, RETURN_CHART, grouped
@@ -55,32 +54,23 @@ def _trials(first: list[Trial]) -> Callable[[list[Trial]], None]:
     heading("Trials")
     none = empty("There are no trials yet: `brayx train` makes one.")
     newest = ui.label().classes(MUTED)
-    rows = table(
-        {
-            "name": "Trial", "project": "Project", "status": "Status", "steps": "Env steps", "mean": "Return",
-            "champion": "Champion",
-        },
+    rows = Listing[Trial](
         "run_id",
-        on_row=lambda row: ui.navigate.to(f"/trials/{row['run_id']}"),
-    )  # fmt: skip
+        {
+            "Trial": lambda trial: f"↳ {trial.name}" if trial.is_child else trial.name,
+            "Project": lambda trial: trial.project,
+            "Status": lambda trial: trial.status,
+            "Env steps": lambda trial: number(trial.env_steps),
+            "Return": lambda trial: number(trial.mean_return),
+            "Champion": lambda trial: trial.champion or "-",
+        },
+        on_row=lambda run_id: ui.navigate.to(f"/trials/{run_id}"),
+    )
 
-    def update(found: list[Trial]) -> None:
-        none.set_visibility(not found)
-        rows.set_visibility(bool(found))
-        newest.set_text(f"Only the newest {number(len(found))} are listed." if len(found) >= NEWEST else "")
-        shown = [
-            {
-                "run_id": each.run_id,
-                "name": f"↳ {each.name}" if each.is_child else each.name,
-                "project": each.project,
-                "status": each.status,
-                "steps": number(each.env_steps),
-                "mean": number(each.mean_return),
-                "champion": each.champion or "-",
-            }
-            for each in found
-        ]
-        put_rows(rows, shown)
+    def update(trials: list[Trial]) -> None:
+        none.set_visibility(not trials)
+        newest.set_text(f"Only the newest {number(len(trials))} are listed." if len(trials) >= NEWEST else "")
+        rows.show(trials)
 
     return update
 
@@ -116,7 +106,7 @@ def _trial(
     none = empty("It has no metrics yet.")
     parts = ui.column().classes("w-full gap-2")
     grids: dict[str, ui.grid] = {}
-    charts: dict[str, ui.echart] = {}
+    charts: dict[str, Lines] = {}
 
     def add_group(group: str, place: int) -> None:
         part = ui.expansion(
@@ -141,7 +131,7 @@ def _trial(
             with grids[group]:
                 for name, points in of_group.items():
                     if name not in charts:
-                        charts[name] = lines({}, "step", height="h-48")
-                    put_lines(charts[name], {name: points}, "step", name)
+                        charts[name] = Lines("step", name, height="h-48")
+                    charts[name].show({name: points})
 
     return update
