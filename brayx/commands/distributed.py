@@ -41,6 +41,7 @@ def train_distributed(
     tracking: str | None = None,
     cluster: str | None = None,
     log_interval: int | None = None,
+    buffer_size: int | None = None,
 ) -> tuple[Result, Trial]:
     """Trains a policy for ``env`` as a job, with workers on a Ray cluster or in this process.
 
@@ -57,6 +58,7 @@ def train_distributed(
         tracking: MLflow URI or path; None: ``mlflow.db`` in the current folder.
         cluster: address of a Ray cluster to join, empty to start one; None: this process, if it can run the job.
         log_interval: updates between two lines of progress, where there is no terminal to draw on; None: 5 s.
+        buffer_size: transitions that may wait for the learner; None: two batches. Unless `fifo`, it is `capacity`.
 
     Returns:
         A result as from `train_local`, and the trial.
@@ -75,7 +77,7 @@ def train_distributed(
     algorithm = algorithm or PPOConfig()
     training = training or Training()
     project = project or env.replace("/", "-").replace(":", "-")
-    components = as_job(env, algorithm, training, num_workers=num_workers)
+    components = as_job(env, algorithm, training, num_workers=num_workers, buffer_size=buffer_size)
     job = JobConfig.of({"project": project, "trial": trial, **components}, "")
     done = train(job, cluster=cluster, resume=resume, tracking=tracking, log_interval=log_interval)
     return _result(job, done, training), done.trial

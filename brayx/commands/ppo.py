@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from brayx.algorithms.ppo import PPOConfig
     from brayx.local.train import Result
     from brayx.local.training import Training
+    from brayx.tracking import Trial
 
 
 HELP = "PPO for an environment in Python, in this process or over a cluster"
@@ -162,6 +164,11 @@ _OPTIONS: dict[str, tuple[_Option, ...]] = {
     ),
 }  # fmt: skip
 """Options by their group's title. A preset may set any."""
+_COMMON: dict[str, Any] = {
+    "distributed": True, "preset": "plain", "device": "cpu", "trial": None, "new": False, "tracking": None,
+    "address": "", "log_interval": 10, "course": None, "buffer_size": None,
+}  # fmt: skip
+"""Values of the options without a group, and of `brayx.commands.parallel_ppo`'s ``buffer_size``."""
 _ALL = [option for options in _OPTIONS.values() for option in options]
 
 
@@ -224,13 +231,9 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every option by name: from the command line, ``given``, else from the preset, else the default."""
-    rest = {
-        "distributed": True, "preset": "plain", "device": "cpu", "trial": None, "new": False, "tracking": None,
-        "address": "", "log_interval": 10, "course": None,
-    }  # fmt: skip
-    chosen = preset_for(given["env"]) if given.get("preset") == "tuned" else {}
-    return {**defaults(), **rest, **chosen, **given}
+    """Every option by name: as ``given``, else from the preset, else the default."""
+    preset = preset_for(given["env"]) if given.get("preset") == "tuned" else {}
+    return {**defaults(), **_COMMON, **preset, **given}
 
 
 def _of(config: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,38 +274,72 @@ def run(arguments: argparse.Namespace) -> int:
     check_env(chosen["env"])
     if chosen["course"] and not Path(chosen["course"]).absolute().parent.is_dir():
         raise ConfigError(f"--course {chosen['course']}: there is no such folder")
-    summary, trial = (_distributed if chosen["distributed"] else _local)(chosen)
-    print(_line(summary, trial), flush=True)
-    return 130 if summary["reason"] == "stopped" else 0
-
-
-def _local(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Trains in this process."""
     stop = threading.Event()
-    _on_interrupt(stop.set)
+    if not chosen["distributed"]:
+        _on_interrupt(stop.set)
     began = _process_began()
+    result, trial = train(chosen, stop)
+    _write_course(chosen["course"], result)
+    print(_line(_summary_of(result, began), trial.run_id), flush=True)
+    return 130 if result.reason == "stopped" else 0
+
+
+def train(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[Result, Trial]:
+    """Trains with these options; returns the result and its trial.
+
+    Args:
+        chosen: every option by name, as from `chosen_options`.
+        stop: once set, a training in this process ends after the next update, with reason ``stopped``.
+
+    Raises:
+        BrayxError: the options do not fit each other or the environment, or the training failed.
+    """
+    if not chosen["distributed"]:
+        return _local(chosen, stop)
+    from brayx.commands.distributed import train_distributed
+
+    project, name = _names(chosen)
+    algorithm, training = configs(chosen)
+    return train_distributed(
+        chosen["env"],
+        algorithm,
+        training,
+        num_workers=chosen["num_workers"],
+        project=project,
+        trial=name,
+        resume=not chosen["new"],
+        tracking=chosen["tracking"],
+        cluster=chosen["address"],
+        log_interval=chosen["log_interval"],
+        buffer_size=chosen["buffer_size"],
+    )
+
+
+def _local(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[Result, Trial]:
+    """Trains in this process."""
     from brayx.tracking.clerk import Clerk
     from brayx.tracking.store import tracking_uri
 
     project, name = _names(chosen)
-    algorithm, training = _configs(chosen)
+    algorithm, training = configs(chosen)
     with temporary_files():  # the clerk's, where this is killed
         clerk = Clerk(project, name, tracking_uri(chosen["tracking"]), chosen, resume=not chosen["new"])
         try:
             try:
-                result = _train(chosen, algorithm, training, clerk, stop)
-            except BaseException:
+                from brayx.local.train import train_local  # meanwhile the clerk's process imports MLflow
+
+                show = _progress(chosen["log_interval"], chosen["timesteps"])
+                result = train_local(chosen["env"], algorithm, training, on_update=show, clerk=clerk, stop=stop)
+            except BaseException as error:
                 with contextlib.suppress(BrayxError):
-                    clerk.close("FAILED")
+                    clerk.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
                 raise
             if result.reason == "stopped" and result.updates:
                 wait_to_save(clerk.opened, lambda line: print(line, file=sys.stderr, flush=True))
             trial = clerk.close("KILLED" if result.reason == "stopped" else "FINISHED")
         finally:
             clerk.end()
-    _write_course(chosen["course"], result)
-    summary = _summary_of(result, began)
-    return {**summary, "reason": "stopped"} if stop.is_set() else summary, trial.run_id
+    return replace(result, reason="stopped") if stop.is_set() else result, trial
 
 
 def _on_interrupt(stop: Callable[[], None]) -> None:
@@ -319,26 +356,17 @@ def _on_interrupt(stop: Callable[[], None]) -> None:
         signal.signal(number, interrupted)
 
 
-def _train(
-    chosen: Mapping[str, Any], algorithm: PPOConfig, training: Training, clerk: Any, stop: threading.Event
-) -> Result:
-    from brayx.local.train import train_local
-
-    return train_local(
-        chosen["env"],
-        algorithm,
-        training,
-        on_update=_progress(chosen["log_interval"], chosen["timesteps"]),
-        clerk=clerk,
-        stop=stop,
-    )
-
-
-def _configs(chosen: Mapping[str, Any]) -> tuple[PPOConfig, Training]:
+def configs(
+    chosen: Mapping[str, Any], shown: Callable[[str], str] = lambda name: _flag(name)
+) -> tuple[PPOConfig, Training]:
     """PPO's options and all others.
 
+    Args:
+        chosen: every option by name.
+        shown: an option's name in messages; default: as on the command line.
+
     Raises:
-        ConfigError: an option is invalid; the message names it as on the command line.
+        ConfigError: an option is invalid.
     """
     from pydantic import ValidationError
 
@@ -348,36 +376,13 @@ def _configs(chosen: Mapping[str, Any]) -> tuple[PPOConfig, Training]:
         first = error.errors(include_url=False)[0]
         field = str(first["loc"][0]) if first["loc"] else ""
         name = next((option.name for option in _ALL if field in (option.field, option.name)), field)
-        raise ConfigError(f"{_flag(name)} {first['input']}: {first['msg']}", key=_flag(name)) from None
+        raise ConfigError(f"{shown(name)} {first['input']}: {first['msg']}", key=shown(name)) from None
 
 
 def _names(chosen: Mapping[str, Any]) -> tuple[str, str]:
     """Names of the project and of the trial in MLflow."""
     project = chosen["env"].replace("/", " ")
     return project, chosen["trial"] or f"ppo {project} seed {chosen['seed']}"
-
-
-def _distributed(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Trains on a Ray cluster."""
-    began = _process_began()
-    from brayx.commands.distributed import train_distributed
-
-    project, name = _names(chosen)
-    algorithm, training = _configs(chosen)
-    result, trial = train_distributed(
-        chosen["env"],
-        algorithm,
-        training,
-        num_workers=chosen["num_workers"],
-        project=project,
-        trial=name,
-        resume=not chosen["new"],
-        tracking=chosen["tracking"],
-        cluster=chosen["address"],
-        log_interval=chosen["log_interval"],
-    )
-    _write_course(chosen["course"], result)
-    return _summary_of(result, began), trial.run_id
 
 
 def _write_course(file: str | None, result: Result) -> None:

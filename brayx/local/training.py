@@ -196,13 +196,16 @@ def with_options(
         raise ConfigError(f"{name} is {first['input']!r}: {first['msg']}", key=name) from None
 
 
-def as_job(env: str, algorithm: AlgorithmConfig, training: Training, *, num_workers: int) -> dict[str, Any]:
+def as_job(
+    env: str, algorithm: AlgorithmConfig, training: Training, *, num_workers: int, buffer_size: int | None = None
+) -> dict[str, Any]:
     """The components of a job that trains as `brayx.local.train.train_local` does with these options.
 
     Args:
         env: Gymnasium id.
         algorithm, training: the options.
         num_workers: rollout workers, which share the environments.
+        buffer_size: transitions that a `fifo` keeps for the learner; None: two batches.
 
     Raises:
         ConfigError: there are not as many environments for each worker.
@@ -212,7 +215,8 @@ def as_job(env: str, algorithm: AlgorithmConfig, training: Training, *, num_work
     if num_workers < 1 or num_envs % num_workers:
         raise ConfigError(f"num_envs is {num_envs}, expected a multiple of num_workers, {num_workers}", key="num_envs")
     same = {part: {name: getattr(settled, name) for name in names} for part, names in _SAME.items()}
-    buffer: dict[str, Any] = {"size": 2, "batch_size": num_envs}
+    batches = 2 if buffer_size is None else max(1, buffer_size // (num_envs * settled.unroll_length))
+    buffer: dict[str, Any] = {"size": batches, "batch_size": num_envs}
     if settled.sampler != "fifo":
         buffer = {"size": -(-settled.capacity // settled.batch_size), **same["table"]}
         # The learner counts a sampled transition each time it learns from it.

@@ -14,7 +14,7 @@ import pytest
 
 from brayx.algorithms.ppo import PPOConfig
 from brayx.commands import cli
-from brayx.commands.ppo import _configs, _progress, algorithm_of, chosen_options, training_of
+from brayx.commands.ppo import _progress, algorithm_of, chosen_options, configs, training_of
 from brayx.commands.presets import PRESETS
 from brayx.errors import ConfigError
 from brayx.local.training import Training
@@ -112,7 +112,7 @@ def test_nothing_falls_unless_it_is_annealed():
 
 
 def test_python_and_the_command_line_have_the_same_defaults():
-    algorithm, training = _configs(options(["--env", "CartPole-v1"]))
+    algorithm, training = configs(options(["--env", "CartPole-v1"]))
     assert algorithm == PPOConfig()
     plain = Training().of(algorithm)
     changed = {name: value for name, value in dict(training.of(algorithm)).items() if value != getattr(plain, name)}
@@ -200,40 +200,6 @@ def test_a_network_that_does_not_fit_is_one_line_and_leaves_no_trial(run, tmp_pa
     assert done.stderr.count("\n") == 1
     assert "network.distribution is sde, but actions are discrete" in done.stderr
     assert not list(tmp_path.iterdir())
-
-
-FAILING = """
-import gymnasium
-from gymnasium.envs.classic_control import CartPoleEnv
-
-class Failing(CartPoleEnv):
-    steps = 0
-
-    def step(self, action):
-        Failing.steps += 1
-        if Failing.steps > 5_000:
-            raise RuntimeError("the game is broken")
-        return super().step(action)
-
-gymnasium.register("Failing-v0", Failing)
-"""
-
-
-@pytest.mark.cluster
-@pytest.mark.slow  # starts MLflow in a separate process
-def test_a_trial_that_fails_is_failed_in_mlflow_with_what_it_had(run, tmp_path, tracking_db, monkeypatch):
-    from mlflow.tracking import MlflowClient
-
-    (tmp_path / "failing.py").write_text(FAILING)
-    monkeypatch.syspath_prepend(tmp_path)
-    done = run("--env", "failing:Failing-v0", "--epochs", "1", "--tracking", tracking_db)
-    assert done.returncode == 2
-    assert "the game is broken" in done.stderr
-    client = MlflowClient(tracking_db)
-    (project,) = client.search_experiments(filter_string="name LIKE 'failing%'")
-    (trial,) = client.search_runs([project.experiment_id])
-    assert trial.info.status == "FAILED"
-    assert trial.data.metrics["replay/env_steps"] >= 2_048
 
 
 def test_an_unknown_preset_is_one_line(run):
