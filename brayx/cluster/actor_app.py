@@ -443,7 +443,23 @@ def app(args: ServeArgs) -> serve.Application:
 
     A model without a champion is served as built, untrained, and the log says what to run.
     """
+    return _served(JobConfig.load(args.config), args)
+
+
+@serve_run()
+def league_app(args: ServeArgs) -> serve.Application:
+    """Serves a job with a league, as `app` does: a start may request its opponent.
+
+    Raises:
+        ConfigError: the job has no league.
+    """
     job = JobConfig.load(args.config)
+    if not job.leagues:
+        raise ConfigError(f"{job.file}: the job has no league; deployments.actor:app serves it")
+    return _served(job, args)
+
+
+def _served(job: JobConfig, args: ServeArgs) -> serve.Application:
     uri = tracking_uri(args.tracking or job.tracking.uri)
     return serving_application(job, uri, **args.model_dump(exclude={"config", "tracking"}))
 

@@ -21,8 +21,9 @@ from brayx.errors import BrayxError
 from brayx.shutdown import end_within, leave, mark
 
 COMMANDS = (
-    "demo", "train", "serve", "evaluate", "match", "league", "recordings", "replay", "export", "new", "check", "trials",
-    "promote", "scale", "console", "doctor", "keys", "completion", "gamecore", "ppo", "tune", "visualize",
+    "demo", "train", "serve", "evaluate", "match", "league", "recordings", "replay", "export", "new", "check",
+    "convert", "trials", "promote", "scale", "console", "doctor", "keys", "completion", "gamecore", "ppo", "tune",
+    "visualize",
 )  # fmt: skip
 """The commands in the order of the help, each the name of its file."""
 _AGAIN_S = 0.05

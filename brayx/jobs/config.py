@@ -202,13 +202,29 @@ class JobConfig(BaseModel):
         """
         file = Path(path).expanduser().absolute()
         try:
-            document = Document.parse(read_text(file), str(path))
+            text = read_text(file)
         except OSError as error:
             other = nearest_file(file) if isinstance(error, FileNotFoundError) else ""
             raise ConfigError(f"{path}: cannot be read: {error.strerror}{other}", file=str(path)) from None
+        return JobConfig.parse(text, file, str(path), overrides)
+
+    @staticmethod
+    def parse(text: str, file: Path, name: str, overrides: Sequence[str] = ()) -> JobConfig:
+        """A job from the text of its YAML.
+
+        Args:
+            text: the YAML.
+            file: path of the file; modules are looked up in its folder.
+            name: what errors call the file.
+            overrides: as of `load`.
+
+        Raises:
+            ConfigError: as `load`.
+        """
+        document = Document.parse(text, name)
         for override in overrides:
             document.override(override, TOP_OPTIONS)
-        return _Validation(document, file).job()
+        return _Validation(document, file.absolute()).job()
 
     @staticmethod
     def of(options: Mapping[str, Any], folder: str) -> JobConfig:
@@ -217,8 +233,7 @@ class JobConfig(BaseModel):
         Raises:
             ConfigError: as `load`.
         """
-        file = Path(folder, "job").absolute()
-        return _Validation(Document.parse(json.dumps(options), f"the job recorded in {folder or '.'}"), file).job()
+        return JobConfig.parse(json.dumps(options), Path(folder, "job"), f"the job recorded in {folder or '.'}")
 
     def as_dict(self) -> dict[str, Any]:
         """The job as the YAML has it, defaults filled in, as JSON values; agents and models get this."""
@@ -260,6 +275,11 @@ TOP_OPTIONS = (
 """Keys at the top of a job that are no components."""
 
 
+def options_by_kind() -> dict[str, set[str]]:
+    """Names of the options of each kind of component; "": at the top of the file."""
+    return {"": set(TOP_OPTIONS), **{kind: set(_walk(model, ())[1]) for kind, model in KINDS.items()}}
+
+
 def only(kind: str, components: Mapping[str, Any], name: str = "") -> str:
     """The name of the only component of a kind, or ``name`` if a component of that name exists.
 
@@ -296,7 +316,7 @@ class _Validation:
         groups: dict[str, dict[str, BaseModel]] = {group: {} for group in _GROUPS.values()}
         top: dict[str, Any] = {}
         values = {name: copy.deepcopy(value) for name, value in self.document.values.items()}
-        known = {"": set(TOP_OPTIONS), **{kind: set(_walk(model, ())[1]) for kind, model in KINDS.items()}}
+        known = options_by_kind()
         notes = [self._placed(*note) for note in unit_notes(values, known)]
         for refused in translate(values, known):
             self._add(*refused)

@@ -33,7 +33,7 @@ def documented(job: JobConfig) -> str:
     for name, values in plain.items():
         lines += [
             "",
-            *_comment(class_doc(type(components[name])), 0),
+            *comment_lines(class_doc(type(components[name])), 0),
             f"{name}:",
             *_fields(components[name], values, 1),
         ]
@@ -75,15 +75,15 @@ def _fields(part: BaseModel, values: Mapping[str, Any], depth: int) -> Iterator[
     for name, value in values.items():
         held = inner.get(name)
         if isinstance(held, BaseModel):
-            yield from _comment(docs.get(name, ""), depth)
+            yield from comment_lines(docs.get(name, ""), depth)
             yield f"{'  ' * depth}{name}:"
             yield from _fields(held, value, depth + 1)
         elif isinstance(held, Mapping) and held and all(isinstance(each, BaseModel) for each in held.values()):
-            yield from _comment(docs.get(name, ""), depth)
+            yield from comment_lines(docs.get(name, ""), depth)
             yield f"{'  ' * depth}{name}:"
             yield from _named(held, value, depth + 1)
         elif isinstance(held, (list, tuple)) and held and all(isinstance(each, BaseModel) for each in held):
-            yield from _comment(docs.get(name, ""), depth)
+            yield from comment_lines(docs.get(name, ""), depth)
             yield f"{'  ' * depth}{name}:"
             for each, plain in zip(held, value, strict=True):
                 lines = list(_fields(each, plain, depth + 2))
@@ -92,7 +92,7 @@ def _fields(part: BaseModel, values: Mapping[str, Any], depth: int) -> Iterator[
                 yield f"{'  ' * (depth + 1)}- {lines[first].lstrip()}"
                 yield from lines[first + 1 :]
         else:
-            yield from _option(name, value, docs.get(name, ""), depth)
+            yield from option_lines(name, value, docs.get(name, ""), depth)
 
 
 def _named(parts: Mapping[str, BaseModel], values: Mapping[str, Any], depth: int) -> Iterator[str]:
@@ -105,7 +105,7 @@ def _named(parts: Mapping[str, BaseModel], values: Mapping[str, Any], depth: int
         plain = {option: value for option, value in values[name].items() if _given(part, option)}
         yield f"{'  ' * depth}{name}:" if plain else f"{'  ' * depth}{name}: {{}}"
         for option, value in plain.items():
-            yield from _option(option, value, "", depth + 1)
+            yield from option_lines(option, value, "", depth + 1)
 
 
 def _given(part: BaseModel, option: str) -> bool:
@@ -117,15 +117,16 @@ def _given(part: BaseModel, option: str) -> bool:
     return field.is_required() or bool(getattr(part, name) != default)
 
 
-def _option(name: str, value: Any, doc: str, depth: int) -> list[str]:
+def option_lines(name: str, value: Any, doc: str, depth: int) -> list[str]:
     """The option and its comment: on one line if that fits, else the comment above."""
     line = f"{'  ' * depth}{name}: {_flow(value)}"
     if doc and len(line) + len(doc) + 4 <= _WIDTH:
         return [f"{line}  # {doc}"]
-    return [*_comment(doc, depth), line]
+    return [*comment_lines(doc, depth), line]
 
 
-def _comment(doc: str, depth: int) -> list[str]:
+def comment_lines(doc: str, depth: int) -> list[str]:
+    """A comment, wrapped."""
     indent = "  " * depth + "# "
     return textwrap.wrap(doc, _WIDTH, initial_indent=indent, subsequent_indent=indent)
 

@@ -35,6 +35,7 @@ from brayx.model.following import AliasFollower
 from brayx.model.local import LocalModel
 from brayx.tracking import Trial, register
 from brayx.types import Weights
+from deployments import actor, league
 
 ROOT = Path(__file__).parents[3]
 
@@ -53,6 +54,16 @@ def test_a_replica_gets_a_permanent_folder_or_the_version_to_download(tracking_d
     client.set_registered_model_alias(job.project, "champion", "2")
     source = pooled(job, "model", tracking_db)
     assert (source.checkpoint, source.tracking, source.version) == (f"models:/{job.project}/2", tracking_db, 2)
+
+
+def test_the_league_application_serves_a_job_with_a_league_only(tracking_db: str) -> None:
+    templates = ROOT / "pipelines" / "templates"
+    with pytest.raises(ConfigError) as refused:
+        league.app(league.ServeArgs(config=str(templates / "cartpole.yaml"), tracking=tracking_db))
+    assert "\n" not in str(refused.value)
+    assert refused.value.message.endswith("the job has no league; deployments.actor:app serves it")
+    args = league.ServeArgs(config=str(templates / "league" / "four.yaml"), tracking=tracking_db)
+    assert isinstance(league.app(args), type(actor.app(args)))
 
 
 @pytest.mark.parametrize("at", ["folder", "registry"])

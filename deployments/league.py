@@ -1,0 +1,9 @@
+"""A job's actor behind Serve's doors, whose league answers requests for opponents; refuses a job without a league.
+
+serve run deployments.league:app config=four/four.yaml
+"""
+
+from brayx.cluster.actor_app import ServeArgs as ServeArgs
+from brayx.cluster.actor_app import league_app as app
+
+__all__ = ["ServeArgs", "app"]
