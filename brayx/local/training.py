@@ -11,14 +11,17 @@ import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 
 from brayx.algorithms.config import AlgorithmConfig
 from brayx.errors import ConfigError
 from brayx.nets.policy import NetworkConfig
+from brayx.replay.config import BufferConfig
+from brayx.rollout.component import RolloutComponent
 from brayx.rollout.envs import Vectorization
 from brayx.rollout.evaluate import MAX_STEPS
 from brayx.rollout.policy import ActingEngine
+from brayx.trainer.config import TrainerConfig
 
 if TYPE_CHECKING:
     from brayx.actions import ActionSpec
@@ -27,28 +30,40 @@ if TYPE_CHECKING:
     from brayx.rollout.networks import Model
     from brayx.types import NestedArray
 
-_SAME: dict[str, tuple[str, ...]] = {
-    "rollout": (
-        "vectorization", "normalise_obs", "normalise_reward", "reward_clip", "scale_actions", "sde_steps",
-        "env_options",
-    ),
-    "trainer": (
-        "learning_rate", "target_return", "target_games", "use_gpu", "threads", "checkpoint_interval",
-    ),
-    "table": (
-        "sampler", "batch_size", "samples_per_insert", "min_columns", "priority_exponent", "importance_exponent",
-        "importance_batches",
-    ),
-}  # fmt: skip
-"""Options that mean the same in a job, by their component; a table is a buffer that is sampled."""
+_SAME: dict[type[BaseModel], list[str]] = {RolloutComponent: [], BufferConfig: [], TrainerConfig: []}
+"""Options that mean the same in a job, by their component."""
 _READY_MADE = "brayx.jobs.models"
 _NETWORK = "network."
 _INNER = "reinforcement."
 _Count = Annotated[int, Field(ge=1)]
 
 
+class _Same:
+    """Takes the type and the bounds of a component's option, and None too if that is the default."""
+
+    def __init__(self, component: type[BaseModel], name: str, default: Any) -> None:
+        field = component.model_fields[name]
+        option: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+        self._option = option | None if default is None else option
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return handler.generate_schema(self._option)
+
+
+def _same(component: type[BaseModel], name: str, *default: Any) -> Any:
+    """An option of a job's component, with its type, bounds and default, unless another default is given."""
+    _SAME[component].append(name)
+    value = default[0] if default else component.model_fields[name].default
+    field = Field(default=value)
+    field.metadata.append(_Same(component, name, value))
+    return field
+
+
 class Training(BaseModel):
-    """Options of a training, apart from its algorithm's. `of` replaces None by the algorithm's defaults."""
+    """Options of a training, apart from its algorithm's. `of` replaces None by the algorithm's defaults.
+
+    Options without a text are those of a job's `RolloutComponent`, `TrainerConfig` and `BufferConfig`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -56,66 +71,49 @@ class Training(BaseModel):
     """Transitions to collect; for an algorithm that only imitates, transitions of its batches. Schedules end here."""
     num_envs: Annotated[int, Field(ge=1, le=65_536)] = 32
     """Environments stepped together; on a cluster, those of all workers, divided evenly."""
-    unroll_length: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    unroll_length: int | None = _same(BufferConfig, "unroll_length", None)
     """Steps of a run; None: the algorithm's. With ``fifo``, a batch is a run of all environments: ``num_envs *
     unroll_length`` transitions."""
-    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
-    """Adam's initial learning rate; its epsilon is 1e-5."""
-    target_return: float | None = None
-    """Training ends when the mean return of the last episodes reaches this."""
-    target_games: _Count = 100
-    """Episodes that must finish before ``target_return`` can end the training."""
+    learning_rate: float = _same(TrainerConfig, "learning_rate")
+    target_return: float | None = _same(TrainerConfig, "target_return")
+    target_games: int = _same(TrainerConfig, "target_games", 100)
     seed: int = 0
     """Seed of environments, actions, weights and minibatches."""
     network: NetworkConfig | None = None
     """Options of the ready-made networks; None: what suits the algorithm."""
-    sampler: Literal["fifo", "uniform", "prioritised"] | None = None
+    sampler: Literal["fifo", "uniform", "prioritised"] | None = _same(BufferConfig, "sampler", None)
     """``fifo``: each run is learned from once. Otherwise runs go into a table, whose columns are sampled. None: the
     algorithm's."""
-    priority_exponent: Annotated[float, Field(ge=0, le=10)] = 0.6
-    """Alpha of ``prioritised``; 0 draws uniformly."""
-    importance_exponent: Annotated[float, Field(ge=0, le=1)] = 0.4
-    """Beta of ``prioritised``; 1 corrects in full for columns that are drawn more often."""
-    importance_batches: _Count | None = None
-    """Batches until ``importance_exponent`` has grown to 1; None: it stays."""
-    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    priority_exponent: float = _same(BufferConfig, "priority_exponent")
+    importance_exponent: float = _same(BufferConfig, "importance_exponent")
+    importance_batches: int | None = _same(BufferConfig, "importance_batches")
+    batch_size: int | None = _same(BufferConfig, "batch_size", None)
     """Columns of a sample, and of a batch of demonstrations; None: the algorithm's."""
     capacity: _Count = 100_000
     """Columns of the table."""
-    samples_per_insert: Annotated[float, Field(gt=0)] | None = None
+    samples_per_insert: float | None = _same(BufferConfig, "samples_per_insert")
     """Average number of times that a column is sampled; None: as the algorithm's number of updates per transition
     requires."""
-    min_columns: _Count = 1_000
-    """Columns that the table must have before the first is sampled."""
+    min_columns: int = _same(BufferConfig, "min_columns", 1_000)
     blocking: bool = True
     """Collect with the newest weights only. Otherwise the next run is collected during learning, with weights that are
     one update older."""
-    normalise_obs: bool = False
-    """Shift and scale observations to mean 0 and deviation 1."""
-    normalise_reward: bool = False
-    """Divide rewards by the deviation of their discounted sums."""
-    reward_clip: Annotated[float, Field(gt=0)] | None = None
-    """Clip rewards to +- this for learning."""
-    scale_actions: bool = True
-    """Map continuous actions from -1 to 1 onto the environment's bounds."""
-    sde_steps: _Count = 1
-    """Steps between two draws of the noise for state-dependent exploration."""
-    vectorization: Vectorization = "auto"
-    """How environments are stepped, see `brayx.rollout.envs.make_envs`."""
-    env_options: Mapping[str, Any] = {}
-    """Keyword arguments of each environment."""
+    normalise_obs: bool = _same(RolloutComponent, "normalise_obs")
+    normalise_reward: bool = _same(RolloutComponent, "normalise_reward")
+    reward_clip: float | None = _same(RolloutComponent, "reward_clip")
+    scale_actions: bool = _same(RolloutComponent, "scale_actions")
+    sde_steps: int = _same(RolloutComponent, "sde_steps")
+    vectorization: Vectorization = _same(RolloutComponent, "vectorization")
+    env_options: Mapping[str, Any] = _same(RolloutComponent, "env_options")
     engine: ActingEngine = "onnx"
     """Engine that acts."""
-    threads: Annotated[int, Field(ge=1, le=256)] = 1
-    """Threads of torch, in acting and learning."""
-    use_gpu: bool = False
-    """Learn on this machine's GPU."""
+    threads: int = _same(TrainerConfig, "threads")
+    use_gpu: bool = _same(TrainerConfig, "use_gpu")
     evaluation_episodes: Annotated[int, Field(ge=0)] = 0
     """Greedy episodes played after training."""
     evaluation_steps: _Count = MAX_STEPS
     """Limit of such an episode: a longer one is cut, and counts with its return so far (`Evaluation.cut`)."""
-    checkpoint_interval: _Count | None = None
-    """Updates between two checkpoints, in addition to checkpoints by time."""
+    checkpoint_interval: int | None = _same(TrainerConfig, "checkpoint_interval")
 
     def of(self, algorithm: AlgorithmConfig) -> Settled:
         """Returns these options with every None replaced by the algorithm's default."""
@@ -218,7 +216,7 @@ def as_job(
     batches = 2 if buffer_size is None else max(1, buffer_size // (num_envs * settled.unroll_length))
     buffer: dict[str, Any] = {"size": batches, "batch_size": num_envs}
     if settled.sampler != "fifo":
-        buffer = {"size": -(-settled.capacity // settled.batch_size), **same["table"]}
+        buffer = {"size": -(-settled.capacity // settled.batch_size), **same[BufferConfig]}
         # The learner counts a sampled transition each time it learns from it.
         num_steps = round(num_steps * (settled.samples_per_insert or 1.0))
     # Only the options that were set: the algorithm chooses the others.
@@ -231,11 +229,11 @@ def as_job(
             "kind": "rollout", "env": env, "model": "model", "buffer": "buffer",
             "num_workers": num_workers, "num_envs": num_envs // num_workers,
             "mode": "blocking" if settled.blocking and settled.sampler == "fifo" else "non_blocking",
-            **same["rollout"], "env_options": dict(settled.env_options),
+            **same[RolloutComponent], "env_options": dict(settled.env_options),
         },
         "buffer": {"kind": "buffer", "unroll_length": settled.unroll_length, **buffer},
         "trainer": {
-            "kind": "trainer", "model": "model", "buffers": ["buffer"], "num_steps": num_steps, **same["trainer"],
+            "kind": "trainer", "model": "model", "buffers": ["buffer"], "num_steps": num_steps, **same[TrainerConfig],
             "algorithm": algorithm.model_dump(mode="json"),
         },
     }  # fmt: skip
@@ -263,9 +261,11 @@ def of_job(
         if getattr(trainer, name) is not None:
             raise ConfigError(f"{job.file}: a Trainer has no trainer.{name}: expected null", key=name)
     table = buffer.sampler != "fifo"
-    options = {name: getattr(rollout, name) for name in _SAME["rollout"]}
-    options |= {name: getattr(trainer, name) for name in _SAME["trainer"]}
-    options |= {name: getattr(buffer, name) for name in (_SAME["table"] if table else ("sampler",))}
+    options = {
+        name: getattr(part, name)
+        for part in (rollout, trainer, buffer)
+        for name in (_SAME[type(part)] if part is not buffer or table else ("sampler",))
+    }
     options |= {
         "seed": job.seed,
         "engine": model.engine,
