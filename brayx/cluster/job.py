@@ -1,77 +1,48 @@
-"""A training job on Ray from start to end; reads top to bottom.
+"""A training job on Ray: makes and ends the parts of `brayx.jobs.training`.
 
-Starts (or joins) Ray, opens the trial, starts hub, weight store and replay buffer, starts the learner and the actor
-deployment concurrently, then the gamecores and the rollout workers. Shows progress. Then ends all parts in an order
-that loses no data: games and workers, learner (an interrupted one saves a last checkpoint), actors, trial, the rest. A
-job without an actor has no door and starts no Serve.
+Starts (or joins) Ray, opens the trial, and starts hub, weight store and replay buffer. The actor's deployment starts
+beside the learner. A job without an actor starts no Serve. Knows nothing of the order in which a training ends.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from brayx.cluster import NAMESPACE
 from brayx.cluster.actor_app import actor_spec, application
 from brayx.cluster.applications import delete_application, start_application
 from brayx.cluster.cluster import Cluster, Ingress
+from brayx.cluster.console import ReplicaSessions
 from brayx.cluster.directory import stop_directory
 from brayx.cluster.environments import Rollouts
 from brayx.cluster.hub import numbers_of
-from brayx.cluster.job_console import console_of
 from brayx.cluster.league_replica import check_placement
 from brayx.cluster.scale import tell_where
 from brayx.cluster.start import nodes_and_own
-from brayx.console.job import console_keys
-from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, StartupError
-from brayx.jobs.champion import drawn_curve
-from brayx.jobs.checks import actor_of, check_job, check_weights, ports_of
-from brayx.jobs.config import JobConfig, only, pool_name
-from brayx.jobs.environments import lag_notes
-from brayx.jobs.gamecores import Gamecores
-from brayx.jobs.progress import Progress, error_lines
-from brayx.jobs.result import (
-    STEPS_THIS_RUN,
-    TrainResult,
-    end_reason,
-    keep_after_error,
-    keep_recordings,
-    mark_unfinished,
-)
-from brayx.jobs.sources import Sources
-from brayx.jobs.watching import Watch, last_of
+from brayx.cluster.trainee import InProcessClerk, RayTrainee
+from brayx.errors import ConfigError, StartupError
+from brayx.jobs.checks import actor_of, ports_of
+from brayx.jobs.config import JobConfig, only
+from brayx.jobs.progress import Progress
+from brayx.jobs.result import TrainResult
+from brayx.jobs.training import READY_TIMEOUT_S, Snapshot, Training, check_training, mark_unfinished, shown_progress
 from brayx.jobs.weights import WeightSource, pooled
-from brayx.logs import one_line
-from brayx.shutdown import INTERRUPTED_S, Deadline, running_parts
 from brayx.tracking import Trial, initialise, tracking_uri
 from brayx.urls import sqlite_path
 
 if TYPE_CHECKING:
     from brayx.cluster.league_training import RayLeagueTraining
-    from brayx.cluster.learner import Learner
-    from brayx.cluster.remote_buffer import RemoteBuffer
-    from brayx.cluster.trainee import RayTrainee
-    from brayx.league.training import Learners
+    from brayx.jobs.trainee import Learner
     from brayx.replay.packing import Layout
-    from brayx.trainer.loop import Summary
 
-_READY_TIMEOUT_S = 180.0
-_LOOK_S = 0.25
-_END_S = 20.0
-"""Deadline for all parts together to end, apart from the learner of a finished training."""
-_UNDEPLOY_S = 4.0
-"""Share of `_END_S` for the actor's replicas."""
-_INTERRUPTED_UNDEPLOY_S = 2.0
-_INTERRUPTED_END_TIMEOUT_S = 5.0
-"""Share of `_END_S` for an interrupted learner and its last checkpoint."""
-_INTERRUPTED_START_TIMEOUT_S = 1.0
-_COPY_S = 1.0
-"""Share of `_END_S` to copy recordings of an interrupted training to its trial."""
+_UNDEPLOY_S, _INTERRUPTED_UNDEPLOY_S = 4.0, 2.0
+"""Shares of a shutdown for the actor's replicas."""
 
 
 def train(
@@ -99,11 +70,9 @@ def train(
     Raises:
         BrayxError: the job could not be started, or its learner failed for good.
     """
-    _, layout = check_job(job)
     check_placement(job)
-    console_keys(job)
     uri = initialise(tracking_uri(tracking or job.tracking.uri))
-    check_weights(job, trial_name or job.trial, uri, resume, lambda function, *args: function(*args))
+    _, layout = check_training(job, trial_name or job.trial, uri, resume, lambda function, *args: function(*args))
     started = cluster_for(job, ingress, cluster) if isinstance(cluster, str) else contextlib.nullcontext(cluster)
     with started as running:
         return train_on(running, job, layout, uri, trial_name=trial_name, resume=resume, log_interval=log_interval)
@@ -153,166 +122,125 @@ def train_on(
     log_interval: int | None = None,
 ) -> TrainResult:
     """Runs a training job on a running cluster; ``layout`` is from `check_job`, other arguments as for `train`."""
-    actor = actor_of(job)
-    config = job.trainers[only("trainer", job.trainers)]
-    check_store_reachable(uri, config.in_process, *nodes_and_own())
+    check_store_reachable(uri, job.trainers[only("trainer", job.trainers)].in_process, *nodes_and_own())
     events = job.tracking.tensorboard_folder(uri)
     trial = Trial.open(job.project, trial_name or job.trial, uri, resume=resume, tensorboard=events)
-    progress = Progress(
-        f"{trial.project} / {trial.name}" + (" (resumed)" if trial.resumed else ""),
-        num_steps=config.num_steps,
-        target=config.target_return,
-        log_interval=log_interval,
-    )
-    before = max((checkpoint.step for checkpoint in trial.checkpoints()), default=0)
-    began, learning, finished, seconds, steps = time.monotonic(), False, False, 0.0, 0
-    ended: Summary | None = None
-    end = Deadline(_END_S)
     with contextlib.ExitStack() as stack:
-        stack.push(lambda _, error, __: mark_unfinished(trial, error, learning))
-        stack.enter_context(progress)
+        clerk = InProcessClerk(trial)
+        stack.push(lambda _, error, __: mark_unfinished(clerk, error))
+        display = shown_progress(job, trial.name, resumed=trial.resumed, log_interval=log_interval)
+        progress = stack.enter_context(display)
         trial.log_params(job.as_dict())
         tell_where(trial)
-        trainee = _trainee(job, layout, trial, progress.say)
-        stack.callback(trainee.close)
-        learner, recorder, names = trainee.learner, trainee.numbers, trainee.names
-        for note in lag_notes(job):
-            progress.say(note)
-        progress.say(
-            "Ray is up, and these seconds count from here; the learner is starting"
-            + (", and the actors" if actor else "")
+        return _RayTraining(
+            job=job,
+            actor=actor_of(job),
+            layout=layout,
+            name=trial.name,
+            uri=uri,
+            clerk=clerk,
+            progress=progress,
+            stack=stack,
+            cluster=cluster,
+        ).run()
+
+
+@dataclass(kw_only=True)
+class _RayTraining(Training):
+    """A training on a running cluster."""
+
+    clerk: InProcessClerk
+    cluster: Cluster
+    learning: RayTrainee | RayLeagueTraining = field(init=False)
+    save_s, copy_s = 5.0, 1.0
+
+    def make_parts(self) -> None:
+        trial, say = self.clerk.trial(), self.progress.say
+        learned = max((checkpoint.step for checkpoint in trial.checkpoints()), default=0)
+        if self.job.leagues:
+            from brayx.cluster.league_training import RayLeagueTraining
+
+            self.learning = RayLeagueTraining(self.job, self.layout, trial, say)
+        else:
+            self.learning = RayTrainee(self.job, self.layout, trial)
+        self.stack.callback(self.learning.close)
+        self._names = self.learning.names
+        self._live: ReplicaSessions | None = None
+        self._rollouts = Rollouts(self.job, self._names, NAMESPACE, self.learning.numbers, learned)
+        self.rollouts = [self._rollouts] if self._rollouts.num else []
+        self._is_deployed = False
+        starting = "the learner is starting" + (", and the actors" if self.actor else "")
+        say(f"Ray is up, and these seconds count from here; {starting}")
+
+    def open_doors(self) -> None:
+        pass  # a deployment takes long: it starts beside the learner
+
+    def wait_for_weights(self) -> None:
+        if self.actor:
+            self._is_deployed = True
+            self._deploy()
+            doors = _wait_for_weights(self.cluster.url, self.learning.learner, self.config.model, self.progress)
+            self.urls = {**doors, "http": self.cluster.door("http"), "ws": self.cluster.door("ws")}
+        if self.rollouts:
+            self.progress.say(f"{self._rollouts.num} rollout workers step environments")
+
+    def close_doors(self) -> None:
+        if self._is_deployed:
+            timeout_s = self.end.left(_UNDEPLOY_S if self.finished else _INTERRUPTED_UNDEPLOY_S)
+            _undeploy(self.actor, timeout_s, self.progress.say)
+            stop_directory(self._names["sessions"])
+
+    def newest(self) -> Snapshot | None:
+        return numbers_of(self.learning.hub)
+
+    def settle(self) -> Snapshot:
+        return self.learning.settle(self.end.left)
+
+    def is_over(self, no_more: bool) -> bool:
+        return self.learning.is_over(no_more)
+
+    @contextlib.contextmanager
+    def live(self) -> Iterator[ReplicaSessions | None]:
+        if not self.actor:
+            yield None
+            return
+        with contextlib.closing(ReplicaSessions(self._names["sessions"])) as self._live:
+            yield self._live
+
+    def facts(self) -> dict[str, Any]:
+        """The number of sessions on the replicas that answer: 0 until the first one has started."""
+        return {} if self._live is None else {"sessions": self._live.facts().get("sessions", 0)}
+
+    def carry_out_requests(self) -> list[str]:
+        return self._rollouts.answer(self.learning.hub)
+
+    def end_waits(self) -> None:
+        for buffer in self.learning.buffers.values():  # a source may wait for a hanging shard
+            buffer.close(0.0)
+
+    def _deploy(self) -> None:
+        """Serves the job's actor: the trained model follows its weight store, other models their champions."""
+        job, actor, learned, names = self.job, self.actor, self.config.model, self._names
+        weights = {name: pooled(job, name, self.uri) for name in job.models if name != learned}
+        weights[learned] = WeightSource(store=names.get("weights", ""))
+        # The end of a training does not wait for games: replicas send their last episodes at once.
+        hasty = job.actors[actor].model_copy(update={"drain_timeout_s": 0.0})
+        spec = actor_spec(
+            job.model_copy(update={"actors": {**job.actors, actor: hasty}}),
+            actor,
+            mode="train",
+            weights=weights,
+            buffers=self.learning.actors,
+            hub=names["hub"],
+            trial=self.clerk.trial(),
+            league=self.learning.seats,
         )
-        learner.start()
-        served = stack.enter_context(contextlib.ExitStack())
-        keep = functools.partial(
-            keep_recordings, job, time.time(), progress.say, lambda function, *args: function(trial, *args)
-        )
-        served.push(lambda _, error, __: keep_after_error(error if learning else None, keep))
-        try:
-            urls: dict[str, str] = {}
-            served.enter_context(
-                console_of(job, trainee, urls, has_actor=bool(actor), say=progress.say),
-            )
-            if actor:
-                served.callback(stop_directory, names["sessions"])
-                served.callback(
-                    lambda: _undeploy(
-                        actor, end.left(_UNDEPLOY_S if finished else _INTERRUPTED_UNDEPLOY_S), progress.say
-                    )
-                )
-                if job.actors[actor].keys_file is not None:
-                    progress.say(f"{actor}.keys_file: keys are required when the job is served, not while it trains")
-                _deploy(job, actor, trainee)
-                doors = _wait_for_weights(cluster.url, learner, config.model, progress)
-                urls |= {**doors, "http": cluster.door("http"), "ws": cluster.door("ws")}
-            began, learning = time.monotonic(), True
-            sources = Sources(job, trainee.buffers, layout.env)
-            games = Gamecores(
-                job.actors[actor].gamecores if actor else [],
-                urls,
-                job.folder,
-                lambda line: recorder.add("gamecores_failed", 1.0, note=one_line(line)),
-                progress.say,
-            )
-            rollouts = Rollouts(job, names, NAMESPACE, recorder, before)
-            with running_parts((sources, games, rollouts), end, stopping=lambda: _close(trainee.buffers.values())):
-                if actor:
-                    progress.say(f"{games}; the door is {cluster.url}")
-                if rollouts.num:
-                    progress.say(f"{rollouts.num} rollout workers step environments")
-                enough, share = trainee.batch_steps, config.max_lost_share
-                must_connect = [*urls.values()] if job.needs_games else []
-                watch = Watch(progress, learner, games, [rollouts], enough, share, must_connect)
-                _watch(watch, trainee, sources, rollouts, games_play=games.num > 0, say=progress.say)
-                seconds = time.monotonic() - began
-            steps = rollouts.collected.steps
-            with end.paused():
-                ended = last_of(learner)
-            finished = True
-        except KeyboardInterrupt:
-            seconds = seconds or (time.monotonic() - began if learning else 0.0)
-            what = ": the learner saves a last checkpoint" if learning else " before training began"
-            progress.say(f"interrupted{what}; the same command resumes this trial")
-            end.shorten(INTERRUPTED_S)
-            _end(learner, learning, end)
-        except BaseException:
-            _end(learner, learning, end)  # before Ray goes: a thread that still calls it would start another one
-            raise
-        served.close()  # before the trial: replicas hand over their last metrics when they end
-        numbers, notes = trainee.settle(end.left)
-        numbers[STEPS_THIS_RUN] = float(steps)
-        version, outcome = None, ""
-        if finished:
-            version, outcome = trainee.register(progress.say)
-            keep()
-        elif learning:
-            outcome = trainee.standings()
-        trainee.close_trials(finished)
-        curve = drawn_curve(trial, job.project, config.target_return, config.x_axis)
-        trial.finish("FINISHED" if finished else "KILLED")
-        if learning and not finished:  # last, since slow copies are killed
-            keep(time.time() + end.left(_COPY_S))
-    name = pool_name(job, config.model)
-    errors, reason = tuple(error_lines(numbers, notes)), "" if ended is None else ended.reason
-    return TrainResult(
-        trial,
-        numbers,
-        finished,
-        name,
-        version,
-        seconds,
-        curve,
-        outcome,
-        reason,
-        began,
-        errors,
-        end_reason(config, ended),
-    )
-
-
-def _trainee(
-    job: JobConfig, layout: Layout, trial: Trial, say: Callable[[str], None]
-) -> RayTrainee | RayLeagueTraining:
-    """Everything that learns in a job: one model, or the players of a league."""
-    if job.leagues:
-        from brayx.cluster.league_training import RayLeagueTraining
-
-        return RayLeagueTraining(job, layout, trial, say)
-    from brayx.cluster.trainee import RayTrainee
-
-    return RayTrainee(job, layout, trial)
-
-
-def _close(buffers: Iterable[RemoteBuffer]) -> None:
-    """Ends this process's waits for room in a buffer, since a source may wait for a hanging shard."""
-    for buffer in buffers:
-        buffer.close(0.0)
-
-
-def _deploy(job: JobConfig, actor: str, trainee: RayTrainee | RayLeagueTraining) -> None:
-    """Serves the job's actor: the trained model follows its weight store, other models their champions."""
-    learned, names = trainee.config.model, trainee.names
-    weights = {name: pooled(job, name, trainee.trial.uri) for name in job.models if name != learned}
-    weights[learned] = WeightSource(store=names.get("weights", ""))
-    # The end of a training does not wait for games: replicas send their last episodes at once.
-    hasty = job.actors[actor].model_copy(update={"drain_timeout_s": 0.0})
-    job = job.model_copy(update={"actors": {**job.actors, actor: hasty}})
-    spec = actor_spec(
-        job,
-        actor,
-        mode="train",
-        weights=weights,
-        buffers=trainee.actors,
-        hub=names["hub"],
-        trial=trainee.trial,
-        league=trainee.seats,
-    )
-    deploy(application(spec, name=actor, directory=names["sessions"]), actor)
+        deploy(application(spec, name=actor, directory=names["sessions"]), actor)
 
 
 def deploy(application: Any, actor: str) -> None:
     """Runs a Serve application at the door's root, replacing a running one; errors as for `start_application`."""
-    start_application(application, actor, "/", time.monotonic() + _READY_TIMEOUT_S, what=f"the actor {actor!r}")
+    start_application(application, actor, "/", time.monotonic() + READY_TIMEOUT_S, what=f"the actor {actor!r}")
 
 
 def _undeploy(actor: str, timeout_s: float, say: Callable[[str], None]) -> None:
@@ -321,9 +249,9 @@ def _undeploy(actor: str, timeout_s: float, say: Callable[[str], None]) -> None:
         say(f"the actor {actor!r} did not end within {timeout_s:g} s: its last metrics may be missing")
 
 
-def _wait_for_weights(url: str, learner: Learner | Learners, model: str, progress: Progress) -> dict[str, str]:
+def _wait_for_weights(url: str, learner: Learner, model: str, progress: Progress) -> dict[str, str]:
     """Waits until the door answers with published weights of the learner; returns the native doors' URLs."""
-    deadline = time.monotonic() + _READY_TIMEOUT_S
+    deadline = time.monotonic() + READY_TIMEOUT_S
     said = "nothing"
     while time.monotonic() < deadline:
         if not learner.running:
@@ -340,46 +268,6 @@ def _wait_for_weights(url: str, learner: Learner | Learners, model: str, progres
         progress.update({}, note="waiting for the learner's first weights")
         time.sleep(0.1)
     raise StartupError(
-        f"the service at {url} was not ready within {_READY_TIMEOUT_S:g} s; it said {said}; "
+        f"the service at {url} was not ready within {READY_TIMEOUT_S:g} s; it said {said}; "
         f"the learner {learner.state()}"
     )
-
-
-def _watch(
-    watch: Watch,
-    trainee: RayTrainee | RayLeagueTraining,
-    sources: Sources,
-    rollouts: Rollouts,
-    *,
-    games_play: bool,
-    say: Callable[[str], None],
-) -> None:
-    """Watches until the learner's stream is over; ends the stream when no more data can arrive.
-
-    Raises:
-        StartupError: the learner publishes no weights.
-        BrayxError: a source failed, or a rollout failed permanently; or as `Watch.look`.
-    """
-    began, hub, learner = time.monotonic(), trainee.hub, trainee.learner
-    while not learner.wait(_LOOK_S):
-        if sources.errors:
-            raise sources.errors[0]
-        if rollouts.error is not None:
-            raise rollouts.error
-        with contextlib.suppress(DeadlineExceeded):  # a buffer or the league is slow, or being restarted
-            if trainee.is_over(sources.done and not games_play and not rollouts.num):
-                return
-            trainee.look()
-        for line in rollouts.answer(hub):
-            say(line)
-        if (found := numbers_of(hub)) is not None:
-            if "policy_version" not in found[0] and time.monotonic() - began > _READY_TIMEOUT_S:
-                raise StartupError(f"no weights came within {_READY_TIMEOUT_S:g} s; the learner {learner.state()}")
-            watch.look(*found)
-
-
-def _end(learner: Learner | Learners, learning: bool, end: Deadline) -> None:
-    """Stops a learner and waits, within the deadline, for the last checkpoint of one that has started to learn."""
-    with contextlib.suppress(BrayxError):
-        learner.stop()
-        learner.result(end.left(_INTERRUPTED_END_TIMEOUT_S if learning else _INTERRUPTED_START_TIMEOUT_S))

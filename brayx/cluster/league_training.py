@@ -164,7 +164,7 @@ class RayLeagueTraining:
         self.numbers.close(within(_LAST_COUNTS_S))
         return end_hub(self.hub, within(_LAST_NUMBERS_S))
 
-    def close_trials(self, finished: bool) -> None:
+    def end_trials(self, finished: bool) -> None:
         """Ends the players' trials."""
         self.training.close(finished)
 

@@ -68,6 +68,24 @@ class InProcessClerk:
             self._background = threading.Thread(target=target, name="brayx-background", daemon=True)
             self._background.start()
 
+    def opened(self, timeout_s: float = 0.0) -> bool:
+        """True: the trial is open."""
+        return True
+
+    def trial(self) -> Trial:
+        """The trial."""
+        return self._trial
+
+    def check(self) -> None:
+        """Does nothing."""
+
+    def close(self, status: Status) -> None:
+        """Ends the trial."""
+        self._trial.finish(status)
+
+    def end(self) -> None:
+        """Does nothing: every call has been carried out."""
+
 
 class RayTrainee:
     """Everything that one learner on Ray needs.
@@ -258,5 +276,5 @@ class RayTrainee:
         """Empty: it is in no league."""
         return ""
 
-    def close_trials(self, finished: bool) -> None:
+    def end_trials(self, finished: bool) -> None:
         """Does nothing: its trial is the job's."""

@@ -145,14 +145,6 @@ def end_reason(config: TrainerConfig, learned: Summary | None) -> str:
     return f"no more transitions to learn from: {played}"
 
 
-def mark_unfinished(trial: Trial, error: BaseException | None, learned: bool) -> None:
-    """Marks the trial in MLflow as failed after an error, or as killed after Ctrl-C, with a note if it came late."""
-    if isinstance(error, KeyboardInterrupt) and learned:
-        error.add_note(LATE)
-    if error is not None:
-        trial.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
-
-
 def keep_recordings(
     job: JobConfig,
     since_s: float,

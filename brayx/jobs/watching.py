@@ -15,6 +15,7 @@ from brayx.jobs.progress import Progress, error_lines, lost_of
 from brayx.metrics.totals import GAMES, TICKS_THIS_RUN
 
 if TYPE_CHECKING:
+    from brayx.jobs.trainee import Learner
     from brayx.trainer.loop import Summary
 
 FIRST_STEP_TIMEOUT_S = 20.0
@@ -260,16 +261,6 @@ class Games(Players, Protocol):
     @property
     def num(self) -> int:
         """How many the job starts; 0: games connect by themselves, at any time."""
-
-
-class Learner(Protocol):
-    """A learner in the background, on any host."""
-
-    def result(self, timeout_s: float | None = None) -> Summary | None:
-        """The learner's summary; None if it has not ended within ``timeout_s``. Raises its error."""
-
-    def state(self) -> str:
-        """The learner's state, in a few words."""
 
 
 class Watch:

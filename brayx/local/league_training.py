@@ -124,7 +124,7 @@ class LocalLeagueTraining:
         """See `LeagueTraining.standings`."""
         return self.training.standings()
 
-    def close(self, finished: bool) -> None:
+    def end_trials(self, finished: bool) -> None:
         """Ends the players' trials and the books."""
         self.training.close(finished)
         self._ledger.close()

@@ -155,7 +155,7 @@ class Trainee:
         """Empty: it is in no league."""
         return ""
 
-    def close(self, finished: bool) -> None:
+    def end_trials(self, finished: bool) -> None:
         """Does nothing: its trial is the job's."""
 
     @property

@@ -18,15 +18,14 @@ import ray
 from rich.console import Console
 
 from brayx.cluster import NAMESPACE
-from brayx.cluster.hub import create_hub
-from brayx.cluster.job import _watch
+from brayx.cluster.hub import create_hub, numbers_of
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.trainee import RayTrainee
 from brayx.errors import ConfigError, ReplayError
 from brayx.jobs.config import JobConfig
 from brayx.jobs.progress import Progress
 from brayx.jobs.sources import Sources
-from brayx.jobs.watching import Watch
+from brayx.jobs.training import Training
 from brayx.replay.config import BufferConfig
 from tests.waiting import until
 
@@ -152,15 +151,22 @@ def test_a_restarted_buffer_is_ended_again(buffer: Any) -> None:
     hub = create_hub(f"hub-{uuid.uuid4().hex}", NAMESPACE, None)
     over = threading.Event()
     learner = SimpleNamespace(running=True, wait=over.wait)
-    trainee = SimpleNamespace(hub=hub, learner=learner, learned=[buffer], look=lambda: None)
-    trainee.is_over = functools.partial(RayTrainee.is_over, trainee)
+    learning = SimpleNamespace(learner=learner, learned=[buffer], batch_steps=8, look=lambda: None)
+    training = SimpleNamespace(
+        learning=learning,
+        is_over=functools.partial(RayTrainee.is_over, learning),
+        newest=lambda: numbers_of(hub),
+        carry_out_requests=list,
+        rollouts=[],
+        urls={},
+        job=SimpleNamespace(needs_games=False),
+        config=SimpleNamespace(max_lost_share=None),
+        clerk=SimpleNamespace(check=lambda: None),
+        progress=Progress("t", num_steps=1, console=Console(file=io.StringIO())),
+    )
     games = SimpleNamespace(num=0, running=0, failures=0, messages=[])
     sources = SimpleNamespace(errors=[], done=True)
-    rollouts = SimpleNamespace(num=0, running=0, failures=0, messages=[], error=None, answer=lambda hub: [])
-    progress = Progress("t", num_steps=1, console=Console(file=io.StringIO()))
-    watch = Watch(progress, learner, games, [rollouts], 8, None)
-    given = (watch, trainee, sources, rollouts)
-    watching = threading.Thread(target=_watch, args=given, kwargs={"games_play": False, "say": progress.say})
+    watching = threading.Thread(target=Training.watch, args=(training, sources, games))
     watching.start()
 
     def ended() -> bool:

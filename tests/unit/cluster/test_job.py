@@ -344,7 +344,7 @@ class Starting:
 
 
 def test_a_service_that_is_not_ready_names_the_learners_state(monkeypatch):
-    monkeypatch.setattr(train_module, "_READY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(train_module, "READY_TIMEOUT_S", 0.2)
     progress = Progress("t", num_steps=1, console=Console(file=io.StringIO()))
     with pytest.raises(StartupError, match=r"refused.*; the learner has published no weights yet"):
         _wait_for_weights(f"http://127.0.0.1:{free_port()}", Starting(), "model", progress)

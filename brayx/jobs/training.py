@@ -1,0 +1,366 @@
+"""A training job from its first line to its last, on every host: reads top to bottom.
+
+A host opens the trial and makes the parts: `brayx.local.job`, `brayx.cluster.job`. Then `Training` opens the doors,
+starts the learner and, once its weights act, the gamecores, rollouts and sources. It shows progress. It ends all parts
+in an order that loses no data: games and rollouts, learner (an interrupted one saves a last checkpoint), sessions and
+doors, trial. A job without an actor has no door. Knows nothing of where the parts run.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from brayx.console.job import ConsoleJob, Live, console_keys, open_console
+from brayx.errors import BrayxError, DeadlineExceeded, StartupError
+from brayx.jobs.champion import drawn_curve
+from brayx.jobs.checks import check_job, check_weights
+from brayx.jobs.config import JobConfig, only, pool_name
+from brayx.jobs.environments import lag_notes
+from brayx.jobs.gamecores import Gamecores
+from brayx.jobs.progress import Progress, error_lines
+from brayx.jobs.result import LATE, STEPS_THIS_RUN, TrainResult, end_reason, keep_after_error, keep_recordings
+from brayx.jobs.sources import Sources
+from brayx.jobs.watching import Games, Players, Watch, last_of
+from brayx.logs import one_line
+from brayx.shutdown import INTERRUPTED_S, Deadline, Part, running_parts, wait_to_save
+from brayx.tracking import Trial
+
+if TYPE_CHECKING:
+    from brayx.jobs.trainee import Learning, TrialClerk
+    from brayx.replay.packing import Layout
+    from brayx.rollout.worker import Progress as Collected
+    from brayx.trainer.loop import Summary
+
+READY_TIMEOUT_S = 180.0
+"""Deadline of the learner's first weights."""
+LOOK_S = 0.25
+_END_S = 20.0
+"""Deadline for all parts together to end, apart from the learner of a finished training."""
+_INTERRUPTED_START_TIMEOUT_S = 1.0
+"""Share of `_END_S` for a learner that has not begun to learn."""
+_OPENED_S = 2.0
+"""Share of `_END_S` to wait for MLflow if it is still starting."""
+_OPENED_ON_ERROR_S = 60.0
+"""Time to wait for MLflow after an error: otherwise the trial would stay marked as running."""
+
+Snapshot = tuple[Mapping[str, float], Mapping[str, str]]
+"""The newest value of each metric, and the newest note of those that have notes."""
+
+
+class Rollout(Part, Players, Protocol):
+    """Environments that play without a door."""
+
+    @property
+    def error(self) -> BrayxError | None:
+        """A permanent error."""
+
+    @property
+    def collected(self) -> Collected:
+        """Its total progress."""
+
+
+def check_training(job: JobConfig, name: str, uri: str, resume: bool, run: Callable[..., Any]) -> tuple[str, Layout]:
+    """Checks a job before anything is started; returns the results of `check_job`.
+
+    Args:
+        job: the job.
+        name, uri, resume, run: as for `check_weights`.
+
+    Raises:
+        BrayxError: something is missing or does not fit; the message names it.
+    """
+    checked = check_job(job)
+    console_keys(job)
+    check_weights(job, name, uri, resume, run)
+    return checked
+
+
+@contextlib.contextmanager
+def shown_progress(
+    job: JobConfig, name: str, *, resumed: bool, log_interval: int | None, notes: Iterable[str] = ()
+) -> Iterator[Progress]:
+    """The open progress display of a trial, which begins with notes about the job."""
+    config = job.trainers[only("trainer", job.trainers)]
+    title = f"{job.project} / {name}" + (" (resumed)" if resumed else "")
+    with Progress(
+        title, num_steps=config.num_steps, target=config.target_return, log_interval=log_interval
+    ) as progress:
+        for note in (*notes, *lag_notes(job)):
+            progress.say(note)
+        yield progress
+
+
+@dataclass(kw_only=True)
+class Training(abc.ABC):
+    """One training; `run` does it once. A host makes the parts, and says how they start and end.
+
+    Attributes:
+        job: the job.
+        actor: name of its actor; empty: it has none.
+        layout: layout of the model's observations and actions.
+        name: name of the trial.
+        uri: tracking URI.
+        clerk: has the trial.
+        progress: the open display.
+        stack: ends what `make_parts` starts.
+        learning: all that learns.
+        rollouts: what plays without a door.
+        urls: URL of each open door by name.
+        save_s: share of the end for an interrupted learner and its last checkpoint.
+        copy_s: share of the end to copy recordings of an interrupted training to its trial.
+        end: deadline for all parts to end, apart from the learner of a finished training.
+        finished: the learner has ended, and was not interrupted.
+    """
+
+    job: JobConfig
+    actor: str
+    layout: Layout
+    name: str
+    uri: str
+    clerk: TrialClerk
+    progress: Progress
+    stack: contextlib.ExitStack
+
+    learning: Learning = field(init=False)
+    save_s: ClassVar[float]
+    copy_s: ClassVar[float]
+
+    def __post_init__(self) -> None:
+        self.config = self.job.trainers[only("trainer", self.job.trainers)]
+        self.rollouts: Sequence[Rollout] = ()
+        self.urls: Mapping[str, str] = {}
+        self.end = Deadline(_END_S)
+        self.finished = self._has_begun = False
+        self._keep = functools.partial(keep_recordings, self.job, time.time(), self.progress.say, self.clerk.call)
+
+    @abc.abstractmethod
+    def make_parts(self) -> None:
+        """Makes `learning`, `rollouts` and what else the host needs."""
+
+    @abc.abstractmethod
+    def open_doors(self) -> None:
+        """Opens the doors, if they need not wait for the learner."""
+
+    @abc.abstractmethod
+    def wait_for_weights(self) -> None:
+        """Waits until the learner's first weights act behind open doors; returns also if the learner has failed."""
+
+    @abc.abstractmethod
+    def close_doors(self) -> None:
+        """Ends sessions and doors, also those that never opened."""
+
+    @abc.abstractmethod
+    def newest(self) -> Snapshot | None:
+        """The newest numbers; None while they cannot be read."""
+
+    @abc.abstractmethod
+    def settle(self) -> Snapshot:
+        """Makes all parts write their last metrics; returns the last numbers."""
+
+    @abc.abstractmethod
+    def is_over(self, no_more: bool) -> bool:
+        """Whether the stream of batches is over.
+
+        Args:
+            no_more: no more data will come, so the stream ends with the data that is there.
+
+        Raises:
+            DeadlineExceeded: ask again later.
+        """
+
+    @abc.abstractmethod
+    def live(self) -> contextlib.AbstractContextManager[Live | None]:
+        """The running sessions, for the console; None: the job has no door."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """What else the console shows of the job."""
+        return {}
+
+    def carry_out_requests(self) -> Iterable[str]:
+        """Carries out other processes' requests to the job; returns lines for the user."""
+        return ()
+
+    def end_waits(self) -> None:  # noqa: B027  # most hosts need not
+        """Ends this process's waits for room in a buffer, which end with the buffer otherwise."""
+
+    def run(self) -> TrainResult:
+        """Trains; returns the result.
+
+        Raises:
+            BrayxError: a part could not start, or failed for good.
+            KeyboardInterrupt: before the trial was open, or while the results were written; with a note.
+        """
+        self.make_parts()
+        say, learner = self.progress.say, self.learning.learner
+        sources = Sources(self.job, self.learning.buffers, self.layout.env)
+        actor = self.job.actors[self.actor] if self.actor else None
+        began, seconds, summary = time.monotonic(), 0.0, None
+        with contextlib.ExitStack() as served:
+            served.push(lambda _, error, __: keep_after_error(error if self._has_begun else None, self._keep))
+            served.callback(self.close_doors)
+            try:
+                self.open_doors()
+                if actor is not None and actor.keys_file is not None:
+                    say(f"{self.actor}.keys_file: keys are required when the job is served, not while it trains")
+                served.enter_context(self._console())
+                learner.start()
+                self.wait_for_weights()
+                began, self._has_begun = time.monotonic(), True
+                games = Gamecores(actor.gamecores if actor else [], self.urls, self.job.folder, self._game_failed, say)
+                with running_parts((sources, *self.rollouts, games), self.end, stopping=self.end_waits):
+                    if actor is not None:
+                        say(f"{games}; the door is {self.urls['http']}")
+                    self.watch(sources, games)
+                    seconds = time.monotonic() - began
+                with self.end.paused():
+                    summary = last_of(learner)
+                self.finished = True
+            except KeyboardInterrupt as error:
+                self.end.shorten(INTERRUPTED_S)
+                seconds = seconds or (time.monotonic() - began if self._has_begun else 0.0)
+                what = ": the learner saves a last checkpoint" if self._has_begun else " before training began"
+                then = "the same command resumes this trial" if self.clerk.opened() else "MLflow is still starting"
+                say(f"interrupted{what}; {then}")
+                self._stop_learner()
+                if not self._has_opened():
+                    error.add_note("before MLflow had started: nothing is kept")
+                    raise
+            except BaseException:
+                self._stop_learner()
+                if self._has_begun:  # record the error in MLflow even if it is still starting
+                    self.clerk.opened(_OPENED_ON_ERROR_S)
+                raise
+        try:
+            return self._result(began, seconds, summary)
+        except KeyboardInterrupt as error:
+            error.add_note(LATE)
+            raise
+
+    def watch(self, sources: Sources, games: Games) -> None:
+        """Watches until the learner's stream is over; ends the stream when no more data can arrive.
+
+        Raises:
+            StartupError: the learner publishes no weights.
+            BrayxError: a source failed, or a rollout failed permanently; or as `Watch.look`.
+        """
+        began, learner = time.monotonic(), self.learning.learner
+        must_connect = [*self.urls.values()] if self.job.needs_games else []
+        steps, share = self.learning.batch_steps, self.config.max_lost_share
+        watch = Watch(self.progress, learner, games, self.rollouts, steps, share, must_connect)
+        while not learner.wait(LOOK_S):
+            self.clerk.check()
+            for error in (*sources.errors, *(rollout.error for rollout in self.rollouts)):
+                if error is not None:
+                    raise error
+            with contextlib.suppress(DeadlineExceeded):  # a buffer or the league is slow, or being restarted
+                if self.is_over(sources.done and not games.num and not self.rollouts):
+                    return
+                self.learning.look()
+            for line in self.carry_out_requests():
+                self.progress.say(line)
+            if (newest := self.newest()) is not None:
+                if "policy_version" not in newest[0] and time.monotonic() - began > READY_TIMEOUT_S:
+                    raise StartupError(f"no weights came within {READY_TIMEOUT_S:g} s; the learner {learner.state()}")
+                watch.look(*newest)
+
+    def _result(self, began: float, seconds: float, summary: Summary | None) -> TrainResult:
+        config = self.config
+        last, notes = self.settle()
+        numbers = {**last, STEPS_THIS_RUN: float(sum(rollout.collected.steps for rollout in self.rollouts))}
+        trial = self.clerk.trial()
+        version, outcome, curve = None, "", []
+        if self.finished:
+            version, outcome = self.learning.register(self.progress.say)
+            self._keep()
+            curve = self.clerk.call(drawn_curve, self.job.project, config.target_return, config.x_axis)
+        elif self._has_begun:  # Ctrl-C waits for no picture
+            outcome = self.learning.standings()
+        self.learning.end_trials(self.finished)
+        if self._has_begun and not self.finished:
+            self._keep_recordings_in_time()
+        self.clerk.close("FINISHED" if self.finished else "KILLED")
+        return TrainResult(
+            trial,
+            numbers,
+            self.finished,
+            pool_name(self.job, config.model),
+            version,
+            seconds,
+            curve,
+            outcome,
+            reason="" if summary is None else summary.reason,
+            began=began,
+            errors=tuple(error_lines(numbers, notes)),
+            ended=end_reason(config, summary),
+        )
+
+    def _keep_recordings_in_time(self) -> None:
+        """Copies recordings of an interrupted training to its trial, which it ends first: slow copies are killed."""
+        if self.job.recording is None or not self.job.recording.to_trial:
+            return
+        self.clerk.call(Trial.finish, "KILLED")
+        try:
+            self._keep(time.time() + self.end.left(self.copy_s))
+        except KeyboardInterrupt:
+            self.clerk.end()  # which still copies, and nobody waits for it now
+            raise
+
+    def _has_opened(self) -> bool:
+        """Whether MLflow has started. If an interrupted training has learned something, this waits for MLflow."""
+        if self.clerk.opened(self.end.left(_OPENED_S)) or not self._numbers()[0].get("updates"):
+            return self.clerk.opened()
+        with self.end.paused():
+            return wait_to_save(self.clerk.opened, self.progress.say)
+
+    def _stop_learner(self) -> None:
+        """Stops the learner and waits, within the deadline, for the last checkpoint of one that has begun to learn."""
+        with contextlib.suppress(BrayxError):
+            self.learning.learner.stop()
+            self.learning.learner.result(
+                self.end.left(self.save_s if self._has_begun else _INTERRUPTED_START_TIMEOUT_S)
+            )
+
+    def _game_failed(self, line: str) -> None:
+        self.learning.numbers.add("gamecores_failed", 1.0, note=one_line(line))
+
+    def _numbers(self) -> Snapshot:
+        return self.newest() or ({}, {})
+
+    @contextlib.contextmanager
+    def _console(self) -> Iterator[None]:
+        """The console, while the job runs."""
+        with self.live() as live:
+            parts = ConsoleJob(self._facts, live, can_stop=threading.current_thread() is threading.main_thread())
+            with open_console(self.job, self.uri, parts, self.progress.say):
+                yield
+
+    def _facts(self) -> dict[str, Any]:
+        """What the console shows of the training."""
+        numbers, notes = self._numbers()
+        return {
+            "mode": "train",
+            "project": self.job.project,
+            "trial": self.name,
+            "run_id": self.clerk.trial().run_id if self.clerk.opened() else "",
+            "num_steps": self.config.num_steps,
+            "target_return": self.config.target_return,
+            "waits_for": f"the learner {self.learning.learner.state()}",
+            "doors": dict(self.urls),
+            "numbers": dict(numbers),
+            "errors": error_lines(numbers, notes),
+            **self.facts(),
+        }
+
+
+def mark_unfinished(clerk: TrialClerk, error: BaseException | None) -> None:
+    """Records in MLflow that an error or Ctrl-C ended the trial, if the trial exists by now."""
+    if error is not None and clerk.opened():
+        with contextlib.suppress(BrayxError):  # the error itself says more
+            clerk.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
