@@ -25,18 +25,22 @@ from brayx.cluster.hub import numbers_of
 from brayx.cluster.league_replica import check_placement
 from brayx.cluster.scale import tell_where
 from brayx.cluster.start import nodes_and_own
-from brayx.cluster.trainee import InProcessClerk, RayTrainee
+from brayx.cluster.trainee import RayTrainee
+from brayx.console.job import console_keys
 from brayx.errors import ConfigError, StartupError
-from brayx.jobs.checks import actor_of, ports_of
+from brayx.jobs.checks import actor_of, check_job, check_weights, ports_of
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.progress import Progress
 from brayx.jobs.result import TrainResult
-from brayx.jobs.training import READY_TIMEOUT_S, Snapshot, Training, check_training, mark_unfinished, shown_progress
+from brayx.jobs.trainee import Learning
+from brayx.jobs.training import READY_TIMEOUT_S, Snapshot, Training
 from brayx.jobs.weights import WeightSource, pooled
 from brayx.tracking import Trial, initialise, tracking_uri
+from brayx.tracking.in_process import InProcessClerk
 from brayx.urls import sqlite_path
 
 if TYPE_CHECKING:
+    from brayx.cluster.league_replica import LeagueSpec
     from brayx.cluster.league_training import RayLeagueTraining
     from brayx.jobs.trainee import Learner
     from brayx.replay.packing import Layout
@@ -70,9 +74,11 @@ def train(
     Raises:
         BrayxError: the job could not be started, or its learner failed for good.
     """
+    _, layout = check_job(job)
     check_placement(job)
+    console_keys(job)
     uri = initialise(tracking_uri(tracking or job.tracking.uri))
-    _, layout = check_training(job, trial_name or job.trial, uri, resume, lambda function, *args: function(*args))
+    check_weights(job, trial_name or job.trial, uri, resume, lambda function, *args: function(*args))
     started = cluster_for(job, ingress, cluster) if isinstance(cluster, str) else contextlib.nullcontext(cluster)
     with started as running:
         return train_on(running, job, layout, uri, trial_name=trial_name, resume=resume, log_interval=log_interval)
@@ -125,48 +131,39 @@ def train_on(
     check_store_reachable(uri, job.trainers[only("trainer", job.trainers)].in_process, *nodes_and_own())
     events = job.tracking.tensorboard_folder(uri)
     trial = Trial.open(job.project, trial_name or job.trial, uri, resume=resume, tensorboard=events)
-    with contextlib.ExitStack() as stack:
-        clerk = InProcessClerk(trial)
-        stack.push(lambda _, error, __: mark_unfinished(clerk, error))
-        display = shown_progress(job, trial.name, resumed=trial.resumed, log_interval=log_interval)
-        progress = stack.enter_context(display)
-        trial.log_params(job.as_dict())
-        tell_where(trial)
-        return _RayTraining(
-            job=job,
-            actor=actor_of(job),
-            layout=layout,
-            name=trial.name,
-            uri=uri,
-            clerk=clerk,
-            progress=progress,
-            stack=stack,
-            cluster=cluster,
-        ).run()
+    clerk = InProcessClerk(trial)
+    return _RayTraining(job, actor_of(job), layout, trial.name, uri, clerk, log_interval, cluster=cluster).run()
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _RayTraining(Training):
     """A training on a running cluster."""
 
     clerk: InProcessClerk
-    cluster: Cluster
-    learning: RayTrainee | RayLeagueTraining = field(init=False)
+    learning: Learning[RayTrainee] = field(init=False)
+    cluster: Cluster = field(kw_only=True)
     save_s, copy_s = 5.0, 1.0
 
     def make_parts(self) -> None:
-        trial, say = self.clerk.trial(), self.progress.say
+        job, trial, say = self.job, self.clerk.trial(), self.progress.say
+        trial.log_params(job.as_dict())
+        tell_where(trial)
         learned = max((checkpoint.step for checkpoint in trial.checkpoints()), default=0)
-        if self.job.leagues:
+        self._parts: RayTrainee | RayLeagueTraining
+        self._seats: LeagueSpec | None = None
+        if job.leagues:
             from brayx.cluster.league_training import RayLeagueTraining
 
-            self.learning = RayLeagueTraining(self.job, self.layout, trial, say)
+            self._parts = league = RayLeagueTraining(job, self.layout, trial, say)
+            self.learning, self._seats = league.training, league.seats
         else:
-            self.learning = RayTrainee(self.job, self.layout, trial)
-        self.stack.callback(self.learning.close)
-        self._names = self.learning.names
+            self._parts = trainee = RayTrainee(job, self.layout, trial)
+            self.learning = Learning(job, trainee)
+            self.buffers = trainee.buffers
+        self.stack.callback(self._parts.close)
+        self.numbers, self._hub, self._names = self._parts.numbers, self._parts.hub, self._parts.names
         self._live: ReplicaSessions | None = None
-        self._rollouts = Rollouts(self.job, self._names, NAMESPACE, self.learning.numbers, learned)
+        self._rollouts = Rollouts(job, self._names, NAMESPACE, self.numbers, learned)
         self.rollouts = [self._rollouts] if self._rollouts.num else []
         self._is_deployed = False
         starting = "the learner is starting" + (", and the actors" if self.actor else "")
@@ -179,7 +176,7 @@ class _RayTraining(Training):
         if self.actor:
             self._is_deployed = True
             self._deploy()
-            doors = _wait_for_weights(self.cluster.url, self.learning.learner, self.config.model, self.progress)
+            doors = _wait_for_weights(self.cluster.url, self.learning, self.config.model, self.progress)
             self.urls = {**doors, "http": self.cluster.door("http"), "ws": self.cluster.door("ws")}
         if self.rollouts:
             self.progress.say(f"{self._rollouts.num} rollout workers step environments")
@@ -191,13 +188,12 @@ class _RayTraining(Training):
             stop_directory(self._names["sessions"])
 
     def newest(self) -> Snapshot | None:
-        return numbers_of(self.learning.hub)
+        return numbers_of(self._hub)
 
     def settle(self) -> Snapshot:
-        return self.learning.settle(self.end.left)
-
-    def is_over(self, no_more: bool) -> bool:
-        return self.learning.is_over(no_more)
+        for trainee in self.learning.trainees.values():
+            trainee.settle(self.end.left)
+        return self._parts.settle(self.end.left)
 
     @contextlib.contextmanager
     def live(self) -> Iterator[ReplicaSessions | None]:
@@ -212,10 +208,10 @@ class _RayTraining(Training):
         return {} if self._live is None else {"sessions": self._live.facts().get("sessions", 0)}
 
     def carry_out_requests(self) -> list[str]:
-        return self._rollouts.answer(self.learning.hub)
+        return self._rollouts.answer(self._hub)
 
     def end_waits(self) -> None:
-        for buffer in self.learning.buffers.values():  # a source may wait for a hanging shard
+        for buffer in self.buffers.values():  # a source may wait for a hanging shard
             buffer.close(0.0)
 
     def _deploy(self) -> None:
@@ -230,10 +226,10 @@ class _RayTraining(Training):
             actor,
             mode="train",
             weights=weights,
-            buffers=self.learning.actors,
+            buffers={name: names[f"buffer/{name}"] for name in self.buffers},
             hub=names["hub"],
             trial=self.clerk.trial(),
-            league=self.learning.seats,
+            league=self._seats,
         )
         deploy(application(spec, name=actor, directory=names["sessions"]), actor)
 

@@ -1,7 +1,6 @@
 """The training of a league on Ray: the league's actor, and a `RayTrainee` for each player that learns.
 
-`brayx.cluster.job` uses it like a `RayTrainee`: it has numbers, a learner and buffers. Its trial has a child trial for
-each player. Knows nothing of doors or progress.
+Its trial has a child trial for each player. Knows nothing of doors or progress.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from brayx.cluster.league_replica import LeagueSpec
 from brayx.cluster.learner import TrialNumbers
 from brayx.cluster.named import end_actor
 from brayx.cluster.scale import hub_name
-from brayx.cluster.trainee import InProcessClerk, RayTrainee
+from brayx.cluster.trainee import RayTrainee
 from brayx.cluster.weight_store import KEPT_VERSIONS, create_weight_store, end_weight_store
-from brayx.errors import BrayxError, DeadlineExceeded
 from brayx.jobs.config import JobConfig, only
 from brayx.league.champion import meet_champion
 from brayx.league.files import books_file, league_folder
@@ -28,9 +26,9 @@ from brayx.league.training import LeagueTraining, fetch_snapshots, job_of
 from brayx.model.build import build_model
 from brayx.model.snapshots import SnapshotFiles
 from brayx.tracking import Trial
+from brayx.tracking.in_process import InProcessClerk
 
 if TYPE_CHECKING:
-    from brayx.cluster.remote_buffer import RemoteBuffer
     from brayx.replay.packing import Layout
 
 _LAST_COUNTS_S, _LAST_NUMBERS_S = 5.0, 10.0
@@ -38,7 +36,7 @@ _LAST_COUNTS_S, _LAST_NUMBERS_S = 5.0, 10.0
 
 
 class RayLeagueTraining:
-    """Trains a league on Ray: a `brayx.league.training.Host` with the league's actor and a learner for each player.
+    """Trains a league on Ray: a `brayx.league.training.LeagueHost` with the league's actor, and a learner a player.
 
     Args:
         job: the job; its league's model acts in the replicas, see `check_placement`.
@@ -47,14 +45,12 @@ class RayLeagueTraining:
         say: prints a line above the display.
 
     Attributes:
-        config, trial: options of the job's trainer; the league's trial.
+        trial: the league's trial.
         names: names of the league's Ray actors, by part.
         hub: the league's hub; it gets the samples of all players.
         numbers: its recorder in this process.
         league: the league.
         training: the training of all players.
-        learner: all learners as one.
-        buffers, actors: empty, since each player has its own buffers.
         seats: what replicas need to give sessions their players.
 
     Raises:
@@ -66,7 +62,6 @@ class RayLeagueTraining:
         self._name = only("league", job.leagues)
         self._job, self._layout, self.trial = job, layout, trial
         self._league_config = config = job.leagues[self._name]
-        self.config = job.trainers[only("trainer", job.trainers)]
         self.names = {
             "hub": hub_name(trial),
             "league": f"{trial.run_id}/league",
@@ -82,11 +77,11 @@ class RayLeagueTraining:
             pool = [each.member for each in ledger.snapshots() if not each.dropped]
             meet_champion(job, ledger, files, clerk, module, say)
         fetch_snapshots(job, pool, files, clerk, module)
-        self.buffers: dict[str, RemoteBuffer] = {}
-        self.actors: dict[str, str] = {}
         self._made: list[RayTrainee] = []
         with contextlib.ExitStack() as stack:
-            self.hub = create_hub(self.names["hub"], NAMESPACE, trial, x_axis=self.config.x_axis)
+            self.hub = create_hub(
+                self.names["hub"], NAMESPACE, trial, x_axis=job.trainers[only("trainer", job.trainers)].x_axis
+            )
             stack.callback(end_actor, self.hub)
             self.numbers = TrialNumbers(self.hub)
             stack.callback(self.numbers.close)
@@ -94,8 +89,7 @@ class RayLeagueTraining:
                 keep = max(KEPT_VERSIONS, job.models[config.model].max_versions)
                 stack.callback(end_weight_store, create_weight_store(store, NAMESPACE, keep=keep))
             stack.callback(self._close_trainees)
-            self.training = LeagueTraining(job, trial, clerk, self, files, say)
-            self.learner = self.training.learner
+            self.training: LeagueTraining[RayTrainee] = LeagueTraining(job, trial, clerk, self, files, say)
             learning = {name: _learning(trainee) for name, trainee in self.training.trainees.items()}
             actor = create_league(
                 self.names["league"],
@@ -112,14 +106,8 @@ class RayLeagueTraining:
             self.seats = LeagueSpec(self.names["league"], config, self._stores, buffers)
             self._stack = stack.pop_all()
 
-    @property
-    def batch_steps(self) -> int:
-        """Transitions of the largest batch that an update may need."""
-        trainees: list[RayTrainee] = [*self.training.trainees.values()]
-        return max(trainee.batch_steps for trainee in trainees)
-
     def trainee(self, player: str) -> RayTrainee:
-        """See `Host.trainee`."""
+        """See `LeagueHost.trainee`."""
         own = job_of(self._job, self._name, player)
         trial = Trial.open(self._job.project, player, self.trial.uri, resume=True, parent=self.trial)
         trial.log_params({"player": player, **own.as_dict()})
@@ -128,45 +116,16 @@ class RayLeagueTraining:
         return made
 
     def replace(self, player: str, before: RayTrainee, now: RayTrainee) -> None:
-        """See `Host.replace`."""
+        """See `LeagueHost.replace`."""
         self.league.learn(player, _learning(now))
 
     def drop(self, player: str, trainee: RayTrainee) -> None:
         """Does nothing: its actors have ended with its trial."""
 
-    def is_over(self, no_more: bool) -> bool:
-        """See `RayTrainee.is_over`. Always False: a league's stream is over when its learners have ended."""
-        if no_more:
-            for trainee in self.training.trainees.values():
-                trainee.is_over(no_more)
-        return False
-
-    def look(self) -> None:
-        """See `LeagueTraining.look`."""
-        self.training.look()
-
-    def register(self, say: Callable[[str], None]) -> tuple[int | None, str]:
-        """See `LeagueTraining.register`; repeats it while the league does not answer."""
-        while True:
-            with contextlib.suppress(DeadlineExceeded):  # until `RemoteLeague` gives up
-                return self.training.register(say)
-
-    def standings(self) -> str:
-        """See `LeagueTraining.standings`; empty if the league does not answer."""
-        with contextlib.suppress(BrayxError):
-            return self.training.standings()
-        return ""
-
     def settle(self, within: Callable[[float], float]) -> tuple[dict[str, float], dict[str, str]]:
-        """See `RayTrainee.settle`; settles the players first, then the league."""
-        for trainee in self.training.trainees.values():
-            trainee.settle(within)
+        """As `RayTrainee.settle`, for the league's own metrics."""
         self.numbers.close(within(_LAST_COUNTS_S))
         return end_hub(self.hub, within(_LAST_NUMBERS_S))
-
-    def end_trials(self, finished: bool) -> None:
-        """Ends the players' trials."""
-        self.training.close(finished)
 
     def close(self) -> None:
         """Ends all actors; idempotent."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from brayx.cluster import NAMESPACE
 from brayx.cluster.hub import create_hub, end_hub
@@ -25,16 +24,15 @@ from brayx.cluster.weight_store import KEPT_VERSIONS, create_weight_store, end_w
 from brayx.cluster.weights import fetch_newest
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.environments import normalises, policy_lag
-from brayx.jobs.result import promote
 from brayx.jobs.stored_models import initial_weights
 from brayx.model.build import build_model
 from brayx.temporary import temporary_folder
 from brayx.tracking import Trial
+from brayx.tracking.in_process import InProcessClerk
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from brayx.cluster.league_replica import LeagueSpec
     from brayx.replay.packing import Layout
     from brayx.tracking.trial import Status
     from brayx.types import Weights
@@ -44,47 +42,6 @@ _LAST_COUNTS_S = 5.0
 _LAST_NUMBERS_S = 10.0
 """Deadline for the hub to write the last metrics."""
 _POLL_S, _LOOK_S = 0.1, 2.0
-
-
-class InProcessClerk:
-    """Runs functions with a trial in this process, as `brayx.tracking.clerk.Clerk` does in another."""
-
-    def __init__(self, trial: Trial) -> None:
-        self._trial = trial
-        self._background: threading.Thread | None = None
-
-    def call(self, function: Callable[..., Any], *args: Any, start_s: float = 0.0) -> Any:
-        """Returns ``function(trial, *args)``, which starts at once."""
-        return function(self._trial, *args)
-
-    def later(self, function: Callable[..., Any], *args: Any) -> None:
-        """As `call`, without the result."""
-        self.call(function, *args)
-
-    def in_background(self, function: Callable[..., Any], *args: Any) -> None:
-        """As `call`, in a thread and without a result; skipped while another such call runs."""
-        if self._background is None or not self._background.is_alive():
-            target = functools.partial(function, self._trial, *args)
-            self._background = threading.Thread(target=target, name="brayx-background", daemon=True)
-            self._background.start()
-
-    def opened(self, timeout_s: float = 0.0) -> bool:
-        """True: the trial is open."""
-        return True
-
-    def trial(self) -> Trial:
-        """The trial."""
-        return self._trial
-
-    def check(self) -> None:
-        """Does nothing."""
-
-    def close(self, status: Status) -> None:
-        """Ends the trial."""
-        self._trial.finish(status)
-
-    def end(self) -> None:
-        """Does nothing: every call has been carried out."""
 
 
 class RayTrainee:
@@ -186,25 +143,9 @@ class RayTrainee:
         return [self.buffers[name] for name in self.config.buffers]
 
     @property
-    def batch_steps(self) -> int:
-        """Transitions of the largest batch that an update may need."""
-        largest = max(buffer.config.batch_size * buffer.config.unroll_length for buffer in self.learned)
-        return largest * self.config.num_workers
-
-    @property
     def actors(self) -> dict[str, str]:
         """Ray actor of each buffer, by the buffer's name."""
         return {name: self.names[f"buffer/{name}"] for name in self.buffers}
-
-    @property
-    def env_steps(self) -> int:
-        """Env steps that its trial has to learn from: a slow learner has not learned from the last of them yet."""
-        return int(self.numbers.newest().get("env_steps", 0))
-
-    @property
-    def has_learned(self) -> bool:
-        """Whether an update of its trial has been published."""
-        return self.numbers.newest().get("updates", 0) >= self.config.weights_publish_interval
 
     def newest_weights(self) -> Weights | None:
         """The newest published weights; None: there are none yet, or the weight store restarts."""
@@ -223,24 +164,13 @@ class RayTrainee:
         return False
 
     def is_over(self, no_more: bool) -> bool:
-        """Whether its stream of batches is over.
-
-        Args:
-            no_more: no more data will come, so the stream ends with the data that is there.
-
-        Raises:
-            DeadlineExceeded: a buffer is slow or restarts.
-        """
+        """See `brayx.jobs.trainee.Trainee.is_over`."""
         for buffer in self.learned:
             if no_more:  # at each call, since a restarted buffer has forgotten it
                 buffer.shards.end(drain=True, timeout_s=_LOOK_S)
             if buffer.shards.stopped(_LOOK_S):
                 return True
         return False
-
-    def register(self, say: Callable[[str], None]) -> tuple[int | None, str]:
-        """Registers the best checkpoint; see `brayx.jobs.result.promote`."""
-        return promote(self._job, self.config, say, self.clerk.call)
 
     def settle(self, within: Callable[[float], float]) -> tuple[dict[str, float], dict[str, str]]:
         """Makes buffers and hub write their last metrics; returns the hub's last snapshot and notes.
@@ -264,17 +194,3 @@ class RayTrainee:
     def close(self) -> None:
         """Ends all its actors; idempotent."""
         self._stack.close()
-
-    # A league has more of these: see `brayx.cluster.league_training.RayLeagueTraining`.
-
-    seats: LeagueSpec | None = None
-
-    def look(self) -> None:
-        """Does nothing."""
-
-    def standings(self) -> str:
-        """Empty: it is in no league."""
-        return ""
-
-    def end_trials(self, finished: bool) -> None:
-        """Does nothing: its trial is the job's."""

@@ -1,43 +1,30 @@
-"""What a host gives a training to learn with: the trial's clerk, the learner, and all that learns as one.
+"""What learns in a job, on any host: one model, or the players of a league (`brayx.league.training`).
 
-Interfaces only; the implementations are in `brayx.local` and `brayx.cluster`.
+A host makes a `Trainee` for each. Knows nothing of doors, games or progress.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from brayx.errors import BrayxError
+from brayx.jobs.result import promote
 
 if TYPE_CHECKING:
-    from brayx.metrics import Recorder
-    from brayx.replay.feed import Taker
-    from brayx.tracking.trial import Status, Trial
-    from brayx.trainer.loop import Summary
+    from brayx.jobs.config import JobConfig
+    from brayx.tracking.clerk import Clerk
+    from brayx.tracking.in_process import InProcessClerk
+    from brayx.tracking.trial import Status
+    from brayx.trainer.config import TrainerConfig
+    from brayx.trainer.loop import Numbers, Summary
+    from brayx.types import Weights
 
+log = logging.getLogger(__name__)
 
-class TrialClerk(Protocol):
-    """Runs functions where a trial is: ``function(trial, *args)``. `brayx.tracking.clerk.Clerk` is one."""
-
-    def call(self, function: Callable[..., Any], *args: Any, start_s: float = ...) -> Any:
-        """Returns the function's result; drops a function that does not start within ``start_s`` seconds."""
-
-    def in_background(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Does not wait; drops the call if another is running."""
-
-    def opened(self, timeout_s: float = ...) -> bool:
-        """Whether the trial is open; waits up to ``timeout_s``."""
-
-    def trial(self) -> Trial:
-        """The trial; waits until it is open."""
-
-    def check(self) -> None:
-        """Raises the error that kept the trial from opening, if there is one."""
-
-    def close(self, status: Status) -> object:
-        """Writes the rest, and ends the trial."""
-
-    def end(self) -> None:
-        """Gives up what is not written yet."""
+T = TypeVar("T", bound="Trainee")
 
 
 class Learner(Protocol):
@@ -63,33 +50,122 @@ class Learner(Protocol):
         """The learner's summary; None if it has not ended within ``timeout_s``. Raises its error."""
 
 
-class Learning(Protocol):
-    """All that learns in a job: one model, or the players of a league."""
+class Trainee(Protocol):
+    """One model in training: options of its trainer, what has its trial, its recorder and its learner."""
 
     @property
-    def learner(self) -> Learner:
-        """All learners as one."""
+    def config(self) -> TrainerConfig: ...
 
     @property
-    def numbers(self) -> Recorder:
-        """Records the job's metrics."""
+    def clerk(self) -> Clerk | InProcessClerk: ...
 
     @property
-    def buffers(self) -> Mapping[str, Taker]:
-        """Buffers that sources feed, by name."""
+    def numbers(self) -> Numbers: ...
 
     @property
-    def batch_steps(self) -> int:
-        """Transitions of the largest batch that an update may need."""
+    def learner(self) -> Learner: ...
+
+    def newest_weights(self) -> Weights | None:
+        """The newest published weights; None: there are none yet, or they cannot be read now."""
+
+    def start(self, timeout_s: float) -> bool:
+        """Starts the learner, and waits for its first weights; False: they did not come in time."""
+
+    def end(self, status: Status) -> None:
+        """Ends its trial."""
+
+    def is_over(self, no_more: bool) -> bool:
+        """Whether its stream of batches is over.
+
+        Args:
+            no_more: no more data will come, so the stream ends with the data that is there.
+
+        Raises:
+            DeadlineExceeded: a buffer is slow or restarts; ask again.
+        """
+
+
+class Learning(Generic[T]):
+    """All that learns in a job, as one `Learner`, which ends when all main players have ended.
+
+    Here that is one model, whose trial is the job's; `LeagueTraining` has the players of a league.
+
+    Attributes:
+        trainees: the models in training, by player.
+        mains: names of the main players.
+    """
+
+    trainees: dict[str, T]
+    mains: list[str]
+
+    def __init__(self, job: JobConfig, trainee: T) -> None:
+        self._job, self._trainee = job, trainee
+        self.trainees, self.mains = {"": trainee}, [""]
+
+    def start(self) -> None:
+        for learner in self._learners.values():
+            learner.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        until, learners = time.monotonic() + timeout_s, self._learners
+        for name in self.mains:
+            if name in learners and not learners[name].wait(max(0.0, until - time.monotonic())):
+                return False
+        for name, learner in learners.items():
+            if name not in self.mains:
+                learner.stop()
+        return all(learner.wait(max(0.0, until - time.monotonic())) for learner in learners.values())
+
+    @property
+    def running(self) -> bool:
+        return any(learner.running for learner in self._learners.values())
+
+    def state(self) -> str:
+        return ", ".join(
+            f"of {name} {learner.state()}".removeprefix("of  ") for name, learner in self._learners.items()
+        )
+
+    def stop(self) -> None:
+        for learner in self._learners.values():
+            learner.stop()
+
+    def result(self, timeout_s: float | None = None) -> Summary | None:
+        """The summary of the first main player once all have ended; None if that takes longer than ``timeout_s``.
+
+        Raises:
+            BrayxError: a main player's error.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        summaries = {}
+        for name, learner in self._learners.items():
+            left_s = None if until is None else max(0.0, until - time.monotonic())
+            try:
+                summaries[name] = learner.result(left_s)
+            except BrayxError as error:  # the league does not fail with another player as it ends
+                if name in self.mains:
+                    raise
+                log.warning("player %r failed as the league ended: %s", name, error.message)
+        first = next(name for name in self.mains if name in self.trainees)
+        return None if None in summaries.values() else summaries[first]
 
     def look(self) -> None:
         """Does what is due; called repeatedly. Raises `DeadlineExceeded` if it has to be called again."""
 
+    def is_over(self, no_more: bool) -> bool:
+        """Whether the stream of batches is over; arguments and errors as for `Trainee.is_over`."""
+        return self._trainee.is_over(no_more)
+
     def register(self, say: Callable[[str], None]) -> tuple[int | None, str]:
         """Registers what was learned; returns the version, None if there is none, and a message for the user."""
+        return promote(self._job, self._trainee.config, say, self._trainee.clerk.call)
 
     def standings(self) -> str:
-        """The table of a league; empty without one."""
+        """The table of a league."""
+        return ""
 
-    def end_trials(self, finished: bool) -> None:
-        """Ends the trials of its parts, if they have trials of their own."""
+    def close(self, finished: bool) -> None:
+        """Ends the trials of players."""
+
+    @property
+    def _learners(self) -> dict[str, Learner]:
+        return {name: trainee.learner for name, trainee in list(self.trainees.items())}

@@ -1,9 +1,9 @@
 """A training job from its first line to its last, on every host: reads top to bottom.
 
-A host opens the trial and makes the parts: `brayx.local.job`, `brayx.cluster.job`. Then `Training` opens the doors,
-starts the learner and, once its weights act, the gamecores, rollouts and sources. It shows progress. It ends all parts
-in an order that loses no data: games and rollouts, learner (an interrupted one saves a last checkpoint), sessions and
-doors, trial. A job without an actor has no door. Knows nothing of where the parts run.
+A host checks the job, opens the trial and makes the parts: `brayx.local.job`, `brayx.cluster.job`. Then `Training`
+opens the doors, starts the learner and, once its weights act, the gamecores, rollouts and sources. It shows progress.
+It ends all parts in an order that loses no data: games and rollouts, learner (an interrupted one saves a last
+checkpoint), sessions and doors, trial. A job without an actor has no door. Knows nothing of where the parts run.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from brayx.console.job import ConsoleJob, Live, console_keys, open_console
+from brayx.console.job import ConsoleJob, Live, open_console
 from brayx.errors import BrayxError, DeadlineExceeded, StartupError
 from brayx.jobs.champion import drawn_curve
-from brayx.jobs.checks import check_job, check_weights
 from brayx.jobs.config import JobConfig, only, pool_name
 from brayx.jobs.environments import lag_notes
 from brayx.jobs.gamecores import Gamecores
-from brayx.jobs.progress import Progress, error_lines
+from brayx.jobs.progress import Progress, error_lines, tracebacks
 from brayx.jobs.result import LATE, STEPS_THIS_RUN, TrainResult, end_reason, keep_after_error, keep_recordings
 from brayx.jobs.sources import Sources
 from brayx.jobs.watching import Games, Players, Watch, last_of
@@ -33,9 +32,13 @@ from brayx.shutdown import INTERRUPTED_S, Deadline, Part, running_parts, wait_to
 from brayx.tracking import Trial
 
 if TYPE_CHECKING:
-    from brayx.jobs.trainee import Learning, TrialClerk
+    from brayx.jobs.trainee import Learning
+    from brayx.metrics import Recorder
     from brayx.replay.packing import Layout
     from brayx.rollout.worker import Progress as Collected
+    from brayx.tracking.clerk import Clerk
+    from brayx.tracking.in_process import InProcessClerk
+    from brayx.trainer.config import TrainerConfig
     from brayx.trainer.loop import Summary
 
 READY_TIMEOUT_S = 180.0
@@ -66,38 +69,7 @@ class Rollout(Part, Players, Protocol):
         """Its total progress."""
 
 
-def check_training(job: JobConfig, name: str, uri: str, resume: bool, run: Callable[..., Any]) -> tuple[str, Layout]:
-    """Checks a job before anything is started; returns the results of `check_job`.
-
-    Args:
-        job: the job.
-        name, uri, resume, run: as for `check_weights`.
-
-    Raises:
-        BrayxError: something is missing or does not fit; the message names it.
-    """
-    checked = check_job(job)
-    console_keys(job)
-    check_weights(job, name, uri, resume, run)
-    return checked
-
-
-@contextlib.contextmanager
-def shown_progress(
-    job: JobConfig, name: str, *, resumed: bool, log_interval: int | None, notes: Iterable[str] = ()
-) -> Iterator[Progress]:
-    """The open progress display of a trial, which begins with notes about the job."""
-    config = job.trainers[only("trainer", job.trainers)]
-    title = f"{job.project} / {name}" + (" (resumed)" if resumed else "")
-    with Progress(
-        title, num_steps=config.num_steps, target=config.target_return, log_interval=log_interval
-    ) as progress:
-        for note in (*notes, *lag_notes(job)):
-            progress.say(note)
-        yield progress
-
-
-@dataclass(kw_only=True)
+@dataclass
 class Training(abc.ABC):
     """One training; `run` does it once. A host makes the parts, and says how they start and end.
 
@@ -108,13 +80,17 @@ class Training(abc.ABC):
         name: name of the trial.
         uri: tracking URI.
         clerk: has the trial.
+        log_interval: as for `Progress`.
+        notes: lines about the job that the display begins with.
+        save_s: share of the end for an interrupted learner and its last checkpoint.
+        copy_s: share of the end to copy recordings of an interrupted training to its trial.
         progress: the open display.
         stack: ends what `make_parts` starts.
         learning: all that learns.
+        numbers: the job's recorder.
+        buffers: buffers that sources feed, by name.
         rollouts: what plays without a door.
         urls: URL of each open door by name.
-        save_s: share of the end for an interrupted learner and its last checkpoint.
-        copy_s: share of the end to copy recordings of an interrupted training to its trial.
         end: deadline for all parts to end, apart from the learner of a finished training.
         finished: the learner has ended, and was not interrupted.
     """
@@ -124,16 +100,26 @@ class Training(abc.ABC):
     layout: Layout
     name: str
     uri: str
-    clerk: TrialClerk
-    progress: Progress
-    stack: contextlib.ExitStack
+    clerk: Clerk | InProcessClerk
+    log_interval: int | None
+    notes: Sequence[str] = ()
 
-    learning: Learning = field(init=False)
     save_s: ClassVar[float]
     copy_s: ClassVar[float]
+    learning: Learning[Any] = field(init=False)
+    numbers: Recorder = field(init=False)
 
     def __post_init__(self) -> None:
-        self.config = self.job.trainers[only("trainer", self.job.trainers)]
+        self.config = config = self.job.trainers[only("trainer", self.job.trainers)]
+        resumed = " (resumed)" if self.clerk.may_resume and self.clerk.trial().resumed else ""
+        self.progress = Progress(
+            f"{self.job.project} / {self.name}{resumed}",
+            num_steps=config.num_steps,
+            target=config.target_return,
+            log_interval=self.log_interval,
+        )
+        self.stack = contextlib.ExitStack()
+        self.buffers: Mapping[str, Any] = {}
         self.rollouts: Sequence[Rollout] = ()
         self.urls: Mapping[str, str] = {}
         self.end = Deadline(_END_S)
@@ -142,7 +128,7 @@ class Training(abc.ABC):
 
     @abc.abstractmethod
     def make_parts(self) -> None:
-        """Makes `learning`, `rollouts` and what else the host needs."""
+        """Makes what learns, its recorder, buffers and rollouts, and what else the host needs."""
 
     @abc.abstractmethod
     def open_doors(self) -> None:
@@ -163,17 +149,6 @@ class Training(abc.ABC):
     @abc.abstractmethod
     def settle(self) -> Snapshot:
         """Makes all parts write their last metrics; returns the last numbers."""
-
-    @abc.abstractmethod
-    def is_over(self, no_more: bool) -> bool:
-        """Whether the stream of batches is over.
-
-        Args:
-            no_more: no more data will come, so the stream ends with the data that is there.
-
-        Raises:
-            DeadlineExceeded: ask again later.
-        """
 
     @abc.abstractmethod
     def live(self) -> contextlib.AbstractContextManager[Live | None]:
@@ -197,9 +172,18 @@ class Training(abc.ABC):
             BrayxError: a part could not start, or failed for good.
             KeyboardInterrupt: before the trial was open, or while the results were written; with a note.
         """
-        self.make_parts()
-        say, learner = self.progress.say, self.learning.learner
-        sources = Sources(self.job, self.learning.buffers, self.layout.env)
+        say = self.progress.say
+        with self.stack:
+            self.stack.push(lambda _, error, __: self._mark_unfinished(error))
+            self.stack.enter_context(self.progress)
+            for note in (*self.notes, *lag_notes(self.job)):
+                say(note)
+            self.stack.enter_context(tracebacks(say))
+            self.make_parts()
+            return self._run(Sources(self.job, self.buffers, self.layout.env))
+
+    def _run(self, sources: Sources) -> TrainResult:
+        say, learning = self.progress.say, self.learning
         actor = self.job.actors[self.actor] if self.actor else None
         began, seconds, summary = time.monotonic(), 0.0, None
         with contextlib.ExitStack() as served:
@@ -210,7 +194,7 @@ class Training(abc.ABC):
                 if actor is not None and actor.keys_file is not None:
                     say(f"{self.actor}.keys_file: keys are required when the job is served, not while it trains")
                 served.enter_context(self._console())
-                learner.start()
+                learning.start()
                 self.wait_for_weights()
                 began, self._has_begun = time.monotonic(), True
                 games = Gamecores(actor.gamecores if actor else [], self.urls, self.job.folder, self._game_failed, say)
@@ -220,7 +204,7 @@ class Training(abc.ABC):
                     self.watch(sources, games)
                     seconds = time.monotonic() - began
                 with self.end.paused():
-                    summary = last_of(learner)
+                    summary = last_of(learning)
                 self.finished = True
             except KeyboardInterrupt as error:
                 self.end.shorten(INTERRUPTED_S)
@@ -250,24 +234,25 @@ class Training(abc.ABC):
             StartupError: the learner publishes no weights.
             BrayxError: a source failed, or a rollout failed permanently; or as `Watch.look`.
         """
-        began, learner = time.monotonic(), self.learning.learner
+        began, learning = time.monotonic(), self.learning
         must_connect = [*self.urls.values()] if self.job.needs_games else []
-        steps, share = self.learning.batch_steps, self.config.max_lost_share
-        watch = Watch(self.progress, learner, games, self.rollouts, steps, share, must_connect)
-        while not learner.wait(LOOK_S):
+        steps = max(_batch_steps(self.job, trainee.config) for trainee in learning.trainees.values())
+        share = self.config.max_lost_share
+        watch = Watch(self.progress, learning, games, self.rollouts, steps, share, must_connect)
+        while not learning.wait(LOOK_S):
             self.clerk.check()
             for error in (*sources.errors, *(rollout.error for rollout in self.rollouts)):
                 if error is not None:
                     raise error
             with contextlib.suppress(DeadlineExceeded):  # a buffer or the league is slow, or being restarted
-                if self.is_over(sources.done and not games.num and not self.rollouts):
+                if learning.is_over(sources.done and not games.num and not self.rollouts):
                     return
-                self.learning.look()
+                learning.look()
             for line in self.carry_out_requests():
                 self.progress.say(line)
             if (newest := self.newest()) is not None:
                 if "policy_version" not in newest[0] and time.monotonic() - began > READY_TIMEOUT_S:
-                    raise StartupError(f"no weights came within {READY_TIMEOUT_S:g} s; the learner {learner.state()}")
+                    raise StartupError(f"no weights came within {READY_TIMEOUT_S:g} s; the learner {learning.state()}")
                 watch.look(*newest)
 
     def _result(self, began: float, seconds: float, summary: Summary | None) -> TrainResult:
@@ -281,8 +266,9 @@ class Training(abc.ABC):
             self._keep()
             curve = self.clerk.call(drawn_curve, self.job.project, config.target_return, config.x_axis)
         elif self._has_begun:  # Ctrl-C waits for no picture
-            outcome = self.learning.standings()
-        self.learning.end_trials(self.finished)
+            with contextlib.suppress(BrayxError):  # a league need not answer any more
+                outcome = self.learning.standings()
+        self.learning.close(self.finished)
         if self._has_begun and not self.finished:
             self._keep_recordings_in_time()
         self.clerk.close("FINISHED" if self.finished else "KILLED")
@@ -322,13 +308,11 @@ class Training(abc.ABC):
     def _stop_learner(self) -> None:
         """Stops the learner and waits, within the deadline, for the last checkpoint of one that has begun to learn."""
         with contextlib.suppress(BrayxError):
-            self.learning.learner.stop()
-            self.learning.learner.result(
-                self.end.left(self.save_s if self._has_begun else _INTERRUPTED_START_TIMEOUT_S)
-            )
+            self.learning.stop()
+            self.learning.result(self.end.left(self.save_s if self._has_begun else _INTERRUPTED_START_TIMEOUT_S))
 
     def _game_failed(self, line: str) -> None:
-        self.learning.numbers.add("gamecores_failed", 1.0, note=one_line(line))
+        self.numbers.add("gamecores_failed", 1.0, note=one_line(line))
 
     def _numbers(self) -> Snapshot:
         return self.newest() or ({}, {})
@@ -351,16 +335,21 @@ class Training(abc.ABC):
             "run_id": self.clerk.trial().run_id if self.clerk.opened() else "",
             "num_steps": self.config.num_steps,
             "target_return": self.config.target_return,
-            "waits_for": f"the learner {self.learning.learner.state()}",
+            "waits_for": f"the learner {self.learning.state()}",
             "doors": dict(self.urls),
             "numbers": dict(numbers),
             "errors": error_lines(numbers, notes),
             **self.facts(),
         }
 
+    def _mark_unfinished(self, error: BaseException | None) -> None:
+        """Records in MLflow that an error or Ctrl-C ended the trial, if the trial exists by now."""
+        if error is not None and self.clerk.opened():
+            with contextlib.suppress(BrayxError):  # the error itself says more
+                self.clerk.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
 
-def mark_unfinished(clerk: TrialClerk, error: BaseException | None) -> None:
-    """Records in MLflow that an error or Ctrl-C ended the trial, if the trial exists by now."""
-    if error is not None and clerk.opened():
-        with contextlib.suppress(BrayxError):  # the error itself says more
-            clerk.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+
+def _batch_steps(job: JobConfig, config: TrainerConfig) -> int:
+    """Transitions of the largest batch that an update may need."""
+    buffers = [job.buffers[name] for name in config.buffers]
+    return max(buffer.batch_size * buffer.unroll_length for buffer in buffers) * config.num_workers

@@ -5,6 +5,7 @@ Knows nothing of sessions, or of where the league and its learners run: the host
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from brayx.engines.base import check_weights, layout_of, load_weights, save_weights
 from brayx.engines.torch import module_weights
-from brayx.errors import BadWeights, BrayxError, ConfigError, StartupError, TrackingError
+from brayx.errors import BadWeights, BrayxError, ConfigError, DeadlineExceeded, StartupError, TrackingError
 from brayx.jobs.config import JobConfig, only, pool_name
+from brayx.jobs.trainee import Learning, T
 from brayx.league import snapshots
 from brayx.league.champion import registered_weights, set_champion
 from brayx.league.charts import draw_league, keep_curves
@@ -30,12 +32,13 @@ from brayx.tables import aligned
 from brayx.temporary import temporary_folder
 from brayx.tracking import Trial, find
 from brayx.tracking.registry import register_files
-from brayx.tracking.trial import Status
-from brayx.trainer.loop import Summary
-from brayx.types import Weights
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from brayx.tracking.clerk import Clerk
+    from brayx.tracking.in_process import InProcessClerk
+    from brayx.trainer.loop import Numbers
 
 log = logging.getLogger(__name__)
 
@@ -49,37 +52,6 @@ _REGISTRY_START_S, _LAST_REGISTRY_START_S = 3.0, 120.0
 """Deadline for a call of the registry to start, while the league watches its players and at its end."""
 _NUMBERS_S, _CURVES_S, _PICTURES_S = 1.0, 5.0, 60.0
 """Time between two metrics of the league, two points of its curves, and two drawings of its pictures."""
-
-
-class TrialClerk(Protocol):
-    """Runs functions where a trial is: ``function(trial, *args)``. `Clerk` is one."""
-
-    def call(self, function: Callable[..., Any], *args: Any, start_s: float = ...) -> Any:
-        """Returns the function's result; drops a function that does not start within ``start_s`` seconds."""
-
-    def in_background(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Does not wait; drops the call if another is running."""
-
-
-class Player(Protocol):
-    """A player in training, as `brayx.local.trainee.Trainee`."""
-
-    learner: Any
-
-    @property
-    def clerk(self) -> TrialClerk: ...
-
-    @property
-    def env_steps(self) -> int: ...
-
-    @property
-    def has_learned(self) -> bool: ...
-
-    def newest_weights(self) -> Weights | None: ...
-
-    def start(self, timeout_s: float) -> bool: ...
-
-    def end(self, status: Status) -> None: ...
 
 
 class RunningLeague(Protocol):
@@ -107,31 +79,28 @@ class RunningLeague(Protocol):
     def retire(self, player: str, reason: str) -> None: ...
 
 
-class Host(Protocol):
-    """The host of a league's training.
-
-    Attributes:
-        league: the league.
-        numbers: records the league's metrics, and has their newest values.
-    """
+class LeagueHost(Protocol[T]):
+    """The host of a league's training."""
 
     @property
-    def league(self) -> RunningLeague: ...
+    def league(self) -> RunningLeague:
+        """The league."""
 
     @property
-    def numbers(self) -> Any: ...
+    def numbers(self) -> Numbers:
+        """Records the league's metrics, and has their newest values."""
 
-    def trainee(self, player: str) -> Any:
+    def trainee(self, player: str) -> T:
         """Makes the parts of a player, with a learner that has not started."""
 
-    def replace(self, player: str, before: Any, now: Any) -> None:
+    def replace(self, player: str, before: T, now: T) -> None:
         """Gives sessions that start from now on the parts of a restarted player."""
 
-    def drop(self, player: str, trainee: Any) -> None:
+    def drop(self, player: str, trainee: T) -> None:
         """Frees the parts of a player whose learner failed; it plays no new games."""
 
 
-class LeagueTraining:
+class LeagueTraining(Learning[T]):
     """The players of a league in training.
 
     Args:
@@ -145,15 +114,14 @@ class LeagueTraining:
     Attributes:
         trainees: the players that learn, by name; those that failed are left out.
         mains: names of the main players, or of all learners if there is none.
-        learner: all learners as one.
     """
 
     def __init__(
         self,
         job: JobConfig,
         trial: Trial,
-        clerk: TrialClerk,
-        host: Host,
+        clerk: Clerk | InProcessClerk,
+        host: LeagueHost[T],
         files: SnapshotFiles,
         say: Callable[[str], None],
     ) -> None:
@@ -162,9 +130,8 @@ class LeagueTraining:
         self._pool = pool_name(job, config.model)
         self._about: dict[str, Any] = {"job": job.in_mode("train").as_dict(), "folder": job.folder}
         learners = config.learners
-        self.trainees: dict[str, Any] = {name: host.trainee(name) for name in learners}
+        self.trainees: dict[str, T] = {name: host.trainee(name) for name in learners}
         self.mains = [name for name in learners if config.players[name].role == "main"] or learners
-        self.learner = Learners({name: self.trainees[name].learner for name in learners}, self.mains)
         self._check: GateCheck | None = None
         if config.gate.check is not None:
             of = Checked(config.gate, job.folder, config.model, self._about["job"])
@@ -229,7 +196,7 @@ class LeagueTraining:
                 self._say(note)
         self._alias_is_set = True
 
-    def _registry(self, clerk: TrialClerk, function: Callable[..., Any], *args: Any) -> Any:
+    def _registry(self, clerk: Clerk | InProcessClerk, function: Callable[..., Any], *args: Any) -> Any:
         """Calls a function of the registry. Returns None if it fails or has just failed; a later `look` tries again."""
         now = time.monotonic()
         if now < self._registry_at:
@@ -275,7 +242,7 @@ class LeagueTraining:
 
     def _env_steps(self, player: str) -> int:
         """Env steps of a player over all its restarts: each restart's trial counts from 0."""
-        steps = int(self.trainees[player].env_steps)
+        steps = int(self.trainees[player].numbers.newest().get("env_steps", 0))
         return steps + self._host.league.frozen_steps(player) if self._restarts(player) else steps
 
     def _restarts(self, player: str) -> bool:
@@ -301,7 +268,8 @@ class LeagueTraining:
         if time.monotonic() < self._registry_at:
             return False
         trainee, env_steps = self.trainees[player], self._env_steps(player)
-        weights = trainee.newest_weights() if trainee.has_learned else None
+        has_learned = trainee.numbers.newest().get("updates", 0) >= trainee.config.weights_publish_interval
+        weights = trainee.newest_weights() if has_learned else None
         if weights is None:
             return False
         digest = digest_of(weights)
@@ -329,13 +297,12 @@ class LeagueTraining:
             raise StartupError(f"player {player!r} cannot restart: its learner has not ended")
         before.end("FINISHED")
         trainee = self.trainees[player] = self._host.trainee(player)
-        self.learner.replace(player, trainee.learner)
         if not trainee.start(_FIRST_WEIGHTS_S):
             raise StartupError(f"player {player!r} cannot restart: it has published no weights")
         self._host.replace(player, before, trainee)
         self._say(f"player {player!r} restarts from its first weights")
 
-    def _ended(self, player: str, trainee: Player) -> None:
+    def _ended(self, player: str, trainee: T) -> None:
         """Retires a player whose learner has ended; if it has all its steps, it first gets a last snapshot."""
         if player in self._complete:
             return
@@ -350,7 +317,7 @@ class LeagueTraining:
         self._host.league.retire(player, "it has all its steps")
         self._complete.add(player)  # last: repeated if the league does not answer
 
-    def _out(self, player: str, trainee: Player, error: BrayxError) -> None:
+    def _out(self, player: str, trainee: T, error: BrayxError) -> None:
         """Retires a player that failed.
 
         Raises:
@@ -359,7 +326,6 @@ class LeagueTraining:
         if [name for name in self.mains if name in self.trainees] == [player]:
             raise error
         del self.trainees[player]
-        self.learner.drop(player)
         if self.trainees.keys() <= self._complete:  # those are retired, and a league needs one that is not
             self._say(f"player {player!r} is out, and the others have all their steps: {error.message}")
         else:
@@ -371,9 +337,18 @@ class LeagueTraining:
             log.warning("player %r is out, and its trial is not marked as failed: %s", player, failed.message)
         self._host.drop(player, trainee)
 
+    def is_over(self, no_more: bool) -> bool:
+        """False: it is over when its learners have ended, and it has no sources that could end."""
+        return False
+
     def register(self, say: Callable[[str], None]) -> tuple[int | None, str]:
         """Freezes a last snapshot of each player that has learned since its last one; returns the champion's version
-        and the standings."""
+        and the standings. Repeats this while the league does not answer, until that is an error of its own."""
+        while True:
+            with contextlib.suppress(DeadlineExceeded):
+                return self._register(say)
+
+    def _register(self, say: Callable[[str], None]) -> tuple[int | None, str]:
         self._registry_at, self._registry_start_s = 0.0, _LAST_REGISTRY_START_S
         for name in self.trainees:
             self._freeze(name, "the end of its training")
@@ -400,93 +375,8 @@ class LeagueTraining:
             trainee.end("FINISHED" if finished else "KILLED")
 
 
-class Learners:
-    """Several learners as one, which ends, with the others, when all main players have ended.
-
-    Args:
-        learners: by player.
-        mains: the main players.
-    """
-
-    def __init__(self, learners: Mapping[str, Any], mains: Sequence[str]) -> None:
-        self._learners, self._mains = dict(learners), list(mains)
-
-    @property
-    def ready(self) -> _AllReady:
-        """Set when all have published weights; on the local host."""
-        return _AllReady([learner.ready for learner in self._learners.values()])
-
-    def start(self) -> None:
-        """Starts all."""
-        for learner in self._learners.values():
-            learner.start()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Waits until all have ended; False: they did not within ``timeout_s``."""
-        until = time.monotonic() + timeout_s
-        for name in self._mains:
-            if not self._learners[name].wait(max(0.0, until - time.monotonic())):
-                return False
-        for name, learner in self._learners.items():
-            if name not in self._mains:
-                learner.stop()
-        return all(learner.wait(max(0.0, until - time.monotonic())) for learner in self._learners.values())
-
-    @property
-    def running(self) -> bool:
-        """Whether any is still learning."""
-        return any(learner.running for learner in self._learners.values())
-
-    def state(self) -> str:
-        """The learners' states, in a few words for the display."""
-        return ", ".join(f"of {name} {learner.state()}" for name, learner in self._learners.items())
-
-    def drop(self, name: str) -> None:
-        """Forgets a learner that has ended."""
-        del self._learners[name]
-        self._mains = [main for main in self._mains if main != name]
-
-    def replace(self, name: str, learner: Any) -> None:
-        """Replaces a learner that has ended."""
-        self._learners[name] = learner
-
-    def stop(self) -> None:
-        """Stops all; does not wait."""
-        for learner in self._learners.values():
-            learner.stop()
-
-    def result(self, timeout_s: float | None = None) -> Summary | None:
-        """The summary of the first main player once all have ended; None if that takes longer than ``timeout_s``.
-
-        Raises:
-            BrayxError: a main player's error.
-        """
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        summaries = {}
-        for name, learner in self._learners.items():
-            left_s = None if until is None else max(0.0, until - time.monotonic())
-            try:
-                summaries[name] = learner.result(left_s)
-            except BrayxError as error:  # the league does not fail with another player as it ends
-                if name in self._mains:
-                    raise
-                log.warning("player %r failed as the league ended: %s", name, error.message)
-        return None if None in summaries.values() else summaries[self._mains[0]]
-
-
-class _AllReady:
-    """An event that is set when all of several are."""
-
-    def __init__(self, events: Sequence[Any]) -> None:
-        self._events = events
-
-    def wait(self, timeout_s: float) -> bool:
-        until = time.monotonic() + timeout_s
-        return all(event.wait(max(0.0, until - time.monotonic())) for event in self._events)
-
-
 def fetch_snapshots(
-    job: JobConfig, pool: Sequence[Member], files: SnapshotFiles, clerk: TrialClerk, module: nn.Module
+    job: JobConfig, pool: Sequence[Member], files: SnapshotFiles, clerk: Clerk | InProcessClerk, module: nn.Module
 ) -> None:
     """Fetches weights of ``past`` players, and of snapshots without a file, and checks that they fit the model.
 

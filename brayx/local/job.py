@@ -14,21 +14,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from brayx.console.job import console_keys
 from brayx.errors import BrayxError, StartupError
 from brayx.jobs.champion import champion_of
-from brayx.jobs.checks import ports_of
+from brayx.jobs.checks import check_job, check_weights, ports_of
 from brayx.jobs.config import JobConfig, only, pool_name
-from brayx.jobs.progress import tracebacks
 from brayx.jobs.result import TrainResult
-from brayx.jobs.training import (
-    LOOK_S,
-    READY_TIMEOUT_S,
-    Snapshot,
-    Training,
-    check_training,
-    mark_unfinished,
-    shown_progress,
-)
+from brayx.jobs.trainee import Learning
+from brayx.jobs.training import LOOK_S, READY_TIMEOUT_S, Snapshot, Training
 from brayx.ports import check_ports
 from brayx.remote import offer
 from brayx.temporary import temporary_files
@@ -44,6 +37,7 @@ if TYPE_CHECKING:
     from brayx.local.host import LocalHost
     from brayx.local.league_training import LocalLeagueTraining
     from brayx.local.trainee import Trainee
+    from brayx.metrics.numbers import LocalNumbers
     from brayx.model.local import LocalModel
     from brayx.recording.render import EpisodeRenderer
 
@@ -117,43 +111,44 @@ def train_in_process(
             tensorboard=job.tracking.tensorboard_folder(uri),
         )
         stack.callback(clerk.end)
-        stack.push(lambda _, error, __: mark_unfinished(clerk, error))
         import brayx.local.trainee  # noqa: F401  # torch takes a second to import: MLflow's process has started by now
 
-        actor, layout = check_training(job, name, uri, clerk.may_resume, clerk.run)
+        actor, layout = check_job(job)
+        console_keys(job)
+        check_weights(job, name, uri, clerk.may_resume, clerk.run)
         job, notes = in_one_process(job)
         if actor:
             check_ports(ports_of(job, actor))
-        resumed = clerk.may_resume and clerk.trial().resumed
-        display = shown_progress(job, name, resumed=resumed, log_interval=log_interval, notes=notes)
-        progress = stack.enter_context(display)
-        stack.enter_context(tracebacks(progress.say))
-        return _LocalTraining(
-            job=job, actor=actor, layout=layout, name=name, uri=uri, clerk=clerk, progress=progress, stack=stack
-        ).run()
+        return _LocalTraining(job, actor, layout, name, uri, clerk, log_interval, notes).run()
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _LocalTraining(Training):
-    """A training in this process. Its models and buffers have their names here until its ``stack`` ends."""
+    """A training in this process, in which its models and buffers have their names while it runs."""
 
     clerk: Clerk
-    learning: Trainee | LocalLeagueTraining = field(init=False)
+    learning: Learning[Trainee] = field(init=False)
+    numbers: LocalNumbers = field(init=False)
     save_s, copy_s = 4.0, 2.0
 
     def make_parts(self) -> None:
-        if self.job.leagues:
+        job, layout, clerk = self.job, self.layout, self.clerk
+        self._league: LocalLeagueTraining | None = None
+        if job.leagues:
             from brayx.local.league_training import LocalLeagueTraining
 
-            self.learning = LocalLeagueTraining(self.job, self.layout, self.clerk, self.progress.say)
+            self._league = LocalLeagueTraining(job, layout, clerk, self.progress.say)
+            self.stack.callback(self._league.close)
+            self.learning, self.numbers = self._league.training, self._league.numbers
         else:
             from brayx.local.trainee import Trainee
 
-            self.learning = Trainee(self.job, self.layout, self.clerk, acts=bool(self.actor))
-        self.rollouts = self.learning.rollouts
+            trainee = Trainee(job, layout, clerk, acts=bool(self.actor))
+            self.learning, self.numbers = Learning(job, trainee), trainee.numbers
+            self.buffers, self.rollouts = trainee.buffers, trainee.rollouts
         self._champions: dict[str, ActingModel] = {}
-        acting = self.learning.acting
-        self._doors = None if acting is None else self._closed_doors(acting.model)
+        self._main = self.learning.trainees[self.learning.mains[0]].acting
+        self._doors = None if self._main is None else self._closed_doors(self._main.model)
 
     def open_doors(self) -> None:
         if self._doors is not None:
@@ -161,15 +156,18 @@ class _LocalTraining(Training):
             self.urls = self._doors.urls
 
     def wait_for_weights(self) -> None:
-        deadline, learner = time.monotonic() + READY_TIMEOUT_S, self.learning.learner
-        while not learner.ready.wait(LOOK_S):
+        deadline, learning = time.monotonic() + READY_TIMEOUT_S, self.learning
+        while not all(trainee.learner.ready.wait(LOOK_S) for trainee in learning.trainees.values()):
             self.clerk.check()
             self.progress.update({}, note="waiting for the learner's first weights")
             if time.monotonic() > deadline:
-                raise StartupError(f"no weights came within {READY_TIMEOUT_S:g} s; the learner {learner.state()}")
-        if not learner.running:
-            learner.result()
-        self.learning.build_engines(self.progress.say, functools.partial(self._record_engine, self.config.model))
+                raise StartupError(f"no weights came within {READY_TIMEOUT_S:g} s; the learner {learning.state()}")
+        if not learning.running:
+            learning.result()
+        if self._main is not None:
+            self._main.build(self.progress.say, functools.partial(self._record_engine, self.config.model))
+        if self._league is not None:
+            self._league.build_engines(but=self._main)
         for name, champion in self._champions.items():
             champion.build(functools.partial(self._say_of, name), functools.partial(self._record_engine, name))
 
@@ -178,18 +176,12 @@ class _LocalTraining(Training):
             self._doors.close(self.end.left(_DOORS_END_S))
 
     def newest(self) -> Snapshot:
-        return self.learning.numbers.snapshot(), self.learning.numbers.notes()
+        return self.numbers.snapshot(), self.numbers.notes()
 
     def settle(self) -> Snapshot:
         last = self.newest()
         self.clerk.settle()
         return last
-
-    def is_over(self, no_more: bool) -> bool:
-        if no_more:
-            for name in self.config.buffers:
-                self.learning.buffers[name].end(drain=True)
-        return False  # the learner ends at once with its stream
 
     @contextlib.contextmanager
     def live(self) -> Iterator[LiveSessions | None]:
@@ -209,7 +201,7 @@ class _LocalTraining(Training):
         from brayx.local.host import LocalHost
         from brayx.recording.recorder import closing, recorders_of
 
-        job, numbers, buffers = self.job, self.learning.numbers, self.learning.buffers
+        job, numbers, buffers = self.job, self.numbers, self.buffers
         actor = job.actors[self.actor]
         self._champions = {name: self._champion(name) for name in job.models if name != self.config.model}
         others = {name: champion.model for name, champion in self._champions.items()}
@@ -222,7 +214,7 @@ class _LocalTraining(Training):
             job.in_mode("train").as_dict(),
             Services(models, buffers, numbers),
             recorders=[*_renderer(job, self.actor, self.clerk), *recorders],
-            players=self.learning.seats(others),
+            players=None if self._league is None else self._league.seats(others),
         )
         doors = LocalHost(
             actor,
@@ -243,8 +235,8 @@ class _LocalTraining(Training):
 
     async def _close_models(self) -> None:
         """Closes the models that learn, and those that a league added meanwhile."""
-        acting = self.learning.acting
-        for model in (*([] if acting is None else [acting]), *self.learning.opponents):
+        acting = [trainee.acting for trainee in self.learning.trainees.values() if trainee.acting is not None]
+        for model in (*acting, *([] if self._league is None else self._league.opponents)):
             await model.close()
 
     def _champion(self, name: str) -> ActingModel:
@@ -254,7 +246,7 @@ class _LocalTraining(Training):
         source = self.clerk.call(champion_of, self.job, name)
         if not source.checkpoint:
             self.progress.say(f"model {name!r} acts untrained: {pool_name(self.job, name)} has no champion")
-        return acting_from(source, self.job, name, self.job.as_dict(), self.learning.numbers)
+        return acting_from(source, self.job, name, self.job.as_dict(), self.numbers)
 
     def _record_engine(self, name: str, acts_with: str) -> None:
         with contextlib.suppress(BrayxError):  # the training may have ended meanwhile

@@ -1,7 +1,6 @@
 """The training of a league on the local host: a learner, buffers and an acting model for each player that learns.
 
-`brayx.local.job` uses it like a `brayx.local.trainee.Trainee`: it has numbers, a learner and buffers. Its trial has a
-child trial for each player. Knows nothing of doors or progress.
+Its trial has a child trial for each player. Knows nothing of doors or progress.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from brayx.league.files import books_file, league_folder
 from brayx.league.in_progress import GamesInProgress
 from brayx.league.league import League
 from brayx.league.ledger import Ledger
-from brayx.league.training import LeagueTraining, Learners, fetch_snapshots, job_of
+from brayx.league.training import LeagueTraining, fetch_snapshots, job_of
 from brayx.local.acting import ActingModel
 from brayx.local.league import LocalLeague
 from brayx.local.trainee import Trainee
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class LocalLeagueTraining:
-    """Trains a league in this process: a `brayx.league.training.Host` with the books and the players of sessions.
+    """Trains a league in this process: a `brayx.league.training.LeagueHost` with the books and the players of sessions.
 
     Args:
         job: the job.
@@ -46,10 +45,6 @@ class LocalLeagueTraining:
         numbers: sums over all players.
         league: the league.
         training: the training of all players.
-        learner: all learners as one.
-        buffers, rollouts: empty, since each player has its own buffers.
-        acting: the acting model of the first main player.
-        batch_steps: transitions of the largest batch that an update may need.
 
     Raises:
         ConfigError: a script cannot be loaded.
@@ -66,13 +61,7 @@ class LocalLeagueTraining:
         self.numbers = LocalNumbers(clerk.totals(), job.trainers[only("trainer", job.trainers)].x_axis)
         self.numbers.listen(clerk.push)
         self._dropped: list[ActingModel] = []
-        self.training = LeagueTraining(job, trial, clerk, self, files, say)
-        trainees = self.training.trainees
-        self.learner: Learners = self.training.learner
-        self.buffers: dict[str, Any] = {}
-        self.rollouts: list[Any] = []
-        self.acting: ActingModel = trainees[self.training.mains[0]].acting
-        self.batch_steps = max(trainee.batch_steps for trainee in trainees.values())
+        self.training: LeagueTraining[Trainee] = LeagueTraining(job, trial, clerk, self, files, say)
         model = job.models[self._config.model]
         module, example = build_model(job.folder, model.module, self._config.model, job.in_mode("train").as_dict())
         resident = model.model_copy(update={"max_versions": self._config.max_versions})
@@ -85,9 +74,8 @@ class LocalLeagueTraining:
 
     @property
     def opponents(self) -> list[ActingModel | LocalModel]:
-        """The acting models other than `acting`."""
-        acting = [each.acting for each in self.training.trainees.values() if each.acting is not self.acting]
-        return [self._snapshots, *acting, *self._dropped, *self.league.replaced]
+        """The acting models other than those of the players that learn."""
+        return [self._snapshots, *self._dropped, *self.league.replaced]
 
     def seats(self, others: Mapping[str, Any]) -> LocalLeague:
         """Gives sessions their players; ``others`` are the job's other acting models by name."""
@@ -103,34 +91,19 @@ class LocalLeagueTraining:
         self.league.open(seating)
         return self.league
 
-    def build_engines(self, say: Callable[[str], None], record: Callable[[str], None]) -> None:
-        """See `Trainee.build_engines`; prints one line for all players."""
+    def build_engines(self, but: ActingModel | None) -> None:
+        """Starts to build the engines of all models ``but`` one, in silence; see `ActingModel.build`."""
         for trainee in self.training.trainees.values():
-            if trainee.acting is self.acting:
-                trainee.build_engines(say, record)
-            else:
-                _build_quietly(trainee)
-        self._snapshots.build(lambda line: None)
+            if trainee.acting is not None and trainee.acting is not but:
+                _build_quietly(trainee.acting)
+        _build_quietly(self._snapshots)
 
-    def look(self) -> None:
-        """See `LeagueTraining.look`."""
-        self.training.look()
-
-    def register(self, say: Callable[[str], None]) -> tuple[int | None, str]:
-        """See `LeagueTraining.register`."""
-        return self.training.register(say)
-
-    def standings(self) -> str:
-        """See `LeagueTraining.standings`."""
-        return self.training.standings()
-
-    def end_trials(self, finished: bool) -> None:
-        """Ends the players' trials and the books."""
-        self.training.close(finished)
+    def close(self) -> None:
+        """Ends the books."""
         self._ledger.close()
 
     def trainee(self, player: str) -> Trainee:
-        """See `Host.trainee`."""
+        """See `LeagueHost.trainee`."""
         own = job_of(self._job, self._name, player)
         kept = own.trainers[only("trainer", own.trainers)].checkpoints_kept
         clerk = self._clerk.child(player, {"player": player, **own.as_dict()}, kept=kept)
@@ -139,14 +112,15 @@ class LocalLeagueTraining:
         return trainee
 
     def replace(self, player: str, before: Trainee, now: Trainee) -> None:
-        """See `Host.replace`."""
+        """See `LeagueHost.replace`."""
         assert before.acting is not None
+        assert now.acting is not None
         self.league.replace(player, before.acting.model, _learning(now))
-        _build_quietly(now)
+        _build_quietly(now.acting)
 
     def drop(self, player: str, trainee: Trainee) -> None:
-        """See `Host.drop`. Games already drawn may still begin with it, so its model is closed at the end."""
-        if trainee.acting is not None and trainee.acting is not self.acting:
+        """See `LeagueHost.drop`. Games already drawn may still begin with it, so its model is closed at the end."""
+        if trainee.acting is not None:
             self._dropped.append(trainee.acting)
 
 
@@ -155,5 +129,5 @@ def _learning(trainee: Trainee) -> LearningPlayer:
     return LearningPlayer(trainee.acting.model, trainee.buffers, trainee.numbers)
 
 
-def _build_quietly(trainee: Trainee) -> None:
-    trainee.build_engines(lambda line: None, lambda acts_with: None)
+def _build_quietly(model: ActingModel) -> None:
+    model.build(lambda line: None)

@@ -4,13 +4,11 @@ job has one; a job with a league has one for each player that learns. Knows noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from brayx.engines.layers import layer_table
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.environments import normalises, policy_lag, spec_of
-from brayx.jobs.result import promote
 from brayx.jobs.stored_models import initial_weights
 from brayx.local.acting import ActingModel
 from brayx.local.buffer import LocalBuffer
@@ -27,14 +25,13 @@ from brayx.trainer.fits import built_to_learn
 from brayx.trainer.hooks import Hooks, load_hooks
 
 if TYPE_CHECKING:
-    from brayx.model.local import LocalModel
     from brayx.replay.packing import Layout
     from brayx.tracking.trial import Status
     from brayx.types import Weights
 
 
 class Trainee:
-    """Everything that one learner needs; its thread starts with ``learner.start()``.
+    """Everything that one learner needs: a `brayx.jobs.trainee.Trainee`; its thread starts with ``learner.start()``.
 
     Args:
         job: the job, in one process (`brayx.local.job.in_one_process`).
@@ -106,27 +103,6 @@ class Trainee:
             eval_batches={name: Batches({name: self.buffers[name]}, {name: 1.0}) for name in config.eval_buffers},
         )
 
-    def build_engines(self, say: Callable[[str], None], record: Callable[[str], None]) -> None:
-        """Starts to build the acting model's engine; see `ActingModel.build`."""
-        if self.acting is not None:
-            self.acting.build(say, record)
-
-    def register(self, say: Callable[[str], None]) -> tuple[int | None, str]:
-        """Registers the best checkpoint; see `brayx.jobs.result.promote`."""
-        return promote(self._job, self.config, say, self.clerk.call)
-
-    # A player of a league also has these: see `brayx.league.training.Player`.
-
-    @property
-    def env_steps(self) -> int:
-        """Env steps that its trial has to learn from: a slow learner has not learned from the last of them yet."""
-        return int(self.numbers.snapshot().get("env_steps", 0))
-
-    @property
-    def has_learned(self) -> bool:
-        """Whether an update of its trial has been published."""
-        return self.numbers.snapshot().get("updates", 0) >= self.config.weights_publish_interval
-
     def newest_weights(self) -> Weights | None:
         """The newest published weights; None before the first."""
         found = self.newest.get(0)
@@ -141,25 +117,9 @@ class Trainee:
         """Ends its trial."""
         self.clerk.close(status)
 
-    # A league has more of these: see `brayx.local.league_training.LocalLeagueTraining`.
-
-    opponents: Sequence[ActingModel | LocalModel] = ()
-
-    def seats(self, others: Mapping[str, Any]) -> None:
-        """None: every session is played by what it learns."""
-
-    def look(self) -> None:
-        """Does nothing."""
-
-    def standings(self) -> str:
-        """Empty: it is in no league."""
-        return ""
-
-    def end_trials(self, finished: bool) -> None:
-        """Does nothing: its trial is the job's."""
-
-    @property
-    def batch_steps(self) -> int:
-        """Transitions of the largest batch that an update may need."""
-        learned = [self._job.buffers[name] for name in self.config.buffers]
-        return max(buffer.batch_size * buffer.unroll_length for buffer in learned)
+    def is_over(self, no_more: bool) -> bool:
+        """See `brayx.jobs.trainee.Trainee.is_over`. Always False: the learner ends at once with its stream."""
+        if no_more:
+            for name in self.config.buffers:
+                self.buffers[name].end(drain=True)
+        return False

@@ -108,7 +108,7 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
         # The store must not be touched before the command has made it, which it has when it saves.
         killed.until(lambda: any(folder.glob("mlartifacts/**/weights.npz")) and bool(saved(folder)), "it is saved")
         killed.until(lambda: the_trial(folder).tags().get("brayx.engine.model") == engine, "the engine is recorded")
-        killed.until(lambda: any(folder.rglob("episodes/render/step-*-return-*.png")), "a game is drawn")
+        killed.until(lambda: any(folder.glob("mlartifacts/**/episodes/render/step-*-return-*.png")), "a game is drawn")
         killed.process.kill()
         killed.gone()
     before = recorded(folder)

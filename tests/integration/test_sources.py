@@ -150,17 +150,22 @@ def test_a_restarted_buffer_is_ended_again(buffer: Any) -> None:
     actor = buffer.shards[0].actor
     hub = create_hub(f"hub-{uuid.uuid4().hex}", NAMESPACE, None)
     over = threading.Event()
-    learner = SimpleNamespace(running=True, wait=over.wait)
-    learning = SimpleNamespace(learner=learner, learned=[buffer], batch_steps=8, look=lambda: None)
+    config = SimpleNamespace(buffers=["buffer"], num_workers=1, max_lost_share=None)
+    trainee = SimpleNamespace(learned=[buffer], config=config)
+    learning = SimpleNamespace(
+        trainees={"": trainee},
+        wait=over.wait,
+        is_over=functools.partial(RayTrainee.is_over, trainee),
+        look=lambda: None,
+    )
     training = SimpleNamespace(
         learning=learning,
-        is_over=functools.partial(RayTrainee.is_over, learning),
         newest=lambda: numbers_of(hub),
         carry_out_requests=list,
         rollouts=[],
         urls={},
-        job=SimpleNamespace(needs_games=False),
-        config=SimpleNamespace(max_lost_share=None),
+        job=SimpleNamespace(needs_games=False, buffers={"buffer": buffer.config}),
+        config=config,
         clerk=SimpleNamespace(check=lambda: None),
         progress=Progress("t", num_steps=1, console=Console(file=io.StringIO())),
     )
@@ -189,7 +194,6 @@ def test_a_restarted_buffer_is_ended_again(buffer: Any) -> None:
         until(ended, timeout_s=60)
         assert watching.is_alive()
     finally:
-        learner.running = False
         over.set()
         watching.join(30)
         ray.kill(hub)

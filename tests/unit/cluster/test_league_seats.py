@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,11 +17,11 @@ from brayx.cluster import league_seats as module
 from brayx.cluster.league import Learning, RemoteLeague, _LeagueActor
 from brayx.cluster.league_replica import check_placement
 from brayx.cluster.league_seats import LeagueSeats
-from brayx.cluster.league_training import RayLeagueTraining
 from brayx.errors import ConfigError, DeadlineExceeded, LeagueError, ModelError, SessionError, TrackingError
 from brayx.jobs.config import JobConfig
 from brayx.league.config import LeagueConfig
 from brayx.league.member import Member
+from brayx.league.training import LeagueTraining
 from brayx.metrics import Recorder
 from tests.unit.league.play import sessions_of
 from tests.waiting import until_awaited
@@ -331,8 +330,8 @@ def test_the_end_of_a_training_waits_for_a_league_that_is_away() -> None:
             raise found
         return found
 
-    training = RayLeagueTraining.__new__(RayLeagueTraining)
-    training.training = SimpleNamespace(register=register)  # type: ignore[assignment]
+    training: LeagueTraining[Any] = LeagueTraining.__new__(LeagueTraining)
+    training._register = register  # type: ignore[method-assign]
     assert training.register(print) == (7, "the table")
 
 

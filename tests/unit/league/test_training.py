@@ -27,6 +27,7 @@ from brayx.model.build import build_model
 from brayx.model.snapshots import SnapshotFiles
 from brayx.tracking import Trial
 from brayx.tracking.trial import Status
+from brayx.trainer.config import TrainerConfig
 from brayx.types import Weights
 
 JOB = Path(__file__).parents[2] / "end_to_end" / "own_league" / "league.yaml"
@@ -69,10 +70,15 @@ class Player:
     """A player whose trial can be ended once, like a clerk's."""
 
     clerk: Clerk
-    env_steps: int = 0
-    has_learned: bool = False
+    config: TrainerConfig
+    numbers: LocalNumbers = field(default_factory=lambda: LocalNumbers({}, "env_steps"))
     learner: Learner = field(default_factory=Learner)
     status: Status | None = None
+
+    def learn(self, env_steps: int) -> None:
+        self.numbers.add("env_steps", env_steps)
+        self.numbers.add("updates", self.config.weights_publish_interval)
+        self.numbers.snapshot()
 
     def newest_weights(self) -> Weights:
         return {"w": np.zeros(3, np.float32)}
@@ -99,7 +105,7 @@ class Host:
         trial = Trial.open("higher", "league", uri)
         books_file(trial).parent.mkdir(parents=True)
         self.clerk, self.said, self.fails = Clerk(trial), list[str](), list[BrayxError]()
-        self.numbers = LocalNumbers({}, "env_steps")
+        self.numbers, self.config = LocalNumbers({}, "env_steps"), job.trainers["trainer"]
         self.ledger = Ledger(books_file(trial))
         config = job.leagues["league"]
         self.league = LocalLeague(League(config, self.ledger), GamesInProgress(config), self.numbers)
@@ -109,7 +115,7 @@ class Host:
     def trainee(self, player: str) -> Player:
         if self.fails:
             raise self.fails.pop()
-        return Player(self.clerk)
+        return Player(self.clerk, self.config)
 
     def replace(self, player: str, before: Player, now: Player) -> None: ...
 
@@ -134,11 +140,11 @@ def test_the_league_finishes_if_the_last_main_player_that_learns_fails(host: Cal
     first, second = made.training.trainees["a"], made.training.trainees["b"]
     first.learner.running = False
     made.training.look()
-    assert made.training.learner.running
+    assert made.training.running
     second.learner.running, second.learner.error = False, Diverged("loss is NaN")
     made.training.look()
     assert made.said == ["player 'b' is out, and the others have all their steps: loss is NaN"]
-    assert (made.training.learner.wait(0.0), made.training.learner.result(0.0)) == (True, "summary")
+    assert (made.training.wait(0.0), made.training.result(0.0)) == (True, "summary")
     made.training.look()
     made.training.close(finished=True)
     assert (first.status, second.status) == ("FINISHED", "FAILED")
@@ -159,7 +165,7 @@ def test_the_league_fails_with_its_last_main_player(host: Callable[[str], Host])
 def test_an_exploiter_that_cannot_restart_is_out_and_the_league_goes_on(host: Callable[[str], Host]) -> None:
     made = host("{main: {role: main}, x: {role: exploiter, of: main, snapshot_every: 150, restart: snapshot}}")
     before = made.training.trainees["x"]
-    before.env_steps, before.has_learned = 150, True
+    before.learn(150)
     made.fails.append(TrackingError("MLflow is away"))
     made.training.look()
     assert made.said == [
@@ -169,7 +175,7 @@ def test_an_exploiter_that_cannot_restart_is_out_and_the_league_goes_on(host: Ca
     assert before.status == "FINISHED"
     made.training.look()
     assert list(made.training.trainees) == ["main"]
-    assert made.training.learner.running
+    assert made.training.running
 
 
 def test_a_registry_that_fails_delays_a_snapshot_and_ends_nothing(
@@ -177,7 +183,7 @@ def test_a_registry_that_fails_delays_a_snapshot_and_ends_nothing(
 ) -> None:
     made = host("{main: {role: main, snapshot_every: 150}}")
     player = made.training.trainees["main"]
-    player.env_steps, player.has_learned = 150, True
+    player.learn(150)
     with contextlib.closing(sqlite3.connect(tracking_db.removeprefix("sqlite:///"))) as database:
         full = "BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"
         database.execute(f"CREATE TRIGGER full BEFORE INSERT ON model_versions {full}")
@@ -200,7 +206,8 @@ def test_a_registered_snapshot_is_built_from_what_is_registered(host: Callable[[
     player, job = made.training.trainees["main"], JobConfig.load(JOB)
     module, _ = build_model(job.folder, "league_parts", "model", {})
     weights = module_weights(module)
-    player.env_steps, player.has_learned, player.newest_weights = 150, True, lambda: weights
+    player.learn(150)
+    player.newest_weights = lambda: weights
     made.training.look()
     with stored_model("models:/higher/1", tracking_db) as found:
         assert found.job().leagues["league"].players["main"].snapshot_every == 150
