@@ -6,18 +6,26 @@ Torch only; knows nothing of any loss. Batches are as `brayx.algorithms.base.Alg
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import optree
 import torch
 from torch import Tensor
 
-from brayx.algorithms.forward import Forward, carries, state_of
+from brayx.algorithms.forward import Forward, Outputs, carries, state_of
+from brayx.algorithms.returns import full_precision
 
 TURN = "turn"
 """Key of a bool ``[B, T + 1]``: the step is the agent's own move. Only turn-based games have it."""
+_PIECE_ROWS = 2048
+"""Least limit on the steps of a piece (`in_pieces`)."""
+_PIECE_BYTES = 8 * 2**20
+"""Limit on the observation bytes of a piece on a CPU. Images become four times larger as floats, and
+repeated allocation of more memory than that costs as much as the network itself."""
+
+Inputs = tuple[Any, Any, Tensor | None]
+"""Arguments of a `Forward`: observation, stored state and carry; the last two are None unless it is recurrent."""
 
 
 def check(batch: Mapping[str, Any], *, steps: int = 1) -> None:
@@ -47,24 +55,53 @@ def transitions(batch: Mapping[str, Any], key: str) -> Tensor:
     return found
 
 
-def forward(module: Forward, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Outputs of ``module`` for every step, time-major ``[T + 1, B, ...]``.
-
-    Args:
-        module: wraps the module; a recurrent one is replayed from the stored state.
-        batch: tensors.
+def inputs(module: Forward, batch: Mapping[str, Any]) -> Inputs:
+    """Arguments of ``module`` for every step, time-major ``[T + 1, B, ...]``, or ``[(T + 1) * B, ...]`` unless it is
+    recurrent.
 
     Raises:
         ValueError: the module is recurrent, but the batch has no stored state.
     """
-    columns, steps = batch["mask"].shape
     obs = _time_major(batch["obs"])
-    if module.recurrent:
-        carry = carries(*(batch[key].transpose(0, 1) for key in ("mask", "terminated", "truncated")))
-        outputs = module(obs, _time_major(state_of(batch)), carry)
-    else:
-        outputs = module(optree.tree_map(lambda x: x.flatten(0, 1), obs))
+    if not module.recurrent:
+        return flat(obs), None, None
+    carry = carries(*(batch[key].transpose(0, 1) for key in ("mask", "terminated", "truncated")))
+    return obs, _time_major(state_of(batch)), carry
+
+
+def forward(module: Forward, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Outputs of ``module`` for every step, time-major ``[T + 1, B, ...]``; a recurrent one is replayed from the
+    stored state. Errors as for `inputs`."""
+    columns, steps = batch["mask"].shape
+    outputs = module(*inputs(module, batch))
     return {name: optree.tree_map(lambda x: x.unflatten(0, (steps, columns)), leaf) for name, leaf in outputs.items()}
+
+
+@torch.no_grad()
+def in_pieces(module: Forward, args: Inputs, select: Callable[[Outputs], Any], least_rows: int) -> Any:
+    """What ``select`` takes from the outputs, in full precision; computed in pieces, which bounds the memory.
+
+    Args:
+        module: wraps the module.
+        args: result of `inputs`, or its first steps.
+        select: chooses among the outputs.
+        least_rows: number of steps that fits into memory; pieces may be that long, or `_PIECE_ROWS`.
+
+    Returns:
+        ``[N, ...]`` for observations ``[N, ...]``; ``[T, B, ...]`` for those of a recurrent module.
+    """
+    axis = 1 if module.recurrent else 0
+    leaves = optree.tree_leaves(args[0])
+    rows, max_rows = leaves[0].shape[: axis + 1].numel(), max(least_rows, _PIECE_ROWS)
+    if leaves[0].device.type == "cpu":
+        max_rows = min(max_rows, max(1, rows * _PIECE_BYTES // max(1, sum(leaf.nbytes for leaf in leaves))))
+    pieces = []
+    for piece in parts(args, -(-rows // max_rows), axis):
+        selected = optree.tree_map(full_precision, select(module(*piece)))
+        if axis:
+            selected = optree.tree_map(lambda x, steps=len(piece[2]): x.unflatten(0, (steps, -1)), selected)
+        pieces.append(selected)
+    return optree.tree_map(lambda *leaves: torch.cat(leaves, axis), *pieces)
 
 
 def before_last(outputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,17 +109,34 @@ def before_last(outputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: optree.tree_map(lambda x: x[:-1], leaf) for name, leaf in outputs.items()}
 
 
-def parts(batch: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Splits ``batch`` into ``count`` parts of whole columns, or fewer if it has fewer columns."""
-    columns = len(batch["mask"])
-    count = min(count, columns)
+def sizes(units: int, count: int) -> list[int]:
+    """Sizes of ``count`` parts of ``units``, which differ by at most 1."""
+    size, more = divmod(units, count)
+    return [size + 1] * more + [size] * (count - more)
+
+
+def parts(nest: Any, count: int, axis: int = 0) -> list[Any]:
+    """Splits the arrays of ``nest`` along ``axis`` into ``count`` parts without copying, or fewer if they are shorter.
+
+    A batch is split into whole columns, a nest ``[T, B, ...]`` along axis 1 as well.
+    """
     if count == 1:
-        return [dict(batch)]
-    bounds = [round(index * columns / count) for index in range(count + 1)]
-    return [
-        {key: optree.tree_map(lambda x, a=a, b=b: x[a:b], nest) for key, nest in batch.items()}
-        for a, b in itertools.pairwise(bounds)
-    ]
+        return [nest]
+    leaves, tree = optree.tree_flatten(nest)
+    units = leaves[0].shape[axis]
+    lengths = sizes(units, min(count, units))
+    pieces = zip(*(leaf.split(lengths, axis) for leaf in leaves), strict=True)
+    return [optree.tree_unflatten(tree, piece) for piece in pieces]
+
+
+def select(nest: Any, index: Tensor, axis: int) -> Any:
+    """The units at ``index`` along ``axis``, copied."""
+    return optree.tree_map(lambda x: x.index_select(axis, index), nest)
+
+
+def flat(nest: Any) -> Any:
+    """Arrays ``[T, B, ...]`` as ``[T * B, ...]``."""
+    return optree.tree_map(lambda x: x.flatten(0, 1), nest)
 
 
 def column_weight(batch: Mapping[str, Any]) -> Tensor:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +61,19 @@ class Critic:
     shown: str
     takes: tuple[Literal["obs", "action", "state"], ...]
     rank: int
+
+
+class RewardHead(BaseModel):
+    """One of several rewards, each with a separate value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    gamma: Annotated[float, Field(ge=0, le=1)] = 0.99
+    """Discount per transition."""
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 0.95
+    """Decay of the advantage trace."""
+    weight: float = 1.0
+    """Weight of this head's advantage in the policy's advantage."""
 
 
 class AlgorithmConfig(BaseModel):

@@ -56,7 +56,9 @@ class MLPGradient:
         self._magnet_coef = config.magnet_coef
         self._parameters = towers.parameters()
         # Keep the parameters: a module looks them up by name, which takes as long as a small operation.
-        self._policy, self._value = ([(each.weight, each.bias) for each in x] for x in (towers.policy, towers.value))
+        self._policy, self._value = (
+            [(layer.weight, layer.bias) for layer in layers] for layers in (towers.policy, towers.value)
+        )
         self._dtype = self._parameters[0].dtype
         self._tanh = towers.activation == "tanh"
 
@@ -74,27 +76,19 @@ class MLPGradient:
         return MLPGradient(towers, config) if plain and whole and exact else None
 
     @torch.no_grad()
-    def gradient(
-        self,
-        obs: Any,
-        action: Tensor,
-        old_log_prob: Tensor,
-        weighted_advantage: Tensor,
-        target: Tensor,
-        weight: Tensor,
-        clip_param: float,
-        magnet: Mapping[str, Any] | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def gradient(self, steps: Mapping[str, Any], clip_param: float) -> tuple[Tensor, Tensor]:
         """As `brayx.algorithms.ppo.ClosedForm.gradient`; the policy's input is the first leaf of ``obs``, ``[N, D]``,
         and the value's input the last."""
+        action, weight, weighted_advantage = steps["action"], steps["weight"], steps["weighted_advantage"]
+        magnet = steps["magnet"]
         for p in self._parameters:
             if p.grad is None:
                 p.grad = torch.empty_like(p)
         towers = self._towers
-        leaves: list[Any] = optree.tree_leaves(obs)
+        leaves: list[Any] = optree.tree_leaves(steps["obs"])
         hidden, out = self._forward(self._policy, leaves[0].to(self._dtype))
         hidden_value, value = self._forward(self._value, leaves[-1].to(self._dtype))
-        error = value.squeeze(-1) - target
+        error = value.squeeze(-1) - steps["target"]
         if towers.log_std is None:
             log_probs = out.log_softmax(-1)
             log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
@@ -102,7 +96,7 @@ class MLPGradient:
             inverse_std = (-towers.log_std).exp()
             scaled = (action - out) * inverse_std
             log_prob = -0.5 * scaled.square().sum(-1) - (towers.log_std + _HALF_LOG_TAU).sum()
-        log_ratio = log_prob - old_log_prob
+        log_ratio = log_prob - steps["log_prob"]
         ratio = log_ratio.exp()
         free = ratio * weighted_advantage
         held = ratio.clamp(1 - clip_param, 1 + clip_param) * weighted_advantage

@@ -2,7 +2,6 @@
 
 Schulman et al. 2017, "Proximal policy optimization algorithms", https://arxiv.org/abs/1707.06347. Input: the learner
 batches of `brayx.replay.packing`, as tensors. Knows nothing of where they come from, of publishing or of checkpoints.
-
 For self-play, an optional magnet adds KL(learning policy || reference policy) to the loss: `brayx.algorithms.magnet`.
 
 The module returns a policy's outputs (`brayx.nets.distributions`) and ``value`` ``[N]``, or ``[N, K]`` with reward
@@ -11,20 +10,19 @@ heads. A recurrent module is replayed over whole columns, see `brayx.algorithms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import optree
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
-from brayx.algorithms import returns
+from brayx.algorithms import columns, returns
 from brayx.algorithms.base import ALONE, Across, Algorithm
-from brayx.algorithms.config import Sampling
-from brayx.algorithms.forward import Forward, Outputs, carries, state_of
+from brayx.algorithms.config import RewardHead, Sampling
+from brayx.algorithms.forward import Forward, Outputs
 from brayx.algorithms.magnet import Magnet, bare
 from brayx.algorithms.moments import Moments
 from brayx.algorithms.optimise import OptimiseConfig, Schedule, share
@@ -36,32 +34,12 @@ METRICS = (
 """Metrics of `PPO.update`, besides ``learning_rate``, ``epochs`` and, with a magnet, `MAGNET_KL`."""
 MAGNET_KL = "magnet_kl"
 """Metric: mean KL divergence from the learning policy to the magnet, in nats."""
-_NEVER = 1e4
-"""Old log-probability for masked steps: it makes their ratio 0."""
 _TOO_FAR = 1.5
 """No further epoch starts once the KL exceeds its target by this factor."""
 _STEER = 1.5
 """Factor that raises or lowers the learning rate when the KL is below half or above twice its target."""
 _STEERED = (0.01, 10.0)
 """Bounds of the product of these factors."""
-_FORWARD_ROWS = 2048
-"""Row limit of a forward without gradient, unless a minibatch has more rows."""
-_FORWARD_BYTES = 8 * 2**20
-"""Limit on the observation bytes of such a forward on a CPU. Images become four times larger as floats, and repeated
-allocation of more memory than that costs as much as the network itself."""
-
-
-class RewardHead(BaseModel):
-    """One of several rewards, each with a separate value."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    gamma: Annotated[float, Field(ge=0, le=1)] = 0.99
-    """Discount per transition."""
-    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 0.95
-    """Decay of the advantage trace."""
-    weight: float = 1.0
-    """Weight of this head's advantage in the policy's advantage."""
 
 
 class PPOConfig(OptimiseConfig):
@@ -73,7 +51,7 @@ class PPOConfig(OptimiseConfig):
     gae_lambda: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Decay of the advantage trace."""
     clip_param: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Ratios beyond 1 +- this gain nothing."""
+    """PPO's clip range: ratios outside 1 +- this get no further reward."""
     value_coef: Annotated[float, Field(ge=0)] = 0.5
     """Weight of the value loss."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.01
@@ -98,12 +76,12 @@ class PPOConfig(OptimiseConfig):
     clip_final: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of ``clip_param`` left at the end of training, unless it is constant."""
     clip_value: Annotated[float, Field(gt=0)] | None = None
-    """Values that moved further than this from what they were count as if they had not; null: no such clipping."""
+    """The value loss clips each new prediction to within this distance of the old one; null: no clipping."""
     kl_target: Annotated[float, Field(gt=0)] | None = None
     """KL divergence between acting and learning policy that an update should have; null: none."""
     kl_reaction: Literal["stop", "learning_rate"] = "stop"
-    """What the target does. ``stop``: no further epoch once one is beyond 1.5 times it. ``learning_rate``: that is
-    multiplied by 1.5 after an update below half of it, and divided by 1.5 after one above twice of it."""
+    """``stop``: no further epoch starts once the KL exceeds 1.5 times the target. ``learning_rate``: multiplies it by
+    1.5 after an update whose KL is below half the target, and divides it by 1.5 after one above twice the target."""
     normalise_value: bool = False
     """The network's values are in units of the running deviation of the returns. Unlike PopArt, this does not rescale
     the last layer when the deviation changes: values are off at first, and while returns grow fast."""
@@ -209,78 +187,15 @@ def ppo_loss(
     return Loss(total, torch.stack([part.detach() for part in parts]), log_ratio.detach())
 
 
-def kl_and_clipped(log_ratio: Tensor, weight: Tensor, clip_param: float) -> Tensor:
-    """``[2]``: KL(acting || learning) by the k3 estimator (Schulman, http://joschu.net/blog/kl-approx.html) and the
-    share of clipped ratios, as weighted sums."""
-    ratio = log_ratio.exp()
-    outside = (ratio < 1 - clip_param) | (ratio > 1 + clip_param)
-    return torch.stack([torch.dot(weight, ratio - 1 - log_ratio), torch.dot(weight, outside.to(weight.dtype))])
-
-
 class ClosedForm(Protocol):
     """Computes the gradient of `ppo_loss` without autograd, for a module with a known derivative."""
 
-    def gradient(
-        self,
-        obs: Any,
-        action: Tensor,
-        old_log_prob: Tensor,
-        weighted_advantage: Tensor,
-        target: Tensor,
-        weight: Tensor,
-        clip_param: float,
-        magnet: Mapping[str, Any] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Overwrites ``.grad`` of every parameter and returns `Loss.parts` and `Loss.log_ratio`. Arguments as for
-        `ppo_loss`, without value clipping; ``magnet``: the magnet's policy outputs."""
+    def gradient(self, steps: Mapping[str, Any], clip_param: float) -> tuple[Tensor, Tensor]:
+        """Overwrites ``.grad`` of every parameter and returns `Loss.parts` and `Loss.log_ratio`; does not clip values.
+
+        ``steps`` is what `PPO` prepares, ``[N, ...]``: observations, actions, weights and so on.
+        """
         ...
-
-
-class _Data(NamedTuple):
-    """The steps of a batch. Minibatches shuffle *units*: single steps, or whole columns for a recurrent module.
-
-    Every array is ``[units, ...]``, or ``[T, units, ...]`` for a recurrent module.
-
-    Attributes:
-        obs, action: observations and actions.
-        state, carry: stored recurrent state, and the steps that continue it (`brayx.algorithms.forward`); None for
-            other modules.
-        log_prob: log-probability of the action when it was taken.
-        mask: 1 for steps to learn from.
-        advantage, target, value: ``[units]``; with reward heads, targets and old values are ``[units, K]``.
-        weight, weighted_advantage: weight of each step in its minibatch, and that times the advantage.
-        magnet: the magnet's policy outputs; None without a magnet.
-    """
-
-    obs: Any
-    action: Tensor
-    state: Any
-    carry: Tensor | None
-    log_prob: Tensor
-    mask: Tensor
-    advantage: Tensor
-    target: Tensor
-    value: Tensor
-    weight: Tensor
-    weighted_advantage: Tensor
-    magnet: Any
-
-    @property
-    def axis(self) -> int:
-        """The axis of the units."""
-        return self.mask.ndim - 1
-
-    def at(self, index: Tensor) -> _Data:
-        """The units at ``index``."""
-        return cast(_Data, _each(partial(torch.index_select, dim=self.axis, index=index), self))
-
-    def parts(self, count: int) -> Iterator[_Data]:
-        """Splits the units into ``count`` consecutive parts, without copying."""
-        sizes = _sizes(self.mask.shape[self.axis], count)
-        nest: Any = self
-        leaves, tree = optree.tree_flatten(nest)
-        for pieces in zip(*(leaf.split(sizes, self.axis) for leaf in leaves), strict=True):
-            yield cast(_Data, optree.tree_unflatten(tree, pieces))
 
 
 @dataclass
@@ -323,24 +238,27 @@ class PPO(Algorithm):
             the number of ``epochs`` done.
         """
         config = self.config
+        columns.check(batch)
         if config.magnet_coef and self._magnet is None:
             self._magnet = self._new_magnet()
         learning_rate = self.optimise.begin(progress)
         left = share(progress, schedule=config.clip_schedule, final=config.clip_final)
         clip_param = max(config.clip_param * left, 1e-6)
-        data, explained = self._prepare(batch)
-        self.advantages = (data.advantage, data.mask)
-        units = data.mask.shape[data.axis]
-        count = min(max(1, round(data.mask.numel() / config.minibatch_size)), units)
+        steps, explained = self._prepare(batch)
+        mask = steps["mask"]
+        self.advantages = (steps["advantage"], mask)
+        units = mask.shape[-1]
+        count = min(max(1, round(mask.numel() / config.minibatch_size)), units)
         # A single minibatch is the whole batch: it needs no shuffling, and its weights never change.
-        shuffled = self._weighted(data, 1) if count == 1 else data
+        shuffled = self._weighted(steps, 1) if count == 1 else steps
         done, epochs = _Done(), 0
         while epochs < config.epochs and not self._too_far(done, epochs, count, clip_param):
             epochs += 1
             if count > 1:
                 # Draw on the CPU: checkpoints save that generator, and every device gets the same minibatches.
-                shuffled = self._weighted(data.at(torch.randperm(units).to(data.mask.device)), count)
-            for minibatch in shuffled.parts(count):
+                order = torch.randperm(units).to(mask.device)
+                shuffled = self._weighted(columns.select(steps, order, self._axis), count)
+            for minibatch in columns.parts(shuffled, count, self._axis):
                 self._gradient_step(minibatch, clip_param, done)
         measured = self._measured(done, clip_param, explained)
         if config.kl_target is not None and config.kl_reaction == "learning_rate":
@@ -349,188 +267,149 @@ class PPO(Algorithm):
             self._magnet.follow()
         return {**measured, "learning_rate": learning_rate, "epochs": epochs}
 
-    def _gradient_step(self, data: _Data, clip_param: float, done: _Done) -> None:
+    @property
+    def _axis(self) -> int:
+        """The axis of the units, which minibatches shuffle: steps, or whole columns ``[T, B, ...]`` if recurrent."""
+        return 1 if self.forward.recurrent else 0
+
+    @torch.no_grad()
+    def _prepare(self, batch: Mapping[str, Any]) -> tuple[dict[str, Any], Tensor]:
+        """Prepares the transitions of a batch with the current module.
+
+        Returns:
+            Arrays ``[T * B, ...]``, or ``[T, B, ...]`` for a recurrent module: ``obs``, ``action``, ``log_prob`` (when
+            the action was taken), ``mask``, ``advantage``, ``target``, ``value`` and, or None, ``state``, ``carry`` and
+            ``magnet`` (its policy outputs). With reward heads, ``target`` and ``value`` have an axis for them.
+            And the explained variance, over all ranks.
+        """
+        heads = self.config.reward_heads
+        action, mask, terminated, truncated, old_log_prob, reward = (
+            columns.transitions(batch, key)
+            for key in ("action", "mask", "terminated", "truncated", "log_prob", "reward_heads" if heads else "reward")
+        )
+        if heads and reward.shape[2:] != (len(heads),):
+            raise ValueError(f"reward_heads: expected [..., {len(heads)}], got shape {tuple(reward.shape)}")
+        args: Any = columns.inputs(self.forward, batch)
+        value = self._outputs(self.forward, lambda outputs: outputs["value"], args)
+        every_step = torch.Size((len(mask) + 1, *reward.shape[1:]))
+        expected = every_step if self._axis else (every_step[:2].numel(), *every_step[2:])
+        if value.shape != expected:
+            raise ValueError(f"value: expected one for each reward, {tuple(expected)}, got {tuple(value.shape)}")
+        value = value.reshape(every_step)
+        returned = value if self._moments is None else self._moments.back(value)
+        gamma: float | Tensor = self.config.gamma
+        lam: float | Tensor = self.config.gae_lambda
+        if heads:
+            gamma, lam, head_weight = (
+                value.new_tensor([getattr(head, name) for head in heads]) for name in ("gamma", "gae_lambda", "weight")
+            )
+            terminated, truncated = (x.unsqueeze(-1).expand(reward.shape) for x in (terminated, truncated))
+        ends = returns.discounts(terminated, truncated, gamma=gamma, lam=lam, dtype=value.dtype)
+        advantage = returns.gae(reward, *ends, returned)
+        target = returned[:-1] + advantage
+        value_sum, target_sum = (x.sum(-1) if heads else x for x in (returned[:-1], target))
+        explained = columns.explained_variance(self.across.sum(columns.moments(value_sum, target_sum, mask)))
+        if self._moments is not None:
+            self._moments.add(target, mask, self.across)
+            target = self._moments.scaled(target)
+        advantage = (advantage * head_weight).sum(-1) if heads else advantage
+        steps: dict[str, Any] = {
+            "action": action,
+            "log_prob": torch.where(mask > 0, old_log_prob, 1e4),  # so the ratio of a masked step is 0
+            "mask": mask,
+            "advantage": advantage,
+            "target": target,
+            "value": value[:-1],
+        }
+        steps = steps if self._axis else columns.flat(steps)
+        obs, state, carry = args = optree.tree_map(lambda x: x[: len(steps["mask"])], args)
+        magnet = self._magnet and self._outputs(self._magnet.forward, distribution_outputs, args)
+        return {**steps, "obs": obs, "state": state, "carry": carry, "magnet": magnet}, explained
+
+    def _outputs(self, forward: Forward, select: Callable[[Outputs], Any], args: columns.Inputs) -> Any:
+        with self.optimise.autocast():
+            return columns.in_pieces(forward, args, select, self.config.minibatch_size)
+
+    def _weighted(self, steps: Mapping[str, Any], count: int) -> dict[str, Any]:
+        """Adds ``weight`` and ``weighted_advantage``, those of each step in its minibatch, for ``count`` minibatches.
+
+        Weights are shares of the minibatch over all ranks, times the number of ranks, because gradients are averaged
+        over ranks.
+        """
+        mask, advantage = steps["mask"], steps["advantage"]
+        lengths = torch.tensor(columns.sizes(mask.shape[-1], count))
+        minibatch = torch.repeat_interleave(torch.arange(count), lengths).to(mask.device)
+
+        def added(x: Tensor) -> Tensor:
+            x = x.sum(0) if x.ndim == 2 else x
+            return self.across.sum(x.new_zeros(count).index_add_(0, minibatch, x))
+
+        number = added(mask)
+        weight = mask / number.clamp(min=1)[minibatch]
+        if self.config.normalise_advantage:
+            centred = advantage - added(weight * advantage)[minibatch]
+            deviation = added(weight * centred.square()).sqrt()
+            # A minibatch of fewer than two steps has no deviation: keep its advantages.
+            advantage = torch.where((number > 1)[minibatch], centred / (deviation[minibatch] + 1e-8), advantage)
+        weight = weight * self.across.size
+        return {**steps, "weight": weight, "weighted_advantage": weight * advantage}
+
+    def _gradient_step(self, minibatch: Mapping[str, Any], clip_param: float, done: _Done) -> None:
         """Takes one gradient step on a minibatch, in parts if the options accumulate gradients."""
-        units = data.mask.shape[data.axis]
-        count = min(self.config.accumulate, units)
-        for index, part in enumerate(data.parts(count) if count > 1 else [data]):
+        micro_batches = columns.parts(minibatch, self.config.accumulate, self._axis)
+        for index, steps in enumerate(micro_batches):
             if self.closed_form is not None:
-                parts, log_ratio = self.closed_form.gradient(
-                    part.obs,
-                    part.action,
-                    part.log_prob,
-                    part.weighted_advantage,
-                    part.target,
-                    part.weight,
-                    clip_param,
-                    part.magnet,
-                )
+                parts, log_ratio = self.closed_form.gradient(steps, clip_param)
             else:
-                with self.optimise.shared(last=index == count - 1):
-                    total, parts, log_ratio = self._loss(part, clip_param)
-                    self.optimise.backward(total, part.mask.shape[part.axis] / units)
+                with self.optimise.shared(last=index == len(micro_batches) - 1):
+                    total, parts, log_ratio = self._loss(steps, clip_param)
+                    self.optimise.backward(total, steps["mask"].shape[-1] / minibatch["mask"].shape[-1])
             done.losses.append(parts)
             done.log_ratios.append(log_ratio)
-            done.weights.append(part.weight.flatten())
+            done.weights.append(steps["weight"].flatten())
         done.norms.append(self.optimise.step())
 
-    def _loss(self, data: _Data, clip_param: float) -> Loss:
+    def _loss(self, steps: Mapping[str, Any], clip_param: float) -> Loss:
         """The loss of one micro-batch."""
         config = self.config
         with self.optimise.autocast():
-            outputs = self.forward(data.obs, data.state, data.carry)
-        if data.carry is not None:
-            data = cast(_Data, _each(lambda x: x.flatten(0, 1), data._replace(obs=None, state=None)))
-        log_prob, entropy = log_prob_entropy(outputs, data.action)
+            outputs = self.forward(steps["obs"], steps["state"], steps["carry"])
+        if self.forward.recurrent:  # outputs are flat, see `Forward`
+            steps = columns.flat({key: x for key, x in steps.items() if key not in ("obs", "state")})
+        log_prob, entropy = log_prob_entropy(outputs, steps["action"])
         return ppo_loss(
             log_prob,
-            data.log_prob,
+            steps["log_prob"],
             entropy,
             returns.full_precision(outputs["value"]),
-            data.weighted_advantage,
-            data.target,
-            data.weight,
+            steps["weighted_advantage"],
+            steps["target"],
+            steps["weight"],
             clip_param=clip_param,
             value_coef=config.value_coef,
             entropy_coef=config.entropy_coef,
-            old_value=data.value,
+            old_value=steps["value"],
             clip_value=config.clip_value,
-            magnet_kl=None if data.magnet is None else kl_divergence(outputs, data.magnet),
+            magnet_kl=None if steps["magnet"] is None else kl_divergence(outputs, steps["magnet"]),
             magnet_coef=config.magnet_coef,
         )
 
-    def reset_magnet(self) -> None:
-        """Drops the magnet; the next update makes a new one of the weights at that time."""
-        self._magnet = None
-
     def _new_magnet(self) -> Magnet:
-        decay = self.config.magnet_decay if self.config.magnet == "average" else None
-        return Magnet(self._bare(), decay)
+        return Magnet(self._bare(), self.config.magnet_decay if self.config.magnet == "average" else None)
 
     def _bare(self) -> nn.Module:
         """The module that `forward` calls, without wrappers."""
         return bare(self.module)
 
-    def _weighted(self, data: _Data, count: int) -> _Data:
-        """Adds the weight and weighted advantage of each step in its minibatch, for ``count`` minibatches.
-
-        Weights are shares of the minibatch over all ranks, times the number of ranks, because gradients are averaged
-        over ranks.
-        """
-        mask, advantage = data.mask, data.advantage
-        units = mask.shape[-1]
-        of_unit = torch.repeat_interleave(torch.arange(count), torch.tensor(_sizes(units, count))).to(mask.device)
-
-        def added(x: Tensor) -> Tensor:
-            x = x.sum(0) if x.ndim == 2 else x
-            return self.across.sum(x.new_zeros(count).index_add_(0, of_unit, x))
-
-        number = added(mask)
-        weight = mask / number.clamp(min=1)[of_unit]
-        if self.config.normalise_advantage:
-            centred = advantage - added(weight * advantage)[of_unit]
-            deviation = added(weight * centred.square()).sqrt()
-            # A minibatch of fewer than two steps has no deviation: keep its advantages.
-            advantage = torch.where((number > 1)[of_unit], centred / (deviation[of_unit] + 1e-8), advantage)
-        weight = weight * self.across.size
-        return data._replace(weight=weight, weighted_advantage=weight * advantage)
-
-    @torch.no_grad()
-    def _prepare(self, batch: Mapping[str, Any]) -> tuple[_Data, Tensor]:
-        """Returns time-major data with values and advantages of the current module, and the explained variance."""
-        mask = batch["mask"]
-        if mask.ndim != 2 or mask.shape[1] < 2:
-            raise ValueError(f"mask: expected [B, T + 1] with T >= 1, got shape {tuple(mask.shape)}")
-        heads = self.config.reward_heads
-        obs, action = _transposed(batch["obs"]), batch["action"].transpose(0, 1)
-        mask, terminated, truncated, old_log_prob, reward = (
-            batch[key].transpose(0, 1)
-            for key in ("mask", "terminated", "truncated", "log_prob", "reward_heads" if heads else "reward")
-        )
-        if heads and reward.shape[2:] != (len(heads),):
-            raise ValueError(f"reward_heads: expected [..., {len(heads)}], got shape {tuple(reward.shape)}")
-        state: Any = None
-        carry: Tensor | None = None
-        if self.forward.recurrent:
-            state = _transposed(state_of(batch))
-            carry = carries(mask, terminated, truncated)
-        else:
-            obs = _each(lambda x: x.flatten(0, 1), obs)
-        value = self._outputs(self.forward, lambda outputs: outputs["value"], obs, state, carry)
-        expected = reward.shape if carry is not None else reward.flatten(0, 1).shape
-        if value.shape != expected:
-            raise ValueError(f"value: expected one for each reward, {tuple(expected)}, got {tuple(value.shape)}")
-        value = value.reshape(reward.shape)
-        returned = value if self._moments is None else self._moments.back(value)
-        advantage = self._advantage(reward[:-1], terminated[:-1], truncated[:-1], returned)
-        target = returned[:-1] + advantage
-        learn = mask[:-1]
-        explained = self._explained_variance(returned[:-1], target, learn)
-        if self._moments is not None:
-            self._moments.add(target, learn, self.across)
-            target = self._moments.scaled(target)
-        if heads:
-            advantage = (advantage * advantage.new_tensor([head.weight for head in heads])).sum(-1)
-        happened = torch.where(learn > 0, old_log_prob[:-1], _NEVER)
-        steps = (action[:-1], happened, learn, advantage, target, value[:-1])
-        if carry is None:
-            obs = _each(lambda x: x[: learn.numel()], obs)
-            steps = _each(lambda x: x.flatten(0, 1), steps)
-        else:
-            obs, state, carry = _each(lambda x: x[:-1], (obs, state, carry))
-        action, *numbers = steps
-        log_prob, learn, advantage, target, value = numbers
-        magnet: Any = None
-        if self._magnet is not None:
-            magnet = self._outputs(self._magnet.forward, distribution_outputs, obs, state, carry)
-        data = _Data(obs, action, state, carry, log_prob, learn, advantage, target, value, learn, advantage, magnet)
-        return data, explained
-
-    def _outputs(
-        self, forward: Forward, take: Callable[[Outputs], Any], obs: Any, state: Any, carry: Tensor | None
-    ) -> Any:
-        """What ``take`` selects of each step, ``[T * B, ...]`` or, if recurrent, ``[T, B, ...]``; in bounded pieces."""
-        leaves = optree.tree_leaves(obs)
-        axis = 0 if carry is None else 1
-        units = leaves[0].shape[axis]
-        rows = leaves[0].shape[0] if carry is None else carry.numel()
-        most = max(self.config.minibatch_size, _FORWARD_ROWS)
-        if leaves[0].device.type == "cpu":
-            most = min(most, max(1, rows * _FORWARD_BYTES // max(1, sum(leaf.nbytes for leaf in leaves))))
-        pieces = min(-(-rows // most), units)
-        found, start = [], 0
-        for length in _sizes(units, pieces):
-            cut = _each(partial(torch.narrow, dim=axis, start=start, length=length), (obs, state, carry))
-            start += length
-            with self.optimise.autocast():
-                taken = _each(returns.full_precision, take(forward(*cut)))
-            found.append(taken if carry is None else _each(partial(_unflatten, sizes=(len(carry), length)), taken))
-        return optree.tree_map(lambda *pieces: torch.cat(pieces, axis), *found)
-
-    def _advantage(self, reward: Tensor, terminated: Tensor, truncated: Tensor, value: Tensor) -> Tensor:
-        """Advantages ``[T, B]``, or ``[T, B, K]`` with reward heads."""
-        heads = self.config.reward_heads
-        if not heads:
-            discount_t, lambda_t = returns.discounts(
-                terminated, truncated, gamma=self.config.gamma, lam=self.config.gae_lambda, dtype=value.dtype
-            )
-            return returns.gae(reward, discount_t, lambda_t, value)
-        each = [
-            returns.gae(
-                reward[..., k],
-                *returns.discounts(terminated, truncated, gamma=head.gamma, lam=head.gae_lambda, dtype=value.dtype),
-                value[..., k],
-            )
-            for k, head in enumerate(heads)
-        ]
-        return torch.stack(each, -1)
-
     def _kl(self, done: _Done, clip_param: float, last: int = 0) -> Tensor:
-        """``[2]``: KL and clipped share, means over all ranks and over the ``last`` minibatches (0: all)."""
+        """``[2]``: KL(acting || learning) by the k3 estimator (Schulman, http://joschu.net/blog/kl-approx.html) and the
+        share of clipped ratios; means over all ranks and over the ``last`` minibatches (0: all)."""
         parts = last * len(done.weights) // max(len(done.norms), 1)
         log_ratio, weight = torch.cat(done.log_ratios[-parts:]), torch.cat(done.weights[-parts:])
-        minibatches = last or len(done.norms)
-        return self.across.sum(kl_and_clipped(log_ratio, weight, clip_param)) / (minibatches * self.across.size)
+        ratio = log_ratio.exp()
+        clipped = ((ratio < 1 - clip_param) | (ratio > 1 + clip_param)).to(weight.dtype)
+        sums = torch.stack([torch.dot(weight, x) for x in (ratio - 1 - log_ratio, clipped)])
+        return self.across.sum(sums) / ((last or len(done.norms)) * self.across.size)
 
     def _too_far(self, done: _Done, epochs: int, count: int, clip_param: float) -> bool:
         """Whether the last epoch exceeded the KL target. Without a target it does not wait for the device."""
@@ -542,59 +421,29 @@ class PPO(Algorithm):
     def _measured(self, done: _Done, clip_param: float, explained: Tensor) -> dict[str, float]:
         config = self.config
         parts = self.across.sum(torch.stack(done.losses).sum(0)) / (len(done.norms) * self.across.size)
-        parts, magnet_kl = parts[:3], parts[3:]
-        total = parts[0] + config.value_coef * parts[1] - config.entropy_coef * parts[2]
-        total = total + config.magnet_coef * magnet_kl.sum()
+        policy_loss, value_loss, entropy, *magnet_kl = parts
+        loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+        loss = loss + sum(config.magnet_coef * divergence for divergence in magnet_kl)
         norm = torch.stack(done.norms).mean()
-        kl = self._kl(done, clip_param)
-        every = torch.cat([total.reshape(1), parts, kl, norm.reshape(1), explained.reshape(1), magnet_kl])
+        numbers = [loss, policy_loss, value_loss, entropy, *self._kl(done, clip_param), norm, explained, *magnet_kl]
         names = METRICS if self._magnet is None else (*METRICS, MAGNET_KL)
-        return dict(zip(names, every.tolist(), strict=True))
+        return dict(zip(names, torch.stack(numbers).tolist(), strict=True))
 
     def _steer(self, share_of_target: float) -> None:
         factor = _STEER if share_of_target < 0.5 else 1 / _STEER if share_of_target > 2 else 1.0
         self.optimise.scale = min(max(self.optimise.scale * factor, _STEERED[0]), _STEERED[1])
 
-    def _explained_variance(self, value: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-        """Explained variance of the values over all ranks, with heads summed."""
-        if value.ndim == 3:
-            value, target = value.sum(-1), target.sum(-1)
-        error = target - value
-        sums = [mask, mask * target, mask * target.square(), mask * error, mask * error.square()]
-        count, one, two, error_one, error_two = self.across.sum(torch.stack([x.sum() for x in sums])).unbind()
-        count = count.clamp(min=1)
-        return 1 - (error_two - error_one.square() / count) / (two - one.square() / count).clamp(min=1e-8)
-
     def state_dict(self) -> dict[str, Any]:
         """The gradient step's scales, the moments of the returns and the magnet."""
-        moments = {} if self._moments is None else {"moments": self._moments.state_dict()}
-        magnet = {} if self._magnet is None else {"magnet": self._magnet.state_dict()}
-        return {"optimise": self.optimise.state_dict(), **moments, **magnet}
+        parts = {"optimise": self.optimise, "moments": self._moments, "magnet": self._magnet}
+        return {name: part.state_dict() for name, part in parts.items() if part is not None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a `state_dict`. If it has no magnet, the next update makes one."""
         self.optimise.load_state_dict(state["optimise"])
         if self._moments is not None and "moments" in state:
             self._moments.load_state_dict(state["moments"])
-        self.reset_magnet()
+        self._magnet = None
         if self.config.magnet_coef and "magnet" in state:
             self._magnet = self._new_magnet()
             self._magnet.load_state_dict(state["magnet"])
-
-
-def _sizes(units: int, count: int) -> list[int]:
-    """Sizes of ``count`` parts of ``units``, which differ by at most 1."""
-    size, more = divmod(units, count)
-    return [size + 1] * more + [size] * (count - more)
-
-
-def _unflatten(x: Tensor, sizes: tuple[int, int]) -> Tensor:
-    return x.reshape(*sizes, *x.shape[1:])
-
-
-def _each(function: Callable[[Tensor], Tensor], nest: Any) -> Any:
-    return optree.tree_map(function, nest)
-
-
-def _transposed(nest: Any) -> Any:
-    return _each(lambda x: x.transpose(0, 1), nest)

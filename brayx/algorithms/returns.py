@@ -36,8 +36,8 @@ def discounts(
     terminated: Tensor,
     truncated: Tensor,
     *,
-    gamma: float,
-    lam: float,
+    gamma: float | Tensor,
+    lam: float | Tensor,
     own_turn_t: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -46,8 +46,8 @@ def discounts(
     Args:
         terminated: bool ``[T, ...]``: the environment ended with this transition.
         truncated: bool ``[T, ...]``: the trajectory was cut after it.
-        gamma: discount in [0, 1].
-        lam: trace decay in [0, 1].
+        gamma: discount in [0, 1]; a tensor has one for each entry of the last axes, such as for each reward head.
+        lam: trace decay in [0, 1]; may be such a tensor, too.
         own_turn_t: bool ``[T, ...]``: the agent moves in the state after the transition; None: always.
         dtype: dtype of the results; None: torch's default.
 

@@ -9,7 +9,8 @@ import optree
 import torch
 from torch import distributions
 
-from brayx.algorithms.ppo import PPO, PPOConfig, RewardHead
+from brayx.algorithms.config import RewardHead
+from brayx.algorithms.ppo import PPO, PPOConfig
 from brayx.nets.distributions import sample
 from brayx.nets.policy import NetworkConfig, policy_for
 

@@ -146,17 +146,6 @@ def test_a_checkpoint_without_a_magnet_starts_one_at_its_own_weights():
     assert "magnet" not in without.state_dict()
 
 
-def test_a_reset_makes_the_current_policy_the_magnet():
-    ppo = make("categorical", lr=0.3, magnet_coef=0.5, magnet="fixed")
-    batch = make_batch("categorical")
-    assert ppo.update(batch, 0.0)["magnet_kl"] == 0
-    assert ppo.update(batch, 0.0)["magnet_kl"] > 1e-4
-    ppo.reset_magnet()
-    now = parameters(ppo.module)
-    assert ppo.update(batch, 0.0)["magnet_kl"] == 0
-    same({name: ppo.state_dict()["magnet"][name] for name in now}, now, atol=0)
-
-
 def test_imitation_comes_before_the_magnet():
     """A policy cloned from demonstrations is the magnet of the play that follows."""
     table = Table(7, 3)

@@ -195,7 +195,7 @@ def test_image_values_computed_in_pieces_equal_the_whole(monkeypatch):
         return weights(ppo)
 
     whole, most = updated(), max(seen)
-    monkeypatch.setattr("brayx.algorithms.ppo._FORWARD_BYTES", 50_000)
+    monkeypatch.setattr("brayx.algorithms.columns._PIECE_BYTES", 50_000)
     seen.clear()
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(whole.values(), updated().values(), strict=True))
     assert max(seen) <= 50_000 < most

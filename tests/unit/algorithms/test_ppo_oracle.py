@@ -249,11 +249,11 @@ def test_replayed_memory_equals_the_memory_that_acted(wrapped):
     batch["mask"][:, -1] = 0
     if wrapped:
         ppo = type(ppo)(Plain(module), torch.optim.SGD(module.parameters(), lr=0.1), ppo.config)
-    data, _ = ppo._prepare(batch)
+    steps, _ = ppo._prepare(batch)
     measured = ppo.update(batch, 0.0)
     assert measured["approx_kl"] == pytest.approx(0, abs=1e-12)
     # The bootstrap step has no stored state; it continues from the step before it.
-    assert data.carry[-1].any()
+    assert steps["carry"][-1].any()
     assert value.shape == (columns,)
 
 
@@ -262,10 +262,10 @@ def test_value_moments_cover_all_targets_so_far():
     seen = []
     for seed in range(3):
         batch = make_batch("normalised value", seed=seed)
-        data, _ = ppo._prepare(batch)  # counts in, too
+        steps, _ = ppo._prepare(batch)  # counts in, too
         moments = ppo._moments
-        learn = data.mask > 0
-        seen.append(moments.back(data.target[learn]))
+        learn = steps["mask"] > 0
+        seen.append(moments.back(steps["target"][learn]))
     sums = ppo.state_dict()["moments"]["sums"]
     everything = torch.cat(seen)
     assert sums[0].item() == len(everything)
