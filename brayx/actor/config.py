@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 
 from brayx.gamecore.auth import DEFAULT_WINDOW_S
 from brayx.gamecore.browser import are_origins
+from brayx.gamecore.doors import DOORS, PORT_OPTIONS
 from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES
 
 
@@ -37,6 +38,12 @@ class MessageConfig(BaseModel):
     """Name of the message class in it."""
 
 
+def _is_door(name: str) -> str:
+    if name not in DOORS:
+        raise ValueError(f"one of {', '.join(DOORS)}")
+    return name
+
+
 class GamecoreConfig(BaseModel):
     """Game processes that a training job starts, watches and stops itself."""
 
@@ -47,7 +54,7 @@ class GamecoreConfig(BaseModel):
     ``{grpc_url}`` the URL of that door, which must be open, and ``{url}`` that of ``door``."""
     num: Annotated[int, Field(ge=1, le=4096)] = 1
     """Number of processes."""
-    door: Literal["http", "ws", "tcp"] = "ws"
+    door: Annotated[str, AfterValidator(_is_door)] = "ws"
     """Door whose URL replaces ``{url}``."""
 
     @field_validator("command")
@@ -145,6 +152,12 @@ class ActorConfig(SessionConfig):
     """Maximum difference between a signed request's time and the service's clock."""
     gamecores: list[GamecoreConfig] = []
     """Game processes that a training job starts."""
+
+    @property
+    def own_ports(self) -> dict[str, int]:
+        """The service's own ports at `native_host` that are open, by their options; 0: any free one."""
+        ports = {option: getattr(self, option) for option in PORT_OPTIONS}
+        return {option: port for option, port in ports.items() if port is not None}
 
     @field_validator("tick_input_proto", "tick_output_proto")
     @classmethod

@@ -22,6 +22,7 @@ import psutil
 from brayx.cluster import NAMESPACE, ray_private
 from brayx.cluster.start import join_ray, start_ray
 from brayx.errors import StartupError
+from brayx.gamecore.doors import http_urls
 from brayx.ports import check_ports, free_port
 from brayx.replay.config import STREAM_ENVIRONMENT
 from brayx.temporary import temporary_files
@@ -82,9 +83,10 @@ class Cluster:
         """Base URL of the HTTP door."""
         return f"http://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
 
-    def door(self, kind: str) -> str:
-        """Base URL of a door: ``http`` or ``ws``."""
-        return self.url.replace("http", kind, 1)
+    @property
+    def urls(self) -> dict[str, str]:
+        """Base URL of each door at that port, by name."""
+        return http_urls(self.url.removeprefix("http://"))
 
     def __enter__(self) -> Cluster:
         wanted = self.port

@@ -177,7 +177,7 @@ class _RayTraining(Training):
             self._is_deployed = True
             self._deploy()
             doors = _wait_for_weights(self.cluster.url, self.learning, self.config.model, self.progress)
-            self.urls = {**doors, "http": self.cluster.door("http"), "ws": self.cluster.door("ws")}
+            self.urls = {**doors, **self.cluster.urls}
         if self.rollouts:
             self.progress.say(f"{self._rollouts.num} rollout workers step environments")
 

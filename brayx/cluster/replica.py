@@ -19,7 +19,7 @@ from ray.serve.schema import LoggingConfig
 from brayx.actor.config import ActorConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.grpc import GrpcDoor
-from brayx.actor.doors.ports import on_loopback
+from brayx.actor.doors.ports import NATIVE_OPTIONS, on_loopback
 from brayx.actor.service import Holder, Reply
 from brayx.actor.serving import ActorService, Runtime
 from brayx.cluster import ray_private
@@ -254,9 +254,7 @@ def actor_deployment(
     """
     if requires_keys and config.keys_file is not None:
         Keys.load(config.keys_file)  # here, so that `serve run` ends with the error before it starts Ray
-    chosen = {
-        field: free_port(config.native_host) for field in ("native_port", "tcp_port") if getattr(config, field) == 0
-    }
+    chosen = {field: free_port(config.native_host) for field in NATIVE_OPTIONS if getattr(config, field) == 0}
     config = config.model_copy(update=chosen)  # here, so that all replicas open the same
     deployment: Any = serve.deployment(
         serve.ingress()(ActorReplica),

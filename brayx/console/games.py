@@ -27,6 +27,7 @@ from brayx.console.documents import Document
 from brayx.errors import AgentError, BrayxError, ConfigError, ProtocolError, ServiceFull, SessionUnknown
 from brayx.gamecore.auth import credentials
 from brayx.gamecore.client import Client
+from brayx.gamecore.doors import DOORS
 from brayx.league.levels import read_levels
 
 _MAX_GAMES = 32
@@ -34,7 +35,7 @@ _ABANDONED_S = 600.0
 """A game without a move for this long is dropped."""
 _TICK_S = 8.0
 """Time limit for one request, below the 10 s that the page waits for an answer."""
-_DOORS = ("http", "ingress", "ws", "tcp", "grpc")
+_DOORS = ("http", "ingress", *DOORS)
 """Doors in order of preference: over HTTP, a session needs no connection while the human thinks."""
 
 

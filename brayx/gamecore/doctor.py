@@ -36,7 +36,7 @@ from brayx.gamecore import transports
 from brayx.gamecore.auth import sign
 from brayx.gamecore.client import Client
 from brayx.gamecore.protocol import StepKind, StepRequest
-from brayx.gamecore.status import HAS_STATUS, read_status
+from brayx.gamecore.status import read_status
 from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.connection import Connection
 
@@ -230,7 +230,7 @@ class _Patient:
     def model_version(self) -> str:
         if self._status is None:
             endpoint = self._endpoint
-            if endpoint.scheme in HAS_STATUS:
+            if endpoint.door.has_status:
                 raise _Skipped("the door answered no status page at GET /")
             host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
             raise _Skipped(

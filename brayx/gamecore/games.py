@@ -36,6 +36,7 @@ from brayx.errors import (
     TransportError,
 )
 from brayx.gamecore.auth import add_options, credentials
+from brayx.gamecore.doors import ON_HTTP_PORT
 from brayx.gamecore.transports import Endpoint
 
 Ended = Literal["terminated", "truncated", "stopped"]
@@ -330,7 +331,7 @@ Play = Callable[[argparse.Namespace, Callable[[Result], None], Callable[[], bool
 """Plays games by the options; arguments: a function to call after each game, and one that says whether to stop."""
 
 
-def door_url(url: str, door: Literal["http", "ws"] | None) -> str:
+def door_url(url: str, door: str | None) -> str:
     """``url`` with the scheme of ``door``, which shares its port.
 
     Raises:
@@ -339,7 +340,7 @@ def door_url(url: str, door: Literal["http", "ws"] | None) -> str:
     endpoint = Endpoint.parse(url)
     if door is None:
         return url
-    if endpoint.scheme not in ("http", "https", "ws", "wss"):
+    if not endpoint.door.has_status:
         raise ConfigError(f"{url} has no door {door}: give that door's URL, {door}://host:port")
     return endpoint.door_url(door)
 
@@ -392,7 +393,7 @@ def command_parser(kind: str, description: str) -> argparse.ArgumentParser:
     parser = Parser(prog=f"brayx gamecore {kind}", description=description)
     parser.add_argument("--url", required=True, help="URL of the service: http://, ws://, tcp:// or grpc://host:port")
     parser.add_argument("--games", type=int, default=None, help="number of games to play (default: until stopped)")
-    parser.add_argument("--door", choices=["http", "ws"], default=None, help="protocol to use (default: the URL's)")
+    parser.add_argument("--door", choices=ON_HTTP_PORT, default=None, help="protocol to use (default: the URL's)")
     parser.add_argument("--seed", type=int, default=None, help="makes the games repeatable")
     parser.add_argument("--max-ticks", type=int, default=None, help="truncate games after this many ticks of an agent")
     parser.add_argument(

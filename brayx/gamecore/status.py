@@ -8,15 +8,12 @@ from typing import Any
 
 from brayx.gamecore.transports.base import Endpoint
 
-HAS_STATUS = ("http", "https", "ws", "wss")
-"""Schemes of the doors that share a port with the status page."""
-
 _MAX_BYTES = 64 * 1024
 
 
 def read_status(endpoint: Endpoint, timeout_s: float) -> dict[str, Any] | None:
     """The status page at this address; None if there is none, or no answer."""
-    if endpoint.scheme not in HAS_STATUS:
+    if not endpoint.door.has_status:
         return None
     context = endpoint.tls()
     if context is None:

@@ -24,7 +24,8 @@ from urllib.parse import urlsplit
 
 from brayx.errors import BrayxError, ConfigError, StartupError
 from brayx.gamecore.auth import KEYS_FILE_VARIABLE, KEYS_VARIABLE, credentials
-from brayx.gamecore.status import HAS_STATUS, read_status
+from brayx.gamecore.doors import ON_HTTP_PORT, SECURE
+from brayx.gamecore.status import read_status
 from brayx.gamecore.transports.base import Endpoint
 from brayx.jobs.gamecores import filled
 from brayx.jobs.guard import Guard
@@ -139,7 +140,7 @@ def _check_listening(url: str) -> None:
     """Reports a missing service at once; gamecores, which may start before their service, would retry for a minute."""
     parts = urlsplit(url)
     try:
-        address = (parts.hostname or "", parts.port or (443 if parts.scheme in ("https", "wss") else 80))
+        address = (parts.hostname or "", parts.port or (443 if parts.scheme in SECURE else 80))
     except ValueError as error:
         raise ConfigError(f"the URL {url!r} cannot be used: {error}") from error
     try:
@@ -153,7 +154,7 @@ def _check_listening(url: str) -> None:
 def _doors(url: str) -> dict[str, str]:
     """URL of each door by name, as the service reports them."""
     endpoint = Endpoint.parse(url)
-    doors = {"http": endpoint.door_url("http"), "ws": endpoint.door_url("ws")} if endpoint.scheme in HAS_STATUS else {}
+    doors = {name: endpoint.door_url(name) for name in ON_HTTP_PORT} if endpoint.door.has_status else {}
     page = read_status(endpoint, _CONNECT_S) or {}
     return {**page.get("doors", {}), **doors, endpoint.scheme: url}
 

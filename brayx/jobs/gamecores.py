@@ -21,6 +21,7 @@ from pathlib import Path
 from brayx import clock
 from brayx.actor.config import GamecoreConfig
 from brayx.errors import ConfigError, StartupError
+from brayx.gamecore.doors import DOORS
 from brayx.jobs.guard import Guard
 from brayx.jobs.output import Output
 from brayx.temporary import output_folder
@@ -221,7 +222,7 @@ def filled(command: str, urls: Mapping[str, str], *, door: str, index: int) -> l
         words = [word.replace("{index}", str(index)) for word in shlex.split(command)]
     except ValueError as error:
         raise ConfigError(f"gamecore {command!r} is not a valid command line: {error}") from None
-    for mark, name in (("{url}", door), *((f"{{{name}_url}}", name) for name in ("http", "ws", "tcp", "grpc"))):
+    for mark, name in (("{url}", door), *((f"{{{name}_url}}", name) for name in DOORS)):
         if mark not in command:
             continue
         if name not in urls:

@@ -165,9 +165,8 @@ def doors(
 
 def on_free_ports(config: ActorConfig) -> ActorConfig:
     """An actor's options, changed so that all its doors are on free ports of loopback."""
-    open_ports = [name for name in ("native_port", "tcp_port", "grpc_port") if getattr(config, name) is not None]
     hosts = dict.fromkeys(("host", "native_host"), "127.0.0.1")
-    return config.model_copy(update={"port": 0, **dict.fromkeys(open_ports, 0), **hosts})
+    return config.model_copy(update={"port": 0, **dict.fromkeys(config.own_ports, 0), **hosts})
 
 
 def _versions(sides: Sequence[Opponent]) -> list[int]:

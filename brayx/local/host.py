@@ -20,6 +20,7 @@ from brayx.actor.serving import ActorService, Runtime
 from brayx.actor.table import SessionTable
 from brayx.errors import DeadlineExceeded
 from brayx.gamecore.auth import Keys
+from brayx.gamecore.doors import http_urls
 from brayx.local.debugger import Breakpoints
 from brayx.threads import NativeThread
 
@@ -138,8 +139,7 @@ class LocalHost:
     async def _open(self) -> None:
         config = self._config
         service = self._service = self._make_service()
-        at = await service.doors.open_http(config.host, config.port)
-        self.urls = {"http": f"http://{at}", "ws": f"ws://{at}"}
+        self.urls = http_urls(await service.doors.open_http(config.host, config.port))
         await service.doors.open()
         if config.grpc_port is not None:
             from brayx.local.grpc import GrpcListener

@@ -15,8 +15,14 @@ from brayx.actor.doors.native import HeldPort, Limits, Listener, check_shared_po
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.doors.ws1 import WebSockets
 from brayx.actor.service import Service
+from brayx.gamecore.doors import DOORS, http_urls
 from brayx.ports import is_loopback
 
+_CONNECTIONS = {"tcp": TcpConnection}
+"""What a connection of each native door is, besides HTTP's."""
+_HTTP_OPTION = DOORS["http"].option
+NATIVE_OPTIONS = (_HTTP_OPTION, *(DOORS[name].option for name in _CONNECTIONS))
+"""Options with the ports of the native doors."""
 _LEAST_IDLE_S = 300.0
 """Minimum idle time before a connection is closed."""
 
@@ -54,19 +60,20 @@ class NativeDoors:
         Raises:
             StartupError: one is taken. Those opened before it stay open until `close`.
         """
-        config, application = self._config, self._application
+        host, application = self._config.native_host, self._application
+        ports = {option: port for option, port in self._config.own_ports.items() if option in NATIVE_OPTIONS}
         if application is not None:
-            for port in (config.native_port, config.tcp_port):
-                if port is not None:
-                    self._held.append(await asyncio.to_thread(HeldPort, port, application))
-        if config.native_port is not None:
+            for port in ports.values():
+                self._held.append(await asyncio.to_thread(HeldPort, port, application))
+        http_port = ports.get(_HTTP_OPTION)
+        if http_port is not None:
             if application is not None:
-                await asyncio.to_thread(check_shared_port, config.native_host, config.native_port, application)
-            at = await self.open_http(config.native_host, config.native_port)
-            self.urls.update(http=f"http://{at}", ws=f"ws://{at}")
-        if config.tcp_port is not None:
-            listener = Listener(self._service, TcpConnection, self._limits)
-            self.urls["tcp"] = f"tcp://{await self._listen(listener, config.native_host, config.tcp_port)}"
+                await asyncio.to_thread(check_shared_port, host, http_port, application)
+            self.urls |= http_urls(await self.open_http(host, http_port))
+        for name, connection in _CONNECTIONS.items():
+            if DOORS[name].option in ports:
+                listener = Listener(self._service, connection, self._limits)
+                self.urls[name] = f"{name}://{await self._listen(listener, host, ports[DOORS[name].option])}"
 
     async def open_http(self, host: str, port: int) -> str:
         """Opens an HTTP and WebSocket door at an address; returns the address for clients on this machine."""
@@ -98,8 +105,7 @@ class NativeDoors:
 
 def on_loopback(config: ActorConfig, host: str | None) -> bool:
     """Whether no other machine can reach a door: the native ones, and the main one at ``host``."""
-    native = any(port is not None for port in (config.native_port, config.tcp_port, config.grpc_port))
-    return is_loopback(host) and (not native or is_loopback(config.native_host))
+    return is_loopback(host) and (not config.own_ports or is_loopback(config.native_host))
 
 
 def shown(host: str, port: int) -> str:

@@ -13,13 +13,14 @@ The WebSocket tests need the package ``websockets``, the gRPC tests ``grpcio``.
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 from brayx.gamecore.compliance.base import Door
 from brayx.gamecore.compliance.held import HeldSessions
 from brayx.gamecore.compliance.http1 import HttpDoor
 from brayx.gamecore.compliance.sessions import EveryDoor
 from brayx.gamecore.compliance.tcp import TcpDoor
+from brayx.gamecore.doors import DOORS
 
 __all__ = ["Door", "DoorCompliance"]
 
@@ -53,11 +54,11 @@ class DoorCompliance(EveryDoor, HeldSessions, HttpDoor, TcpDoor):
     def _doors_of(cls, test: str) -> list[Door]:
         """The service's doors that a test runs for."""
         only = test.split("_")[1]
-        if only in get_args(Door):
+        if only in DOORS:
             return [door for door in cls.doors if door == only]
-        if only == "held" and not {"ws", "grpc"} & set(cls.doors):
+        if only == "held" and not any(DOORS[door].holds_sessions for door in cls.doors):
             return []
-        return [door for door in cls.doors if only != "stateless" or door != "ws"]
+        return [door for door in cls.doors if only != "stateless" or DOORS[door].answers_calls]
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         """Parametrises each test by its doors."""

@@ -6,15 +6,17 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from brayx.errors import BrayxError, SessionExists
 from brayx.gamecore.client import Client
+from brayx.gamecore.doors import DOORS
 from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES, StepKind, StepRequest
 from brayx.gamecore.transports import connect
 from brayx.gamecore.transports.base import Endpoint
 
-Door = Literal["http", "ws", "tcp", "grpc"]
+Door = str
+"""A name of `brayx.gamecore.doors.DOORS`."""
 
 Tick = Callable[[int | None, bytes], bytes]
 """Sends a tick with a number (None: not numbered) and a body; returns its reply."""
@@ -37,7 +39,7 @@ class Doors:
         """The URL of ``door``."""
         if door in self.urls:
             return self.urls[door]
-        assert door in ("http", "ws"), f"urls has no {door!r}"
+        assert DOORS[door].has_status, f"urls has no {door!r}"
         return Endpoint.parse(self.url).door_url(door)
 
     def client(self, door: Door) -> Client:

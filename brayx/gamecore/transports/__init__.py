@@ -7,12 +7,11 @@
 from __future__ import annotations
 
 import importlib
+from typing import cast
 
 from brayx.errors import ConfigError
 from brayx.gamecore.transports.base import AsyncTransport, Endpoint, Transport
-from brayx.gamecore.transports.http import AsyncHttpTransport, HttpTransport
 from brayx.gamecore.transports.local import AsyncLocalTransport, LocalTransport, ServiceThread, StepService
-from brayx.gamecore.transports.tcp import AsyncTcpTransport, TcpTransport
 
 __all__ = ["AsyncTransport", "Endpoint", "ServiceThread", "StepService", "Transport", "connect", "connect_async"]
 
@@ -27,57 +26,34 @@ def connect(target: str | ServiceThread, *, compress: bool = False) -> Transport
     """
     if isinstance(target, ServiceThread) and not compress:
         return LocalTransport(target)
-    endpoint = _endpoint(target, "a ServiceThread, in which a service runs", compress)
-    if endpoint.scheme == "tcp":
-        return TcpTransport(endpoint)
-    if endpoint.is_websocket:
-        from brayx.gamecore.transports.websocket import WebSocketTransport
-
-        return WebSocketTransport(endpoint)
-    if endpoint.scheme == "grpc":
-        from brayx.gamecore.transports.grpc import GrpcTransport
-
-        return GrpcTransport(endpoint)
-    return HttpTransport(endpoint)
+    return cast(Transport, _made(target, "", "a ServiceThread, in which a service runs", compress))
 
 
 def connect_async(target: str | StepService, *, compress: bool = False) -> AsyncTransport:
     """The asyncio transport for ``target``; otherwise like `connect`."""
     if not isinstance(target, str) and isinstance(target, StepService) and not compress:
         return AsyncLocalTransport(target)
-    endpoint = _endpoint(target, "a service with `async step(request)`", compress)
-    if endpoint.scheme == "tcp":
-        return AsyncTcpTransport(endpoint)
-    if endpoint.is_websocket:
-        from brayx.gamecore.transports.websocket import AsyncWebSocketTransport
-
-        return AsyncWebSocketTransport(endpoint)
-    if endpoint.scheme == "grpc":
-        from brayx.gamecore.transports.grpc import AsyncGrpcTransport
-
-        return AsyncGrpcTransport(endpoint)
-    return AsyncHttpTransport(endpoint)
+    return cast(AsyncTransport, _made(target, "Async", "a service with `async step(request)`", compress))
 
 
-def _endpoint(url: object, other: str, compress: bool) -> Endpoint:
-    """The endpoint of ``url``, after checking for its scheme's package; ``other`` names the alternative, for
-    messages."""
+def _made(url: object, prefix: str, other: str, compress: bool) -> object:
+    """The transport of ``url``, of the class whose name starts with ``prefix``.
+
+    Args:
+        other: the alternative to a URL, for messages.
+    """
     if compress and not isinstance(url, str):
         raise ConfigError(f"compress=True needs a ws:// URL, got {type(url).__name__}: only WebSockets are compressed")
     if not isinstance(url, str):
         raise ConfigError(f"a client needs a URL or {other}, got {type(url).__name__}")
     endpoint = Endpoint.parse(url, compress=compress)
-    if endpoint.is_websocket:
-        _require("websockets", "websockets", url)
-    elif endpoint.scheme == "grpc":
-        _require("grpc", "grpcio", url)
-    return endpoint
-
-
-def _require(module: str, package: str, url: str) -> None:
-    try:
-        importlib.import_module(module)
-    except ImportError:
-        raise ConfigError(
-            f"{url} needs the package {package!r}, which is not installed: pip install {package}, or use http://"
-        ) from None
+    door = endpoint.door
+    if door.package is not None:
+        module, package = door.package
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            raise ConfigError(
+                f"{url} needs the package {package!r}, which is not installed: pip install {package}, or use http://"
+            ) from None
+    return getattr(importlib.import_module(f"{__name__}.{door.module}"), prefix + door.transport)(endpoint)

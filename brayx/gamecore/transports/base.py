@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import ssl
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from brayx.errors import (
@@ -23,14 +23,12 @@ from brayx.errors import (
     SessionError,
     SessionResumed,
 )
+from brayx.gamecore.doors import BY_SCHEME, SECURE, Door
 from brayx.gamecore.protocol import StepRequest
 
 SESSION_ENDING = (SessionError, AgentError)
 SESSION_KEEPING = (OutOfSequence, SessionResumed)
 """Errors that do not end the session, although their base class is in `SESSION_ENDING`."""
-
-_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443, "tcp": 8101, "grpc": 9000}
-"""Default ports by scheme."""
 
 MAX_REPLY_BYTES = 64 * 1024 * 1024
 """Longest reply accepted, so that a wrong peer cannot fill the client's memory."""
@@ -103,36 +101,44 @@ class Endpoint:
             host, port = parts.hostname, parts.port
         except ValueError as error:
             raise ConfigError(f"URL {url!r} cannot be used: {error}") from None
-        if parts.scheme not in _PORTS or not host:
-            raise ConfigError(f"URL {url!r} cannot be used: expected {', '.join(_PORTS)}, as in http://host:port")
+        door = BY_SCHEME.get(parts.scheme)
+        if door is None or not host:
+            raise ConfigError(f"URL {url!r} cannot be used: expected {', '.join(BY_SCHEME)}, as in http://host:port")
         if parts.query or parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
             raise ConfigError(f"URL {url!r} cannot be used: expected plain ASCII without query or fragment")
-        if parts.scheme == "tcp" and parts.path.strip("/"):
-            raise ConfigError(f"URL {url!r} cannot be used: TCP has no paths, expected tcp://host:port")
-        if compress and parts.scheme not in ("ws", "wss"):
+        if parts.path.strip("/") and not door.has_paths:
+            raise ConfigError(
+                f"URL {url!r} cannot be used: {door.name.upper()} has no paths, expected {door.name}://host:port"
+            )
+        if compress and not door.compresses:
             raise ConfigError(f"compress=True needs a ws:// URL, got {url!r}: only WebSockets are compressed")
         return cls(
             url=url.rstrip("/"),
             scheme=parts.scheme,
             host=host,
-            port=port or _PORTS[parts.scheme],
+            port=port or door.schemes[parts.scheme],
             authority=parts.netloc.rpartition("@")[2],
             prefix=parts.path.rstrip("/"),
             compress=compress,
         )
 
     @property
-    def is_websocket(self) -> bool:
-        return self.scheme in ("ws", "wss")
+    def door(self) -> Door:
+        """The protocol at the address."""
+        return BY_SCHEME[self.scheme]
 
-    def door_url(self, door: Literal["http", "ws"]) -> str:
+    @property
+    def is_secure(self) -> bool:
+        """Whether the scheme asks for TLS."""
+        return self.scheme in SECURE
+
+    def door_url(self, door: str) -> str:
         """The URL of another door on the same port, with TLS if this one has it."""
-        secure = "s" if self.scheme in ("https", "wss") else ""
-        return f"{door}{secure}{self.url[len(self.scheme) :]}"
+        return f"{door}{'s' if self.is_secure else ''}{self.url[len(self.scheme) :]}"
 
     def tls(self) -> ssl.SSLContext | None:
         """A context that checks certificates, when the scheme asks for TLS."""
-        return ssl.create_default_context() if self.scheme in ("https", "wss") else None
+        return ssl.create_default_context() if self.is_secure else None
 
     def connect_failed(self, error: Exception) -> ConnectFailed:
         """The error for a connection that could not be made because of ``error``."""

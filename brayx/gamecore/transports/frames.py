@@ -50,7 +50,7 @@ class SessionFrames:
         self._fragments: list[bytes] = []
         self._protocol = ClientProtocol(
             WebSocketURI(
-                endpoint.scheme == "wss", endpoint.host, endpoint.port, endpoint.prefix + SESSION_PATH, "", None, None
+                endpoint.is_secure, endpoint.host, endpoint.port, endpoint.prefix + SESSION_PATH, "", None, None
             ),
             extensions=[ClientDeflate()] if endpoint.compress else None,
             subprotocols=[Subprotocol(WS_SUBPROTOCOL)],

@@ -102,4 +102,4 @@ def test_jobs_and_the_environment_file_have_the_same_settings() -> None:
 
 def test_urls() -> None:
     assert Cluster(port=81).url == "http://127.0.0.1:81"
-    assert Cluster(host="0.0.0.0", port=81).door("ws") == "ws://127.0.0.1:81"
+    assert Cluster(host="0.0.0.0", port=81).urls["ws"] == "ws://127.0.0.1:81"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from brayx.errors import ConfigError, ProtocolError, SessionLost, TransportError, from_wire
+from brayx.gamecore.doors import DOORS
 from brayx.gamecore.protocol import (
     Frame,
     StepKind,
@@ -124,7 +125,7 @@ def test_an_invalid_url(url: str) -> None:
 def test_endpoint() -> None:
     endpoint = Endpoint.parse("ws://[::1]:8000/p/q/")
     assert (endpoint.host, endpoint.port, endpoint.authority, endpoint.prefix) == ("::1", 8000, "[::1]:8000", "/p/q")
-    assert endpoint.is_websocket
+    assert endpoint.door is DOORS["ws"]
     assert endpoint.door_url("http") == "http://[::1]:8000/p/q"
     assert Endpoint.parse("https://h").door_url("ws") == "wss://h"
     ports = {scheme: Endpoint.parse(f"{scheme}://h").port for scheme in ("http", "https", "ws", "wss", "tcp", "grpc")}
