@@ -82,17 +82,17 @@ def _selected(arguments: argparse.Namespace) -> Reader:
     from brayx.recording.config import pattern_hint
     from brayx.recording.source import selects
 
-    found = _reader(arguments)
-    assert found.opener is not None
-    every = found.opener(found.address)  # without the warning about unreadable files, which comes with reading
-    if not any(selects(found.only, each) for each in every):
-        by_result = found.only.min_result is not None or found.only.max_result is not None
-        none = by_result and all(each.result is None for each in every)
-        why = ", whose agents recorded no return" if none else pattern_hint(found.only.session or "")
-        broken = next((f"; {reason}" for reason in every.unreadable.values()), "")
-        what = f"{found.address} has {len(every)}{why}{broken}"
-        raise ConfigError(f"no recorded session is selected: {what}", path=found.address)
-    return found
+    reader = _reader(arguments)
+    assert reader.opener is not None
+    sessions = reader.opener(reader.address)  # without the warning about unreadable files, which comes with reading
+    if not any(selects(reader.only, session) for session in sessions):
+        by_result = reader.only.min_result is not None or reader.only.max_result is not None
+        none = by_result and all(session.result is None for session in sessions)
+        why = ", whose agents recorded no return" if none else pattern_hint(reader.only.session or "")
+        broken = next((f"; {reason}" for reason in sessions.unreadable.values()), "")
+        what = f"{reader.address} has {len(sessions)}{why}{broken}"
+        raise ConfigError(f"no recorded session is selected: {what}", path=reader.address)
+    return reader
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -100,11 +100,11 @@ def _list(arguments: argparse.Namespace) -> int:
     from brayx.tables import aligned
 
     rows = [("session", "began", "ticks", "end", "result", "player", "why", "unusual", "lost")]
-    for each in _reader(arguments).selected():
-        began = datetime.fromtimestamp(each.began, UTC).strftime("%Y-%m-%d %H:%M:%S")
-        result = "-" if each.result is None else f"{each.result:g}"
-        words = (each.end or "runs", each.reported or result, each.player or "-", each.why or "-")
-        rows.append((each.session, began, f"{len(each):,}", *words, str(each.events), str(each.lost)))
+    for session in _reader(arguments).selected():
+        began = datetime.fromtimestamp(session.began, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        result = "-" if session.result is None else f"{session.result:g}"
+        words = (session.end or "runs", session.reported or result, session.player or "-", session.why or "-")
+        rows.append((session.session, began, f"{len(session):,}", *words, str(session.events), str(session.lost)))
     print_result("\n".join(aligned(rows)))
     if len(rows) == 1 and arguments.session is not None:
         print(f"no session is selected{pattern_hint(arguments.session)}", file=sys.stderr)
@@ -126,12 +126,12 @@ def _log(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    found = _selected(arguments)
+    reader = _selected(arguments)
     if arguments.format == "minari":
         from brayx.recording.minari import write_minari
 
         fields = _pairs("--field", arguments.fields)
-        episodes, steps = write_minari(found.episodes(Path(arguments.folder), fields, most=None), arguments.out)
+        episodes, steps = write_minari(reader.episodes(Path(arguments.folder), fields, most=None), arguments.out)
         print(f"{episodes} episodes of {steps} steps: {arguments.out}")
         return 0
     if arguments.fields:
@@ -139,18 +139,18 @@ def _export(arguments: argparse.Namespace) -> int:
     if arguments.format == "mp4":
         from brayx.recording.copying import write_videos
 
-        sessions, frames = write_videos(found.selected(), arguments.out)
+        sessions, frames = write_videos(reader.selected(), arguments.out)
         print(f"{sessions} sessions of {frames} frames: {arguments.out}")
         return 0
     if arguments.format == "parquet":
         from brayx.recording.copying import copy
 
-        sessions, ticks = copy(found.selected(), str(arguments.out))
+        sessions, ticks = copy(reader.selected(), str(arguments.out))
         print(f"{sessions} sessions of {ticks} ticks: {arguments.out}")
         return 0
     from brayx.recording.rerun import write_rerun
 
-    sessions, ticks = write_rerun(found.selected(), arguments.out)
+    sessions, ticks = write_rerun(reader.selected(), arguments.out)
     print(f"{sessions} sessions of {ticks} ticks: {arguments.out}")
     print(f"watch them: rerun {arguments.out}/*.rrd", file=sys.stderr)
     return 0
@@ -158,10 +158,10 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _pairs(option: str, given: list[str]) -> dict[str, str]:
     """``KEY=VALUE`` words as a dict. Raises ConfigError for a word without ``=``."""
-    found = {}
+    pairs = {}
     for word in given:
         key, equals, value = word.partition("=")
         if not equals:
             raise ConfigError(f"{option} is {word!r}, expected KEY=VALUE", key=option)
-        found[key] = value
-    return found
+        pairs[key] = value
+    return pairs

@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         if number % _EVERY == 0:
             print(f"{number} sessions", file=sys.stderr, flush=True)
 
-    found = replay_recording(
+    comparison = replay_recording(
         arguments.recording,
         *arguments.models,
         tracking=uri,
@@ -101,11 +101,11 @@ def run(arguments: argparse.Namespace) -> int:
         on_session=on_session,
     )
     if arguments.plot is not None:
-        write_plot(found, arguments.plot)
+        write_plot(comparison, arguments.plot)
     if arguments.ticks is not None:
-        write_ticks(found, arguments.ticks)
-    print_result(json.dumps(found.as_dict()) if arguments.json else found)
-    return 1 if found.failed or found.unreadable else 0
+        write_ticks(comparison, arguments.ticks)
+    print_result(json.dumps(comparison.as_dict()) if arguments.json else comparison)
+    return 1 if comparison.failed or comparison.unreadable else 0
 
 
 def _resimulate(arguments: argparse.Namespace, uri: str) -> int:
@@ -121,9 +121,9 @@ def _resimulate(arguments: argparse.Namespace, uri: str) -> int:
     episodes, played = sessions_of(episodes, arguments.session)
     if arguments.others and len(played) == len(episodes):
         raise ConfigError("--others plays the other seats of a game: name the session of one seat with --session")
-    with stored_model(arguments.models[0], uri, arguments.trust) as found:
-        side = Opponent(found.label, load_weights(found.folder / "weights.npz"))
-        job = found.job(arguments.job)
+    with stored_model(arguments.models[0], uri, arguments.trust) as model:
+        side = Opponent(model.label, load_weights(model.folder / "weights.npz"))
+        job = model.job(arguments.job)
     result = resimulate(
         episodes,
         played,

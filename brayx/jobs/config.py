@@ -13,9 +13,9 @@ import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from brayx.actor.config import ActorConfig, AgentConfig
 from brayx.algorithms.build import config_class
@@ -23,10 +23,11 @@ from brayx.algorithms.config import Sampling
 from brayx.components import check_module
 from brayx.errors import ConfigError
 from brayx.jobs.document import Document, Loc, dotted, nearest, nearest_file, short
+from brayx.jobs.kinds import BoardConfig, FreeConfig, RenderConfig, SourceConfig
 from brayx.jobs.translation import translate, unit_notes
 from brayx.league.config import LeagueConfig
 from brayx.model.config import ModelConfig
-from brayx.recording.config import RecordingConfig, Selection
+from brayx.recording.config import RecordingConfig
 from brayx.recording.drawing import Drawing
 from brayx.replay.config import BufferConfig, buffer_options
 from brayx.rollout.component import RolloutComponent
@@ -35,87 +36,6 @@ from brayx.tracking.config import TrackingConfig
 from brayx.trainer.config import TrainerConfig
 
 logger = logging.getLogger(__name__)
-
-
-class SourceConfig(BaseModel):
-    """Data at rest that feeds a buffer."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    kind: Literal["source"] = "source"
-    module: str | None = None
-    """Import path of the module, searched in the YAML file's folder first; null: the data is in files."""
-    func: str = "build_source"
-    """Function in it, ``(name, config)``, that returns an iterator of fragments or columns, or a list of iterables of
-    them, which are read side by side."""
-    path: str | None = None
-    """File of the data, a pattern with ``*``, or a folder of recordings, from the YAML file's folder; or an address of
-    recordings; null: a module gives the data."""
-    format: Literal["npz", "parquet", "hdf5", "minari", "recording"] | None = None
-    """Format of the files; null: by their extension. A folder has recordings, unless it is a Minari dataset. ``minari``
-    is the same as ``hdf5``."""
-    actions: Literal["environment", "policy"] | None = None
-    """Whose actions the files have: ``environment``, the rollout's, which are converted; or ``policy``, with categories
-    from 0 and scaled actions from -1 to 1; null: as the files say."""
-    fields: dict[str, str] = {}
-    """The files' names for brayx's fields, such as ``obs: observations``; of recordings also ``input/KEY``."""
-    only: Selection | None = None
-    """Which recorded sessions are read; null: all."""
-    demonstration: bool = False
-    """Files are what ``mixed`` imitates; else they are taken for the agent's own play. A module marks its fragments by
-    the extra of this name."""
-    buffer: str
-    """Name of the buffer component it feeds."""
-    epochs: Annotated[int, Field(ge=1)] = 1
-    """How many times the data is read to its end."""
-    num_workers: Annotated[int, Field(ge=1, le=64)] = 1
-    """Threads that read files side by side, or row groups of Parquet files that are fewer."""
-
-    @model_validator(mode="after")
-    def _one_origin(self) -> Self:
-        if (self.module is None) == (self.path is None):
-            raise ValueError("either a `module` or a `path`")
-        if self.only is not None and self.path is None:
-            raise ValueError("a `path` with `only`, which selects recorded sessions")
-        if self.demonstration and self.path is None:
-            raise ValueError("a `path` with `demonstration`: a module marks its fragments by the extra of that name")
-        return self
-
-
-class RenderConfig(BaseModel):
-    """A function that draws an episode, or the frames of recordings."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    kind: Literal["render"] = "render"
-    module: str
-    """Import path of the module, searched in the YAML file's folder first."""
-    func: str = "render"
-    """Function in it, ``(episode)``, that returns an image ``[height, width, 3]`` uint8 or a list of them; for frames
-    of recordings one for each state that it gets."""
-    video: Literal["gif", "mp4"] = "gif"
-    """File that a list of images becomes; ``mp4`` has all colours, is smaller, and needs the extra ``video``."""
-
-
-class BoardConfig(BaseModel):
-    """A function that plays the game with a human, in the page of the console."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    kind: Literal["board"] = "board"
-    module: str
-    """Import path of the module, searched in the YAML file's folder first. The console's process loads it."""
-    func: str = "board"
-    """Function in it, ``(opponent)``, that returns a generator: one game, which yields requests of its agents' sessions
-    and, when the human is to move, boards."""
-
-
-class FreeConfig(BaseModel):
-    """Values of the user's own that agents and models read from the job; any keys."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
-
-    kind: Literal["config"] = "config"
 
 
 KINDS: dict[str, type[BaseModel]] = {

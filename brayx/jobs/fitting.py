@@ -15,7 +15,8 @@ from brayx.types import DEMONSTRATION
 
 if TYPE_CHECKING:
     from brayx.actions import ActionSpec
-    from brayx.jobs.config import JobConfig, SourceConfig
+    from brayx.jobs.config import JobConfig
+    from brayx.jobs.kinds import SourceConfig
     from brayx.trainer.config import TrainerConfig
 
 

@@ -23,7 +23,8 @@ from brayx.shutdown import side_by_side
 
 if TYPE_CHECKING:
     from brayx.actions import ActionSpec
-    from brayx.jobs.config import JobConfig, SourceConfig
+    from brayx.jobs.config import JobConfig
+    from brayx.jobs.kinds import SourceConfig
     from brayx.replay.files import Dataset
     from brayx.replay.packing import Layout
     from brayx.types import Fragment

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 import brayx.recording
 from brayx.errors import BrayxError
 from brayx.gamecore.auth import Keys, new_key
-from brayx.jobs.config import RenderConfig
+from brayx.jobs.kinds import RenderConfig
 from brayx.local.serving import Serving
 from tests.end_to_end.conftest import SHOWN_MS, overflow
 from tests.end_to_end.console_jobs import PROJECT, WAIT_S, Console, Job, playing, write_code

@@ -22,7 +22,7 @@ from brayx.cluster.console_app import console_application
 from brayx.cluster.directory import Location, stop_directory
 from brayx.errors import BadBody, BrayxError, LeagueError, SessionResumed, VersionUnknown
 from brayx.gamecore.client import Client
-from brayx.jobs.config import BoardConfig
+from brayx.jobs.kinds import BoardConfig
 from brayx.tracking import promote
 from tests.end_to_end.console_jobs import Console
 from tests.integration.conftest import Ingress

@@ -53,7 +53,8 @@ from brayx.engines import build_engine
 from brayx.engines.bundle import Samples, write_bundle
 from brayx.errors import ConfigError, TrackingError
 from brayx.gamecore.protocol import MAX_HEADER_BYTES, WS_SUBPROTOCOL
-from brayx.jobs.config import KINDS, JobConfig, SourceConfig
+from brayx.jobs.config import KINDS, JobConfig
+from brayx.jobs.kinds import SourceConfig
 from brayx.jobs.new import new_project
 from brayx.model.grpc import ModelDoor
 from brayx.model.local import LocalModel
