@@ -19,11 +19,10 @@ from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
 from brayx.algorithms import fast_mlp
-from brayx.algorithms.base import ALONE, Across, Algorithm
+from brayx.algorithms.base import ALONE, Across, Algorithm, critic_of
 from brayx.algorithms.bc import BCConfig
 from brayx.algorithms.columns import TURN
 from brayx.algorithms.config import AlgorithmConfig, Policy
-from brayx.algorithms.critic import critic_of
 from brayx.algorithms.impala import ImpalaConfig
 from brayx.algorithms.mappo import MAPPOConfig
 from brayx.algorithms.mixed import MixedConfig

@@ -16,9 +16,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from brayx.algorithms.base import ALONE, Across, Algorithm
+from brayx.algorithms.base import ALONE, Across, Algorithm, critic_of
 from brayx.algorithms.config import Critic
-from brayx.algorithms.critic import critic_of
 from brayx.algorithms.magnet import bare
 from brayx.algorithms.ppo import PPO, PPOConfig
 from brayx.errors import ConfigError

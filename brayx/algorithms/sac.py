@@ -29,9 +29,8 @@ from torch import Tensor, nn
 
 from brayx.algorithms import columns, returns
 from brayx.algorithms.adam import Adam
-from brayx.algorithms.base import ALONE, Across, Algorithm
+from brayx.algorithms.base import ALONE, Across, Algorithm, critic_of
 from brayx.algorithms.config import Critic, Policy, Sampling
-from brayx.algorithms.critic import critic_of
 from brayx.algorithms.optimise import OptimiseConfig, Schedule
 from brayx.nets.distributions import sample
 

@@ -14,7 +14,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Literal
 
 import psutil
@@ -134,7 +133,7 @@ class Cluster:
                 raise StartupError(f"the {self.ingress} ingress did not start: {error}") from error
             raise
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def start(self) -> Cluster:

@@ -25,7 +25,7 @@ from brayx.league.config import LeagueConfig
 from brayx.metrics import Recorder
 from brayx.model.local import LocalModel
 from brayx.model.snapshots import SnapshotModel
-from brayx.replay.null import NullBuffer
+from brayx.replay.buffer import NullBuffer
 from brayx.types import Weights
 
 LAST_GAMES_S = 1.5

@@ -61,7 +61,7 @@ class RayLeagueTraining:
     def __init__(self, job: JobConfig, layout: Layout, trial: Trial, say: Callable[[str], None]) -> None:
         self._name = only("league", job.leagues)
         self._job, self._layout, self.trial = job, layout, trial
-        self._league_config = config = job.leagues[self._name]
+        config = job.leagues[self._name]
         self.names = {
             "hub": hub_name(trial),
             "league": f"{trial.run_id}/league",

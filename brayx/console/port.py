@@ -20,7 +20,6 @@ from brayx.ports import listen
 
 logger = limited(__name__)
 
-DEFAULT_PORT = 8110
 _BACKLOG = 64
 _RESTART_S = 2.0
 _END_S = 3.0

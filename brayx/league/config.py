@@ -126,8 +126,7 @@ class GateConfig(BaseModel):
     check: str | None = None
     """Import path of a function, ``module.function``, searched in the YAML file's folder first, that scores a
     candidate: less is better. It gets the torch module with the candidate's weights, and the whole job as plain dicts.
-    It runs once for each candidate, in a separate process. brayx.exploitability has one for games that OpenSpiel knows.
-    null: only games decide."""
+    It runs once for each candidate, in a separate process. null: only games decide."""
     at_most: float | None = None
     """With ``check``: the maximum score of a champion."""
 

@@ -44,7 +44,7 @@ from brayx.model.build import acting_model
 from brayx.model.local import LocalModel
 from brayx.model.snapshots import SnapshotModel
 from brayx.remote import offer
-from brayx.replay.null import NullBuffer
+from brayx.replay.buffer import NullBuffer
 
 _LOOK_S = 0.1
 _LINE_EVERY_S = 5.0

@@ -20,8 +20,8 @@ from brayx.faults import note_of
 from brayx.metrics import Recorder
 from brayx.replay.buffer import ReplayBuffer
 from brayx.replay.config import BufferConfig
-from brayx.replay.importance import Importance
 from brayx.replay.packing import READY_KEY, Batch, Layout, transitions
+from brayx.replay.samplers import Importance
 from brayx.types import Columns, Fragment
 
 

@@ -24,7 +24,7 @@ from brayx.metrics import without_shapes
 from brayx.metrics.numbers import LocalNumbers
 from brayx.model.build import build_model
 from brayx.model.snapshots import SnapshotFiles, SnapshotModel
-from brayx.replay.null import NullBuffer
+from brayx.replay.buffer import NullBuffer
 from brayx.tracking.clerk import Clerk
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from brayx.errors import BadFragment, Diverged
 from brayx.local.demonstrations import Demonstrations
 from brayx.metrics import Drained, Recorder
 from brayx.metrics.totals import Totals
-from brayx.replay.importance import Importance
 from brayx.replay.packing import Batch, check_columns
+from brayx.replay.samplers import Importance
 from brayx.replay.table import Table
 from brayx.rollout.collector import Collector, Episode, record_episodes, seed_after
 from brayx.threads import NativeThread

@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from brayx.actor.agent import Services
@@ -37,7 +36,7 @@ from brayx.model.pool import Pool
 from brayx.ports import check_ports
 from brayx.recording.recorder import closing, recorders_of
 from brayx.remote import offer
-from brayx.replay.null import NullBuffer
+from brayx.replay.buffer import NullBuffer
 
 _log = logging.getLogger(__name__)
 
@@ -138,9 +137,7 @@ class Serving:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

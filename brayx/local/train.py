@@ -32,8 +32,8 @@ from brayx.local.demonstrations import Demonstrations, check_imitates
 from brayx.local.run import Point, Run, TrialKeeper
 from brayx.local.training import Settled, Training
 from brayx.replay.files import Dataset
-from brayx.replay.importance import Importance
 from brayx.replay.limiter import RateLimiter
+from brayx.replay.samplers import Importance
 from brayx.replay.table import Table
 from brayx.rollout.collector import Collector
 from brayx.rollout.envs import EnvSource, make_envs

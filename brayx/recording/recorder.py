@@ -104,7 +104,9 @@ class SessionRecorder:
         self.frames = config.frames or "" if drawing is None else ""
         self.pack_bytes = FRAMES_BYTES if self.frames else PACK_BYTES
         max_bytes = round(config.max_mb * 2**20)
-        self.writer = writer or WriterProcess(config.folder, max_bytes, config.flush_s, config.fps, drawing)
+        self._writer = writer or WriterProcess(config.folder, max_bytes, config.flush_s, config.fps, drawing)
+        self._lost = 0
+        self._frames_lost: dict[str, int] = {}
         self._counted = 0
         self._games: dict[str, bool] = {}
         # By agent. Weak references: clients choose the names of agents, so the dict would grow without bound.
@@ -180,7 +182,7 @@ class SessionRecorder:
 
     def _work(self) -> None:
         """Runs in the recorder's thread: sends packs to the writer's process."""
-        writer, ended = _Writer(self), False
+        ended = False
         while not ended:
             try:
                 items = [self._queue.get(timeout=_IDLE_S)]
@@ -188,17 +190,18 @@ class SessionRecorder:
                 is_crowded = self.taken - self.freed > self.frame_memory_bytes
                 items += self._waiting(_MESSAGE_BYTES if self.config.frames and not is_crowded else None)
             except queue.Empty:
-                writer.send([])
+                self._write([])
                 continue
             ended = None in items
             packs = [item for item in items if item is not None]
             if self.config.frames and is_crowded:
                 self._drop_frames(packs)
             try:
-                writer.send([pack._replace(states=self._pickled(states)) for pack, states, _ in packs])
+                self._write([pack._replace(states=self._pickled(states)) for pack, states, _ in packs])
             finally:
                 self.freed += sum(size for *_, size in packs)
-        writer.close()
+        if self._writer.runs and (last := self._writer.finish()) is not None:
+            self._take(last)
 
     def _pickled(self, states: list[State | None]) -> bytes:
         if not states:
@@ -226,52 +229,37 @@ class SessionRecorder:
             pack.columns.frames = ()
             states.clear()
 
-
-class _Writer:
-    """Starts the writer's process for the first ticks, and restarts it if it dies."""
-
-    def __init__(self, recorder: SessionRecorder) -> None:
-        self._recorder = recorder
-        self._process = recorder.writer
-        self._lost = 0
-        self._frames_lost: dict[str, int] = {}
-
-    def send(self, packs: Message) -> None:
-        """Sends ticks, and counts those that were lost."""
+    def _write(self, packs: Message) -> None:
+        """Sends ticks to the writer, which starts for the first ones, and counts those that were lost."""
         ticks = sum(len(pack.columns.number) for pack in packs)
         try:
-            if not self._process.runs:
+            if not self._writer.runs:
                 if not packs:
                     return
-                if self._process.wait_s:
-                    self._recorder.lose(ticks, "writer")
+                if self._writer.wait_s:
+                    self.lose(ticks, "writer")
                     return
-                self._process.start()
+                self._writer.start()
                 self._lost, self._frames_lost = 0, {}
-            reply = self._process.write(packs)
+            reply = self._writer.write(packs)
         except (OSError, ChildDied) as error:
             logger.warning("the writer of recordings has died, and its last ticks are lost: it %s", error)
             if packs:
-                self._recorder.lose(ticks, "writer")
+                self.lose(ticks, "writer")
             return
         except Exception:  # agents may set anything; one bad pack must not end the thread
             logger.exception("%d ticks cannot be recorded", ticks)
-            self._recorder.lose(ticks, "error")
+            self.lose(ticks, "error")
             return
         self._take(reply)
-
-    def close(self) -> None:
-        """Ends the process, which first writes the ticks that it has."""
-        if self._process.runs and (last := self._process.finish()) is not None:
-            self._take(last)
 
     def _take(self, reply: Reply) -> None:
         """Counts what has been lost since the reply before, and says why."""
         if reply.lost > self._lost:
-            self._recorder.lose(reply.lost - self._lost, "disk")
+            self.lose(reply.lost - self._lost, "disk")
             self._lost = reply.lost
         for why, frames in reply.frames_lost.items():
-            self._recorder.lose_frames(frames - self._frames_lost.get(why, 0), why)
+            self.lose_frames(frames - self._frames_lost.get(why, 0), why)
         self._frames_lost = reply.frames_lost
         if reply.failure:
             logger.warning("cannot write recordings: %s", reply.failure)

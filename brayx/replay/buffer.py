@@ -296,3 +296,14 @@ def _check_priority(replay: Fragment | Columns) -> None:
         )
     if given.min(initial=0) < 0:
         raise BadFragment(f"{PRIORITY}: negative", field=PRIORITY)
+
+
+class NullBuffer:
+    """A buffer that drops everything: a served job does not learn, nor does an opponent."""
+
+    def push(self, *replays: Fragment | Columns) -> None:
+        """Takes fragments and columns."""
+
+    def offer(self, *replays: Fragment | Columns, timeout_s: float) -> list[Fragment | Columns]:
+        """Takes all of them."""
+        return []

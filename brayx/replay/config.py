@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from brayx.replay.importance import Importance
 from brayx.replay.limiter import RateLimiter
+from brayx.replay.samplers import Importance
 
 if TYPE_CHECKING:
     from brayx.algorithms.config import Sampling

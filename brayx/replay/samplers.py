@@ -1,15 +1,19 @@
 """Samplers choose the stored columns of a batch: uniformly, or by priority. NumPy only.
 
 A sampler identifies columns by *slot*, a number below the table's capacity, and works on arrays of slots, so its Python
-time does not grow with their number. Knows nothing of a column's content, or how it got its slot.
+time does not grow with their number. `Importance` weighs a batch by an exponent ``beta`` that grows over a training. A
+shard gives weights for ``beta`` 1, and the learner applies its own: only the learner knows the number of batches, over
+all shards and restarts. Knows nothing of a column's content, or how it got its slot.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from brayx.replay.packing import Batch
 from brayx.replay.sumtree import SumTree
 
 
@@ -28,7 +32,7 @@ class Sampler(Protocol):
     def draw(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray | None]:
         """Slots ``[count]``, and importance weights ``[count]`` float32 unless columns are equally likely.
 
-        The weights are for ``beta`` 1; see `brayx.replay.importance`. At least one column must be stored.
+        The weights are for ``beta`` 1; see `Importance`. At least one column must be stored.
         """
 
 
@@ -112,3 +116,31 @@ class Prioritised:
         slots = self._tree.find(places)
         priorities = self._tree[slots]
         return slots, (priorities.min() / priorities).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Importance:
+    """Importance weights ``(N P(i))^-beta``, divided by the largest of their batch (Schaul et al. 2016, section 3.4).
+
+    Attributes:
+        start: ``beta`` of the first batch; 1 is a full correction.
+        batches: learner batches over which ``beta`` grows linearly to 1; None: it is constant.
+    """
+
+    start: float = 0.4
+    batches: int | None = None
+
+    def exponent(self, before: int) -> float:
+        """``beta`` after ``before`` batches."""
+        return self.start if self.batches is None else self.start + (1 - self.start) * min(1.0, before / self.batches)
+
+    def weigh(self, batch: Batch, before: int) -> Batch:
+        """The batch with its ``weight`` ``[B]`` raised to ``beta``; a batch without weights is returned unchanged.
+
+        Args:
+            batch: batch from a shard or `Table`, with weights for ``beta`` 1; not modified.
+            before: number of learner batches before it.
+        """
+        if "weight" not in batch:
+            return batch
+        return {**batch, "weight": batch["weight"] ** batch["weight"].dtype.type(self.exponent(before))}

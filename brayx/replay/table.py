@@ -95,11 +95,6 @@ class Table:
         return cls(capacity, batch_size, Prioritised(capacity, exponent), Oldest(capacity), limiter, **options)
 
     @classmethod
-    def reservoir(cls, capacity: int, batch_size: int, limiter: RateLimiter | None = None, **options: int) -> Table:
-        """Keeps a weighted sample of all columns ever pushed, and samples from it uniformly."""
-        return cls(capacity, batch_size, Uniform(capacity), Reservoir(capacity), limiter, **options)
-
-    @classmethod
     def of(cls, config: BufferConfig, seed: int | None = None, shard: int = 0) -> Table:
         """The table for a buffer's options."""
         capacity = config.capacity
@@ -166,7 +161,7 @@ class Table:
     def sample(self, least_version: int | None = None) -> Batch | None:
         """A copied batch; None if the limiter does not allow one, or the table is empty.
 
-        With priorities it has ``weight`` ``[B]`` float32 for ``beta`` 1 (see `brayx.replay.importance`), and ``index``
+        With priorities it has ``weight`` ``[B]`` float32 for ``beta`` 1 (see `brayx.replay.samplers`), and ``index``
         ``[B]`` int64, the columns' ids for `update_priorities`.
 
         Args:

@@ -21,9 +21,9 @@ from open_spiel.python.policy import TabularPolicy
 from brayx.components import load_module
 from brayx.engines.base import load_weights
 from brayx.engines.torch import with_weights
-from brayx.exploitability import tabular
 from brayx.jobs.config import JobConfig
 from tests.end_to_end.jobs import brayx
+from tests.learning.poker.exploitability import tabular
 from tests.learning.rows import Rows, printed
 
 pytestmark = pytest.mark.learning

@@ -236,7 +236,7 @@ def test_the_model_made_of_parts_acts_and_learns(examples: Path) -> None:
     assert moved >= {"phase", "units", "trunk", "target", "value"}
 
 
-PUBLIC = {"algorithms", "errors", "exploitability", "gamecore", "nets", "recording"}
+PUBLIC = {"algorithms", "errors", "gamecore", "nets", "recording"}
 """Packages of brayx that users write against; from all others they need the names in `brayx.__all__` alone."""
 
 

@@ -23,8 +23,8 @@ from brayx.local.host import LocalHost
 from brayx.metrics import Recorder
 from brayx.model.local import LocalModel
 from brayx.remote import JobBuffer, JobModel, offer
+from brayx.replay.buffer import NullBuffer
 from brayx.replay.config import BufferConfig
-from brayx.replay.null import NullBuffer
 
 OBS = np.array([1.0, 2.0], np.float32)
 

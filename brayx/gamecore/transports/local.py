@@ -10,7 +10,6 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent import futures
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from brayx.errors import ConnectFailed, ConnectionLost, DeadlineExceeded
@@ -63,9 +62,7 @@ class ServiceThread:
             raise ConnectFailed(f"the service's loop did not start within {_JOIN_S:g} s", url=LOCAL_URL)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         loop, self._loop = self._loop, None
         if loop is not None and self._thread is not None:
             loop.call_soon_threadsafe(loop.stop)

@@ -7,7 +7,6 @@ sent after the reply to the previous one, so a reply with another time is an err
 from __future__ import annotations
 
 import time as clock
-from types import TracebackType
 from typing import Self
 
 from brayx.errors import BrayxError, ProtocolError, TransportError, from_wire
@@ -54,7 +53,7 @@ class TcpSessions:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
 
     def submit(self, request: StepRequest) -> None:

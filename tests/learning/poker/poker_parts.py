@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pyspiel
 import torch
+from exploitability import nash_conv
 
 from brayx import Agent, Fragment, Step, forward, push, sample_categorical
-from brayx.exploitability import nash_conv
 from brayx.nets.policy import NetworkConfig, policy_for
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from brayx.algorithms.critic import critic_of
+from brayx.algorithms.base import critic_of
 from brayx.cluster.environments import worker_spec
 from brayx.cluster.job import cluster_for
 from brayx.commands.cli import main

@@ -23,7 +23,7 @@ from brayx.local.league import LocalLeague
 from brayx.metrics import Recorder
 from brayx.model.local import LocalModel
 from brayx.model.snapshots import SnapshotFiles, SnapshotModel, digest_of
-from brayx.replay.null import NullBuffer
+from brayx.replay.buffer import NullBuffer
 from brayx.types import Fragment
 from tests.unit.league.play import Playing
 from tests.unit.local.test_acting import OBS, Scale, factor

@@ -31,7 +31,7 @@ from brayx.local.training import Training
 from brayx.metrics import Recorder
 from brayx.nets.central import central_policy_for
 from brayx.nets.policy import NetworkConfig
-from brayx.replay.importance import Importance
+from brayx.replay.samplers import Importance
 from brayx.rollout.policy import ActingEngine
 from brayx.types import flatten
 from tests.unit.replay.made import columns

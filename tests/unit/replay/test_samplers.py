@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brayx.replay.removers import LowestPriority, Oldest, Reservoir
-from brayx.replay.samplers import Prioritised, Uniform
+from brayx.replay.samplers import Importance, Prioritised, Uniform
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
@@ -132,3 +132,27 @@ def test_a_reservoir_is_a_weighted_sample_of_the_stream():
         counts[kept] += 1
     assert counts[4] == 0
     assert chi_square(counts[:4], 400 * weights[:4]) < bound(3)
+
+
+@pytest.mark.parametrize(("start", "batches", "before", "beta"), [
+    (0.4, None, 0, 0.4), (0.4, None, 10**9, 0.4), (0.4, 10, 0, 0.4), (0.4, 10, 5, 0.7), (0.4, 10, 10, 1.0),
+    (0.4, 10, 99, 1.0), (0.0, 4, 1, 0.25), (1.0, 10, 3, 1.0),
+])  # fmt: skip
+def test_weights_match_the_paper(start, batches, before, beta):
+    priorities, alpha = np.array([1.0, 4.0, 9.0, 0.25, 16.0]), 0.6
+    sampler = Prioritised(8, alpha)
+    sampler.insert(np.arange(5), priorities)
+    slots, full = sampler.draw(7, np.random.default_rng(0))
+    given = {"reward": np.zeros(7), "weight": full}
+    batch = Importance(start, batches).weigh(given, before)
+    p = priorities**alpha / (priorities**alpha).sum()
+    paper = (5 * p[slots]) ** -beta
+    np.testing.assert_allclose(batch["weight"], paper / paper.max(), rtol=1e-5)
+    assert batch["weight"].dtype == np.float32
+    assert batch["reward"] is given["reward"]
+    assert given["weight"] is full, "a buffer may return the same batch again"
+
+
+def test_a_batch_without_weights_is_unchanged():
+    batch = {"reward": np.zeros(2)}
+    assert Importance().weigh(batch, 5) is batch
