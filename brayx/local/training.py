@@ -117,16 +117,16 @@ class Training(BaseModel):
 
     def of(self, algorithm: AlgorithmConfig) -> Settled:
         """Returns these options with every None replaced by the algorithm's default."""
-        own = algorithm.sampling
-        length = self.unroll_length or own.unroll_length
-        size = self.batch_size or own.batch_size(length)
-        found = {
-            "sampler": self.sampler or own.sampler,
+        sampling = algorithm.sampling
+        length = self.unroll_length or sampling.unroll_length
+        size = self.batch_size or sampling.batch_size(length)
+        filled = {
+            "sampler": self.sampler or sampling.sampler,
             "unroll_length": length,
             "batch_size": size,
-            "samples_per_insert": self.samples_per_insert or own.samples_per_insert(length, size) or None,
+            "samples_per_insert": self.samples_per_insert or sampling.samples_per_insert(length, size) or None,
         }
-        return Settled.model_construct(**{**dict(self), **found})
+        return Settled.model_construct(**{**dict(self), **filled})
 
 
 class Settled(Training):
