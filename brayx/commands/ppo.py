@@ -180,9 +180,9 @@ def defaults() -> Mapping[str, Any]:
     from brayx.nets.policy import NetworkConfig
 
     algorithm = PPOConfig()
-    own = {"algorithm": algorithm, "network": NetworkConfig(), "training": Training().of(algorithm)}
+    plain = {"algorithm": algorithm, "network": NetworkConfig(), "training": Training().of(algorithm)}
     return {
-        option.name: getattr(own[option.config], option.field or option.name)
+        option.name: getattr(plain[option.config], option.field or option.name)
         if option.default is _OWN
         else option.default
         for option in _ALL
@@ -388,8 +388,8 @@ def _names(chosen: Mapping[str, Any]) -> tuple[str, str]:
 def _write_course(file: str | None, result: Result) -> None:
     """Writes the course of a training, with Unix times."""
     if file is not None:
-        at = time.time() - time.monotonic() + result.began
-        points = [[at + point.seconds, point.env_steps, point.episodes, point.return_mean] for point in result.curve]
+        began = time.time() - time.monotonic() + result.began
+        points = [[began + point.seconds, point.env_steps, point.episodes, point.return_mean] for point in result.curve]
         try:
             Path(file).write_text(json.dumps(points))
         except OSError as error:  # the trial has its checkpoint, and the summary follows

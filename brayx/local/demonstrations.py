@@ -40,7 +40,7 @@ def check_imitates(algorithm: AlgorithmConfig, training: Training) -> None:
         ConfigError: they do not fit; the message names the option, and what fits.
     """
     if algorithm.imitates == "nothing":
-        fits = [each.name for each in OURS if each.imitates != "nothing"]
+        fits = [ours.name for ours in OURS if ours.imitates != "nothing"]
         raise ConfigError(
             f"algorithm {algorithm.name!r} does not imitate, but there are demonstrations; these do: {', '.join(fits)}",
             key="algorithm",
@@ -122,7 +122,7 @@ class Demonstrations:
         columns = [column for column in (*made, packer.flush()) if column is not None]
         self._rng = np.random.default_rng(seed)
         order = self._rng.permutation(len(columns))
-        self._block = {key: np.concatenate([columns[at][key] for at in order]) for key in columns[0]}
+        self._block = {key: np.concatenate([columns[index][key] for index in order]) for key in columns[0]}
         self._block["policy_version"][:] = 0  # recorded versions are of another policy
         self._block[DEMONSTRATION] = np.ones(self._block["mask"].shape, np.bool_)
         self.batch_size = min(batch_size, len(columns))

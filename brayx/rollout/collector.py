@@ -219,15 +219,15 @@ class Collector:
     def unfinished(self) -> list[Episode]:
         """The running episode of each environment, with its return and length so far."""
         return [
-            Episode(*each, env)
-            for env, each in enumerate(zip(self._return.tolist(), self._length.tolist(), strict=True))
+            Episode(*so_far, env)
+            for env, so_far in enumerate(zip(self._return.tolist(), self._length.tolist(), strict=True))
         ]
 
     def episodes(self) -> list[Episode]:
         """Episodes that have ended since the last call, in order."""
-        found = list(map(Episode._make, self._episodes))
+        ended = list(map(Episode._make, self._episodes))
         self._episodes.clear()
-        return found
+        return ended
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """The normalisers' moments, as arrays by name; empty without one. Environments are not saved. May be called
@@ -277,12 +277,12 @@ class Collector:
                 self.obs_normaliser.refresh()
 
     def _shared(self) -> dict[str, Shared]:
-        found: dict[str, Shared] = {}
+        shared: dict[str, Shared] = {}
         if self.obs_normaliser is not None:
-            found.update(self.obs_normaliser.leaves)
+            shared.update(self.obs_normaliser.leaves)
         if self.reward_normaliser is not None:
-            found["reward"] = self.reward_normaliser.moments
-        return found
+            shared["reward"] = self.reward_normaliser.moments
+        return shared
 
     def close(self) -> None:
         """Closes the environments."""
@@ -364,18 +364,18 @@ class Collector:
             ConfigError: the policy takes something else.
             EnvironmentFailed: a whole number is outside the observation space.
         """
-        found = {"obs": obs} if isinstance(obs, np.ndarray) else flatten(obs, "obs")
+        leaves = {"obs": obs} if isinstance(obs, np.ndarray) else flatten(obs, "obs")
         for key, limits in self._limits.items():
-            if wrong := limits.refusal(found[key]):
+            if wrong := limits.refusal(leaves[key]):
                 raise EnvironmentFailed(f"{key}: an environment returned {wrong} by its observation space", key=key)
         if isinstance(obs, np.ndarray):
             last = self._obs.get("obs")
             if last is not None and obs.dtype == last.dtype and obs.shape == last.shape:  # already checked
-                return found
+                return leaves
         for key, spec in self._takes.items():
-            leaf = found.get(key)
+            leaf = leaves.get(key)
             if leaf is None:
-                raise ConfigError(f"the environments give {sorted(found)}, the model takes {sorted(self._takes)}")
+                raise ConfigError(f"the environments give {sorted(leaves)}, the model takes {sorted(self._takes)}")
             if leaf.dtype == spec.dtype and leaf.shape[1:] == spec.shape:
                 continue
             converted = as_dtype(leaf, spec.dtype)
@@ -385,12 +385,12 @@ class Collector:
                     f"the model takes {list(spec.shape)} {spec.dtype}",
                     key=key,
                 )
-            found[key] = converted
-        if len(found) > len(self._takes):  # used for learning only, such as the state of a game
-            for key in found.keys() - self._takes.keys():
-                leaf = found[key]
-                found[key] = leaf.astype(np.float32) if leaf.dtype == np.float64 else leaf
-        return found
+            leaves[key] = converted
+        if len(leaves) > len(self._takes):  # used for learning only, such as the state of a game
+            for key in leaves.keys() - self._takes.keys():
+                leaf = leaves[key]
+                leaves[key] = leaf.astype(np.float32) if leaf.dtype == np.float64 else leaf
+        return leaves
 
     def _count_episodes(self, reward: np.ndarray, done: np.ndarray, resetting: np.ndarray) -> None:
         """Sums rewards between episode ends; a column's last step, without an action, also starts a new sum."""

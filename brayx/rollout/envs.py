@@ -86,8 +86,8 @@ def _make(env: EnvSource, num_envs: int, vectorization: Vectorization, options: 
         if game is not None and vectorization in ("auto", "native"):
             from ale_py.vector_env import AtariVectorEnv
 
-            own = {key: spec.kwargs[key] for key in ("repeat_action_probability", "full_action_space")}
-            made: VectorEnv = AtariVectorEnv(game, num_envs, **{**own, **_ATARI_OPTIONS, **given})
+            registered = {key: spec.kwargs[key] for key in ("repeat_action_probability", "full_action_space")}
+            made: VectorEnv = AtariVectorEnv(game, num_envs, **{**registered, **_ATARI_OPTIONS, **given})
             return made
         mode = {"auto": None, "native": "vector_entry_point"}.get(vectorization, vectorization)
         return gymnasium.make_vec(env, num_envs, vectorization_mode=mode, **given)

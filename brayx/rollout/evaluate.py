@@ -73,7 +73,7 @@ def evaluate(
         ConfigError: the policy does not fit the environments.
         EnvironmentFailed: an environment raised.
     """
-    each = -(-episodes // envs.num_envs)
+    share = -(-episodes // envs.num_envs)
     collector = Collector(
         envs,
         policy,
@@ -87,7 +87,7 @@ def evaluate(
     cut: set[int] = set()
 
     def wanted(episode: Episode) -> bool:
-        return len(played[episode.env]) < each and episode.env not in cut
+        return len(played[episode.env]) < share and episode.env not in cut
 
     while running := [episode for episode in collector.unfinished() if wanted(episode)]:
         if stop is not None and stop.is_set():
@@ -103,7 +103,7 @@ def evaluate(
                 played[episode.env].append(episode)
                 cut.add(episode.env)
     turns = range(max(map(len, played)))
-    order = [(env, turn) for turn in turns for env, found in enumerate(played) if len(found) > turn][:episodes]
+    order = [(env, turn) for turn in turns for env, ended in enumerate(played) if len(ended) > turn][:episodes]
     left = sum(env in cut and turn == len(played[env]) - 1 for env, turn in order)
     if left:
         logger.warning(

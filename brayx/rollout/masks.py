@@ -87,22 +87,22 @@ class InfoMasks(VectorWrapper):
         return row
 
     def _refused(self, got: str) -> ConfigError:
-        each = "one for each action"
+        one = "one for each action"
         if len(self._sizes) > 1:
             sizes = " + ".join(map(str, self._sizes[:8])) + (" + ..." if len(self._sizes) > 8 else "")
-            each = f"one for each value of each part of {self.single_action_space} ({sizes})"
-        return ConfigError(f"info's {MASK}: expected {sum(self._sizes)} numbers, {each}, got {got[:80]}", key=MASK)
+            one = f"one for each value of each part of {self.single_action_space} ({sizes})"
+        return ConfigError(f"info's {MASK}: expected {sum(self._sizes)} numbers, {one}, got {got[:80]}", key=MASK)
 
 
-def _beside(own: Any, mask: Any) -> Any:
+def _beside(observed: Any, mask: Any) -> Any:
     """An observation with its mask added; or an observation space with the mask's space."""
-    if not isinstance(own, Mapping | spaces.Dict):
-        found = {OWN: own, MASK: mask}
-    elif {OWN, STATE} <= set(own):
-        found = {**own, OWN: _beside(own[OWN], mask)}
+    if not isinstance(observed, Mapping | spaces.Dict):
+        both = {OWN: observed, MASK: mask}
+    elif {OWN, STATE} <= set(observed):
+        both = {**observed, OWN: _beside(observed[OWN], mask)}
     else:
-        found = {**own, MASK: mask}
-    return spaces.Dict(found) if isinstance(mask, spaces.Space) else found
+        both = {**observed, MASK: mask}
+    return spaces.Dict(both) if isinstance(mask, spaces.Space) else both
 
 
 def is_observed(space: Any) -> bool:

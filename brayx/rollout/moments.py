@@ -314,4 +314,4 @@ def from_arrays(state: Mapping[str, np.ndarray]) -> AllMoments:
     for key, array in state.items():
         name, _, part = key.rpartition(":")
         parts.setdefault(name, {})[part] = array
-    return {name: Moments.from_state(each) for name, each in parts.items()}
+    return {name: Moments.from_state(arrays) for name, arrays in parts.items()}

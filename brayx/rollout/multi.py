@@ -42,21 +42,21 @@ class AgentsAsRows(VectorEnv):
         self._with_state = state
         self._ids: np.ndarray | None = None
         spaces = {agent: (first.observation_space(agent), first.action_space(agent)) for agent in self.agents}
-        own, self.single_action_space = spaces[self.agents[0]]
+        observation, self.single_action_space = spaces[self.agents[0]]
         for agent, (observed, acted) in spaces.items():
-            if (observed, acted) != (own, self.single_action_space):
+            if (observed, acted) != (observation, self.single_action_space):
                 raise ConfigError(
-                    f"agents as rows need the same spaces: {self.agents[0]!r} observes {own} and acts in "
+                    f"agents as rows need the same spaces: {self.agents[0]!r} observes {observation} and acts in "
                     f"{self.single_action_space}, {agent!r} {observed} and {acted}"
                 )
-        self.single_observation_space = own
+        self.single_observation_space = observation
         if state:
             space = getattr(first, "state_space", None)
             if not isinstance(space, gymnasium.Space):
                 raise ConfigError(f"{first} has no state_space, which state=True needs")
             if ids:
                 space = self._with_ids(space)
-            self.single_observation_space = gymnasium.spaces.Dict({OWN: own, STATE: space})
+            self.single_observation_space = gymnasium.spaces.Dict({OWN: observation, STATE: space})
         elif ids:
             raise ConfigError("ids are part of the state: expected state=True", key="ids")
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -67,8 +67,8 @@ class AgentsAsRows(VectorEnv):
         """Resets every game, each with a different seed."""
         rows, infos = [], []
         for index, game in enumerate(self._games):
-            found, info = game.reset(seed=None if seed is None else int(seed) + index, options=options)
-            rows += self._rows(game, found)
+            obs, info = game.reset(seed=None if seed is None else int(seed) + index, options=options)
+            rows += self._rows(game, obs)
             infos += [info[agent] for agent in self.agents]
         self._ended = [False] * len(self._games)
         return self._joined(rows), _masks(infos)
@@ -86,23 +86,23 @@ class AgentsAsRows(VectorEnv):
         terminated, truncated = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
         for index, game in enumerate(self._games):
             if self._ended[index]:
-                found, info = game.reset()
-                rows += self._rows(game, found)
+                obs, info = game.reset()
+                rows += self._rows(game, obs)
                 infos += [info[agent] for agent in self.agents]
                 self._ended[index] = False
                 continue
-            own = {agent: actions[index * size + at] for at, agent in enumerate(self.agents)}
-            found, rewards, ends, cuts, info = game.step(own)
+            acts = {agent: actions[index * size + row] for row, agent in enumerate(self.agents)}
+            obs, rewards, ends, cuts, info = game.step(acts)
             infos += [info[agent] for agent in self.agents]
-            for at, agent in enumerate(self.agents):
-                row = index * size + at
+            for offset, agent in enumerate(self.agents):
+                row = index * size + offset
                 reward[row], terminated[row], truncated[row] = rewards[agent], ends[agent], cuts[agent]
             over = (terminated | truncated)[index * size : (index + 1) * size]
             if over.any() and not over.all():
                 gone = [agent for agent, left in zip(self.agents, over, strict=True) if left]
                 raise ConfigError(f"{gone} left a running game, but agents as rows must end together")
             self._ended[index] = bool(over.all())
-            rows += self._rows(game, found)
+            rows += self._rows(game, obs)
         return self._joined(rows), reward, terminated, truncated, _masks(infos)
 
     def close_extras(self, **_: Any) -> None:
@@ -118,12 +118,12 @@ class AgentsAsRows(VectorEnv):
         low, high = np.append(space.low, self._ids[0] * 0), np.append(space.high, self._ids[0] * 0 + 1)
         return gymnasium.spaces.Box(low, high, dtype=space.dtype.type)
 
-    def _rows(self, game: Any, found: dict[str, Any]) -> list[Any]:
+    def _rows(self, game: Any, obs: dict[str, Any]) -> list[Any]:
         if not self._with_state:
-            return [found[agent] for agent in self.agents]
+            return [obs[agent] for agent in self.agents]
         state = game.state()
-        states = [state] * len(self.agents) if self._ids is None else [np.append(state, own) for own in self._ids]
-        return [{OWN: found[agent], STATE: seen} for agent, seen in zip(self.agents, states, strict=True)]
+        states = [state] * len(self.agents) if self._ids is None else [np.append(state, row_id) for row_id in self._ids]
+        return [{OWN: obs[agent], STATE: seen} for agent, seen in zip(self.agents, states, strict=True)]
 
     def _joined(self, rows: list[Any]) -> Any:
         space = self.single_observation_space
@@ -136,6 +136,6 @@ def _masks(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     given = np.array([MASK in info for info in infos])
     if not given.any():
         return {}
-    found = np.empty(len(infos), object)
-    found[:] = [info.get(MASK) for info in infos]
-    return {MASK: found, f"_{MASK}": given}
+    masks = np.empty(len(infos), object)
+    masks[:] = [info.get(MASK) for info in infos]
+    return {MASK: masks, f"_{MASK}": given}

@@ -71,8 +71,8 @@ class Policy:
         self._state_outputs = () if state is None else state.outputs
         self._bound = built.bind(built.initial)
         self._seated = -1
-        at = None if state is None else state.argument
-        args = tuple(arg for index, arg in enumerate(forward_args) if index != at)
+        argument = None if state is None else state.argument
+        args = tuple(arg for index, arg in enumerate(forward_args) if index != argument)
         # Named as in a learner batch.
         self.obs_keys = tuple(flatten(args[0] if len(args) == 1 else args, "obs"))
         self.obs_leaves = tuple(leaf for i, leaf in enumerate(built.spec.inputs) if i not in self._state_inputs)
@@ -87,8 +87,8 @@ class Policy:
             BadWeights: they do not fit the module.
         """
         # The collector normalises with newer moments than a version's.
-        own = learned(weights)
-        self._bound = self._engine.bind({self._prefix + name: array for name, array in own.items()})
+        parameters = learned(weights)
+        self._bound = self._engine.bind({self._prefix + name: array for name, array in parameters.items()})
         self._seated = -1
         self.version = version
 

@@ -139,8 +139,12 @@ def rounds(spec: RolloutSpec, workers: int) -> int:
 
 def counts_that_fit(spec: RolloutSpec) -> list[int]:
     """The possible numbers of blocking workers, see `rounds`."""
-    each = spec.config.num_envs
-    return [count for count in range(1, spec.update_columns // each + 1) if spec.update_columns % (count * each) == 0]
+    num_envs = spec.config.num_envs
+    return [
+        count
+        for count in range(1, spec.update_columns // num_envs + 1)
+        if spec.update_columns % (count * num_envs) == 0
+    ]
 
 
 def check_rollout(spec: RolloutSpec) -> tuple[ActionSpec, dict[str, np.ndarray]]:

@@ -182,6 +182,37 @@ def test_a_job_with_a_rollout_and_its_checkpoint(tmp_path):
         assert again.train()["env_steps"] == 96
 
 
+MODEL = """
+from brayx.nets.policy import policy_for
+import numpy as np
+
+def build_model(name, config):
+    return policy_for(np.zeros(4, np.float32), num_actions=config["own"]["actions"])
+"""
+JOB = """
+project: mine
+trial: one
+own: {kind: config, actions: 2}
+model: {kind: model, module: my_own_model, engine: torch}
+rollout: {kind: rollout, env: CartPole-v1, model: model, buffer: buffer, num_envs: 2, mode: blocking}
+buffer: {kind: buffer, batch_size: 4, unroll_length: 8}
+trainer: {kind: trainer, model: model, buffers: [buffer], num_steps: 64}
+"""
+
+
+def test_a_job_with_a_model_of_its_own_and_what_a_trainer_has_not(tmp_path):
+    (tmp_path / "my_own_model.py").write_text(MODEL)
+    (tmp_path / "job.yaml").write_text(JOB)
+    with Trainer(tmp_path / "job.yaml") as trainer:
+        assert trainer._running.training.num_envs == 4, "a batch is a run of all environments"
+        assert len(list(trainer)) == 2
+        assert trainer.act(np.zeros(4)) in (0, 1)
+    (tmp_path / "job.yaml").write_text(JOB.replace("num_steps: 64", "num_steps: 64, initial_weights: runs:/x"))
+    with pytest.raises(ConfigError, match=r"no trainer\.initial_weights") as refused:
+        Trainer(tmp_path / "job.yaml")
+    assert refused.value.details["key"] == "initial_weights"
+
+
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
 def test_a_job_has_the_options_that_it_was_made_of(algorithm):
     config = brayx.local.training.with_options(brayx.algorithms.build.algorithm_options(algorithm), {"gamma": 0.9})[0]
