@@ -2,6 +2,6 @@
 
 Each subject is a module with its documents and its calls, and one of the same name in `brayx.console.page`.
 
-The job's process imports only `brayx.console.live`, `brayx.console.link` and `brayx.console.port`. The API and the page
+The job's process imports only `brayx.console.job`, `brayx.console.live` and `brayx.console.port`. The API and the page
 run in a separate process, which starts when somebody opens the console. Knows nothing of Ray.
 """

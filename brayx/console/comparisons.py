@@ -156,20 +156,20 @@ class Comparisons:
             for version in filter(None, (key.version, key.reference)):
                 find(version, self._uri)
         with self._lock:
-            found = self._kept.pop(key, None)
-            if found is None or found.stopped or (found.arrays and found.ticks != ticks):
+            running = self._kept.pop(key, None)
+            if running is None or running.stopped or (running.arrays and running.ticks != ticks):
                 if self._newest is not None and self._newest.runs:
                     raise ServiceFull(
                         "another comparison runs, and only one can at a time: try again when it has ended"
                     )
-                found = self._newest = _Running(key, folder, self._uri, self._trust, ticks)
-            if found.error is not None:
-                raise found.error
-            found.asked_at = time.monotonic()
-            self._kept[key] = found  # the most recently used comes last
+                running = self._newest = _Running(key, folder, self._uri, self._trust, ticks)
+            if running.error is not None:
+                raise running.error
+            running.asked_at = time.monotonic()
+            self._kept[key] = running  # the most recently used comes last
             if len(self._kept) > _KEPT:
                 del self._kept[next(iter(self._kept))]
-        return found.document()
+        return running.document()
 
     def ticks(self, key: Key, episode: Episode, first: int, count: int) -> list[ComparedTick]:
         """How the versions would have acted at consecutive recorded ticks, except those that were left out.
@@ -178,17 +178,17 @@ class Comparisons:
             BadRecording: there is no such comparison, or it is not finished.
         """
         with self._lock:
-            found = self._kept.get(key)
-        if found is None or not found.arrays:
+            running = self._kept.get(key)
+        if running is None or not running.arrays:
             raise BadRecording("this comparison is not finished, or was dropped for newer ones: ask for it first")
         masks = [name for name in episode.columns if name.rpartition("/")[2] == "action_mask"][:1]
         columns = episode.read(first, count, masks)
         mask = named(columns.arrays, "action_mask")
-        rows = np.searchsorted(found.arrays["number"], columns.number)
+        rows = np.searchsorted(running.arrays["number"], columns.number)
         return [
-            found.tick(int(row), None if mask is None else mask[index])
+            running.tick(int(row), None if mask is None else mask[index])
             for index, row in enumerate(rows)
-            if row < len(found.arrays["number"]) and found.arrays["number"][row] == columns.number[index]
+            if row < len(running.arrays["number"]) and running.arrays["number"][row] == columns.number[index]
         ]
 
 

@@ -48,7 +48,7 @@ class Live(Protocol):
 
 @dataclass
 class ConsoleJob:
-    """The job's answers to the console: the verbs of `brayx.console.link.Link`, called from a thread.
+    """The job's answers to the console: the verbs of `brayx.console.source.Source.ask`, called from a thread.
 
     Attributes:
         facts: values of `brayx.console.overview.Job`; ``sessions`` may be left out.
@@ -153,15 +153,14 @@ def open_console(
 
 def words_of(job: JobConfig, uri: str) -> tuple[str, ...]:
     """Arguments of the console's process; errors as `console_keys`."""
-    settings = {
+    shown = {
         "uri": uri,
         "project": job.project,
-        "folder": job.folder,
         "recordings": "" if job.recording is None else job.recording.absolute().folder,
-        "keys": console_keys(job),
         "board": _board(job),
+        "trust": job.folder,
     }
-    return (json.dumps(settings),)
+    return json.dumps(shown), console_keys(job)
 
 
 def _board(job: JobConfig) -> dict[str, Any] | None:

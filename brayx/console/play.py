@@ -81,7 +81,7 @@ def routes(source: Source) -> APIRouter:
 
 def _why_not(source: Source) -> str:
     """Why no human can play here; empty: a human can."""
-    if source.link is None:
+    if source.channel is None:
         return "There is no job behind this console."
     if source.board is None:
         return "This job has no component `kind: board`, which shows its game to a human."

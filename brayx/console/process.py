@@ -9,26 +9,23 @@ import threading
 from brayx.children import Channel
 from brayx.console.api import create_app
 from brayx.console.guard import ConsoleKeys
-from brayx.console.link import Link
 from brayx.console.serve import serve_app
 from brayx.console.source import Source
 from brayx.gamecore.auth import Keys
 from brayx.tracking.store import import_mlflow
 
 
-def main(job: Channel, settings: str, descriptor: str) -> None:
+def main(job: Channel, shown: str, keys_file: str, descriptor: str) -> None:
     """Serves until the job ends.
 
     Args:
         job: answers the console's requests.
-        settings: JSON, as `brayx.console.job.words_of` makes it.
+        shown: JSON of what the console shows: fields of `Source`.
+        keys_file: path of the console's keys; empty: it has none.
         descriptor: file descriptor of the listening socket.
     """
     # Import MLflow before a page needs it: that takes seconds, and more beside a busy job.
     threading.Thread(target=import_mlflow, name="brayx-console-imports", daemon=True).start()
-    given = json.loads(settings)
-    keys = ConsoleKeys(Keys.load(given["keys"])) if given["keys"] else None
-    source = Source(
-        given["uri"], given["project"], given["recordings"], Link(job), given["board"], trust=given["folder"]
-    )
-    serve_app(socket.socket(fileno=int(descriptor)), create_app(source, keys))
+    keys = ConsoleKeys(Keys.load(keys_file)) if keys_file else None
+    app = create_app(Source(**json.loads(shown), channel=job), keys)
+    serve_app(socket.socket(fileno=int(descriptor)), app)

@@ -70,7 +70,7 @@ def routes(source: Source) -> APIRouter:
     @router.get("")
     def sessions() -> list[Session]:
         """The running sessions."""
-        return [] if source.link is None else [Session(**row) for row in source.ask("sessions")]
+        return [] if source.channel is None else [Session(**row) for row in source.ask("sessions")]
 
     @router.get("/ticks")
     def ticks(session: _Id, after: Annotated[int, Query(ge=0)] = 0) -> Ticks:

@@ -112,7 +112,7 @@ class Compare:
         if window not in self._windows:
             query = dict(self._query)
             try:
-                found: list[ComparedTick] = await self._caller.get(
+                ticks: list[ComparedTick] = await self._caller.get(
                     list[ComparedTick], f"{self._path}/ticks", **query, first=window * self._window, count=self._window
                 )
             except BrayxError as error:
@@ -120,7 +120,7 @@ class Compare:
                 return
             if query != self._query or self._requested != tick.number:  # the viewer has moved on meanwhile
                 return
-            self._windows = {window: {each.number: each for each in found}}
+            self._windows = {window: {compared.number: compared for compared in ticks}}
         self._show(self._windows[window].get(tick.number))
 
     async def _press(self) -> None:
@@ -145,18 +145,18 @@ class Compare:
     async def _ask(self) -> None:
         query = dict(self._query)
         try:
-            found: Comparison = await self._caller.get(Comparison, self._path, **query)
+            comparison: Comparison = await self._caller.get(Comparison, self._path, **query)
         except BrayxError as error:
             if self._timer.active:
                 self._fail(error)
             return
         if not self._timer.active or query != self._query:  # stopped meanwhile
             return
-        self._progress.set_value(round(found.progress, 3))
-        self._state.set_text(f"{sentence(found.state)[:-1]} …")
-        if found.done:
+        self._progress.set_value(round(comparison.progress, 3))
+        self._state.set_text(f"{sentence(comparison.state)[:-1]} …")
+        if comparison.done:
             self._stop("")
-            self._put(found)
+            self._put(comparison)
             await self._again()
 
     def _stop(self, text: str) -> None:
@@ -169,29 +169,31 @@ class Compare:
         self._stop("")
         self._failure.say(error)
 
-    def _put(self, found: Comparison) -> None:
-        against = _short(found.reference) if found.reference else _RECORDED
+    def _put(self, comparison: Comparison) -> None:
+        against = _short(comparison.reference) if comparison.reference else _RECORDED
         left_out = (
-            f"; {number(found.left_out)} without their observation or action are left out" if found.left_out else ""
+            f"; {number(comparison.left_out)} without their observation or action are left out"
+            if comparison.left_out
+            else ""
         )
-        estimated = "" if found.kl_exact or found.kl is None else (
+        estimated = "" if comparison.kl_exact or comparison.kl is None else (
             "; KL is estimated from the log-probabilities of the recorded actions"
         )  # fmt: skip
         self._note.set_text(
-            f"{_short(found.version)} against {against}, {number(found.ticks)} ticks{left_out}{estimated}."
+            f"{_short(comparison.version)} against {against}, {number(comparison.ticks)} ticks{left_out}{estimated}."
         )
-        self._first = found.first
-        self._jump.set_text("none" if found.first is None else f"tick {number(found.first)}")
-        self._jump.set_enabled(found.first is not None)
+        self._first = comparison.first
+        self._jump.set_text("none" if comparison.first is None else f"tick {number(comparison.first)}")
+        self._jump.set_enabled(comparison.first is not None)
         texts = {
-            "Equal actions": "-" if found.agreement is None else f"{found.agreement:.1%}",
-            "Mean KL": number(found.kl),
-            "Highest KL": number(found.kl_max),
-            "Value, difference": number(found.value),
+            "Equal actions": "-" if comparison.agreement is None else f"{comparison.agreement:.1%}",
+            "Mean KL": number(comparison.kl),
+            "Highest KL": number(comparison.kl_max),
+            "Value, difference": number(comparison.value),
         }
         for name, text in texts.items():
             self._facts[name].set_text(text)
-        ticks, curves = ([], {}) if found.curves is None else (found.curves.ticks, found.curves.curves)
+        ticks, curves = ([], {}) if comparison.curves is None else (comparison.curves.ticks, comparison.curves.curves)
         for name, chart in self._charts.items():
             chart.show({name: list(zip(ticks, curves[name], strict=True))} if name in curves else {})
         self._result.set_visibility(True)
@@ -202,12 +204,12 @@ class Compare:
             if tick is None:
                 ui.label("This tick was left out of the comparison.").classes(MUTED)
                 return
-            for name, each in tick.chosen.items():
-                text = f"{_short(self._query[name])}: action {each.action}"
-                text += "" if each.value is None else f", value {number(each.value)}"
+            for name, chosen in tick.chosen.items():
+                text = f"{_short(self._query[name])}: action {chosen.action}"
+                text += "" if chosen.value is None else f", value {number(chosen.value)}"
                 ui.label(text).classes("font-semibold").mark(f"compared-{name}")
                 bars = Bars("It has no `logits`, or too many for all ticks.", _COLOURS[name])
-                bars.show(each.probabilities, each.action)
+                bars.show(chosen.probabilities, chosen.action)
             same = "the same action" if tick.equal else "another action"
             ui.label("; ".join([same, *([] if tick.kl is None else [f"KL {number(tick.kl)}"])])).classes(MUTED)
 
@@ -218,11 +220,11 @@ class Compare:
 
 def _named(model: Model) -> dict[str, str]:
     """The names of a model's versions by their references."""
-    found = {}
-    for each in model.versions:
-        marks = f" ({', '.join(each.aliases)})" if each.aliases else ""
-        found[f"models:/{model.name}/{each.version}"] = f"{model.name} {each.version}{marks}"
-    return found
+    names = {}
+    for version in model.versions:
+        marks = f" ({', '.join(version.aliases)})" if version.aliases else ""
+        names[f"models:/{model.name}/{version.version}"] = f"{model.name} {version.version}{marks}"
+    return names
 
 
 def _short(reference: str) -> str:

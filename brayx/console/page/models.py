@@ -17,7 +17,7 @@ _SHOWN = 20
 """Number of versions that are shown of each model: the newest. Those with an alias are always shown."""
 _HIDDEN = ("brayx.", "lineage")
 
-Found = tuple[list[Model], Job]
+Loaded = tuple[list[Model], Job]
 
 
 def add(connect: Connect) -> None:
@@ -29,17 +29,17 @@ def add(connect: Connect) -> None:
             Panel(lambda: _load(caller), lambda first: _models(caller), every_s=2.0)
 
 
-async def _load(caller: Caller) -> Found:
+async def _load(caller: Caller) -> Loaded:
     return await caller.get(list[Model], "/api/models"), await caller.get(Job, "/api/job")
 
 
-def _models(caller: Caller) -> Callable[[Found], None]:
+def _models(caller: Caller) -> Callable[[Loaded], None]:
     above, below = (ui.column().classes("w-full items-stretch gap-6") for _ in range(2))
     shown: dict[str, object] = {}
 
-    def update(found: Found) -> None:
+    def update(loaded: Loaded) -> None:
         # Recreate only what has changed: the viewer may be using the slider or a button.
-        models, job = found
+        models, job = loaded
         if shown.get("canaries") != job.canaries:
             shown["canaries"] = job.canaries
             above.clear()
@@ -86,7 +86,7 @@ def _model(caller: Caller, model: Model) -> None:
         heading(model.name)
         if model.before is not None:
             ui.button(f"Roll back to {model.before}", icon="undo", on_click=roll_back).props("outline")
-    shown = [each for at, each in enumerate(model.versions) if at < _SHOWN or each.aliases]
+    shown = [version for place, version in enumerate(model.versions) if place < _SHOWN or version.aliases]
     with ui.column().classes("w-full items-stretch gap-2"):
         for version in shown:
             _version(caller, model, version)

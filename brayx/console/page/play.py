@@ -60,16 +60,16 @@ class _Play:
 
     async def _load(self) -> None:
         try:
-            found: Opponents = await self._caller.get(Opponents, "/api/opponents")
+            choice: Opponents = await self._caller.get(Opponents, "/api/opponents")
         except BrayxError as error:
-            found = Opponents(why_not=sentence(error.message))
+            choice = Opponents(why_not=sentence(error.message))
         self._loading.clear()
-        self._none.set_text(found.why_not)
-        self._none.set_visibility(bool(found.why_not))
-        self._body.set_visibility(not found.why_not)
-        self._requests = {"": None, **found.opponents}
-        self._opponent.set_options({"": "as served", **{name: name for name in found.opponents}}, value="")
-        self._about.set_text(f"You have {since(found.think_s)} for a move; after that the game is lost.")
+        self._none.set_text(choice.why_not)
+        self._none.set_visibility(bool(choice.why_not))
+        self._body.set_visibility(not choice.why_not)
+        self._requests = {"": None, **choice.opponents}
+        self._opponent.set_options({"": "as served", **{name: name for name in choice.opponents}}, value="")
+        self._about.set_text(f"You have {since(choice.think_s)} for a move; after that the game is lost.")
 
     async def _begin(self) -> None:
         if self._game is not None and not self._game.over:
@@ -165,10 +165,10 @@ class _Board:
                     [_CellButton(self._on_move, row, column) for column in range(count)]
                     for row, count in enumerate(shape)
                 ]
-        at = {move.at: move for move in board.moves if move.at is not None}
+        moves = {move.at: move for move in board.moves if move.at is not None}
         for row, cells in enumerate(self._cells):
             for column, cell in enumerate(cells):
-                cell.show(board.rows[row][column], at.get((row, column)))
+                cell.show(board.rows[row][column], moves.get((row, column)))
         self._below.clear()
         with self._below:
             for move in board.moves:

@@ -142,29 +142,29 @@ class _Recorded:
 
     async def _load(self) -> None:
         try:
-            found = await self._ticks(0, _WINDOW)
-            self._windows[0] = found.ticks
-            self._head(found.recording)
-            self._started.set_text(f"Start: {short(found.start)}; its reply: {short(found.start_reply)}")
+            recorded = await self._ticks(0, _WINDOW)
+            self._windows[0] = recorded.ticks
+            self._head(recorded.recording)
+            self._started.set_text(f"Start: {short(recorded.start)}; its reply: {short(recorded.start_reply)}")
             await self._show()
             await self._load_curves()
             await self._compare.load()
         except BrayxError as error:
             self._fail(error)
             return
-        if not found.recording.end:
+        if not recorded.recording.end:
             self._growth.activate()
 
     async def _ticks(self, first: int, count: int) -> RecordedTicks:
-        found: RecordedTicks = await self._caller.get(RecordedTicks, self._path, first=first, count=count)
-        return found
+        recorded: RecordedTicks = await self._caller.get(RecordedTicks, self._path, first=first, count=count)
+        return recorded
 
     async def _grow(self) -> None:
         """Loads further ticks of a session that still runs."""
         try:
             recording = (await self._ticks(0, 1)).recording
             if recording.ticks - 1 != self._last or recording.end:
-                self._windows = {at: ticks for at, ticks in self._windows.items() if len(ticks) == _WINDOW}
+                self._windows = {window: ticks for window, ticks in self._windows.items() if len(ticks) == _WINDOW}
                 self._head(recording)
                 await self._load_curves()
         except BrayxError as error:
@@ -211,10 +211,10 @@ class _Recorded:
         await self._show()
 
     async def _show(self) -> None:
-        at = self._at
-        if at == self._shown:
+        index = self._at
+        if index == self._shown:
             return
-        window = at // _WINDOW
+        window = index // _WINDOW
         ticks = self._windows.get(window)
         if ticks is None:
             try:
@@ -225,33 +225,33 @@ class _Recorded:
             self._windows[window] = ticks
             if len(self._windows) > _MAX_WINDOWS:
                 del self._windows[next(iter(self._windows))]
-            if at != self._at:  # the viewer has moved on
+            if index != self._at:  # the viewer has moved on
                 return
-        offset = at - window * _WINDOW
+        offset = index - window * _WINDOW
         if offset < len(ticks):
-            self._shown = at
+            self._shown = index
             self._tick.show(ticks[offset], with_image=not self._has_frames)
-            if self._slider.value != at:
-                self._slider.set_value(at)
-            await self._show_frame(at)
-            await self._compare.show(at, ticks[offset])
+            if self._slider.value != index:
+                self._slider.set_value(index)
+            await self._show_frame(index)
+            await self._compare.show(index, ticks[offset])
 
     async def _show_again(self) -> None:
         self._shown = -1
         await self._show()
 
-    async def _show_frame(self, at: int) -> None:
+    async def _show_frame(self, index: int) -> None:
         """Shows the tick's frame. If the viewer moves on while it loads, shows the frame of the newest tick next."""
         if not self._has_frames or self._loading_frame:
             return
         self._loading_frame = True
         try:
             while True:
-                png = await self._caller.image(f"{self._path}/frames/{at}")
+                png = await self._caller.image(f"{self._path}/frames/{index}")
                 self._tick.show_image(png)
-                if at == self._shown:
+                if index == self._shown:
                     return
-                at = self._shown
+                index = self._shown
         except BrayxError as error:
             self._fail(error)
         finally:
