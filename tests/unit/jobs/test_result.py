@@ -1,12 +1,28 @@
-"""The summary of a training."""
+"""The summary of a training, and the registration of its best checkpoint."""
 
 from __future__ import annotations
 
-import pytest
+import json
+import shlex
+import sys
+import textwrap
 
+import numpy as np
+import pytest
+from mlflow import MlflowClient
+
+from brayx.cluster.learner import TrialKeeper
+from brayx.commands import cli
+from brayx.engines.base import save_weights
 from brayx.errors import ModelNotFound
-from brayx.jobs.result import TrainResult
-from brayx.tracking import Trial
+from brayx.jobs.config import JobConfig
+from brayx.jobs.result import TrainResult, end_reason, promote
+from brayx.model.build import build_model
+from brayx.tracking import Trial, files_of, find
+from brayx.tracking.clerk import Clerk
+from brayx.trainer.config import TrainerConfig
+from brayx.trainer.loop import LearnerLoop, Summary
+from tests.unit.trainer.parts import Numbers, Weights, batches
 
 
 @pytest.mark.parametrize(
@@ -25,3 +41,245 @@ def test_a_result_names_its_version_or_says_why_there_is_none() -> None:
     assert TrainResult(trial, {}, True, "cartpole", 3, 1.0, [], "").reference == "models:/cartpole/3"
     with pytest.raises(ModelNotFound, match="trial 't' registered no version: no champion: fewer than 20 games"):
         _ = TrainResult(trial, {}, True, "cartpole", None, 1.0, [], "no champion: fewer than 20 games").reference
+
+
+def ended(reason, mean, games):
+    return Summary(reason, 1000, 10, 11, 5.0, mean, games, False)
+
+
+@pytest.mark.parametrize(
+    ("learned", "line"),
+    [
+        (ended("target_return", 0.81239, 100), "target_return 0.8 reached over the last 100 games: mean return 0.8124"),
+        (ended("num_steps", 21.5, 1), "num_steps 1,000,000 reached: mean return 21.5 over the last 1 game"),
+        (
+            ended("num_steps", float("nan"), 0),
+            "num_steps 1,000,000 reached: fewer than 7 games (`target_games`) were finished",
+        ),
+        (ended("stream_ended", -3.0, 40), "no more transitions to learn from: mean return -3 over the last 40 games"),
+        (None, "interrupted; the same command resumes this trial"),
+    ],
+    ids=["target", "steps", "few games", "stream", "interrupted"],
+)  # fmt: skip
+def test_why_a_training_ended_is_the_last_line(tracking_db, learned, line):
+    assert end_reason(TRAINER.model_copy(update={"target_return": 0.8}), learned) == line
+    result = TrainResult(
+        Trial.open("p", "t", tracking_db), {}, True, "p", 1, 1.0, [], "champion: p version 1", ended=line
+    )
+    assert result.summary().splitlines()[-1].strip() == line
+
+
+UNEXPORTABLE = """
+    import torch
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Linear(2, 2)
+
+        def forward(self, obs):
+            if float(obs.sum()) > 3:
+                obs = -obs
+            x = self.net(obs)
+            return {"logits": x, "value": x[:, 0]}
+
+    def build_model(name, config):
+        return Model(), (torch.zeros(1, 2),)
+"""
+
+
+TRAINER = TrainerConfig(model="model", buffers=["buffer"], target_games=7)
+
+
+@pytest.fixture
+def job(tmp_path):
+    (tmp_path / "unexportable.py").write_text(textwrap.dedent(UNEXPORTABLE))
+    text = "project: p\ntrial: t\nmodel: {kind: model, module: unexportable, engine: torch}\n"
+    (tmp_path / "job.yaml").write_text(text)
+    return JobConfig.load(tmp_path / "job.yaml")
+
+
+@pytest.fixture
+def trained(job, tmp_path, tracking_db, monkeypatch):
+    """Trains with a given return, or none, and promotes the result: version and outcome."""
+    monkeypatch.delitem(sys.modules, "unexportable", raising=False)  # each test has a folder of its own
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    save_weights(folder / "weights.npz", {"net.weight": np.ones((2, 2), np.float32), "net.bias": np.ones(2, "f")})
+    (folder / "meta.json").write_text(json.dumps({"counters": {"policy_version": 3}}))
+
+    def train(episode_return, say=lambda line: None):
+        trial = Trial.open("p", "t", tracking_db, resume=False)
+        trial.save_checkpoint(
+            folder, 100, {} if episode_return is None else {"episode_return": episode_return, "games": 30}
+        )
+        return promote(job, TRAINER, say, lambda function, *args: function(trial, *args))
+
+    return train
+
+
+def champion(uri):
+    return find("models:/p@champion", uri).version
+
+
+def test_a_model_that_cannot_be_exported_becomes_champion_without_onnx(trained, tracking_db):
+    said = []
+    assert trained(5.0, said.append) == (1, "champion: p version 1, mean return 5 over 30 games after 100 env steps")
+    with files_of("models:/p@champion", tracking_db) as folder:
+        assert {path.name for path in folder.iterdir()} == {"weights.npz", "meta.json", "MLmodel"}
+    (line,) = said
+    assert line.startswith(
+        "the best checkpoint is registered without an ONNX file: the model cannot be exported to ONNX"
+    )
+
+
+def test_a_version_is_tagged_with_what_it_is_rated_by(trained, tracking_db):
+    trained(5.04)
+    tags = find("models:/p/1", tracking_db).tags
+    assert {key: tags[key] for key in ("return", "return_games", "rating", "env_steps", "project")} == {
+        "return": "5.04",
+        "return_games": "30",
+        "rating": "5.04",
+        "env_steps": "100",
+        "project": "p",
+    }
+
+
+def test_without_enough_games_the_summary_says_why_there_is_no_champion(trained, tracking_db):
+    version, outcome = trained(None)
+    assert version is None
+    trial = Trial.open("p", "t", tracking_db)
+    summary = TrainResult(trial, {}, True, "p", version, 1.0, [], outcome).summary()
+    assert summary.splitlines()[-1] == (
+        "  no champion: fewer than 7 games (`target_games`) with an `episode_return` were seen "
+        "when its checkpoints were saved"
+    )
+
+
+@pytest.mark.parametrize(
+    ("finished", "state"), [(True, "finished"), (False, "interrupted (the same command resumes it)")]
+)
+def test_the_summary_says_what_its_seconds_include(tracking_db, finished, state):
+    first, *_ = (
+        TrainResult(Trial.open("p", "t", tracking_db), {}, finished, "p", None, 64.2, [], "").summary().splitlines()
+    )
+    assert first == f"trial 't' of project 'p': {state} after 64 s of training, without its start"
+
+
+LEARNED = """
+    import torch
+    from brayx.nets.mlp import ActorCritic
+
+    def build_model(name, config):
+        return ActorCritic(3, 2, hidden=()), (torch.zeros(1, 3),)
+"""
+
+
+@pytest.fixture(params=["Ray", pytest.param("local", marks=pytest.mark.slow)])  # local: starts MLflow in a process
+def learned(request, tmp_path, tracking_db, monkeypatch):
+    """Trains as a host does while the games have the given returns, one per batch; the last line and the champion's."""
+    monkeypatch.setattr("brayx.engines.onnx.standalone", lambda module, example: None)  # takes seconds
+    (tmp_path / "learned.py").write_text(textwrap.dedent(LEARNED))
+    (tmp_path / "job.yaml").write_text("project: p\ntrial: t\nmodel: {kind: model, module: learned, engine: torch}\n")
+    job = JobConfig.load(tmp_path / "job.yaml")
+    monkeypatch.delitem(sys.modules, "learned", raising=False)
+
+    def train(returns, **options):
+        module, example = build_model(str(tmp_path), "learned", "model", {})
+        config = TrainerConfig(
+            model="model", buffers=["buffer"], target_games=7, checkpoint_interval_s=1e-6, checkpoints_kept=1, **options
+        )
+        left = iter(returns)
+
+        def newest():
+            return {"episode_return.last100": next(left), "games": 50, "games_in_window": 30}
+
+        def run(keeper):
+            return LearnerLoop(
+                config,
+                module,
+                example,
+                batches=batches(len(returns)),
+                publisher=Weights,
+                numbers=Numbers(newest),
+                keeper=keeper,
+            ).run()
+
+        if request.param == "Ray":
+            trial = Trial.open("p", "t", tracking_db)
+            last = end_reason(config, run(TrialKeeper(trial, 1)))
+            _, outcome = promote(job, config, pytest.fail, lambda function, *args: function(trial, *args))
+        else:
+            clerk = Clerk("p", "t", tracking_db, {}, kept=1)
+            try:
+                last = end_reason(config, run(clerk))
+                clerk.settle()
+                _, outcome = promote(job, config, pytest.fail, clerk.call)
+            finally:
+                clerk.end()
+        return last, outcome, find("models:/p@champion", tracking_db).tags
+
+    return train
+
+
+def test_the_champions_tag_is_the_last_lines_return_when_the_target_is_reached(learned):
+    last, outcome, tags = learned([3.0, 9.0, 17.04, 81.239], target_return=20.0)
+    assert last == "target_return 20 reached over the last 30 games: mean return 81.24"
+    assert (tags["return"], tags["return_games"], tags["env_steps"]) == ("81.24", "30", "128")
+    assert outcome == "champion: p version 1, mean return 81.24 over 30 games after 128 env steps"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [({"num_steps": 96}, "num_steps 96 reached"), ({}, "no more transitions to learn from")],
+    ids=["steps", "stream"],
+)
+def test_the_outcome_compares_a_better_champion_with_the_last_checkpoint(learned, options, why):
+    last, outcome, tags = learned([3.0, 81.239, 17.04], **options)
+    assert last == f"{why}: mean return 17.04 over the last 30 games"
+    assert (tags["return"], tags["return_games"], tags["env_steps"]) == ("81.24", "30", "64")
+    assert outcome == (
+        "champion: p version 1, mean return 81.24 over 30 games after 64 env steps "
+        "(the best checkpoint; the last, after 96, has 17.04)"
+    )
+
+
+def test_the_outcome_mentions_a_last_checkpoint_with_too_few_games(trained, tmp_path, tracking_db, job):
+    trial = Trial.open("p", "t", tracking_db, resume=False)
+    for step, metrics in ((100, {"episode_return": 5.0, "games": 30}), (2000, {})):
+        trial.save_checkpoint(tmp_path / "checkpoint", step, metrics)
+    _, outcome = promote(job, TRAINER, lambda line: None, lambda function, *args: function(trial, *args))
+    assert outcome.endswith("after 100 env steps (the best checkpoint; the last, after 2,000, has too few games)")
+
+
+def test_a_champion_is_replaced_by_what_is_not_worse(trained, tracking_db):
+    for version, episode_return in enumerate([-3.0, 5.0401, 5.04, 90.0], start=1):
+        played = f"mean return {episode_return:.3g} over 30 games after 100 env steps"
+        assert trained(episode_return) == (version, f"champion: p version {version}, {played}")
+        assert champion(tracking_db) == version
+
+
+def test_a_better_champion_stays_until_the_alias_is_moved(trained, tracking_db):
+    trained(50.0)
+    version, outcome = trained(49.9)
+    assert version == 2
+    assert champion(tracking_db) == 1
+    summary, instruction = outcome.splitlines()
+    assert summary == (
+        "registered as p version 2, mean return 49.9 over 30 games after 100 env steps; "
+        "version 1 with 50 stays champion"
+    )
+    command, *words = shlex.split(instruction.removeprefix("to make version 2 champion: "))
+    assert (command, cli.main(words)) == ("brayx", 0)
+    assert champion(tracking_db) == 2
+
+
+@pytest.mark.parametrize("tag", [None, "good", "nan"])
+def test_a_champion_with_an_unreadable_return_is_replaced(trained, tracking_db, tag):
+    trained(50.0)
+    client = MlflowClient(tracking_db)
+    client.delete_model_version_tag("p", "1", "return")
+    if tag is not None:
+        client.set_model_version_tag("p", "1", "return", tag)
+    assert trained(1.0) == (2, "champion: p version 2, mean return 1 over 30 games after 100 env steps")
+    assert champion(tracking_db) == 2
