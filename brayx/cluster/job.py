@@ -32,7 +32,7 @@ from brayx.jobs.checks import actor_of, check_job, check_weights, ports_of
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.progress import Progress
 from brayx.jobs.result import TrainResult
-from brayx.jobs.trainee import Learning
+from brayx.jobs.trainee import Trainees
 from brayx.jobs.training import READY_TIMEOUT_S, Snapshot, Training
 from brayx.jobs.weights import WeightSource, pooled
 from brayx.tracking import Trial, initialise, tracking_uri
@@ -42,7 +42,7 @@ from brayx.urls import sqlite_path
 if TYPE_CHECKING:
     from brayx.cluster.league_replica import LeagueSpec
     from brayx.cluster.league_training import RayLeagueTraining
-    from brayx.jobs.trainee import Learner
+    from brayx.jobs.trainee import RunningLearner
     from brayx.replay.packing import Layout
 
 _UNDEPLOY_S, _INTERRUPTED_UNDEPLOY_S = 4.0, 2.0
@@ -140,7 +140,7 @@ class _RayTraining(Training):
     """A training on a running cluster."""
 
     clerk: InProcessClerk
-    learning: Learning[RayTrainee] = field(init=False)
+    learning: Trainees[RayTrainee] = field(init=False)
     cluster: Cluster = field(kw_only=True)
     save_s, copy_s = 5.0, 1.0
 
@@ -158,7 +158,7 @@ class _RayTraining(Training):
             self.learning, self._seats = league.training, league.seats
         else:
             self._parts = trainee = RayTrainee(job, self.layout, trial)
-            self.learning = Learning(job, trainee)
+            self.learning = Trainees(job, trainee)
             self.buffers = trainee.buffers
         self.stack.callback(self._parts.close)
         self.numbers, self._hub, self._names = self._parts.numbers, self._parts.hub, self._parts.names
@@ -245,7 +245,7 @@ def _undeploy(actor: str, timeout_s: float, say: Callable[[str], None]) -> None:
         say(f"the actor {actor!r} did not end within {timeout_s:g} s: its last metrics may be missing")
 
 
-def _wait_for_weights(url: str, learner: Learner, model: str, progress: Progress) -> dict[str, str]:
+def _wait_for_weights(url: str, learner: RunningLearner, model: str, progress: Progress) -> dict[str, str]:
     """Waits until the door answers with published weights of the learner; returns the native doors' URLs."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     said = "nothing"

@@ -1,4 +1,4 @@
-"""One model in training on Ray: the cluster's counterpart of `brayx.local.trainee.Trainee`.
+"""One model in training on Ray: the cluster's counterpart of `brayx.local.trainee.LocalTrainee`.
 
 Has the model's hub, weight store, replay buffers, moments and learner. A job has one trainee; a job with a league has
 one for each player that learns. Knows nothing of doors, games or progress.

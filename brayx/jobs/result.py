@@ -6,7 +6,6 @@ It is the same for every host. Knows nothing of where a job ran.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,8 +30,6 @@ LATE = "after training, while its results were written: the same command resumes
 """Note of a late interrupt: when it came, and what to do."""
 STEPS_THIS_RUN = "rollout_steps_this_run"
 """Transitions that rollout workers have collected since this command started."""
-_KEEP_AFTER_ERROR_S = 10.0
-"""Time limit for copying recordings of a training that an error ended."""
 
 
 @dataclass(frozen=True)
@@ -172,17 +169,6 @@ def keep_recordings(
         say(f"{sessions} recorded sessions are artifacts of the trial: {address}{more}")
     except (BrayxError, OSError) as error:  # a training with a result must not fail here
         say(f"no recorded session is copied to the trial: {one_line(str(error))}")
-
-
-def keep_after_error(error: BaseException | None, keep: Callable[[float], None]) -> None:
-    """Copies the recordings of a training that an error ended, since they show the cause; does nothing without one.
-
-    Args:
-        error: what ended the training; None: nothing did.
-        keep: `keep_recordings`, of which only ``until_s`` is left to give.
-    """
-    if isinstance(error, Exception):  # Ctrl-C, which is none, has its own time limit
-        keep(time.time() + _KEEP_AFTER_ERROR_S)
 
 
 def promote(

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T", bound="Trainee")
 
 
-class Learner(Protocol):
+class RunningLearner(Protocol):
     """A learner in the background, or several as one."""
 
     @property
@@ -63,7 +63,7 @@ class Trainee(Protocol):
     def numbers(self) -> Numbers: ...
 
     @property
-    def learner(self) -> Learner: ...
+    def learner(self) -> RunningLearner: ...
 
     def newest_weights(self) -> Weights | None:
         """The newest published weights; None: there are none yet, or they cannot be read now."""
@@ -85,8 +85,8 @@ class Trainee(Protocol):
         """
 
 
-class Learning(Generic[T]):
-    """All that learns in a job, as one `Learner`, which ends when all main players have ended.
+class Trainees(Generic[T]):
+    """All that learns in a job, as one `RunningLearner`, which ends when all main players have ended.
 
     Here that is one model, whose trial is the job's; `LeagueTraining` has the players of a league.
 
@@ -167,5 +167,5 @@ class Learning(Generic[T]):
         """Ends the trials of players."""
 
     @property
-    def _learners(self) -> dict[str, Learner]:
+    def _learners(self) -> dict[str, RunningLearner]:
         return {name: trainee.learner for name, trainee in list(self.trainees.items())}

@@ -24,7 +24,7 @@ from brayx.jobs.config import JobConfig, only, pool_name
 from brayx.jobs.environments import lag_notes
 from brayx.jobs.gamecores import Gamecores
 from brayx.jobs.progress import Progress, error_lines, tracebacks
-from brayx.jobs.result import LATE, STEPS_THIS_RUN, TrainResult, end_reason, keep_after_error, keep_recordings
+from brayx.jobs.result import LATE, STEPS_THIS_RUN, TrainResult, end_reason, keep_recordings
 from brayx.jobs.sources import Sources
 from brayx.jobs.watching import Games, Players, Watch, last_of
 from brayx.logs import one_line
@@ -32,7 +32,7 @@ from brayx.shutdown import INTERRUPTED_S, Deadline, Part, running_parts, wait_to
 from brayx.tracking import Trial
 
 if TYPE_CHECKING:
-    from brayx.jobs.trainee import Learning
+    from brayx.jobs.trainee import Trainees
     from brayx.metrics import Recorder
     from brayx.replay.packing import Layout
     from brayx.rollout.worker import Progress as Collected
@@ -48,6 +48,8 @@ _END_S = 20.0
 """Deadline for all parts together to end, apart from the learner of a finished training."""
 _INTERRUPTED_START_TIMEOUT_S = 1.0
 """Share of `_END_S` for a learner that has not begun to learn."""
+_KEEP_AFTER_ERROR_S = 10.0
+"""Time limit for copying recordings of a training that an error ended."""
 _OPENED_S = 2.0
 """Share of `_END_S` to wait for MLflow if it is still starting."""
 _OPENED_ON_ERROR_S = 60.0
@@ -106,7 +108,7 @@ class Training(abc.ABC):
 
     save_s: ClassVar[float]
     copy_s: ClassVar[float]
-    learning: Learning[Any] = field(init=False)
+    learning: Trainees[Any] = field(init=False)
     numbers: Recorder = field(init=False)
 
     def __post_init__(self) -> None:
@@ -187,7 +189,7 @@ class Training(abc.ABC):
         actor = self.job.actors[self.actor] if self.actor else None
         began, seconds, summary = time.monotonic(), 0.0, None
         with contextlib.ExitStack() as served:
-            served.push(lambda _, error, __: keep_after_error(error if self._has_begun else None, self._keep))
+            served.push(self._keep_after_error)
             served.callback(self.close_doors)
             try:
                 self.open_doors()
@@ -286,6 +288,11 @@ class Training(abc.ABC):
             errors=tuple(error_lines(numbers, notes)),
             ended=end_reason(config, summary),
         )
+
+    def _keep_after_error(self, _: object, error: BaseException | None, __: object) -> None:
+        """Copies recordings of a training that an error ended, since they show the cause; the doors are closed."""
+        if self._has_begun and isinstance(error, Exception):  # Ctrl-C, which is none, has its own time limit
+            self._keep(time.time() + _KEEP_AFTER_ERROR_S)
 
     def _keep_recordings_in_time(self) -> None:
         """Copies recordings of an interrupted training to its trial, which it ends first: slow copies are killed."""

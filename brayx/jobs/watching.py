@@ -15,7 +15,7 @@ from brayx.jobs.progress import Progress, error_lines, lost_of
 from brayx.metrics.totals import GAMES, TICKS_THIS_RUN
 
 if TYPE_CHECKING:
-    from brayx.jobs.trainee import Learner
+    from brayx.jobs.trainee import RunningLearner
     from brayx.trainer.loop import Summary
 
 FIRST_STEP_TIMEOUT_S = 20.0
@@ -279,7 +279,7 @@ class Watch:
     def __init__(
         self,
         progress: Progress,
-        learner: Learner,
+        learner: RunningLearner,
         games: Games,
         rollouts: Sequence[Players],
         batch_steps: int,
@@ -329,7 +329,7 @@ class Watch:
             say(f"{hint}; the learner {self._learner.state()}")
 
 
-def last_of(learner: Learner) -> Summary:
+def last_of(learner: RunningLearner) -> Summary:
     """Waits for a learner whose stream is over to save its last checkpoint and end.
 
     Raises:

@@ -17,7 +17,7 @@ from brayx.engines.base import check_weights, layout_of, load_weights, save_weig
 from brayx.engines.torch import module_weights
 from brayx.errors import BadWeights, BrayxError, ConfigError, DeadlineExceeded, StartupError, TrackingError
 from brayx.jobs.config import JobConfig, only, pool_name
-from brayx.jobs.trainee import Learning, T
+from brayx.jobs.trainee import T, Trainees
 from brayx.league import snapshots
 from brayx.league.champion import registered_weights, set_champion
 from brayx.league.charts import draw_league, keep_curves
@@ -100,7 +100,7 @@ class LeagueHost(Protocol[T]):
         """Frees the parts of a player whose learner failed; it plays no new games."""
 
 
-class LeagueTraining(Learning[T]):
+class LeagueTraining(Trainees[T]):
     """The players of a league in training.
 
     Args:

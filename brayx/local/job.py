@@ -20,7 +20,7 @@ from brayx.jobs.champion import champion_of
 from brayx.jobs.checks import check_job, check_weights, ports_of
 from brayx.jobs.config import JobConfig, only, pool_name
 from brayx.jobs.result import TrainResult
-from brayx.jobs.trainee import Learning
+from brayx.jobs.trainee import Trainees
 from brayx.jobs.training import LOOK_S, READY_TIMEOUT_S, Snapshot, Training
 from brayx.ports import check_ports
 from brayx.remote import offer
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from brayx.local.acting import ActingModel
     from brayx.local.host import LocalHost
     from brayx.local.league_training import LocalLeagueTraining
-    from brayx.local.trainee import Trainee
+    from brayx.local.trainee import LocalTrainee
     from brayx.metrics.numbers import LocalNumbers
     from brayx.model.local import LocalModel
     from brayx.recording.render import EpisodeRenderer
@@ -127,7 +127,7 @@ class _LocalTraining(Training):
     """A training in this process, in which its models and buffers have their names while it runs."""
 
     clerk: Clerk
-    learning: Learning[Trainee] = field(init=False)
+    learning: Trainees[LocalTrainee] = field(init=False)
     numbers: LocalNumbers = field(init=False)
     save_s, copy_s = 4.0, 2.0
 
@@ -141,10 +141,10 @@ class _LocalTraining(Training):
             self.stack.callback(self._league.close)
             self.learning, self.numbers = self._league.training, self._league.numbers
         else:
-            from brayx.local.trainee import Trainee
+            from brayx.local.trainee import LocalTrainee
 
-            trainee = Trainee(job, layout, clerk, acts=bool(self.actor))
-            self.learning, self.numbers = Learning(job, trainee), trainee.numbers
+            trainee = LocalTrainee(job, layout, clerk, acts=bool(self.actor))
+            self.learning, self.numbers = Trainees(job, trainee), trainee.numbers
             self.buffers, self.rollouts = trainee.buffers, trainee.rollouts
         self._champions: dict[str, ActingModel] = {}
         self._main = self.learning.trainees[self.learning.mains[0]].acting

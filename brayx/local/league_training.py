@@ -19,7 +19,7 @@ from brayx.league.ledger import Ledger
 from brayx.league.training import LeagueTraining, fetch_snapshots, job_of
 from brayx.local.acting import ActingModel
 from brayx.local.league import LocalLeague
-from brayx.local.trainee import Trainee
+from brayx.local.trainee import LocalTrainee
 from brayx.metrics import without_shapes
 from brayx.metrics.numbers import LocalNumbers
 from brayx.model.build import build_model
@@ -61,7 +61,7 @@ class LocalLeagueTraining:
         self.numbers = LocalNumbers(clerk.totals(), job.trainers[only("trainer", job.trainers)].x_axis)
         self.numbers.listen(clerk.push)
         self._dropped: list[ActingModel] = []
-        self.training: LeagueTraining[Trainee] = LeagueTraining(job, trial, clerk, self, files, say)
+        self.training: LeagueTraining[LocalTrainee] = LeagueTraining(job, trial, clerk, self, files, say)
         model = job.models[self._config.model]
         module, example = build_model(job.folder, model.module, self._config.model, job.in_mode("train").as_dict())
         resident = model.model_copy(update={"max_versions": self._config.max_versions})
@@ -102,29 +102,29 @@ class LocalLeagueTraining:
         """Ends the books."""
         self._ledger.close()
 
-    def trainee(self, player: str) -> Trainee:
+    def trainee(self, player: str) -> LocalTrainee:
         """See `LeagueHost.trainee`."""
         own = job_of(self._job, self._name, player)
         kept = own.trainers[only("trainer", own.trainers)].checkpoints_kept
         clerk = self._clerk.child(player, {"player": player, **own.as_dict()}, kept=kept)
-        trainee = Trainee(own, self._layout, clerk, acts=True)
+        trainee = LocalTrainee(own, self._layout, clerk, acts=True)
         trainee.numbers.listen(lambda part: self.numbers.merge(without_shapes(part)))
         return trainee
 
-    def replace(self, player: str, before: Trainee, now: Trainee) -> None:
+    def replace(self, player: str, before: LocalTrainee, now: LocalTrainee) -> None:
         """See `LeagueHost.replace`."""
         assert before.acting is not None
         assert now.acting is not None
         self.league.replace(player, before.acting.model, _learning(now))
         _build_quietly(now.acting)
 
-    def drop(self, player: str, trainee: Trainee) -> None:
+    def drop(self, player: str, trainee: LocalTrainee) -> None:
         """See `LeagueHost.drop`. Games already drawn may still begin with it, so its model is closed at the end."""
         if trainee.acting is not None:
             self._dropped.append(trainee.acting)
 
 
-def _learning(trainee: Trainee) -> LearningPlayer:
+def _learning(trainee: LocalTrainee) -> LearningPlayer:
     assert trainee.acting is not None
     return LearningPlayer(trainee.acting.model, trainee.buffers, trainee.numbers)
 

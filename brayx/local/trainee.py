@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from brayx.types import Weights
 
 
-class Trainee:
+class LocalTrainee:
     """Everything that one learner needs: a `brayx.jobs.trainee.Trainee`; its thread starts with ``learner.start()``.
 
     Args:

@@ -1,4 +1,4 @@
-"""`Learning`: one model or several players as one learner; only the learners do not learn."""
+"""`Trainees`: one model or several players as one learner; only the learners do not learn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from brayx.errors import BrayxError, Diverged
-from brayx.jobs.trainee import Learning
+from brayx.jobs.trainee import Trainees
 
 
 @dataclass
@@ -36,14 +36,14 @@ class Learner:
 
 
 def learning(mains: list[str], **learners: Learner) -> Any:
-    made: Any = Learning.__new__(Learning)
+    made: Any = Trainees.__new__(Trainees)
     made.trainees, made.mains = {name: SimpleNamespace(learner=learner) for name, learner in learners.items()}, mains
     return made
 
 
 def test_one_model_is_its_own_learner() -> None:
     learner = Learner("done")
-    one: Any = Learning(SimpleNamespace(), SimpleNamespace(learner=learner))  # type: ignore[arg-type,type-var]
+    one: Any = Trainees(SimpleNamespace(), SimpleNamespace(learner=learner))  # type: ignore[arg-type,type-var]
     assert (one.state(), one.running, one.wait(0.0), one.result(0.0)) == ("runs", True, False, None)
     one.stop()
     assert (one.state(), one.running, one.wait(0.0), one.result(0.0)) == ("has ended", False, True, "done")
