@@ -38,12 +38,12 @@ from tests.integration.conftest import Ingress
 from tests.processes import ours
 from tests.waiting import until
 
+pytestmark = pytest.mark.cluster
+
 WAIT_S = 60.0
 SHARE = 0.3
 MODEL = """
 import numpy as np, torch
-
-pytestmark = pytest.mark.cluster
 
 class Scale(torch.nn.Module):
     def __init__(self):

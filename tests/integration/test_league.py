@@ -51,6 +51,8 @@ from tests.league_games import Players, play
 from tests.processes import ours
 from tests.waiting import until
 
+pytestmark = pytest.mark.cluster
+
 PARTS = Path(__file__).parents[1] / "end_to_end" / "own_league"
 ANYWHERE = [
     "model.engine=torch",
@@ -64,8 +66,6 @@ ENDLESS = ["trainer.num_steps=1000000", "league.players.exploiter={role: exploit
 """Options of a training that is interrupted; its exploiter never restarts, since its results are then forgotten."""
 CHECK = """
 from pathlib import Path
-
-pytestmark = pytest.mark.cluster
 
 def score(module, config):
     return 0.25 if Path(__file__).with_name("good").exists() else 0.75
