@@ -1,10 +1,14 @@
 """The cost of the console: ticks/s of the local host without a console, with one that nobody visits, and with viewers.
 
     python -m benchmarks.console
+    python -m benchmarks.console --pictures docs    # draws the console's page, by a Chromium, instead
 
 CartPole's agent and its model answer behind the TCP door, in a process for each case. A viewer follows one session over
 server-sent events, as the page does. Rounds interleave the cases. CPU is that of the serving process alone; the
 console's own process has its own column.
+
+The training of the pictures takes half a minute. The league's page shows the newest league of ``--league``, an
+``mlflow.db``; without one it is not drawn.
 """
 
 from __future__ import annotations
@@ -12,24 +16,37 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 
+from benchmarks.parts import tree
 from benchmarks.servers import TEMPLATE
 from benchmarks.tables import Table, machine, median, median_ratio, show
 from benchmarks.ticks import compiled
-from benchmarks.usage import tree
+from brayx.errors import StartupError
+from brayx.gamecore.client import Client
 
 CASES = {"no console": 0, "console, no viewer": 0, "3 viewers": 3}
 _WARM_UP_S = 0.3
 _TIMEOUT_S = 60.0
+_BEGIN_S = 120.0
+_LEARN_S = 25.0
+_WIDE, _NARROW = (1280, 800), (390, 844)
+_SLOW = "slow-game"
+_JOB = """
+recording: {kind: recording, every: 3, flush_s: 0.5}
+"""
 
 
 class Server(NamedTuple):
@@ -111,10 +128,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sessions", type=int, default=16, help="concurrent sessions (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=9, help="(default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement (default: %(default)s)")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw the documentation's pictures")
+    parser.add_argument("--chromium", default=shutil.which("chromium"), help="for pictures (default: %(default)s)")
+    parser.add_argument("--league", type=Path, help="for pictures: the mlflow.db of a league")
     parser.add_argument("--markdown", action="store_true", help="print plain markdown")
     options = parser.parse_args(argv)
     if options.serve is not None:
         serve(bool(options.serve))
+        return 0
+    if options.pictures is not None:
+        draw(options.pictures, options.chromium, options.league)
         return 0
     rates: dict[str, list[float]] = {name: [] for name in CASES}
     costs: dict[str, list[float]] = {name: [] for name in CASES}
@@ -163,6 +186,122 @@ def used_s(pid: int) -> tuple[float, float]:
     """CPU seconds so far of a process, and of the processes that it has started."""
     own, *others = (sum(each.cpu_times()[:2]) for each in tree(pid))
     return own, sum(others)
+
+
+def draw(out: Path, chromium: str | None, league: Path | None) -> None:
+    """Draws docs/console-*.png: a training of CartPole, a human's game and, of a database, the newest league."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        with tempfile.TemporaryDirectory() as folder, _training(Path(folder)) as url:
+            time.sleep(_LEARN_S)
+            api = httpx.Client(base_url=url, timeout=240.0)
+            api.get("/api/trials")
+            door, over = api.get("/api/job").json()["doors"]["ws"], threading.Event()
+            game = threading.Thread(target=_play_slowly, args=(door, over))
+            game.start()
+            recording = api.get("/api/recordings").json()["recordings"][0]["id"]
+            for name, path, size, scheme in (
+                ("overview", "/", _WIDE, "light"),
+                ("recording", f"/recordings/{recording}", _WIDE, "light"),
+                ("session", "", _NARROW, "dark"),
+            ):
+                _draw(browser, f"{url}{path or f'/session?id={_SLOW}'}", out, name, size, scheme)
+            over.set()
+            game.join()
+        with tempfile.TemporaryDirectory() as folder, _serving(Path(folder)) as url:
+            _draw(browser, f"{url}/play", out, "play", _NARROW, "light")
+        if league is not None:
+            words = ["console", "--tracking", str(league.absolute())]
+            with _command(words, Path.cwd(), r"is (http://127\S+)") as url:
+                _draw(browser, f"{url}/league", out, "league", _WIDE, "light")
+        browser.close()
+
+
+def _play_slowly(door: str, over: threading.Event) -> None:
+    """Plays CartPole at ten ticks a second, which can be watched; each game is the session `_SLOW`."""
+    import gymnasium
+
+    env = gymnasium.make("CartPole-v1")
+    with Client(door, timeout_s=60.0) as client:
+        while not over.is_set():
+            client.start(session=_SLOW)
+            obs, _ = env.reset()
+            reward, done = 0.0, False
+            while not (done or over.wait(0.1)):
+                reply = client.tick(json.dumps({"obs": obs.tolist(), "reward": reward}))
+                obs, step_reward, terminated, truncated, _ = env.step(json.loads(reply)["action"])
+                reward, done = float(step_reward), terminated or truncated
+            client.stop(json.dumps({"obs": obs.tolist(), "reward": reward}))
+
+
+def _draw(browser: Any, url: str, out: Path, name: str, size: tuple[int, int], scheme: str) -> None:
+    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(url)
+    page.wait_for_function("document.body.innerText && !document.body.innerText.includes('Loading')", timeout=120_000)
+    page.wait_for_timeout(5000)
+    if url.endswith("/play"):
+        page.get_by_role("button", name="New game").click()
+        for column in "4435":
+            page.get_by_text("Your move.").wait_for()
+            page.keyboard.press(column)
+            page.wait_for_timeout(2000)
+    if "recordings" in url:
+        for _ in range(4):
+            page.keyboard.press("Shift+ArrowRight")
+        page.wait_for_timeout(2000)
+    page.screenshot(path=out / f"console-{name}.png")
+    context.close()
+    print(out / f"console-{name}.png")
+
+
+@contextlib.contextmanager
+def _training(folder: Path) -> Iterator[str]:
+    """A training of CartPole that records; gives the URL of its console."""
+    templates = Path(__file__).parents[1] / "pipelines" / "templates"
+    for file in (templates / "cartpole.yaml", *templates.glob("gym_*.py")):
+        shutil.copy(file, folder)
+    with (folder / "cartpole.yaml").open("a") as job:
+        job.write(_JOB)
+    free = [word for door in ("port", "native_port", "tcp_port") for word in ("--set", f"actor.{door}=0")]
+    # The template's 120,000 steps end before the last picture where nothing else runs.
+    endless = ["--set", "trainer.target_return=null", "--set", "trainer.num_steps=1000000"]
+    words = ["train", "cartpole.yaml", *free, *endless, "--set", "console_port=0"]
+    with _command(words, folder, r"the console is (http://127\S+)") as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _serving(folder: Path) -> Iterator[str]:
+    """The league template's game, served untrained; gives the URL of its console."""
+    for file in (Path(__file__).parents[1] / "pipelines" / "templates" / "league").iterdir():
+        if file.is_file():
+            shutil.copy(file, folder)
+    free = [word for door in ("port", "native_port", "tcp_port") for word in ("--set", f"actor.{door}=0")]
+    words = ["serve", "four.yaml", *free, "--set", "console_port=0"]
+    with _command(words, folder, r"the console is (http://127\S+)") as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _command(words: list[str], folder: Path, says: str) -> Iterator[str]:
+    """A command of brayx, until the context's end; gives what the group of ``says`` matches in its output."""
+    log = Path(tempfile.mkstemp(prefix="brayx-console-")[1])
+    with log.open("wb") as err:
+        process = subprocess.Popen([sys.executable, "-m", "brayx", *words], cwd=folder, stderr=err)
+    try:
+        deadline = time.monotonic() + _BEGIN_S
+        while (found := re.search(says, log.read_text())) is None:
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise StartupError(f"brayx {words[0]} did not start: {log.read_text()[-2000:]}")
+            time.sleep(0.2)
+        yield found[1]
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60.0)
+        log.unlink()
 
 
 if __name__ == "__main__":

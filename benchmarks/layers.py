@@ -1,11 +1,16 @@
 """Time of a CartPole tick, layer by layer: each layer is timed together with all layers below it.
 
-    python benchmarks/layers.py
+    python -m benchmarks.layers
+    python -m benchmarks.layers --profile           # shares of a loaded replica's event loop instead
 
 The upper part of the table runs in this process without a network: the engine alone, then the batcher around it, then
 the agent around that, and so on out to the HTTP door as an ASGI application. The lower part is one session over
 loopback: that application on uvicorn in a separate process, then the same behind Serve with HAProxy, then with brayx's
 client instead of the bare load. The difference between neighbours is a layer's cost.
+
+For the profile, py-spy (in the extra ``bench``) samples the stacks of a replica with 64 sessions from outside; a sample
+counts for the innermost frame that belongs to a part. Time in uvloop and the kernel counts for its caller: reading and
+waiting for the loop, sending for the door's flush.
 """
 
 from __future__ import annotations
@@ -14,18 +19,24 @@ import argparse
 import asyncio
 import json
 import random
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import uvloop
 
 from benchmarks.load import CARTPOLE_BODY, load
+from benchmarks.plane import listeners
 from benchmarks.servers import TEMPLATE, Server
 from benchmarks.tables import Table, machine, median, show
+from benchmarks.ticks import Case, compiled
 from brayx import sample_categorical
 from brayx.actor.codec import Codec
 from brayx.actor.doors.asgi import DoorApp
@@ -168,15 +179,115 @@ def serve_door() -> None:
     uvloop.run(run())
 
 
+PARTS = {
+    "kernel and uvloop: sending": ("flush (brayx/actor/doors/native.py",),
+    "door: frames, HTTP": ("brayx/actor/doors/", "brayx/gamecore/"),
+    "engine": ("brayx/engines/", "onnxruntime/"),
+    "batcher, model": ("brayx/model/",),
+    "metrics": (
+        "brayx/metrics/",
+        "brayx/cluster/prometheus.py",
+        "brayx/cluster/hub.py",
+        "brayx/tracking/hub.py",
+    ),
+    "JSON": ("(json/",),
+    "actor, agent, sampling": (
+        "brayx/actor/agent_actor.py",
+        "brayx/actor/codec.py",
+        "brayx/actor/episodes.py",
+        "brayx/actor/agent.py",
+        "gym_agent.py",
+        "brayx/actor/decode.py",
+    ),
+    "session table": (
+        "brayx/actor/session.py",
+        "brayx/actor/table.py",
+        "brayx/actor/tick_times.py",
+        "brayx/actor/serving.py",
+        "brayx/cluster/replica.py",
+    ),
+}
+"""Pieces of a frame's text by part of the loop; a frame belongs to the first part that has one of them."""
+_DOORS = ("kernel and uvloop: sending", "door: frames, HTTP")
+LOOP = "kernel and uvloop: receiving, waiting, turns of the loop"
+"""No part is on the stack."""
+
+
+def shares(stacks: Iterable[str]) -> dict[str, float]:
+    """Share of the samples by part, of the thread that runs the replica's event loop: the one most seen at the doors.
+
+    Args:
+        stacks: lines of py-spy's raw format: the thread, frames from the outermost to the innermost, number of samples.
+    """
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for line in stacks:
+        stack, _, samples = line.rpartition(" ")
+        thread, *frames = stack.split(";")
+        counts[thread][_part(frames)] += int(samples)
+    loop = max(counts.values(), key=lambda parts: sum(parts[part] for part in _DOORS), default=Counter[str]())
+    total = sum(loop.values())
+    return {part: count / total for part, count in loop.most_common()}
+
+
+def _part(frames: Sequence[str]) -> str:
+    for frame in reversed(frames):
+        for part, pieces in PARTS.items():
+            if any(piece in frame for piece in pieces):
+                return part
+    return LOOP
+
+
+def profile(url: str, command: Sequence[str], case: Case, seconds: float, folder: Path) -> list[str]:
+    """Stacks of the one replica that listens at ``url``, while it is under load."""
+    (replica,) = listeners(url)
+    load = subprocess.Popen(
+        [*command, "--url", url, "--sessions", str(case.sessions), "--seconds", str(seconds + 2), "--body", case.agent],
+        stdout=subprocess.DEVNULL,
+    )
+    raw = folder / "stacks"
+    record = ["py-spy", "record", "--pid", str(replica.pid), "--duration", str(seconds), "--rate", "250", "--threads"]
+    spy = Path(sys.executable).parent / record[0]
+    subprocess.run([str(spy), *record[1:], "--format", "raw", "--output", str(raw)], check=True, capture_output=True)
+    load.wait(60.0)
+    return raw.read_text().splitlines()
+
+
+def profiled(agent: str, sessions: int, seconds: int) -> Table:
+    """Shares of the loop's samples by part, for both doors of a replica."""
+    found: dict[str, dict[str, float]] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="brayx-shares-") as folder,
+        Server("serve", "--ingress", "haproxy") as server,
+    ):
+        command = compiled(Path(folder))
+        for door in ("http", "tcp"):
+            case = Case(agent, door, "native", sessions)
+            stacks = profile(case.url(server.urls), command, case, seconds, Path(folder))
+            found[door] = shares(stacks)
+    table = Table([f"part of the replica's loop ({agent})", ">native HTTP, %", ">TCP, %"])
+    for part in [*PARTS, LOOP]:
+        table.add(part, *(100 * found[door].get(part, 0.0) for door in ("http", "tcp")))
+    return table
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="of the network part (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each of its measurements (default: %(default)s)")
     parser.add_argument("--inside", action="store_true", help="only what needs no network")
+    parser.add_argument(
+        "--profile", type=int, nargs="?", const=8, metavar="SECONDS", help="profile a replica (%(const)s)"
+    )
+    parser.add_argument("--sessions", type=int, default=64, help="of the profile (default: %(default)s)")
+    parser.add_argument("--agent", choices=["echo", "cartpole"], default="cartpole", help="of the profile")
     parser.add_argument("--markdown", action="store_true", help="print plain markdown")
     options = parser.parse_args(argv)
     about = machine()
+    if options.profile:
+        shown = profiled(options.agent, options.sessions, options.profile)
+        show(about, shown.markdown(), markdown=options.markdown)
+        return 0
     table = Table(["layer", ">µs with all inside", ">µs of its own"])
     known: dict[str, float] = {}
     for name, (layer, seconds) in uvloop.run(inside()).items():

@@ -1,6 +1,7 @@
 """Cost of a league: draws a second over a pool, bytes of a game in the books, acting with many snapshots at once.
 
     python -m benchmarks.league
+    python -m benchmarks.league --strength four/four.yaml   # the accuracy of served ratings instead
 
 ``draw`` is the matchmaker alone, ``draw, result`` with a new result between two draws, which changes a win rate.
 ``draw for the gate`` is the league's draw with a champion and a candidate that has met every tenth of the pool, where
@@ -11,6 +12,9 @@ Sessions of agents that act with a 64x64 MLP are ticked in closed loops, without
 each with another. A *miss* is a forward with a snapshot of 1 MB that is not in memory, while eight are. Another session
 acts with one version beside a session that misses with every tick: its slowest hundredth, with and without misses.
 In a service, snapshots come from the registry, here one in a local SQLite file.
+
+The job of ``--strength`` comes from ``brayx new NAME --template league``, and is trained and calibrated. This process
+serves it, and its game plays through the TCP door; both seats of a game request an opponent, each by another rating.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,27 +42,36 @@ from brayx.actor.config import SessionConfig
 from brayx.actor.players import SeatedPlayer
 from brayx.actor.service import into
 from brayx.actor.table import SessionTable
+from brayx.components import load_module
 from brayx.engines import build_engine
 from brayx.engines.base import save_weights
 from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.jobs.config import JobConfig
 from brayx.league.config import LeagueConfig
+from brayx.league.files import levels_file
+from brayx.league.fit import expected, fit
+from brayx.league.gates import wilson
 from brayx.league.in_progress import GamesInProgress
 from brayx.league.league import League
 from brayx.league.ledger import Ledger
+from brayx.league.levels import Levels, read_levels
 from brayx.league.matchmaking import Matchmaker
 from brayx.league.member import Member
 from brayx.league.payoff import Payoff
+from brayx.league.playing import on_free_ports
 from brayx.league.snapshots import Snapshot
+from brayx.local.serving import Serving
 from brayx.metrics import Recorder
 from brayx.model.arms import Followed
 from brayx.model.handles import PinnedVersion
 from brayx.model.local import LocalModel
 from brayx.model.pool import Pool
 from brayx.model.snapshots import SnapshotFiles
-from brayx.tracking import Trial
+from brayx.tracking import Trial, tracking_uri
 from brayx.tracking.registry import register_files
 
 MAIN = Member("main")
+PAIRS = ((0, 1), (1, 2), (2, 3), (3, 4), (1, 3))
 
 
 def config(pool: int) -> LeagueConfig:
@@ -253,15 +266,101 @@ async def paced(forward: Callable[[], Awaitable[object]], pause_s: float, second
     return latencies
 
 
+def ratings_of(levels: Levels) -> list[int]:
+    """Five evenly spread ratings inside the range of the levels."""
+    points = [each.points for each in levels.levels.values()]
+    return [round(each) for each in np.linspace(min(points), max(points), 7)[1:-1]]
+
+
+def asking(game: Any, opponents: dict[int, Any], first_is: int) -> Generator[Any, Any, tuple[Any, int]]:
+    """Adds an opponent to each seat's start; returns the game, and the seat of the pair's first rating."""
+    reply = None
+    while True:
+        try:
+            kind, seat, body = game.send(reply)
+        except StopIteration as end:
+            return end.value, first_is
+        reply = yield kind, seat, {**body, "opponent": opponents[seat]} if kind == "start" else body
+
+
+def games_of(rules: Any, pair: tuple[int, int], count: int) -> Iterator[Any]:
+    """Games between two ratings; seats and the beginning seat alternate."""
+    red, yellow = rules.RED, rules.YELLOW
+    for (first, begins), _ in zip(
+        itertools.cycle(itertools.product((red, yellow), repeat=2)), range(count), strict=False
+    ):
+        ask = {first: {"rating": pair[0]}, -first: {"rating": pair[1]}}
+        yield asking(rules.play(begins), ask, first)
+
+
+def fail(error: Exception) -> None:
+    """Ends the benchmark when a request is refused."""
+    raise SystemExit(str(error))
+
+
+def strength(path: str, games: int, at_once: int, by_table: bool, markdown: bool) -> None:
+    """Do opponents that clients request by rating play at that rating?
+
+    Five ratings between the easiest and the hardest level make five pairs. The *predicted* win rate of a pair follows
+    from the requested ratings. *Measured* points are fitted to the games of this benchmark alone, with the mean of the
+    requested ones.
+    """
+    job = JobConfig.load(path)
+    ((name, config),), ((of, league),) = job.actors.items(), job.leagues.items()
+    levels = read_levels(levels_file(job.folder, league))
+    if levels is None:
+        raise SystemExit(f"no levels yet: brayx league calibrate {path}")
+    served = league.model_copy(update={"levels": "none.yaml"}) if by_table else league
+    job = job.model_copy(update={"actors": {name: on_free_ports(config)}, "leagues": {of: served}})
+    rules = load_module("four_game", job.folder)
+    ratings = ratings_of(levels)
+    results = {}
+    with Serving(
+        job, tracking_uri(job.tracking.uri) if job.tracking.uri else _beside(job), say=lambda line: None
+    ) as serving:
+        for a, b in PAIRS:
+            pair_games = games_of(rules, (ratings[a], ratings[b]), games)
+            won = [0, 0, 0]
+            for game, first in rules.side_by_side(serving.urls["tcp"], pair_games, at_once, fail):
+                won[1 - game.winner * first] += 1
+            results[a, b] = (won[0], won[1], won[2])
+    table = Table(["rating", "against", ">games", ">predicted", ">measured", "95 % interval", ">off by"])
+    for (a, b), tally in results.items():
+        rate, predicted = (tally[0] + tally[1] / 2) / sum(tally), expected(ratings[a], ratings[b])
+        low, high = wilson(*tally)
+        table.add(
+            str(ratings[a]), str(ratings[b]), sum(tally), f"{predicted:.3f}", f"{rate:.3f}",
+            f"{low:.3f} to {high:.3f}", f"{rate - predicted:+.3f}",
+        )  # fmt: skip
+    measured = Table(["promised", ">measured", "95 % interval", ">off by"])
+    fitted = fit(len(ratings), results, dict(enumerate(map(float, ratings))))
+    for promised, each in zip(ratings, fitted, strict=True):
+        interval = f"{each.low:.0f} to {each.high:.0f}"
+        measured.add(str(promised), f"{each.points:.0f}", interval, f"{each.points - promised:+.0f}")
+    about = f"{machine()}; {games} games of each pair"
+    show(about, f"{table.markdown()}\n\n{measured.markdown()}", markdown=markdown)
+
+
+def _beside(job: JobConfig) -> str:
+    return tracking_uri(str(Path(job.folder, "mlflow.db")))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pool", type=int, default=1000, help="snapshots (default: %(default)s)")
-    parser.add_argument("--games", type=int, default=20_000, help="in the books (default: %(default)s)")
+    parser.add_argument("--games", type=int, help="in the books (default: 20000), or of each pair (default: 400)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement (default: %(default)s)")
+    parser.add_argument("--strength", metavar="JOB", help="the YAML of a calibrated job: 400 games of each pair")
+    parser.add_argument("--table", action="store_true", help="serve it without levels: by the points of its table")
+    parser.add_argument("--at-once", type=int, default=32, help="its concurrent games (default: %(default)s)")
     parser.add_argument("--markdown", action="store_true", help="print plain markdown")
     options = parser.parse_args(argv)
+    if options.strength:
+        strength(options.strength, options.games or 400, options.at_once, options.table, options.markdown)
+        return 0
+    options.games = options.games or 20_000
     about = f"{machine()}; {options.rounds} rounds of {options.seconds:g} s, medians; {options.games:,} games"
     draws: list[float | None] = []
     with_results: list[float | None] = []

@@ -1,17 +1,32 @@
-"""The parts of a training in one process: bare environments, collecting from them, and one update per sample.
+"""A training by part: its CPU in a separate run, and in one process environments, collecting and updates alone.
 
-Figures are measured one after the other, in one process with one thread. Knows nothing of whole trainings.
+CPU seconds per thread come from the system; samples of py-spy (in the extra ``bench``) only divide those of the event
+loop's thread among its parts. A sample counts for the innermost frame that belongs to a part; time in uvloop and the
+kernel without one counts for the door. The figures in one process are measured one after the other, with one thread.
 """
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import functools
 import itertools
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
+import psutil
 
 from benchmarks.tables import Table, ratio
 
@@ -19,6 +34,40 @@ ENVIRONMENTS = (("CartPole-v1", 16), ("CartPole-v1", 64), ("Pendulum-v1", 16))
 _UNROLL = 64
 _COLUMNS = 32
 RECURRENT = "PPO, ten epochs, with an LSTM"
+_CLOCK_S = 0.5
+GAMECORE, DOOR, AGENT, FORWARD, FRAGMENT, LEARNER, REST = PARTS = (
+    "gamecores",
+    "door and session",
+    "agent",
+    "forward",
+    "fragments",
+    "learner",
+    "MLflow and the rest",
+)
+_ON_THE_LOOP = {
+    FRAGMENT: ("on_episode", "brayx/replay/", "brayx/local/buffer.py"),
+    FORWARD: ("brayx/model/", "brayx/engines/", "onnxruntime/"),
+    AGENT: (
+        "gym_agent.py",
+        "brayx/actor/agent_actor.py",
+        "brayx/actor/codec.py",
+        "brayx/actor/agent.py",
+        "brayx/actor/decode.py",
+        "json/",
+    ),
+    DOOR: ("",),
+}
+"""Pieces of a frame's text by part: a part's piece anywhere on the stack gives the sample to the first such part."""
+_THREADS = {
+    DOOR: "_run (brayx/local/host.py",
+    LEARNER: "_run (brayx/local/learner.py",
+    FORWARD: '"brayx-batcher',
+}
+"""Text in py-spy's dump of a thread that is only one part: the frame at which it begins, or the name if it waits."""
+SPY = Path(shutil.which("py-spy") or Path(sys.executable).parent / "py-spy")
+_FIRST_TICK_S = 60.0
+_EVERY_S = 0.2
+_LOOKS = 5
 
 
 def parts(seconds: float) -> list[Table]:
@@ -159,3 +208,177 @@ def _rate(call: Callable[[], object], seconds: float) -> float:
         call()
         count += 1
     return count / (time.perf_counter() - began)
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """A process and its descendants; empty once it has ended."""
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def by_thread(pid: int) -> dict[int, float]:
+    """CPU seconds of each thread of a process, by the system's thread id; empty once it has ended."""
+    try:
+        return {thread.id: thread.user_time + thread.system_time for thread in psutil.Process(pid).threads()}
+    except psutil.NoSuchProcess:
+        return {}
+
+
+class CpuClock:
+    """A context in which the CPU time of a process tree is sampled, by a thread.
+
+    Processes that have ended count with what they had at the last sample.
+
+    Args:
+        pid: root of the tree.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._used: dict[tuple[int, float], float] = {}
+        self._samples: list[tuple[float, float]] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def at(self, time_s: float) -> float:
+        """CPU seconds used up to a moment on the epoch's clock, linear between samples."""
+        after = bisect.bisect_left(self._samples, (time_s, 0.0))
+        (t0, c0), (t1, c1) = self._samples[max(after - 1, 0)], self._samples[min(after, len(self._samples) - 1)]
+        return c0 if t1 <= t0 else c0 + (c1 - c0) * min((time_s - t0) / (t1 - t0), 1.0)
+
+    def _run(self) -> None:
+        while not self._ended.wait(_CLOCK_S):
+            for process in tree(self._pid):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    times = process.cpu_times()
+                    self._used[process.pid, process.create_time()] = times.user + times.system
+            self._samples.append((time.time(), sum(self._used.values())))
+
+
+def shares(stacks: Iterable[str]) -> dict[str, float]:
+    """Share of the samples by part.
+
+    Args:
+        stacks: lines of py-spy's raw format, of one thread: frames from the outermost to the innermost, then the number
+            of samples.
+    """
+    counts: Counter[str] = Counter()
+    for line in stacks:
+        stack, _, samples = line.rpartition(" ")
+        part = next(part for part, pieces in _ON_THE_LOOP.items() if any(piece in stack for piece in pieces))
+        counts[part] += int(samples)
+    total = sum(counts.values())
+    return {part: count / total for part, count in counts.items()}
+
+
+def cpu_by_part(words: Sequence[str], environment: Mapping[str, str], stamp: Path) -> dict[str, float]:
+    """CPU seconds by part of a training, from its first tick until its gamecores end.
+
+    Args:
+        words: arguments of Python that train on the local host.
+        environment: of the process.
+        stamp: file that exists once the first tick is answered.
+
+    Raises:
+        RuntimeError: no tick arrived, or py-spy has no permission.
+    """
+    with tempfile.TemporaryDirectory(prefix="brayx-spy-") as folder:
+        quiet = subprocess.DEVNULL
+        process = subprocess.Popen([sys.executable, *words], env=environment, stdout=quiet, stderr=quiet)
+        try:
+            until = time.monotonic() + _FIRST_TICK_S
+            while not stamp.exists():
+                if process.poll() is not None or time.monotonic() > until:
+                    raise RuntimeError("the training has had no tick")
+                time.sleep(_EVERY_S)
+            stacks = Path(folder) / "stacks"
+            threads = _thread_parts(process.pid)
+            record = [str(SPY), "record", "--pid", str(process.pid), "--threads", "--rate", "40"]
+            with subprocess.Popen(
+                [*record, "--format", "raw", "--output", str(stacks)], stdout=quiet, stderr=quiet
+            ) as spy:
+                before = last = now = _used(process.pid)
+                while any(gamecore for _, gamecore, _ in now):
+                    time.sleep(_EVERY_S)
+                    last, now = last | now, _used(process.pid)  # the learner's thread ends before the gamecores
+                spy.send_signal(signal.SIGINT)
+            if not stacks.exists():
+                raise RuntimeError("py-spy gave no samples")
+            used = {key: seconds - before.get(key, 0.0) for key, seconds in last.items()}
+            return _by_part(process.pid, used, threads, stacks.read_text().splitlines())
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+
+
+Thread = tuple[int, bool, int]
+"""Process, whether that is a gamecore, and thread."""
+
+
+def _used(root: int) -> dict[Thread, float]:
+    """CPU seconds so far of every thread of a process tree."""
+    found: dict[Thread, float] = {}
+    for each in tree(root):
+        gamecore = each.pid != root and "gamecore" in " ".join(_command(each))
+        found.update({(each.pid, gamecore, thread): used for thread, used in by_thread(each.pid).items()})
+    return found
+
+
+def _thread_parts(pid: int) -> dict[int, str]:
+    """Which part each thread of a process is, by what it runs: py-spy mistakes a thread's name now and then.
+
+    Raises:
+        RuntimeError: py-spy failed.
+    """
+    found: dict[int, str] = {}
+    for _ in range(_LOOKS):
+        dump = subprocess.run([str(SPY), "dump", "--pid", str(pid)], capture_output=True, text=True, check=False)
+        for thread, stack in re.findall(r"^Thread (\d+)(.*?)(?=^Thread|\Z)", dump.stdout, re.MULTILINE | re.DOTALL):
+            found |= {int(thread): part for part, frame in _THREADS.items() if frame in stack}
+    if not found:
+        raise RuntimeError(f"py-spy gave no stacks of threads: {dump.stderr.strip()[-500:]}")
+    return found
+
+
+def _by_part(
+    root: int, used: Mapping[Thread, float], threads: Mapping[int, str], stacks: Sequence[str]
+) -> dict[str, float]:
+    of_loop = [line for line in stacks if _THREADS[DOOR] in line]
+    parts = dict.fromkeys(PARTS, 0.0)
+    for (process, gamecore, thread), seconds in used.items():
+        if process != root:
+            parts[GAMECORE if gamecore else REST] += seconds
+        elif threads.get(thread) == DOOR:
+            for part, share in shares(of_loop).items():
+                parts[part] += share * seconds
+        else:
+            parts[threads.get(thread, REST)] += seconds
+    return parts
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def parts_table(name: str, parts: Mapping[str, float], steps: int) -> Table:
+    """CPU for each of ``steps``, by part, of a training of that name."""
+    out = Table([name, ">CPU µs a step", ">%"])
+    total, count = sum(parts.values()), steps
+    for part, seconds in parts.items():
+        out.add(part, 1e6 * seconds / count, 100 * seconds / total)
+    out.add("all", 1e6 * total / count, 100.0)
+    return out

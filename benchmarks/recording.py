@@ -1,6 +1,7 @@
 """The cost of recording: ticks/s of the local host with and without it, side by side in one run; and of reading.
 
     python -m benchmarks.recording
+    python -m benchmarks.recording --replay         # the rate of `brayx replay` instead
 
 Three agents run behind the TCP door: one echoes a body of 1 kB, another is CartPole's with its model, and the third
 echoes, too, and sets an image of 84x84 on each tick. Each is served by four processes: without a recorder; with one
@@ -10,6 +11,8 @@ starts to write.
 
 The second table opens a session of a million ticks over thousands of files, reads single ticks of it, and lists a
 folder of many sessions. The third one encodes frames of three sizes, and shows them one after the other and anywhere.
+
+``--replay`` passes recorded sessions of CartPole, of some lengths, through a 64x64 MLP, and the same with an LSTM.
 """
 
 from __future__ import annotations
@@ -45,6 +48,9 @@ RECORDINGS: dict[str, dict[str, Any] | None] = {
     "every session": {"every": 1},
 }
 ECHO_BYTES = 1024
+LENGTHS = (20, 200, 20_000)
+"""Ticks of a replayed session."""
+_OBS = np.zeros(4, np.float32)
 
 
 def serve(agent: str, recording: str, folder: str) -> None:
@@ -120,10 +126,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement (default: %(default)s)")
     parser.add_argument("--many", type=int, default=1_000_000, help="sessions to list (default: %(default)s)")
+    parser.add_argument("--replay", type=int, nargs="?", const=60_000, metavar="TICKS", help="replay (%(const)s)")
     parser.add_argument("--markdown", action="store_true", help="print plain markdown")
     options = parser.parse_args(argv)
     if options.serve:
         serve(*options.serve)
+        return 0
+    if options.replay:
+        replays = replayed(options.replay, options.rounds).markdown()
+        show(f"{machine()}; {options.rounds} rounds, medians", replays, markdown=options.markdown)
         return 0
     about = f"{machine()}; {options.sessions} sessions, {options.rounds} rounds of {options.seconds:g} s, medians"
     table = Table(["agent", "recorded", ">ticks/s", ">of none", ">CPU µs a tick", ">to none", ">kB a tick"])
@@ -278,6 +289,61 @@ def showing() -> Table:
                 f"{(median(took['any']) or 0.0) * 1e3:.1f} ms",
                 f"{float(np.quantile(took['any'], 0.95)) * 1e3:.1f} ms",
             )
+    return table
+
+
+def record(folder: Path, ticks: int, length: int) -> None:
+    """Records ``ticks`` ticks in sessions of ``length``, at least one session."""
+    from brayx.actions import sample
+    from brayx.actor.agent import State
+    from brayx.metrics import Recorder
+    from brayx.recording.config import RecordingConfig
+    from brayx.recording.recorder import SessionRecorder
+    from brayx.types import Step
+
+    recorder = SessionRecorder(RecordingConfig(folder=str(folder), memory_mb=4096), Recorder())
+    rng = np.random.default_rng(0)
+    for session in range(max(1, ticks // length)):
+        log = recorder.open(f"{session}", b"{}", "", "")
+        assert log is not None
+        seen = rng.standard_normal((length, *_OBS.shape)).astype(np.float32)
+        action, log_prob = sample({"logits": rng.standard_normal((length, 2)).astype(np.float32)}, rng)
+        for tick, (obs, chosen, probability) in enumerate(zip(seen, action, log_prob.tolist(), strict=True)):
+            state = State(f"{session}", tick=tick)
+            state.step, state.value = Step(obs, chosen, probability, 1), 0.5
+            body = json.dumps({"obs": obs.tolist(), "reward": 1.0}).encode()
+            log.tick(state, body, b'{"action":%d}' % chosen, 0.0, 0.0)
+        log.end("stop", float(length))
+    recorder.close(timeout_s=300.0)
+
+
+def replayed(ticks: int, rounds: int) -> Table:
+    """The rate of `brayx replay`: recorded ticks/s that go through another version of a model, files and all."""
+    import torch
+
+    from brayx.nets.policy import NetworkConfig, policy_for
+    from brayx.recording import Comparison, Version, compare
+    from brayx.recording import open as open_recordings
+
+    torch.manual_seed(0)
+    networks = {"64x64 MLP": NetworkConfig(), "64x64 MLP, LSTM of 64": NetworkConfig(lstm=64)}
+    versions = {name: Version(name, *policy_for(_OBS, num_actions=2, network=networks[name])) for name in networks}
+    table = Table(["model", ">ticks of a session", ">ticks/s"])
+    with tempfile.TemporaryDirectory(prefix="brayx-recording-") as temporary:
+        folders = {length: Path(temporary, f"{length}") for length in LENGTHS}
+        for length, folder in folders.items():
+            record(folder, ticks, length)
+        rates: dict[tuple[str, int], list[float | None]] = {
+            (name, length): [] for name in versions for length in LENGTHS
+        }
+        for _ in range(rounds):
+            for (name, length), rate in rates.items():
+                began = time.perf_counter()
+                compared = list(compare(open_recordings(str(folders[length])), versions[name]))
+                count = sum(len(comparison) for comparison in compared if isinstance(comparison, Comparison))
+                rate.append(count / (time.perf_counter() - began))
+    for (name, length), rate in rates.items():
+        table.add(name, length, median(rate))
     return table
 
 

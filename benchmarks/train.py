@@ -36,13 +36,11 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.parts import parts
+from benchmarks.parts import SPY, CpuClock, cpu_by_part, parts, parts_table
 from benchmarks.sb3_cartpole import NUM_ENVS, UNROLL_LENGTH
 from benchmarks.servers import TEMPLATE
 from benchmarks.stamped import ENV_ID, FILE
 from benchmarks.tables import Table, each, machine, median, median_ratio, show
-from benchmarks.training_parts import SPY, cpu_by_part, parts_table
-from benchmarks.usage import CpuClock
 
 TARGET = 475.0
 WINDOW_GAMES = 100

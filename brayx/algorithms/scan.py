@@ -6,7 +6,7 @@ Two implementations give the same result up to rounding. `rows` takes one small 
 columns, and for wide ones, where the row itself costs more than the call. `chunks` computes all chunks of C steps
 together, then carries from chunk to chunk: about 2 C + T / C operations instead of T. A scan of logarithmic depth takes
 fewer operations, but each covers the whole tensor: on a CPU it was faster only for rows of a few numbers, and ten times
-slower for wide ones (`benchmarks/scan.py`).
+slower for wide ones.
 """
 
 from __future__ import annotations

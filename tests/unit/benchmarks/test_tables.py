@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from benchmarks import layers, load, servers, shares, ticks, train, training_parts
+from benchmarks import layers, load, parts, servers, ticks, train
+from benchmarks.parts import CpuClock
 from benchmarks.tables import Table, figure, median, median_ratio, percentile, ratio
 from benchmarks.ticks import Case, Round
 from benchmarks.train import Outcome, Point, Ran, outcome
-from benchmarks.usage import CpuClock
 
 
 def test_percentile_is_linear_between_neighbours() -> None:
@@ -100,7 +100,7 @@ def test_the_cpu_clock_samples_what_a_process_uses() -> None:
 def test_a_sample_of_a_training_is_attributed_to_its_part() -> None:
     loop = "_run (brayx/local/host.py:1);ActorService.submit (brayx/actor/serving.py:1)"
     agent = f"{loop};AgentActor.tick (brayx/actor/agent_actor.py:1);GymAgent.on_tick (gym_agent.py:1)"
-    assert training_parts.shares(
+    assert parts.shares(
         [
             f"{loop} 2",
             f"{agent} 1",
@@ -136,21 +136,21 @@ def test_the_services_accept_the_load_bodies() -> None:
 def test_a_thread_of_a_training_is_attributed_to_its_part() -> None:
     used = {(1, False, 10): 4.0, (1, False, 11): 2.0, (1, False, 12): 1.0, (1, False, 13): 0.5, (2, True, 20): 3.0}
     used |= {(3, False, 30): 0.25}
-    threads = {10: training_parts.DOOR, 11: training_parts.LEARNER, 12: training_parts.FORWARD}
+    threads = {10: parts.DOOR, 11: parts.LEARNER, 12: parts.FORWARD}
     loop = "_run (brayx/local/host.py:1)"
     stacks = [
         f"{loop};submit (brayx/actor/serving.py:1) 3",
         f"{loop};run (brayx/engines/onnx.py:1) 1",
         "wait (x.py:1) 9",
     ]
-    assert training_parts._by_part(1, used, threads, stacks) == {
-        training_parts.GAMECORE: 3.0,
-        training_parts.DOOR: 3.0,
-        training_parts.AGENT: 0.0,
-        training_parts.FORWARD: 2.0,
-        training_parts.FRAGMENT: 0.0,
-        training_parts.LEARNER: 2.0,
-        training_parts.REST: 0.75,
+    assert parts._by_part(1, used, threads, stacks) == {
+        parts.GAMECORE: 3.0,
+        parts.DOOR: 3.0,
+        parts.AGENT: 0.0,
+        parts.FORWARD: 2.0,
+        parts.FRAGMENT: 0.0,
+        parts.LEARNER: 2.0,
+        parts.REST: 0.75,
     }
 
 
@@ -163,7 +163,7 @@ def test_a_sample_is_attributed_to_its_innermost_known_frame() -> None:
         f"{loop};Session._tick (brayx/actor/session.py:1);AgentActor.tick (brayx/actor/agent_actor.py:1);f (l.py:1) 2",
         "thread (0x8): brayx-export;Exporter._run (brayx/cluster/prometheus.py:1) 50",
     ]
-    assert shares.shares(stacks) == {
+    assert layers.shares(stacks) == {
         "door: frames, HTTP": 0.375,
         "kernel and uvloop: receiving, waiting, turns of the loop": 0.25,
         "actor, agent, sampling": 0.25,
