@@ -60,7 +60,7 @@ class Channel:
 
     def send(self, message: Any) -> bool:
         """Sends a message; returns whether it could: if not, the other end is closed, which `receive` reports."""
-        return self._write(0, pickle.dumps(message, protocol=5))
+        return self._write(0, _pickled(message))
 
     def receive(self, timeout_s: float = math.inf) -> Any:
         """Waits for a message.
@@ -79,7 +79,7 @@ class Channel:
             RequestFailed: it could not read it, or failed unexpectedly.
             EOFError, TimeoutError: as for `receive`.
         """
-        data, until = pickle.dumps(request, protocol=5), time.monotonic() + timeout_s
+        data, until = _pickled(request), time.monotonic() + timeout_s
         if not self._asking.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
             raise TimeoutError
         try:
@@ -121,10 +121,9 @@ class Channel:
         closed.poll()
         os._exit(0)
 
-    def _write(self, number: int, data: bytes) -> bool:
+    def _write(self, number: int, parts: Sequence[memoryview]) -> bool:
         try:
-            for part in (_HEADER.pack(number, len(data)), data):
-                rest = memoryview(part)
+            for rest in (memoryview(_HEADER.pack(number, sum(map(len, parts)))), *parts):
                 while rest:
                     rest = rest[os.write(self._outgoing, rest) :]
         except OSError:
@@ -272,22 +271,36 @@ class Child(Channel):
             raise ChildDied(self.death) from None
 
 
-def _reply(answer: Callable[..., Any], request: tuple[Any, ...]) -> bytes:
+class _Parts(list[memoryview]):
+    """A file for a pickler that keeps what is written without copying it."""
+
+    def write(self, part: Any) -> None:
+        self.append(part.raw() if isinstance(part, pickle.PickleBuffer) else memoryview(part))
+
+
+def _pickled(message: Any) -> _Parts:
+    """A pickled message in parts: a large array or bytes object is a part of its own, uncopied."""
+    parts = _Parts()
+    pickle.Pickler(parts, protocol=5).dump(message)
+    return parts
+
+
+def _reply(answer: Callable[..., Any], request: tuple[Any, ...]) -> _Parts:
     try:
         value = answer(*request)
     except BrayxError as error:
-        return pickle.dumps((None, error))
+        return _pickled((None, error))
     except Exception as error:
         log.exception("a request of another process failed")
         return _refusal(f"failed: {type(error).__name__}; the log has more")
     try:
-        return pickle.dumps((value, None), protocol=5)
+        return _pickled((value, None))
     except Exception as error:
         return _refusal(f"cannot send its answer: {type(error).__name__}: {first_line(error)}")
 
 
-def _refusal(predicate: str) -> bytes:
-    return pickle.dumps((None, RequestFailed(predicate)))
+def _refusal(predicate: str) -> _Parts:
+    return _pickled((None, RequestFailed(predicate)))
 
 
 def how_it_ended(status: int) -> str:

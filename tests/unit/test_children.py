@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -83,7 +84,10 @@ def test_a_child_imports_from_this_process_paths_and_not_from_its_folder(started
 def test_a_request_is_answered_refused_or_fails_alone(started: Callable[..., Child]) -> None:
     child = started()
     large = os.urandom(2**21)
-    assert child.ask("echo", large) == (large,)
+    assert child.ask("echo", large, "é" * 2**19, bytearray(large)) == (large, "é" * 2**19, bytearray(large))
+    rows = np.arange(2**17, dtype=np.float64).reshape(2**8, 2**9)
+    for given, answer in zip((rows, rows.T, rows[::2]), child.ask("echo", rows, rows.T, rows[::2]), strict=True):
+        np.testing.assert_array_equal(answer, given)
     with pytest.raises(ConfigError) as refused:
         child.ask("refuse")
     assert refused.value.details == {"field": "lr"}
