@@ -22,9 +22,10 @@ from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError
 from brayx.league.config import LeagueConfig
 from brayx.league.games import Game
 from brayx.league.gates import Verdict
-from brayx.league.league import League, Standing
+from brayx.league.league import League
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
+from brayx.league.running import RunningLeague
 from brayx.model.snapshots import SnapshotFiles
 from brayx.types import Weights
 
@@ -99,12 +100,6 @@ class _LeagueActor(League):
     def crown(self, candidate: Member) -> Verdict:
         return Verdict(True, "it is champion") if candidate == self.champion else super().crown(candidate)
 
-    def has(self, digest: str) -> bool:
-        return any(snapshot.digest == digest for snapshot in self.snapshots)
-
-    def champion_now(self) -> Member | None:
-        return self.champion
-
     def weights(self, version: int) -> Weights:
         return self._files.read(version)
 
@@ -152,8 +147,8 @@ def get_league(name: str, namespace: str) -> Any:
     return found
 
 
-class RemoteLeague:
-    """The job's handle of the league, with the methods of `brayx.local.league.LocalLeague` that its training calls.
+class RemoteLeague(RunningLeague):
+    """The job's handle of the league.
 
     Each call has a deadline, which leaves time for a restart of the actor.
 
@@ -190,48 +185,10 @@ class RemoteLeague:
         """See `League.due`."""
         if player not in self._learning:
             return ""
-        found: str = self._call("due_of", player, env_steps, self._learning)
+        found: str = self.call("due_of", player, env_steps, self._learning)
         return found
 
-    def has(self, digest: str) -> bool:
-        """Whether weights with this digest were frozen before."""
-        return bool(self._call("has", digest))
-
-    def frozen(self, player: str, version: int, digest: str, env_steps: int) -> Member:
-        """See `League.freeze`."""
-        member: Member = self._call("freeze", player, version, digest, env_steps)
-        return member
-
-    def frozen_steps(self, player: str) -> int:
-        """See `League.frozen_steps`."""
-        return int(self._call("frozen_steps", player))
-
-    def candidates(self) -> list[Member]:
-        """See `League.candidates`."""
-        found: list[Member] = self._call("candidates")
-        return found
-
-    def crown(self, candidate: Member) -> Verdict:
-        """See `League.crown`."""
-        verdict: Verdict = self._call("crown", candidate)
-        return verdict
-
-    def refuse(self, candidate: Member, reason: str) -> None:
-        """See `League.refuse`."""
-        self._call("refuse", candidate, reason)
-
-    @property
-    def champion(self) -> Member | None:
-        """The champion, if there is one."""
-        found: Member | None = self._call("champion_now")
-        return found
-
-    def standings(self) -> list[Standing]:
-        """See `League.standings`."""
-        found: list[Standing] = self._call("standings")
-        return found
-
-    def _call(self, method: str, *args: Any) -> Any:
+    def call(self, method: str, *args: Any) -> Any:
         began = time.monotonic()
         try:
             found = call_with_retry(getattr(self._actor, method), *args, timeout_s=self._timeout_s, what=THE_LEAGUE)

@@ -249,6 +249,14 @@ class League:
         """The champion, if there is one."""
         return self._champion
 
+    def champion_now(self) -> Member | None:
+        """As `champion`, for callers in other threads and processes, which call methods only."""
+        return self._champion
+
+    def has(self, digest: str) -> bool:
+        """Whether weights with this digest were frozen before."""
+        return any(snapshot.digest == digest for snapshot in self.snapshots)
+
     def judge(self, candidate: Member) -> Verdict:
         """Whether the gate lets a candidate become champion.
 

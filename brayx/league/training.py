@@ -36,6 +36,7 @@ from brayx.tracking.registry import register_files
 if TYPE_CHECKING:
     from torch import nn
 
+    from brayx.league.running import RunningLeague
     from brayx.tracking.clerk import Clerk
     from brayx.tracking.in_process import InProcessClerk
     from brayx.trainer.loop import Numbers
@@ -52,31 +53,6 @@ _REGISTRY_START_S, _LAST_REGISTRY_START_S = 3.0, 120.0
 """Deadline for a call of the registry to start, while the league watches its players and at its end."""
 _NUMBERS_S, _CURVES_S, _PICTURES_S = 1.0, 5.0, 60.0
 """Time between two metrics of the league, two points of its curves, and two drawings of its pictures."""
-
-
-class RunningLeague(Protocol):
-    """The league's interface for its training: see the methods of these names in `League` and `LocalLeague`."""
-
-    @property
-    def champion(self) -> Member | None: ...
-
-    def due(self, player: str, env_steps: int) -> str: ...
-
-    def has(self, digest: str) -> bool: ...
-
-    def frozen(self, player: str, version: int, digest: str, env_steps: int) -> Member: ...
-
-    def frozen_steps(self, player: str) -> int: ...
-
-    def candidates(self) -> list[Member]: ...
-
-    def crown(self, candidate: Member) -> Verdict: ...
-
-    def refuse(self, candidate: Member, reason: str) -> None: ...
-
-    def standings(self) -> list[Standing]: ...
-
-    def retire(self, player: str, reason: str) -> None: ...
 
 
 class LeagueHost(Protocol[T]):
@@ -154,7 +130,7 @@ class LeagueTraining(Trainees[T]):
             BrayxError: the last main player's learner failed.
         """
         if not self._alias_is_set:  # the process may have been killed between the books and the registry
-            self._set_alias(self._host.league.champion)
+            self._set_alias(self._host.league.champion_now())
         for name, trainee in list(self.trainees.items()):
             if not trainee.learner.running:
                 self._ended(name, trainee)
@@ -177,7 +153,7 @@ class LeagueTraining(Trainees[T]):
                 self._say(f"{candidate.label} does not become champion: {checked.reason}")
                 continue
             self._alias_is_set = False  # repeated until it succeeds: an answer may be lost
-            before = self._host.league.champion
+            before = self._host.league.champion_now()
             verdict = self._host.league.crown(candidate)
             if verdict.passed:
                 reasons = "; ".join(reason for reason in (verdict.reason, checked.reason) if reason)
@@ -219,7 +195,7 @@ class LeagueTraining(Trainees[T]):
             if self._games_then is not None:
                 self._host.numbers.add("league_games_per_s", (games - self._games_then) / (now - self._numbers_at))
             self._numbers_at, self._games_then = now, games
-            standings, champion = self._host.league.standings(), self._host.league.champion
+            standings, champion = self._host.league.standings(), self._host.league.champion_now()
             for row in standings:
                 if not row.member.version:
                     self._host.numbers.add("league_points", row.points, label=row.member.player)
@@ -285,7 +261,7 @@ class LeagueTraining(Trainees[T]):
         if version is None:
             return False
         self._files.put(version, weights)
-        member = self._host.league.frozen(player, version, digest, env_steps)
+        member = self._host.league.freeze(player, version, digest, env_steps)
         self._say(f"{member.label} joins the pool: {reason}")
         return True
 
@@ -353,19 +329,19 @@ class LeagueTraining(Trainees[T]):
         for name in self.trainees:
             self._freeze(name, "the end of its training")
         if not self._alias_is_set:
-            self._set_alias(self._host.league.champion)
+            self._set_alias(self._host.league.champion_now())
         if self._registry_error is not None:
             raise self._registry_error
         try:
             self._clerk.call(draw_league, *self._charted())
         except BrayxError as error:  # a failed picture must not end the training
             say(f"the league's pictures are not drawn: {error.message}")
-        champion = self._host.league.champion
+        champion = self._host.league.champion_now()
         return None if champion is None else champion.version, self.standings()
 
     def standings(self) -> str:
         """The league's table as text."""
-        return standings_text(self._host.league.standings(), self._host.league.champion)
+        return standings_text(self._host.league.standings(), self._host.league.champion_now())
 
     def close(self, finished: bool) -> None:
         """Ends the players' trials."""

@@ -15,15 +15,14 @@ from brayx.actor.players import SeatedPlayer
 from brayx.actor.seating import LearningPlayer, Seating
 from brayx.errors import LeagueError
 from brayx.gamecore.protocol import game_of
-from brayx.league.gates import Verdict
 from brayx.league.in_progress import LOST, GamesInProgress
-from brayx.league.league import League, Standing
-from brayx.league.member import Member
+from brayx.league.league import League
+from brayx.league.running import RunningLeague
 from brayx.metrics import Recorder
 from brayx.model.local import LocalModel
 
 
-class LocalLeague:
+class LocalLeague(RunningLeague):
     """Gives sessions their players: `brayx.actor.players.Players`.
 
     Args:
@@ -85,56 +84,10 @@ class LocalLeague:
         with self._lock:
             return list(self._replaced)
 
-    def retire(self, player: str, reason: str) -> None:
-        """Excludes a player that failed from further games; see `League.retire`."""
+    def call(self, method: str, *args: Any) -> Any:
+        """See `RunningLeague.call`."""
         with self._lock:
-            self._league.retire(player, reason)
-
-    def frozen(self, player: str, version: int, digest: str, env_steps: int) -> Member:
-        """Adds a registered snapshot of a player to the pool; see `League.freeze`."""
-        with self._lock:
-            return self._league.freeze(player, version, digest, env_steps)
-
-    def due(self, player: str, env_steps: int) -> str:
-        """Why a snapshot of a player is due; empty: it is not."""
-        with self._lock:
-            return self._league.due(player, env_steps)
-
-    def has(self, digest: str) -> bool:
-        """Whether weights with this digest were frozen before."""
-        with self._lock:
-            return any(snapshot.digest == digest for snapshot in self._league.snapshots)
-
-    def frozen_steps(self, player: str) -> int:
-        """See `League.frozen_steps`."""
-        with self._lock:
-            return self._league.frozen_steps(player)
-
-    def candidates(self) -> list[Member]:
-        """See `League.candidates`."""
-        with self._lock:
-            return self._league.candidates()
-
-    def crown(self, candidate: Member) -> Verdict:
-        """Makes a snapshot champion if the gate lets it; see `League.crown`."""
-        with self._lock:
-            return self._league.crown(candidate)
-
-    def refuse(self, candidate: Member, reason: str) -> None:
-        """Bars a snapshot from becoming champion; see `League.refuse`."""
-        with self._lock:
-            self._league.refuse(candidate, reason)
-
-    @property
-    def champion(self) -> Member | None:
-        """The champion, if there is one."""
-        with self._lock:
-            return self._league.champion
-
-    def standings(self) -> list[Standing]:
-        """See `League.standings`."""
-        with self._lock:
-            return self._league.standings()
+            return getattr(self._league, method)(*args)
 
     def _release(self, session: str) -> None:
         with self._lock:

@@ -257,7 +257,7 @@ async def frozen(tmp_path):
     for version in VERSIONS:
         weights = factor(float(version))
         played.files.put(version, weights)
-        played.players.frozen("main", version, digest_of(weights), 10 * version)
+        played.players.freeze("main", version, digest_of(weights), 10 * version)
     yield played
     await played.close()
 
