@@ -4,7 +4,7 @@
 
 `brayx.algorithms.ppo` takes the same steps (`tests/unit/algorithms/test_example.py` compares them), for any
 distribution and recurrent networks, with schedules, several ranks, half precision and metrics. Start here to read or
-change the algorithm; [guide-algorithms.md](../guide-algorithms.md) shows how your own gets into a training.
+change the algorithm; [guide-algorithms.md](../guide-algorithms.md) shows how to train with your own.
 """
 
 from __future__ import annotations
