@@ -32,12 +32,12 @@ _HEADER = struct.Struct(">QQ")
 """Precedes each message: its number, which an answer repeats, and its size in bytes."""
 _CLOSED = -1
 _DYING_S = 1.0
-"""Maximum time from the end of a child's pipes to its own end, before it is killed."""
+"""Time that a child has to exit once its pipes are closed, before it is killed."""
 _RUN = "from brayx.children import run_module; run_module()"
 
 
 class RequestFailed(BrayxError):
-    """The other process gave no answer. The message is a predicate whose subject is that process."""
+    """The other process gave no answer. The message is the rest of a sentence about it: ``failed: ValueError``."""
 
 
 class ChildDied(RequestFailed):
@@ -175,7 +175,7 @@ class Child(Channel):
     Attributes:
         restart_s: as above.
         pid: process id of the last start.
-        death: how it ended last, as a predicate.
+        death: how it last ended, as the rest of a sentence: ``was killed by SIGKILL``.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class Child(Channel):
 
     @property
     def runs(self) -> bool:
-        """Whether it was started, and has neither ended nor been found dead."""
+        """Whether it was started and is not known to have ended."""
         return self._popen is not None
 
     @property
@@ -211,7 +211,7 @@ class Child(Channel):
         return max(0.0, self._started + self.restart_s - time.monotonic())
 
     def start(self) -> None:
-        """Starts it, unless it runs. Waits until it may be started.
+        """Starts it unless it is running; first waits for `wait_s`.
 
         Raises:
             ChildDied: it was closed.
@@ -272,7 +272,7 @@ class Child(Channel):
 
 
 class _Parts(list[memoryview]):
-    """A file for a pickler that keeps what is written without copying it."""
+    """A file that keeps what a pickler writes to it, without copying."""
 
     def write(self, part: Any) -> None:
         self.append(part.raw() if isinstance(part, pickle.PickleBuffer) else memoryview(part))

@@ -1,1 +1,1 @@
-"""Serve applications, a page each: arguments in, application out; the code is in `brayx.cluster`."""
+"""Serve applications that users name in `serve run` and its YAML; the code is in `brayx.cluster`."""

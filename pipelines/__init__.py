@@ -1,1 +1,1 @@
-"""What `python -m` runs, and the templates; each module is a page over `brayx.commands`."""
+"""Modules that users name in `python -m` and imports, and the templates; the code is in `brayx`."""

@@ -155,7 +155,7 @@ class ActorConfig(SessionConfig):
 
     @property
     def own_ports(self) -> dict[str, int]:
-        """The service's own ports at `native_host` that are open, by their options; 0: any free one."""
+        """Ports that the service itself opens at `native_host`, by option; 0: any free port."""
         ports = {option: getattr(self, option) for option in PORT_OPTIONS}
         return {option: port for option, port in ports.items() if port is not None}
 

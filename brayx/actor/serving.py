@@ -92,7 +92,7 @@ class ActorService(Service):
             self.answer(request, reply)
 
     def refusal(self, request: StepRequest) -> Unauthorized | None:
-        """What is wrong with a request's credentials; None: nothing, or this service requires none."""
+        """The error in a request's credentials; None: they are valid, or this service requires none."""
         try:
             if self._keys is not None:
                 self._keys.check(request, time.time())

@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class SessionServices:
-    """What the sessions of one table use.
+    """Everything that the sessions of a table share.
 
     Attributes:
         config: the actor's options.
@@ -204,7 +204,7 @@ class Session:
                 reply(over(self.id, request.kind.value, self.ended))
 
     def make_room(self) -> bool:
-        """Drops a waiting tick that is answered already; False: there is none."""
+        """Drops a waiting tick that the fallback has answered, to make room in the inbox; False: there is none."""
         return False
 
     def _queue_full(self) -> QueueFull:
@@ -389,7 +389,7 @@ class Session:
         await self.services.free_id(self.id, "stop")
         reply(answer)
 
-    # What a session with a tick deadline does differently
+    # What `brayx.actor.deadlines.TimedSession` overrides
 
     is_timed = False
 

@@ -139,7 +139,7 @@ class SessionTable(Service):
             self._calls.submit(request.body, reply)
 
     def submit_forwarded(self, request: StepRequest, reply: Reply) -> None:
-        """`submit` of a request that came through another process; its session's actor hears of a tick."""
+        """Submits a request that another process forwarded; tells the session's actor if it is a tick."""
         session = self.get(request.session)
         if session is not None and request.kind is _TICK:
             session.actor.forwarded()

@@ -19,7 +19,7 @@ from brayx.algorithms.returns import full_precision
 TURN = "turn"
 """Key of a bool ``[B, T + 1]``: the step is the agent's own move. Only turn-based games have it."""
 _PIECE_ROWS = 2048
-"""Least limit on the steps of a piece (`in_pieces`)."""
+"""`in_pieces` never limits a piece to fewer steps than this, unless `_PIECE_BYTES` does."""
 _PIECE_BYTES = 8 * 2**20
 """Limit on the observation bytes of a piece on a CPU. Images become four times larger as floats, and
 repeated allocation of more memory than that costs as much as the network itself."""
@@ -79,7 +79,7 @@ def forward(module: Forward, batch: Mapping[str, Any]) -> dict[str, Any]:
 
 @torch.no_grad()
 def in_pieces(module: Forward, args: Inputs, select: Callable[[Outputs], Any], least_rows: int) -> Any:
-    """What ``select`` takes from the outputs, in full precision; computed in pieces, which bounds the memory.
+    """The outputs that ``select`` chooses, in full precision, computed in pieces to bound the memory.
 
     Args:
         module: wraps the module.

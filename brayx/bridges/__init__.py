@@ -1,1 +1,4 @@
-"""Games that speak another wire, each a gamecore: Gymnasium's and PettingZoo's environments."""
+"""Gamecores that play environments of other libraries: `gym` those of Gymnasium, `pettingzoo` those of PettingZoo.
+
+Know nothing of agents, and load neither Ray nor torch.
+"""

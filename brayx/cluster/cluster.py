@@ -205,7 +205,7 @@ def _haproxies() -> Iterator[tuple[psutil.Process, str]]:
 
 
 def _end_orphans(ports: set[int]) -> None:
-    """Ends each HAProxy that holds one of the ports, and whose Ray was killed: nothing else would ever end it."""
+    """Ends each HAProxy that holds one of the ports and has outlived its Ray: nothing else would end it."""
     orphans = []
     for process, node_id in _haproxies():
         with contextlib.suppress(psutil.Error):
@@ -216,7 +216,9 @@ def _end_orphans(ports: set[int]) -> None:
 
 
 def _listens_at(process: psutil.Process) -> set[int]:
-    return {each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+    return {
+        listening.laddr.port for listening in process.net_connections("tcp") if listening.status == psutil.CONN_LISTEN
+    }
 
 
 def _node_lives(node_id: str) -> bool:

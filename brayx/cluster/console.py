@@ -160,7 +160,7 @@ class ReplicaSessions:
         self._run(self._set_share(model, share))
 
     def facts(self) -> dict[str, Any]:
-        """Values of `brayx.console.overview.Job` of all replicas together, and their ``application``."""
+        """The replicas' values of `brayx.console.overview.Job`, combined, and their ``application``."""
         try:
             answers, errors = self._run(self._of_all("facts"))
         except BrayxError as error:
@@ -233,9 +233,9 @@ class ReplicaSessions:
         addresses: list[str] = await self._ask_directory("addresses")
         if not addresses:
             raise JobNotRunning(f"no replica of {self._directory!r} is running")
-        asked = (self._ask(address, *question) for address in addresses)
+        calls = (self._ask(address, *question) for address in addresses)
         answers, errors = {}, []
-        for address, answer in zip(addresses, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+        for address, answer in zip(addresses, await asyncio.gather(*calls, return_exceptions=True), strict=True):
             if isinstance(answer, bytes):
                 answers[address] = answer
             elif isinstance(answer, ConfigError):

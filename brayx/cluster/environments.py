@@ -1,4 +1,4 @@
-"""The workers of a job's rollouts on Ray, while it trains. Knows nothing of what a worker does with its environment."""
+"""The rollout workers of a training on Ray. Knows nothing of what a worker does with its environment."""
 
 from __future__ import annotations
 

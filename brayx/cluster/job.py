@@ -166,8 +166,8 @@ class _RayTraining(Training):
         self._rollouts = Rollouts(job, self._names, NAMESPACE, self.numbers, learned)
         self.rollouts = [self._rollouts] if self._rollouts.num else []
         self._is_deployed = False
-        starting = "the learner is starting" + (", and the actors" if self.actor else "")
-        say(f"Ray is up, and these seconds count from here; {starting}")
+        starting = "the learner and the actors" if self.actor else "the learner"
+        say(f"Ray is up; the timer starts now. Starting {starting}")
 
     def open_doors(self) -> None:
         pass  # a deployment takes long: it starts beside the learner

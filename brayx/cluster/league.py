@@ -185,8 +185,8 @@ class RemoteLeague(RunningLeague):
         """See `League.due`."""
         if player not in self._learning:
             return ""
-        found: str = self.call("due_of", player, env_steps, self._learning)
-        return found
+        reason: str = self.call("due_of", player, env_steps, self._learning)
+        return reason
 
     def call(self, method: str, *args: Any) -> Any:
         began = time.monotonic()

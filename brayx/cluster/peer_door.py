@@ -34,7 +34,7 @@ Handler = Callable[[StepRequest], Awaitable[bytes | None]]
 
 @dataclass(frozen=True)
 class ForPeers:
-    """What a listener for peers answers with.
+    """What a listener for peers calls to answer.
 
     Attributes:
         forward: takes a request that a peer forwarded, as `Service.submit`.

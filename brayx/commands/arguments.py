@@ -1,4 +1,4 @@
-"""Arguments that several commands have, in the same words. Imports nothing slow."""
+"""Arguments that several commands share. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from brayx.jobs.shipped import job_file
 RECORDINGS = (
     "the recordings: a folder, one of its files, an address such as s3://bucket/folder, or runs:/TRIAL/recordings"
 )
-SESSION = "only sessions with this id, which may have *, or of this game, the part of their ids before -agent-"
+SESSION = "only sessions with this id (* stands for any text), or of this game: the part of an id before -agent-"
 TRUST = "run the code that the checkpoint names, even if it comes from a folder or a server (default: no)"
 
 

@@ -1,4 +1,4 @@
-"""``brayx check``."""
+"""``brayx check``: the checks are in `brayx.jobs.checks`, the printed options in `brayx.jobs.options`."""
 
 from __future__ import annotations
 

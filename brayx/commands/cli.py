@@ -59,19 +59,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     """The parser of these commands."""
-    made = Parser(
+    root = Parser(
         prog="brayx",
         description="Train game agents and serve them with one code path.",
         epilog="Set BRAYX_TRACEBACK=1 to see where an error was raised.",
     )
-    made.add_argument("--version", action="version", version=f"brayx {brayx.__version__}")
-    commands = made.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    root.add_argument("--version", action="version", version=f"brayx {brayx.__version__}")
+    commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name in names:
         command = importlib.import_module(f"brayx.commands.{name}")
-        own = commands.add_parser(name, help=command.HELP)
-        command.options(own)
-        own.set_defaults(run=command.run)
-    return made
+        subparser = commands.add_parser(name, help=command.HELP)
+        command.options(subparser)
+        subparser.set_defaults(run=command.run)
+    return root
 
 
 def _prepare() -> None:

@@ -1,4 +1,4 @@
-"""``brayx completion``: made from the parser: commands, their options, and file names."""
+"""``brayx completion``: a shell script that completes commands, their options and file names; made from the parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``brayx console``."""
+"""``brayx console``: `brayx.console.serve` serves the page."""
 
 from __future__ import annotations
 

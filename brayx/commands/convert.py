@@ -1,4 +1,4 @@
-"""``brayx convert``."""
+"""``brayx convert``: `brayx.jobs.converting` converts the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``brayx doctor``."""
+"""``brayx doctor``: `brayx.gamecore.doctor` tries the layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``brayx evaluate``."""
+"""``brayx evaluate``: `brayx.jobs.evaluate` plays the games, `brayx.jobs.rating` writes the rating."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``brayx export``."""
+"""``brayx export``: `brayx.jobs.export` writes the files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from brayx.command_line import count
 from brayx.commands.arguments import add_tracking, add_trust
 
-HELP = "a model as files for other runtimes, compared with torch"
+HELP = "write a model for other runtimes, and compare it with torch"
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -12,9 +12,9 @@ KINDS = {"gym": "any Gymnasium environment", "pettingzoo": "any PettingZoo envir
 def options(parser: argparse.ArgumentParser) -> None:
     """Adds the kinds. Their options stay with the bridge: importing one needs its environment's packages."""
     kinds = parser.add_subparsers(title="kinds", required=True, metavar="KIND")
-    for kind, what in KINDS.items():
-        # No word begins with this prefix, so all words are the bridge's.
-        words = kinds.add_parser(kind, help=what, add_help=False, prefix_chars="\0")
+    for kind, help_text in KINDS.items():
+        # No word begins with this prefix, so all words are left to the bridge's parser.
+        words = kinds.add_parser(kind, help=help_text, add_help=False, prefix_chars="\0")
         words.add_argument("words", nargs=argparse.REMAINDER)
         words.set_defaults(kind=kind)
 

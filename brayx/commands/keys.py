@@ -1,4 +1,4 @@
-"""``brayx keys``."""
+"""``brayx keys``: `brayx.gamecore.auth` makes the keys."""
 
 from __future__ import annotations
 

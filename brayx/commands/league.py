@@ -1,4 +1,4 @@
-"""``brayx league``."""
+"""``brayx league``: `brayx.league.report` reads a league, `brayx.league.calibrate` makes levels of difficulty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``brayx match``."""
+"""``brayx match``: `brayx.league.head_to_head` plays the games."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``brayx new``."""
+"""``brayx new``: `brayx.jobs.new` writes the files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""PPO as two classes with the names of its command line: `ParallelPPO` in this process, `DistributedPPO` on Ray.
+"""PPO as two classes: `ParallelPPO` trains in this process, `DistributedPPO` with workers on Ray.
 
-They are another front of `brayx ppo`, whose table of options (`brayx.commands.ppo`) checks and places each value.
+Their arguments become options of `brayx ppo`, which checks them and trains. Knows nothing of how PPO learns.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _NAMES = {"env_name": "env", "num_steps": "unroll_length", "mini_batch_size": "m
 
 @dataclass
 class _PPO:
-    """The arguments of both.
+    """The arguments that both classes take.
 
     Attributes:
         env_name: Gymnasium id.
         epochs: passes over a batch.
-        mini_batch_size: transitions of a gradient.
+        mini_batch_size: transitions in a minibatch.
         lr, gamma, gae_lambda, clip_param, value_coef, entropy_coef, max_grad_norm: options of PPO.
         seed: seed of all random numbers.
         device: device that learns: ``cpu`` or ``cuda``.
@@ -57,7 +57,7 @@ class _PPO:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Every option of the command line."""
+        """Value of every option of `brayx ppo`."""
         return chosen_options({_NAMES.get(name, name): value for name, value in asdict(self).items()})
 
     def train(self, total_timesteps: int = 1_000_000, log_interval: int = 10, save_interval: int = 50) -> Result:
@@ -108,7 +108,7 @@ class DistributedPPO(_PPO):
         sync_mode: ``blocking``: workers collect with the newest weights, and wait for the next ones. ``non_blocking``:
             they collect all the time.
         buffer_size: transitions that may wait for the learner; None: two batches.
-        address: Ray cluster to join; empty: start one; None: this process.
+        address: Ray cluster to join; empty: start one; None: train in this process.
     """
 
     _: KW_ONLY

@@ -168,7 +168,7 @@ _COMMON: dict[str, Any] = {
     "distributed": True, "preset": "plain", "device": "cpu", "trial": None, "new": False, "tracking": None,
     "address": "", "log_interval": 10, "course": None, "buffer_size": None,
 }  # fmt: skip
-"""Values of the options without a group, and of `brayx.commands.parallel_ppo`'s ``buffer_size``."""
+"""Defaults of the options that have no group, and of ``buffer_size``, which only `brayx.commands.parallel_ppo` sets."""
 _ALL = [option for options in _OPTIONS.values() for option in options]
 
 

@@ -1,4 +1,4 @@
-"""``brayx recordings``."""
+"""``brayx recordings``: lists, exports and copies recorded sessions, which `brayx.recording` reads and writes."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ def _selected(arguments: argparse.Namespace) -> Reader:
 
     reader = _reader(arguments)
     assert reader.opener is not None
-    sessions = reader.opener(reader.address)  # without the warning about unreadable files, which comes with reading
+    sessions = reader.opener(reader.address)  # no warning about unreadable files here: reading them warns
     if not any(selects(reader.only, session) for session in sessions):
         by_result = reader.only.min_result is not None or reader.only.max_result is not None
         none = by_result and all(session.result is None for session in sessions)
         why = ", whose agents recorded no return" if none else pattern_hint(reader.only.session or "")
         broken = next((f"; {reason}" for reason in sessions.unreadable.values()), "")
-        what = f"{reader.address} has {len(sessions)}{why}{broken}"
-        raise ConfigError(f"no recorded session is selected: {what}", path=reader.address)
+        stored = f"{reader.address} has {len(sessions)}{why}{broken}"
+        raise ConfigError(f"no recorded session is selected: {stored}", path=reader.address)
     return reader
 
 

@@ -1,4 +1,4 @@
-"""``brayx replay``."""
+"""``brayx replay``: `brayx.recording.replay` and `brayx.recording.resimulate` play; this file prints the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``brayx scale``."""
+"""``brayx scale``: `brayx.cluster.scale` reaches the training."""
 
 from __future__ import annotations
 

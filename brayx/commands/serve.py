@@ -1,4 +1,4 @@
-"""``brayx serve``."""
+"""``brayx serve``: `brayx.local.serving` serves the job."""
 
 from __future__ import annotations
 

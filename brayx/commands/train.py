@@ -1,4 +1,4 @@
-"""``brayx train``."""
+"""``brayx train``: `brayx.hosts` trains the job."""
 
 from __future__ import annotations
 

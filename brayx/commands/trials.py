@@ -1,4 +1,4 @@
-"""``brayx trials``."""
+"""``brayx trials``: `brayx.tracking.trials` reads the trials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``brayx tune``, also ``python -m pipelines.tune``."""
+"""``brayx tune``, also ``python -m pipelines.tune``: `brayx.search.tune` runs the trials."""
 
 from __future__ import annotations
 

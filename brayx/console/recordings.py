@@ -38,7 +38,7 @@ _TYPES = {
 
 FirstTick = Annotated[int, Query(ge=0, description="index of the first tick")]
 TickCount = Annotated[int, Query(ge=1, le=1000, description="number of ticks")]
-_Named = Annotated[str, Query(description="only of the session with this id, which may have *, or of this game")]
+_Named = Annotated[str, Query(description="only sessions with this id (* stands for any text), or of this game")]
 _PNG: dict[int | str, dict[str, Any]] = {200: {"content": {"image/png": {}}}, 204: {"description": "no frame"}}
 _FILE: dict[int | str, dict[str, Any]] = {200: {"content": {kind: {} for kind in _TYPES.values()}}}
 

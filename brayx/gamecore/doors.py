@@ -19,9 +19,9 @@ class Door:
         schemes: the default port of each scheme, without and with TLS.
         option: option of `brayx.actor.config.ActorConfig` with the service's own port for it.
         module: file of `brayx.gamecore.transports` with its transport.
-        transport: name of the class; that of the asyncio one is the same after ``Async``.
+        transport: name of its class; the asyncio class has the prefix ``Async``.
         package: module and package that its transport needs besides the standard library; None: none.
-        has_status: HTTP, too, is at its address, with the status page.
+        has_status: its address also answers HTTP, with the status page.
         has_paths: a path in its URL names the application.
         holds_sessions: one connection is one session, which ends with it.
         answers_calls: a request may be a stateless call.

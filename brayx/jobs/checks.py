@@ -217,6 +217,6 @@ def actor_of(job: JobConfig) -> str:
 def ports_of(job: JobConfig, actor: str) -> dict[str, tuple[str, int]]:
     """Host and number of each port that a job's actor opens, by its option; 0 is any free one."""
     config = job.actors[actor]
-    own = {option: (config.native_host, port) for option, port in config.own_ports.items()}
-    doors = {"port": (config.host, config.port), **own}
+    native = {option: (config.native_host, port) for option, port in config.own_ports.items()}
+    doors = {"port": (config.host, config.port), **native}
     return {f"{actor}.{option}": (host, port) for option, (host, port) in doors.items() if port}

@@ -1,7 +1,7 @@
-"""Converts a job of Bray to one of brayx, as YAML: a comment stands at each line whose meaning changed.
+"""Converts a job of Bray to one of brayx, as YAML, with a comment on each line whose meaning changed.
 
-What stays the same keeps its line. The options of `brayx.jobs.bray` are renamed or replaced by a comment; what one
-option of Bray says in several places here is written there. Knows nothing of the modules that the job names: agents,
+Options that mean the same keep their lines. Those of `brayx.jobs.bray` are renamed or replaced by a comment. If one
+option of Bray is several here, all of them are written. Knows nothing of the modules that the job names: agents,
 models and losses are code, and `docs/from-bray.md` maps its names.
 """
 
@@ -72,7 +72,7 @@ class _Converter:
         self._values: dict[str, Any] = copy.deepcopy(dict(values))
         self._notes: dict[Loc, str] = {}
         self._dropped: dict[str, list[str]] = defaultdict(list)
-        """Comments on options that have no line anymore, by component; "": the top of the file."""
+        """Comments on options that have no line any more, by component; "": the top of the file."""
         self._sources()
         for name, trainer in self._parts("trainer"):
             self._trainer(name, trainer)
@@ -105,8 +105,8 @@ class _Converter:
     def _trainer(self, name: str, trainer: dict[str, Any]) -> None:
         buffers = {buffer: part for buffer, part in self._parts("buffer") if buffer in (trainer.get("buffers") or [])}
         if "algorithm" not in trainer:
-            own = ".".join(str(trainer.pop(key)) for key in ("module", "class") if trainer.get(key))
-            self._set(name, "algorithm", {"name": self._algorithm(buffers)}, _ALGORITHM.format(own or "its loss"))
+            loss = ".".join(str(trainer.pop(key)) for key in ("module", "class") if trainer.get(key))
+            self._set(name, "algorithm", {"name": self._algorithm(buffers)}, _ALGORITHM.format(loss or "its loss"))
         if isinstance(evaluation := trainer.pop("eval", None), dict):
             self._evaluation(name, evaluation)
         if reuse := trainer.pop("max_reuse", None):
@@ -147,9 +147,7 @@ class _Converter:
             columns = max(1, items // unroll)
             times = f" x {trainer}.batch_size {factor}" if factor > 1 else ""
             self._set(name, "batch_size", columns, f"columns of unroll_length; Bray: {items // factor} items{times}")
-            self._set(
-                name, "unroll_length", unroll, "transitions of a column: agents push fragments of at most as many"
-            )
+            self._set(name, "unroll_length", unroll, "transitions of a column: agents push no longer fragments")
             if name in buffers:
                 transitions = transitions or columns * unroll
         return transitions
@@ -226,10 +224,10 @@ def _comments(text: str, lines: Mapping[Loc, int]) -> dict[Loc, tuple[list[str],
 
 
 def _left(text: str, file: Path) -> list[tuple[int, str]]:
-    """Line and error of each thing in the converted job that brayx refuses, such as a module that is not there."""
+    """Line and text of each error that brayx reports in the converted job, such as a missing module."""
     try:
         JobConfig.parse(text, file, "job")
     except ConfigError as error:
-        found = [re.fullmatch(r"job(?::(\d+))?: (.*)", line, re.S) for line in error.details["errors"]]
-        return [(int(match[1] or 1), match[2]) for match in found if match]
+        matches = [re.fullmatch(r"job(?::(\d+))?: (.*)", line, re.S) for line in error.details["errors"]]
+        return [(int(match[1] or 1), match[2]) for match in matches if match]
     return []

@@ -1,6 +1,6 @@
-"""What learns in a job, on any host: one model, or the players of a league (`brayx.league.training`).
+"""The models that a job trains, on any host: one model, or the players of a league (`brayx.league.training`).
 
-A host makes a `Trainee` for each. Knows nothing of doors, games or progress.
+A host makes a `Trainee` for each of them. Knows nothing of doors, games or progress.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RunningLearner(Protocol):
 
 
 class Trainee(Protocol):
-    """One model in training: options of its trainer, what has its trial, its recorder and its learner."""
+    """One model in training: options of its trainer, the clerk of its trial, its recorder and its learner."""
 
     @property
     def config(self) -> TrainerConfig: ...
@@ -86,9 +86,9 @@ class Trainee(Protocol):
 
 
 class Trainees(Generic[T]):
-    """All that learns in a job, as one `RunningLearner`, which ends when all main players have ended.
+    """All models that a job trains, as one `RunningLearner`, which ends when all main players have ended.
 
-    Here that is one model, whose trial is the job's; `LeagueTraining` has the players of a league.
+    This class holds one model, whose trial is the job's. Its subclass `LeagueTraining` holds the players of a league.
 
     Attributes:
         trainees: the models in training, by player.
@@ -149,7 +149,7 @@ class Trainees(Generic[T]):
         return None if None in summaries.values() else summaries[first]
 
     def look(self) -> None:
-        """Does what is due; called repeatedly. Raises `DeadlineExceeded` if it has to be called again."""
+        """Does regular work, such as a league's snapshots; called repeatedly, also after `DeadlineExceeded`."""
 
     def is_over(self, no_more: bool) -> bool:
         """Whether the stream of batches is over; arguments and errors as for `Trainee.is_over`."""
@@ -160,11 +160,11 @@ class Trainees(Generic[T]):
         return promote(self._job, self._trainee.config, say, self._trainee.clerk.call)
 
     def standings(self) -> str:
-        """The table of a league."""
+        """The table of a league; empty: there is no league."""
         return ""
 
     def close(self, finished: bool) -> None:
-        """Ends the trials of players."""
+        """Ends the trials of a league's players."""
 
     @property
     def _learners(self) -> dict[str, RunningLearner]:

@@ -1,4 +1,4 @@
-"""A training job from its first line to its last, on every host: reads top to bottom.
+"""Runs a training job from start to end, the same way on every host.
 
 A host checks the job, opens the trial and makes the parts: `brayx.local.job`, `brayx.cluster.job`. Then `Training`
 opens the doors, starts the learner and, once its weights act, the gamecores, rollouts and sources. It shows progress.
@@ -81,17 +81,17 @@ class Training(abc.ABC):
         layout: layout of the model's observations and actions.
         name: name of the trial.
         uri: tracking URI.
-        clerk: has the trial.
+        clerk: writes the trial.
         log_interval: as for `Progress`.
-        notes: lines about the job that the display begins with.
-        save_s: share of the end for an interrupted learner and its last checkpoint.
-        copy_s: share of the end to copy recordings of an interrupted training to its trial.
+        notes: lines about the job at the top of the display.
+        save_s: share of the shutdown for an interrupted learner and its last checkpoint.
+        copy_s: share of the shutdown to copy recordings of an interrupted training to its trial.
         progress: the open display.
         stack: ends what `make_parts` starts.
-        learning: all that learns.
+        learning: the models in training.
         numbers: the job's recorder.
         buffers: buffers that sources feed, by name.
-        rollouts: what plays without a door.
+        rollouts: environments that play without a door.
         urls: URL of each open door by name.
         end: deadline for all parts to end, apart from the learner of a finished training.
         finished: the learner has ended, and was not interrupted.
@@ -130,7 +130,7 @@ class Training(abc.ABC):
 
     @abc.abstractmethod
     def make_parts(self) -> None:
-        """Makes what learns, its recorder, buffers and rollouts, and what else the host needs."""
+        """Makes the models in training, the recorder, buffers and rollouts, and whatever else the host needs."""
 
     @abc.abstractmethod
     def open_doors(self) -> None:
@@ -146,7 +146,7 @@ class Training(abc.ABC):
 
     @abc.abstractmethod
     def newest(self) -> Snapshot | None:
-        """The newest numbers; None while they cannot be read."""
+        """The newest numbers; None: they cannot be read now."""
 
     @abc.abstractmethod
     def settle(self) -> Snapshot:
@@ -211,9 +211,11 @@ class Training(abc.ABC):
             except KeyboardInterrupt as error:
                 self.end.shorten(INTERRUPTED_S)
                 seconds = seconds or (time.monotonic() - began if self._has_begun else 0.0)
-                what = ": the learner saves a last checkpoint" if self._has_begun else " before training began"
-                then = "the same command resumes this trial" if self.clerk.opened() else "MLflow is still starting"
-                say(f"interrupted{what}; {then}")
+                learner_note = ": the learner saves a last checkpoint" if self._has_begun else " before training began"
+                trial_note = (
+                    "the same command resumes this trial" if self.clerk.opened() else "MLflow is still starting"
+                )
+                say(f"interrupted{learner_note}; {trial_note}")
                 self._stop_learner()
                 if not self._has_opened():
                     error.add_note("before MLflow had started: nothing is kept")
@@ -267,8 +269,8 @@ class Training(abc.ABC):
             version, outcome = self.learning.register(self.progress.say)
             self._keep()
             curve = self.clerk.call(drawn_curve, self.job.project, config.target_return, config.x_axis)
-        elif self._has_begun:  # Ctrl-C waits for no picture
-            with contextlib.suppress(BrayxError):  # a league need not answer any more
+        elif self._has_begun:  # after Ctrl-C there is no time to draw the curve
+            with contextlib.suppress(BrayxError):  # the league may be gone
                 outcome = self.learning.standings()
         self.learning.close(self.finished)
         if self._has_begun and not self.finished:
@@ -291,7 +293,7 @@ class Training(abc.ABC):
 
     def _keep_after_error(self, _: object, error: BaseException | None, __: object) -> None:
         """Copies recordings of a training that an error ended, since they show the cause; the doors are closed."""
-        if self._has_begun and isinstance(error, Exception):  # Ctrl-C, which is none, has its own time limit
+        if self._has_begun and isinstance(error, Exception):  # Ctrl-C is no Exception: it has its own time limit
             self._keep(time.time() + _KEEP_AFTER_ERROR_S)
 
     def _keep_recordings_in_time(self) -> None:
@@ -302,7 +304,7 @@ class Training(abc.ABC):
         try:
             self._keep(time.time() + self.end.left(self.copy_s))
         except KeyboardInterrupt:
-            self.clerk.end()  # which still copies, and nobody waits for it now
+            self.clerk.end()  # it is still copying, and nobody waits for that now
             raise
 
     def _has_opened(self) -> bool:

@@ -127,16 +127,16 @@ class GateCheck:
         weights = self._weights(candidate.version)
         try:
             self._child.start()
-            found: float = self._child.ask(self._of, weights, timeout_s=_DEADLINE_S)
+            score_of_candidate: float = self._child.ask(self._of, weights, timeout_s=_DEADLINE_S)
         except TimeoutError:
             raise LeagueError(f"check {self._of.gate.check} took more than {_DEADLINE_S:.0f} s") from None
         except RequestFailed as error:
             raise LeagueError(f"the process of check {self._of.gate.check} {error}") from None
         finally:
             self._child.end()
-        return found
+        return score_of_candidate
 
 
 def main(parent: Channel) -> None:
-    """Answers with the score of weights."""
+    """Answers each request with the score of its weights."""
     parent.serve(score)

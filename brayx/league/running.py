@@ -1,4 +1,4 @@
-"""The league that a training calls, wherever its `League` is: each host has its own way to call that."""
+"""How a training calls its league, which may be in another thread or process: each host implements `call`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class RunningLeague(abc.ABC):
-    """The methods of `League` that a training calls, under their names there."""
+    """The methods of `League` that a training calls, under the same names."""
 
     @abc.abstractmethod
     def call(self, method: str, *args: Any) -> Any:
-        """Calls a method of the `League`."""
+        """Calls the method of the `League` with that name."""
 
     def champion_now(self) -> Member | None:
         champion: Member | None = self.call("champion_now")

@@ -56,7 +56,7 @@ _NUMBERS_S, _CURVES_S, _PICTURES_S = 1.0, 5.0, 60.0
 
 
 class LeagueHost(Protocol[T]):
-    """The host of a league's training."""
+    """Makes and replaces the parts of the players, on the host of a league's training."""
 
     @property
     def league(self) -> RunningLeague:
@@ -64,7 +64,7 @@ class LeagueHost(Protocol[T]):
 
     @property
     def numbers(self) -> Numbers:
-        """Records the league's metrics, and has their newest values."""
+        """Recorder of the league's metrics, with their newest values."""
 
     def trainee(self, player: str) -> T:
         """Makes the parts of a player, with a learner that has not started."""
@@ -314,12 +314,12 @@ class LeagueTraining(Trainees[T]):
         self._host.drop(player, trainee)
 
     def is_over(self, no_more: bool) -> bool:
-        """False: it is over when its learners have ended, and it has no sources that could end."""
+        """False: a league has no sources that could end, so it is over only when its learners have ended."""
         return False
 
     def register(self, say: Callable[[str], None]) -> tuple[int | None, str]:
         """Freezes a last snapshot of each player that has learned since its last one; returns the champion's version
-        and the standings. Repeats this while the league does not answer, until that is an error of its own."""
+        and the standings. Tries again while the league does not answer in time; its host limits that."""
         while True:
             with contextlib.suppress(DeadlineExceeded):
                 return self._register(say)

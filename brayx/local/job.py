@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from brayx.recording.render import EpisodeRenderer
 
 _DOORS_END_S = 2.0
-"""Share of a shutdown for sessions, and the same for doors."""
+"""Share of a shutdown for sessions, and another of the same length for doors."""
 
 
 def beyond_local(job: JobConfig) -> list[str]:
@@ -124,7 +124,7 @@ def train_in_process(
 
 @dataclass
 class _LocalTraining(Training):
-    """A training in this process, in which its models and buffers have their names while it runs."""
+    """A training in this process. While it runs, its models and buffers can be found by name."""
 
     clerk: Clerk
     learning: Trainees[LocalTrainee] = field(init=False)

@@ -92,7 +92,7 @@ class LocalLeagueTraining:
         return self.league
 
     def build_engines(self, but: ActingModel | None) -> None:
-        """Starts to build the engines of all models ``but`` one, in silence; see `ActingModel.build`."""
+        """Starts to build the engines of all models except ``but``, without messages; see `ActingModel.build`."""
         for trainee in self.training.trainees.values():
             if trainee.acting is not None and trainee.acting is not but:
                 _build_quietly(trainee.acting)

@@ -75,7 +75,7 @@ class Run:
         seed: seed of the training.
         importance: weights of sampled columns.
         demonstrations: recorded episodes to imitate.
-        imitation_updates: least batches of them before the first run.
+        imitation_updates: minimum number of their batches before the first run.
         resume: checkpoint to resume from, without a clerk.
     """
 

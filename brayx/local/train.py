@@ -147,7 +147,7 @@ def train_local(
 
 
 class LocalTraining:
-    """A training of `train_local`, an iteration at a time. A context manager: it trains inside, and closes its
+    """A training of `train_local`, one iteration at a time. A context manager: it trains inside, and closes its
     environments.
 
     Args:

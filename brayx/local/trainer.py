@@ -1,4 +1,4 @@
-"""A trainer in the hand: `brayx.Trainer` trains a policy for an environment, one iteration at a time.
+"""`brayx.Trainer`: trains a policy for an environment, one iteration at a time, under the program's control.
 
     trainer = brayx.Trainer("CartPole-v1", learning_rate=1e-3)
     for result in trainer:
@@ -45,18 +45,18 @@ if TYPE_CHECKING:
     from brayx.rollout.networks import Model
 
 _META, _ABOUT = "meta.json", "made_with"
-"""A checkpoint's file of JSON values, and the key in it of the arguments that make its trainer again."""
+"""The JSON file of a checkpoint, and its key with the arguments that make the same trainer."""
 _EVALUATION_SEED = 10_000
-"""Distance of an evaluation's seed from that of the training."""
+"""Added to the training's seed for evaluations, so that they play other episodes."""
 _PANEL_S, _CURVE_S = 0.25, 2.0
-"""Least seconds between two drawings of the progress, and of the curve."""
+"""Minimum time between two drawings of the progress, and of the curve."""
 
 
 class Trainer:
-    """Trains a policy in this process, one iteration at a time. A context manager; `close` ends it, too.
+    """Trains a policy in this process, one iteration at a time. It is a context manager, or call `close`.
 
     An iteration collects ``unroll_length`` steps of each environment, and learns from them. Schedules end at
-    ``num_steps``, and so does a ``for`` loop over the trainer; `train` may be called beyond.
+    ``num_steps``, and so does a ``for`` loop over the trainer; `train` may be called after that.
 
     Args:
         env: Gymnasium id; a function that returns one environment, or a vector of them; or a job with one rollout: the
@@ -144,7 +144,7 @@ class Trainer:
 
             source = JobConfig.of(about["job"], about["folder"])
         if source is None:
-            raise ConfigError(f"{path}: its environments were made by a function: expected it as env", key="env")
+            raise ConfigError(f"{path}: its environments were made by a function: pass it as env", key="env")
         algorithm = None if "job" in about else about["algorithm"]
         return cls(source, algorithm, model=model, resume=path, **{**about["options"], **options})
 
@@ -238,7 +238,7 @@ class Trainer:
 
         Args:
             obs: one observation of the environment.
-            start: whether a game begins: a policy with a memory forgets the last game.
+            start: a game begins, so a policy with a memory forgets the last one.
             greedy: the most likely action instead of a drawn one.
 
         Raises:
@@ -257,7 +257,7 @@ class Trainer:
             raise ConfigError("the trainer is closed: make another, or restore one")
 
     def _playing(self) -> _Player:
-        """The newest policy outside of training, which may act in a thread of its own meanwhile."""
+        """A separate copy of the newest policy, because training may be acting with its own in another thread."""
         self._check_open()
         if self._player is None:
             self._player = _Player(self._running)
@@ -287,22 +287,22 @@ class _Player:
 
     def act(self, obs: NestedArray, *, start: bool, greedy: bool) -> Any:
         leaves, normaliser = flatten(obs, "obs"), self._collector.obs_normaliser
-        shown = []
+        inputs = []
         for key, spec in zip(self.policy.obs_keys, self.policy.obs_leaves, strict=True):
             leaf = as_dtype(np.asarray(leaves[key]), spec.dtype) if key in leaves else None
             if leaf is None or leaf.shape != spec.shape:
                 got = {name: (str(np.asarray(leaf).dtype), np.shape(leaf)) for name, leaf in leaves.items()}
                 raise ConfigError(f"{key}: expected {spec.dtype} {list(spec.shape)}, got {got}", key=key)
-            shown.append(leaf[None] if normaliser is None else normaliser(key, leaf[None]))
+            inputs.append(leaf[None] if normaliser is None else normaliser(key, leaf[None]))
         if start:
             self._memory = self.policy.initial_state(1)
-        outputs, self._memory = self.policy.step(shown, self._memory)
+        outputs, self._memory = self.policy.step(inputs, self._memory)
         action = actions.greedy(outputs) if greedy else actions.sample(outputs, self._rng)[0]
         return self._collector.action_spec.to_env(action)[0]
 
 
 class _Display(contextlib.ExitStack):
-    """The progress of a ``for`` loop on a terminal or in a notebook, where it also draws the curve; else none."""
+    """The progress of a ``for`` loop on a terminal or in a notebook, which also gets the curve; otherwise none."""
 
     def __init__(self, title: str, num_steps: int, target: float | None) -> None:
         super().__init__()

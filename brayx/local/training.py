@@ -39,7 +39,7 @@ _Count = Annotated[int, Field(ge=1)]
 
 
 class _Same:
-    """Takes the type and the bounds of a component's option, and None too if that is the default."""
+    """Gives a field the type and bounds of a component's option, and allows None if that is the default."""
 
     def __init__(self, component: type[BaseModel], name: str, default: Any) -> None:
         field = component.model_fields[name]
@@ -62,7 +62,7 @@ def _same(component: type[BaseModel], name: str, *default: Any) -> Any:
 class Training(BaseModel):
     """Options of a training, apart from its algorithm's. `of` replaces None by the algorithm's defaults.
 
-    Options without a text are those of a job's `RolloutComponent`, `TrainerConfig` and `BufferConfig`.
+    Options without a docstring are those of a job's `RolloutComponent`, `TrainerConfig` and `BufferConfig`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -175,9 +175,9 @@ def with_options(
         group = prefix or ("training" if name in of_training else "algorithm")
         chosen[group][name.removeprefix(prefix)] = value
     options |= chosen["algorithm"]
-    whole = options.get("reinforcement", {})
-    if chosen[_INNER] and isinstance(whole, Mapping):  # anything else is refused with the rest
-        options["reinforcement"] = {**whole, **chosen[_INNER]}
+    inner_options = options.get("reinforcement", {})
+    if chosen[_INNER] and isinstance(inner_options, Mapping):  # anything else is refused with the rest
+        options["reinforcement"] = {**inner_options, **chosen[_INNER]}
     try:
         config = model.model_validate(options)
         if chosen[_NETWORK]:

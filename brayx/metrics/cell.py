@@ -1,4 +1,4 @@
-"""The samples of one metric and label: count, sum, ends, buckets of a histogram, and the newest values."""
+"""The samples of one metric and label: count, sum, minimum, maximum, histogram buckets and newest values."""
 
 from __future__ import annotations
 

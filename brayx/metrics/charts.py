@@ -1,7 +1,7 @@
 """The numbers of a trial that MLflow shows, and their names, by group.
 
 MLflow's page and the console's group metrics by the part before the ``/``. MLflow's slows down past a hundred charts,
-so this module adds up the labels of brayx's sums; the screen and a trial's `NUMBERS_FILE` have them one by one. A job
+so this module adds up the labels of brayx's sums; the screen and a trial's `NUMBERS_FILE` keep the labels apart. A job
 adds charts: means and last values have one for each label (brayx labels only ``rollout_workers``, by rollout), metrics
 of the algorithm that are not in `CHARTS` are ``learner/NAME``, results of evaluation are ``eval/NAME``, and an
 application's own metrics have a chart for each label. Knows nothing of recorders or writers.

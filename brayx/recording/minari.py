@@ -1,4 +1,4 @@
-"""Writes recordings as a Minari dataset, which Minari and `brayx.replay.minari` read. Needs h5py, the extra ``minari``.
+"""Writes recordings as a Minari dataset, which Minari and `brayx.replay.hdf5` read. Needs h5py, the extra ``minari``.
 
 The spaces follow from the data. The dataset names no environment, which Minari does not need to read it.
 """

@@ -1,1 +1,1 @@
-"""Searches for training options: the space, the trials, and who goes on."""
+"""Searches for training options: the space of options, the trials, and the choice of those that continue."""

@@ -1,8 +1,8 @@
 """The clerk's process, which writes trials to MLflow: both of its ends.
 
 `ClerkProcess` is the training process's end: it starts the process, and sends requests from a thread, in order. `main`
-runs in the process: it has the trials with their hubs, and answers. Knows nothing of what a trial does when; that is
-`brayx.tracking.clerk`'s.
+runs in the process: it holds the trials and their hubs, and answers. Knows nothing of when a trial
+is opened, written or ended: `brayx.tracking.clerk` decides that.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class InProcessClerk:
             self._background.start()
 
     def opened(self, timeout_s: float = 0.0) -> bool:
-        """True."""
+        """True: the trial is open from the start."""
         return True
 
     def trial(self) -> Trial:

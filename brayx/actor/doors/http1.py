@@ -143,7 +143,7 @@ class HttpConnection(Connection):
                 self._enqueue(CLOSE)
 
     def check_host(self, host: str | None) -> None:
-        """Checks the name by which the client calls this machine.
+        """Checks the host name that the client used.
 
         Raises:
             Forbidden: this door does not answer to it.
@@ -211,7 +211,7 @@ class HttpConnection(Connection):
         )
 
     def request(self, path: bytes) -> StepRequest | BrayxError | Answer:
-        """The message as a request, or what answers it. An error is counted, an answer is not."""
+        """The message as a request; or an error, which is counted, or a ready answer for the client."""
         is_post = self._parser.get_method() == b"POST"
         if path not in self.steps or (not is_post and is_preflight(self.service, self._method())):
             return other(self.service, self._method(), path.decode("latin-1"), self._headers.get("accept", ""))
@@ -338,7 +338,7 @@ class HttpConnection(Connection):
         )
 
     def submit(self, path: bytes, request: StepRequest, connection: bytes) -> None:
-        """Gets a request answered, by a call of `reply`.
+        """Passes a request to the service, which answers it by a call of `reply`.
 
         Args:
             path: its path, one of `steps`.

@@ -19,7 +19,7 @@ from brayx.gamecore.doors import DOORS, http_urls
 from brayx.ports import is_loopback
 
 _CONNECTIONS = {"tcp": TcpConnection}
-"""What a connection of each native door is, besides HTTP's."""
+"""Connection class of each native door other than HTTP."""
 _HTTP_OPTION = DOORS["http"].option
 NATIVE_OPTIONS = (_HTTP_OPTION, *(DOORS[name].option for name in _CONNECTIONS))
 """Options with the ports of the native doors."""

@@ -23,8 +23,8 @@ class Lines(ui.echart):
 
     Args:
         x: name of the axis.
-        title: above the curves; may be empty.
-        height: its class.
+        title: title above the curves; may be empty.
+        height: CSS class of its height.
     """
 
     def __init__(self, x: str, title: str = "", height: str = "h-64") -> None:
@@ -52,7 +52,7 @@ class HeatMap(ui.echart):
 
 
 def _put(chart: ui.echart, options: dict[str, Any]) -> None:
-    """Gives a chart other options, if they show anything else."""
+    """Replaces a chart's options if its data have changed."""
     if any(chart.options[part] != options[part] for part in ("series", "yAxis")):
         chart.options.clear()
         chart.options.update(options)

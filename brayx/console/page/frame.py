@@ -223,7 +223,7 @@ class Listing(ui.table, Generic[T]):
             self.classes("cursor-pointer").on("rowClick", lambda event: on_row(event.args[1]["key"]))
 
     def show(self, documents: Sequence[T]) -> None:
-        """Shows other documents."""
+        """Replaces the rows."""
         rows = [
             {"key": getattr(document, self._key), **{name: cell(document) for name, cell in self._cells.items()}}
             for document in documents

@@ -36,16 +36,16 @@ def connect_async(target: str | StepService, *, compress: bool = False) -> Async
     return cast(AsyncTransport, _made(target, "Async", "a service with `async step(request)`", compress))
 
 
-def _made(url: object, prefix: str, other: str, compress: bool) -> object:
+def _made(url: object, prefix: str, alternative: str, compress: bool) -> object:
     """The transport of ``url``, of the class whose name starts with ``prefix``.
 
     Args:
-        other: the alternative to a URL, for messages.
+        alternative: what a client accepts instead of a URL, for messages.
     """
     if compress and not isinstance(url, str):
         raise ConfigError(f"compress=True needs a ws:// URL, got {type(url).__name__}: only WebSockets are compressed")
     if not isinstance(url, str):
-        raise ConfigError(f"a client needs a URL or {other}, got {type(url).__name__}")
+        raise ConfigError(f"a client needs a URL or {alternative}, got {type(url).__name__}")
     endpoint = Endpoint.parse(url, compress=compress)
     door = endpoint.door
     if door.package is not None:

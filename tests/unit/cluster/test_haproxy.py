@@ -1,4 +1,4 @@
-"""Ray's HAProxy: with the line that docs/guide-serve.md gives it keeps the sessions of a game together; orphans end."""
+"""Ray's HAProxy: as docs/guide-serve.md configures it, it keeps a game's sessions together; orphans are ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Trainees`: one model or several players as one learner; only the learners do not learn."""
+"""`Trainees`: one model or several players as one learner; the learners are stand-ins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`brayx.league.check`: what a check's function is given, and what becomes of its answer, in a process beside."""
+"""`brayx.league.check`: what a check's function is given, and what becomes of its answer, in a separate process."""
 
 from __future__ import annotations
 

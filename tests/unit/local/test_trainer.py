@@ -1,4 +1,4 @@
-"""The trainer in the hand: iterations, checkpoints, evaluation and actions between them, and jobs."""
+"""`brayx.Trainer`: iterations, checkpoints, evaluation and actions between them, and jobs."""
 
 from __future__ import annotations
 
