@@ -1,0 +1,38 @@
+"""The import paths that guides and templates had before work for one release, with a warning that names the new one."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+FORMER = {
+    "brayx.gamecore.gym": "brayx.bridges.gym",
+    "brayx.gamecore.pettingzoo": "brayx.bridges.pettingzoo",
+    "pipelines.models": "brayx.jobs.models",
+}
+
+
+@pytest.mark.parametrize("former", FORMER)
+def test_a_former_module_warns_and_has_the_public_names(former: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module(FORMER[former])
+    public = {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and callable(value) and value.__module__ == module.__name__
+    }
+    monkeypatch.delitem(sys.modules, former, raising=False)
+    with pytest.warns(FutureWarning, match=FORMER[former]):
+        alias = importlib.import_module(former)
+    assert {name for name in public if getattr(alias, name, None) is not getattr(module, name)} == set()
+
+
+def test_the_former_command_warns_and_runs() -> None:
+    command = [sys.executable, "-W", "error::FutureWarning", "-m", "pipelines.cli", "--version"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 1
+    assert "FutureWarning: python -m pipelines.cli is python -m brayx now" in refused.stderr
+    ran = subprocess.run([*command[:1], *command[3:]], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.startswith("brayx ")
