@@ -206,7 +206,7 @@ class Clerk:
         return self._ask("in_background", pickled)
 
     def settle(self) -> None:
-        """Waits until the last checkpoint and all metrics are written.
+        """Waits until all checkpoints and metrics so far are written. Those that come meanwhile may be written later.
 
         Raises:
             TrackingError: they could not be.
@@ -328,6 +328,8 @@ class Clerk:
                 self._parent._begun().result(0)
         elif verb != "run":
             self._begun().result(0)
+            if verb == "finish":  # first, so that no checkpoint comes between the last saved one and the end
+                self._pending.end()
             self._catch_up()
         if verb == "write":
             return self._write("write")

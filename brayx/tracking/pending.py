@@ -39,7 +39,7 @@ class PendingCheckpoints:
 
     Attributes:
         folder: the folder of the copies.
-        error: why the last checkpoint was lost; None: it was saved, or none was tried.
+        error: why the last checkpoint could not be saved; None: it was, or none was tried.
     """
 
     def __init__(self, kept: int) -> None:
@@ -48,19 +48,26 @@ class PendingCheckpoints:
         self.folder = folders.enter_context(temporary_folder("checkpoints"))
         self._remove = weakref.finalize(self, folders.close)  # also at the end of Python
         self._waiting: list[Pending] = []
+        self._ended = False
         self.error: TrackingError | None = None
         self._lock = threading.Lock()
 
     def add(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
-        """Copies a checkpoint, and drops checkpoints that are neither among the newest nor the best."""
+        """Copies a checkpoint, and drops checkpoints that are neither among the newest nor the best.
+
+        Raises:
+            TrackingError: after `end`.
+        """
         copy = Path(tempfile.mkdtemp(prefix=f"{step:012d}-", dir=self.folder))  # a step may be saved twice
         try:
             shutil.copytree(folder, copy, dirs_exist_ok=True)
+            with self._lock:
+                if self._ended:
+                    raise TrackingError("a checkpoint came too late: its trial ends")
+                self._put([*self._waiting, Pending(copy, step, dict(metrics))])
         except BaseException:
             shutil.rmtree(copy, ignore_errors=True)  # it would only make a full disk fuller
             raise
-        with self._lock:
-            self._put([*self._waiting, Pending(copy, step, dict(metrics))])
 
     def save(
         self,
@@ -86,21 +93,23 @@ class PendingCheckpoints:
                 self.error = None
             except Exception as caught:  # any error, because training goes on without the thread
                 message = f"cannot save a checkpoint: {first_line(caught)}"
-                error = caught if isinstance(caught, TrackingError) else TrackingError(message)
+                self.error = caught if isinstance(caught, TrackingError) else TrackingError(message)
                 if may_retry():
                     with self._lock:
                         self._put([pending, *self._waiting])
                     return
-                self.error = error
-                on_lost(error)
+                on_lost(self.error)
             shutil.rmtree(pending.folder, ignore_errors=True)
 
+    def end(self) -> None:
+        """Takes no more checkpoints, so that the next `save` is the last."""
+        with self._lock:
+            self._ended = True
+
     def check(self) -> None:
-        """Raises `TrackingError` if the last checkpoint was lost, or one still waits."""
+        """Raises `error`. A checkpoint that came since the last `save` is none: the next one saves it."""
         if self.error is not None:
             raise self.error
-        if self._waiting:
-            raise TrackingError(f"checkpoints that are not saved: {len(self._waiting)}", waiting=len(self._waiting))
 
     def close(self) -> None:
         """Removes the copies."""

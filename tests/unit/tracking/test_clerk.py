@@ -69,7 +69,7 @@ def test_a_trial_that_ends_before_mlflow_starts_still_has_a_curve(tracking_db, m
 
 
 @pytest.mark.slow  # starts MLflow in separate processes
-def test_a_trial_is_saved_interrupted_and_resumed(tmp_path, tracking_db):
+def test_a_trial_is_saved_interrupted_and_resumed(tmp_path, tracking_db, monkeypatch):
     uri = tracking_db
     assert not may_resume(tracking_uri(tmp_path / "none.db"), "project", "name")
     assert not may_resume(uri, "project", "name")
@@ -79,19 +79,33 @@ def test_a_trial_is_saved_interrupted_and_resumed(tmp_path, tracking_db):
         clerk.push(part(env_steps=100, episode_return=3.0))
         for number in range(4):
             clerk.save(checkpoint(tmp_path, number), number, {"episode_return": -float(number)})
+        exchange, late = clerk._process.exchange, [4]
+
+        def exchange_late(verb, *rest):
+            """A learner that is too slow for the interrupt saves while its trial's last metrics are written."""
+            if verb == "write" and late:
+                clerk.save(checkpoint(tmp_path, 4), late.pop(), {"episode_return": -4.0})
+            if verb == "finish":
+                with pytest.raises(TrackingError, match="too late"):
+                    clerk.save(checkpoint(tmp_path, 5), 5, {})
+            return exchange(verb, *rest)
+
+        monkeypatch.setattr(clerk._process, "exchange", exchange_late)
+        clerk.settle()
+        assert not late
         trial = clerk.close("KILLED")
     finally:
         clerk.end()
     assert trial.metrics()["replay/env_steps"] == 100
     assert trial.status == "KILLED"
-    assert [each.step for each in trial.checkpoints()] == [0, 2, 3]  # the best, and the newest two
+    assert [each.step for each in trial.checkpoints()] == [0, 3, 4]  # the best, and the newest two
     assert not list(tmp_path.glob("brayx-temporary-checkpoints-*"))
 
     assert may_resume(uri, "project", "name")
     assert not may_resume(uri, "project", "other")
     again = Clerk("project", "name", uri, {"lr": 0.5})
     try:
-        assert int(np.load(again.latest() / "weights.npz")["number"]) == 3
+        assert int(np.load(again.latest() / "weights.npz")["number"]) == 4
         again.push(part(env_steps=50))
         assert again.close("FINISHED").run_id == trial.run_id
     finally:

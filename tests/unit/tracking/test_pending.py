@@ -37,9 +37,14 @@ def test_the_newest_and_the_best_wait_and_others_are_deleted(tmp_path: Path) -> 
 
     pending.save(save, lost.append, may_retry=lambda: True)
     assert (tried, lost) == ([1, 3], []), "it stays for the next call"
+    with pytest.raises(TrackingError, match="down"):
+        pending.check()
     pending.save(save, lost.append)
     assert (tried, [str(error) for error in lost]) == ([1, 3, 3, 4], ["down"])
-    assert pending.error is None, "the last one is saved"
+    pending.check()  # the last one is saved
+    pending.end()
+    with pytest.raises(TrackingError, match="too late"):
+        pending.add(checkpoint(tmp_path, 5), 5, {})
     assert not list(pending.folder.iterdir())
     pending.close()
 
