@@ -102,14 +102,14 @@ def p50s(session_at: str, other: str, seconds: float) -> tuple[float, float]:
 async def listen() -> tuple[int, Any]:
     """Opens the door of an echo, without Serve: its port, and what has to be kept."""
     from brayx.actor.config import SessionConfig
-    from brayx.actor.doors.native import Limits, Listener
+    from brayx.actor.doors.native import DoorLimits, Listener
     from brayx.actor.doors.tcp import TcpConnection
     from brayx.actor.table import SessionTable
     from brayx.metrics import Recorder
     from deployments.echo import EchoActor
 
     table = SessionTable(EchoActor, SessionConfig(actors_per_worker=4096), Recorder())
-    listener = Listener(table, TcpConnection, Limits())
+    listener = Listener(table, TcpConnection, DoorLimits())
     await listener.open("127.0.0.1", 0)
     return listener.address[1], (table, listener)
 

@@ -158,11 +158,11 @@ def play(url: str, server: psutil.Process, bodies: Sequence[bytes], way: tuple[s
     """Ticks for some seconds, compressed by a codec and level of `WAYS`."""
     from brayx.gamecore import deflate
     from brayx.gamecore.client import Client
-    from brayx.gamecore.transports.connection import Connection
+    from brayx.gamecore.transports.connection import ClientConnection
 
     moved = 0
 
-    class Counted(Connection):
+    class Counted(ClientConnection):
         def send(self, data: bytes, timeout_s: float) -> None:
             nonlocal moved
             moved += len(data)

@@ -22,7 +22,16 @@ from brayx.actor.failures import SessionFailures, note
 from brayx.actor.games import Games, Seat
 from brayx.actor.logs import REQUESTED, SessionLog, SessionLogs, SessionRecorder
 from brayx.actor.models import Arms, Carried, SessionModels
-from brayx.actor.players import Delay, Opponents, OtherArms, Players, SeatedPlayer, no_league, request_in_header, seated
+from brayx.actor.players import (
+    Delay,
+    OtherArms,
+    Players,
+    RequestedOpponents,
+    SeatedPlayer,
+    no_league,
+    request_in_header,
+    seated,
+)
 from brayx.errors import AgentError, BrayxError
 from brayx.faults import AGENTS_LOGGER
 from brayx.gamecore.protocol import game_of
@@ -60,7 +69,7 @@ class AgentActorFactory:
     games: Games | None = None
     arms: Arms | None = None
     players: Players | None = None
-    opponents: Opponents | None = None
+    opponents: RequestedOpponents | None = None
 
     def __call__(self) -> AgentActor:
         return AgentActor(self)

@@ -17,7 +17,7 @@ from brayx.gamecore.protocol import StepRequest
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class SessionSnapshot:
     """State from which a session continues in another process.
 
     Attributes:
@@ -41,14 +41,14 @@ class Snapshot:
 
 
 class Position(NamedTuple):
-    """Progress of a session after a tick; fields as in `Snapshot`."""
+    """Progress of a session after a tick; fields as in `SessionSnapshot`."""
 
     tick: int
     seq: int
     kept: bytes | None
 
 
-Park = Callable[[str, Snapshot], Awaitable[None]]
+Park = Callable[[str, SessionSnapshot], Awaitable[None]]
 """Stores a session's exact snapshot, and its id, for the process that continues it."""
 
 
@@ -77,7 +77,7 @@ class Ownership:
     async def release(self, session: str, reason: str) -> None:
         """Frees the id of a session that ended for ``reason``, which later requests get."""
 
-    def keep(self, session: str, snapshot: Snapshot) -> None:
+    def keep(self, session: str, snapshot: SessionSnapshot) -> None:
         """Keeps a snapshot, from which another process can resume the session."""
 
     def hand_on(self, request: StepRequest, reply: Reply) -> None:

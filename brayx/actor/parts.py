@@ -15,7 +15,7 @@ from brayx.actor.config import ActorConfig, AgentConfig, MessageConfig
 from brayx.actor.games import Games
 from brayx.actor.logs import SessionRecorder
 from brayx.actor.models import Arms
-from brayx.actor.players import Opponents, Players
+from brayx.actor.players import Players, RequestedOpponents
 from brayx.components import load
 
 
@@ -51,7 +51,7 @@ def actor_factory(
     recorders: Sequence[SessionRecorder] = (),
     arms: Arms | None = None,
     players: Players | None = None,
-    opponents: Opponents | None = None,
+    opponents: RequestedOpponents | None = None,
 ) -> AgentActorFactory:
     """The factory of an actor's sessions, on every host.
 

@@ -35,7 +35,7 @@ class SeatedPlayer:
         explores: whether its agents read ``train`` as the job's ``mode``, and so explore as in the rated games.
         delay: number of ticks by which its agents see the input late; until then they see the first input.
         release: call once its agents have ended, as nothing acts with its models from then on; later calls do nothing.
-        request: what makes `Opponents.seat` give the session the same player again, in any process; pickles.
+        request: what makes `RequestedOpponents.seat` give the session the same player again, in any process; pickles.
             None: a session that moves repeats the request of its start.
     """
 
@@ -80,7 +80,7 @@ class Players(Protocol):
         """
 
 
-class Opponents(Protocol):
+class RequestedOpponents(Protocol):
     """Gives a session the player that its start asks for."""
 
     async def seat(self, session: str, request: Any) -> SeatedPlayer | None:
@@ -98,7 +98,7 @@ class Opponents(Protocol):
         """
 
 
-async def seated(opponents: Opponents, start: State, request: Any) -> SeatedPlayer | None:
+async def seated(opponents: RequestedOpponents, start: State, request: Any) -> SeatedPlayer | None:
     """The player that a start asks for; None: it asks for nobody.
 
     Args:

@@ -19,7 +19,7 @@ from brayx.actor.actor import Actor, is_cancelled
 from brayx.actor.config import SessionConfig
 from brayx.actor.ends import Ends, over
 from brayx.actor.holders import Holders
-from brayx.actor.ownership import Ownership, Park, Position, Snapshot
+from brayx.actor.ownership import Ownership, Park, Position, SessionSnapshot
 from brayx.actor.service import Reply
 from brayx.actor.tick_times import TickTimes
 from brayx.errors import (
@@ -317,7 +317,7 @@ class Session:
             logger.warning("session %s: no snapshot: %s", self.id, error)
             return
         if data is not None:
-            self.services.ownership.keep(self.id, Snapshot(*position, data, announced=self.announced))
+            self.services.ownership.keep(self.id, SessionSnapshot(*position, data, announced=self.announced))
 
     async def _hand_over(self, park: Park) -> None:
         """Parks the session between two requests and ends it as ``moved``; if parking fails it continues here."""
@@ -325,14 +325,14 @@ class Session:
             data = await self.guard(self.actor.snapshot(), "snapshot")
             if data is None or self.ended:
                 return
-            kept = Snapshot(*self.position, data, exact=True, announced=self.announced, holder=self.holder)
+            kept = SessionSnapshot(*self.position, data, exact=True, announced=self.announced, holder=self.holder)
             await park(self.id, kept)
         except BrayxError as error:
             logger.warning("session %s: it could not be moved: %s", self.id, error)
             return
         self.end("moved")
 
-    def after_resume(self, snapshot: Snapshot, request: StepRequest, reply: Reply) -> None:
+    def after_resume(self, snapshot: SessionSnapshot, request: StepRequest, reply: Reply) -> None:
         """Handles the request that resumed the session; it gets `SessionResumed` if ticks may be lost."""
         if snapshot.exact or (snapshot.kept is not None and request.seq == snapshot.seq - 1):
             # Nothing is lost: at most the client lacks the reply to the snapshot's last tick, and sends it again.

@@ -20,7 +20,7 @@ from brayx.actor.config import SessionConfig
 from brayx.actor.deadlines import Sweeper, TimedSession
 from brayx.actor.ends import Ends, may_be_repeat, over, start_refused
 from brayx.actor.holders import Holders
-from brayx.actor.ownership import Ownership, Park, Snapshot
+from brayx.actor.ownership import Ownership, Park, SessionSnapshot
 from brayx.actor.service import Holder, Reply, Service
 from brayx.actor.session import Session, SessionServices
 from brayx.actor.tick_times import TickTimes
@@ -167,7 +167,7 @@ class SessionTable(Service):
             session = self._make_session(name, announced=request.seq is not None, holder=request.holder)
             self._enter(session, partial(self._open, session, request, reply))
 
-    def resume(self, name: str, snapshot: Snapshot, request: StepRequest, reply: Reply) -> None:
+    def resume(self, name: str, snapshot: SessionSnapshot, request: StepRequest, reply: Reply) -> None:
         """Resumes a session that ran in another process; this process has claimed its id.
 
         Args:
@@ -263,7 +263,9 @@ class SessionTable(Service):
             reply(answer)
         return True
 
-    async def _restore(self, session: Session, snapshot: Snapshot, request: StepRequest | None, reply: Reply) -> bool:
+    async def _restore(
+        self, session: Session, snapshot: SessionSnapshot, request: StepRequest | None, reply: Reply
+    ) -> bool:
         """Resumes a session; a ``request`` of None was refused."""
         try:
             actor = self._make_actor()

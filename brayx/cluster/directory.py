@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from brayx.actor.ownership import Snapshot
+from brayx.actor.ownership import SessionSnapshot
 from brayx.cluster import NAMESPACE
 from brayx.cluster.ray_private import KeyValueStore
 from brayx.errors import Overloaded, SessionExists, SessionLost, StartupError
@@ -109,7 +109,7 @@ class Directory:
         self._games: dict[str, dict[str, None]] = {}  # sessions of each game, in the order of their claims
         self._address: dict[str, str] = {}
         self._seen: dict[str, float] = {}
-        self._snapshots: dict[str, tuple[Snapshot, int]] = {}
+        self._snapshots: dict[str, tuple[SessionSnapshot, int]] = {}
         self._snapshot_bytes = 0
         self._full = False
         self._reasons: OrderedDict[str, str] = OrderedDict()
@@ -237,13 +237,13 @@ class Directory:
         if reason != "stop":
             self._keep_reason(session, reason)
 
-    def keep(self, session: str, owner: str, snapshot: Snapshot) -> bool:
+    def keep(self, session: str, owner: str, snapshot: SessionSnapshot) -> bool:
         """Keeps a session's newest snapshot in case its owner dies; False if it is too large, or not this owner's."""
         if self._owner_of.get(session) != owner:
             return False
         return self._store(session, snapshot)
 
-    def park(self, session: str, owner: str, snapshot: Snapshot) -> None:
+    def park(self, session: str, owner: str, snapshot: SessionSnapshot) -> None:
         """Takes a session from an owner that shuts down, for the next replica that gets a request for it.
 
         Raises:
@@ -264,7 +264,7 @@ class Directory:
         self.bury(owner)
         self._remember(owner)
 
-    def _store(self, session: str, snapshot: Snapshot) -> bool:
+    def _store(self, session: str, snapshot: SessionSnapshot) -> bool:
         size = len(snapshot.actor) + len(snapshot.kept or b"")
         held = self._snapshots.get(session)
         total = self._snapshot_bytes + size - (held[1] if held else 0)
@@ -280,7 +280,7 @@ class Directory:
         self._snapshot_bytes = total
         return True
 
-    def locate(self, session: str, taker: str = "") -> Location | Snapshot | None:
+    def locate(self, session: str, taker: str = "") -> Location | SessionSnapshot | None:
         """Finds the living owner of a session; None if the session does not exist.
 
         Args:

@@ -17,7 +17,7 @@ from typing import Any
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from brayx.actor.lease import Lease
-from brayx.actor.ownership import Snapshot
+from brayx.actor.ownership import SessionSnapshot
 from brayx.actor.table import SessionTable
 from brayx.cluster.directory import LEASE_S, RENEW_S, DirectoryRecovering, Renewal
 from brayx.cluster.named import unwrap
@@ -84,7 +84,7 @@ class Membership:
                 f"the session directory did not answer {method} within {_ANSWER_S} s; try again", layer="directory"
             ) from error
 
-    def keep(self, session: str, snapshot: Snapshot) -> None:
+    def keep(self, session: str, snapshot: SessionSnapshot) -> None:
         """Sends a snapshot to the directory without waiting: the next one replaces it anyway."""
         self._directory.keep.remote(session, self.owner, snapshot)
 

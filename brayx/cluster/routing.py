@@ -17,7 +17,7 @@ from typing import Any
 from brayx.actor.config import ActorConfig
 from brayx.actor.ends import BETWEEN, may_be_repeat
 from brayx.actor.holders import HOLDER_MARK
-from brayx.actor.ownership import Ownership, Snapshot
+from brayx.actor.ownership import Ownership, SessionSnapshot
 from brayx.actor.service import Reply, into
 from brayx.actor.table import SessionTable
 from brayx.cluster.directory import MAX_SNAPSHOT_BYTES, Location
@@ -70,7 +70,7 @@ class Routing(Ownership):
         """See `Ownership.release`."""
         await self._member.ask("release", session, self._member.owner, reason)
 
-    def keep(self, session: str, snapshot: Snapshot) -> None:
+    def keep(self, session: str, snapshot: SessionSnapshot) -> None:
         """See `Ownership.keep`. A snapshot too large for the directory is counted here: its answer is not awaited."""
         size = len(snapshot.actor) + len(snapshot.kept or b"")
         if size > MAX_SNAPSHOT_BYTES:
@@ -81,7 +81,7 @@ class Routing(Ownership):
             return
         self._member.keep(session, snapshot)
 
-    async def park(self, session: str, snapshot: Snapshot) -> None:
+    async def park(self, session: str, snapshot: SessionSnapshot) -> None:
         """Hands a session over, see `Session.move`."""
         await self._member.ask("park", session, self._member.owner, snapshot)
 
@@ -149,7 +149,7 @@ class Routing(Ownership):
         """Finds the replica of a session that is not here, and gets the request answered there."""
         known = self._known.pop(request.session, None)
         found = await self._locate(request) if known is None else known
-        if isinstance(found, Snapshot):
+        if isinstance(found, SessionSnapshot):
             self.table.resume(request.session, found, request, reply)
         elif found is None or found.owner == self._member.owner:
             self.table.submit(request, reply)
@@ -172,7 +172,7 @@ class Routing(Ownership):
         while len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
 
-    async def _locate(self, request: StepRequest) -> Location | Snapshot | None:
+    async def _locate(self, request: StepRequest) -> Location | SessionSnapshot | None:
         """Finds a request's session; this replica takes it over if its owner is dead.
 
         It does not take it over if it accepts no more sessions, or has just ended that session itself.
@@ -180,7 +180,7 @@ class Routing(Ownership):
         table = self.table
         taker = "" if table.is_shut or table.is_ending(request.session) else self._member.owner
         try:
-            found: Location | Snapshot | None = await self._member.ask("locate", request.session, taker)
+            found: Location | SessionSnapshot | None = await self._member.ask("locate", request.session, taker)
         except SessionLost:
             if not may_be_repeat(request):
                 with contextlib.suppress(Overloaded):  # the client gets the loss in any case

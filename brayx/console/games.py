@@ -80,7 +80,7 @@ class Game(Document):
     over: bool
 
 
-class Games:
+class HumanGames:
     """The games that humans play with a job. Thread safe.
 
     Args:
@@ -166,7 +166,7 @@ class HumanGame:
 
     Args:
         board: the function of the job's board.
-        opponent: as for `Games.begin`.
+        opponent: as for `HumanGames.begin`.
         connect: makes a client of the job's door, one for each agent.
 
     Attributes:
@@ -190,7 +190,7 @@ class HumanGame:
         self._shown: Board | None = None
 
     def begin(self) -> Game:
-        """Plays until it is the human's turn; errors as for `Games.begin`."""
+        """Plays until it is the human's turn; errors as for `HumanGames.begin`."""
         with self._lock:
             return self._play(None)
 

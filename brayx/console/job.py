@@ -164,7 +164,7 @@ def words_of(job: JobConfig, uri: str) -> tuple[str, ...]:
 
 
 def _board(job: JobConfig) -> dict[str, Any] | None:
-    """How a human plays the job's game in the page: arguments of `brayx.console.games.Games`; None: not at all."""
+    """How a human plays the job's game in the page: arguments of `brayx.console.games.HumanGames`; None: not at all."""
     if not job.boards or not job.actors:
         return None
     board, actor = next(iter(job.boards.values())), next(iter(job.actors.values()))

@@ -7,13 +7,13 @@ from typing import Any
 from fastapi import APIRouter
 
 from brayx.console.documents import Document, Done
-from brayx.console.games import Game, Games, HumanGame
+from brayx.console.games import Game, HumanGame, HumanGames
 from brayx.console.source import Source
 from brayx.errors import ConfigError, SessionUnknown
 from brayx.tracking import registered_models
 
 
-class Opponents(Document):
+class OpponentList(Document):
     """The opponents for a human."""
 
     why_not: str
@@ -40,17 +40,17 @@ class HumanMove(Document):
 def routes(source: Source) -> APIRouter:
     """The API's calls about games."""
     router = APIRouter(prefix="/api", tags=["games"])
-    games = None if source.board is None else Games(**source.board)
+    games = None if source.board is None else HumanGames(**source.board)
 
     @router.get("/opponents")
-    def opponents() -> Opponents:
+    def opponents() -> OpponentList:
         """The opponents for a human, or why nobody can play here."""
         why_not = _why_not(source)
         if games is None or why_not:
-            return Opponents(why_not=why_not)
+            return OpponentList(why_not=why_not)
         versions = next((model.versions for model in registered_models(source.uri) if model.name == games.model), [])
         requests = games.opponents([entry.version for entry, _ in versions])
-        return Opponents(why_not="", think_s=games.think_s, opponents=requests)
+        return OpponentList(why_not="", think_s=games.think_s, opponents=requests)
 
     @router.post("/games")
     def new_game(new: NewGame) -> Game:

@@ -20,7 +20,7 @@ class Source:
         uri: tracking URI.
         project: the job's project; empty: there is no job, and all projects are shown.
         recordings: folder of recordings; empty: there is none.
-        board: the job's board, arguments of `brayx.console.games.Games`; None: it has none.
+        board: the job's board, arguments of `brayx.console.games.HumanGames`; None: it has none.
         trust: which code may run to compare versions, see `brayx.jobs.stored_models.stored_model`.
         channel: to the job, which answers (`brayx.console.job.ConsoleJob`); None: there is no job.
     """

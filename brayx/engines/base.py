@@ -201,7 +201,7 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
-class Seat:
+class BatchBuffers:
     """Reusable buffers for batches of one size: one caller writes the inputs, runs, and reads the outputs.
 
     Attributes:
@@ -260,7 +260,7 @@ class Engine(ABC):
             ModelError: the engine failed on this batch.
         """
 
-    def seat(self, bound: Any, batch_size: int) -> Seat:
+    def seat(self, bound: Any, batch_size: int) -> BatchBuffers:
         """Buffers for many runs at one batch size; saves allocating and binding arrays for each run.
 
         Args:
@@ -273,7 +273,7 @@ class Engine(ABC):
             for output, leaf in zip(outputs, self.run(bound, inputs), strict=True):
                 output[...] = leaf
 
-        return Seat(inputs, outputs, run)
+        return BatchBuffers(inputs, outputs, run)
 
 
 def layout_of(weights: Weights) -> dict[str, LeafSpec]:

@@ -20,7 +20,7 @@ from brayx.errors import ModelError, WeightsFrozen
 from brayx.types import NestedArray, Weights
 
 
-class Session:
+class OnnxSession:
     """An ONNX file, or its bytes, on ONNX Runtime.
 
     Args:
@@ -80,7 +80,7 @@ class FrozenOnnxEngine(Engine):
         self.initial = module_weights(module)
         self.layout = layout_of(self.initial)
         self.proto = self._finish(graph.proto, example_args, samples)
-        self._session = Session(self.proto, self.inputs, self.outputs, threads)
+        self._session = OnnxSession(self.proto, self.inputs, self.outputs, threads)
         if verify_outputs:
             verify(self, module, example_args, samples=samples)
 

@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime as ort
 import torch
 
-from brayx.engines.base import Engine, Seat, check_weights, layout_of
+from brayx.engines.base import BatchBuffers, Engine, check_weights, layout_of
 from brayx.engines.chain import chain_of, chained
 from brayx.engines.export import OnnxGraph, compare, noisy_leaves, peak, to_onnx, verify, with_constants
 from brayx.engines.torch import module_weights
@@ -165,13 +165,13 @@ class OnnxEngine(Engine):
                 bound.batch_size = -1
                 raise _failed(batch_size, error) from error
 
-    def seat(self, bound: _Bound, batch_size: int) -> Seat:
+    def seat(self, bound: _Bound, batch_size: int) -> BatchBuffers:
         inputs, outputs = self.spec.room(batch_size)
         if self._chain:
             weights = {name: array for name, (array, _) in zip(self._weights.values(), bound.values, strict=True)}
             computed = chained(self._chain, weights, *inputs, *outputs)
             if computed is not None:
-                return Seat(inputs, outputs, computed, (bound.values,))
+                return BatchBuffers(inputs, outputs, computed, (bound.values,))
         binding = self._session.io_binding()
         for name, (_, value) in zip(self._weights.values(), bound.values, strict=True):
             binding.bind_ortvalue_input(name, value)
@@ -188,7 +188,7 @@ class OnnxEngine(Engine):
                 raise _failed(batch_size, error) from error
 
         # The binding does not keep the arrays alive.
-        return Seat(inputs, outputs, run, (bound.values,))
+        return BatchBuffers(inputs, outputs, run, (bound.values,))
 
 
 def standalone(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> bytes:

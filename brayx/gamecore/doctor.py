@@ -38,7 +38,7 @@ from brayx.gamecore.client import Client
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.status import read_status
 from brayx.gamecore.transports.base import Endpoint
-from brayx.gamecore.transports.connection import Connection
+from brayx.gamecore.transports.connection import ClientConnection
 
 LAYERS = ("dns", "connect", "protocol", "auth", "start", "tick", "stop", "model version")
 """The layers in the order of the checks; the first one that fails is the cause."""
@@ -182,7 +182,7 @@ class _Patient:
 
     def connect(self) -> str:
         try:
-            Connection(self._endpoint, self._timeout_s).close()
+            ClientConnection(self._endpoint, self._timeout_s).close()
         except BrayxError as error:
             raise _failed(error) from None
         return f"port {self._endpoint.port}"

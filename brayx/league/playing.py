@@ -53,7 +53,7 @@ _HOPELESS = 20
 """Number of games that did not count after which a match is given up, if none has counted."""
 
 
-class Seating(Protocol):
+class MatchSeating(Protocol):
     """Who plays in which game, and how the games end."""
 
     def assign(self, session: str) -> int:
@@ -87,7 +87,7 @@ def play(
     uri: str,
     model: str,
     sides: Sequence[Opponent],
-    games: Seating,
+    games: MatchSeating,
     *,
     title: str,
     total: int,
@@ -128,7 +128,7 @@ def doors(
     uri: str,
     model: str,
     sides: Sequence[Opponent],
-    games: Seating,
+    games: MatchSeating,
     actors: Callable[[AgentActorFactory], Callable[[], Actor]] = lambda factory: factory,
 ) -> Iterator[Mapping[str, str]]:
     """Opens the job's doors for games between the players; yields their URLs.
@@ -210,7 +210,7 @@ class _Pinned(SnapshotModel):
 class _Seated:
     """Gives each session its player: `brayx.actor.players.Players`."""
 
-    def __init__(self, games: Seating, sides: Sequence[Opponent], services: list[Services]) -> None:
+    def __init__(self, games: MatchSeating, sides: Sequence[Opponent], services: list[Services]) -> None:
         self._games, self._sides, self._services = games, sides, services
 
     async def seat(self, session: str) -> SeatedPlayer:
@@ -230,7 +230,7 @@ class _Seated:
 
 
 def _play(
-    job: JobConfig, actor: str, urls: Mapping[str, str], games: Seating, timeout_s: float, display: _Display
+    job: JobConfig, actor: str, urls: Mapping[str, str], games: MatchSeating, timeout_s: float, display: _Display
 ) -> tuple[Score, bool]:
     """Runs the gamecores; see `play`."""
     score = games.score()

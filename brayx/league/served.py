@@ -1,4 +1,4 @@
-"""Opponents for the sessions of a served job, on every host: `brayx.actor.players.Opponents`.
+"""Opponents for the sessions of a served job, on every host: `brayx.actor.players.RequestedOpponents`.
 
 A service makes one `ServedLeague`, and each process that answers sessions makes its opponents from it. Knows nothing of
 doors.
@@ -15,7 +15,7 @@ from typing import Any
 
 import brayx.clock as clock
 from brayx.actor.agent import Services
-from brayx.actor.players import Opponents, SeatedPlayer
+from brayx.actor.players import RequestedOpponents, SeatedPlayer
 from brayx.engines import FROZEN
 from brayx.errors import BrayxError, DeadlineExceeded, LeagueError
 from brayx.gamecore.protocol import game_of
@@ -75,7 +75,7 @@ class ServedLeague:
         of = models[self.config.model]
         return {**models, self.config.model: of.model_copy(update={"max_versions": self.config.max_versions})}
 
-    def opponents(self, services: Services, run: Run) -> Opponents:
+    def opponents(self, services: Services, run: Run) -> RequestedOpponents:
         """Opponents for the sessions of one process.
 
         Args:
@@ -129,7 +129,7 @@ def served_league(
 
 
 class ServedOpponents:
-    """The opponents of a served league: `brayx.actor.players.Opponents`. Belongs to one event loop.
+    """The opponents of a served league: `brayx.actor.players.RequestedOpponents`. Belongs to one event loop.
 
     Args:
         league: the league.
@@ -157,7 +157,7 @@ class ServedOpponents:
         self._unfinished: asyncio.Task[ServedPool] | None = None
 
     async def seat(self, session: str, request: Any) -> SeatedPlayer:
-        """See `brayx.actor.players.Opponents.seat`."""
+        """See `brayx.actor.players.RequestedOpponents.seat`."""
         if isinstance(request, Chosen):  # a session that moves: a newer pool may give another opponent
             chosen = request
         else:
@@ -232,7 +232,7 @@ class NoOpponents:
         self._why = why
 
     async def seat(self, session: str, request: Any) -> None:
-        """See `brayx.actor.players.Opponents.seat`; any other value of ``opponent`` belongs to the game.
+        """See `brayx.actor.players.RequestedOpponents.seat`; any other value of ``opponent`` belongs to the game.
 
         Raises:
             LeagueError: the start requests an opponent.

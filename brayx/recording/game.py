@@ -30,7 +30,7 @@ def game_name(session: str) -> str:
     return game_of(session) or session
 
 
-class Seat:
+class RecordedSeat:
     """A seat of the game: its recorded session, and the progress of the session that plays it now.
 
     Args:
@@ -123,7 +123,7 @@ class RecordedGame:
     """
 
     def __init__(self, episodes: Sequence[Episode], played: Collection[str], from_tick: int) -> None:
-        self._seats: dict[str, Seat] = {}
+        self._seats: dict[str, RecordedSeat] = {}
         for each in sorted(episodes, key=lambda each: each.began):
             agent = agent_of(each.session)
             if agent in self._seats:
@@ -133,14 +133,14 @@ class RecordedGame:
                     f"session {each.session!r} was recorded more than once, since its id was used again: copy the "
                     "episode to play to a trial with `brayx.recording.log`, and replay that"
                 )
-            self._seats[agent] = Seat(each, from_tick, each.session in played)
+            self._seats[agent] = RecordedSeat(each, from_tick, each.session in played)
         self.seats = list(self._seats.values())
         last = max(len(seat.episode) for seat in self.seats if seat.is_played) - 1
         if not 0 <= from_tick <= last:
             raise ConfigError(f"--from-tick is {from_tick}, the session has ticks 0 to {last}")
         self._from_tick = from_tick
         self._game: str | None = None
-        self._running: dict[str, Seat] = {}
+        self._running: dict[str, RecordedSeat] = {}
         self._other_start = b""
         self.over = threading.Event()
         self.failure: BrayxError | None = None
@@ -162,7 +162,7 @@ class RecordedGame:
         got = f"; the last start was {_short(self._other_start)}" if self._other_start else ""
         return f", {_short(self.seats[0].start)}{got}"
 
-    def seat(self, session: str) -> Seat | None:
+    def seat(self, session: str) -> RecordedSeat | None:
         """The seat that a running session plays; None: it plays another game, or its seat is not recorded."""
         return self._running.get(session)
 
@@ -188,7 +188,7 @@ class RecordedGame:
         self._running[session] = seat
         return seat.start_reply if seat.follows else None
 
-    def tick(self, session: str, body: bytes) -> Seat | None:
+    def tick(self, session: str, body: bytes) -> RecordedSeat | None:
         """Handles the next tick of a session; returns its seat, as `seat` does.
 
         Raises:
@@ -224,7 +224,7 @@ class RecordedGame:
         seat.forced = seat.reply(tick) if is_recorded else None
         return seat
 
-    def replied(self, seat: Seat, reply: bytes) -> bytes:
+    def replied(self, seat: RecordedSeat, reply: bytes) -> bytes:
         """The reply that the game gets to the seat's tick, given the agents' reply."""
         tick, seat.ticks = seat.ticks, seat.ticks + 1
         if seat.forced is not None:

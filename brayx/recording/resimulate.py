@@ -24,7 +24,7 @@ from brayx.league.named import Opponent
 from brayx.league.playing import check_playable, doors
 from brayx.metrics import Recorder
 from brayx.recording.config import RecordingConfig, is_named, pattern_hint
-from brayx.recording.game import RecordedGame, Seat, game_name
+from brayx.recording.game import RecordedGame, RecordedSeat, game_name
 from brayx.recording.reader import Episode
 from brayx.recording.recorder import SessionRecorder
 from brayx.tables import aligned
@@ -193,13 +193,13 @@ def resimulate(
     return Resimulation(side.label, from_tick, [_played(seat, sides) for seat in game.seats])
 
 
-def _played(seat: Seat, sides: Sequence[Opponent]) -> PlayedSeat:
+def _played(seat: RecordedSeat, sides: Sequence[Opponent]) -> PlayedSeat:
     before = seat.episode
     player = sides[_side(seat)].label if seat.is_played or not seat.follows else ""
     return PlayedSeat(before.session, player, len(before), seat.ticks, seat.first, before.result, seat.result, seat.end)
 
 
-def _side(seat: Seat | None) -> int:
+def _side(seat: RecordedSeat | None) -> int:
     """Index of the seat's player: 0 for the version, 1 for the other player."""
     return 0 if seat is None or seat.is_played else 1
 
@@ -293,7 +293,7 @@ class _EndLog(SessionLog):
 
 
 class _Seating:
-    """Gives each seat of the game its player; a `brayx.league.playing.Seating`."""
+    """Gives each seat of the game its player; a `brayx.league.playing.MatchSeating`."""
 
     def __init__(self, game: RecordedGame) -> None:
         self._game = game

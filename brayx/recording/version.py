@@ -77,9 +77,9 @@ class Version:
             found.append(np.ascontiguousarray(fits))
         return found
 
-    def players(self, sessions: int) -> Players:
+    def players(self, sessions: int) -> VersionPlayers:
         """Acts in this many sessions at once, from their first ticks on."""
-        return Players(self, sessions)
+        return VersionPlayers(self, sessions)
 
     def run(self, inputs: Mapping[int, np.ndarray]) -> list[np.ndarray]:
         """One forward. ``inputs`` has each input leaf by its index; returns the output leaves."""
@@ -101,7 +101,7 @@ class Version:
         return outputs
 
 
-class Players:
+class VersionPlayers:
     """A version that plays several sessions at once, piece by piece.
 
     Args:

@@ -26,7 +26,7 @@ from brayx.trainer.prefetch import Prefetch, Ready
 _NOT_MEASURED = ("learning_rate", "grad_norm", "imitation_learning_rate", "imitation_grad_norm")
 
 
-class Evaluation:
+class Evaluator:
     """Measures a module every `TrainerConfig.eval_interval` updates. Use it in a ``with``, which ends its threads.
 
     Args:
@@ -55,7 +55,7 @@ class Evaluation:
         }
         self._kept: dict[str, deque[Ready]] = {name: deque(maxlen=config.eval_batches) for name in streams}
 
-    def __enter__(self) -> Evaluation:
+    def __enter__(self) -> Evaluator:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -30,7 +30,7 @@ from brayx.replay.packing import Batch
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters, Normaliser
 from brayx.trainer.config import TrainerConfig
-from brayx.trainer.evaluation import Evaluation
+from brayx.trainer.evaluation import Evaluator
 from brayx.trainer.hooks import Hooks, WithLoss
 from brayx.trainer.prefetch import Prefetch, Prepare, Ready
 from brayx.trainer.ranks import Alone, Ranks, agree
@@ -180,7 +180,7 @@ class LearnerLoop:
         evaluated = Prepare(self.forward_args, device, state_at=at)
         self._began = time.monotonic() - self._counters.seconds
         with self._recording():  # for its threads
-            self._evaluation = Evaluation(self.config, self.module, evaluated, to_evaluate, self._hooks)
+            self._evaluation = Evaluator(self.config, self.module, evaluated, to_evaluate, self._hooks)
         with self._evaluation:
             yield
 

@@ -92,7 +92,7 @@ async def _serve(options: dict[str, Any]) -> None:
     from brayx.actor.doors.asgi import DoorApp
     from brayx.actor.doors.grpc import GrpcDoor
     from brayx.actor.doors.http1 import HttpConnection
-    from brayx.actor.doors.native import Limits, Listener
+    from brayx.actor.doors.native import DoorLimits, Listener
     from brayx.actor.doors.tcp import TcpConnection
     from brayx.actor.doors.ws1 import WebSockets
     from brayx.actor.table import SessionTable
@@ -110,7 +110,7 @@ async def _serve(options: dict[str, Any]) -> None:
         SessionConfig(actors_per_worker=4096, idle_timeout_s=Replica.idle_timeout_s, reconnect_timeout_s=0.5),
         max_waiting=1024,
     )
-    bounds = Limits(
+    bounds = DoorLimits(
         max_body_bytes=MAX_BODY_BYTES,
         max_connections=options.get("max_connections", 8192),
         stall_s=options.get("stall_s", 2.0),

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from brayx.actor.actor import Actor
 from brayx.actor.config import SessionConfig
-from brayx.actor.doors.native import Limits, Listener
+from brayx.actor.doors.native import DoorLimits, Listener
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.ends import BETWEEN
 from brayx.actor.service import Reply, Service
@@ -118,13 +118,13 @@ class Server(Service):
 
     def start(self, **limits: Any) -> None:
         """Opens the door, with separate limits."""
-        self._loop.do(self._open(Limits(max_body_bytes=MAX_BODY_BYTES, **limits)))
+        self._loop.do(self._open(DoorLimits(max_body_bytes=MAX_BODY_BYTES, **limits)))
 
     def stop(self) -> None:
         """Shuts the door, breaks its connections and ends its sessions."""
         self._loop.do(self._shut())
 
-    async def _open(self, limits: Limits) -> None:
+    async def _open(self, limits: DoorLimits) -> None:
         self.table = SessionTable(self._make_actor, SessionConfig(**self._options))
         self._door = Listener(self, self._accept, limits)
         await self._door.open("127.0.0.1", self.port)

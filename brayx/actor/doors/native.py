@@ -42,7 +42,7 @@ _HOLD_RETRY_S = 0.02
 
 
 @dataclass(frozen=True)
-class Limits:
+class DoorLimits:
     """Limits of one client.
 
     Attributes:
@@ -184,7 +184,7 @@ class Listener:
         turns: connections whose received data waits.
     """
 
-    def __init__(self, service: Service, make: Callable[[Listener], Connection], limits: Limits) -> None:
+    def __init__(self, service: Service, make: Callable[[Listener], Connection], limits: DoorLimits) -> None:
         self.service = service
         self.limits = limits
         self.turns = Turns()

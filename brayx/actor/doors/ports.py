@@ -11,7 +11,7 @@ from collections.abc import Callable
 from brayx.actor.config import ActorConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import HttpConnection
-from brayx.actor.doors.native import HeldPort, Limits, Listener, check_shared_port
+from brayx.actor.doors.native import DoorLimits, HeldPort, Listener, check_shared_port
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.doors.ws1 import WebSockets
 from brayx.actor.service import Service
@@ -45,7 +45,7 @@ class NativeDoors:
         self._service = service
         self._config = config
         self._application = application
-        self._limits = Limits(
+        self._limits = DoorLimits(
             max_body_bytes=config.max_body_bytes,
             max_connections=config.max_connections,
             idle_s=max(config.idle_timeout_s, _LEAST_IDLE_S),

@@ -23,7 +23,7 @@ from websockets.streams import StreamReader
 
 from brayx.actor.doors.answers import CLOSE, Refused, origin_form, response
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.doors.native import Limits, Listener
+from brayx.actor.doors.native import DoorLimits, Listener
 from brayx.actor.doors.turns import Turns
 from brayx.errors import BrayxError, HeaderTooLarge, Overloaded, ProtocolError, ServiceFull
 from brayx.gamecore.deflate import ServerDeflate
@@ -41,7 +41,7 @@ class WebSockets:
         window_bits: window of the compression, 9 to 15; None: none.
     """
 
-    def __init__(self, app: DoorApp, limits: Limits, window_bits: int | None = None) -> None:
+    def __init__(self, app: DoorApp, limits: DoorLimits, window_bits: int | None = None) -> None:
         self._config = uvicorn.Config(
             app,
             log_config=None,  # uvicorn's own would close every handler of the process, Serve's too

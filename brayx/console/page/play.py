@@ -12,7 +12,7 @@ from brayx.console.documents import Done
 from brayx.console.games import Board, BoardMove, Cell, Game
 from brayx.console.page.caller import Caller, Connect
 from brayx.console.page.frame import MUTED, Alert, empty, frame, heading, loading, number, sentence, since
-from brayx.console.play import Opponents
+from brayx.console.play import OpponentList
 from brayx.errors import BrayxError
 
 _ENDS = {"win": "You win.", "loss": "You lose.", "draw": "A draw."}
@@ -60,9 +60,9 @@ class _Play:
 
     async def _load(self) -> None:
         try:
-            choice: Opponents = await self._caller.get(Opponents, "/api/opponents")
+            choice: OpponentList = await self._caller.get(OpponentList, "/api/opponents")
         except BrayxError as error:
-            choice = Opponents(why_not=sentence(error.message))
+            choice = OpponentList(why_not=sentence(error.message))
         self._loading.clear()
         self._none.set_text(choice.why_not)
         self._none.set_visibility(bool(choice.why_not))

@@ -17,15 +17,15 @@ from typing import Any
 
 from brayx.gamecore.compliance.base import Door
 from brayx.gamecore.compliance.held import HeldSessions
-from brayx.gamecore.compliance.http1 import HttpDoor
+from brayx.gamecore.compliance.http1 import HttpTests
 from brayx.gamecore.compliance.sessions import EveryDoor
-from brayx.gamecore.compliance.tcp import TcpDoor
+from brayx.gamecore.compliance.tcp import TcpTests
 from brayx.gamecore.doors import DOORS
 
 __all__ = ["Door", "DoorCompliance"]
 
 
-class DoorCompliance(EveryDoor, HeldSessions, HttpDoor, TcpDoor):
+class DoorCompliance(EveryDoor, HeldSessions, HttpTests, TcpTests):
     """The suite.
 
     Tests named ``test_http_*``, ``test_ws_*``, … run for that door only. ``test_stateless_*`` run for each of `doors`

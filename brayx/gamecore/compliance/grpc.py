@@ -14,7 +14,7 @@ from brayx.gamecore.protocol import MAX_CREDENTIAL_CHARS, StepKind
 from brayx.gamecore.transports.base import Endpoint
 
 
-class GrpcDoor(Doors):
+class GrpcTests(Doors):
     """The tests named ``test_grpc_*``."""
 
     def test_grpc_session_without_a_kind(self, door: Door) -> None:

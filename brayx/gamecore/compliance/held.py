@@ -11,13 +11,13 @@ from functools import partial
 
 from brayx.errors import BrayxError, SessionLost, SessionUnknown
 from brayx.gamecore.compliance.base import Door, error_of
-from brayx.gamecore.compliance.grpc import GrpcDoor
-from brayx.gamecore.compliance.websocket import WebSocketDoor, as_bytes
+from brayx.gamecore.compliance.grpc import GrpcTests
+from brayx.gamecore.compliance.websocket import WebSocketTests, as_bytes
 from brayx.gamecore.protocol import SESSION_PATH, WS_SUBPROTOCOL, StepKind, encode_numbered
 from brayx.gamecore.transports.base import Endpoint
 
 
-class HeldSessions(WebSocketDoor, GrpcDoor):
+class HeldSessions(WebSocketTests, GrpcTests):
     """The tests named ``test_held_*``."""
 
     def test_held_session_goes_on_after_another_takes_it_over(self, door: Door) -> None:
@@ -49,7 +49,7 @@ class HeldSessions(WebSocketDoor, GrpcDoor):
                 connection.leave()
             self.becomes_free(session, door)
 
-    def holders(self) -> Iterator[Callable[[str], AbstractContextManager[Holder]]]:
+    def holders(self) -> Iterator[Callable[[str], AbstractContextManager[HeldConnection]]]:
         """Ways to start a session held by its connection: a bare or enveloped WebSocket, a gRPC stream."""
         if "ws" in self.doors:
             yield partial(self.held_by_websocket, enveloped=False)
@@ -126,7 +126,7 @@ class HeldSessions(WebSocketDoor, GrpcDoor):
             yield tick_and_leave
 
     @contextmanager
-    def held_by_websocket(self, session: str, *, enveloped: bool) -> Iterator[Holder]:
+    def held_by_websocket(self, session: str, *, enveloped: bool) -> Iterator[HeldConnection]:
         start, tick, reply = (b"S", b"T", b"R") if enveloped else (b"", b"", b"")
         with self.websocket(session, enveloped=enveloped) as connection:
             if enveloped:
@@ -141,10 +141,10 @@ class HeldSessions(WebSocketDoor, GrpcDoor):
                 code, reason = self.close_of(connection)
                 assert (code, "taken" in reason) == (4410, True), (code, reason)
 
-            yield Holder(ask, assert_taken_and_closed, connection.close)
+            yield HeldConnection(ask, assert_taken_and_closed, connection.close)
 
     @contextmanager
-    def held_by_stream(self, session: str) -> Iterator[Holder]:
+    def held_by_stream(self, session: str) -> Iterator[HeldConnection]:
         with self.grpc() as stub:
             stream = stub.stream(session=session)
             assert isinstance(stream.reply(), bytes)
@@ -155,11 +155,11 @@ class HeldSessions(WebSocketDoor, GrpcDoor):
                 assert error.details["reason"] == "taken"
                 assert stream.reply() is None
 
-            yield Holder(stream.tick, assert_taken_and_closed, stream.end)
+            yield HeldConnection(stream.tick, assert_taken_and_closed, stream.end)
 
 
 @dataclass(frozen=True)
-class Holder:
+class HeldConnection:
     """A connection that holds a session.
 
     Attributes:

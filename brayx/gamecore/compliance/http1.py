@@ -13,7 +13,7 @@ from brayx.gamecore.protocol import MAX_CREDENTIAL_CHARS, MAX_SESSION_CHARS, STE
 from brayx.gamecore.transports.base import Endpoint
 
 
-class HttpDoor(Doors):
+class HttpTests(Doors):
     """The tests named ``test_http_*``."""
 
     def test_http_stateless_call(self, door: Door) -> None:

@@ -15,7 +15,7 @@ from brayx.gamecore.tcp import REQUEST_HEAD, ReplyReader
 from brayx.gamecore.transports.base import MAX_REPLY_BYTES, Endpoint
 
 
-class TcpDoor(Doors):
+class TcpTests(Doors):
     """The tests named ``test_tcp_*``."""
 
     def test_tcp_frames_are_these_bytes(self, door: Door) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
 
-class WebSocketDoor(Doors):
+class WebSocketTests(Doors):
     """The tests named ``test_ws_*``."""
 
     def test_ws_bare_messages_are_ticks_answered_in_kind(self, door: Door) -> None:

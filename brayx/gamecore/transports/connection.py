@@ -19,7 +19,7 @@ from brayx.gamecore.transports.base import Endpoint
 RECV_BYTES = 32 * 1024
 
 
-class Connection:
+class ClientConnection:
     """A blocking stream. Not safe for use by two threads at once.
 
     Raises:

@@ -3,7 +3,7 @@
 A service may close an idle connection. The transport checks for that before it sends a request, and reconnects. Once a
 byte of the request is sent, a broken connection is a `ConnectionLost`, and nothing is sent again. If a request times
 out or is cancelled, its connection is dropped, so that a late reply cannot be mistaken for another. Knows nothing of
-the meaning of the bytes: a `Codec` does.
+the meaning of the bytes: a `StreamCodec` does.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Protocol
 from brayx.errors import BrayxError
 from brayx.gamecore.protocol import StepRequest
 from brayx.gamecore.transports.base import Endpoint, describe
-from brayx.gamecore.transports.connection import AsyncConnection, Connection, within
+from brayx.gamecore.transports.connection import AsyncConnection, ClientConnection, within
 
 
-class Pending(Protocol):
+class PendingReply(Protocol):
     """A reply that is being received.
 
     Attributes:
@@ -50,7 +50,7 @@ class Pending(Protocol):
         """
 
 
-class Codec(Protocol):
+class StreamCodec(Protocol):
     """The format of requests and replies on the stream.
 
     Attributes:
@@ -59,7 +59,7 @@ class Codec(Protocol):
 
     layer: str
 
-    def begin(self, request: StepRequest) -> tuple[bytes, Pending]:
+    def begin(self, request: StepRequest) -> tuple[bytes, PendingReply]:
         """The bytes of ``request``, and the object that receives its reply.
 
         Raises:
@@ -70,10 +70,10 @@ class Codec(Protocol):
 class StreamTransport:
     """The blocking transport; see `Transport`."""
 
-    def __init__(self, endpoint: Endpoint, codec: Codec) -> None:
+    def __init__(self, endpoint: Endpoint, codec: StreamCodec) -> None:
         self._endpoint = endpoint
         self._codec = codec
-        self._connection: Connection | None = None
+        self._connection: ClientConnection | None = None
         self._lock = threading.Lock()
 
     @property
@@ -101,7 +101,9 @@ class StreamTransport:
             self._drop()
 
     @staticmethod
-    def _exchange(connection: Connection, data: bytes, reply: Pending, timeout_s: float, deadline: float) -> None:
+    def _exchange(
+        connection: ClientConnection, data: bytes, reply: PendingReply, timeout_s: float, deadline: float
+    ) -> None:
         broken: OSError | None = None
         try:
             connection.send(data, timeout_s)
@@ -117,7 +119,7 @@ class StreamTransport:
             else:
                 reply.feed(received)
 
-    def _usable(self, timeout_s: float) -> Connection:
+    def _usable(self, timeout_s: float) -> ClientConnection:
         if self._connection is not None:
             try:
                 if self._connection.recv_ready() is None:
@@ -125,7 +127,7 @@ class StreamTransport:
             except OSError:
                 pass
             self._drop()
-        self._connection = Connection(self._endpoint, timeout_s)
+        self._connection = ClientConnection(self._endpoint, timeout_s)
         return self._connection
 
     def _drop(self) -> None:
@@ -137,11 +139,11 @@ class StreamTransport:
 class AsyncStreamTransport:
     """The asyncio transport; see `AsyncTransport`. Belongs to one event loop."""
 
-    def __init__(self, endpoint: Endpoint, codec: Codec) -> None:
+    def __init__(self, endpoint: Endpoint, codec: StreamCodec) -> None:
         self._endpoint = endpoint
         self._codec = codec
         self._connection: AsyncConnection | None = None
-        self._reply: Pending | None = None
+        self._reply: PendingReply | None = None
         self._waiter: asyncio.Future[bytes] | None = None
         self._lock = asyncio.Lock()
 
@@ -207,5 +209,5 @@ class AsyncStreamTransport:
             self._waiter.set_exception(ConnectionResetError("closed by this client"))
 
 
-def _late(endpoint: Endpoint, request: StepRequest, timeout_s: float, codec: Codec) -> BrayxError:
+def _late(endpoint: Endpoint, request: StepRequest, timeout_s: float, codec: StreamCodec) -> BrayxError:
     return endpoint.deadline_exceeded(f"reply to the {describe(request)}", timeout_s, layer=codec.layer)

@@ -13,7 +13,7 @@ from brayx.errors import BrayxError, ProtocolError, TransportError, from_wire
 from brayx.gamecore.protocol import StepRequest
 from brayx.gamecore.tcp import NO_REQUEST, ReplyReader, encode_request, parse_time
 from brayx.gamecore.transports.base import MAX_REPLY_BYTES, Endpoint
-from brayx.gamecore.transports.connection import Connection
+from brayx.gamecore.transports.connection import ClientConnection
 from brayx.gamecore.transports.stream import AsyncStreamTransport, StreamTransport
 
 
@@ -46,7 +46,7 @@ class TcpSessions:
     def __init__(self, endpoint: Endpoint, timeout_s: float, key: str = "", secret: bytes = b"") -> None:
         self._endpoint, self._timeout_s = endpoint, timeout_s
         self._key, self._secret = key, secret
-        self._connection = Connection(endpoint, timeout_s)
+        self._connection = ClientConnection(endpoint, timeout_s)
         self._reader = ReplyReader(MAX_REPLY_BYTES)
         self._unsent: list[bytes] = []
 
@@ -121,7 +121,7 @@ class _Tcp:
 
 
 class TcpReply:
-    """The reply to the request that was sent with ``time``; see `Pending`."""
+    """The reply to the request that was sent with ``time``; see `PendingReply`."""
 
     __slots__ = ("_error", "_reader", "_time", "_url", "body", "done", "keep_alive", "started")
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from brayx.errors import BrayxError, ProtocolError, SessionUnknown
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.base import Endpoint, describe, ends_session
-from brayx.gamecore.transports.connection import AsyncConnection, Connection, within
+from brayx.gamecore.transports.connection import AsyncConnection, ClientConnection, within
 from brayx.gamecore.transports.frames import SessionFrames
 
 CLOSE_TIMEOUT_S = 1.0
@@ -92,7 +92,7 @@ class WebSocketTransport(_SessionTransport):
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint)
-        self._connection: Connection | None = None
+        self._connection: ClientConnection | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._keeper: threading.Thread | None = None
@@ -118,9 +118,9 @@ class WebSocketTransport(_SessionTransport):
             self._closed.set()
             self._close_in_order()
 
-    def _open(self, request: StepRequest, timeout_s: float, deadline: float) -> tuple[Connection, SessionFrames]:
+    def _open(self, request: StepRequest, timeout_s: float, deadline: float) -> tuple[ClientConnection, SessionFrames]:
         frames = SessionFrames(self._endpoint, request)
-        self._connection = connection = Connection(self._endpoint, timeout_s)
+        self._connection = connection = ClientConnection(self._endpoint, timeout_s)
         self._frames = frames
         _send(connection, frames.to_send(), timeout_s)
         while not frames.is_open:
@@ -135,7 +135,7 @@ class WebSocketTransport(_SessionTransport):
             self._keeper.start()
         return connection, frames
 
-    def _running(self) -> tuple[Connection, SessionFrames]:
+    def _running(self) -> tuple[ClientConnection, SessionFrames]:
         assert self._connection is not None
         assert self._frames is not None
         _read_ready(self._connection, self._frames)
@@ -143,7 +143,7 @@ class WebSocketTransport(_SessionTransport):
         return self._connection, self._frames
 
     @staticmethod
-    def _receive(connection: Connection, frames: SessionFrames, deadline: float) -> None:
+    def _receive(connection: ClientConnection, frames: SessionFrames, deadline: float) -> None:
         try:
             data = connection.recv(deadline)
             if not data:
@@ -271,7 +271,7 @@ class AsyncWebSocketTransport(_SessionTransport):
         self._connection = self._frames = None
 
 
-def _send(connection: Connection, data: bytes, timeout_s: float) -> None:
+def _send(connection: ClientConnection, data: bytes, timeout_s: float) -> None:
     try:
         connection.send(data, timeout_s)
     except TimeoutError:
@@ -280,7 +280,7 @@ def _send(connection: Connection, data: bytes, timeout_s: float) -> None:
         pass  # the service's last message, still unread, says more
 
 
-def _read_ready(connection: Connection, frames: SessionFrames) -> None:
+def _read_ready(connection: ClientConnection, frames: SessionFrames) -> None:
     try:
         data = connection.recv_ready()
         if data == b"":

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from brayx.actor.actor import Actor
 from brayx.actor.config import SessionConfig
 from brayx.actor.lease import Lease
-from brayx.actor.ownership import Ownership, Snapshot
+from brayx.actor.ownership import Ownership, SessionSnapshot
 from brayx.actor.service import Holder, Reply, into
 from brayx.actor.table import MAX_WAITING, SessionTable
 from brayx.errors import (
@@ -100,7 +100,7 @@ class Shared(Ownership):
         super().__init__(lease)
         self._claim = claim
         self._release = release
-        self.kept: list[tuple[str, Snapshot]] = []
+        self.kept: list[tuple[str, SessionSnapshot]] = []
         self.handed_on: list[StepRequest] = []
 
     async def claim(self, session: str) -> None:
@@ -111,7 +111,7 @@ class Shared(Ownership):
         if self._release is not None:
             await self._release(session, reason)
 
-    def keep(self, session: str, snapshot: Snapshot) -> None:
+    def keep(self, session: str, snapshot: SessionSnapshot) -> None:
         self.kept.append((session, snapshot))
 
     def hand_on(self, request: StepRequest, reply: Reply) -> None:

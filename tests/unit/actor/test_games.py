@@ -17,7 +17,7 @@ from brayx.actor.agent import Agent, Services, State
 from brayx.actor.agent_actor import AgentActor, AgentActorFactory
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.games import Games, Seat, SharedState
-from brayx.actor.ownership import Snapshot
+from brayx.actor.ownership import SessionSnapshot
 from brayx.actor.table import SessionTable
 from brayx.bridges import pettingzoo
 from brayx.errors import AgentError, DeadlineExceeded
@@ -379,9 +379,9 @@ async def test_a_session_that_is_moved_leaves_its_game() -> None:
     holder = table.holder(lambda reason: gone.set())
     await table.step(StepRequest(StepKind.START, "g-agent-left", b"", holder=holder.name))
     assert len(games) == 1
-    parked: list[Snapshot] = []
+    parked: list[SessionSnapshot] = []
 
-    async def park(session: str, snapshot: Snapshot) -> None:
+    async def park(session: str, snapshot: SessionSnapshot) -> None:
         parked.append(snapshot)
 
     table.move(park)

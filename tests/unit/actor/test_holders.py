@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from brayx.actor.ownership import Snapshot
+from brayx.actor.ownership import SessionSnapshot
 from brayx.actor.service import Holder, into
 from brayx.errors import (
     BadBody,
@@ -53,9 +53,9 @@ class TestBrokenConnections:
         bench = Bench()
         await bench.step(StepRequest(StepKind.START, "s", b"|", seq=0))
         if moved:
-            parked: list[Snapshot] = []
+            parked: list[SessionSnapshot] = []
 
-            async def park(session: str, snapshot: Snapshot) -> None:
+            async def park(session: str, snapshot: SessionSnapshot) -> None:
                 parked.append(snapshot)
 
             bench.table.move(park)
@@ -221,7 +221,9 @@ class TestTakeovers:
         assert await asyncio.gather(*busy) == [b"s:wait", b"s:wait"]
         assert self.heard == [[], []]
 
-    async def resumed(self, snapshot: Snapshot, holder: Holder | None, seq: int | None = None) -> bytes | BrayxError:
+    async def resumed(
+        self, snapshot: SessionSnapshot, holder: Holder | None, seq: int | None = None
+    ) -> bytes | BrayxError:
         """The answer to a tick for a session that is still a snapshot; ``holder`` is None as over HTTP."""
         name, attached = (holder.name, holder.attached) if holder is not None else ("", False)
         answer: asyncio.Future[bytes | BrayxError] = asyncio.get_running_loop().create_future()
@@ -229,12 +231,12 @@ class TestTakeovers:
         self.bench.table.resume("s", snapshot, request, answer.set_result)
         return await answer
 
-    async def moved(self) -> tuple[Snapshot, Holder, Holder]:
+    async def moved(self) -> tuple[SessionSnapshot, Holder, Holder]:
         """Gives the snapshot of a moved session, its old holder and its present one."""
         old, new = await self.taken()
-        parked: list[Snapshot] = []
+        parked: list[SessionSnapshot] = []
 
-        async def park(session: str, snapshot: Snapshot) -> None:
+        async def park(session: str, snapshot: SessionSnapshot) -> None:
             parked.append(snapshot)
 
         self.bench.table.move(park)
@@ -278,7 +280,7 @@ class TestTakeovers:
 
         self.bench = Bench(ownership=Shared(release=release))
         stranger = self.connect()
-        snapshot = Snapshot(1, 1, None, b"rubbish", exact=True, holder="another")
+        snapshot = SessionSnapshot(1, 1, None, b"rubbish", exact=True, holder="another")
         assert isinstance(await self.resumed(snapshot, stranger), SessionUnknown)
         await until(lambda: freed == ["owner_died"])
         assert len(self.bench.table) == 0
@@ -287,7 +289,7 @@ class TestTakeovers:
         """Its snapshot may be older than the last takeover."""
         holder, other = self.connect(), self.connect()
         holder.attached = other.attached = True  # to its former replica
-        assert isinstance(await self.resumed(Snapshot(1, 1, b"s:0", b"|0"), None), SessionResumed)
+        assert isinstance(await self.resumed(SessionSnapshot(1, 1, b"s:0", b"|0"), None), SessionResumed)
         assert await self.bench.ask("tick", body=b"beside") == b"s:beside"
         assert await self.ask(StepKind.TICK, holder, 1) == b"s:1"
         with pytest.raises(SessionLost, match="taken over"):

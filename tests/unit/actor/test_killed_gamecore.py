@@ -23,7 +23,7 @@ from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import SessionConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import HttpConnection
-from brayx.actor.doors.native import Limits, Listener
+from brayx.actor.doors.native import DoorLimits, Listener
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.doors.ws1 import WebSockets
 from brayx.actor.table import SessionTable
@@ -96,7 +96,7 @@ class Served:
 
     async def open(self) -> None:
         self.table = SessionTable(self._make_actor, SessionConfig(idle_timeout_s=self._idle_timeout_s), self.recorder)
-        bounds = Limits()
+        bounds = DoorLimits()
         websockets = WebSockets(DoorApp(self.table), bounds)
         http = Listener(self.table, lambda listener: HttpConnection(listener, websockets), bounds)
         self._listeners = (http, Listener(self.table, TcpConnection, bounds))

@@ -25,7 +25,7 @@ from brayx.actor.agent import Agent, Services, State
 from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import ActorConfig, SessionConfig
 from brayx.actor.games import Games
-from brayx.actor.ownership import Snapshot
+from brayx.actor.ownership import SessionSnapshot
 from brayx.actor.serving import Runtime
 from brayx.cluster.directory import Directory, DirectoryRecovering, Location
 from brayx.cluster.draining import Draining
@@ -371,7 +371,7 @@ class TestPassedOn:
     ) -> None:
         (a,) = await replicas("a", share="none")
         await a.ask("start", "s")
-        handle.directory.keep("s", "a", Snapshot(1, 1, b"kept", b""))
+        handle.directory.keep("s", "a", SessionSnapshot(1, 1, b"kept", b""))
         handle.hold = asyncio.Event()
         await a.table.disconnect("s")
         with pytest.raises(SessionLost) as lost:
@@ -396,7 +396,7 @@ class TestPassedOn:
         monkeypatch.setattr("brayx.cluster.membership.RENEW_S", 60.0)
         a, b = await replicas("ab", share="none")
         await a.ask("start", "s")
-        handle.directory.keep("s", "a", Snapshot(1, 1, b"kept", b""))
+        handle.directory.keep("s", "a", SessionSnapshot(1, 1, b"kept", b""))
         a._member.lease.renew(time.monotonic() - 1.0)
         handle.directory.bury("a")
         with pytest.raises(SessionResumed):
@@ -576,7 +576,7 @@ async def test_sessions_of_a_replica_that_ends_are_moved_only_if_the_application
         assert ended == {"sessions_ended.drained": 1}
     else:
         assert calls == [(3, False, "")]
-        assert isinstance(handle.directory.locate("s", "b"), Snapshot)
+        assert isinstance(handle.directory.locate("s", "b"), SessionSnapshot)
         assert ended == {"sessions_ended.moved": 1}
 
 
@@ -606,7 +606,7 @@ async def test_a_replica_counts_the_sessions_that_the_directory_forgot(
     now = time.monotonic()
     handle.directory._clock = lambda: now
     handle.directory.claim("s", "a")
-    handle.directory.park("s", "a", Snapshot(1, 1, None, b"", exact=True))
+    handle.directory.park("s", "a", SessionSnapshot(1, 1, None, b"", exact=True))
     now += 700.0
     renewal = asyncio.create_task(a._member.renew(a.table, a.listening))
     await until(lambda: "sessions_ended.lost" in a.runtime.recorder.summary())

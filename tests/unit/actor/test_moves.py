@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from brayx.actor.ends import BETWEEN
-from brayx.actor.ownership import Snapshot
+from brayx.actor.ownership import SessionSnapshot
 from brayx.errors import BrayxError, Overloaded, SessionLost, SessionResumed
 from brayx.gamecore.protocol import StepKind, StepRequest
 from tests.unit.actor.bench import Bench, Shared
@@ -19,7 +19,7 @@ def tick(seq: int, body: bytes) -> StepRequest:
     return StepRequest(StepKind.TICK, "s", body, seq=seq)
 
 
-async def resumed(bench: Bench, snapshot: Snapshot, request: StepRequest) -> bytes | BrayxError:
+async def resumed(bench: Bench, snapshot: SessionSnapshot, request: StepRequest) -> bytes | BrayxError:
     answer: asyncio.Future[bytes | BrayxError] = asyncio.get_running_loop().create_future()
     bench.table.resume("s", snapshot, request, answer.set_result)
     return await answer
@@ -27,10 +27,10 @@ async def resumed(bench: Bench, snapshot: Snapshot, request: StepRequest) -> byt
 
 async def test_a_tick_that_comes_while_its_session_moves_must_be_retried() -> None:
     bench = Bench()
-    kept: list[Snapshot] = []
+    kept: list[SessionSnapshot] = []
     parking, parked = asyncio.Event(), asyncio.Event()
 
-    async def park(session: str, snapshot: Snapshot) -> None:
+    async def park(session: str, snapshot: SessionSnapshot) -> None:
         kept.append(snapshot)
         parking.set()
         await parked.wait()
@@ -54,7 +54,7 @@ async def test_a_tick_that_comes_while_its_session_moves_must_be_retried() -> No
 
 async def test_a_repeat_of_the_last_tick_before_a_snapshot_gets_its_reply_after_the_owner_died() -> None:
     bench = Bench()
-    assert await resumed(bench, Snapshot(2, 2, b"s:1", b"|0|1"), tick(1, b"1")) == b"s:1"
+    assert await resumed(bench, SessionSnapshot(2, 2, b"s:1", b"|0|1"), tick(1, b"1")) == b"s:1"
     assert bench.actors[0].seen == [b"", b"0", b"1"], "it was applied twice"
     assert await bench.number(2, b"2") == b"s:2"
 
@@ -63,11 +63,11 @@ async def test_a_repeat_of_the_last_tick_before_a_snapshot_gets_its_reply_after_
 class TestSnapshots:
     def bench(
         self, release: Callable[[str, str], Awaitable[None]] | None = None, **options: object
-    ) -> tuple[Bench, list[tuple[str, Snapshot]]]:
+    ) -> tuple[Bench, list[tuple[str, SessionSnapshot]]]:
         others = Shared(release=release)
         return Bench(ownership=others, **options), others.kept
 
-    async def resumed(self, bench: Bench, snapshot: Snapshot, request: StepRequest) -> bytes:
+    async def resumed(self, bench: Bench, snapshot: SessionSnapshot, request: StepRequest) -> bytes:
         answer: asyncio.Future[bytes | BrayxError] = asyncio.get_running_loop().create_future()
         bench.table.resume("s", snapshot, request, answer.set_result)
         result = await answer
@@ -81,13 +81,16 @@ class TestSnapshots:
         for number in range(5):
             await bench.number(number, b"%d" % number)
         await until(lambda: len(kept) == 2)
-        assert kept == [("s", Snapshot(2, 2, b"s:1", b"|0|1")), ("s", Snapshot(4, 4, b"s:3", b"|0|1|2|3"))]
+        assert kept == [
+            ("s", SessionSnapshot(2, 2, b"s:1", b"|0|1")),
+            ("s", SessionSnapshot(4, 4, b"s:3", b"|0|1|2|3")),
+        ]
 
     async def test_a_session_resumed_from_one_reports_its_tick_once(self) -> None:
         bench, _ = self.bench()
         tick = StepRequest(StepKind.TICK, "s", b"9", seq=9)
         with pytest.raises(SessionResumed) as raised:
-            await self.resumed(bench, Snapshot(4, 4, b"s:3", b"|0|1|2|3"), tick)
+            await self.resumed(bench, SessionSnapshot(4, 4, b"s:3", b"|0|1|2|3"), tick)
         assert raised.value.details == {"tick": 4}
         assert await bench.number(3, b"3") == b"s:3"
         assert await bench.number(4, b"4") == b"s:4"
@@ -96,15 +99,15 @@ class TestSnapshots:
     async def test_a_moved_session_continues_without_an_error(self) -> None:
         bench, _ = self.bench()
         tick = StepRequest(StepKind.TICK, "s", b"1", seq=1)
-        assert await self.resumed(bench, Snapshot(1, 1, b"s:0", b"|0", exact=True), tick) == b"s:1"
+        assert await self.resumed(bench, SessionSnapshot(1, 1, b"s:0", b"|0", exact=True), tick) == b"s:1"
         numbers = bench.recorder.summary()
         assert (numbers["sessions_resumed"], numbers.get("sessions_started", 0)) == (1, 0)
 
     async def test_sessions_are_moved_between_two_requests_and_their_actors_get_no_end(self) -> None:
         bench, _ = self.bench()
-        parked: dict[str, Snapshot] = {}
+        parked: dict[str, SessionSnapshot] = {}
 
-        async def park(session: str, snapshot: Snapshot) -> None:
+        async def park(session: str, snapshot: SessionSnapshot) -> None:
             parked[session] = snapshot
 
         heard: list[str] = []
@@ -119,14 +122,14 @@ class TestSnapshots:
         await busy
         bench.table.move(park)
         await until(lambda: heard == ["moved"])
-        assert parked == {"s": Snapshot(2, 2, b"s:wait", b"|0|wait", exact=True, holder=holder.name)}
+        assert parked == {"s": SessionSnapshot(2, 2, b"s:wait", b"|0|wait", exact=True, holder=holder.name)}
         assert bench.actors[0].reasons == []
         assert len(bench.table) == 0
 
     async def test_one_that_cannot_be_restored_is_lost(self) -> None:
         bench, _ = self.bench()
         with pytest.raises(SessionLost, match="cannot read"):
-            await self.resumed(bench, Snapshot(1, 1, None, b"rubbish"), StepRequest(StepKind.TICK, "s", b""))
+            await self.resumed(bench, SessionSnapshot(1, 1, None, b"rubbish"), StepRequest(StepKind.TICK, "s", b""))
         assert len(bench.table) == 0
         numbers = bench.recorder.summary()
         assert numbers["sessions_ended.lost"] == 1
@@ -143,5 +146,7 @@ class TestSnapshots:
 
         bench, _ = self.bench(release=release)
         with pytest.raises(SessionLost):
-            await self.resumed(bench, Snapshot(1, 1, None, b"rubbish"), StepRequest(StepKind.TICK, "s", b"", seq=seq))
+            await self.resumed(
+                bench, SessionSnapshot(1, 1, None, b"rubbish"), StepRequest(StepKind.TICK, "s", b"", seq=seq)
+            )
         assert freed == [left]

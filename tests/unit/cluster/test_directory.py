@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from brayx.actor.ownership import Snapshot
+from brayx.actor.ownership import SessionSnapshot
 from brayx.cluster.directory import INTERFACE, Directory, DirectoryRecovering, Location, Renewal, check_directory
 from brayx.errors import Overloaded, SessionExists, SessionLost, StartupError
 
@@ -298,8 +298,8 @@ async def test_a_directory_of_another_version_is_refused(version: int | None) ->
     await check_directory("it/sessions", SimpleNamespace(interface=SimpleNamespace(remote=interface)))
 
 
-def snapshot(data: bytes = b"x", *, exact: bool = False) -> Snapshot:
-    return Snapshot(4, 4, b"kept", data, exact)
+def snapshot(data: bytes = b"x", *, exact: bool = False) -> SessionSnapshot:
+    return SessionSnapshot(4, 4, b"kept", data, exact)
 
 
 def test_the_reason_of_an_end_is_reported_except_for_a_stop(directory: Directory) -> None:

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.doors.native import Limits, Listener
+from brayx.actor.doors.native import DoorLimits, Listener
 from brayx.actor.doors.ws1 import WebSockets
 from brayx.cluster.peer_door import ForPeers, PeerConnection
 from brayx.cluster.peers import CONSOLE_PREFIX, ENDED_PREFIX, LEFT_PREFIX, PeerDied, Peers
@@ -32,7 +32,7 @@ def door_for_peers(
 ) -> Listener:
     """A listener for peers that collects their messages."""
     received = [] if received is None else received
-    websockets = WebSockets(DoorApp(table), Limits())
+    websockets = WebSockets(DoorApp(table), DoorLimits())
 
     async def left(request: StepRequest) -> None:
         received.append((LEFT_PREFIX, request))
@@ -46,7 +46,7 @@ def door_for_peers(
         return request.body.upper()
 
     peers = ForPeers(table.submit, left, ended, asked, secret)
-    return Listener(table, lambda door: PeerConnection(door, websockets, peers, closed=closed), Limits())
+    return Listener(table, lambda door: PeerConnection(door, websockets, peers, closed=closed), DoorLimits())
 
 
 def is_open(transport: AsyncHttpTransport) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from brayx.actor.config import ActorConfig
-from brayx.actor.ownership import Snapshot
+from brayx.actor.ownership import SessionSnapshot
 from brayx.cluster.directory import MAX_SNAPSHOT_BYTES, Directory
 from brayx.cluster.membership import Membership
 from brayx.cluster.routing import Routing
@@ -21,11 +21,11 @@ def test_a_snapshot_too_large_for_the_directory_is_counted() -> None:
     member.owner = "me"
     routing = Routing(member, ActorConfig(agents=["agent"]), None, recorder)
     for actor, reply in ((MAX_SNAPSHOT_BYTES, None), (MAX_SNAPSHOT_BYTES - 1, b"x")):
-        routing.keep("s", Snapshot(1, 0, reply, bytes(actor)))
+        routing.keep("s", SessionSnapshot(1, 0, reply, bytes(actor)))
     assert kept == [True, True]
     assert "snapshots_failed" not in recorder.summary()
     for actor, reply in ((MAX_SNAPSHOT_BYTES + 1, None), (MAX_SNAPSHOT_BYTES, b"x")):
-        routing.keep("s", Snapshot(2, 0, reply, bytes(actor)))
-        assert directory.keep("s", "me", Snapshot(2, 0, reply, bytes(actor))) is False
+        routing.keep("s", SessionSnapshot(2, 0, reply, bytes(actor)))
+        assert directory.keep("s", "me", SessionSnapshot(2, 0, reply, bytes(actor))) is False
     assert kept == [True, True], "a snapshot that would be refused is not sent"
     assert recorder.summary()["snapshots_failed"] == 2

@@ -12,7 +12,7 @@ import pytest
 from brayx.engines.base import Tolerance
 from brayx.engines.bundle import Samples, _write_samples, bundle_files, write_bundle
 from brayx.engines.export import with_states
-from brayx.engines.frozen import Session
+from brayx.engines.frozen import OnnxSession
 from brayx.engines.torch import TorchEngine, describe, example_leaves
 from brayx.errors import ConfigError, ModelError
 from tests.unit.engines.models import WithAction, cartpole, observations, recurrent
@@ -177,8 +177,8 @@ def test_an_infinite_error_keeps_the_report_valid_json(tmp_path, monkeypatch):
     def run_infinite(self, inputs):
         return [np.full(leaf.shape, np.inf, np.float32) for leaf in run(self, inputs)]
 
-    run = Session.run
-    monkeypatch.setattr(Session, "run", run_infinite)
+    run = OnnxSession.run
+    monkeypatch.setattr(OnnxSession, "run", run_infinite)
     report = write_bundle(tmp_path, *cartpole(), ["onnx"], Samples(observations(8), ""), batch_sizes=(1,))
     assert not report["within"]
     assert strict_json(tmp_path / "report.json") == report

@@ -14,7 +14,7 @@ import torch
 from benchmarks.gpu import nature_cnn
 from brayx.engines import ENGINES, build_engine, chain
 from brayx.engines.export import noisy_leaves, to_onnx, verify
-from brayx.engines.frozen import Session
+from brayx.engines.frozen import OnnxSession
 from brayx.engines.onnx import OnnxEngine, standalone
 from brayx.engines.torch import TorchEngine, example_leaves, module_weights
 from brayx.errors import BadWeights, ConfigError, EngineMismatch, ModelError
@@ -265,7 +265,7 @@ def test_a_file_that_is_no_model_is_a_model_error(tmp_path):
     path.write_bytes(b"no graph")
     for model in (b"no graph", path, tmp_path / "nowhere"):
         with pytest.raises(ModelError, match="cannot load the model"):
-            Session(model, ["obs"], ["logits"])
+            OnnxSession(model, ["obs"], ["logits"])
 
 
 @pytest.mark.parametrize("make", [cartpole, awkward, recurrent])

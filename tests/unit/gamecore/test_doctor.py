@@ -23,7 +23,7 @@ from brayx.actor.actor import Actor
 from brayx.actor.config import SessionConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.grpc import GrpcDoor
-from brayx.actor.doors.native import Limits, Listener
+from brayx.actor.doors.native import DoorLimits, Listener
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.service import Reply
 from brayx.actor.table import SessionTable
@@ -96,7 +96,7 @@ def door(kind: str, clinic: Clinic) -> Iterator[str]:
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, daemon=True)
         thread.start()
-        listener = Listener(clinic, TcpConnection, Limits())
+        listener = Listener(clinic, TcpConnection, DoorLimits())
         asyncio.run_coroutine_threadsafe(listener.open("127.0.0.1", 0), loop).result(10)
         try:
             yield "tcp://{}:{}".format(*listener.address)

@@ -12,7 +12,7 @@ import torch
 
 from brayx.commands import cli
 from brayx.engines.base import Tolerance
-from brayx.engines.frozen import Session
+from brayx.engines.frozen import OnnxSession
 from brayx.engines.int8 import Int8Engine
 from brayx.jobs import export as module_under_test
 from brayx.jobs.config import JobConfig
@@ -161,8 +161,8 @@ def test_an_obstacle_inside_the_folder_is_reported(tmp_path, capsys):
 
 def test_an_infinite_error_is_shown(tmp_path, monkeypatch, capsys):
     folder = make_checkpoint(tmp_path / "saved")
-    run_finite = Session.run
-    monkeypatch.setattr(Session, "run", lambda self, inputs: [leaf + np.inf for leaf in run_finite(self, inputs)])
+    run_finite = OnnxSession.run
+    monkeypatch.setattr(OnnxSession, "run", lambda self, inputs: [leaf + np.inf for leaf in run_finite(self, inputs)])
     assert run(folder, "--trust", "--to", "onnx", "--out", tmp_path / "out") == 1
     assert "inf" in capsys.readouterr().out
 

@@ -17,7 +17,7 @@ from brayx.gamecore import deflate
 from brayx.gamecore.client import AsyncClient, Client
 from brayx.gamecore.compliance import DoorCompliance
 from brayx.gamecore.transports import websocket as transport
-from brayx.gamecore.transports.connection import Connection
+from brayx.gamecore.transports.connection import ClientConnection
 from brayx.gamecore.transports.local import ServiceThread
 from tests.unit.actor.doors.test_native import MAX_BODY_BYTES, Native, native
 
@@ -35,7 +35,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of each write and read of the blocking client's connections."""
     found: list[int] = []
 
-    class Counted(Connection):
+    class Counted(ClientConnection):
         def send(self, data: bytes, timeout_s: float) -> None:
             found.append(len(data))
             super().send(data, timeout_s)
@@ -45,7 +45,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             found.append(len(data))
             return data
 
-    monkeypatch.setattr(transport, "Connection", Counted)
+    monkeypatch.setattr(transport, "ClientConnection", Counted)
     return found
 
 

@@ -29,7 +29,7 @@ from websockets.sync.client import connect as websocket
 from brayx.actor.config import ActorConfig, SessionConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import HttpConnection
-from brayx.actor.doors.native import HeldPort, Limits, Listener, check_shared_port
+from brayx.actor.doors.native import DoorLimits, HeldPort, Listener, check_shared_port
 from brayx.actor.doors.ports import NativeDoors
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.doors.ws1 import WebSockets
@@ -81,7 +81,7 @@ def native(
 
     async def make() -> Native:
         service = table()
-        bounds = Limits(**{"max_body_bytes": MAX_BODY_BYTES, **limits})
+        bounds = DoorLimits(**{"max_body_bytes": MAX_BODY_BYTES, **limits})
         websockets = WebSockets(DoorApp(service, max_body_bytes=MAX_BODY_BYTES), bounds, window_bits)
         doors = (
             Listener(service, lambda listener: HttpConnection(listener, websockets), bounds),
@@ -115,7 +115,7 @@ def test_a_door_leaves_the_logging_of_its_process_unchanged(tmp_path: Path) -> N
     file = logging.FileHandler(tmp_path / "replica.log")
     buffer = logging.handlers.MemoryHandler(1, target=file)
     try:
-        WebSockets(DoorApp(TableService(), max_body_bytes=MAX_BODY_BYTES), Limits(max_body_bytes=MAX_BODY_BYTES))
+        WebSockets(DoorApp(TableService(), max_body_bytes=MAX_BODY_BYTES), DoorLimits(max_body_bytes=MAX_BODY_BYTES))
         assert buffer.target is file
         buffer.handle(logging.makeLogRecord({"msg": "still written"}))
         assert (tmp_path / "replica.log").read_text() == "still written\n"
@@ -452,7 +452,7 @@ def test_a_burst_of_connections_waits_to_be_accepted() -> None:
     most = int(Path("/proc/sys/net/core/somaxconn").read_text()) if sys.platform == "linux" else 128
 
     async def burst() -> None:
-        listener = Listener(TableService(), TcpConnection, Limits())
+        listener = Listener(TableService(), TcpConnection, DoorLimits())
         await listener.open("127.0.0.1", 0)
         with contextlib.ExitStack() as stack:
             for _ in range(min(most, 300)):  # the loop accepts none before its next iteration
@@ -706,7 +706,7 @@ def test_replicas_share_a_port_and_others_cannot_take_it(service: Native) -> Non
     port = free_port()
 
     async def listener(shared: bool) -> Listener:
-        made = Listener(service.table, TcpConnection, Limits())
+        made = Listener(service.table, TcpConnection, DoorLimits())
         await made.open("127.0.0.1", port, shared=shared)
         return made
 
