@@ -48,10 +48,10 @@ lint: setup ## formatting, lint, types and the direction of imports
 
 # There is one worker more than cores, since many tests start processes and wait for them. A worker takes a file at a
 # time, and one takes all of tests/integration (tests/conftest.py): so these come first, and the unit tests last.
-# Beside others a test may miss a deadline that it keeps alone: up to four that failed are run again, one at a time.
-# pytest exits with 1 only if every test ran; after a fifth failure, or if processes are left, nothing is repeated.
+# Beside others a test may miss a deadline that it keeps alone: up to seven that failed are run again, one at a time.
+# pytest exits with 1 only if every test ran; after an eighth failure, or if processes are left, nothing is repeated.
 test: lint ## lint, then every test but the three below; failed ones run again, alone
-	@$(BIN)/pytest --maxfail 5 --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	@$(BIN)/pytest --maxfail 8 --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		tests/integration tests/end_to_end tests/notebooks tests/unit $(ARGS) || { [ $$? = 1 ] && \
 		echo "make test: what failed beside others (above) runs again, alone" && \
 		$(BIN)/pytest --last-failed --last-failed-no-failures none --verbose tests $(ARGS); }

@@ -35,6 +35,7 @@ def build(argv: list[str], port: int) -> None:
 def last_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file where Ray keeps the address of its last start; it does not exist yet."""
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # the tests before may share their Ray with this process
     (tmp_path / "ray").mkdir()
     return tmp_path / "ray" / "ray_current_cluster"
 

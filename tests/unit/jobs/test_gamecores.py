@@ -116,6 +116,7 @@ def test_a_killed_shell_is_replaced_by_one_that_knows_the_running_games(tmp_path
             return guard.start(["sh", "game.sh"], folder=tmp_path, stdout=nowhere, stderr=nowhere)
 
         first = start()
+        until(lambda: psutil.Process(first.pid).cmdline() == ["sh", "game.sh"])  # it has told the shell its id
         (watch,) = [each for each in psutil.Process().children() if each.pid == guard._watch.pid]
         watch.kill()
         until(lambda: not alive(watch.pid))
