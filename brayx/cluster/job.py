@@ -33,7 +33,7 @@ from brayx.jobs.config import JobConfig, only
 from brayx.jobs.progress import Progress
 from brayx.jobs.result import TrainResult
 from brayx.jobs.trainee import Trainees
-from brayx.jobs.training import READY_TIMEOUT_S, Snapshot, Training
+from brayx.jobs.training import READY_TIMEOUT_S, JobTraining, Snapshot
 from brayx.jobs.weights import WeightSource, pooled
 from brayx.tracking import Trial, initialise, tracking_uri
 from brayx.tracking.in_process import InProcessClerk
@@ -136,7 +136,7 @@ def train_on(
 
 
 @dataclass
-class _RayTraining(Training):
+class _RayTraining(JobTraining):
     """A training on a running cluster."""
 
     clerk: InProcessClerk

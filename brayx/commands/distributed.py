@@ -147,7 +147,7 @@ def _evaluated(
 ) -> Evaluation | None:
     from brayx.rollout.collector import Collector
     from brayx.rollout.envs import make_envs
-    from brayx.rollout.evaluate import evaluate
+    from brayx.rollout.evaluate import EVALUATION_SEED, evaluate
     from brayx.rollout.policy import Policy
 
     config = job.rollouts["rollout"]
@@ -166,7 +166,7 @@ def _evaluated(
                 envs,
                 policy,
                 training.evaluation_episodes,
-                seed=job.seed + 10_000,
+                seed=job.seed + EVALUATION_SEED,
                 scale_actions=config.scale_actions,
                 normaliser=collector.obs_normaliser,
                 max_steps=training.evaluation_steps,

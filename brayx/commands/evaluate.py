@@ -9,6 +9,7 @@ import sys
 from brayx.command_line import SWITCH, count
 from brayx.errors import ConfigError, StartupError
 from brayx.gamecore.auth import add_options
+from brayx.gamecore.doors import ON_HTTP_PORT
 
 HELP = "play games against a running service"
 
@@ -24,7 +25,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--at-once", type=count, default=4, metavar="N", help="games at once (default: 4)")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")
     parser.add_argument("--games", type=count, default=20, help="number of games (default: 20)")
-    parser.add_argument("--door", choices=["http", "ws"], help="protocol, with a Gymnasium id (default: the URL's)")
+    parser.add_argument("--door", choices=ON_HTTP_PORT, help="protocol, with a Gymnasium id (default: the URL's)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the games (default: 0)")
     parser.add_argument(
         "--timeout-s", type=float, default=180.0, help="deadline for the next game to end (default: 180)"

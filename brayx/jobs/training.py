@@ -1,6 +1,6 @@
 """Runs a training job from start to end, the same way on every host.
 
-A host checks the job, opens the trial and makes the parts: `brayx.local.job`, `brayx.cluster.job`. Then `Training`
+A host checks the job, opens the trial and makes the parts: `brayx.local.job`, `brayx.cluster.job`. Then `JobTraining`
 opens the doors, starts the learner and, once its weights act, the gamecores, rollouts and sources. It shows progress.
 It ends all parts in an order that loses no data: games and rollouts, learner (an interrupted one saves a last
 checkpoint), sessions and doors, trial. A job without an actor has no door. Knows nothing of where the parts run.
@@ -72,7 +72,7 @@ class Rollout(Part, Players, Protocol):
 
 
 @dataclass
-class Training(abc.ABC):
+class JobTraining(abc.ABC):
     """One training; `run` does it once. A host makes the parts, and says how they start and end.
 
     Attributes:

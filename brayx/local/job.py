@@ -21,7 +21,7 @@ from brayx.jobs.checks import check_job, check_weights, ports_of
 from brayx.jobs.config import JobConfig, only, pool_name
 from brayx.jobs.result import TrainResult
 from brayx.jobs.trainee import Trainees
-from brayx.jobs.training import LOOK_S, READY_TIMEOUT_S, Snapshot, Training
+from brayx.jobs.training import LOOK_S, READY_TIMEOUT_S, JobTraining, Snapshot
 from brayx.ports import check_ports
 from brayx.remote import offer
 from brayx.temporary import temporary_files
@@ -123,7 +123,7 @@ def train_in_process(
 
 
 @dataclass
-class _LocalTraining(Training):
+class _LocalTraining(JobTraining):
     """A training in this process. While it runs, its models and buffers can be found by name."""
 
     clerk: Clerk

@@ -37,7 +37,7 @@ from brayx.replay.samplers import Importance
 from brayx.replay.table import Table
 from brayx.rollout.collector import Collector
 from brayx.rollout.envs import EnvSource, make_envs
-from brayx.rollout.evaluate import Evaluation, evaluate
+from brayx.rollout.evaluate import EVALUATION_SEED, Evaluation, evaluate
 from brayx.rollout.networks import Model, observation_of, ready_made
 from brayx.rollout.policy import Policy
 from brayx.trainer.config import TrainerConfig
@@ -328,7 +328,7 @@ class LocalTraining:
                 self.envs,
                 self.collector.policy,
                 training.evaluation_episodes,
-                seed=training.seed + 10_000,
+                seed=training.seed + EVALUATION_SEED,
                 scale_actions=training.scale_actions,
                 normaliser=self.collector.obs_normaliser,
                 max_steps=training.evaluation_steps,

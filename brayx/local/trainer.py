@@ -31,7 +31,7 @@ from brayx.jobs.shipped import job_file
 from brayx.local.train import LocalTraining
 from brayx.local.training import of_job, with_options
 from brayx.rollout.envs import make_envs
-from brayx.rollout.evaluate import Evaluation, evaluate
+from brayx.rollout.evaluate import EVALUATION_SEED, Evaluation, evaluate
 from brayx.rollout.policy import Policy
 from brayx.temporary import temporary_folder
 from brayx.trainer.loop import RETURN_METRIC
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 _META, _ABOUT = "meta.json", "made_with"
 """The JSON file of a checkpoint, and its key with the arguments that make the same trainer."""
-_EVALUATION_SEED = 10_000
-"""Added to the training's seed for evaluations, so that they play other episodes."""
 _PANEL_S, _CURVE_S = 0.25, 2.0
 """Minimum time between two drawings of the progress, and of the curve."""
 
@@ -227,7 +225,7 @@ class Trainer:
                 envs,
                 player.policy,
                 games,
-                seed=training.seed + _EVALUATION_SEED,
+                seed=training.seed + EVALUATION_SEED,
                 scale_actions=training.scale_actions,
                 normaliser=self._running.collector.obs_normaliser,
                 max_steps=training.evaluation_steps,

@@ -25,7 +25,7 @@ from brayx.errors import ConfigError, ReplayError
 from brayx.jobs.config import JobConfig
 from brayx.jobs.progress import Progress
 from brayx.jobs.sources import Sources
-from brayx.jobs.training import Training
+from brayx.jobs.training import JobTraining
 from brayx.replay.config import BufferConfig
 from tests.waiting import until
 
@@ -171,7 +171,7 @@ def test_a_restarted_buffer_is_ended_again(buffer: Any) -> None:
     )
     games = SimpleNamespace(num=0, running=0, failures=0, messages=[])
     sources = SimpleNamespace(errors=[], done=True)
-    watching = threading.Thread(target=Training.watch, args=(training, sources, games))
+    watching = threading.Thread(target=JobTraining.watch, args=(training, sources, games))
     watching.start()
 
     def ended() -> bool:
