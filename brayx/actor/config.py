@@ -113,8 +113,6 @@ class ActorConfig(SessionConfig):
     """Memory in MiB that Ray reserves for a replica."""
     episode_length: Annotated[int, Field(ge=1)] | None = 128
     """Transitions after which an episode is cut and handed to ``on_episode``; null: only at the end."""
-    episode_save_interval: Annotated[int, Field(ge=1)] | None = None
-    """Every this many sessions the job's renders get the whole game; null: never."""
     serialize: Literal["json", "proto"] | None = "json"
     """Format of tick bodies; null: raw bytes."""
     tick_input_proto: Annotated[MessageConfig | None, Field(validate_default=True)] = None

@@ -13,15 +13,13 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import ray
 from pydantic import BaseModel, ConfigDict
 from ray import serve
 
-from brayx.actor.agent import Services, State
+from brayx.actor.agent import Services
 from brayx.actor.config import ActorConfig, AgentConfig
 from brayx.actor.parts import actor_factory
 from brayx.cluster import NAMESPACE
@@ -51,8 +49,7 @@ from brayx.model.pool import Aliases
 from brayx.recording.config import RecordingConfig
 from brayx.recording.drawing import Drawing
 from brayx.recording.recorder import closing, recorders_of
-from brayx.recording.render import EpisodeRenderer, Render, draw_episode
-from brayx.tracking import Trial, tracking_uri
+from brayx.tracking import tracking_uri
 from brayx.types import Weights
 
 _VERSION_EVERY_S = 1.0
@@ -69,9 +66,7 @@ class ActorSpec:
         weights: source of each model's weights.
         buffers: Ray actor of each buffer; empty when serving.
         hub: Ray actor of the trial's hub; empty when serving.
-        renders: render functions by component name.
         recording: how sessions are recorded; None: they are not.
-        trial: gets pictures of episodes; None when serving.
         pool: source of aliases for models served by one; None: there are none.
         league: the league in training that the sessions play in; None: there is none.
         served_league: the league whose players a start can request; None: its request is left to the agents.
@@ -85,10 +80,8 @@ class ActorSpec:
     weights: Mapping[str, WeightSource]
     buffers: Mapping[str, str] = field(default_factory=dict)
     hub: str = ""
-    renders: Mapping[str, Render] = field(default_factory=dict)
     recording: RecordingConfig | None = None
     drawing: Drawing | None = None
-    trial: Trial | None = None
     pool: PoolClient | None = None
     league: LeagueSpec | None = None
     served_league: ServedLeague | None = None
@@ -164,7 +157,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         spec.folder,
         spec.config,
         services,
-        recorders=[*_renderer(spec), *recorders],
+        recorders=recorders,
         arms=following,
         players=players,
         opponents=None if spec.served_league is None else spec.served_league.opponents(services, run),
@@ -316,21 +309,6 @@ async def _local_model(name: str, spec: ActorSpec, at: Aliases | None, runtime: 
     return model
 
 
-def _renderer(spec: ActorSpec) -> list[EpisodeRenderer]:
-    if spec.trial is None or spec.actor.episode_save_interval is None or not spec.renders:
-        return []
-    draw = _drawing_in_ray(spec.renders, spec.folder, spec.trial)
-    return [EpisodeRenderer(draw, every=spec.actor.episode_save_interval)]
-
-
-def _drawing_in_ray(
-    renders: Mapping[str, Render], folder: str, trial: Trial
-) -> Callable[[list[State], float | None], Future[Any]]:
-    """Draws games in Ray tasks; arguments as for `brayx.recording.render.draw_episode`."""
-    task: Any = ray.remote(num_cpus=0, max_retries=0)(draw_episode)
-    return lambda episode, returned: task.remote(episode, returned, dict(renders), folder, trial).future()
-
-
 def _no_actor() -> Any:
     raise AssertionError("the runtime is not built yet")
 
@@ -374,7 +352,6 @@ def actor_spec(
     weights: Mapping[str, WeightSource],
     buffers: Mapping[str, str] | None = None,
     hub: str = "",
-    trial: Trial | None = None,
     pool: PoolClient | None = None,
     league: LeagueSpec | None = None,
 ) -> ActorSpec:
@@ -389,10 +366,8 @@ def actor_spec(
         weights=weights,
         buffers=buffers or {},
         hub=hub,
-        renders={name: Render(render.module, render.func, render.video) for name, render in job.renders.items()},
         recording=None if job.recording is None else job.recording.absolute(),
         drawing=job.drawing,
-        trial=trial,
         pool=pool,
         league=league,
     )

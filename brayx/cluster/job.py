@@ -228,7 +228,6 @@ class _RayTraining(JobTraining):
             weights=weights,
             buffers={name: names[f"buffer/{name}"] for name in self.buffers},
             hub=names["hub"],
-            trial=self.clerk.trial(),
             league=self._seats,
         )
         deploy(application(spec, name=actor, directory=names["sessions"]), actor)

@@ -32,7 +32,7 @@ _ENABLE = "components are used where they are needed: actors to train and to ser
 
 OPTIONS: dict[str, dict[str, Same | str]] = {
     "": {
-        "dump_state": "games are kept by a `kind: render` component and `actor.episode_save_interval`",
+        "dump_state": "games are kept by a `kind: recording` component",
     },
     "model": {
         "use_onnx": Same(
@@ -59,6 +59,8 @@ OPTIONS: dict[str, dict[str, Same | str]] = {
     "actor": {
         "use_tcp": "every actor answers HTTP, WebSocket and TCP: `tcp_port` is the TCP one",
         "use_gateway": "any replica takes any session's request and passes it on: nothing to choose",
+        "episode_save_interval": "a `kind: recording` component keeps games: `recording.every`, and `recording.frames` "
+        "with the name of a `kind: render` that draws them",
         "module": _OWN_ACTOR,
         "class": _OWN_ACTOR,
         "enable": _ENABLE,

@@ -6,7 +6,6 @@ Starts nothing.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -41,7 +40,8 @@ def check_job(job: JobConfig) -> tuple[str, Layout]:
     name = actor_of(job)
     check_code(job, [name] if name else [], mode="train")
     check_gamecores(job)
-    check_pictures(job)
+    if job.tracking.tensorboard:
+        check_installed()
     learners = check_league(job)
     if not learners:
         return name, check_learning(job)
@@ -59,21 +59,6 @@ def check_weights(job: JobConfig, name: str, uri: str, resume: bool, run: Callab
     """Checks the weights that the job's training starts from; arguments and errors as for `check_initial_weights`."""
     for own in (check_league(job) or {"": job}).values():
         check_initial_weights(own, name, uri, resume, run)
-
-
-def check_pictures(job: JobConfig) -> None:
-    """Checks that the packages for event files and for videos are installed, if the job asks for these.
-
-    Raises:
-        ConfigError: names the missing one.
-    """
-    if job.tracking.tensorboard:
-        check_installed()
-    for name, render in job.renders.items():
-        if render.video == "mp4" and importlib.util.find_spec("av") is None:
-            raise ConfigError(
-                f"{job.file}: {name}.video mp4 needs the package av: pip install 'brayx[video]'", key=name
-            )
 
 
 def check_league(job: JobConfig) -> dict[str, JobConfig]:

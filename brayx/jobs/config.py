@@ -148,11 +148,17 @@ class JobConfig(BaseModel):
 
     @staticmethod
     def of(options: Mapping[str, Any], folder: str) -> JobConfig:
-        """A job from what `as_dict` gave, and the folder of its modules.
+        """A job from what `as_dict` gave, and the folder of its modules. Former options are left out.
 
         Raises:
             ConfigError: as `load`.
         """
+        options = {
+            name: {key: value for key, value in part.items() if key not in _FORMER.get(str(part.get("kind")), ())}
+            if isinstance(part, dict)
+            else part
+            for name, part in options.items()
+        }
         return JobConfig.parse(json.dumps(options), Path(folder, "job"), f"the job recorded in {folder or '.'}")
 
     def as_dict(self) -> dict[str, Any]:
@@ -188,6 +194,8 @@ class JobConfig(BaseModel):
         return self.model_copy(update={"mode": mode})
 
 
+_FORMER: dict[str, tuple[str, ...]] = {"actor": ("episode_save_interval",), "render": ("video",)}
+"""Options by kind that checkpoints of earlier versions may have, and that changed nothing but pictures of a trial."""
 _GROUPS = {kind: f"{kind}s" for kind in KINDS}
 TOP_OPTIONS = (
     "project", "trial", "mode", "seed", "tracking", "console_port", "console_host", "console_keys_file",

@@ -55,7 +55,7 @@ class SourceConfig(BaseModel):
 
 
 class RenderConfig(BaseModel):
-    """A function that draws an episode, or the frames of recordings."""
+    """A function that draws the frames of recordings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -63,10 +63,8 @@ class RenderConfig(BaseModel):
     module: str
     """Import path of the module, searched in the YAML file's folder first."""
     func: str = "render"
-    """Function in it, ``(episode)``, that returns an image ``[height, width, 3]`` uint8 or a list of them; for frames
-    of recordings one for each state that it gets."""
-    video: Literal["gif", "mp4"] = "gif"
-    """File that a list of images becomes; ``mp4`` has all colours, is smaller, and needs the extra ``video``."""
+    """Function in it, ``(states)``, that returns an image ``[height, width, 3]`` uint8 for each state; or of a single
+    state the image."""
 
 
 class BoardConfig(BaseModel):

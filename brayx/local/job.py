@@ -8,11 +8,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import pickle
 import time
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from brayx.console.job import console_keys
 from brayx.errors import BrayxError, StartupError
@@ -31,7 +29,6 @@ from brayx.tracking.clerk import Clerk
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from brayx.actor.agent import State
     from brayx.console.live import LiveSessions
     from brayx.local.acting import ActingModel
     from brayx.local.host import LocalHost
@@ -39,7 +36,6 @@ if TYPE_CHECKING:
     from brayx.local.trainee import LocalTrainee
     from brayx.metrics.numbers import LocalNumbers
     from brayx.model.local import LocalModel
-    from brayx.recording.render import EpisodeRenderer
 
 _DOORS_END_S = 2.0
 """Share of a shutdown for sessions, and another of the same length for doors."""
@@ -213,7 +209,7 @@ class _LocalTraining(JobTraining):
             job.folder,
             job.in_mode("train").as_dict(),
             Services(models, buffers, numbers),
-            recorders=[*_renderer(job, self.actor, self.clerk), *recorders],
+            recorders=recorders,
             players=None if self._league is None else self._league.seats(others),
         )
         doors = LocalHost(
@@ -254,18 +250,3 @@ class _LocalTraining(JobTraining):
 
     def _say_of(self, name: str, line: str) -> None:
         self.progress.say(f"{name!r}: {line}")
-
-
-def _renderer(job: JobConfig, actor: str, clerk: Clerk) -> list[EpisodeRenderer]:
-    """Draws games in the clerk's process, which has the trial; empty if the job draws none."""
-    from brayx.recording.render import EpisodeRenderer, Render, draw_pickled
-
-    every = job.actors[actor].episode_save_interval
-    renders = {name: Render(render.module, render.func, render.video) for name, render in job.renders.items()}
-    if every is None or not renders:
-        return []
-
-    def draw(episode: list[State], returned: float | None) -> Future[Any]:
-        return clerk.in_background(draw_pickled, pickle.dumps(episode), returned, renders, job.folder)
-
-    return [EpisodeRenderer(draw, every=every)]

@@ -21,7 +21,8 @@ class Drawing(NamedTuple):
 
     Attributes:
         module, function: name of the module, and of the function in it. The function takes a ``list[State]``,
-            consecutive ticks of a session, and returns an image for each; for a single state it may return the image.
+            consecutive ticks of a session, and returns an image for each. One that returns a single image gets the
+            ticks one by one.
         folder: where the module is looked up first.
     """
 
@@ -45,7 +46,7 @@ class Drawer:
         self.left_s = math.inf
         self.slow = self.lost = 0
         self.failure = ""
-        self._draws_games = False  # then each further try would take its time and fail
+        self._at_once = _AT_ONCE
 
     def drawn(self, states: bytes, ticks: int) -> list[Any]:
         """The images of some ticks.
@@ -62,27 +63,28 @@ class Drawer:
             self._failed(error, ticks)
             return []
         images: list[Any] = [None] * len(found)
-        drawable = [at for at, state in enumerate(found) if state is not None]
-        for first in range(0, len(drawable), _AT_ONCE):
-            if self._draws_games:
-                self.lost += len(drawable) - first
-                break
+        drawable = [index for index, state in enumerate(found) if state is not None]
+        while drawable:
             if self.left_s <= 0:
-                self.slow += len(drawable) - first
+                self.slow += len(drawable)
                 break
-            some, began = drawable[first : first + _AT_ONCE], time.monotonic()
+            some, later = drawable[: self._at_once], drawable[self._at_once :]
+            began = time.monotonic()
             try:
-                made = function([found[at] for at in some])
-                self._draws_games = len(some) > 1 and _is_single(made)
-                made = _each(made, len(some), name)
+                made = function([found[index] for index in some])
+                if len(some) > 1 and _is_single(made):  # a picture of all that it got, as Bray's functions draw games
+                    self._at_once = 1
+                    continue
+                drawn = _checked(made, len(some), name)
             except Exception as error:  # a user's function may raise anything
                 self._failed(error, len(some))
-                continue
+            else:
+                self.failure = ""
+                for index, image in zip(some, drawn, strict=True):
+                    images[index] = image
             finally:
                 self.left_s -= time.monotonic() - began
-            self.failure = ""
-            for at, image in zip(some, made, strict=True):
-                images[at] = image
+            drawable = later
         return images
 
     def _failed(self, error: Exception, ticks: int) -> None:
@@ -95,12 +97,9 @@ def _is_single(made: Any) -> bool:
     return isinstance(made, np.ndarray) and made.ndim < 4
 
 
-def _each(made: Any, count: int, name: str) -> list[Any]:
+def _checked(made: Any, count: int, name: str) -> list[Any]:
     """The function's result as an image for each of ``count`` states."""
     images = [made] if _is_single(made) else list(made)
     if len(images) != count:
-        raise ConfigError(
-            f"{name} returned {len(images)} images for {count} states: frames need a function that draws each tick, "
-            "such as `each_tick` of gym_render, not a whole game"
-        )
+        raise ConfigError(f"{name} returned {len(images)} images for {count} states, expected one for each")
     return images

@@ -1,7 +1,7 @@
-"""Pictures of a trial: posters of episodes, and bar charts of distributions.
+"""Pictures of a trial: bar charts of distributions.
 
 Drawn with Pillow, which takes milliseconds where Matplotlib takes tenths of a second: a training needs the processor
-while they are drawn. Knows nothing of what the frames or the numbers mean.
+while they are drawn. Knows nothing of what the numbers mean.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,44 +24,11 @@ if TYPE_CHECKING:
 
 _SERIES = "distributions"
 """Group of the charts on MLflow's page."""
-POSTER_FRAMES = 12
-"""Frames of an episode on its poster."""
-_POSTER_COLUMNS = 4
-_POSTER_WIDTH = 1280
-_GAP = 4
-
 _PANEL = (320, 200)
 _PANEL_COLUMNS = 4
 _MARGIN, _HEADER, _FOOTER = 12, 26, 22
 _WIDE_BAR = 12
 _PAPER, _INK, _PALE, _BAR = "#ffffff", "#1f2933", "#cbd2d9", "#2f6fb0"
-
-
-def poster(frames: Sequence[np.ndarray]) -> np.ndarray:
-    """A contact sheet of an episode: some of its frames, evenly spread, the first and the last among them.
-
-    Args:
-        frames: at least one, ``[height, width, 3]`` uint8 each; each is scaled to the size of the first.
-
-    Returns:
-        ``[height, width, 3]`` uint8, at most 1280 pixels wide; a single frame stays as it is.
-    """
-    from PIL import Image
-
-    if len(frames) == 1:
-        return frames[0]
-    at = np.unique(np.linspace(0, len(frames) - 1, POSTER_FRAMES).round().astype(int))
-    height, width = frames[0].shape[:2]
-    columns = min(len(at), _POSTER_COLUMNS)
-    scale = min(1.0, (_POSTER_WIDTH - _GAP * (columns - 1)) / columns / width)
-    width, height = max(1, int(width * scale)), max(1, int(height * scale))
-    rows = math.ceil(len(at) / columns)
-    sheet = Image.new("RGB", (columns * (width + _GAP) - _GAP, rows * (height + _GAP) - _GAP), _PAPER)
-    for place, index in enumerate(at):
-        row, column = divmod(place, columns)
-        frame = Image.fromarray(frames[index]).resize((width, height))
-        sheet.paste(frame, (column * (width + _GAP), row * (height + _GAP)))
-    return np.asarray(sheet)
 
 
 def log_shapes(trial: Trial, shapes: Mapping[tuple[str, str], Bars], step: int) -> None:

@@ -1,4 +1,4 @@
-"""TensorBoard's event files: a trial's scalars, histograms, pictures, animations and graph.
+"""TensorBoard's event files: a trial's scalars, histograms and graph.
 
 TensorBoard reads the event files of a folder one after another, and never returns to one that it has left. So each
 process writes to a folder of its own, or to one file after another. Needs the package ``tensorboard``, which is
@@ -29,7 +29,6 @@ LAYERS_FILE, ONNX_FILE = "model/layers.txt", "model/model.onnx"
 """Artifacts: the table of the model's layers, written when training starts, and the registered version's graph."""
 
 _FILE_VERSION = "brain.Event:2"
-_RGB = 3
 
 
 def check_installed() -> None:
@@ -64,20 +63,6 @@ class Events:
     def histograms(self, shapes: Mapping[str, Bars], step: int) -> None:
         """Adds distributions by name."""
         self._values(step, [{"tag": name, "histo": _histogram(bars)} for name, bars in shapes.items()])
-
-    def image(self, name: str, encoded: bytes, size: tuple[int, int], step: int) -> None:
-        """Adds a picture; an animation is a GIF.
-
-        Args:
-            name: its name.
-            encoded: a PNG, JPEG or GIF file.
-            size: its width and height in pixels.
-            step: env steps.
-        """
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        image = Summary.Image(width=size[0], height=size[1], colorspace=_RGB, encoded_image_string=encoded)
-        self._values(step, [{"tag": name, "image": image}])
 
     def graph(self, model: bytes) -> None:
         """Adds the graph of a model, an ONNX file."""

@@ -113,11 +113,16 @@ def test_a_sources_workers_may_be_null(folder: Path) -> None:
             {"algorithm": "ppo", "clip_grad_max_norm": 1.0},
             r"trainer.clip_grad_max_norm: is here algorithm.max_grad_norm: write `algorithm` as \{name: .* it is 'ppo'",
         ),
-        ("", {"dump_state": True}, "dump_state: is an option of Bray; here games are kept by a `kind: render`"),
+        ("", {"dump_state": True}, "dump_state: is an option of Bray; here games are kept by a `kind: recording`"),
         ("model", {"checkpoint": 100}, "model.checkpoint: is an option of Bray; here a trial of the same name"),
         ("model", {"use_onnx": "tensor"}, "model.use_onnx: is 'tensor', which Bray does not take either"),
         ("model", {"use_onnx": "train"}, "model.use_onnx: is Bray's name of engine, which is given too"),
         ("trainer", {"batch_kind": "stack"}, "trainer.batch_kind: is an option of Bray"),
+        (
+            "actor",
+            {"episode_save_interval": 100},
+            r"episode_save_interval: .* here a `kind: recording`",
+        ),
         ("actor", {"use_tcp": True}, r"bray.yaml:\d+: actor.use_tcp: is an option of Bray; here every actor answers"),
     ],
 )

@@ -91,6 +91,12 @@ class TestRight:
         again = JobConfig.load(write(yaml.safe_dump(plain)))
         assert again == job
 
+    def test_a_recorded_job_of_an_earlier_version_has_former_options(self, write: Any, tmp_path: Path) -> None:
+        recorded = JobConfig.load(write(JOB)).as_dict()
+        recorded["actor"]["episode_save_interval"] = 100
+        recorded["render"] = {"kind": "render", "module": "my_agent", "video": "gif"}
+        assert JobConfig.of(recorded, str(tmp_path)).renders["render"].module == "my_agent"
+
     def test_in_mode(self, write: Any) -> None:
         job = JobConfig.load(write(JOB))
         assert job.in_mode("serve").as_dict()["mode"] == "serve"

@@ -258,7 +258,7 @@ def render(episode):
     return [np.full((20, 30, 3), state.board.shade, np.uint8) for state in episode]
 
 def single(episode):
-    return np.full((20, 30, 3), 9, np.uint8)
+    return np.full((20, 30, 3), episode[-1].board.shade, np.uint8)
 
 def slow(episode):
     time.sleep(0.3)
@@ -313,7 +313,7 @@ def test_a_render_draws_each_tick_in_the_writers_process(tmp_path: Path, board: 
     assert "recording_frames_lost.error" not in metrics.summary()
 
 
-@pytest.mark.parametrize(("function", "why"), [("single", "error"), ("missing", "error"), ("slow", "slow")])
+@pytest.mark.parametrize(("function", "why"), [("wrong", "error"), ("missing", "error"), ("slow", "slow")])
 def test_ticks_are_recorded_also_if_they_cannot_be_drawn(
     tmp_path: Path, board: Any, function: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -324,6 +324,11 @@ def test_ticks_are_recorded_also_if_they_cannot_be_drawn(
     if why == "error":
         assert "cannot draw frames of recordings" in caplog.text
         assert episode.frames == 0
+
+
+def test_a_render_that_draws_one_picture_of_all_ticks_gets_one_at_a_time(tmp_path: Path, board: Any) -> None:
+    episode = drawn(tmp_path, "single", [board(number) for number in range(20)], Recorder())
+    assert [int(found.mean()) for found in episode.images()] == pytest.approx(range(20), abs=2)
 
 
 def test_states_that_do_not_pickle_are_recorded_without_frames(tmp_path: Path, board: Any) -> None:
@@ -617,11 +622,8 @@ def test_rerun_gets_a_video_for_each_size(tmp_path: Path) -> None:
     assert found == {"/frames": [0, 1, 3], "/frames/32x40": [2]}
 
 
-@pytest.mark.parametrize(("function", "frames"), [("each_tick", 10), ("render", 0)])
-def test_the_shipped_render_of_ticks_draws_frames_and_that_of_games_is_refused(
-    tmp_path: Path, function: str, frames: int
-) -> None:
-    drawing = Drawing("gym_render", function, str(TEMPLATES))
+def test_the_shipped_render_draws_frames(tmp_path: Path) -> None:
+    drawing = Drawing("gym_render", "each_tick", str(TEMPLATES))
     recorder = SessionRecorder(RecordingConfig(folder=str(tmp_path), frames="render"), Recorder(), drawing=drawing)
     log = recorder.open("drawn", b"")
     assert log is not None
@@ -632,11 +634,10 @@ def test_the_shipped_render_of_ticks_draws_frames_and_that_of_games_is_refused(
     log.end("stop", None)
     recorder.close(60.0)
     (episode,) = open_recordings(str(tmp_path))
-    assert (len(episode), episode.frames) == (10, frames)
-    assert recorder.metrics.summary().get("recording_frames_lost.error", 0) == 10 - frames
-    if frames:
-        first, last = episode.image(0), episode.image(9)
-        assert first is not None
-        assert last is not None
-        assert (first[90, 10] != last[90, 10]).any(), "the action"
-        assert (last[20, 10] != first[20, 10]).any(), "the observation"
+    assert (len(episode), episode.frames) == (10, 10)
+    assert "recording_frames_lost.error" not in recorder.metrics.summary()
+    first, last = episode.image(0), episode.image(9)
+    assert first is not None
+    assert last is not None
+    assert (first[90, 10] != last[90, 10]).any(), "the action"
+    assert (last[20, 10] != first[20, 10]).any(), "the observation"

@@ -21,7 +21,7 @@ from brayx.nets.mlp import ActorCritic
 from brayx.tracking import Trial
 from brayx.tracking.config import TrackingConfig
 from brayx.tracking.hub import Hub
-from brayx.tracking.pictures import chart, poster
+from brayx.tracking.pictures import chart
 from brayx.tracking.tensorboard import ONNX_FILE, Events, log_onnx
 
 BARS = Bars((0.0, 1.0, 2.0, 4.0), (3.0, 0.0, 1.0))
@@ -140,17 +140,6 @@ def test_a_graph_that_gives_its_input_back_can_be_shown(tmp_path: Path) -> None:
         "output/y": ["Neg_y"],
         "output/x": ["x"],
     }
-
-
-def test_a_poster_has_the_first_and_the_last_frame() -> None:
-    frames = [np.full((10, 20, 3), index, np.uint8) for index in range(101)]
-    sheet = poster(frames)
-    assert sheet.shape == (3 * 10 + 2 * 4, 4 * 20 + 3 * 4, 3)
-    assert (sheet[0, 0, 0], sheet[-1, -1, 0]) == (0, 100)
-    assert poster(frames[:1]) is frames[0]
-    assert poster(frames[:2]).shape == (10, 2 * 20 + 4, 3)
-    wide = poster([np.zeros((500, 4000, 3), np.uint8)] * 5)
-    assert wide.shape[1] <= 1280
 
 
 def test_a_chart_has_a_panel_for_each_distribution_and_draws_the_bars_where_they_are() -> None:
