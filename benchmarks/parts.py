@@ -59,7 +59,7 @@ _ON_THE_LOOP = {
 }
 """Pieces of a frame's text by part: a part's piece anywhere on the stack gives the sample to the first such part."""
 _THREADS = {
-    DOOR: "_run (brayx/local/host.py",
+    DOOR: "_run (brayx/actor/host.py",
     LEARNER: "_run (brayx/local/learner.py",
     FORWARD: '"brayx-batcher',
 }

@@ -59,12 +59,11 @@ def serve(agent: str, recording: str, folder: str) -> None:
     from brayx.actor.agent_actor import AgentActorFactory
     from brayx.actor.codec import Codec
     from brayx.actor.config import ActorConfig
+    from brayx.actor.host import LocalHost
     from brayx.actor.parts import agents_of
     from brayx.actor.serving import Runtime
-    from brayx.jobs.acting import acting_from
     from brayx.jobs.config import JobConfig
-    from brayx.jobs.weights import WeightSource
-    from brayx.local.host import LocalHost
+    from brayx.jobs.weights import WeightSource, acting_from
     from brayx.metrics import Recorder
     from brayx.recording.config import RecordingConfig
     from brayx.recording.recorder import closing, recorders_of

@@ -50,8 +50,8 @@ def serve(codec: str) -> None:
     from brayx.actor.agent_actor import AgentActorFactory
     from brayx.actor.codec import Codec
     from brayx.actor.config import ActorConfig
+    from brayx.actor.host import LocalHost
     from brayx.actor.serving import Runtime
-    from brayx.local.host import LocalHost
     from brayx.metrics import Recorder
 
     class Acts(Agent):

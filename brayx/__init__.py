@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from brayx.model.config import ModelConfig
     from brayx.model.dialled import DialledModel
     from brayx.model.local import LocalModel
-    from brayx.recording.replay import replay_recording
+    from brayx.regression.replay import replay_recording
     from brayx.replay.buffer import ReplayBuffer
     from brayx.replay.config import BufferConfig
     from brayx.replay.files import Dataset
@@ -58,8 +58,8 @@ _HOME = {
     "ModelConfig": "brayx.model.config",
     "NestedArray": "brayx.types",
     "Recurrence": "brayx.engines.state",
-    "RemoteBuffer": "brayx.remote",
-    "RemoteModel": "brayx.remote",
+    "RemoteBuffer": "brayx.front",
+    "RemoteModel": "brayx.front",
     "ReplayBuffer": "brayx.replay.buffer",
     "Services": "brayx.actor.agent",
     "State": "brayx.actor.agent",
@@ -79,7 +79,7 @@ _HOME = {
     "pinned": "brayx.actor.agent",
     "push": "brayx.actor.agent",
     "record": "brayx.actor.agent",
-    "replay_recording": "brayx.recording.replay",
+    "replay_recording": "brayx.regression.replay",
     "result": "brayx.actor.agent",
     "sample_categorical": "brayx.actor.decode",
     "serve": "brayx.front",

@@ -10,7 +10,7 @@ import contextlib
 import json
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from brayx.cluster.league_replica import check_placement
 from brayx.cluster.scale import tell_where
 from brayx.cluster.start import nodes_and_own
 from brayx.cluster.trainee import RayTrainee
-from brayx.console.job import console_keys
+from brayx.console.job import console_keys, console_of_training
 from brayx.errors import ConfigError, StartupError
 from brayx.jobs.checks import actor_of, check_job, check_weights, ports_of
 from brayx.jobs.config import JobConfig, only
@@ -195,13 +195,12 @@ class _RayTraining(JobTraining):
             trainee.settle(self.end.left)
         return self._parts.settle(self.end.left)
 
-    @contextlib.contextmanager
-    def live(self) -> Iterator[ReplicaSessions | None]:
-        if not self.actor:
-            yield None
-            return
-        with contextlib.closing(ReplicaSessions(self._names["sessions"])) as self._live:
-            yield self._live
+    def console(self, facts: Callable[[], dict[str, Any]]) -> contextlib.AbstractContextManager[object]:
+        live: contextlib.AbstractContextManager[ReplicaSessions | None] = contextlib.nullcontext()
+        if self.actor:
+            self._live = ReplicaSessions(self._names["sessions"])
+            live = contextlib.closing(self._live)
+        return console_of_training(self.job, self.uri, facts, live, self.progress.say)
 
     def facts(self) -> dict[str, Any]:
         """The number of sessions on the replicas that answer: 0 until the first one has started."""

@@ -18,11 +18,11 @@ from brayx.cluster.named import end_actor
 from brayx.cluster.scale import hub_name
 from brayx.cluster.trainee import RayTrainee
 from brayx.cluster.weight_store import KEPT_VERSIONS, create_weight_store, end_weight_store
-from brayx.jobs.config import JobConfig, only
+from brayx.jobs.config import JobConfig, job_of, only
 from brayx.league.champion import meet_champion
 from brayx.league.files import books_file, league_folder
 from brayx.league.ledger import Ledger
-from brayx.league.training import LeagueTraining, fetch_snapshots, job_of
+from brayx.league.training import LeagueTraining, fetch_snapshots
 from brayx.model.build import build_model
 from brayx.model.snapshots import SnapshotFiles
 from brayx.tracking import Trial

@@ -22,7 +22,7 @@ from brayx.commands.train import training_options
 from brayx.jobs.shipped import TEMPLATES
 
 if TYPE_CHECKING:
-    from brayx.hosts import Ingress
+    from brayx.front import Ingress
     from brayx.jobs.config import JobConfig
     from brayx.jobs.result import TrainResult
 
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from brayx.hosts import cluster_of
+    from brayx.front import cluster_of
     from brayx.jobs.champion import CURVE_FILE
     from brayx.jobs.config import JobConfig, only
     from brayx.jobs.evaluate import draw_curve, evaluate

@@ -70,7 +70,7 @@ def train_distributed(
     if not isinstance(env, str):
         raise ConfigError("workers make environments by their id; a function of one's own needs a YAML", key="env")
     from brayx.algorithms.ppo import PPOConfig
-    from brayx.hosts import train
+    from brayx.front import train_job
     from brayx.jobs.config import JobConfig
     from brayx.local.training import Training, as_job
 
@@ -79,7 +79,7 @@ def train_distributed(
     project = project or env.replace("/", "-").replace(":", "-")
     components = as_job(env, algorithm, training, num_workers=num_workers, buffer_size=buffer_size)
     job = JobConfig.of({"project": project, "trial": trial, **components}, "")
-    done = train(job, cluster=cluster, resume=resume, tracking=tracking, log_interval=log_interval)
+    done = train_job(job, cluster=cluster, resume=resume, tracking=tracking, log_interval=log_interval)
     return _result(job, done, training), done.trial
 
 

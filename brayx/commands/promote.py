@@ -81,7 +81,7 @@ def _checked(arguments: argparse.Namespace, uri: str) -> str:
         if arguments.min_agreement is not None or arguments.max_kl is not None:
             raise ConfigError("--min-agreement and --max-kl need --recordings")
         return reference
-    from brayx.recording.gate import RecordingsGate, check_recordings
+    from brayx.regression.gate import RecordingsGate, check_recordings
     from brayx.tracking import find
 
     if not reference.startswith("models:/"):

@@ -1,4 +1,4 @@
-"""``brayx replay``: `brayx.recording.replay` and `brayx.recording.resimulate` play; this file prints the report."""
+"""``brayx replay``: `brayx.regression.replay` and `brayx.regression.resimulate` play; this file prints the report."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _resimulate(arguments, uri)
     if arguments.out or arguments.from_tick or arguments.others:
         raise ConfigError("--from-tick, --others and --out need --resimulate")
-    from brayx.recording.replay import replay_recording, write_plot, write_ticks
+    from brayx.regression.replay import replay_recording, write_plot, write_ticks
 
     def on_session(number: int) -> None:
         if number % _EVERY == 0:
@@ -112,8 +112,8 @@ def _resimulate(arguments: argparse.Namespace, uri: str) -> int:
     from brayx.engines.base import load_weights
     from brayx.jobs.stored_models import stored_model
     from brayx.league.named import Opponent, Opponents
-    from brayx.recording.replay import recorded
-    from brayx.recording.resimulate import resimulate, sessions_of
+    from brayx.regression.replay import recorded
+    from brayx.regression.resimulate import resimulate, sessions_of
 
     if arguments.plot is not None or arguments.ticks is not None or len(arguments.models) != 1:
         raise ConfigError("--resimulate plays one version, and cannot be combined with --plot or --ticks")

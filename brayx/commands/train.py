@@ -1,4 +1,4 @@
-"""``brayx train``: `brayx.hosts` trains the job."""
+"""``brayx train``: `brayx.front` trains the job."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def training_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Trains; returns 0, or 130 if it was interrupted."""
     with announced(arguments.config, "before training began"):
-        from brayx.hosts import train
+        from brayx.front import train_job
         from brayx.jobs.config import JobConfig
 
-        result = train(
+        result = train_job(
             JobConfig.load(arguments.config, arguments.overrides),
             cluster=arguments.cluster,
             ingress=arguments.ingress,

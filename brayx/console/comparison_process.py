@@ -69,7 +69,7 @@ def compared(request: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], dict
         BrayxError: there is no comparison.
     """
     # Not before it is needed: the console imports this file, and should not load torch.
-    from brayx.recording.replay import Summary, version_of
+    from brayx.regression.replay import Summary, version_of
 
     episode = _episode(request["folder"], request["recording"])
     say(state="loading the versions", progress=0.0)

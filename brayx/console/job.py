@@ -9,8 +9,9 @@ import contextlib
 import json
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -149,6 +150,27 @@ def open_console(
         return contextlib.nullcontext()
     say(f"{taken}the console is {console.url}")
     return contextlib.closing(console)
+
+
+@contextlib.contextmanager
+def console_of_training(
+    job: JobConfig,
+    uri: str,
+    facts: Callable[[], dict[str, Any]],
+    live: contextlib.AbstractContextManager[Live | None],
+    say: Callable[[str], None],
+) -> Iterator[None]:
+    """The console of a training, which it may stop if it runs in the main thread.
+
+    Args:
+        facts: as for `ConsoleJob`.
+        live: gives the running sessions while the console is open.
+        job, uri, say: as for `open_console`.
+    """
+    with live as sessions:
+        parts = ConsoleJob(facts, sessions, can_stop=threading.current_thread() is threading.main_thread())
+        with open_console(job, uri, parts, say):
+            yield
 
 
 def words_of(job: JobConfig, uri: str) -> tuple[str, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from brayx.actor.host import LocalHost
 from brayx.actor.live import LiveTable, NewTicks
 from brayx.actor.live_ticks import LiveTicks
-from brayx.local.host import LocalHost
 from brayx.recording.drawing import Drawing
 from brayx.recording.live_frames import LiveFrames
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from brayx.errors import ConfigError, ModelError
 from brayx.gamecore.auth import Keys
 from brayx.jobs.code import check_code, scripts_of
-from brayx.jobs.config import JobConfig, only
+from brayx.jobs.config import JobConfig, job_of, only
 from brayx.jobs.fitting import check_algorithm
 from brayx.jobs.guard import program
 from brayx.jobs.sources import Opened, check_sources
@@ -73,8 +73,6 @@ def check_league(job: JobConfig) -> dict[str, JobConfig]:
     """
     if not job.leagues:
         return {}
-    from brayx.league.training import job_of
-
     name = only("league", job.leagues)
     league, trainer = job.leagues[name], job.trainers[only("trainer", job.trainers)]
     if league.model != trainer.model:

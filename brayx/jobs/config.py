@@ -230,6 +230,33 @@ def pool_name_of(project: str, model: str, models: Collection[str]) -> str:
     return project if len(models) == 1 else f"{project}-{model}"
 
 
+def job_of(job: JobConfig, league: str, player: str) -> JobConfig:
+    """The job of one player that learns: the trainer has the player's own options.
+
+    Raises:
+        ConfigError: they do not fit the trainer's.
+    """
+    name = only("trainer", job.trainers)
+    options = job.leagues[league].players[player].trainer
+    if not options:
+        return job
+    plain = job.trainers[name].model_dump(mode="json", by_alias=True)
+    try:
+        trainer = type(job.trainers[name]).model_validate(_merged(plain, options), context={"folder": job.folder})
+    except ValueError as error:
+        raise ConfigError(f"{league}.players.{player}.trainer: {error}") from None
+    return job.model_copy(update={"trainers": {name: trainer}})
+
+
+def _merged(plain: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Options, overridden by those of ``own``, mapping by mapping."""
+    merged = dict(plain)
+    for key, value in own.items():
+        before = merged.get(key)
+        merged[key] = _merged(before, value) if isinstance(value, dict) and isinstance(before, dict) else value
+    return merged
+
+
 class _Validation:
     """One pass over a document that collects all errors."""
 

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from brayx.errors import BrayxError, ConfigError, StartupError
@@ -36,11 +36,17 @@ from brayx.temporary import output_folder
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from brayx.local.serving import Serving
-
 log = logging.getLogger(__name__)
 
 _CONNECT_S = 5.0
+
+
+class Served(Protocol):
+    """What is served at a URL: the result of `brayx.serve`."""
+
+    @property
+    def url(self) -> str:
+        """Base URL of the main HTTP door."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ class Evaluation:
 
 
 def evaluate(
-    service: str | Serving,
+    service: str | Served,
     env_id: str = "",
     *,
     gamecore: str = "",

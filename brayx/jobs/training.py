@@ -11,13 +11,11 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from brayx.console.job import ConsoleJob, Live, open_console
 from brayx.errors import BrayxError, DeadlineExceeded, StartupError
 from brayx.jobs.champion import drawn_curve
 from brayx.jobs.config import JobConfig, only, pool_name
@@ -153,8 +151,8 @@ class JobTraining(abc.ABC):
         """Makes all parts write their last metrics; returns the last numbers."""
 
     @abc.abstractmethod
-    def live(self) -> contextlib.AbstractContextManager[Live | None]:
-        """The running sessions, for the console; None: the job has no door."""
+    def console(self, facts: Callable[[], dict[str, Any]]) -> contextlib.AbstractContextManager[object]:
+        """The console while the job runs; ``facts`` returns what it shows of the training."""
 
     def facts(self) -> Mapping[str, Any]:
         """What else the console shows of the job."""
@@ -195,7 +193,7 @@ class JobTraining(abc.ABC):
                 self.open_doors()
                 if actor is not None and actor.keys_file is not None:
                     say(f"{self.actor}.keys_file: keys are required when the job is served, not while it trains")
-                served.enter_context(self._console())
+                served.enter_context(self.console(self._facts))
                 learning.start()
                 self.wait_for_weights()
                 began, self._has_begun = time.monotonic(), True
@@ -325,14 +323,6 @@ class JobTraining(abc.ABC):
 
     def _numbers(self) -> Snapshot:
         return self.newest() or ({}, {})
-
-    @contextlib.contextmanager
-    def _console(self) -> Iterator[None]:
-        """The console, while the job runs."""
-        with self.live() as live:
-            parts = ConsoleJob(self._facts, live, can_stop=threading.current_thread() is threading.main_thread())
-            with open_console(self.job, self.uri, parts, self.progress.say):
-                yield
 
     def _facts(self) -> dict[str, Any]:
         """What the console shows of the training."""

@@ -1,10 +1,14 @@
-"""Sources of the weights of served models: a registered version, by an alias or a number. Imports no Ray."""
+"""Sources of the weights of models that act but are not trained here: a registered version, by an alias or a number.
+
+Imports no Ray, and torch only to build such a model. Knows nothing of doors, sessions or learning.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from brayx.engines import FROZEN
 from brayx.errors import ModelNotFound
@@ -12,6 +16,11 @@ from brayx.jobs.config import JobConfig, pool_name
 from brayx.model.arms import Followed
 from brayx.model.config import ModelConfig
 from brayx.tracking import find, local_files
+
+if TYPE_CHECKING:
+    from brayx.metrics import Recorder
+    from brayx.model.acting import ActingModel
+    from brayx.types import Weights
 
 logger = logging.getLogger("ray.serve")
 
@@ -105,6 +114,46 @@ def registered(sources: Mapping[str, WeightSource], followed: Mapping[str, Colle
         name: [f"models:/{sources[name].name}/{version}" for version in sorted(of) if version]
         for name, of in versions.items()
     }
+
+
+def acting_from(
+    source: WeightSource,
+    job: JobConfig,
+    name: str,
+    as_dict: Mapping[str, Any],
+    sink: Recorder,
+    fetch: Callable[[int], Awaitable[Weights]] | None = None,
+) -> ActingModel:
+    """Builds the model component ``name`` of a job, with the weights that ``source`` names.
+
+    Args:
+        as_dict: the job, as passed to ``build_model``.
+        sink, fetch: as for `ActingModel`.
+
+    Raises:
+        BrayxError: the model cannot be built, or the weights cannot be read or do not fit.
+    """
+    from brayx.model.acting import ActingModel
+    from brayx.model.build import acting_model
+    from brayx.model.checkpoints import checkpoint_folder, engine_from, read_checkpoint
+
+    config, checkpoint = job.models[name], source.checkpoint or None
+    module, example = acting_model(job.folder, config.module, name, as_dict)
+    version, weights = source.version or 0, None
+    if checkpoint is not None:
+        with checkpoint_folder(checkpoint, source.tracking) as folder:
+            read_version, weights = read_checkpoint(folder)
+        version = read_version if source.version is None else source.version
+    return ActingModel(
+        config,
+        module,
+        example,
+        sink,
+        version=version,
+        weights=weights,
+        engine=lambda: engine_from(config, module, example, checkpoint, source.tracking, source.version)[0],
+        fetch=fetch,
+    )
 
 
 def _followed(config: ModelConfig, reference: str) -> Followed | None:

@@ -22,28 +22,27 @@ from brayx.actor.actor import Actor
 from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import ActorConfig
+from brayx.actor.host import LocalHost
 from brayx.actor.parts import actor_factory
 from brayx.actor.players import SeatedPlayer
 from brayx.actor.serving import Runtime
 from brayx.engines.base import layout_of
 from brayx.engines.torch import module_weights
 from brayx.errors import ConfigError, StartupError
-from brayx.jobs.acting import acting_from
 from brayx.jobs.checks import check_gamecores
 from brayx.jobs.code import check_code
 from brayx.jobs.config import JobConfig
 from brayx.jobs.gamecores import Gamecores
+from brayx.jobs.handles import offer
 from brayx.jobs.progress import tracebacks
-from brayx.jobs.weights import pooled
+from brayx.jobs.weights import acting_from, pooled
 from brayx.league.match import Score
 from brayx.league.named import Opponent, check_fits
-from brayx.local.acting import ActingModel
-from brayx.local.host import LocalHost
 from brayx.metrics import Recorder
+from brayx.model.acting import ActingModel
 from brayx.model.build import acting_model
 from brayx.model.local import LocalModel
 from brayx.model.snapshots import SnapshotModel
-from brayx.remote import offer
 from brayx.replay.buffer import NullBuffer
 
 _LOOK_S = 0.1

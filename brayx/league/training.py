@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from brayx.engines.base import check_weights, layout_of, load_weights, save_weights
 from brayx.engines.torch import module_weights
-from brayx.errors import BadWeights, BrayxError, ConfigError, DeadlineExceeded, StartupError, TrackingError
+from brayx.errors import BadWeights, BrayxError, DeadlineExceeded, StartupError, TrackingError
 from brayx.jobs.config import JobConfig, only, pool_name
 from brayx.jobs.trainee import T, Trainees
 from brayx.league import snapshots
@@ -379,33 +379,6 @@ def fetch_snapshots(
         except BadWeights as error:
             of = f"player {player!r}, version {version} of {registered}"
             raise BadWeights(f"{of}: {error.message}", **error.details) from None
-
-
-def job_of(job: JobConfig, league: str, player: str) -> JobConfig:
-    """The job of one player that learns: the trainer has the player's own options.
-
-    Raises:
-        ConfigError: they do not fit the trainer's.
-    """
-    name = only("trainer", job.trainers)
-    own = job.leagues[league].players[player].trainer
-    if not own:
-        return job
-    plain = job.trainers[name].model_dump(mode="json", by_alias=True)
-    try:
-        trainer = type(job.trainers[name]).model_validate(_merged(plain, own), context={"folder": job.folder})
-    except ValueError as error:
-        raise ConfigError(f"{league}.players.{player}.trainer: {error}") from None
-    return job.model_copy(update={"trainers": {name: trainer}})
-
-
-def _merged(plain: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Options, overridden by those of ``own``, mapping by mapping."""
-    merged = dict(plain)
-    for key, value in own.items():
-        before = merged.get(key)
-        merged[key] = _merged(before, value) if isinstance(value, dict) and isinstance(before, dict) else value
-    return merged
 
 
 def standings_text(standings: Sequence[Standing], champion: Member | None) -> str:

@@ -1,6 +1,5 @@
-"""The host of one machine: a job's doors, model, replay and learner in one process. Never imports Ray or MLflow.
+"""The host of one machine: a job's model, replay and learner in one process. Never imports Ray or MLflow.
 
-`host` has the doors, `acting` the models that act, `buffer` and `stream` the replay, `rollouts` the environments in
-Python, `learner` the learner's thread, `numbers` the metrics. `brayx.local.job` joins them. `train` trains from
-environments without a job.
+`buffer` and `stream` have the replay, `rollouts` the environments in Python, `learner` the learner's thread; `trainee`
+joins them, and `job` trains with them. `serving` serves a job. `train` trains from environments without a job.
 """

@@ -10,31 +10,31 @@ import functools
 import os
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from brayx.console.job import console_keys
+from brayx.console.job import console_keys, console_of_training
 from brayx.errors import BrayxError, StartupError
 from brayx.jobs.champion import champion_of
 from brayx.jobs.checks import check_job, check_weights, ports_of
 from brayx.jobs.config import JobConfig, only, pool_name
+from brayx.jobs.handles import offer
 from brayx.jobs.result import TrainResult
 from brayx.jobs.trainee import Trainees
 from brayx.jobs.training import LOOK_S, READY_TIMEOUT_S, JobTraining, Snapshot
 from brayx.ports import check_ports
-from brayx.remote import offer
 from brayx.temporary import temporary_files
 from brayx.tracking import Trial, check_writable, tracking_uri
 from brayx.tracking.clerk import Clerk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
+    from brayx.actor.host import LocalHost
     from brayx.console.live import LiveSessions
-    from brayx.local.acting import ActingModel
-    from brayx.local.host import LocalHost
     from brayx.local.league_training import LocalLeagueTraining
     from brayx.local.trainee import LocalTrainee
     from brayx.metrics.numbers import LocalNumbers
+    from brayx.model.acting import ActingModel
     from brayx.model.local import LocalModel
 
 _DOORS_END_S = 2.0
@@ -179,22 +179,20 @@ class _LocalTraining(JobTraining):
         self.clerk.settle()
         return last
 
-    @contextlib.contextmanager
-    def live(self) -> Iterator[LiveSessions | None]:
+    def console(self, facts: Callable[[], dict[str, Any]]) -> contextlib.AbstractContextManager[object]:
         from brayx.console.live import LiveSessions
 
-        if self._doors is None:
-            yield None
-            return
-        with contextlib.closing(LiveSessions(self._doors, self.job.drawing)) as live:
-            yield live
+        live: contextlib.AbstractContextManager[LiveSessions | None] = contextlib.nullcontext()
+        if self._doors is not None:
+            live = contextlib.closing(LiveSessions(self._doors, self.job.drawing))
+        return console_of_training(self.job, self.uri, facts, live, self.progress.say)
 
     def _closed_doors(self, learned: LocalModel) -> LocalHost:
         """The actor behind doors that are still closed; ``learned`` is the acting side of the model that is trained."""
         from brayx.actor.agent import Services
+        from brayx.actor.host import LocalHost
         from brayx.actor.parts import actor_factory
         from brayx.actor.serving import Runtime
-        from brayx.local.host import LocalHost
         from brayx.recording.recorder import closing, recorders_of
 
         job, numbers, buffers = self.job, self.numbers, self.buffers
@@ -237,7 +235,7 @@ class _LocalTraining(JobTraining):
 
     def _champion(self, name: str) -> ActingModel:
         """A model that acts but is not trained: the champion of its name, or else the model as built."""
-        from brayx.jobs.acting import acting_from
+        from brayx.jobs.weights import acting_from
 
         source = self.clerk.call(champion_of, self.job, name)
         if not source.checkpoint:

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from brayx.actor.seating import LearningPlayer, Seating
 from brayx.jobs.code import scripts_of
-from brayx.jobs.config import JobConfig, only
+from brayx.jobs.config import JobConfig, job_of, only
 from brayx.league.champion import meet_champion
 from brayx.league.files import books_file, league_folder
 from brayx.league.in_progress import GamesInProgress
 from brayx.league.league import League
 from brayx.league.ledger import Ledger
-from brayx.league.training import LeagueTraining, fetch_snapshots, job_of
-from brayx.local.acting import ActingModel
+from brayx.league.training import LeagueTraining, fetch_snapshots
 from brayx.local.league import LocalLeague
 from brayx.local.trainee import LocalTrainee
 from brayx.metrics import without_shapes
 from brayx.metrics.numbers import LocalNumbers
+from brayx.model.acting import ActingModel
 from brayx.model.build import build_model
 from brayx.model.snapshots import SnapshotFiles, SnapshotModel
 from brayx.replay.buffer import NullBuffer

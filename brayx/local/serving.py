@@ -17,25 +17,24 @@ from typing import Any, Self
 
 from brayx.actor.agent import Services
 from brayx.actor.doors.ports import on_loopback
+from brayx.actor.host import LocalHost
 from brayx.actor.parts import actor_factory
 from brayx.actor.serving import Runtime
 from brayx.console.job import ConsoleJob, console_keys, open_console, served_facts
 from brayx.console.live import LiveSessions
 from brayx.gamecore.auth import Keys
-from brayx.jobs.acting import acting_from
 from brayx.jobs.checks import ports_of
 from brayx.jobs.code import check_code
 from brayx.jobs.config import JobConfig, only
-from brayx.jobs.weights import followed_by, pool_args, registered, sources_of
+from brayx.jobs.handles import offer
+from brayx.jobs.weights import acting_from, followed_by, pool_args, registered, sources_of
 from brayx.league.served import served_league
-from brayx.local.host import LocalHost
 from brayx.metrics.numbers import LocalNumbers
 from brayx.model.following import AliasFollower
 from brayx.model.local import LocalModel
 from brayx.model.pool import Pool
 from brayx.ports import check_ports
 from brayx.recording.recorder import closing, recorders_of
-from brayx.remote import offer
 from brayx.replay.buffer import NullBuffer
 
 _log = logging.getLogger(__name__)

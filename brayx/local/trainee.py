@@ -10,12 +10,12 @@ from brayx.engines.layers import layer_table
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.environments import normalises, policy_lag, spec_of
 from brayx.jobs.stored_models import initial_weights
-from brayx.local.acting import ActingModel
 from brayx.local.buffer import LocalBuffer
 from brayx.local.learner import LocalLearner
 from brayx.local.rollouts import LocalMoments, LocalRollout
 from brayx.local.stream import Batches
 from brayx.metrics.numbers import LocalNumbers
+from brayx.model.acting import ActingModel
 from brayx.rollout.worker import Newest
 from brayx.tracking import Trial
 from brayx.tracking.clerk import Clerk

@@ -213,7 +213,7 @@ def tune(
 
             run_trials(work, drawn, competition, found, deadline_s=_TIMEOUT_S)
         else:
-            os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # as in `brayx.hosts.train`
+            os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # as in `brayx.front.train_job`
             from brayx.cluster.search import run_trials as run_on_ray
 
             run_on_ray(work, drawn, competition, found, deadline_s=_TIMEOUT_S, address=cluster)

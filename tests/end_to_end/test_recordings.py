@@ -18,8 +18,8 @@ from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.codec import Codec
 from brayx.actor.config import ActorConfig
+from brayx.actor.host import LocalHost
 from brayx.actor.serving import Runtime
-from brayx.local.host import LocalHost
 from brayx.metrics import Recorder
 from brayx.model.checkpoints import read_checkpoint
 from brayx.recording.config import RecordingConfig

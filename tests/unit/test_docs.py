@@ -90,11 +90,11 @@ NOT_RUN = {
     "reads a trial; tests/unit/recording/test_trials.py does the same": 1,
     "reads a recording; tests/end_to_end/test_recordings.py does the same": 1,
     "trains for a minute; tests/end_to_end/test_recordings.py does the same": 1,
-    "reads a recording; tests/unit/recording/test_replay.py does the same": 1,
+    "reads a recording; tests/unit/regression/test_replay.py does the same": 1,
     "needs a running job; tests/end_to_end/test_console.py does the same": 2,
     "writes a file of secrets": 1,
     "serves until Ctrl-C; tests/end_to_end/test_console_page.py does the same": 1,
-    "tests/unit/test_remote.py does the same": 1,
+    "tests/unit/jobs/test_handles.py does the same": 1,
     "starts a Ray and trains; tests/end_to_end/test_environments.py runs it with fewer steps": 1,
 }
 """The reasons for not running a snippet, each with its number of snippets."""

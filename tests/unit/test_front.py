@@ -1,4 +1,4 @@
-"""The Python front: its arguments, its results, and the cost of its import."""
+"""The Python front: its arguments, its results, the cost of its import, and which host runs a job."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import brayx
 import brayx.front
-from brayx import hosts
+from brayx.commands import cli
 from brayx.errors import ConfigError, ConnectFailed
+from brayx.front import cluster_of
 from brayx.gamecore.client import Client
 from brayx.jobs.config import JobConfig
 from brayx.jobs.evaluate import Evaluation
 from brayx.jobs.result import TrainResult
+from brayx.jobs.shipped import TEMPLATES
 from brayx.tracking import Trial
 from tests.unit.gamecore.echo_server import EchoApp, serving
 
@@ -32,10 +35,9 @@ def test_editors_see_every_name_from_where_it_comes() -> None:
     """An editor reads the imports for types; a missing name has the type `Any`."""
     (types,) = [node for node in ast.parse(inspect.getsource(brayx)).body if isinstance(node, ast.If)]
     seen = {name.name: each.module for each in types.body if isinstance(each, ast.ImportFrom) for name in each.names}
-    # The classes of `brayx.remote` return the cluster's, or on the local host one with the same members.
-    assert {name: home for name, home in brayx._HOME.items() if home != "brayx.remote"} == {
-        name: home for name, home in seen.items() if name not in ("RemoteBuffer", "RemoteModel")
-    }
+    # These classes of `brayx.front` return the cluster's, or on the local host one with the same members.
+    either = {"RemoteBuffer": "brayx.front", "RemoteModel": "brayx.front"}
+    assert {**seen, **either} == brayx._HOME
     assert set(brayx.__all__) == set(seen)
     for package in (brayx, brayx.front):
         assert Path(package.__file__ or "").with_name("py.typed").exists(), "otherwise everything from it is Any"
@@ -58,7 +60,7 @@ def test_train_takes_a_shipped_job_and_overrides_and_prints_the_summary(
         asked.update(options, job=job)
         return result
 
-    monkeypatch.setattr(hosts, "train", train)
+    monkeypatch.setattr(brayx.front, "train_job", train)
     overrides = {"trainer.num_steps": 50_000, "trainer.target_return": None, "agent.module": "gym_agent"}
     assert brayx.train("cartpole.yaml", overrides, trial="second", tracking=tmp_path) is result
     printed = capsys.readouterr().out
@@ -90,3 +92,58 @@ def test_serve_opens_the_jobs_doors_for_evaluate_until_its_block_ends(tracking_d
         brayx.serve("cartpole.yaml", free, tracking=tracking_db, actor="other")
     with Client(url, timeout_s=5.0) as client, pytest.raises(ConnectFailed):
         client.start()
+
+
+@pytest.mark.parametrize("cluster", [None, "", "auto"])
+def test_a_job_that_fits_runs_where_the_command_says(cluster: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cluster_of(JobConfig.load(TEMPLATES / "cartpole.yaml"), cluster) == cluster
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("cluster", [None, "", "auto"])
+def test_so_does_a_league(cluster: str | None) -> None:
+    assert cluster_of(JobConfig.load(TEMPLATES / "league" / "four.yaml"), cluster) == cluster
+
+
+def test_a_job_that_needs_more_goes_to_ray_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    job = JobConfig.load(TEMPLATES / "cartpole.yaml", ["actor.num_workers=2", "trainer.num_workers=3"])
+    assert cluster_of(job, None) == ""
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"{job.file}: runs on Ray: actor.num_workers is 2; trainer.num_workers is 3"
+
+
+def test_a_cluster_that_is_named_is_taken_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    job = JobConfig.load(TEMPLATES / "cartpole.yaml", ["actor.num_workers=2"])
+    assert cluster_of(job, "10.0.0.7:6379") == "10.0.0.7:6379"
+    assert capsys.readouterr().err == ""
+
+
+ON_GPU = [
+    ("trainer.use_gpu=true",),
+    ("model.engine=torch", "model.device=cuda"),
+    ("model.engine=tensorrt",),
+    ("trainer.use_gpu=true", "trainer.num_workers=2"),
+]
+
+
+@pytest.mark.parametrize("overrides", ON_GPU)
+def test_a_job_for_a_gpu_runs_here_only_where_there_is_one(overrides: tuple[str, ...]) -> None:
+    job = JobConfig.load(TEMPLATES / "cartpole.yaml", overrides)
+    assert cluster_of(job, "10.0.0.7:6379") == "10.0.0.7:6379"
+    for cluster in (None, ""):  # a Ray that is started here has the GPUs of this machine
+        if torch.cuda.is_available():
+            cluster_of(job, cluster)
+            continue
+        with pytest.raises(ConfigError) as refused:
+            cluster_of(job, cluster)
+        option = overrides[-1 if overrides[0].startswith("model") else 0].replace("=", " is ")
+        assert refused.value.message.startswith(f"{job.file}: {option}: torch finds no GPU on this machine; ")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_command_says_in_one_line_that_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(TEMPLATES / "cartpole.yaml")
+    assert cli.main(["train", file, "--set", "trainer.use_gpu=true"]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"brayx: {file}: trainer.use_gpu is true: torch finds no GPU")
+    assert line.endswith("--cluster ADDRESS")

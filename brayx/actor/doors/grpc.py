@@ -1,7 +1,7 @@
 """The gRPC door: the methods of `brayx/gamecore/v1/gamecore.proto`, unary ``Step`` and bidirectional ``Play``.
 
-Serve's gRPC ingress calls them on the replica by their names; so does a server of ``grpc.aio``. Knows nothing of
-either, nor of sessions beyond the `Service`.
+Serve's gRPC ingress calls them on the replica by their names; so does a server of ``grpc.aio``, such as
+`GrpcListener`, which a process opens on its own. Knows nothing of Serve, nor of sessions beyond the `Service`.
 
 An error is set on the call, never raised, see `brayx.gamecore.grpc_status`.
 """
@@ -9,10 +9,13 @@ An error is set on the call, never raised, see `brayx.gamecore.grpc_status`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from brayx.actor.service import Service, attaches, leaves_running, to_typed
+import grpc
+
+from brayx.actor.config import ActorConfig
+from brayx.actor.service import Holder, Reply, Service, attaches, leaves_running, to_typed
 from brayx.errors import (
     BodyTooLarge,
     BrayxError,
@@ -20,6 +23,7 @@ from brayx.errors import (
     OutOfSequence,
     ProtocolError,
     SessionLost,
+    StartupError,
 )
 from brayx.gamecore.grpc_status import refuse
 from brayx.gamecore.protocol import (
@@ -32,6 +36,12 @@ from brayx.gamecore.protocol import (
 )
 from brayx.gamecore.transports.base import ends_session
 from brayx.gamecore.v1 import gamecore_pb2 as pb
+from brayx.gamecore.v1.gamecore_pb2_grpc import add_GamecoreServicer_to_server
+
+_MORE_BYTES = 64 * 1024
+"""Allowance for the other fields of a message than its body."""
+_LAST_REPLY_S = 0.5
+"""Time for streams to write their last reply: a call that is cancelled meanwhile loses it."""
 
 _KINDS: dict[int, StepKind] = {
     pb.STEP_KIND_CALL: StepKind.CALL,
@@ -221,3 +231,62 @@ def _read(message: pb.StepRequest, max_body_bytes: int) -> StepRequest:
 
 def _error(error: BrayxError) -> pb.PlayReply:
     return pb.PlayReply(error=error.to_wire())
+
+
+class _ServiceDoor(GrpcDoor):
+    """The door's methods for a service that is not a `GrpcDoor` itself."""
+
+    def __init__(self, service: Service, config: ActorConfig) -> None:
+        self.max_body_bytes, self.idle_timeout_s = config.max_body_bytes, config.idle_timeout_s
+        self._service = service
+
+    def submit(self, request: StepRequest, reply: Reply, *, let_in: bool = False) -> None:
+        self._service.submit(request, reply, let_in=let_in)
+
+    def holder(self, on_end: Callable[[str], None]) -> Holder:
+        return self._service.holder(on_end)
+
+    async def disconnect(self, session: str, holder: str = "", *, for_good: bool = False) -> None:
+        await self._service.disconnect(session, holder, for_good=for_good)
+
+    def refused(self, error: BrayxError) -> None:
+        self._service.refused(error)
+
+
+class GrpcListener:
+    """A gRPC server on the running event loop, from `open` to `close`.
+
+    Args:
+        service: answers the requests.
+        config: the actor component's options. The server's own limit is twice the door's, because its refusals are not
+            `brayx.errors`.
+    """
+
+    def __init__(self, service: Service, config: ActorConfig) -> None:
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", 2 * config.max_body_bytes + _MORE_BYTES),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),  # otherwise two hosts could share a port
+            ],
+            maximum_concurrent_rpcs=config.max_connections,
+        )
+        add_GamecoreServicer_to_server(_ServiceDoor(service, config), self._server)
+
+    async def open(self, host: str, port: int) -> int:
+        """Listens; 0 takes a free port. Returns the port.
+
+        Raises:
+            StartupError: the port is taken.
+        """
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            bound: int = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise StartupError(f"port {port} of {host} is taken, or cannot be opened: {error}", port=port) from error
+        await self._server.start()
+        return bound
+
+    async def close(self) -> None:
+        """Refuses new calls, lets streams write their last reply, and cancels what takes longer."""
+        await self._server.stop(_LAST_REPLY_S)

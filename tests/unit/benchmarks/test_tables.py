@@ -98,7 +98,7 @@ def test_the_cpu_clock_samples_what_a_process_uses() -> None:
 
 
 def test_a_sample_of_a_training_is_attributed_to_its_part() -> None:
-    loop = "_run (brayx/local/host.py:1);ActorService.submit (brayx/actor/serving.py:1)"
+    loop = "_run (brayx/actor/host.py:1);ActorService.submit (brayx/actor/serving.py:1)"
     agent = f"{loop};AgentActor.tick (brayx/actor/agent_actor.py:1);GymAgent.on_tick (gym_agent.py:1)"
     assert parts.shares(
         [
@@ -137,7 +137,7 @@ def test_a_thread_of_a_training_is_attributed_to_its_part() -> None:
     used = {(1, False, 10): 4.0, (1, False, 11): 2.0, (1, False, 12): 1.0, (1, False, 13): 0.5, (2, True, 20): 3.0}
     used |= {(3, False, 30): 0.25}
     threads = {10: parts.DOOR, 11: parts.LEARNER, 12: parts.FORWARD}
-    loop = "_run (brayx/local/host.py:1)"
+    loop = "_run (brayx/actor/host.py:1)"
     stacks = [
         f"{loop};submit (brayx/actor/serving.py:1) 3",
         f"{loop};run (brayx/engines/onnx.py:1) 1",

@@ -12,8 +12,8 @@ import brayx.recording
 from brayx.commands.cli import main
 from brayx.recording.columns import Tick, columns_of
 from brayx.recording.part import Part
-from brayx.recording.replay import recorded
 from brayx.recording.writer import Folder
+from brayx.regression.replay import recorded
 
 
 def write(folder: Path, sessions: int) -> None:

@@ -30,9 +30,8 @@ from brayx.errors import (
     VersionUnknown,
 )
 from brayx.gamecore.client import Client
-from brayx.jobs.acting import acting_from
 from brayx.jobs.config import JobConfig
-from brayx.jobs.weights import pool_args, sources_of
+from brayx.jobs.weights import acting_from, pool_args, sources_of
 from brayx.league.files import POINTS_TAG
 from brayx.league.requested import ServedPool, parse_request, read_pool
 from brayx.league.served import ServedLeague, ServedOpponents, served_league

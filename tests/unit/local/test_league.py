@@ -26,7 +26,7 @@ from brayx.model.snapshots import SnapshotFiles, SnapshotModel, digest_of
 from brayx.replay.buffer import NullBuffer
 from brayx.types import Fragment
 from tests.unit.league.play import Playing
-from tests.unit.local.test_acting import OBS, Scale, factor
+from tests.unit.model.test_acting import OBS, Scale, factor
 
 SUM = float(OBS.sum())
 VERSIONS = range(1, 6)

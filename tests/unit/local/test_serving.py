@@ -201,7 +201,7 @@ def test_it_answers_with_torch_until_the_engine_is_exported(
     def engines() -> set[type]:
         return {type(ready.run.func.__self__) for ready in list(serving._models["model"]._versions._alive.values())}
 
-    monkeypatch.setattr("brayx.jobs.acting.engine_from", engine_when_exported)
+    monkeypatch.setattr("brayx.model.checkpoints.engine_from", engine_when_exported)
     registry.add(1, "champion")
     registry.add(2, "candidate")
     with Serving(job, registry.uri, say=said.append) as serving:

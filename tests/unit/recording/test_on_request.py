@@ -15,12 +15,12 @@ from brayx.actor.agent import Agent, Services, State
 from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.codec import Codec
 from brayx.actor.config import ActorConfig
+from brayx.actor.host import LocalHost
 from brayx.actor.serving import Runtime
 from brayx.errors import ProtocolError
 from brayx.gamecore.client import Client
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.tcp import RequestReader, encode_request
-from brayx.local.host import LocalHost
 from brayx.metrics import Recorder
 from brayx.recording import open as open_recordings
 from brayx.recording.config import RecordingConfig

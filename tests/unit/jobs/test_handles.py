@@ -14,15 +14,15 @@ import torch
 import brayx
 from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import ActorConfig
+from brayx.actor.host import LocalHost
 from brayx.actor.serving import Runtime
 from brayx.engines.torch import TorchEngine
 from brayx.errors import BadFragment, ConfigError, DeadlineExceeded, ModelError
 from brayx.gamecore.client import Client
+from brayx.jobs.handles import JobBuffer, JobModel, offer
 from brayx.local.buffer import LocalBuffer
-from brayx.local.host import LocalHost
 from brayx.metrics import Recorder
 from brayx.model.local import LocalModel
-from brayx.remote import JobBuffer, JobModel, offer
 from brayx.replay.buffer import NullBuffer
 from brayx.replay.config import BufferConfig
 

@@ -25,10 +25,10 @@ from brayx.model.build import build_model
 from brayx.recording import open as open_recordings
 from brayx.recording.config import RecordingConfig
 from brayx.recording.copying import copy
-from brayx.recording.game import RecordedGame
 from brayx.recording.reader import Episode
 from brayx.recording.recorder import SessionRecorder
-from brayx.recording.resimulate import sessions_of
+from brayx.regression.game import RecordedGame
+from brayx.regression.resimulate import sessions_of
 from brayx.tracking import Trial, register
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters

@@ -1,6 +1,6 @@
 """`brayx replay`: what another version of a model would have done in recorded sessions, as a table, JSON and a plot.
 
-Knows nothing of games: `brayx.recording.resimulate` plays them.
+Knows nothing of games: `brayx.regression.resimulate` plays them.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from brayx.errors import ConfigError, PromotionRefused
 from brayx.league.gates import Verdict
-from brayx.recording.replay import Replay, Summary, replay_recording
+from brayx.regression.replay import Replay, Summary, replay_recording
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def check_recordings(
     """Checks a version before it is promoted.
 
     Args:
-        reference: the version, as for `brayx.recording.replay.replay_recording`.
+        reference: the version, as for `brayx.regression.replay.replay_recording`.
         recordings: folder of the recordings.
         gate: what the version must reach.
         uri: tracking URI.
@@ -70,7 +70,7 @@ def check_recordings(
 
     Raises:
         PromotionRefused: the version does not pass, with the number in the message; or a recording cannot be compared.
-        BrayxError: as for `brayx.recording.replay.replay_recording`.
+        BrayxError: as for `brayx.regression.replay.replay_recording`.
     """
     report = replay_recording(recordings, reference, tracking=uri, job=job, trust=trust)
     if report.failed or report.unreadable:

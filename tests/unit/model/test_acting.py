@@ -12,8 +12,8 @@ from brayx.engines import build_engine
 from brayx.engines.onnx import OnnxEngine
 from brayx.engines.torch import TorchEngine
 from brayx.errors import ConfigError
-from brayx.local.acting import ActingModel
 from brayx.metrics import Recorder
+from brayx.model.acting import ActingModel
 from brayx.model.build import exporting
 from brayx.model.config import ModelConfig
 from tests.waiting import WAIT_S, until_awaited

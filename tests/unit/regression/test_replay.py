@@ -23,8 +23,8 @@ from brayx.jobs.shipped import TEMPLATES
 from brayx.model.build import build_model
 from brayx.recording import open as open_recordings
 from brayx.recording.comparison import Comparison
-from brayx.recording.gate import RecordingsGate
-from brayx.recording.replay import Replay, Summary, draw
+from brayx.regression.gate import RecordingsGate
+from brayx.regression.replay import Replay, Summary, draw
 from brayx.tracking import Trial, aliases, register
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters

@@ -15,17 +15,17 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from brayx.actor.config import ActorConfig
+from brayx.actor.debugger import Breakpoints
 from brayx.actor.doors.ports import on_loopback, shown
 from brayx.actor.serving import ActorService, Runtime
 from brayx.actor.table import SessionTable
 from brayx.errors import DeadlineExceeded
 from brayx.gamecore.auth import Keys
 from brayx.gamecore.doors import http_urls
-from brayx.local.debugger import Breakpoints
 from brayx.threads import NativeThread
 
 if TYPE_CHECKING:
-    from brayx.local.grpc import GrpcListener
+    from brayx.actor.doors.grpc import GrpcListener
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class LocalHost:
         runtime: makes the parts that sessions use; called on the loop.
         name: name of the actor.
         keys: keys that requests are signed with; None: every client may connect.
-        on_hold: called before a debugger's prompt, see `brayx.local.debugger.Breakpoints`.
+        on_hold: called before a debugger's prompt, see `brayx.actor.debugger.Breakpoints`.
 
     Attributes:
         urls: URL of each door by name: ``http``, ``ws``, ``tcp``, ``grpc``.
@@ -142,7 +142,7 @@ class LocalHost:
         self.urls = http_urls(await service.doors.open_http(config.host, config.port))
         await service.doors.open()
         if config.grpc_port is not None:
-            from brayx.local.grpc import GrpcListener
+            from brayx.actor.doors.grpc import GrpcListener
 
             self._grpc = GrpcListener(service, config)
             port = await self._grpc.open(config.native_host, config.grpc_port)

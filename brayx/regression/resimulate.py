@@ -24,9 +24,9 @@ from brayx.league.named import Opponent
 from brayx.league.playing import check_playable, doors
 from brayx.metrics import Recorder
 from brayx.recording.config import RecordingConfig, is_named, pattern_hint
-from brayx.recording.game import RecordedGame, RecordedSeat, game_name
 from brayx.recording.reader import Episode
 from brayx.recording.recorder import SessionRecorder
+from brayx.regression.game import RecordedGame, RecordedSeat, game_name
 from brayx.tables import aligned
 
 _POLL_S = 0.05

@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from brayx.actor.config import ActorConfig
+from brayx.actor.host import LocalHost
 from brayx.actor.serving import Runtime
 from brayx.errors import SessionLost, StartupError, Unauthorized, from_wire
 from brayx.gamecore.auth import Keys, new_key, sign
@@ -22,7 +23,6 @@ from brayx.gamecore.client import Client
 from brayx.gamecore.compliance import DoorCompliance
 from brayx.gamecore.v1 import gamecore_pb2 as pb
 from brayx.gamecore.v1.gamecore_pb2_grpc import GamecoreStub
-from brayx.local.host import LocalHost
 from brayx.metrics import Recorder
 from tests.unit.actor.doors.test_asgi import Echo
 from tests.waiting import until

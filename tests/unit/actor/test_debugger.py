@@ -16,12 +16,12 @@ import brayx
 from brayx import clock
 from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import ActorConfig
+from brayx.actor.debugger import Breakpoints
+from brayx.actor.host import LocalHost
 from brayx.actor.serving import Runtime
 from brayx.engines.torch import TorchEngine
 from brayx.errors import SessionLost
 from brayx.gamecore.client import Client
-from brayx.local.debugger import Breakpoints
-from brayx.local.host import LocalHost
 from brayx.metrics import Recorder
 from brayx.model.local import LocalModel
 

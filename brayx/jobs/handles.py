@@ -1,8 +1,7 @@
-"""`RemoteModel` and `RemoteBuffer`: models and buffers by name, in this process's job or on a Ray cluster.
+"""Handles of the models and buffers of a job in this process, by their names.
 
-An agent's methods find the same models and buffers as `brayx.forward` and `brayx.push`, on either host. Other code
-finds those of a local host in its process (`offer`). The cluster is imported only for other names. Knows nothing of
-how models act or buffers store.
+An agent's methods find the same models and buffers as `brayx.forward` and `brayx.push`. Other code finds those that a
+local host offers (`offer`). Knows nothing of how models act or buffers store.
 """
 
 from __future__ import annotations
@@ -22,56 +21,6 @@ from brayx.types import Columns, Fragment, NestedArray
 
 _ANSWER_S = 60.0
 """Longest wait for a model, in addition to the model's own deadline."""
-
-
-class RemoteModel:
-    """A model by its name: a `JobModel` of this process, else a `brayx.cluster.remote_model.RemoteModel`.
-
-    Arguments and errors are those of the latter; for a job's model, the name is the only argument.
-    """
-
-    def __new__(cls, name: str, *args: Any, **options: Any) -> Any:
-        found = _job_model(name, args, options)
-        if found is not None:
-            return found
-        from brayx.cluster.remote_model import RemoteModel as OnCluster
-
-        return OnCluster(name, *args, **options)
-
-    @classmethod
-    async def connect(cls, name: str, *args: Any, **options: Any) -> Any:
-        """The constructor for code on an event loop."""
-        found = _job_model(name, args, options)
-        if found is not None:
-            return found
-        from brayx.cluster.remote_model import RemoteModel as OnCluster
-
-        return await OnCluster.connect(name, *args, **options)
-
-
-class RemoteBuffer:
-    """A replay buffer by its name: a `JobBuffer` of this process, else a `brayx.cluster.remote_buffer.RemoteBuffer`.
-
-    Arguments and errors are those of the latter; for a job's buffer, the name is the only argument.
-    """
-
-    def __new__(cls, name: str, *args: Any, **options: Any) -> Any:
-        found = _find(lambda parts: parts.buffers, name)
-        if found is not None:
-            _refuse_options("buffer", name, args, options)
-            return JobBuffer(name, found[0])
-        from brayx.cluster.remote_buffer import RemoteBuffer as OnCluster
-
-        return OnCluster(name, *args, **options)
-
-    @classmethod
-    def attach(cls, name: str, **arguments: Any) -> Any:
-        """Finds a running buffer."""
-        if _find(lambda parts: parts.buffers, name) is not None:
-            return cls(name, **arguments)
-        from brayx.cluster.remote_buffer import RemoteBuffer as OnCluster
-
-        return OnCluster.attach(name, **arguments)
 
 
 class JobModel:
@@ -236,6 +185,28 @@ def offer(models: Mapping[str, Any], buffers: Mapping[str, Any], loop: asyncio.A
         _offers.remove(offered)
 
 
+def model_by_name(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> JobModel | None:
+    """The model of that name in this process; None: there is none.
+
+    Raises:
+        ConfigError: there is one, and it was asked for with more than its name.
+    """
+    named = _find(lambda parts: parts.models, name)
+    if named is None:
+        return None
+    _refuse_options("model", name, args, options)
+    return JobModel(name, *named)
+
+
+def buffer_by_name(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> JobBuffer | None:
+    """The buffer of that name in this process; errors and None as for `model_by_name`."""
+    named = _find(lambda parts: parts.buffers, name)
+    if named is None:
+        return None
+    _refuse_options("buffer", name, args, options)
+    return JobBuffer(name, named[0])
+
+
 def _find(kind: Callable[[Any], Mapping[str, Any]], name: str) -> tuple[Any, asyncio.AbstractEventLoop] | None:
     """The model or buffer of that name in this process (in an agent, the session's view of it), and its event loop."""
     try:
@@ -249,14 +220,6 @@ def _find(kind: Callable[[Any], Mapping[str, Any]], name: str) -> tuple[Any, asy
         if name in kind(offered):
             return kind(offered)[name], offered.loop
     return None
-
-
-def _job_model(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> JobModel | None:
-    found = _find(lambda parts: parts.models, name)
-    if found is None:
-        return None
-    _refuse_options("model", name, args, options)
-    return JobModel(name, *found)
 
 
 def _refuse_options(kind: str, name: str, args: Sequence[Any], options: Mapping[str, Any]) -> None:
