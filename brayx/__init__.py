@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from brayx.cluster.remote_model import RemoteModel
     from brayx.cluster.replica import ActorRuntime, actor_deployment
     from brayx.engines import build_engine
-    from brayx.engines.state import Recurrence
+    from brayx.engines.base import Recurrence
     from brayx.errors import BrayxError
     from brayx.front import serve, train
     from brayx.gamecore.client import AsyncClient, Client
@@ -57,7 +57,7 @@ _HOME = {
     "LocalModel": "brayx.model.local",
     "ModelConfig": "brayx.model.config",
     "NestedArray": "brayx.types",
-    "Recurrence": "brayx.engines.state",
+    "Recurrence": "brayx.engines.base",
     "RemoteBuffer": "brayx.front",
     "RemoteModel": "brayx.front",
     "ReplayBuffer": "brayx.replay.buffer",

@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+LIMITS_ATTRIBUTE = "input_limits"
+"""Attribute of a module: limits of the whole numbers in its arguments, by path."""
+
 
 @dataclass(frozen=True, eq=False)
 class Limits:

@@ -70,7 +70,7 @@ def build_engine(
 
         return FrozenOnnxEngine(module, example_args, threads=threads, samples=samples)
     if kind == "int8":
-        from brayx.engines.int8 import Int8Engine
+        from brayx.engines.frozen import Int8Engine
 
         return Int8Engine(module, example_args, threads=threads, samples=samples)
     if kind == "tensorrt":

@@ -241,8 +241,7 @@ def _write(
         path.write_bytes(plan.packed(plan.bind(plan.initial)))
         bound = plan.unpacked(path.read_bytes())
         return plan.tolerance, (plan.inputs, plan.outputs), lambda leaves: plan.run(bound, leaves)
-    from brayx.engines.frozen import FrozenOnnxEngine, OnnxSession
-    from brayx.engines.int8 import Int8Engine
+    from brayx.engines.frozen import FrozenOnnxEngine, Int8Engine, OnnxSession
 
     kind = Int8Engine if runtime == "int8" else FrozenOnnxEngine
     engine: FrozenOnnxEngine = kind(module, example_args, samples=calibrate, verify_outputs=False)

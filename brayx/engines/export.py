@@ -23,7 +23,7 @@ import numpy as np
 import optree
 import torch
 
-from brayx.engines.base import Engine, ModelSpec, StateSpec, Tolerance
+from brayx.engines.base import Engine, LeafSpec, ModelSpec, StateSpec, Tolerance
 from brayx.engines.torch import TorchEngine, describe, example_leaves, frozen_copy, module_weights
 from brayx.errors import EngineMismatch, ModelError
 from brayx.types import NestedArray, Weights
@@ -310,13 +310,12 @@ def verify(
 def _randomness(run: Run, spec: ModelSpec, batches: Sequence[Sequence[np.ndarray]]) -> str:
     """An error message if two runs on the same batches differ; otherwise empty."""
     for first, second in zip(carried(run, spec.state, batches), carried(run, spec.state, batches), strict=True):
-        errors = compare(first, second, Tolerance(), [peak(output) for output in second])
-        for leaf, error in zip(spec.outputs, errors, strict=True):
-            if not error.excess <= 0:
-                return (
-                    f"the model is random in forward: two runs of torch in eval mode on the same inputs differ in leaf "
-                    f"{leaf.path!r}, so no engine can be compared with torch; draw noise only if self.training"
-                )
+        outside = first_outside(spec.outputs, first, second, Tolerance(), [peak(output) for output in second])
+        if outside is not None:
+            return (
+                f"the model is random in forward: two runs of torch in eval mode on the same inputs differ in leaf "
+                f"{outside[0]!r}, so no engine can be compared with torch; draw noise only if self.training"
+            )
     return ""
 
 
@@ -358,6 +357,36 @@ def compare(
         peaks: `peak` of each leaf over many rows.
     """
     return [_error(*each, tolerance) for each in zip(got, want, peaks, strict=True)]
+
+
+def first_outside(
+    outputs: Sequence[LeafSpec],
+    got: Sequence[np.ndarray],
+    want: Sequence[np.ndarray],
+    tolerance: Tolerance,
+    peaks: Sequence[float],
+) -> tuple[str, LeafError] | None:
+    """Path and error of the first leaf that exceeds the tolerance; None: all are within. Arguments as for `compare`."""
+    errors = zip(outputs, compare(got, want, tolerance, peaks), strict=True)
+    return next(((leaf.path, error) for leaf, error in errors if not error.excess <= 0), None)
+
+
+def check_same(
+    what: str,
+    outputs: Sequence[LeafSpec],
+    got: Sequence[np.ndarray],
+    want: Sequence[np.ndarray],
+    tolerance: Tolerance,
+    peaks: Sequence[float],
+) -> None:
+    """Raises `EngineMismatch` if a leaf exceeds the tolerance; ``what`` says what differs from what."""
+    outside = first_outside(outputs, got, want, tolerance, peaks)
+    if outside is not None:
+        path, error = outside
+        size = len(want[0])
+        raise EngineMismatch(
+            f"{what}: leaf {path!r}, {error} at batch size {size}", leaf=path, **error.measured(), batch_size=size
+        )
 
 
 def worst_of(errors: Sequence[LeafError]) -> LeafError:

@@ -18,9 +18,9 @@ import torch
 
 from brayx.engines.base import BatchBuffers, Engine, check_weights, layout_of
 from brayx.engines.chain import chain_of, chained
-from brayx.engines.export import OnnxGraph, compare, noisy_leaves, peak, to_onnx, verify, with_constants
+from brayx.engines.export import OnnxGraph, check_same, noisy_leaves, peak, to_onnx, verify, with_constants
 from brayx.engines.torch import module_weights
-from brayx.errors import EngineMismatch, ModelError, first_line
+from brayx.errors import ModelError, first_line
 from brayx.types import NestedArray, Weights
 
 
@@ -136,15 +136,8 @@ class OnnxEngine(Engine):
                 room[...] = given
             seat.run()
             want = self.run(bound, inputs)
-            errors = compare(seat.outputs, want, self.tolerance, [peak(output) for output in want])
-            for leaf, error in zip(self.spec.outputs, errors, strict=True):
-                if not error.excess <= 0:
-                    raise EngineMismatch(
-                        f"a seat differs from ONNX Runtime: leaf {leaf.path!r}, {error} at batch size {size}",
-                        leaf=leaf.path,
-                        **error.measured(),
-                        batch_size=size,
-                    )
+            peaks = [peak(output) for output in want]
+            check_same("a seat differs from ONNX Runtime", self.spec.outputs, seat.outputs, want, self.tolerance, peaks)
 
     def run(self, bound: _Bound, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         binding = bound.binding

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from brayx.engines.base import Engine, LeafSpec, check_weights, layout_of
-from brayx.engines.export import compare, noisy_leaves, peak, to_onnx, verify, with_constants
+from brayx.engines.export import check_same, noisy_leaves, peak, to_onnx, verify, with_constants
 from brayx.engines.torch import TorchEngine, module_weights
-from brayx.errors import BadWeights, ConfigError, EngineMismatch, ModelError
+from brayx.errors import BadWeights, ConfigError, ModelError
 from brayx.types import NestedArray, Weights
 
 _CHECKED_BATCHES = (1, 2)
@@ -155,14 +155,8 @@ class TensorRTEngine(Engine):
         for size in _CHECKED_BATCHES:
             inputs = [leaf[:size] for leaf in self._rows]
             got, want = self.run(bound, inputs), self._reference.run(reference, inputs)
-            for leaf, error in zip(self.spec.outputs, compare(got, want, self.tolerance, peaks), strict=True):
-                if not error.excess <= 0:
-                    raise EngineMismatch(
-                        f"TensorRT differs from torch after a refit: leaf {leaf.path!r}, {error} at batch size {size}",
-                        leaf=leaf.path,
-                        **error.measured(),
-                        batch_size=size,
-                    )
+            what = "TensorRT differs from torch after a refit"
+            check_same(what, self.spec.outputs, got, want, self.tolerance, peaks)
 
     def _find_plan(self, cache: Path) -> bytes:
         device = torch.cuda.get_device_properties(self._device)

@@ -19,9 +19,8 @@ from brayx.engines.base import Engine, LeafSpec, ModelSpec, StateSpec, check_wei
 from brayx.engines.normalised import normalised, normalises
 from brayx.engines.scaling import completed, from_weights
 from brayx.errors import ConfigError, ModelError, first_line
-from brayx.nets.policy import LIMITS
 from brayx.nets.recurrent import STATE, check_declared, state_argument
-from brayx.spaces import Limits
+from brayx.spaces import LIMITS_ATTRIBUTE, Limits
 from brayx.types import NestedArray, Weights
 
 _PINNED_FROM_BYTES = 64 * 1024
@@ -257,7 +256,7 @@ def describe(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> 
 
 def limits_declared(module: torch.nn.Module) -> dict[str, Limits]:
     """The limits that a module declares for whole numbers in its arguments, by path."""
-    limits: dict[str, Limits] = getattr(module, LIMITS, {})
+    limits: dict[str, Limits] = getattr(module, LIMITS_ATTRIBUTE, {})
     return limits
 
 

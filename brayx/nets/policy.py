@@ -20,13 +20,11 @@ from brayx.nets.heads import Categorical, Gaussian, MultiHead, Squashed, StateDe
 from brayx.nets.lstm import LSTM, State
 from brayx.nets.mlp import MLP, Towers, linears
 from brayx.nets.transformer import Entities
-from brayx.spaces import Limits, by_path
+from brayx.spaces import LIMITS_ATTRIBUTE, Limits, by_path
 from brayx.types import NestedArray
 
 Categories: TypeAlias = int | Limits | Mapping[str, Any] | None
 """Numbers of categories, or limits, in the nesting of an observation."""
-LIMITS = "input_limits"
-"""Attribute of a module: limits of the whole numbers in its arguments, by path."""
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "elu": nn.ELU}
 
 
@@ -186,7 +184,7 @@ def policy_for(
 
 def declare_limits(module: nn.Module, categories: Categories) -> None:
     """Declares limits of the whole numbers in the argument ``obs``; acting and replay refuse values outside."""
-    setattr(module, LIMITS, by_path(_limits(categories), "obs"))
+    setattr(module, LIMITS_ATTRIBUTE, by_path(_limits(categories), "obs"))
 
 
 def _limits(categories: Categories) -> Any:

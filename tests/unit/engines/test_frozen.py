@@ -12,8 +12,7 @@ import torch
 from benchmarks.gpu import nature_cnn
 from brayx.engines import ENGINES, FROZEN, build_engine, refuse_frozen
 from brayx.engines.export import verify
-from brayx.engines.frozen import FrozenOnnxEngine
-from brayx.engines.int8 import Int8Engine
+from brayx.engines.frozen import FrozenOnnxEngine, Int8Engine
 from brayx.engines.torch import TorchEngine, example_leaves, module_weights
 from brayx.errors import BadWeights, ConfigError, EngineMismatch, WeightsFrozen
 from tests.unit.engines.models import WithAction, awkward, cartpole, observations

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from brayx.engines import build_engine
-from brayx.engines.base import save_weights
+from brayx.engines.base import Recurrence, save_weights
 from brayx.engines.export import verify
 from brayx.engines.onnx import OnnxEngine
-from brayx.engines.state import Recurrence
 from brayx.engines.torch import TorchEngine, module_weights
 from brayx.errors import EngineMismatch, ModelError
 from brayx.model.build import recorded_samples

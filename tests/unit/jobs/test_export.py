@@ -12,8 +12,7 @@ import torch
 
 from brayx.commands import cli
 from brayx.engines.base import Tolerance
-from brayx.engines.frozen import OnnxSession
-from brayx.engines.int8 import Int8Engine
+from brayx.engines.frozen import Int8Engine, OnnxSession
 from brayx.jobs import export as module_under_test
 from brayx.jobs.config import JobConfig
 from brayx.jobs.shipped import TEMPLATES
