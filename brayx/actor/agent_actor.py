@@ -14,17 +14,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import brayx.clock as clock
-from brayx.actor.actor import Actor, is_cancelled
+from brayx.actor.actor import Actor
 from brayx.actor.agent import Agent, Services, State
+from brayx.actor.agents import SessionAgents
 from brayx.actor.codec import Codec, dumps_json
 from brayx.actor.episodes import Episodes
-from brayx.actor.failures import SessionFailures, note
+from brayx.actor.failures import SessionFailures
 from brayx.actor.games import Games, Seat
 from brayx.actor.logs import REQUESTED, SessionLog, SessionLogs, SessionRecorder
 from brayx.actor.models import Arms, Carried, SessionModels
 from brayx.actor.players import (
     Delay,
-    OtherArms,
     Players,
     RequestedOpponents,
     SeatedPlayer,
@@ -32,13 +32,8 @@ from brayx.actor.players import (
     request_in_header,
     seated,
 )
-from brayx.errors import AgentError, BrayxError
-from brayx.faults import AGENTS_LOGGER
+from brayx.errors import AgentError
 from brayx.gamecore.protocol import game_of
-from brayx.logs import limited
-
-logger = limited(__name__)
-_agents_logger = limited(AGENTS_LOGGER)
 
 _LAST_WORD_S = 1.0
 
@@ -86,9 +81,7 @@ class AgentActor(Actor):
         self._player = no_league(self._services)
         self._delay: Delay | None = None
         self._models = SessionModels(self._services, {}, {})
-        self._acting = self._services  # as `_services`, for ticks: logs see their forwards, but none of `on_episode`
-        self._agents: Sequence[Agent] = ()
-        self._of_agent: Sequence[Services] = ()
+        self._agents = SessionAgents({}, {}, State(""), self._models, self._failures)
         self._episodes = Episodes("", (), self._services, self._failures, None)
         self._logs = SessionLogs()
         self._seat: Seat | None = None
@@ -123,16 +116,17 @@ class AgentActor(Actor):
             self._logs = SessionLogs(factory.recorders, session, body, player.label, self._recorded_for, reply)
             report = None if player.report is None else self._report
             services = replace(player.services, report=report, keep=self._keep)
-            self._models = await SessionModels.open(services, self._arms(), self._drawn_by(session), self._carried)
+            self._models = await SessionModels.open(
+                services, factory.arms, self._drawn_by(session), self._carried, fixed=player.model
+            )
             self._services = self._models.shared
-            self._acting = replace(self._services)
-            self._make_agents(state)
+            self._agents = self._make_agents(state)
             self._watch_forwards()
         except BaseException:
             player.leave("error")  # a failed start has no end
             player.release()
             raise
-        self._episodes = Episodes(session, self._agents, self._services, self._failures, factory.episode_length)
+        self._episodes = Episodes(session, tuple(self._agents), self._services, self._failures, factory.episode_length)
         if self._carried is None:
             self._models.count("arm_sessions", 1.0)
         if factory.games is not None:  # last: a failed start has no end at which to leave
@@ -150,19 +144,19 @@ class AgentActor(Actor):
             if len(self._episodes.states) > 1:
                 await self._episodes.hand_over(done=False)
                 await self._episodes.settle()
-            agents = []
+            snapshots = []
             for agent in self._agents:
                 with self._failures.counted(agent.name, "snapshot"):
-                    agents.append(agent.snapshot())
-            if any(data is None for data in agents):
+                    snapshots.append(agent.snapshot())
+            if any(data is None for data in snapshots):
                 return None
             self._count_ticks()
         # Between Ray's own processes only: no door ever reads it.
         kept = self._start, self._request, self._delay, self._logs.why, self._tick
-        return pickle.dumps((*kept, agents, self._models.carried()))
+        return pickle.dumps((*kept, snapshots, self._models.carried()))
 
     async def restore(self, session: str, snapshot: bytes) -> None:
-        start, self._request, delay, self._recorded_for, self._tick, agents, self._carried = pickle.loads(snapshot)
+        start, self._request, delay, self._recorded_for, self._tick, snapshots, self._carried = pickle.loads(snapshot)
         self._counted = self._tick
         await self.start(session, start)
         self._delay = delay
@@ -171,7 +165,7 @@ class AgentActor(Actor):
             self._failures.fail(self._services.outcome.lost)
         try:
             with self._services.use():
-                for agent, data in zip(self._agents, agents, strict=True):
+                for agent, data in zip(self._agents, snapshots, strict=True):
                     with self._failures.counted(agent.name, "restore"):
                         agent.restore(data)
         except BaseException as error:
@@ -186,9 +180,9 @@ class AgentActor(Actor):
         logs = self._logs
         began = clock.now() if logs.taking else 0.0
         state = self._state_of(body)
-        with self._acting.use():
+        with self._agents.services.use():
             try:
-                await self._act(state, self._of_agent)
+                await self._agents.act(state)
                 reply = self._encoded(state)
             except BaseException as error:
                 logs.failed(state, body, began, self.arrived, self._failures.why(error))
@@ -212,7 +206,7 @@ class AgentActor(Actor):
             for agent in self._agents:
                 with self._failures.counted(agent.name, "on_deadline"):
                     agent.on_deadline(chosen)
-        with self._failures.counted(self._agents[-1].name, "on_deadline"):
+        with self._failures.counted(self._agents.last, "on_deadline"):
             return self._codec.encode(chosen.output)
 
     def forwarded(self) -> None:
@@ -265,23 +259,24 @@ class AgentActor(Actor):
                 except asyncio.CancelledError:
                     episodes.give_up()
                     async with asyncio.timeout(_LAST_WORD_S):
-                        await self._end_agents(reason)
+                        await self._agents.end(reason)
                     raise
-                await self._end_agents(reason)
+                await self._agents.end(reason)
         finally:
             if reason == "error" or (self._failures and self._services.outcome.result is None):
                 self._failures.count_game()
             elif reason == "stop" and self._services.outcome.result is None and self._player.script is None:
                 self._failures.count_without_return(self._stop)
-            self._agents, episodes.states = (), []
+            self._agents.release()
+            episodes.states = []
             self._leave_league(reason)
 
     async def call(self, body: bytes) -> bytes:
         state = State("", input=self._codec.decode(body), output=self._codec.empty())
-        if not self._agents:
-            self._make_agents(State("", kind="start"))
+        if not len(self._agents):
+            self._agents = self._make_agents(State("", kind="start"))
         with self._services.use():
-            await self._act(state, self._models.for_agents(len(self._agents)))
+            await self._agents.act(state, self._models.for_agents(len(self._agents)))
         return self._codec.encode(state.output)
 
     def facts(self) -> dict[str, Any]:
@@ -306,9 +301,7 @@ class AgentActor(Actor):
         self._watch_forwards()
 
     def _watch_forwards(self) -> None:
-        seen = self._logs.forward if self._logs.taking else None
-        for services in (self._acting, *self._of_agent):
-            services.seen = seen
+        self._agents.watch(self._logs.forward if self._logs.taking else None)
 
     def _report(self, result: Any) -> None:
         assert self._player.report is not None
@@ -324,10 +317,6 @@ class AgentActor(Actor):
             if found is not None:
                 return found
         return no_league(factory.services)
-
-    def _arms(self) -> Arms | None:
-        arms, fixed = self._factory.arms, self._player.model
-        return OtherArms(arms, fixed) if arms is not None and fixed else arms
 
     def _drawn_by(self, session: str) -> str:
         """The key that draws the arm. Sessions of one game share it: otherwise each arm's returns depend on the
@@ -347,7 +336,7 @@ class AgentActor(Actor):
         try:
             return self._codec.encode(state.output)
         except AgentError as error:
-            self._failures.add(self._agents[-1].name, "on_tick", error)
+            self._failures.add(self._agents.last, "on_tick", error)
             raise
 
     def _leave_game(self, *, moved: bool = False) -> None:
@@ -361,84 +350,16 @@ class AgentActor(Actor):
             last.callback(self._player.release)
             last.callback(self._player.leave, reason)
 
-    def _make_agents(self, state: State) -> None:
+    def _make_agents(self, state: State) -> SessionAgents:
         player, classes, config = self._player, self._factory.agents, self._factory.config
         if player.script is not None:
             classes = {player.label: player.script}
         if player.explores:
             config = {**config, "mode": "train"}
-        made = []
-        self._of_agent = [
-            self._acting if own is self._services else own
-            for own in self._models.for_agents(len(classes), self._carried)
-        ]
-        for (name, agent_class), own in zip(classes.items(), self._of_agent, strict=True):
-            try:
-                with own.use():
-                    made.append(agent_class(name, config, state))
-            except Exception as error:
-                self._failures.add(name, "constructor", error)
-                self._failures.count_game()  # it has no end
-                if isinstance(error, BrayxError):
-                    raise
-                raise AgentError(f"agent {name!r} raised in the constructor", agent=name) from error
-        self._agents = made
-
-    async def _act(self, state: State, services: Sequence[Services]) -> None:
-        """Runs all agents, each with its own services; the first one that raises cancels the others."""
-        if len(self._agents) == 1:
-            await self._on_tick(self._agents[0], state, services[0])
-            return
-        try:
-            async with asyncio.TaskGroup() as group:
-                for agent, own in zip(self._agents, services, strict=True):
-                    group.create_task(self._on_tick(agent, state, own))
-        except* BrayxError as errors:
-            first = _first(errors)
-            raise first from first.__cause__
-
-    async def _on_tick(self, agent: Agent, state: State, services: Services) -> None:
-        try:
-            if services is self._acting:  # which are in use
-                await agent.on_tick(state)
-                return
-            with services.use():
-                await agent.on_tick(state)
-        except asyncio.CancelledError as error:
-            self._failures.cut_off("on_tick", note(agent.name, "on_tick", error))
-            raise
-        except Exception as error:
-            self._failures.add(agent.name, "on_tick", error)
-            if isinstance(error, BrayxError):
-                raise
-            raise AgentError(
-                f"agent {agent.name!r} raised in on_tick at tick {state.tick}", agent=agent.name
-            ) from error
+        return SessionAgents(classes, config, state, self._models, self._failures, self._carried)
 
     def _count_ticks(self) -> None:
         """Adds the ticks since the last call to the arms' counts: counting every tick costs measurable time."""
         if self._models.arms and self._tick > self._counted:
             self._models.count("arm_ticks", float(self._tick - self._counted))
         self._counted = self._tick
-
-    async def _end_agents(self, reason: str) -> None:
-        for agent in self._agents:
-            try:
-                await agent.on_session_end(reason)
-            except asyncio.CancelledError as error:
-                logger.error("session %s: %s.on_session_end was cancelled", self._session, agent.name)
-                if reason != "drained":  # then the service ends, and waits for no hook
-                    self._failures.add(agent.name, "on_session_end", error)
-                if is_cancelled():
-                    raise
-            except Exception as error:
-                _agents_logger.exception("session %s: %s.on_session_end raised", self._session, agent.name)
-                self._failures.add(agent.name, "on_session_end", error)
-
-
-def _first(group: BaseExceptionGroup[BrayxError]) -> BrayxError:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            return _first(error)
-        return error
-    raise AssertionError("an exception group is never empty")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from brayx.actor.agent import Outcome, PinnedHandle, Services
-from brayx.engines.state import Recurrence
+from brayx.engines.base import Recurrence
 from brayx.errors import BrayxError, DeadlineExceeded
 from brayx.metrics import Recorder
 from brayx.types import Forward, NestedArray
@@ -71,9 +71,11 @@ class SessionModels:
 
     @classmethod
     async def open(
-        cls, services: Services, arms: Arms | None, session: str, carried: Carried | None = None
+        cls, services: Services, arms: Arms | None, session: str, carried: Carried | None = None, fixed: str = ""
     ) -> SessionModels:
         """The services of a session that begins, or that continues with ``carried``.
+
+        ``fixed`` names a model that plays at its own version, whatever its aliases say.
 
         Raises:
             VersionUnknown, Overloaded, DeadlineExceeded, ModelError: its arm's version is not available.
@@ -86,6 +88,7 @@ class SessionModels:
         if arms is None:
             return cls(services, {}, {})
         chosen = arms.choose(session) if carried is None else carried.arms
+        chosen = {model: arm for model, arm in chosen.items() if model != fixed}
         pinned = {model: await arms.pinned(model, arm) for model, arm in chosen.items()}
         return cls(services, chosen, pinned)
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from brayx.actor.agent import Agent, PinnedHandle, Services, State
-from brayx.actor.models import ArmLike, Arms
+from brayx.actor.agent import Agent, Services, State
 from brayx.errors import LeagueError
 
 OPPONENT = "opponent"
@@ -130,27 +129,6 @@ def request_in_header(text: str) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
         return {key.strip(): kind(value.strip())}
     return {key.strip(): value.strip()}
-
-
-class OtherArms:
-    """Arms of a session without those of one model.
-
-    Args:
-        arms: chooses the versions of all models.
-        model: name of the model that is left out.
-    """
-
-    def __init__(self, arms: Arms, model: str) -> None:
-        self._arms = arms
-        self._model = model
-
-    def choose(self, session: str) -> Mapping[str, ArmLike]:
-        """See `Arms.choose`."""
-        return {name: arm for name, arm in self._arms.choose(session).items() if name != self._model}
-
-    async def pinned(self, model: str, arm: Any) -> PinnedHandle:
-        """See `Arms.pinned`."""
-        return await self._arms.pinned(model, arm)
 
 
 def scripted(function: Callable[[State], Any]) -> type[Agent]:

@@ -749,7 +749,7 @@ async def test_an_episode_ends_at_skipped_ticks_and_the_next_one_has_the_games_n
         await actor.tick(b"%d" % tick)
     await actor.skipped(3)
     seen: list[int] = []
-    actor._agents[0].on_deadline = lambda state: seen.append(state.tick)  # type: ignore[method-assign]
+    next(iter(actor._agents)).on_deadline = lambda state: seen.append(state.tick)  # type: ignore[method-assign]
     for tick in (5, 6):
         await actor.tick(b"%d" % tick)
     assert actor.fallback(7, b"7") is not None
