@@ -29,10 +29,10 @@ from brayx.logs import limit_others
 from brayx.model import http
 from brayx.model.arms import Followed
 from brayx.model.checkpoints import engine_from
-from brayx.model.columns import check_columns
 from brayx.model.config import ModelConfig
 from brayx.model.following import AliasFollower, initial_version
 from brayx.model.grpc import ModelDoor
+from brayx.model.inputs import check_columns
 from brayx.model.local import LocalModel, batching
 from brayx.model.pool import Aliases
 from brayx.types import NestedArray, Weights

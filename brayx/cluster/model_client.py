@@ -19,9 +19,8 @@ from brayx.cluster.named import unwrap
 from brayx.engines.base import ModelSpec
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, QueueFull
 from brayx.model.batcher import Batcher
-from brayx.model.columns import stacked, to_rows
-from brayx.model.handles import Caller, ModelProxy, sooner
-from brayx.model.local import Model, PinnedModel
+from brayx.model.handles import Caller, Model, ModelProxy, PinnedModel, sooner
+from brayx.model.inputs import stacked, to_rows
 from brayx.types import Forward, NestedArray
 
 _CONNECT_S = 60.0

@@ -38,11 +38,11 @@ from brayx.engines.base import ModelSpec, check_weights
 from brayx.engines.scaling import completed
 from brayx.errors import ConfigError, DeadlineExceeded, ModelError, StartupError, VersionUnknown
 from brayx.model.checkpoints import CheckpointInterval, Checkpoints, checked_interval
-from brayx.model.columns import to_columns
 from brayx.model.config import ModelConfig
-from brayx.model.handles import sooner
+from brayx.model.handles import Model, sooner
 from brayx.model.initial import InitialWeights, abandon_trial
-from brayx.model.local import LocalModel, Model
+from brayx.model.inputs import to_columns
+from brayx.model.local import LocalModel
 from brayx.tracking import Trial, initialise, tracking_uri
 from brayx.tracking.lineage import Origin
 from brayx.types import NestedArray, Weights

@@ -99,7 +99,7 @@ class JobModel:
         if not batch:
             outputs, _ = await self._model.forward(*args, deadline_s=deadline_s)
             return outputs
-        from brayx.model.columns import to_columns
+        from brayx.model.inputs import to_columns
 
         if not hasattr(self._model, "forward_columns"):  # it has a version, or a state, of the session's own
             raise ModelError(f"model {self.name!r} takes one observation at a time in this session, not a batch")

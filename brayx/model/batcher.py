@@ -12,11 +12,8 @@ runs in one of three ways:
 With ``max_wait_s`` 0 a batch has the rows that wait when the engine is free: rows of one iteration of the event loop
 share a call, and so do rows that arrived during the previous call. All methods must be called on one event loop.
 
-Rows may have a *key*, such as a policy version: a call has rows of one key only. Rows that fit into one call are taken
-in order of arrival. If there are more rows, or several keys, keys take turns, and within a key callers, a row each: a
-caller with a thousand rows does not delay another's single row. Nor does it fill the queue: if the queue is full, a row
-of a caller with fewer rows replaces the newest row of the caller with the most (longest queue drop: Suter, Lakshman,
-Stiliadis and Choudhury, "Design considerations for supporting TCP with per-flow queueing", 1998).
+Rows may have a *key*, such as a policy version: a call has rows of one key only. `brayx.model.queue` chooses the rows
+of a call, and those that a full queue refuses.
 """
 
 from __future__ import annotations
@@ -24,15 +21,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 import brayx.clock as clock
-from brayx.errors import DeadlineExceeded, ModelError, QueueFull
+from brayx.errors import DeadlineExceeded, ModelError
+from brayx.model.queue import FairQueue, Row, WaitingRow
 
-Row = TypeVar("Row")
 Result = TypeVar("Result")
 
 
@@ -51,32 +47,6 @@ class RowsFailed(Exception):
     def __init__(self, results: Sequence[Any]) -> None:
         super().__init__(f"some of {len(results)} rows failed")
         self.results = results
-
-
-class _Request(Generic[Row]):
-    __slots__ = ("arrived", "caller", "deadline", "future", "key", "row", "whole")
-
-    def __init__(
-        self,
-        row: Row,
-        future: asyncio.Future[Any],
-        arrived: float,
-        deadline: float,
-        key: Hashable,
-        caller: Hashable,
-        whole: bool,
-    ) -> None:
-        self.row = row
-        self.future = future
-        self.arrived = arrived
-        self.deadline = deadline
-        self.key = key
-        self.caller = caller
-        self.whole = whole
-
-
-def _still_waited_for(requests: deque[_Request[Row]]) -> deque[_Request[Row]]:
-    return deque(request for request in requests if not request.future.done())
 
 
 def repeat_last(rows: list[Any], size: int) -> None:
@@ -130,20 +100,14 @@ class Batcher(Generic[Row, Result]):
         self._run_is_async = inspect.iscoroutinefunction(run)
         self._max_batch_size = max_batch_size
         self._max_wait_s = max_wait_s
-        self._max_queue = max_queue
         self._deadline_s = deadline_s
         self._inline_below_s = inline_below_s
         self._buckets = sorted(size for size in buckets if size <= max_batch_size)
         self._count = count
         self._pad = pad or repeat_last
         self._on_batch = on_batch
-        self._waiting: deque[_Request[Row]] = deque()
-        # Earlier arrivals that did not fit into one call: by key, then by caller, each in turn.
-        self._lanes: OrderedDict[Hashable, OrderedDict[Hashable, deque[_Request[Row]]]] = OrderedDict()
-        self._in_lanes = 0
-        self._held: dict[Hashable, int] = {}  # waiting rows of each named caller
-        self._abandoned = False  # some waiting rows may have been abandoned
-        self._calls: dict[asyncio.Task[None], list[_Request[Row]]] = {}
+        self._queue: FairQueue[Row] = FairQueue(max_queue, max_batch_size)
+        self._calls: dict[asyncio.Task[None], list[WaitingRow[Row]]] = {}
         self._max_calls = max_calls
         self._busy = False
         self._flush_handle: asyncio.Handle | None = None
@@ -157,7 +121,7 @@ class Batcher(Generic[Row, Result]):
 
     def __len__(self) -> int:
         """Number of waiting rows."""
-        return len(self._waiting) + self._in_lanes
+        return len(self._queue)
 
     async def submit(
         self,
@@ -197,10 +161,7 @@ class Batcher(Generic[Row, Result]):
 
         Without ``caller`` the rows of this call have a common caller.
         """
-        if self._max_queue - len(self) < len(rows):
-            self._drop_abandoned()
-            if self._max_queue - len(self) < len(rows):
-                raise self._queue_full(len(rows))
+        self._queue.check_room(len(rows))
         caller = object() if caller is None else caller
         futures = [self.enqueue(row, deadline_s, key, caller) for row in rows]
         try:
@@ -218,17 +179,14 @@ class Batcher(Generic[Row, Result]):
             if handle is not None:
                 handle.cancel()
         self._flush_handle = self._deadline_timer = None
-        for request in self._requests():
+        for request in self._queue:
             if not request.future.done():
                 request.future.set_exception(ModelError("the batcher was closed"))
-        self._waiting.clear()
-        self._lanes.clear()
-        self._in_lanes = 0
-        self._held.clear()
+        self._queue.clear()
         if self._calls:
             _, hanging = await asyncio.wait(self._calls, timeout=self._deadline_s)
             for call in hanging:
-                self._expire(self._calls[call], float("inf"), "in its call")
+                _expire(self._calls[call], float("inf"), "in its call")
                 call.cancel()
         if self._executor is not None:
             self._executor.shutdown(wait=False)
@@ -246,157 +204,42 @@ class Batcher(Generic[Row, Result]):
         """
         if self._closed:
             raise ModelError("the batcher is closed")
-        if len(self._waiting) + self._in_lanes >= self._max_queue:
-            self._make_room(caller)
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
         now = loop.time()
         deadline = now + (self._deadline_s if deadline_s is None else deadline_s)
         future = loop.create_future()
-        self._waiting.append(_Request(row, future, now, deadline, key, caller, whole))
-        if caller is not None:
-            self._held[caller] = self._held.get(caller, 0) + 1
+        self._queue.add(WaitingRow(row, future, now, deadline, key, caller, whole))
         if deadline < self._deadline_at:
             self._set_deadline_timer(deadline)
         if not self._busy:
             if self._flush_handle is None:
                 self._schedule()
-            elif self._max_wait_s and (whole or len(self) >= self._max_batch_size):
+            elif self._max_wait_s and (whole or len(self._queue) >= self._max_batch_size):
                 self._flush_handle.cancel()
                 self._flush_handle = loop.call_soon(self._flush)
         return future
 
     def abandon(self) -> None:
         """Marks that a caller no longer waits for its rows, so that the next row that needs room takes theirs."""
-        self._abandoned = True
-
-    def _queue_full(self, more: int = 1) -> QueueFull:
-        room = "" if more == 1 else f"there is no room for {more} more: "
-        most = self._max_queue
-        return QueueFull(f"{room}{len(self)} forwards wait already, max_queue is {most}", max_queue=most)
-
-    def _make_room(self, caller: Hashable) -> None:
-        """Makes room for a row of ``caller`` in a full queue, or raises `QueueFull`."""
-        self._drop_abandoned()
-        if len(self) < self._max_queue:
-            return
-        most = max(self._held, key=self._held.__getitem__, default=None)
-        if most is None or self._held[most] <= self._held.get(caller, 0) + 1:
-            raise self._queue_full()
-        future = self._remove_newest(most).future
-        if not future.done():  # its caller may have been cancelled just now
-            future.set_exception(self._queue_full())
-
-    def _remove_newest(self, caller: Hashable) -> _Request[Row]:
-        """Removes the newest waiting row of a caller."""
-        self._let_go(caller)
-        for back, request in enumerate(reversed(self._waiting), 1):
-            if request.caller == caller:
-                del self._waiting[-back]
-                return request
-        own = [(key, callers) for key, callers in self._lanes.items() if caller in callers]
-        key, callers = max(own, key=lambda found: found[1][caller][-1].arrived)
-        request = callers[caller].pop()
-        self._in_lanes -= 1
-        if not callers[caller]:
-            del callers[caller]
-        if not callers:
-            del self._lanes[key]
-        return request
-
-    def _requests(self) -> Iterator[_Request[Row]]:
-        """All waiting requests."""
-        for callers in self._lanes.values():
-            for lane in callers.values():
-                yield from lane
-        yield from self._waiting
-
-    def _drop_abandoned(self) -> None:
-        """Removes rows whose callers were cancelled or missed their deadline.
-
-        Only if there may be some: otherwise every refused row of an overload would scan the whole queue.
-        """
-        if not self._abandoned:
-            return
-        self._abandoned = False
-        for key, callers in list(self._lanes.items()):
-            for caller, lane in list(callers.items()):
-                if left := _still_waited_for(lane):
-                    callers[caller] = left
-                else:
-                    del callers[caller]
-            if not callers:
-                del self._lanes[key]
-        self._waiting = _still_waited_for(self._waiting)
-        requests = list(self._requests())
-        self._in_lanes = len(requests) - len(self._waiting)
-        self._held = dict(Counter(request.caller for request in requests if request.caller is not None))
+        self._queue.abandoned = True
 
     def _schedule(self) -> None:
         """Schedules the next call; rows wait and no call runs."""
         assert self._loop is not None
         if self._max_wait_s and len(self) < self._max_batch_size:
-            waiting = list(self._requests())
+            waiting = list(self._queue)
             if not any(request.whole for request in waiting):
                 oldest = min(request.arrived for request in waiting)
                 self._flush_handle = self._loop.call_at(oldest + self._max_wait_s, self._flush)
                 return
         self._flush_handle = self._loop.call_soon(self._flush)
 
-    def _take(self) -> list[_Request[Row]]:
-        """The rows of the next call, all of one key; empty if no caller waits any more."""
-        if not self._lanes and len(self._waiting) <= self._max_batch_size:
-            batch = [request for request in self._waiting if not request.future.done()]
-            key = batch[0].key if batch else None
-            if not [request for request in batch if request.key != key]:  # a generator would cost most of this method
-                self._waiting.clear()
-                self._held.clear()
-                return batch
-        self._into_lanes()
-        while self._lanes:
-            if batch := self._of_next_key():
-                return batch
-        return []
-
-    def _into_lanes(self) -> None:
-        """Sorts new arrivals by key and caller; each row once, so that a row's cost does not depend on the queue."""
-        for request in self._waiting:
-            callers = self._lanes.setdefault(request.key, OrderedDict())
-            lane = callers.setdefault(request if request.caller is None else request.caller, deque())
-            lane.append(request)
-        self._in_lanes += len(self._waiting)
-        self._waiting.clear()
-
-    def _of_next_key(self) -> list[_Request[Row]]:
-        """Rows of the next key, one of each caller in turn; empty if all of them were abandoned."""
-        key, callers = self._lanes.popitem(last=False)
-        batch: list[_Request[Row]] = []
-        while callers and len(batch) < self._max_batch_size:
-            caller, lane = callers.popitem(last=False)
-            request = lane.popleft()
-            self._in_lanes -= 1
-            if request.caller is not None:
-                self._let_go(request.caller)
-            if lane:
-                callers[caller] = lane
-            if not request.future.done():
-                batch.append(request)
-        if callers:
-            self._lanes[key] = callers
-        return batch
-
-    def _let_go(self, caller: Hashable) -> None:
-        held = self._held[caller] - 1
-        if held:
-            self._held[caller] = held
-        else:
-            del self._held[caller]
-
     def _flush(self) -> None:
         self._flush_handle = None
         assert self._loop is not None
-        batch = self._take()
+        batch = self._queue.take()
         if not batch:
             return
         rows = [request.row for request in batch]
@@ -417,18 +260,18 @@ class Batcher(Generic[Row, Result]):
             if not self._busy and len(self):
                 self._schedule()
 
-    def _run_inline(self, batch: list[_Request[Row]], rows: list[Row]) -> None:
+    def _run_inline(self, batch: list[WaitingRow[Row]], rows: list[Row]) -> None:
         started = time.perf_counter()
         try:
             results = self._call_run(rows, batch[0].key)
         except Exception as error:
-            self._fail(batch, error)
+            _fail(batch, error)
         else:
             self._finish(batch, rows, results, started, time.perf_counter() - started)
         if len(self):
             self._schedule()
 
-    async def _run_away(self, batch: list[_Request[Row]], rows: list[Row]) -> None:
+    async def _run_away(self, batch: list[WaitingRow[Row]], rows: list[Row]) -> None:
         started = time.perf_counter()
         try:
             if self._run_is_async:
@@ -440,7 +283,7 @@ class Batcher(Generic[Row, Result]):
                 loop = asyncio.get_running_loop()
                 results, seconds = await loop.run_in_executor(self._executor, self._timed, rows, batch[0].key)
         except Exception as error:
-            self._fail(batch, error)
+            _fail(batch, error)
         else:
             self._finish(batch, rows, results, started, seconds)
 
@@ -459,10 +302,10 @@ class Batcher(Generic[Row, Result]):
         return results, time.perf_counter() - started
 
     def _finish(
-        self, batch: list[_Request[Row]], rows: list[Row], results: Sequence[Result], started: float, seconds: float
+        self, batch: list[WaitingRow[Row]], rows: list[Row], results: Sequence[Result], started: float, seconds: float
     ) -> None:
         if len(results) != len(rows):
-            self._fail(batch, ModelError(f"{len(rows)} rows came back as {len(results)} results"))
+            _fail(batch, ModelError(f"{len(rows)} rows came back as {len(results)} results"))
             return
         size_class = self._count(rows).bit_length()  # calls of 1, 2-3, 4-7, ... rows are alike
         typical_s = self._typical_s.get(size_class, seconds)
@@ -475,17 +318,6 @@ class Batcher(Generic[Row, Result]):
             waited = self._loop.time() - batch[0].arrived - (time.perf_counter() - started)
             count = self._count([request.row for request in batch])
             self._on_batch(count, seconds, max(0.0, waited))
-
-    @staticmethod
-    def _fail(batch: list[_Request[Row]], error: Exception) -> None:
-        results = error.results if isinstance(error, RowsFailed) else [error] * len(batch)
-        for request, result in zip(batch, results, strict=False):
-            if request.future.done():
-                continue
-            if isinstance(result, Exception):
-                request.future.set_exception(result)
-            else:
-                request.future.set_result(result)
 
     def _set_deadline_timer(self, deadline: float) -> None:
         """One timer for the earliest deadline: a timer per row would cost more than the rest of `submit`."""
@@ -502,19 +334,30 @@ class Batcher(Generic[Row, Result]):
         now = self._loop.time() + 1e-3
         running = [request for batch in self._calls.values() for request in batch]
         if (held_s := clock.held_s()) != self._held_s:  # a debugger's prompt stopped all of this
-            for request in (*self._requests(), *running):
+            for request in (*self._queue, *running):
                 request.deadline += held_s - self._held_s
             self._held_s = held_s
-        self._expire(self._requests(), now, "for its batch")
-        self._expire(running, now, "in its call")
+        _expire(self._queue, now, "for its batch")
+        _expire(running, now, "in its call")
         self.abandon()
-        pending = [r.deadline for r in (*self._requests(), *running) if not r.future.done()]
+        pending = [r.deadline for r in (*self._queue, *running) if not r.future.done()]
         if pending:
             self._set_deadline_timer(min(pending))
 
-    @staticmethod
-    def _expire(requests: Iterable[_Request[Row]], now: float, where: str) -> None:
-        for request in requests:
-            if request.deadline <= now and not request.future.done():
-                waited = min(now, request.deadline) - request.arrived
-                request.future.set_exception(DeadlineExceeded(f"a forward waited {waited:.3g} s {where}"))
+
+def _fail(batch: list[WaitingRow[Row]], error: Exception) -> None:
+    results = error.results if isinstance(error, RowsFailed) else [error] * len(batch)
+    for request, result in zip(batch, results, strict=False):
+        if request.future.done():
+            continue
+        if isinstance(result, Exception):
+            request.future.set_exception(result)
+        else:
+            request.future.set_result(result)
+
+
+def _expire(requests: Iterable[WaitingRow[Row]], now: float, where: str) -> None:
+    for request in requests:
+        if request.deadline <= now and not request.future.done():
+            waited = min(now, request.deadline) - request.arrived
+            request.future.set_exception(DeadlineExceeded(f"a forward waited {waited:.3g} s {where}"))

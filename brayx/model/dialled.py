@@ -18,9 +18,9 @@ from brayx.gamecore.grpc_status import CHANNEL_OPTIONS, application_of, failure,
 from brayx.gamecore.transports.base import Endpoint
 from brayx.model import encoding
 from brayx.model.batcher import Batcher
-from brayx.model.columns import stacked, to_columns, to_rows
 from brayx.model.handles import ModelProxy, sooner
 from brayx.model.http import VERSIONS
+from brayx.model.inputs import stacked, to_columns, to_rows
 from brayx.model.v1 import model_pb2 as pb
 from brayx.model.v1.model_pb2_grpc import ModelStub
 from brayx.types import Forward, NestedArray

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from brayx.errors import BrayxError, ConfigError, first_line
 from brayx.model.arms import Arm, Followed
-from brayx.model.local import LocalModel, PinnedModel
+from brayx.model.handles import PinnedModel
+from brayx.model.local import LocalModel
 from brayx.model.pool import Aliases, AliasSource
 from brayx.types import Weights
 

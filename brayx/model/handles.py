@@ -1,4 +1,4 @@
-"""Handles of a model: one per caller of a shared model, and one per pinned version.
+"""Handles of a model: what they offer, one per caller of a shared model, and one per pinned version.
 
 Knows nothing of where the model runs: the model has ``_forward(args, version, caller, deadline_s)``. `ModelProxy`
 implements it for models in other processes.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from brayx.engines.base import ModelSpec
 from brayx.model.batcher import Batcher
 from brayx.model.inputs import InputCheck
 from brayx.types import Forward, NestedArray
-
-if TYPE_CHECKING:
-    from brayx.model.local import PinnedModel
 
 
 def sooner(own_s: float, call_s: float | None) -> float:
@@ -34,16 +31,60 @@ class Forwarder(Protocol):
     ) -> Forward: ...
 
 
-class Shared(Forwarder, Protocol):
+class Model(Protocol):
+    """A model as an agent sees it, wherever it runs."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Signature of the model."""
+
+    @property
+    def version(self) -> int:
+        """Policy version that acts, as far as this handle knows; 0 before the first published weights."""
+
+    async def forward(self, *args: NestedArray, version: int | None = None, deadline_s: float | None = None) -> Forward:
+        """The model's outputs for one observation.
+
+        Args:
+            *args: the model's arguments without batch axis; do not change them before the result.
+            version: policy version to act with; None: the newest when the batch begins.
+            deadline_s: seconds until the forward fails; at most the model's own deadline.
+
+        Raises:
+            ShapeMismatch: the arguments do not fit; other callers' rows are not affected.
+            BadBody: an argument holds NaN or infinity, or a mask allows no action; names leaf and index. Other callers'
+                rows are not affected.
+            VersionUnknown: that version is not kept; names the nearest.
+            QueueFull: too many forwards wait.
+            DeadlineExceeded: no result in time.
+            ModelError: the engine failed, or the model is closed.
+        """
+
+    def pinned(self, version: int | None = None) -> PinnedModel:
+        """A handle whose forwards all use one version: ``version``, or the current one.
+
+        Raises:
+            VersionUnknown: a model in this process does not have it ready; names the nearest.
+            Overloaded: handles keep the maximum number of versions already.
+        """
+
+    async def close(self) -> None:
+        """Ends the model's tasks and threads; forwards that wait fail."""
+
+
+class PinnedModel(Protocol):
+    """A model at one policy version, which stays ready while this handle exists."""
+
+    @property
+    def version(self) -> int:
+        """The version."""
+
+    async def forward(self, *args: NestedArray, deadline_s: float | None = None) -> Forward:
+        """As `Model.forward`, with this version; the forwards of one handle are one caller's."""
+
+
+class SharedModel(Model, Forwarder, Protocol):
     """A model that many callers share."""
-
-    @property
-    def spec(self) -> ModelSpec: ...
-
-    @property
-    def version(self) -> int: ...
-
-    def pinned(self, version: int | None = None) -> PinnedModel: ...
 
     async def forward_columns(
         self, columns: Sequence[np.ndarray], *, deadline_s: float | None = None
@@ -51,11 +92,11 @@ class Shared(Forwarder, Protocol):
 
 
 class Caller:
-    """A model whose forwards are one caller's; see `brayx.model.local.Model`."""
+    """A model whose forwards are one caller's; see `Model`."""
 
     __slots__ = ("_model",)
 
-    def __init__(self, model: Shared) -> None:
+    def __init__(self, model: SharedModel) -> None:
         self._model = model
 
     @property
@@ -82,7 +123,7 @@ class Caller:
 
 
 class PinnedVersion:
-    """A pinned version of a model in another process; see `brayx.model.local.PinnedModel`."""
+    """A pinned version of a model in another process; see `PinnedModel`."""
 
     __slots__ = ("_model", "_version")
 

@@ -21,7 +21,7 @@ from brayx.errors import BadBody, BodyTooLarge, BrayxError, ProtocolError
 from brayx.faults import report
 from brayx.gamecore.browser import Cors, Hosts, document
 from brayx.model import encoding
-from brayx.model.columns import check_columns, to_columns
+from brayx.model.inputs import check_columns, to_columns
 from brayx.model.local import LocalModel
 from brayx.types import NestedArray
 

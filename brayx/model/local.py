@@ -1,4 +1,4 @@
-"""A model in this process: an engine, weight sets by version, a batcher. Also the protocol of model handles.
+"""A model in this process: an engine, weight sets by version, a batcher.
 
 Knows nothing of Ray: weights come through `LocalModel.load` and ``fetch``.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optree
@@ -17,7 +17,7 @@ from brayx.engines.base import Engine, LeafSpec, ModelSpec
 from brayx.errors import BadBody, BodyTooLarge, DeadlineExceeded, ModelError, QueueFull, VersionUnknown
 from brayx.metrics import Recorder
 from brayx.model.batcher import Batcher, RowsFailed, repeat_last
-from brayx.model.handles import Caller, sooner
+from brayx.model.handles import Caller, Model, PinnedModel, PinnedVersion, sooner
 from brayx.model.inputs import InputCheck, total_of
 from brayx.model.versions import Versions, WeightSet, version_unknown
 from brayx.types import Forward, NestedArray, Weights
@@ -32,58 +32,6 @@ _WHOLE_FROM = 0.5
 _ONE: NestedArray = (0,)
 _LONE = optree.tree_structure(_ONE)
 """Tree structure of arguments that are one array."""
-
-
-class Model(Protocol):
-    """A model as an agent sees it, wherever it runs."""
-
-    @property
-    def spec(self) -> ModelSpec:
-        """Signature of the model."""
-
-    @property
-    def version(self) -> int:
-        """Policy version that acts, as far as this handle knows; 0 before the first published weights."""
-
-    async def forward(self, *args: NestedArray, version: int | None = None, deadline_s: float | None = None) -> Forward:
-        """The model's outputs for one observation.
-
-        Args:
-            *args: the model's arguments without batch axis; do not change them before the result.
-            version: policy version to act with; None: the newest when the batch begins.
-            deadline_s: seconds until the forward fails; at most the model's own deadline.
-
-        Raises:
-            ShapeMismatch: the arguments do not fit; other callers' rows are not affected.
-            BadBody: an argument holds NaN or infinity, or a mask allows no action; names leaf and index. Other callers'
-                rows are not affected.
-            VersionUnknown: that version is not kept; names the nearest.
-            QueueFull: too many forwards wait.
-            DeadlineExceeded: no result in time.
-            ModelError: the engine failed, or the model is closed.
-        """
-
-    def pinned(self, version: int | None = None) -> PinnedModel:
-        """A handle whose forwards all use one version: ``version``, or the current one.
-
-        Raises:
-            VersionUnknown: a model in this process does not have it ready; names the nearest.
-            Overloaded: handles keep the maximum number of versions already.
-        """
-
-    async def close(self) -> None:
-        """Ends the model's tasks and threads; forwards that wait fail."""
-
-
-class PinnedModel(Protocol):
-    """A model at one policy version, which stays ready while this handle exists."""
-
-    @property
-    def version(self) -> int:
-        """The version."""
-
-    async def forward(self, *args: NestedArray, deadline_s: float | None = None) -> Forward:
-        """As `Model.forward`, with this version; the forwards of one handle are one caller's."""
 
 
 class _Columns:
@@ -275,7 +223,7 @@ class LocalModel:
 
     def pinned(self, version: int | None = None) -> PinnedModel:
         """A handle at one version; see `Model.pinned`."""
-        return _Pinned(self, self._versions.pin(version))
+        return _PinnedHere(self, self._versions.pin(version))
 
     def as_caller(self) -> Model:
         """A handle for one of several callers: a caller with many rows does not delay the others."""
@@ -289,7 +237,7 @@ class LocalModel:
             Overloaded: as `pinned`.
         """
         weights = await self._ready(version, self._until(None))  # held, so that it stays ready
-        return _Pinned(self, self._versions.pin(weights.version))
+        return _PinnedHere(self, self._versions.pin(weights.version))
 
     async def close(self) -> None:
         """Ends the batcher and its thread; forwards that wait fail."""
@@ -440,18 +388,14 @@ def _rows(leaf: np.ndarray) -> list[np.ndarray]:
     return list(leaf) if leaf.ndim > 1 else [leaf[i, ...] for i in range(len(leaf))]
 
 
-class _Pinned:
+class _PinnedHere(PinnedVersion):
     """A weight set held by a pin."""
 
-    __slots__ = ("_model", "_weights")
+    __slots__ = ("_local", "_weights")
 
     def __init__(self, model: LocalModel, weights: WeightSet) -> None:
-        self._model = model
-        self._weights = weights
-
-    @property
-    def version(self) -> int:
-        return self._weights.version
+        super().__init__(model, weights.version)
+        self._local, self._weights = model, weights
 
     async def forward(self, *args: NestedArray, deadline_s: float | None = None) -> Forward:
-        return await self._model._forward(args, None, self, deadline_s, self._weights)
+        return await self._local._forward(args, None, self, deadline_s, self._weights)

@@ -619,7 +619,7 @@ async def test_a_full_queue_drops_rows_of_the_caller_with_the_most(make):
     gate.set()
     assert await asyncio.gather(*quiet, alone) == ["q0", "q1", "alone"]
     assert await asyncio.gather(*rows[:4]) == ["running", 0, 1, 2]
-    assert not batcher._held
+    assert not batcher._queue._held
     await batcher.submit("again", caller="hog")
 
 
@@ -640,7 +640,7 @@ async def test_dropped_and_cancelled_rows_no_longer_count_for_their_caller(make)
     # Cancelled rows must not remain in their caller's count.
     more = [asyncio.create_task(batcher.submit(f"m{i}", caller="other")) for i in range(3)]
     await let_loop_run()
-    assert batcher._held == {"other": 4}
+    assert batcher._queue._held == {"other": 4}
     late = asyncio.create_task(batcher.submit("late", caller="hog"))
     await let_loop_run()
     assert isinstance(more[-1].exception(), QueueFull)
@@ -660,7 +660,7 @@ async def sorted_queue(make, callers, keys):
     pairs = zip(callers, keys, strict=True)
     rows = [asyncio.create_task(batcher.submit(i, key=key, caller=caller)) for i, (caller, key) in enumerate(pairs)]
     await let_loop_run()
-    assert batcher._in_lanes == len(batcher) == len(callers) - 1
+    assert batcher._queue._in_lanes == len(batcher) == len(callers) - 1
     return batcher, gate, rows
 
 
@@ -674,7 +674,7 @@ async def test_refused_rows_do_not_re_sort_the_queue(make):
             await batcher.submit("late", key=0, caller=caller)
     with pytest.raises(QueueFull):
         await batcher.submit_many(["late"] * 2, key=0)
-    assert (batcher._in_lanes, len(batcher)) == (6, 7)
+    assert (batcher._queue._in_lanes, len(batcher)) == (6, 7)
     rows[4].cancel()
     await let_loop_run()
     rows.append(asyncio.create_task(batcher.submit(8, key=0, caller="b")))
@@ -702,12 +702,12 @@ async def test_the_newest_of_the_sorted_rows_is_dropped(make):
     gate.set()
     assert await asyncio.gather(*rows[:2], *others) == [0, 1, *"vwxyzu"]
     assert len(batcher) == 0
-    assert not batcher._held
+    assert not batcher._queue._held
 
 
 async def test_a_refused_row_of_submit_many_releases_the_others(make):
     batcher, gate, rows = await full(make, ["a"])
-    batcher._max_queue = 5
+    batcher._queue.max_rows = 5
     many = asyncio.create_task(batcher.submit_many([1, 2, 3, 4]))
     await let_loop_run()
     one = asyncio.create_task(batcher.submit("one", caller="b"))

@@ -166,7 +166,7 @@ async def test_a_large_batch_is_few_calls_of_the_engine(dialled, model, count):
 
 
 async def test_a_full_queue_is_reported(dialled, model):
-    model._batcher._max_queue = 1
+    model._batcher._queue.max_rows = 1
     model._batcher._busy = True  # as during a call
     waits = asyncio.create_task(model.forward(*ONE))
     await asyncio.sleep(0)

@@ -8,7 +8,7 @@ import torch
 
 from brayx.engines.torch import describe
 from brayx.errors import ShapeMismatch
-from brayx.model.columns import check_columns, to_columns
+from brayx.model.inputs import check_columns, to_columns
 from tests.unit.nets.kinds import make
 
 
