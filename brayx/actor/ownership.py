@@ -1,19 +1,30 @@
-"""Ownership of sessions: a session table's interface to the processes that share its sessions, and their snapshots.
+"""Ownership of sessions: a session table's interface to the processes that share its sessions.
 
-`Ownership` itself is for a process that owns all its sessions. The cluster's replicas share theirs through a
-session directory. Pure asyncio; knows nothing of Ray.
+`Ownership` itself is for a process that owns all its sessions. The cluster's replicas share theirs through a session
+directory, as long as they hold a `Lease`. `Holders` notifies the connections that hold sessions. Pure asyncio; knows
+nothing of Ray, nor of doors.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
+import uuid
+import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from brayx.actor.ends import over
-from brayx.actor.lease import Lease
-from brayx.actor.service import Reply
+from brayx.actor.service import Holder, Reply
 from brayx.gamecore.protocol import StepRequest
+from brayx.logs import limited
+
+logger = limited(__name__)
+
+HOLDER_MARK = "#"
+"""Separates the process's address from the rest of a connection's name."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,45 @@ Park = Callable[[str, SessionSnapshot], Awaitable[None]]
 """Stores a session's exact snapshot, and its id, for the process that continues it."""
 
 
+class Lease:
+    """The time until which a process may answer for its sessions; later another process may have taken them over.
+
+    A suspended or starved process does not notice the time that passed. So it checks the clock before every answer, and
+    waits for the renewal if it is late.
+
+    Args:
+        ends: seconds of `time.monotonic`; infinite for a table without peers.
+
+    Attributes:
+        ends: the end as given or renewed.
+        wanted: a request waits for the renewal; the renewal clears it.
+    """
+
+    __slots__ = ("_renewed", "ends", "wanted")
+
+    def __init__(self, ends: float = math.inf) -> None:
+        self.ends = ends
+        self.wanted = asyncio.Event()
+        self._renewed = asyncio.Event()
+
+    def renew(self, ends: float) -> None:
+        """Extends the lease, and wakes waiting requests."""
+        self.ends = ends
+        renewed, self._renewed = self._renewed, asyncio.Event()
+        renewed.set()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, by the real clock, as other processes see it."""
+        return time.monotonic() > self.ends
+
+    async def held(self) -> None:
+        """Waits until the lease is held; the caller has the deadline."""
+        while self.is_over:
+            self.wanted.set()
+            await self._renewed.wait()
+
+
 class Ownership:
     """One process owns every session.
 
@@ -86,3 +136,37 @@ class Ownership:
 
     def notify(self, holder: str, reason: str) -> None:
         """Notifies a connection of another process that it lost its session."""
+
+
+class Holders:
+    """The connections of this process that may hold a session.
+
+    Args:
+        ownership: reaches the connections of other processes.
+    """
+
+    def __init__(self, ownership: Ownership) -> None:
+        self._ownership = ownership
+        self._here: weakref.WeakValueDictionary[str, Holder] = weakref.WeakValueDictionary()
+
+    def add(self, on_end: Callable[[str], None], at: str = "") -> Holder:
+        """Registers a connection; its name starts with ``at``, the address of this process."""
+        holder = Holder(f"{at}{HOLDER_MARK}{uuid.uuid4().hex}", on_end)
+        self._here[holder.name] = holder
+        return holder
+
+    def end(self, holder: str, reason: str) -> bool:
+        """Notifies a connection of this process that it lost its session; False: there is no such connection."""
+        connection = self._here.get(holder)
+        if connection is None:
+            return False
+        connection.end(reason)
+        return True
+
+    def notify(self, holder: str | None, reason: str) -> None:
+        """Notifies a connection of any process; an empty name is no connection."""
+        try:
+            if holder and not self.end(holder, reason):
+                self._ownership.notify(holder, reason)
+        except Exception:
+            logger.exception("connection %s was not notified that it lost its session: %s", holder, reason)

@@ -40,7 +40,7 @@ class Holder:
 
 
 class Service:
-    """Answers requests. A service implements `step` or `submit`; with `submit` a tick needs no task.
+    """Answers requests. With `submit`, a tick needs no task.
 
     Attributes:
         cors: origins whose scripts may call its HTTP doors.
@@ -58,8 +58,7 @@ class Service:
             reply: gets the answer's body or the typed error.
             let_in: an earlier request of its connection had valid credentials.
         """
-        task = asyncio.get_running_loop().create_task(self.step(request, let_in=let_in))
-        task.add_done_callback(lambda done: reply(_result(done)))
+        raise NotImplementedError
 
     async def step(self, request: StepRequest, *, let_in: bool = False) -> bytes:
         """`submit` as a coroutine. Cancelling it cancels the wait, not the request.
@@ -133,12 +132,3 @@ def leaves_running(error: BrayxError) -> bool:
 def attaches(error: BrayxError) -> bool:
     """Whether a connection whose first tick or stop got this error still holds the session."""
     return leaves_running(error) and not isinstance(error, OutOfSequence)
-
-
-def _result(task: asyncio.Task[bytes]) -> bytes | BrayxError:
-    if task.cancelled():
-        return BrayxError("the request was cancelled: this replica is ending")
-    error = task.exception()
-    if error is None:
-        return task.result()
-    return to_typed(error) if isinstance(error, Exception) else BrayxError("the request was cancelled")

@@ -18,8 +18,7 @@ import brayx.clock as clock
 from brayx.actor.actor import Actor, is_cancelled
 from brayx.actor.config import SessionConfig
 from brayx.actor.ends import Ends, over
-from brayx.actor.holders import Holders
-from brayx.actor.ownership import Ownership, Park, Position, SessionSnapshot
+from brayx.actor.ownership import Holders, Ownership, Park, Position, SessionSnapshot
 from brayx.actor.service import Reply
 from brayx.actor.tick_times import TickTimes
 from brayx.errors import (

@@ -19,8 +19,7 @@ from brayx.actor.calls import Calls
 from brayx.actor.config import SessionConfig
 from brayx.actor.deadlines import Sweeper, TimedSession
 from brayx.actor.ends import Ends, may_be_repeat, over, start_refused
-from brayx.actor.holders import Holders
-from brayx.actor.ownership import Ownership, Park, SessionSnapshot
+from brayx.actor.ownership import Holders, Ownership, Park, SessionSnapshot
 from brayx.actor.service import Holder, Reply, Service
 from brayx.actor.session import Session, SessionServices
 from brayx.actor.tick_times import TickTimes

@@ -16,8 +16,7 @@ from typing import Any
 
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from brayx.actor.lease import Lease
-from brayx.actor.ownership import SessionSnapshot
+from brayx.actor.ownership import Lease, SessionSnapshot
 from brayx.actor.table import SessionTable
 from brayx.cluster.directory import LEASE_S, RENEW_S, DirectoryRecovering, Renewal
 from brayx.cluster.named import unwrap

@@ -16,8 +16,7 @@ from typing import Any
 
 from brayx.actor.config import ActorConfig
 from brayx.actor.ends import BETWEEN, may_be_repeat
-from brayx.actor.holders import HOLDER_MARK
-from brayx.actor.ownership import Ownership, SessionSnapshot
+from brayx.actor.ownership import HOLDER_MARK, Ownership, SessionSnapshot
 from brayx.actor.service import Reply, into
 from brayx.actor.table import SessionTable
 from brayx.cluster.directory import MAX_SNAPSHOT_BYTES, Location

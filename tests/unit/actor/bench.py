@@ -5,8 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from brayx.actor.actor import Actor
 from brayx.actor.config import SessionConfig
-from brayx.actor.lease import Lease
-from brayx.actor.ownership import Ownership, SessionSnapshot
+from brayx.actor.ownership import Lease, Ownership, SessionSnapshot
 from brayx.actor.service import Holder, Reply, into
 from brayx.actor.table import MAX_WAITING, SessionTable
 from brayx.errors import (

@@ -5,8 +5,7 @@ import math
 
 import pytest
 
-from brayx.actor.lease import Lease
-from brayx.actor.ownership import Ownership
+from brayx.actor.ownership import Lease, Ownership
 from brayx.errors import (
     Overloaded,
     SessionLost,
