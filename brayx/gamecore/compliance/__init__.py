@@ -36,7 +36,7 @@ class DoorCompliance(EveryDoor, HeldSessions, HttpTests, TcpTests):
     Attributes:
         url: URL of the HTTP and WebSocket doors, including any path before ``/step``.
         urls: URLs of doors with another address, by door: ``{"tcp": "tcp://127.0.0.1:8101"}``.
-        doors: which of ``http``, ``ws``, ``tcp`` and ``grpc`` the service has.
+        doors: which of `brayx.gamecore.doors.DOORS` the service has.
         max_body_bytes: the service's limit; a body of one byte more must be refused.
         timeout_s: time limit of each wait.
         cors_origin: origin that the HTTP door allows, and no other; empty: it allows none.

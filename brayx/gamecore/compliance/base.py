@@ -10,7 +10,7 @@ from typing import Any
 
 from brayx.errors import BrayxError, SessionExists
 from brayx.gamecore.client import Client
-from brayx.gamecore.doors import DOORS
+from brayx.gamecore.doors import DOORS, ON_HTTP_PORT
 from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES, StepKind, StepRequest
 from brayx.gamecore.transports import connect
 from brayx.gamecore.transports.base import Endpoint
@@ -30,7 +30,7 @@ class Doors:
 
     url: str
     urls: Mapping[Door, str] = {}
-    doors: tuple[Door, ...] = ("http", "ws")
+    doors: tuple[Door, ...] = ON_HTTP_PORT
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     timeout_s: float = 10.0
     cors_origin: str = ""

@@ -106,12 +106,12 @@ class GrpcPeer:
     def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
         import grpc
 
+        from brayx.gamecore.grpc_status import CHANNEL_OPTIONS, application_of, target_of
         from brayx.gamecore.v1.gamecore_pb2_grpc import GamecoreStub
 
-        self._channel = grpc.insecure_channel(f"{endpoint.host}:{endpoint.port}", [("grpc.enable_http_proxy", 0)])
+        self._channel = grpc.insecure_channel(target_of(endpoint), CHANNEL_OPTIONS)
         self._stub = GamecoreStub(self._channel)
-        application = endpoint.prefix.strip("/")
-        self._options = {"timeout": timeout_s, "metadata": (("application", application),) if application else ()}
+        self._options = {"timeout": timeout_s, "metadata": application_of(endpoint)}
         self._streams: list[GrpcStream] = []
 
     def __enter__(self) -> GrpcPeer:

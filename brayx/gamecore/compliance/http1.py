@@ -143,7 +143,7 @@ class HttpTests(Doors):
                 ("POST", STEP_PATH, b"", {"origin": came, "session": session, "step_kind": "tick"}),
                 ("GET", "/no-such-path", b"", {"origin": came}),
             ):
-                status, found = self.headers_of(method, path, body, headers)
+                status, found, _ = self.exchange(method, path, body, headers)
                 assert found.get("access-control-allow-origin") == (came if allowed else None), (method, path, found)
                 if method == "OPTIONS" and allowed:
                     assert status == 200
@@ -163,18 +163,17 @@ class HttpTests(Doors):
 
     def request(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
         """One plain HTTP request below the service's path: status and body."""
-        with self.http() as connection:
-            connection.request(method, Endpoint.parse(self.url_of("http")).prefix + path, body, headers)
-            response = connection.getresponse()
-            return response.status, response.read()
+        status, _, reply = self.exchange(method, path, body, headers)
+        return status, reply
 
-    def headers_of(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, dict[str, str]]:
-        """As `request`: status, and the reply's headers by lower-case name."""
+    def exchange(
+        self, method: str, path: str, body: bytes, headers: dict[str, str]
+    ) -> tuple[int, dict[str, str], bytes]:
+        """As `request`: status, the reply's headers by lower-case name, and its body."""
         with self.http() as connection:
             connection.request(method, Endpoint.parse(self.url_of("http")).prefix + path, body, headers)
             response = connection.getresponse()
-            response.read()
-            return response.status, {name.lower(): value for name, value in response.getheaders()}
+            return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
 
     def post(self, body: bytes, **headers: str) -> tuple[int, bytes]:
         return self.request("POST", STEP_PATH, body, headers)

@@ -39,7 +39,9 @@ class Transport(Protocol):
 
     @property
     def holds_session(self) -> bool:
-        """Whether a running session can still be reached, as far as this side knows."""
+        """Whether a running session can still be reached, as far as this side knows: always, unless a connection holds
+        it."""
+        return True
 
     def step(self, request: StepRequest, timeout_s: float) -> bytes:
         """The reply's body.
@@ -61,7 +63,8 @@ class AsyncTransport(Protocol):
     """`Transport` for asyncio; concurrent calls wait for each other."""
 
     @property
-    def holds_session(self) -> bool: ...
+    def holds_session(self) -> bool:
+        return True
 
     async def step(self, request: StepRequest, timeout_s: float) -> bytes: ...
 

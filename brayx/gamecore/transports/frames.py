@@ -31,7 +31,7 @@ from brayx.gamecore import protocol
 from brayx.gamecore.deflate import ClientDeflate
 from brayx.gamecore.protocol import SESSION_PATH, WS_SUBPROTOCOL, StepRequest
 from brayx.gamecore.transports.base import MAX_REPLY_BYTES, Endpoint
-from brayx.gamecore.transports.http1 import header_value
+from brayx.gamecore.transports.http import header_value
 
 
 class SessionFrames:

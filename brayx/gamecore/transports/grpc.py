@@ -17,7 +17,7 @@ import grpc
 from brayx.errors import BrayxError, ProtocolError
 from brayx.gamecore.grpc_status import CHANNEL_OPTIONS, application_of, failure, target_of
 from brayx.gamecore.protocol import StepKind, StepRequest
-from brayx.gamecore.transports.base import Endpoint, describe
+from brayx.gamecore.transports.base import AsyncTransport, Endpoint, Transport, describe
 from brayx.gamecore.v1 import gamecore_pb2 as pb
 from brayx.gamecore.v1.gamecore_pb2_grpc import GamecoreStub
 
@@ -38,10 +38,6 @@ class _Calls:
         self._stub: Any = None
         self._target = target_of(endpoint)
         self._application = application_of(endpoint)
-
-    @property
-    def holds_session(self) -> bool:
-        return True
 
     def _metadata(self, request: StepRequest) -> tuple[tuple[str, str], ...]:
         """Metadata for proxies: HAProxy routes by the session's name, as over HTTP."""
@@ -71,7 +67,7 @@ class _Calls:
         return failure(self._endpoint, describe(request), timeout_s, error)
 
 
-class GrpcTransport(_Calls):
+class GrpcTransport(_Calls, Transport):
     """The blocking gRPC transport; see `Transport`."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -97,7 +93,7 @@ class GrpcTransport(_Calls):
                 channel.close()
 
 
-class AsyncGrpcTransport(_Calls):
+class AsyncGrpcTransport(_Calls, AsyncTransport):
     """The asyncio gRPC transport; see `AsyncTransport`. Belongs to one event loop."""
 
     def __init__(self, endpoint: Endpoint) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from brayx.errors import ConnectFailed, ConnectionLost, DeadlineExceeded
 from brayx.gamecore.protocol import StepRequest
-from brayx.gamecore.transports.base import describe
+from brayx.gamecore.transports.base import AsyncTransport, Transport, describe
 
 Result = TypeVar("Result")
 
@@ -95,15 +95,11 @@ class ServiceThread:
             raise _stopped(request) from None
 
 
-class LocalTransport:
+class LocalTransport(Transport):
     """The blocking in-process transport; see `Transport`. Concurrent steps do not wait for each other."""
 
     def __init__(self, running: ServiceThread) -> None:
         self._running = running
-
-    @property
-    def holds_session(self) -> bool:
-        return True
 
     def step(self, request: StepRequest, timeout_s: float) -> bytes:
         future = self._running.submit(self._running.service.step(request))
@@ -124,15 +120,11 @@ class LocalTransport:
         pass
 
 
-class AsyncLocalTransport:
+class AsyncLocalTransport(AsyncTransport):
     """The asyncio in-process transport; see `AsyncTransport`. Awaits the service, on the loop of the caller."""
 
     def __init__(self, service: StepService) -> None:
         self._service = service
-
-    @property
-    def holds_session(self) -> bool:
-        return True
 
     async def step(self, request: StepRequest, timeout_s: float) -> bytes:
         try:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from brayx.errors import BrayxError
 from brayx.gamecore.protocol import StepRequest
-from brayx.gamecore.transports.base import Endpoint, describe
+from brayx.gamecore.transports.base import AsyncTransport, Endpoint, Transport, describe
 from brayx.gamecore.transports.connection import AsyncConnection, ClientConnection, within
 
 
@@ -67,7 +67,7 @@ class StreamCodec(Protocol):
         """
 
 
-class StreamTransport:
+class StreamTransport(Transport):
     """The blocking transport; see `Transport`."""
 
     def __init__(self, endpoint: Endpoint, codec: StreamCodec) -> None:
@@ -75,10 +75,6 @@ class StreamTransport:
         self._codec = codec
         self._connection: ClientConnection | None = None
         self._lock = threading.Lock()
-
-    @property
-    def holds_session(self) -> bool:
-        return True  # a session does not belong to its connection
 
     def step(self, request: StepRequest, timeout_s: float) -> bytes:
         with self._lock:
@@ -136,7 +132,7 @@ class StreamTransport:
             self._connection = None
 
 
-class AsyncStreamTransport:
+class AsyncStreamTransport(AsyncTransport):
     """The asyncio transport; see `AsyncTransport`. Belongs to one event loop."""
 
     def __init__(self, endpoint: Endpoint, codec: StreamCodec) -> None:
@@ -146,10 +142,6 @@ class AsyncStreamTransport:
         self._reply: PendingReply | None = None
         self._waiter: asyncio.Future[bytes] | None = None
         self._lock = asyncio.Lock()
-
-    @property
-    def holds_session(self) -> bool:
-        return True
 
     async def step(self, request: StepRequest, timeout_s: float) -> bytes:
         async with self._lock:

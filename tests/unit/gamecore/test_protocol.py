@@ -19,7 +19,7 @@ from brayx.gamecore.protocol import (
     request_headers,
 )
 from brayx.gamecore.transports.base import Endpoint
-from brayx.gamecore.transports.http1 import RequestEncoder
+from brayx.gamecore.transports.http import RequestEncoder
 
 
 def test_http_request_bytes() -> None:
