@@ -39,8 +39,6 @@ _FORBIDDEN = -1e4
 """An action is masked if its logit is this far below the best one."""
 MASKED = -3e4
 """Logit of a forbidden action: its probability is 0 in every precision, and all values stay finite."""
-MASK = "action_mask"
-"""Name of the action mask in an observation or an environment's info. The heads use it; it is never a feature."""
 _COLDEST = 1e-12
 """Lower bound of a Gaussian's temperature, so that its logarithm is finite."""
 
@@ -207,22 +205,6 @@ def _other_actions(outputs: Outputs, reference: Outputs) -> ModelError:
         return means[0] if means else f"only {sorted(of)}"
 
     return ModelError(f"the two policies act differently: one has {policy(outputs)}, the other {policy(reference)}")
-
-
-def row_without_action(mask: np.ndarray, sizes: Sequence[int]) -> tuple[tuple[int, ...], int] | None:
-    """Finds a row in which a head allows no action: the row's index and the head; None if every head allows one.
-
-    Args:
-        mask: ``[..., A]``, positive or true for an allowed action; the masks of several heads are concatenated.
-        sizes: number of actions of each head; ``A`` is their sum.
-    """
-    allowed, first = mask > 0, 0
-    for head, size in enumerate(sizes):
-        has_action = allowed[..., first : first + size].any(-1)
-        first += size
-        if not has_action.all():
-            return tuple(map(int, np.argwhere(~has_action)[0])), head
-    return None
 
 
 def tempered(outputs: Outputs, temperature: float) -> dict[str, Any]:

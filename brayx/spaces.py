@@ -1,4 +1,4 @@
-"""Limits of whole numbers in observations, and the check against them.
+"""Limits of whole numbers in observations, the check against them, and that of action masks.
 
 A *tree of limits* is nested like an observation: `Limits` for an array of whole numbers, None for any other leaf.
 Depends on NumPy only: it recognises Gymnasium's spaces by their attributes.
@@ -6,12 +6,14 @@ Depends on NumPy only: it recognises Gymnasium's spaces by their attributes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+MASK = "action_mask"
+"""Name of the action mask in an observation or an environment's info. The heads use it; it is never a feature."""
 LIMITS_ATTRIBUTE = "input_limits"
 """Attribute of a module: limits of the whole numbers in its arguments, by path."""
 
@@ -72,3 +74,19 @@ def outside(values: np.ndarray, low: Any, high: Any) -> str:
     least, most = (np.broadcast_to(bound, values.shape)[index] for bound in (low, high))
     where = f" at [{', '.join(map(str, index))}]" if index else ""
     return f"{values[index]:.9g}{where}, expected {least:.9g} to {most:.9g}"
+
+
+def row_without_action(mask: np.ndarray, sizes: Sequence[int]) -> tuple[tuple[int, ...], int] | None:
+    """Finds a row in which a head allows no action: the row's index and the head; None if every head allows one.
+
+    Args:
+        mask: ``[..., A]``, positive or true for an allowed action; the masks of several heads are concatenated.
+        sizes: number of actions of each head; ``A`` is their sum.
+    """
+    allowed, first = mask > 0, 0
+    for head, size in enumerate(sizes):
+        has_action = allowed[..., first : first + size].any(-1)
+        first += size
+        if not has_action.all():
+            return tuple(map(int, np.argwhere(~has_action)[0])), head
+    return None

@@ -14,8 +14,8 @@ import numpy as np
 
 from brayx.engines.base import LeafSpec, ModelSpec
 from brayx.errors import BrayxError, ConfigError, ConnectionLost, ModelError, TransportError
-from brayx.gamecore.grpc_status import CHANNEL_OPTIONS, application_of, failure, target_of
 from brayx.gamecore.transports.base import Endpoint
+from brayx.gamecore.transports.grpc import CHANNEL_OPTIONS, application_of, failure, target_of
 from brayx.model import encoding
 from brayx.model.batcher import Batcher
 from brayx.model.handles import ModelProxy, sooner

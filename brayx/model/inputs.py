@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from brayx.actions import MASK, row_without_action
 from brayx.engines.base import LeafSpec, ModelSpec, as_dtype
 from brayx.errors import BadBody, ShapeMismatch
+from brayx.spaces import MASK, row_without_action
 from brayx.types import FEW, NestedArray, is_finite, place_of
 
 

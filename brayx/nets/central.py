@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from brayx.actions import MASK
 from brayx.nets.encoders import Numbers, features_of
 from brayx.nets.heads import Categorical, Gaussian, Value
 from brayx.nets.mlp import Towers, linears
@@ -29,7 +28,7 @@ from brayx.nets.policy import (
     start_layers,
     trunk_for,
 )
-from brayx.spaces import Limits
+from brayx.spaces import MASK, Limits
 from brayx.types import NestedArray
 
 OWN, STATE = "obs", "state"

@@ -14,13 +14,12 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from brayx.actions import MASK
 from brayx.nets.encoders import Numbers, Observation, OneHot, Spatial, features_of
 from brayx.nets.heads import Categorical, Gaussian, MultiHead, Squashed, StateDependent, Value
 from brayx.nets.lstm import LSTM, State
 from brayx.nets.mlp import MLP, Towers, linears
 from brayx.nets.transformer import Entities
-from brayx.spaces import LIMITS_ATTRIBUTE, Limits, by_path
+from brayx.spaces import LIMITS_ATTRIBUTE, MASK, Limits, by_path
 from brayx.types import NestedArray
 
 Categories: TypeAlias = int | Limits | Mapping[str, Any] | None

@@ -26,7 +26,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from brayx import actions
-from brayx.actions import MASK, ActionSpec, row_without_action
+from brayx.actions import ActionSpec
 from brayx.engines.base import as_dtype
 from brayx.engines.scaling import Scaling
 from brayx.errors import ConfigError, EnvironmentFailed
@@ -35,7 +35,7 @@ from brayx.rollout.envs import autoreset_mode, failed
 from brayx.rollout.masks import InfoMasks, is_observed
 from brayx.rollout.moments import AllMoments, ObsNormaliser, RewardNormaliser, Shared
 from brayx.rollout.policy import Policy
-from brayx.spaces import by_path, limits_of
+from brayx.spaces import MASK, by_path, limits_of, row_without_action
 from brayx.types import Columns, NestedArray, Weights, flatten
 
 logger = logging.getLogger(__name__)

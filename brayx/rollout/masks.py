@@ -16,10 +16,11 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
-from brayx.actions import MASK, ActionSpec
+from brayx.actions import ActionSpec
 from brayx.errors import ConfigError
 from brayx.nets.central import OWN, STATE
 from brayx.rollout.envs import failed
+from brayx.spaces import MASK
 
 
 class InfoMasks(VectorWrapper):

@@ -15,9 +15,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
-from brayx.actions import MASK
 from brayx.errors import ConfigError
 from brayx.nets.central import OWN, STATE
+from brayx.spaces import MASK
 
 
 class AgentsAsRows(VectorEnv):

@@ -106,7 +106,7 @@ class GrpcPeer:
     def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
         import grpc
 
-        from brayx.gamecore.grpc_status import CHANNEL_OPTIONS, application_of, target_of
+        from brayx.gamecore.transports.grpc import CHANNEL_OPTIONS, application_of, target_of
         from brayx.gamecore.v1.gamecore_pb2_grpc import GamecoreStub
 
         self._channel = grpc.insecure_channel(target_of(endpoint), CHANNEL_OPTIONS)
