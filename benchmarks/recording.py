@@ -192,7 +192,7 @@ def reading(many: int) -> Table:
     """A session of a million ticks, in files of 300 as a game of 60 ticks/s writes them; and ``many`` sessions."""
     from brayx.recording import open as open_recordings
     from brayx.recording.columns import Tick, columns_of, packed
-    from brayx.recording.part import Part
+    from brayx.recording.index import Part
     from brayx.recording.writer import Folder
 
     table = Table(["reading", ">what", ">took"])
@@ -254,8 +254,8 @@ def showing() -> Table:
     """Frames of a session of 300 ticks: the cost of encoding, their size, and the time until one is shown."""
     from brayx.recording import open as open_recordings
     from brayx.recording.columns import Tick, columns_of
+    from brayx.recording.index import Part
     from brayx.recording.packer import Packer
-    from brayx.recording.part import Part
     from brayx.recording.writer import Folder
 
     table = Table(["frames", ">kB each", ">encoded in", ">the next in", ">any in", ">any, p95"])

@@ -25,7 +25,7 @@ from brayx.league.gates import Verdict
 from brayx.league.league import League
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
-from brayx.league.running import RunningLeague
+from brayx.league.training import RunningLeague
 from brayx.model.snapshots import SnapshotFiles
 from brayx.types import Weights
 

@@ -21,13 +21,11 @@ from brayx.league.finding import newest_league
 from brayx.league.fit import Fitted, expected, fit
 from brayx.league.ladder import Rung, choose, first_pairs, ladder, level_pairs
 from brayx.league.levels import Levels, Strength, check_names, write_levels
-from brayx.league.match import Tally
-from brayx.league.member import Member
+from brayx.league.match import Pair, Tally, Tournament
+from brayx.league.member import Member, Rated
 from brayx.league.named import Opponent, Opponents
 from brayx.league.playing import check_playable, play
 from brayx.league.requested import ServedPool, read_pool
-from brayx.league.strength import Rated
-from brayx.league.tournament import Pair, Tournament
 from brayx.tables import aligned
 
 Play = Callable[[Sequence[Rung], Mapping[Pair, int], str], Mapping[Pair, Tally]]

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from brayx.league.files import DIGEST_TAG, POINTS_TAG
-from brayx.league.history import Point, changed, point_of
-from brayx.league.ledger import Ledger
+from brayx.league.ledger import Ledger, Point
 from brayx.league.member import Member
 from brayx.league.payoff import Payoff
 from brayx.league.ratings import Ratings
@@ -27,6 +26,8 @@ RATINGS_FILE, PAYOFF_FILE, DRAWN_FILE = "league-ratings.png", "league-payoff.png
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Colours that colour-blind people can tell apart (Okabe and Ito 2008, "Color universal design")."""
+_MOVED = 2.0
+"""Points by which a rating or an end of its interval moves before its curve gets another point."""
 _FEW = 12
 """Maximum members of a payoff picture that shows its numbers."""
 
@@ -85,6 +86,20 @@ def draw_league(trial: Trial, books: str, env_steps: Mapping[str, int], pool: st
         before = known.get(version, {})
         changed = {name: text for name, text in tags_of(snapshot, ratings).items() if before.get(name, "") != text}
         tag(pool, version, changed, trial.uri)
+
+
+def point_of(ratings: Ratings, member: Member, env_steps: int) -> Point:
+    """The point of a member as it is rated now."""
+    return Point(env_steps, ratings.points(member), *ratings.interval(member))
+
+
+def changed(curve: Sequence[Point], point: Point) -> bool:
+    """Whether a point belongs on a curve: it has later steps than the curve's last one, and another rating."""
+    if not curve:
+        return True
+    last = curve[-1]
+    moved = max(abs(now - before) for now, before in zip(point[1:], last[1:], strict=True))
+    return point.env_steps > last.env_steps and moved >= _MOVED
 
 
 def tags_of(snapshot: Snapshot, ratings: Ratings) -> dict[str, str]:

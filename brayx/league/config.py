@@ -66,6 +66,11 @@ class PlayerConfig(BaseModel):
         return self.role in LEARNERS
 
     @property
+    def restarts(self) -> bool:
+        """Whether it restarts from its first weights after a snapshot."""
+        return self.restart == "snapshot"
+
+    @property
     def shares(self) -> Mapping[str, float]:
         """`against`, or the default of the role.
 

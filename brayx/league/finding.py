@@ -15,7 +15,7 @@ from brayx.errors import ConfigError, LeagueError
 from brayx.league.files import PLAYER_TAG, books_file
 from brayx.tracking import Trial
 from brayx.tracking.finding import newest_runs
-from brayx.tracking.store import client_of, telling
+from brayx.tracking.store import client_of, get_or_none, telling
 from brayx.tracking.trial import PARENT_TAG
 from brayx.urls import sqlite_path
 
@@ -164,16 +164,8 @@ def _league(uri: str, run_id: str) -> Trial | None:
 
 def _run(uri: str, run_id: str) -> Run | None:
     """A run of the store; None: there is none."""
-    from mlflow.exceptions import MlflowException
-    from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
-
     with telling(f"cannot read trial {run_id!r} from {uri}"):
-        try:
-            return client_of(uri).get_run(run_id)
-        except MlflowException as error:
-            if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
-                return None
-            raise
+        return get_or_none(client_of(uri).get_run, run_id)
 
 
 def _books_folder(uri: str) -> Path:

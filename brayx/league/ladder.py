@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from brayx.league.member import Member
-from brayx.league.strength import Rated
+from brayx.league.member import Member, Rated
 
 COLDER = (0.0, 0.5)
 """Temperatures of the champion and of the snapshot with the most points, besides 1."""

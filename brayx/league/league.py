@@ -206,7 +206,7 @@ class League:
 
     def restarts(self, player: str) -> bool:
         """Whether a learner restarts from its first weights after a snapshot."""
-        return snapshots.restarts(self._learner(player))
+        return self._learner(player).restarts
 
     def frozen_steps(self, player: str) -> int:
         """Env steps of a player's newest snapshot; 0: it has none."""

@@ -13,16 +13,17 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from brayx.errors import LeagueError
-from brayx.league.history import MAX_POINTS, Point, thinned
 from brayx.league.member import INCUMBENT, Member
 from brayx.league.payoff import Pair
 from brayx.league.ratings import Rating
 from brayx.league.snapshots import Snapshot
 from brayx.urls import read_only_url
 
+MAX_POINTS = 500
+"""Maximum points of a curve."""
 _FORMAT = 1
 _WAIT_S = 20.0
 
@@ -45,6 +46,21 @@ CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 
 # Older books have no such table, so it is not part of the format.
 _CURVES = "CREATE TABLE IF NOT EXISTS curves (member TEXT, env_steps INTEGER, points REAL, low REAL, high REAL)"
+
+
+class Point(NamedTuple):
+    """A point of a curve.
+
+    Attributes:
+        env_steps: env steps of the player.
+        points: its rating then, see `brayx.league.ratings.Rating.points`.
+        low, high: ends of the 95 % interval.
+    """
+
+    env_steps: int
+    points: float
+    low: float
+    high: float
 
 
 class Ledger:
@@ -249,3 +265,16 @@ class Ledger:
 
 def _key(game: str) -> bytes:
     return hashlib.blake2b(game.encode(), digest_size=16).digest()
+
+
+def thinned(curve: Sequence[Point], most: int) -> list[Point]:
+    """Thins a curve: keeps every second point from the newest on, repeatedly, until at most ``most`` are left. The
+    first one stays.
+
+    Args:
+        most: 2 or more.
+    """
+    kept = list(curve)
+    while len(kept) > most:
+        kept = [kept[0], *kept[:0:-2][::-1]]
+    return kept

@@ -1,4 +1,4 @@
-"""Member: a player at one version. Pure."""
+"""Member: a player at one version, and its points. Pure."""
 
 from __future__ import annotations
 
@@ -37,3 +37,10 @@ class Member(NamedTuple):
         if not player or (mark and not (version.isascii() and version.isdigit() and int(version) > 0)):
             raise LeagueError(f"member is {label!r}, expected NAME or NAME:VERSION", member=label)
         return cls(player, int(version) if mark else 0)
+
+
+class Rated(NamedTuple):
+    """A member and its points, see `brayx.league.ratings.Rating.points`."""
+
+    member: Member
+    points: float

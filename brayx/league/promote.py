@@ -24,8 +24,8 @@ from brayx.league.league import League
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
 from brayx.tracking import PoolEntry, Trial, aliases, files_of, find, promote
+from brayx.tracking.owner import owner_is_gone
 from brayx.tracking.store import client_of, telling
-from brayx.tracking.trial import owner_is_gone
 
 
 class Promotion(NamedTuple):

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import hashlib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from brayx.errors import BadBody, ConfigError, LeagueError, VersionUnknown, nearest_version
 from brayx.league.files import PLAYER_TAG, POINTS_TAG, books_file
 from brayx.league.finding import newest_league, parent_of
 from brayx.league.ledger import Ledger
 from brayx.league.levels import Levels, Strength, read_levels
-from brayx.league.member import Member
-from brayx.league.strength import Rated, draw, mix_of
-from brayx.tracking import aliases
-from brayx.tracking.store import client_of, telling
+from brayx.league.member import Member, Rated
+from brayx.tracking import aliases, registry
 
+Limit = Literal["", "weakest", "strongest"]
 KEYS = {
     "rating": "a finite number",
     "player": "a player's name",
@@ -47,7 +47,7 @@ class Chosen(NamedTuple):
         version: its version in the registry; None: a script.
         player: its player; None: the version is no snapshot.
         points: its rating; None: it has none.
-        limit: as `brayx.league.strength.Mix.limit`.
+        limit: as `Mix.limit`.
         level: its name if it is a level; else empty.
         temperature, delay: as in `brayx.league.levels.Strength`.
     """
@@ -55,7 +55,7 @@ class Chosen(NamedTuple):
     version: int | None
     player: str | None
     points: float | None
-    limit: str = ""
+    limit: Limit = ""
     level: str = ""
     temperature: float = 1.0
     delay: int = 0
@@ -217,18 +217,16 @@ def read_pool(name: str, uri: str, scripts: Collection[str] = (), *, project: st
         LeagueError: the league's books exist but cannot be read.
         ConfigError: there is no league of this trial.
     """
-    with telling(f"cannot read the versions of model {name!r}"):
-        client = client_of(uri)
-        found = sorted(client.search_model_versions(f"name = '{name}'"), key=lambda each: int(each.version))
-    leagues = {int(each.version): parent_of(uri, str(each.run_id)) for each in found if PLAYER_TAG in each.tags}
-    tagged = [each for each in found if leagues.get(int(each.version)) is not None]
-    versions = {int(each.version): each.tags.get(PLAYER_TAG) for each in found}
+    entries = registry.versions(name, uri)
+    leagues = {entry.version: parent_of(uri, entry.run_id) for entry in entries if PLAYER_TAG in entry.tags}
+    tagged = [entry for entry in entries if leagues.get(entry.version) is not None]
+    versions = {entry.version: entry.tags.get(PLAYER_TAG) for entry in entries}
     champion = aliases(name, uri).get("champion")
     if not tagged and not trial:
         return ServedPool(versions, [], {}, champion, scripts=scripts)
     league = newest_league(uri, project, trial, model=name)
-    tagged = [each for each in tagged if leagues[int(each.version)] == league.run_id]
-    members = {Member(each.tags[PLAYER_TAG], int(each.version)): each.tags for each in tagged}
+    tagged = [entry for entry in tagged if leagues[entry.version] == league.run_id]
+    members = {Member(entry.tags[PLAYER_TAG], entry.version): entry.tags for entry in tagged}
     points = {member: value for member, tags in members.items() if (value := _number(tags.get(POINTS_TAG))) is not None}
     snapshots = list(members)
     books = books_file(league)
@@ -240,6 +238,50 @@ def read_pool(name: str, uri: str, scripts: Collection[str] = (), *, project: st
             frozen = {each.member for each in ledger.snapshots() if not each.dropped}
             snapshots = [member for member in members if member in frozen]
     return ServedPool(versions, snapshots, points, champion, scripts=scripts)
+
+
+class Mix(NamedTuple):
+    """The two opponents that stand for a rating.
+
+    Attributes:
+        lower, upper: neighbours in rating; the same one if it has exactly the rating, or if there is a limit.
+        share: share of the games that ``upper`` plays, from 0 to 1.
+        limit: the rating is below the ``weakest`` member or above the ``strongest``, which plays; empty: it is neither.
+    """
+
+    lower: Rated
+    upper: Rated
+    share: float
+    limit: Limit
+
+
+def mix_of(pool: Iterable[Rated], rating: float) -> Mix:
+    """The mix whose expected points are ``rating``: ``(1 - share) * lower + share * upper``.
+
+    Of members with equal points, the one of the newest version is taken.
+
+    Args:
+        pool: members to choose from; at least one.
+        rating: finite points.
+    """
+    ranked = sorted(pool, key=lambda each: (each.points, each.member.version, each.member.player))
+    newest = {each.points: each for each in ranked}  # of equal points the last one
+    points = sorted(newest)
+    weakest, strongest = newest[points[0]], newest[points[-1]]
+    if rating < weakest.points:
+        return Mix(weakest, weakest, 0.0, "weakest")
+    if rating > strongest.points:
+        return Mix(strongest, strongest, 0.0, "strongest")
+    lower = newest[max(each for each in points if each <= rating)]
+    upper = newest[min(each for each in points if each >= rating)]
+    gap = upper.points - lower.points
+    return Mix(lower, upper, (rating - lower.points) / gap if gap else 0.0, "")
+
+
+def draw(mix: Mix, game: str) -> Rated:
+    """The opponent of a game, drawn by the game's id."""
+    digest = hashlib.blake2b(game.encode(), digest_size=8, person=b"strength").digest()
+    return mix.upper if int.from_bytes(digest, "big") < mix.share * 2**64 else mix.lower
 
 
 def levels_of(file: Path, name: str) -> Levels | None:

@@ -1,4 +1,4 @@
-"""Snapshots: when one is frozen, which leave the pool, and when an exploiter restarts. Pure."""
+"""Snapshots: when one is frozen, and which leave the pool. Pure."""
 
 from __future__ import annotations
 
@@ -69,8 +69,3 @@ def to_drop(
     stay = {*newest.values(), max(pool, key=points), champion}
     others = sorted((member for member in pool if member not in stay), key=points)  # stable: the older of equals first
     return others[: len(pool) - pool_size]
-
-
-def restarts(player: PlayerConfig) -> bool:
-    """Whether a learner restarts from its first weights after a snapshot."""
-    return player.restart == "snapshot"

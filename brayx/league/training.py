@@ -5,6 +5,7 @@ Knows nothing of sessions, or of where the league and its learners run: the host
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import json
 import logging
@@ -18,7 +19,6 @@ from brayx.engines.torch import module_weights
 from brayx.errors import BadWeights, BrayxError, DeadlineExceeded, StartupError, TrackingError
 from brayx.jobs.config import JobConfig, only, pool_name
 from brayx.jobs.trainee import T, Trainees
-from brayx.league import snapshots
 from brayx.league.champion import registered_weights, set_champion
 from brayx.league.charts import draw_league, keep_curves
 from brayx.league.check import Checked, GateCheck
@@ -36,7 +36,6 @@ from brayx.tracking.registry import register_files
 if TYPE_CHECKING:
     from torch import nn
 
-    from brayx.league.running import RunningLeague
     from brayx.tracking.clerk import Clerk
     from brayx.tracking.in_process import InProcessClerk
     from brayx.trainer.loop import Numbers
@@ -53,6 +52,47 @@ _REGISTRY_START_S, _LAST_REGISTRY_START_S = 3.0, 120.0
 """Deadline for a call of the registry to start, while the league watches its players and at its end."""
 _NUMBERS_S, _CURVES_S, _PICTURES_S = 1.0, 5.0, 60.0
 """Time between two metrics of the league, two points of its curves, and two drawings of its pictures."""
+
+
+class RunningLeague(abc.ABC):
+    """The league that a training calls, perhaps in another thread or process: each host implements `call`."""
+
+    @abc.abstractmethod
+    def call(self, method: str, *args: Any) -> Any:
+        """Calls the method of the `League` with that name."""
+
+    def champion_now(self) -> Member | None:
+        champion: Member | None = self.call("champion_now")
+        return champion
+
+    def due(self, player: str, env_steps: int) -> str:
+        return str(self.call("due", player, env_steps))
+
+    def has(self, digest: str) -> bool:
+        return bool(self.call("has", digest))
+
+    def freeze(self, player: str, version: int, digest: str, env_steps: int) -> Member:
+        member: Member = self.call("freeze", player, version, digest, env_steps)
+        return member
+
+    def frozen_steps(self, player: str) -> int:
+        return int(self.call("frozen_steps", player))
+
+    def candidates(self) -> list[Member]:
+        return list(self.call("candidates"))
+
+    def crown(self, candidate: Member) -> Verdict:
+        verdict: Verdict = self.call("crown", candidate)
+        return verdict
+
+    def refuse(self, candidate: Member, reason: str) -> None:
+        self.call("refuse", candidate, reason)
+
+    def standings(self) -> list[Standing]:
+        return list(self.call("standings"))
+
+    def retire(self, player: str, reason: str) -> None:
+        self.call("retire", player, reason)
 
 
 class LeagueHost(Protocol[T]):
@@ -113,7 +153,7 @@ class LeagueTraining(Trainees[T]):
             of = Checked(config.gate, job.folder, config.model, self._about["job"])
             self._check = GateCheck(of, files.read, lambda found: host.numbers.add("gate_check", found))
         self._complete: set[str] = set()
-        self._unverified = {name for name in learners if self._restarts(name)}
+        self._unverified = {name for name in learners if config.players[name].restarts}
         """Players whose trials were perhaps killed during a restart: not checked yet."""
         self._alias_is_set = False
         self._registry_at = 0.0
@@ -138,7 +178,7 @@ class LeagueTraining(Trainees[T]):
             restarts = self._was_killed_between(name)
             if not restarts:
                 reason = self._host.league.due(name, self._env_steps(name))
-                restarts = bool(reason) and self._freeze(name, reason) and self._restarts(name)
+                restarts = bool(reason) and self._freeze(name, reason) and self._config.players[name].restarts
             if restarts:
                 try:
                     self._restart(name)
@@ -219,10 +259,7 @@ class LeagueTraining(Trainees[T]):
     def _env_steps(self, player: str) -> int:
         """Env steps of a player over all its restarts: each restart's trial counts from 0."""
         steps = int(self.trainees[player].numbers.newest().get("env_steps", 0))
-        return steps + self._host.league.frozen_steps(player) if self._restarts(player) else steps
-
-    def _restarts(self, player: str) -> bool:
-        return snapshots.restarts(self._config.players[player])
+        return steps + self._host.league.frozen_steps(player) if self._config.players[player].restarts else steps
 
     def _was_killed_between(self, player: str) -> bool:
         """Whether the process was killed between a snapshot of a player and its restart: the resumed trial is then that

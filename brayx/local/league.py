@@ -17,7 +17,7 @@ from brayx.errors import LeagueError
 from brayx.gamecore.protocol import game_of
 from brayx.league.in_progress import LOST, GamesInProgress
 from brayx.league.league import League
-from brayx.league.running import RunningLeague
+from brayx.league.training import RunningLeague
 from brayx.metrics import Recorder
 from brayx.model.local import LocalModel
 

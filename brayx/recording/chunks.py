@@ -19,13 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from brayx.errors import BadRecording
+from brayx.errors import BadRecording, first_line
 from brayx.recording import arrow
 from brayx.recording.bodies import Bodies
 from brayx.recording.columns import Columns
 from brayx.recording.frames import MAX_SIDE, sizes_of
 from brayx.recording.gather import OWN_PREFIX
-from brayx.recording.part import DEFAULTS, Part, Parts, check_parts, check_text, columns_of_parts
+from brayx.recording.index import DEFAULTS, Part, Parts, check_parts, check_text, columns_of_parts
 
 ROWS = 8192
 """Maximum ticks in a row group, which is the smallest unit that can be read."""
@@ -141,7 +141,7 @@ class Chunk:
         name: the file's name in errors.
 
     Attributes:
-        parts: its index of sessions, see `brayx.recording.part.Parts`.
+        parts: its index of sessions, see `brayx.recording.index.Parts`.
         columns: names of the arrays that agents set.
         fps: frames per second of its video.
         sizes: heights and widths of the video's tracks; empty: it has no video.
@@ -173,7 +173,8 @@ class Chunk:
         except BadRecording:
             raise
         except Exception as error:  # on a hostile file, pyarrow raises almost any exception
-            raise BadRecording(f"{name} is not a file of a recording: {_one_line(error)}", file=name) from None
+            what = f"{type(error).__name__}: {first_line(error)[:200]}"
+            raise BadRecording(f"{name} is not a file of a recording: {what}", file=name) from None
         self.columns = list(self._stored)
         self._cached: tuple[Any, pa.Table | None] = (None, None)
         self._bounds = np.cumsum([0, *(self._file.metadata.row_group(i).num_rows for i in range(self._groups))])
@@ -254,7 +255,8 @@ class Chunk:
                 **times,
             )
         except Exception as error:  # as above
-            raise BadRecording(f"{self._name} cannot be read: {_one_line(error)}", file=self._name) from None
+            what = f"{type(error).__name__}: {first_line(error)[:200]}"
+            raise BadRecording(f"{self._name} cannot be read: {what}", file=self._name) from None
 
     def _row_groups(self, first: int, last: int, columns: tuple[str, ...]) -> pa.Table:
         """Row groups ``first`` to ``last``. The newest read is cached, since several short sessions share a group."""
@@ -277,7 +279,3 @@ def _offset_of(values: np.ndarray, numbers: np.ndarray | None) -> int:
         if np.array_equal(numbers[0, at : at + width], flat[0]) and np.array_equal(numbers[:, at : at + width], flat):
             return at
     return -1
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"

@@ -13,7 +13,7 @@ from brayx.errors import first_line
 from brayx.recording.columns import Columns, concatenated, packed, rows_at
 from brayx.recording.drawing import Drawer
 from brayx.recording.frames import Encoders
-from brayx.recording.part import Part
+from brayx.recording.index import Part
 from brayx.recording.writer import Folder
 
 CHUNK_BYTES = 8 * 2**20

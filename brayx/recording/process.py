@@ -17,7 +17,7 @@ from brayx.errors import BrayxError
 from brayx.recording.bodies import BodyBuffer
 from brayx.recording.columns import Columns
 from brayx.recording.drawing import Drawing
-from brayx.recording.part import Part
+from brayx.recording.index import Part
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Pack(NamedTuple):
     """Ticks of sessions.
 
     Attributes:
-        rows: their parts, as plain rows of `brayx.recording.part.FIELDS`, which pickle quickly.
+        rows: their parts, as plain rows of `brayx.recording.index.FIELDS`, which pickle quickly.
         columns: the ticks in the order of the parts, without bodies.
         input, output: bodies and replies, in buffers, which pickle quickly and let the sender free the bodies.
         states: for `Drawer.drawn`; empty: the ticks are not drawn.

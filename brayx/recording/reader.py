@@ -22,8 +22,7 @@ from brayx.recording.chunks import Chunk
 from brayx.recording.columns import Columns, concatenated, texts
 from brayx.recording.config import is_named
 from brayx.recording.frames import Frame, write_video
-from brayx.recording.index import Entry
-from brayx.recording.part import Part, Parts, part_at
+from brayx.recording.index import Entry, Part, Parts, part_at
 from brayx.recording.video import Video
 from brayx.recording.writer import SUFFIX, video_of
 
@@ -262,10 +261,10 @@ class Episode:
 
     Attributes:
         id: unique id of the episode.
-        session, began, start, start_reply, why, player: see `brayx.recording.part.Part`.
+        session, began, start, start_reply, why, player: see `brayx.recording.index.Part`.
         end: why the session ended; empty: it still runs, or its process was killed.
         result: the game's return; None: no agent recorded one.
-        reported: see `brayx.recording.part.Part`.
+        reported: see `brayx.recording.index.Part`.
         events: number of ticks with an event.
         lost: number of ticks that were lost.
         frames: number of ticks with a frame.

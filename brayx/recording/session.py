@@ -34,7 +34,7 @@ class RecordedSession(SessionLog):
     Args:
         recorder: the recorder, which counts memory and losses.
         group: sends its ticks.
-        session, start, player: as in `brayx.recording.part.Part`.
+        session, start, player: as in `brayx.recording.index.Part`.
         why: why the session is recorded; empty: undecided.
         reply: reply to the session's start.
 
@@ -171,7 +171,7 @@ class RecordedSession(SessionLog):
         return [self._ticks.popleft() for _ in range(len(self._ticks) - (not last))]
 
     def part(self, ticks: list[Kept], end: str = "", result: float | None = None) -> tuple[Any, ...]:
-        """The part for taken ticks, at least one, as a row of `brayx.recording.part.FIELDS`; ``end``: why the session
+        """The part for taken ticks, at least one, as a row of `brayx.recording.index.FIELDS`; ``end``: why the session
         ended, if they are its last ones."""
         lost, first = self._lost, self._sent
         if lost:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -13,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from brayx.errors import BadRecording
+from brayx.errors import BadRecording, first_line
 from brayx.recording.frames import Frame, check_video
 
 _MAX_FRAMES = 2**22
@@ -79,24 +80,15 @@ class Video:
             self._container.close()
             self._file.close()
 
-    def _translated(self) -> _Translated:
-        return _Translated(self._lock, self._name)
-
-
-class _Translated:
-    """A context that holds a lock and turns exceptions into `BadRecording`."""
-
-    def __init__(self, lock: threading.Lock, name: str) -> None:
-        self._lock, self._name = lock, name
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._lock.release()
-        if isinstance(error, Exception):  # on a hostile file, FFmpeg raises almost any
-            what = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
-            raise BadRecording(f"{self._name} is not a video of a recording: {what}", file=self._name) from None
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Holds the lock, and turns exceptions into `BadRecording`."""
+        with self._lock:
+            try:
+                yield
+            except Exception as error:  # on a hostile file, FFmpeg raises almost any
+                what = f"{type(error).__name__}: {first_line(error)[:200]}"
+                raise BadRecording(f"{self._name} is not a video of a recording: {what}", file=self._name) from None
 
 
 class _Track:

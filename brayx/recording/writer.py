@@ -17,8 +17,7 @@ from brayx.recording.addresses import files_of
 from brayx.recording.chunks import write_chunk
 from brayx.recording.columns import Columns
 from brayx.recording.frames import write_video
-from brayx.recording.index import Entry
-from brayx.recording.part import Part
+from brayx.recording.index import Entry, Part
 
 logger = logging.getLogger(__name__)
 

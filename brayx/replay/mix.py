@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
 
 
 class Mix:
@@ -40,22 +39,3 @@ class Mix:
         self._now = max(self._now, self._passes[chosen])
         self._passes[chosen] += self._strides[chosen]
         return chosen
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state as JSON values."""
-        return {"passes": {name: value - self._now for name, value in self._passes.items()}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a `state_dict`.
-
-        Raises:
-            ValueError: it belongs to other streams, or holds values that are not finite numbers; nothing is changed.
-        """
-        passes = state.get("passes")
-        if not isinstance(passes, Mapping) or set(passes) != set(self._passes):
-            held = sorted(passes) if isinstance(passes, Mapping) else passes
-            raise ValueError(f"the state is of streams {held}, expected {sorted(self._passes)}")
-        for name, value in passes.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise ValueError(f"the state of {name!r} is {value!r}, expected a finite number")
-        self._passes, self._now = {name: float(passes[name]) for name in self._passes}, 0.0

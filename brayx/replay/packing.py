@@ -253,11 +253,7 @@ def transitions(pushed: Any) -> int:
     """Number of transitions in any pushed value, valid or not; 1 if it cannot be determined."""
     try:
         return len(pushed) if isinstance(pushed, Fragment | Columns) else 1
-    except (
-        AttributeError,
-        TypeError,
-        ValueError,
-    ):  # a reward that is one number, a mask of lists of different lengths
+    except (AttributeError, TypeError, ValueError):  # such as a reward that is one number
         return 1
 
 
@@ -411,17 +407,11 @@ class Packer:
         self.layout = Layout.of_columns(made) if self.layout is None else self.layout.completed(made)
         return arrays
 
-    def closes(self, steps: int) -> int:
-        """Most columns that ``steps`` transitions complete, including the current one."""
-        # The step to bootstrap from needs a place after the last transition, which may be the last of its column.
-        return (self._step + steps + (self._length > 1)) // self._length
-
     def fitting(self, steps: int, room: int) -> int:
-        """Number of ``steps`` transitions that can be packed with at most ``room`` columns completed.
-
-        Either all of them, or a number that ends at a column's end.
-        """
-        return steps if self.closes(steps) <= room else max(0, room * self._length - self._step)
+        """How many of ``steps`` transitions fit if at most ``room`` columns complete: all, or up to a column's end."""
+        # The step to bootstrap from needs a place after the last transition, which may be the last of its column.
+        completed = (self._step + steps + (self._length > 1)) // self._length
+        return steps if completed <= room else max(0, room * self._length - self._step)
 
     def drop_older(self, version: int) -> int:
         """Removes complete columns with a step older than ``version`` from the unfinished batch; returns how many
@@ -475,7 +465,8 @@ class Packer:
                         batch[key][self._column, self._step] = arrays[key][done]
                 self._step += 1
             if self._step >= self._length:
-                self._close(full)
+                self._column, self._step = self._column + 1, 0
+                self._give_if_full(full)
         return full
 
     def _copy(self, columns: Batch, rows: int) -> list[Batch]:
@@ -502,10 +493,6 @@ class Packer:
             assert self.layout is not None
             self._batch = self.layout.empty(self._size, self._length)
         return self._batch
-
-    def _close(self, full: list[Batch]) -> None:
-        self._column, self._step = self._column + 1, 0
-        self._give_if_full(full)
 
     def _give_if_full(self, full: list[Batch]) -> None:
         if self._column == self._size and self._batch is not None:

@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import secrets
-import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from urllib.parse import parse_qsl, urlencode
 from brayx.errors import ConfigError, TrackingError, TrialNotFound, first_line
 from brayx.names import escape_of, shortened, unescaped
 from brayx.temporary import temporary_folder
+from brayx.tracking.owner import OWNER_TAG, owner_of, pid_here, refuse_if_owned
 from brayx.tracking.store import client_of, get_or_none, telling
 from brayx.urls import sqlite_path
 
@@ -41,7 +41,6 @@ _KIND_TAG, _KIND = "mlflow.experimentKind", "custom_model_development"
 """Tag that makes MLflow's pages show a project as machine learning, with runs and charts first, and not as GenAI."""
 _CHECKPOINTS = "checkpoints"
 _CHECKPOINT_TAG = "brayx.checkpoint."
-_OWNER_TAG = "brayx.owner"
 PARENT_TAG = "mlflow.parentRunId"
 """MLflow's tag of a child run, with its parent's id; MLflow's pages show the child below its parent."""
 _COPYING_S = 60.0
@@ -122,17 +121,17 @@ class Trial:
             found = _newest_run(client, experiment_id, name, parent) if resume else None
             if found is not None and found.info.status != "FINISHED":
                 run_id = found.info.run_id
-                owner = found.data.tags.get(_OWNER_TAG, "")
+                owner = found.data.tags.get(OWNER_TAG, "")
                 if found.info.status == "RUNNING":
-                    _refuse_if_owned(name, run_id, owner)
+                    refuse_if_owned(name, run_id, owner)
                 events = _events_folder(tensorboard, parent, project, name, run_id)
                 trial = Trial(uri, run_id, project, name, resumed=True, tensorboard=events)
                 trial.take_over()
                 # An owner on this machine has ended. One on another machine may still be saving.
-                if _pid_here(owner) not in (None, os.getpid()):
+                if pid_here(owner) not in (None, os.getpid()):
                     trial._delete_incomplete_checkpoints()
                 return trial
-            tags = {_OWNER_TAG: _owner(os.getpid())} | ({} if parent is None else {PARENT_TAG: parent.run_id})
+            tags = {OWNER_TAG: owner_of(os.getpid())} | ({} if parent is None else {PARENT_TAG: parent.run_id})
             run_id = client.create_run(experiment_id, run_name=name, tags=tags).info.run_id
             events = _events_folder(tensorboard, parent, project, name, run_id)
             return Trial(uri, run_id, project, name, tensorboard=events)
@@ -173,7 +172,7 @@ class Trial:
     def take_over(self) -> None:
         """Makes this process the trial's owner, as `open` does. The previous owner must have ended."""
         with telling(f"cannot continue trial {self.name!r}"):
-            client_of(self.uri).set_tag(self.run_id, _OWNER_TAG, _owner(os.getpid()))
+            client_of(self.uri).set_tag(self.run_id, OWNER_TAG, owner_of(os.getpid()))
             client_of(self.uri).update_run(self.run_id, status="RUNNING")
 
     def finish(self, status: Status = "FINISHED") -> None:
@@ -446,57 +445,6 @@ def _count_files(folder: Path) -> int:
 def _changed_at_s(folder: Path) -> float:
     """Unix time of the newest change below a folder; not of files' modification times, which are copied, too."""
     return max(path.stat().st_ctime for path in (folder, *folder.rglob("*")))
-
-
-def _owner(pid: int) -> str:
-    """``host:pid:start time`` of a process of this machine; pids are used again, with another start time."""
-    return f"{socket.gethostname()}:{pid}:{_started(pid)}"
-
-
-def _started(pid: int) -> str:
-    """Start time of a process from its system; empty: it has ended; ``?``: it runs, but the time is unknown."""
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "" if state in "ZX" else fields[18]
-    except OSError:
-        if Path("/proc/self/stat").exists():
-            return ""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return ""
-    except PermissionError:
-        pass
-    return "?"
-
-
-def owner_is_gone(tags: Mapping[str, str]) -> bool:
-    """Whether the process that owns the run with these tags has ended; False if it was not one of this machine."""
-    owner = tags.get(_OWNER_TAG, "")
-    pid = _pid_here(owner)
-    return pid is not None and not _is_running(pid, owner)
-
-
-def _pid_here(owner: str) -> int | None:
-    """The pid of an owner that is a process of this machine; None: it is on another machine, or unknown."""
-    host, _, process = owner.partition(":")
-    pid = process.partition(":")[0]
-    return int(pid) if pid.isdigit() and host == socket.gethostname() else None
-
-
-def _is_running(pid: int, owner: str) -> bool:
-    return bool(_started(pid)) and _owner(pid) == owner
-
-
-def _refuse_if_owned(name: str, run_id: str, owner: str) -> None:
-    """Raises `TrackingError` if another running process of this machine has the run."""
-    pid = _pid_here(owner)
-    if pid is not None and pid != os.getpid() and _is_running(pid, owner):
-        raise TrackingError(
-            f"trial {name!r} (run {run_id}) is running in process {pid}: stop that, or name another trial",
-            pid=pid,
-            run_id=run_id,
-        )
 
 
 def _check_names(project: str, name: str) -> None:

@@ -14,8 +14,9 @@ from brayx.metrics.charts import CHARTS, RETURN_CHART
 from brayx.metrics.totals import GAMES_IN_WINDOW
 from brayx.tables import aligned
 from brayx.tracking.finding import newest_runs
+from brayx.tracking.owner import owner_is_gone
 from brayx.tracking.store import client_of, telling
-from brayx.tracking.trial import PARENT_TAG, owner_is_gone
+from brayx.tracking.trial import PARENT_TAG
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

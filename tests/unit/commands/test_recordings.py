@@ -11,7 +11,7 @@ import pytest
 import brayx.recording
 from brayx.commands.cli import main
 from brayx.recording.columns import Tick, columns_of
-from brayx.recording.part import Part
+from brayx.recording.index import Part
 from brayx.recording.writer import Folder
 from brayx.regression.replay import recorded
 

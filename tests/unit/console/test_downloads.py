@@ -18,7 +18,7 @@ from brayx.console.downloads import Downloads
 from brayx.console.source import Source
 from brayx.errors import BadRecording, ServiceFull
 from brayx.recording.columns import Tick, columns_of
-from brayx.recording.part import Part
+from brayx.recording.index import Part
 from brayx.recording.reader import Episode
 from brayx.recording.writer import Folder
 

@@ -11,7 +11,7 @@ from brayx.console.page.recordings import listed
 from brayx.console.recordings import Recordings
 from brayx.console.source import Source
 from brayx.recording.columns import Tick, columns_of
-from brayx.recording.part import Part
+from brayx.recording.index import Part
 from brayx.recording.writer import Folder
 
 

@@ -15,11 +15,9 @@ from brayx.league.calibrate import calibrate, candidates, measure, rung_of
 from brayx.league.config import LeagueConfig
 from brayx.league.fit import expected
 from brayx.league.ladder import Rung, ladder
-from brayx.league.match import Tally
-from brayx.league.member import Member
+from brayx.league.match import Pair, Tally
+from brayx.league.member import Member, Rated
 from brayx.league.requested import ServedPool
-from brayx.league.strength import Rated
-from brayx.league.tournament import Pair
 
 POINTS = {Member("main", version): 900.0 + 100.0 * version for version in range(1, 6)}
 """The league's points, which are true."""

@@ -20,8 +20,7 @@ from brayx.league.charts import (
     draw_ratings,
     keep_curves,
 )
-from brayx.league.history import Point
-from brayx.league.ledger import Ledger
+from brayx.league.ledger import Ledger, Point
 from brayx.league.member import Member
 from brayx.league.payoff import Pair, Payoff
 from brayx.league.ratings import Rating, Ratings

@@ -7,8 +7,7 @@ import itertools
 import pytest
 
 from brayx.league.ladder import COLDER, HOTTER, Rung, choose, first_pairs, ladder, level_pairs
-from brayx.league.member import Member
-from brayx.league.strength import Rated
+from brayx.league.member import Member, Rated
 
 POOL = [Rated(Member("main", version), 900.0 + 40 * version) for version in range(1, 13)]
 

@@ -33,9 +33,9 @@ from brayx.gamecore.client import Client
 from brayx.jobs.config import JobConfig
 from brayx.jobs.weights import acting_from, pool_args, sources_of
 from brayx.league.files import POINTS_TAG
-from brayx.league.requested import ServedPool, parse_request, read_pool
+from brayx.league.member import Rated
+from brayx.league.requested import ServedPool, draw, mix_of, parse_request, read_pool
 from brayx.league.served import ServedLeague, ServedOpponents, served_league
-from brayx.league.strength import Rated, draw, mix_of
 from brayx.local.serving import Serving
 from brayx.metrics import Recorder
 from brayx.model.local import LocalModel

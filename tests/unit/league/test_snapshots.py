@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from brayx.league.config import PlayerConfig
 from brayx.league.member import Member
-from brayx.league.snapshots import due, restarts, to_drop
+from brayx.league.snapshots import due, to_drop
 
 
 def player(**options: object) -> PlayerConfig:
@@ -105,5 +105,5 @@ def test_one_snapshot_stays(size: int) -> None:
 
 def test_only_a_player_that_says_so_restarts() -> None:
     exploiter = {"role": "exploiter", "of": "main"}
-    assert restarts(PlayerConfig.model_validate(exploiter | {"restart": "snapshot"}))
-    assert not restarts(PlayerConfig.model_validate(exploiter))
+    assert PlayerConfig.model_validate(exploiter | {"restart": "snapshot"}).restarts
+    assert not PlayerConfig.model_validate(exploiter).restarts

@@ -1,4 +1,4 @@
-"""`brayx.league.tournament`: every pair plays its games, and a game's sessions are of one pair."""
+"""Tournaments: every pair plays its games, and a game's sessions are of one pair."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from brayx.league.match import Tally
-from brayx.league.tournament import Tournament
+from brayx.league.match import Tally, Tournament
 
 GAMES = {(0, 1): 10, (1, 2): 20, (0, 2): 10}
 

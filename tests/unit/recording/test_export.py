@@ -13,8 +13,8 @@ from brayx.commands import cli
 from brayx.errors import ConfigError
 from brayx.recording.columns import columns_of
 from brayx.recording.copying import file_name
+from brayx.recording.index import Part
 from brayx.recording.minari import write_minari
-from brayx.recording.part import Part
 from brayx.recording.source import reader
 from brayx.recording.writer import Folder
 from tests.unit.recording.test_source import STOP, save, tick

@@ -26,8 +26,8 @@ from brayx.recording import open as open_recordings
 from brayx.recording.chunks import ROWS
 from brayx.recording.columns import Tick, columns_of, concatenated
 from brayx.recording.config import RecordingConfig
+from brayx.recording.index import Part
 from brayx.recording.packer import Packer
-from brayx.recording.part import Part
 from brayx.recording.recorder import SessionRecorder
 from brayx.recording.writer import Folder
 from tests.waiting import until

@@ -39,9 +39,9 @@ from brayx.recording.copying import copy
 from brayx.recording.drawing import Drawing
 from brayx.recording.frames import Encoders, sizes_of, write_video
 from brayx.recording.group import PACK_TICKS
+from brayx.recording.index import Part
 from brayx.recording.live_frames import LiveFrames
 from brayx.recording.packer import Packer
-from brayx.recording.part import Part
 from brayx.recording.process import WriterProcess
 from brayx.recording.recorder import SessionRecorder
 from brayx.recording.video import Video

@@ -15,7 +15,7 @@ from brayx.metrics import Recorder
 from brayx.recording import open as open_recordings
 from brayx.recording.config import RecordingConfig
 from brayx.recording.group import PACK_TICKS
-from brayx.recording.part import FIELDS, Part
+from brayx.recording.index import FIELDS, Part
 from brayx.recording.reader import Episode
 from brayx.recording.recorder import SessionRecorder
 from brayx.recording.session import RecordedSession

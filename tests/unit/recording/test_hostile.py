@@ -17,7 +17,7 @@ from brayx.errors import BadRecording
 from brayx.recording import open as open_recordings
 from brayx.recording.chunks import write_chunk
 from brayx.recording.columns import Tick, columns_of, packed
-from brayx.recording.part import Part
+from brayx.recording.index import Part
 
 TICKS = 40
 KEY = "brayx.recording"

@@ -25,8 +25,8 @@ from brayx.recording.chunks import write_chunk
 from brayx.recording.columns import Tick, columns_of, packed
 from brayx.recording.config import RecordingConfig
 from brayx.recording.group import PACK_TICKS
+from brayx.recording.index import Part
 from brayx.recording.packer import CHUNK_BYTES, Packer
-from brayx.recording.part import Part
 from brayx.recording.recorder import SessionRecorder
 from brayx.recording.writer import Folder
 from brayx.types import Step

@@ -20,7 +20,7 @@ from brayx.metrics import Recorder
 from brayx.recording import index, writer
 from brayx.recording import open as open_recordings
 from brayx.recording.config import RecordingConfig
-from brayx.recording.part import Part
+from brayx.recording.index import Part
 from brayx.recording.recorder import SessionRecorder
 from brayx.recording.writer import Folder
 from brayx.tracking import Trial

@@ -21,7 +21,7 @@ from brayx.recording.chunks import write_chunk
 from brayx.recording.columns import Tick, columns_of, packed
 from brayx.recording.config import Selection
 from brayx.recording.fragments import fields_of, fragments
-from brayx.recording.part import Part
+from brayx.recording.index import Part
 from brayx.recording.reader import open as open_recordings
 from brayx.recording.source import selects
 from brayx.replay.packing import Layout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import pytest
 from hypothesis import given, settings
@@ -45,30 +44,6 @@ def test_a_stream_that_was_empty_for_long_does_not_catch_up_afterwards():
     after = [mix.choose("ab") for _ in range(20)]
     assert max(len(list(run)) for _, run in itertools.groupby(after)) <= 2
     assert 9 <= after.count("b") <= 11
-
-
-def test_a_mix_continues_from_its_state():
-    mix, other = Mix({"a": 3, "b": 2, "c": 1}), Mix({"a": 3, "b": 2, "c": 1})
-    for _ in range(7):
-        mix.choose("abc")
-    other.load_state_dict(json.loads(json.dumps(mix.state_dict())))
-    assert [mix.choose("abc") for _ in range(30)] == [other.choose("abc") for _ in range(30)]
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        {},
-        {"passes": 3},
-        {"passes": {"a": 1.0}},
-        {"passes": {"a": 1.0, "b": float("nan")}},
-        {"passes": {"a": 1, "b": "x"}},
-    ],
-)
-def test_a_state_of_another_mix_is_refused(state):
-    mix = Mix({"a": 1, "b": 1})
-    with pytest.raises(ValueError, match="state"):
-        mix.load_state_dict(state)
 
 
 @pytest.mark.parametrize("weights", [{}, {"a": 0.0}, {"a": -1.0}, {"a": float("inf")}])

@@ -1,4 +1,4 @@
-"""`brayx.replay.sumtree` against a running sum over all weights."""
+"""`brayx.replay.samplers` against a running sum over all weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brayx.replay.sumtree import SumTree
+from brayx.replay.samplers import SumTree
 
 WEIGHTS = st.one_of(st.just(0.0), st.floats(1e-3, 1e3))
 

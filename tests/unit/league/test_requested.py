@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from brayx.league.member import Member
-from brayx.league.strength import Mix, Rated, draw, mix_of
+from brayx.league.member import Member, Rated
+from brayx.league.requested import Mix, draw, mix_of
 
 POOL = [Rated(Member("main", version), points) for version, points in ((1, 900.0), (2, 1100.0), (3, 1500.0))]
 

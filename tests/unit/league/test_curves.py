@@ -1,4 +1,4 @@
-"""`brayx.league.history`: a curve gets a point when its rating moves, and stays short; the books keep it."""
+"""Curves of ratings: a curve gets a point when its rating moves, and stays short; the books keep it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from brayx.league.history import MAX_POINTS, Point, changed, point_of, thinned
-from brayx.league.ledger import Ledger
+from brayx.league.charts import changed, point_of
+from brayx.league.ledger import MAX_POINTS, Ledger, Point, thinned
 from brayx.league.member import Member
 from brayx.league.ratings import Ratings
 
