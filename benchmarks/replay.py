@@ -80,17 +80,17 @@ def fragments() -> list[Fragment]:
 class Pusher:
     """Pushes from another process."""
 
-    def into_buffer(self, name: str, namespace: str, seconds: float) -> None:
+    def into_buffer(self, name: str, seconds: float) -> None:
         """As fast as there is room."""
-        buffer = RemoteBuffer.attach(name, namespace=namespace)
+        buffer = RemoteBuffer.attach(name)
         made, until = batch(), time.monotonic() + seconds
         with contextlib.suppress(ReplayError):  # the stream was ended
             while time.monotonic() < until:
                 buffer.push(Columns(made), drop=False, timeout_s=_GIVE_UP_S)
 
-    def pieces_into_buffer(self, name: str, namespace: str, seconds: float) -> None:
+    def pieces_into_buffer(self, name: str, seconds: float) -> None:
         """The same, a batch's fragments at a time."""
-        buffer = RemoteBuffer.attach(name, namespace=namespace)
+        buffer = RemoteBuffer.attach(name)
         made, until = fragments(), time.monotonic() + seconds
         with contextlib.suppress(ReplayError):  # the stream was ended
             while time.monotonic() < until:
@@ -110,9 +110,7 @@ def tensors(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
 
 
 @contextlib.contextmanager
-def plane(
-    way: str, namespace: str, in_flight: int
-) -> Iterator[tuple[Iterator[dict[str, np.ndarray]], Callable[[], None], Any, Any]]:
+def plane(way: str, in_flight: int) -> Iterator[tuple[Iterator[dict[str, np.ndarray]], Callable[[], None], Any, Any]]:
     """The stream, how to tell that a batch of it was taken, where to push, and the pusher in another process."""
     pusher = Pusher.remote()  # type: ignore[attr-defined]
     if way == "queue":
@@ -122,11 +120,8 @@ def plane(
     else:
         name = f"bench-{uuid.uuid4().hex[:8]}"
         config = BufferConfig(size=8, batch_size=COLUMNS, unroll_length=STEPS, max_in_flight=in_flight)
-        buffer = RemoteBuffer(name, config, namespace=namespace)
-        if way == "direct":
-            stream = read_buffer(name, namespace, timeout_s=_GIVE_UP_S)
-        else:
-            stream = batches_of(replay_dataset(name, namespace=namespace), name, namespace)
+        buffer = RemoteBuffer(name, config)
+        stream = read_buffer(name, timeout_s=_GIVE_UP_S) if way == "direct" else batches_of(replay_dataset(name), name)
         yield stream, stream.took, buffer, pusher
         buffer.end()
         with contextlib.suppress(StopIteration, ReplayError):
@@ -143,26 +138,26 @@ def _queued(queue: Queue) -> Iterator[dict[str, np.ndarray]]:
             yield queue.get(timeout=_GIVE_UP_S)
 
 
-def start_pushing(way: str, namespace: str, target: Any, pusher: Any, seconds: float, pieces: bool = False) -> Any:
+def start_pushing(way: str, target: Any, pusher: Any, seconds: float, pieces: bool = False) -> Any:
     """Runs the pusher for a while."""
     if way == "queue":
         return pusher.into_queue.remote(target, seconds)
     push = pusher.pieces_into_buffer if pieces else pusher.into_buffer
-    return push.remote(target.name, namespace, seconds)
+    return push.remote(target.name, seconds)
 
 
-def rate(way: str, namespace: str, seconds: float, pieces: bool = False) -> float | None:
+def rate(way: str, seconds: float, pieces: bool = False) -> float | None:
     """Transitions a second; None: a queue knows no pieces of a batch."""
     if pieces and way == "queue":
         return None
-    with plane(way, namespace, 4) as (stream, took, target, pusher):
+    with plane(way, 4) as (stream, took, target, pusher):
 
         def get() -> int:
             taken = next(stream)
             took()
             return int(tensors(taken)["mask"].sum())
 
-        start_pushing(way, namespace, target, pusher, 600.0, pieces)
+        start_pushing(way, target, pusher, 600.0, pieces)
         for _ in range(5):
             get()
         began, count = time.perf_counter(), 0
@@ -171,10 +166,10 @@ def rate(way: str, namespace: str, seconds: float, pieces: bool = False) -> floa
         return count / (time.perf_counter() - began)
 
 
-def push_to_batch(way: str, namespace: str, count: int) -> float:
+def push_to_batch(way: str, count: int) -> float:
     """Median seconds from a push to its tensors."""
     samples = []
-    with plane(way, namespace, 1) as (stream, took, target, _):
+    with plane(way, 1) as (stream, took, target, _):
         made = batch()
         for number in range(count + 3):
             time.sleep(0.02)  # the loop before has come to rest
@@ -191,15 +186,15 @@ def push_to_batch(way: str, namespace: str, count: int) -> float:
     return percentile(samples, 0.5)
 
 
-def idle_share(way: str, namespace: str, seconds: float, prefetch: int) -> float:
+def idle_share(way: str, seconds: float, prefetch: int) -> float:
     """Share of the learner's time that it waits although there is data."""
     left, right = torch.randn(256, 256), torch.randn(256, 256)
     prepare = Prepare((np.zeros((1, FLOATS), np.float32),), torch.device("cpu"))
     with (
-        plane(way, namespace, 2) as (stream, took, target, pusher),
+        plane(way, 2) as (stream, took, target, pusher),
         Prefetch(stream, prepare, prefetch) as ready,
     ):
-        start_pushing(way, namespace, target, pusher, 600.0)
+        start_pushing(way, target, pusher, 600.0)
         for _ in range(5):
             next(ready)
             took()
@@ -230,20 +225,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.update(STREAM_ENVIRONMENT, RAY_USAGE_STATS_ENABLED="0")
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     torch.set_num_threads(1)
-    namespace = "brayx-bench"
-    start_ray(
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        namespace=namespace,
-    )
+    start_ray(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     measures: dict[str, Callable[[str], float | None]] = {
-        "transitions/s": lambda way: rate(way, namespace, seconds),
-        "transitions/s, by fragments": lambda way: rate(way, namespace, seconds, pieces=True),
-        "push to batch, p50 ms": lambda way: 1e3 * push_to_batch(way, namespace, pushes),
-        "learner idle, %": lambda way: 1e2 * idle_share(way, namespace, seconds, 0),
-        "learner idle, prefetch 1, %": lambda way: 1e2 * idle_share(way, namespace, seconds, 1),
+        "transitions/s": lambda way: rate(way, seconds),
+        "transitions/s, by fragments": lambda way: rate(way, seconds, pieces=True),
+        "push to batch, p50 ms": lambda way: 1e3 * push_to_batch(way, pushes),
+        "learner idle, %": lambda way: 1e2 * idle_share(way, seconds, 0),
+        "learner idle, prefetch 1, %": lambda way: 1e2 * idle_share(way, seconds, 1),
     }
     found: dict[tuple[str, str], list[float | None]] = {(what, way): [] for what in measures for way in WAYS}
     try:

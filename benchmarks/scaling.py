@@ -282,7 +282,7 @@ def _start_ray() -> None:
     from brayx.cluster.start import start_ray
 
     options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
-    start_ray(num_cpus=4, namespace="scaling", **options)
+    start_ray(num_cpus=4, **options)
 
 
 def run(*words: str) -> dict[str, Any] | None:

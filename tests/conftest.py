@@ -24,12 +24,12 @@ import psutil
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from brayx.cluster import NAMESPACE
 from brayx.logs import limit
 from brayx.replay.config import STREAM_ENVIRONMENT
 from brayx.temporary import temporary_files
 from tests.processes import SESSION_MARK, ours, ray_trouble
 
-NAMESPACE = "brayx-test"
 LEFTOVER_WAIT_S = 15.0
 _ON_RAY = "tests/integration/"
 

@@ -22,16 +22,15 @@ from ray import serve
 from brayx.actor.agent import Services
 from brayx.actor.config import ActorConfig, AgentConfig
 from brayx.actor.parts import actor_factory
-from brayx.cluster import NAMESPACE
-from brayx.cluster.hub import HubClient, get_hub
+from brayx.cluster.hub import HubClient
 from brayx.cluster.league_replica import LeagueInReplica, LeagueSpec
 from brayx.cluster.model import model_application
 from brayx.cluster.model_client import ModelClient
+from brayx.cluster.named import WEIGHT_STORE, get_actor
 from brayx.cluster.pool import PoolClient
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.replica import ActorRuntime, actor_deployment
 from brayx.cluster.serve_run import serve_run
-from brayx.cluster.weight_store import get_weight_store
 from brayx.cluster.weights import WeightSubscriber, fetch_weights
 from brayx.engines import refuse_frozen
 from brayx.errors import BrayxError, ConfigError, ModelError
@@ -107,8 +106,9 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         spec: the spec of the replica.
         handles: Serve handles of the models that are placed ``remote``.
     """
-    pool: Any = _PoolHub(spec.pool) if spec.pool is not None and spec.pool.writes_results else None
-    recorder = HubClient(get_hub(spec.hub, NAMESPACE) if spec.hub else pool)
+    recorder = HubClient.of(spec.hub)
+    if spec.pool is not None and spec.pool.writes_results:
+        recorder = HubClient(_PoolHub(spec.pool))
     runtime = ActorRuntime(make_actor=_no_actor, recorder=recorder)
 
     async def close_recorder() -> None:
@@ -138,11 +138,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
             buffers[name] = _Refused(f"rollout {rollout!r} normalises the observations that the model learns from")
             continue
         buffers[name] = await asyncio.to_thread(
-            RemoteBuffer.attach,
-            actor_name,
-            namespace=NAMESPACE,
-            max_pending=_max_pending(spec, name),
-            recorder=recorder,
+            RemoteBuffer.attach, actor_name, max_pending=_max_pending(spec, name), recorder=recorder
         )
         runtime.close.append(functools.partial(asyncio.to_thread, buffers[name].close))
     runtime.close.append(close_recorder)
@@ -280,7 +276,7 @@ async def _local_model(name: str, spec: ActorSpec, at: Aliases | None, runtime: 
         named = await initial_version(spec.pool, name, source.followed.alias, at, source.version)
     deployed = source.checkpoint or None, source.tracking, source.version
     engine, version = await asyncio.to_thread(engine_from, config, module, example, *deployed, named)
-    store = get_weight_store(source.store, NAMESPACE) if source.store else None
+    store = get_actor(source.store, WEIGHT_STORE) if source.store else None
     fetch: Callable[[int], Awaitable[Weights]] | None = None
     if store is not None:
         fetch = functools.partial(fetch_weights, store)
@@ -326,10 +322,10 @@ def application(spec: ActorSpec, *, name: str, directory: str) -> serve.Applicat
             functools.partial(acting_model, spec.folder, config.module, model, spec.config),
             config,
             name=model,
-            weight_store=(spec.weights[model].store, NAMESPACE) if spec.weights[model].store else None,
+            weight_store=spec.weights[model].store,
             checkpoint=spec.weights[model].checkpoint or None,
             tracking=spec.weights[model].tracking,
-            hub=(spec.hub, NAMESPACE) if spec.hub else None,
+            hub=spec.hub,
             version=spec.weights[model].version,
             following=(model, spec.followed[model], spec.pool) if spec.pool and model in spec.followed else None,
         )
@@ -385,7 +381,7 @@ def pool_of(
     Arguments are those of `pool_args`; ``directory`` is the name of the session directory's Ray actor.
     """
     args = pool_args(job, uri, weights, versions)
-    return PoolClient(f"{directory}/pool", NAMESPACE, *args) if args[2] else None
+    return PoolClient(f"{directory}/pool", *args) if args[2] else None
 
 
 def directory_of(job: JobConfig, actor: str) -> str:

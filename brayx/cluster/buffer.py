@@ -15,9 +15,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import ray
+from ray.exceptions import RayError
 
-from brayx.cluster.hub import HubClient, get_hub
-from brayx.errors import BadFragment, BrayxError
+from brayx.cluster.hub import HubClient
+from brayx.cluster.named import WEIGHT_STORE, get_actor
+from brayx.errors import BadFragment, BrayxError, StartupError
 from brayx.faults import note_of
 from brayx.logs import limited
 from brayx.replay.buffer import ReplayBuffer
@@ -80,7 +83,6 @@ class BufferActor:
         hub: name of the trial's hub. It gets the metrics ``env_steps``, ``fragments_pushed``, ``replay_dropped``,
             ``replay_batches``, ``replay_reused`` and ``replay_restarts``. Empty: none. It is not a handle, because an
             actor that restarts must not depend on one.
-        namespace: namespace of the hub and the weight store.
         weights: name of the weight store, to refuse replays with a policy version newer than the store's. Empty: accept
             any version.
         number: number of this shard.
@@ -93,7 +95,6 @@ class BufferActor:
         config: BufferConfig,
         layout: Layout | None = None,
         hub: str = "",
-        namespace: str = "",
         weights: str = "",
         number: int = 0,
         learned: bool = True,
@@ -109,13 +110,13 @@ class BufferActor:
         self._ended = False
         self._stopping = False
         self._failure: BrayxError | None = None
-        self._hub = HubClient(get_hub(hub, namespace) if hub else None)
+        self._hub = HubClient.of(hub)
         self._learned = learned
         self._reported: Counter[str] = Counter()
         self._reported_steps = 0
         self._ready_since = float("nan")
         self._reused = 0
-        self._namespace, self._weights = namespace, weights
+        self._weights = weights
         self._store: Any = None
         if _is_restarted() if restarted is None else restarted:
             self._count("replay_restarts", 1)
@@ -348,13 +349,11 @@ class BufferActor:
         known = self._buffer.newest_version
         if claimed is None or (known is not None and claimed <= known):
             return
-        import ray
-
         try:
             if self._store is None:
-                self._store = ray.get_actor(self._weights, namespace=self._namespace or None)
+                self._store = get_actor(self._weights, WEIGHT_STORE)
             found = await asyncio.wait_for(self._store.newest.remote(), _STORE_ANSWER_S)
-        except (ValueError, TimeoutError, ray.exceptions.RayError) as error:
+        except (StartupError, TimeoutError, RayError) as error:
             self._store = None
             logger.warning("the weight store does not say which versions there are: %s", error)
             return
@@ -382,8 +381,6 @@ def _claimed(replay: Any) -> int | None:
 
 
 def _is_restarted() -> bool:
-    import ray
-
     if not ray.is_initialized():
         return False
     context = ray.get_runtime_context()

@@ -23,18 +23,14 @@ class Rollouts:
     Args:
         job: the job.
         names: Ray actors by part: ``hub``, ``weights``, ``moments``, and ``buffer/NAME`` of each buffer.
-        namespace: Ray namespace of these actors.
         recorder: of this process, for metrics about the workers.
         env_steps: env steps that the resumed trial has learned from.
     """
 
-    def __init__(
-        self, job: JobConfig, names: Mapping[str, str], namespace: str, recorder: Recorder, env_steps: int = 0
-    ) -> None:
+    def __init__(self, job: JobConfig, names: Mapping[str, str], recorder: Recorder, env_steps: int = 0) -> None:
         self._recorder = recorder
         self._all = {
-            name: Workers(worker_spec(job, name, names, namespace, env_steps), on_event=self._count)
-            for name in job.rollouts
+            name: Workers(worker_spec(job, name, names, env_steps), on_event=self._count) for name in job.rollouts
         }
 
     def __enter__(self) -> Rollouts:
@@ -133,12 +129,11 @@ class Rollouts:
         self._recorder.add(name, value, label=label)
 
 
-def worker_spec(job: JobConfig, name: str, names: Mapping[str, str], namespace: str, env_steps: int = 0) -> WorkerSpec:
-    """As `spec_of`, for workers on a cluster; ``names`` and ``namespace`` as for `Rollouts`."""
+def worker_spec(job: JobConfig, name: str, names: Mapping[str, str], env_steps: int = 0) -> WorkerSpec:
+    """As `spec_of`, for workers on a cluster; ``names`` as for `Rollouts`."""
     config = job.rollouts[name]
     return WorkerSpec(
         **vars(spec_of(job, name, env_steps)),
-        namespace=namespace,
         buffer=names[f"buffer/{config.buffer}"],
         weight_store=names["weights"],
         hub=names["hub"],

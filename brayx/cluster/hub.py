@@ -11,9 +11,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from brayx.errors import BrayxError, DeadlineExceeded, TrackingError
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from brayx.cluster.named import get_actor, named_actor, result_or
+from brayx.errors import BrayxError, DeadlineExceeded
 from brayx.metrics import Drained, Recorder, XAxis, without_shapes
 
 if TYPE_CHECKING:
@@ -24,11 +28,11 @@ log = logging.getLogger(__name__)
 _ANSWER_S = 5.0
 """Time for the job to answer, in addition to the time in which it must take a request."""
 _ANSWER_POLL_S = 0.1
+_HUB = "the hub"
 
 
 def create_hub(
     name: str,
-    namespace: str,
     trial: Trial | None,
     *,
     interval_s: float = 1.0,
@@ -40,30 +44,26 @@ def create_hub(
     It runs on the caller's node: the MLflow store may be a file there, whose path another machine does not have.
 
     Args:
-        name, namespace: of the actor.
+        name: name of the actor.
         trial, interval_s, x_axis: as for `Hub`.
-        part_of: another hub of the namespace, which gets all samples of this one, too; empty: none.
+        part_of: name of another hub, which gets all samples of this one, too; empty: none.
 
     Returns:
         A handle for `HubClient`. The actor ends with its creator's job.
     """
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    from brayx.cluster.named import named_actor
-    from brayx.tracking.hub import Hub
+    from brayx.tracking.hub import Hub  # MLflow, which a process that only records does not need
 
     own_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"max_concurrency": 4, "scheduling_strategy": own_node}
     if not part_of:
-        return named_actor(Hub, name, namespace, **options).remote(trial, interval_s=interval_s, x_axis=x_axis)
+        return named_actor(Hub, name, **options).remote(trial, interval_s=interval_s, x_axis=x_axis)
 
     class PartHub(Hub):
         """A hub that also forwards its samples to another one."""
 
         def __init__(self) -> None:
             super().__init__(trial, interval_s=interval_s, x_axis=x_axis)
-            self._whole = HubClient(get_hub(part_of, namespace))
+            self._whole = HubClient.of(part_of)
 
         def push(self, part: Drained) -> None:
             super().push(part)
@@ -73,65 +73,43 @@ def create_hub(
             self._whole.close()
             return super().close()
 
-    return named_actor(PartHub, name, namespace, **options).remote()
-
-
-def get_hub(name: str, namespace: str) -> Any:
-    """Finds the hub of that name.
-
-    Raises:
-        TrackingError: there is none.
-    """
-    from brayx.cluster.named import find_actor
-
-    handle = find_actor(name, namespace)
-    if handle is None:
-        raise TrackingError(f"no hub {name!r} in namespace {namespace!r}: its trial is not running")
-    return handle
+    return named_actor(PartHub, name, **options).remote()
 
 
 def numbers_of(hub: Any, timeout_s: float = 2.0) -> tuple[dict[str, float], dict[str, str]] | None:
     """A hub's snapshot and notes; None while it is slow or being restarted."""
-    from brayx.cluster.named import result_or
-
     found = result_or(None, [hub.snapshot.remote(), hub.notes.remote()], timeout_s)
     return None if found is None else (found[0], found[1])
 
 
 def end_hub(hub: Any, timeout_s: float) -> tuple[dict[str, float], dict[str, str]]:
     """Makes a hub write the rest; returns its last snapshot and notes, or empty ones if it does not answer in time."""
-    from brayx.cluster.named import result_or
-
     numbers, notes = result_or(({}, {}), [hub.close.remote(), hub.notes.remote()], timeout_s)
     return numbers, notes
 
 
 def take_requests(hub: Any, timeout_s: float = 2.0) -> list[tuple[str, Any]]:
     """Requests that `ask_job` has put into a hub since the last call, by key; none while the hub is slow."""
-    from brayx.cluster.named import result_or
-
     found: list[tuple[str, Any]] = result_or([], hub.take.remote(), timeout_s)
     return found
 
 
-def ask_job(hub: str, namespace: str, request: Any, timeout_s: float) -> Any:
+def ask_job(hub: str, request: Any, timeout_s: float) -> Any:
     """Puts a request into a trial's hub, for the process that runs the trial's job, and waits for the answer.
 
     Args:
-        hub, namespace: name and namespace of the hub.
+        hub: name of the hub.
         request: the request, which the job gets from `Inbox.take`.
         timeout_s: deadline for the job to take the request; it does not take it later.
 
     Raises:
-        TrackingError: there is no such hub.
+        StartupError: there is no such hub.
         BrayxError: the job refused the request.
         DeadlineExceeded: the job did not take it in time.
     """
-    from brayx.cluster.named import result_or
-
     deadline, key = time.monotonic() + timeout_s + _ANSWER_S, ""
     while time.monotonic() < deadline:
-        handle: Any = get_hub(hub, namespace)
+        handle: Any = get_actor(hub, _HUB)
         if not key:
             key = result_or("", handle.ask.remote(request, deadline - _ANSWER_S - time.monotonic()), _ANSWER_S)
         answer = result_or(None, handle.answered.remote(key), _ANSWER_S) if key else None
@@ -165,6 +143,15 @@ class HubClient(Recorder):
         self._thread: threading.Thread | None = None
         if handle is not None:
             self.listen(self._pending.merge)
+
+    @classmethod
+    def of(cls, name: str) -> Self:
+        """The recorder that sends to the hub of that name; an empty name: there is none.
+
+        Raises:
+            StartupError: the hub is not running.
+        """
+        return cls(get_actor(name, _HUB) if name else None)
 
     def listen(self, listener: Callable[[Drained], None]) -> None:
         """As `Recorder.listen`; starts the thread."""
@@ -208,10 +195,6 @@ class HubClient(Recorder):
             self.drain()
             if self._handle is None:
                 return False
-            import ray
-
-            from brayx.cluster.named import result_or
-
             if self._in_flight is not None:
                 call, part = self._in_flight
                 ready, _ = ray.wait([call], timeout=wait_s)

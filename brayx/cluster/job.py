@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from brayx.cluster import NAMESPACE
 from brayx.cluster.actor_app import actor_spec, application
 from brayx.cluster.applications import delete_application, start_application
 from brayx.cluster.cluster import Cluster, Ingress
@@ -163,7 +162,7 @@ class _RayTraining(JobTraining):
         self.stack.callback(self._parts.close)
         self.numbers, self._hub, self._names = self._parts.numbers, self._parts.hub, self._parts.names
         self._live: ReplicaSessions | None = None
-        self._rollouts = Rollouts(job, self._names, NAMESPACE, self.numbers, learned)
+        self._rollouts = Rollouts(job, self._names, self.numbers, learned)
         self.rollouts = [self._rollouts] if self._rollouts.num else []
         self._is_deployed = False
         starting = "the learner and the actors" if self.actor else "the learner"

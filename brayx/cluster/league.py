@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from brayx.cluster.named import ANSWER_S, call_with_retry, find_actor, named_actor
-from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError
+from brayx.cluster.named import ANSWER_S, call_with_retry, named_actor
+from brayx.errors import BrayxError, DeadlineExceeded, ModelError
 from brayx.league.config import LeagueConfig
 from brayx.league.games import Game
 from brayx.league.gates import Verdict
@@ -109,7 +109,6 @@ class _LeagueActor(League):
 
 def create_league(
     name: str,
-    namespace: str,
     config: LeagueConfig,
     *,
     books: Path,
@@ -120,7 +119,7 @@ def create_league(
     """Starts the league's actor on this node; it ends with its job.
 
     Args:
-        name, namespace: of the actor.
+        name: name of the actor.
         config: the league's options.
         books: the file of the books.
         weights: the folder of the snapshots' weights, see `SnapshotFiles`.
@@ -131,20 +130,8 @@ def create_league(
         Ray's handle of the actor.
     """
     own_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = named_actor(_LeagueActor, name, namespace, scheduling_strategy=own_node)
+    actor = named_actor(_LeagueActor, name, scheduling_strategy=own_node)
     return actor.remote(config, str(books.absolute()), str(weights.absolute()), seed, dict(learning))
-
-
-def get_league(name: str, namespace: str) -> Any:
-    """Finds the league's actor.
-
-    Raises:
-        StartupError: there is none.
-    """
-    found = find_actor(name, namespace)
-    if found is None:
-        raise StartupError(f"no league {name!r} is running in namespace {namespace!r}", name=name)
-    return found
 
 
 class RemoteLeague(RunningLeague):

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from brayx.actor.seating import LearningPlayer, Seating
-from brayx.cluster import NAMESPACE
-from brayx.cluster.hub import HubClient, get_hub
-from brayx.cluster.league import THE_LEAGUE, Learning, get_league
+from brayx.cluster.hub import HubClient
+from brayx.cluster.league import THE_LEAGUE, Learning
 from brayx.cluster.league_seats import LeagueSeats
-from brayx.cluster.named import ANSWER_S, answer_with_retry
+from brayx.cluster.named import ANSWER_S, answer_with_retry, get_actor
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.errors import ConfigError
 from brayx.jobs.code import scripts_of
@@ -82,7 +81,7 @@ class LeagueInReplica:
     ) -> None:
         self._spec, self._folder, self._models = spec, folder, models
         self._recorder, self._max_pending = recorder, max_pending
-        self._league = get_league(spec.actor, NAMESPACE)
+        self._league = get_actor(spec.actor, THE_LEAGUE)
         self._open: dict[str, LearningPlayer] = {}
         self._seats: LeagueSeats | None = None
 
@@ -126,17 +125,13 @@ class LeagueInReplica:
 
     async def _follow(self, player: str, parts: Learning) -> LearningPlayer:
         """Opens a player's buffers and recorder, and closes those from before its restart."""
-        recorder = HubClient(await asyncio.to_thread(get_hub, parts.hub, NAMESPACE))
+        recorder = await asyncio.to_thread(HubClient.of, parts.hub)
         buffers: dict[str, RemoteBuffer] = {}
         opened = LearningPlayer(self._models[player], buffers, recorder)
         try:
             for name, actor in parts.buffers.items():
                 buffers[name] = await asyncio.to_thread(
-                    RemoteBuffer.attach,
-                    actor,
-                    namespace=NAMESPACE,
-                    max_pending=self._max_pending(name),
-                    recorder=recorder,
+                    RemoteBuffer.attach, actor, max_pending=self._max_pending(name), recorder=recorder
                 )
         except BaseException:
             await _close(opened)

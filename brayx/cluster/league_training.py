@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from brayx.cluster import NAMESPACE
 from brayx.cluster.hub import create_hub, end_hub
 from brayx.cluster.league import Learning, RemoteLeague, create_league
 from brayx.cluster.league_replica import LeagueSpec
@@ -79,21 +78,18 @@ class RayLeagueTraining:
         fetch_snapshots(job, pool, files, clerk, module)
         self._made: list[RayTrainee] = []
         with contextlib.ExitStack() as stack:
-            self.hub = create_hub(
-                self.names["hub"], NAMESPACE, trial, x_axis=job.trainers[only("trainer", job.trainers)].x_axis
-            )
+            self.hub = create_hub(self.names["hub"], trial, x_axis=job.trainers[only("trainer", job.trainers)].x_axis)
             stack.callback(end_actor, self.hub)
             self.numbers = TrialNumbers(self.hub)
             stack.callback(self.numbers.close)
             for store in self._stores.values():
                 keep = max(KEPT_VERSIONS, job.models[config.model].max_versions)
-                stack.callback(end_weight_store, create_weight_store(store, NAMESPACE, keep=keep))
+                stack.callback(end_weight_store, create_weight_store(store, keep=keep))
             stack.callback(self._close_trainees)
             self.training: LeagueTraining[RayTrainee] = LeagueTraining(job, trial, clerk, self, files, say)
             learning = {name: _learning(trainee) for name, trainee in self.training.trainees.items()}
             actor = create_league(
                 self.names["league"],
-                NAMESPACE,
                 config,
                 books=books,
                 weights=league_folder(trial) / "weights",

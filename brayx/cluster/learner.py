@@ -19,11 +19,10 @@ import ray
 import torch
 from torch import nn
 
-from brayx.cluster.hub import HubClient, get_hub
-from brayx.cluster.named import is_done, result_or
+from brayx.cluster.hub import HubClient
+from brayx.cluster.named import WEIGHT_STORE, get_actor, is_done, result_or
 from brayx.cluster.shards import Shards
 from brayx.cluster.stream import Buffers, Stream, batches_of, read_buffer, replay_dataset, weights_of
-from brayx.cluster.weight_store import get_weight_store
 from brayx.cluster.weights import WeightPublisher
 from brayx.engines.layers import layer_table
 from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, TrackingError, first_line
@@ -59,7 +58,6 @@ class LearnerSpec:
         model_module: import path of the module with ``build_model(name, config)``.
         model_folder: folder searched first for that module and for hooks; empty: none.
         model_config: passed to ``build_model``.
-        namespace: Ray namespace of the three actors below.
         buffer: name of the buffer, or names of several with their weights.
         weight_store: name of the weight store actor.
         hub: name of the trial's hub.
@@ -74,7 +72,6 @@ class LearnerSpec:
     config: TrainerConfig
     model_name: str
     model_module: str
-    namespace: str
     buffer: Buffers
     weight_store: str
     hub: str
@@ -164,15 +161,15 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks, numbers: Trial
         with contextlib.suppress(TrackingError):  # a store that is down for a while does not end a training
             spec.trial.log_text(layer_table(module, forward_args), LAYERS_FILE)
     hooks = load_hooks(spec.config.hooks, spec.model_folder) if spec.config.hooks else Hooks()
-    store = get_weight_store(spec.weight_store, spec.namespace)
+    store = get_actor(spec.weight_store, WEIGHT_STORE)
     # Several ranks each need a batch at the same time, and prefetching requests batches early.
     batches.holds = ranks.size == 1 and not spec.config.prefetch
     batches.readers = ranks.size
-    evaluated = {name: _acknowledged(actor, spec.namespace) for name, actor in spec.eval_buffers.items()}
+    evaluated = {name: _acknowledged(actor) for name, actor in spec.eval_buffers.items()}
     kept = spec.config.checkpoints_kept
     failed = functools.partial(numbers.add, "checkpoints_failed", 1)
     try:
-        measured = [Shards.find(actor, namespace=spec.namespace) for actor in spec.eval_buffers.values()]
+        measured = [Shards.find(actor) for actor in spec.eval_buffers.values()]
         with BackgroundKeeper(TrialKeeper(spec.trial, kept), kept, failed) as keeper:
             summary = LearnerLoop(
                 spec.config,
@@ -216,9 +213,9 @@ class _Publisher:
         return version
 
 
-def _acknowledged(buffer: str, namespace: str) -> Generator[Batch]:
+def _acknowledged(buffer: str) -> Generator[Batch]:
     """Batches of an evaluation buffer; each is acknowledged when the next one is requested."""
-    stream = read_buffer(buffer, namespace)
+    stream = read_buffer(buffer)
     try:
         for batch in stream:
             yield batch
@@ -248,14 +245,14 @@ def train_worker(spec: LearnerSpec) -> Summary | BrayxError:
     """
     import ray.train
 
-    first = Shards.find(next(iter(weights_of(spec.buffer))), namespace=spec.namespace)
+    first = Shards.find(next(iter(weights_of(spec.buffer))))
     failed = first.failure()
     if failed is not None:
         return failed
     ranks = train_ranks()
-    batches = batches_of(ray.train.get_dataset_shard(_DATASET), spec.buffer, spec.namespace)
+    batches = batches_of(ray.train.get_dataset_shard(_DATASET), spec.buffer)
     try:
-        with contextlib.closing(TrialNumbers(get_hub(spec.hub, spec.namespace))) as numbers:
+        with contextlib.closing(TrialNumbers.of(spec.hub)) as numbers:
             return run_learner(spec, batches, ranks, numbers)
     except _FINAL as error:
         if ranks.size == 1:
@@ -302,7 +299,7 @@ def _trainer(spec: LearnerSpec, storage_path: str) -> Any:
     from ray.train.torch import TorchTrainer
 
     config = spec.config
-    dataset = replay_dataset(spec.buffer, namespace=spec.namespace)
+    dataset = replay_dataset(spec.buffer)
     return TorchTrainer(
         lambda: train_worker(spec),  # type: ignore[arg-type]  # its result becomes `return_value`
         scaling_config=ScalingConfig(
@@ -337,14 +334,14 @@ class Learner:
     def __init__(self, spec: LearnerSpec, storage_path: str, numbers: TrialNumbers) -> None:
         self._spec = spec
         # Find the shards now: finding one that hangs would delay `stop`.
-        self._shards = [Shards.find(name, namespace=spec.namespace) for name in weights_of(spec.buffer)]
+        self._shards = [Shards.find(name) for name in weights_of(spec.buffer)]
         self._summary: Summary | None = None
         self._error: BaseException | None = None
 
         def work() -> Summary:
             if not spec.config.in_process:
                 return fit(spec, storage_path)
-            batches = read_buffer(spec.buffer, spec.namespace)
+            batches = read_buffer(spec.buffer)
             return run_learner(spec, batches, Alone(spec.config.use_gpu), numbers)
 
         self._thread = NativeThread(functools.partial(self._run, work), "brayx-learner")
@@ -370,7 +367,7 @@ class Learner:
             return "has ended"
         found = None
         with contextlib.suppress(StartupError):
-            store = get_weight_store(self._spec.weight_store, self._spec.namespace)
+            store = get_actor(self._spec.weight_store, WEIGHT_STORE)
             found = result_or(None, store.newest.remote(), 5.0)
         if found is not None:
             return f"has published weights, version {found[0]}"

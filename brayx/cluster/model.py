@@ -15,11 +15,11 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-from brayx.cluster.hub import HubClient, get_hub
+from brayx.cluster.hub import HubClient
+from brayx.cluster.named import WEIGHT_STORE, get_actor
 from brayx.cluster.pool import PoolClient
 from brayx.cluster.prometheus import Exporter
 from brayx.cluster.ray_private import serve_is_on_loopback, warn_if_open
-from brayx.cluster.weight_store import get_weight_store
 from brayx.cluster.weights import StoreHandle, WeightSubscriber, fetch_weights
 from brayx.engines import refuse_frozen
 from brayx.engines.base import ModelSpec
@@ -59,8 +59,8 @@ class ModelReplica:
     Args:
         build: returns the module and its example arguments.
         config: engine and batcher options.
-        weight_store: name and namespace of the store to follow; None: the weights never change.
-        hub: name and namespace of the hub for its metrics; None: metrics are not sent.
+        weight_store: name of the store to follow; empty: the weights never change.
+        hub: name of the hub for its metrics; empty: metrics are not sent.
         checkpoint, tracking, version: as for `engine_from`; the registry's files are read on the replica's machine.
         following: component name, aliases and pool client, for a model that follows an alias.
         preferred: the alias's current version and its weights; the replica starts from these if they fit.
@@ -75,18 +75,18 @@ class ModelReplica:
         build: BuildModel,
         config: ModelConfig,
         *,
-        weight_store: tuple[str, str | None] | None = None,
+        weight_store: str = "",
         checkpoint: str | None = None,
         tracking: str = "",
-        hub: tuple[str, str] | None = None,
+        hub: str = "",
         version: int | None = None,
         following: tuple[str, Followed, PoolClient] | None = None,
         preferred: tuple[int, Weights] | None = None,
         is_local: bool = False,
     ) -> None:
-        if weight_store is not None:
+        if weight_store:
             refuse_frozen(config.engine)
-        self.recorder = HubClient(get_hub(*hub) if hub is not None else None)
+        self.recorder = HubClient.of(hub)
         module, example_args = build()
         engine, version = engine_from(config, module, example_args, checkpoint, tracking, version, preferred)
         self._store: StoreHandle | None = None
@@ -94,7 +94,7 @@ class ModelReplica:
             engine,
             version=version,
             max_versions=config.max_versions if following is None else max(config.max_versions, _FOLLOWED_VERSIONS),
-            fetch=self._fetch if weight_store is not None or following is not None else None,
+            fetch=self._fetch if weight_store or following is not None else None,
             buckets=config.buckets,
             **batching(config, self.recorder),
         )
@@ -113,9 +113,8 @@ class ModelReplica:
         Raises:
             StartupError: the store does not exist, or its published weights cannot be read.
         """
-        if self._weight_store is not None:
-            name, namespace = self._weight_store
-            self._store = get_weight_store(name, namespace)
+        if self._weight_store:
+            self._store = get_actor(self._weight_store, WEIGHT_STORE)
             subscriber = self._subscriber = WeightSubscriber(self._store, self.model.load)
             await subscriber.start_abreast()
         elif self._following is not None:
@@ -227,10 +226,10 @@ def model_application(
     config: ModelConfig,
     *,
     name: str = "model",
-    weight_store: tuple[str, str | None] | None = None,
+    weight_store: str = "",
     checkpoint: str | None = None,
     tracking: str = "",
-    hub: tuple[str, str] | None = None,
+    hub: str = "",
     version: int | None = None,
     following: tuple[str, Followed, PoolClient] | None = None,
 ) -> serve.Application:

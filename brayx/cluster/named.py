@@ -37,12 +37,12 @@ the actor is being restarted."""
 _LOCK_RETRY_S = 0.05
 
 
-def named_actor(kind: type, name: str, namespace: str | None = NAMESPACE, **options: Any) -> Any:
+def named_actor(kind: type, name: str, **options: Any) -> Any:
     """Makes the class of a named actor: it takes no CPU, Ray restarts it, and there is one per name.
 
     Args:
         kind: class of the actor.
-        name, namespace: name and namespace of the actor; None: the caller's namespace.
+        name: name of the actor.
         options: options for Ray's actor, in place of these defaults.
 
     Returns:
@@ -50,15 +50,27 @@ def named_actor(kind: type, name: str, namespace: str | None = NAMESPACE, **opti
     """
     actor: Any = ray.remote(kind)
     defaults: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "get_if_exists": True}
-    return actor.options(name=name, namespace=namespace or None, **{**defaults, **options})
+    return actor.options(name=name, namespace=NAMESPACE, **{**defaults, **options})
 
 
-def find_actor(name: str, namespace: str | None = NAMESPACE) -> Any | None:
+def find_actor(name: str, namespace: str = NAMESPACE) -> Any | None:
     """Handle of the named actor; None: there is none."""
     try:
-        return ray.get_actor(name, namespace=namespace or None)
+        return ray.get_actor(name, namespace=namespace)
     except ValueError:
         return None
+
+
+def get_actor(name: str, what: str) -> Any:
+    """Handle of the named actor.
+
+    Raises:
+        StartupError: it is not running; the message calls it ``what``.
+    """
+    actor = find_actor(name)
+    if actor is None:
+        raise StartupError(f"{what} {name!r} is not running", name=name)
+    return actor
 
 
 def end_actor(actor: Any) -> None:
@@ -197,7 +209,7 @@ class _Lock:
 
 
 @contextlib.contextmanager
-def named_lock(name: str, namespace: str, until: float) -> Iterator[None]:
+def named_lock(name: str, until: float) -> Iterator[None]:
     """Holds a lock of the whole cluster; blocks while another process holds it.
 
     Ray ends the lock's actor with the process that made it, so a process that is killed leaves no lock behind. An
@@ -205,13 +217,12 @@ def named_lock(name: str, namespace: str, until: float) -> Iterator[None]:
 
     Args:
         name: name of the model that is started or overridden.
-        namespace: Ray's namespace.
         until: deadline, on the monotonic clock.
 
     Raises:
         StartupError: another process held it all that time.
     """
-    lock = named_actor(_Lock, f"lock/{name}", namespace, max_restarts=0, get_if_exists=False)
+    lock = named_actor(_Lock, f"lock/{name}", max_restarts=0, get_if_exists=False)
     while True:
         try:
             held = lock.remote()

@@ -31,8 +31,8 @@ from ray.serve.exceptions import RayServeException
 from brayx.cluster import NAMESPACE
 from brayx.cluster.applications import delete_application, start_application
 from brayx.cluster.model import model_application
-from brayx.cluster.named import ANSWER_S, WEIGHT_STORE, call_with_retry, find_actor, result
-from brayx.cluster.weight_store import KEPT_VERSIONS, end_weight_store, get_weight_store
+from brayx.cluster.named import ANSWER_S, WEIGHT_STORE, call_with_retry, find_actor, get_actor, result
+from brayx.cluster.weight_store import KEPT_VERSIONS, end_weight_store
 from brayx.cluster.weights import AGAIN_S
 from brayx.engines import refuse_frozen
 from brayx.engines.base import LeafSpec, ModelSpec, check_weights, layout_of
@@ -259,13 +259,13 @@ def config_of(config: ModelConfig | None = None, **options: Any) -> ModelConfig:
 def deploy(name: str, recipe: Recipe, route_prefix: str | None, until: float) -> None:
     """Starts the replicas and waits until ``until``, on the monotonic clock; errors as for `start_application`."""
     build = functools.partial(_build_in_replica, name)
-    application = model_application(build, recipe.config, weight_store=(f"model/{name}", NAMESPACE))
+    application = model_application(build, recipe.config, weight_store=f"model/{name}")
     start_application(application, f"model-{name}", route_prefix, until, what=f"model {name!r}")
 
 
 def _build_in_replica(name: str) -> tuple[torch.nn.Module, tuple[NestedArray, ...]]:
     """The module with the newest weights; raises while there are none, so that Serve retries."""
-    store = get_weight_store(f"model/{name}", NAMESPACE)
+    store = get_actor(f"model/{name}", WEIGHT_STORE)
     recipe: Recipe = recipe_of(store, ANSWER_S)
     found = call_with_retry(store.newest)
     if found is None and recipe.trial is not None:

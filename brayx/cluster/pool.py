@@ -123,7 +123,6 @@ class PoolClient:
 
     Args:
         actor: prefix of the name.
-        namespace: Ray's namespace.
         uri, project, followed: as for `Pool`.
         alone_s: the actor ends when no replica has called it for this long.
     """
@@ -131,14 +130,12 @@ class PoolClient:
     def __init__(
         self,
         actor: str,
-        namespace: str,
         uri: str,
         project: str,
         followed: Mapping[str, Followed],
         *,
         alone_s: float = _ALONE_S,
     ) -> None:
-        self._namespace = namespace
         self._made_of = (uri, project, dict(followed), alone_s)
         self.models = frozenset(followed)
         # Replicas choose the share of the canary, not the pool: a larger share starts no new runs of results.
@@ -169,11 +166,11 @@ class PoolClient:
         """
         if not ray.is_initialized():
             raise ModelError(f"pool {self.actor!r} is not there: Ray is not running")
-        found = find_actor(self.actor, self._namespace)
+        found = find_actor(self.actor)
         if found is not None:
             return found
         options = {"lifetime": "detached", "max_restarts": 0, "max_concurrency": 10_000}
-        return named_actor(_PoolActor, self.actor, self._namespace, **options).remote(*self._made_of)
+        return named_actor(_PoolActor, self.actor, **options).remote(*self._made_of)
 
     async def newer(self, than: Aliases | None, timeout_s: float) -> Aliases | None:
         """See `Pool.newer`.

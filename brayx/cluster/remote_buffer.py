@@ -37,9 +37,8 @@ class RemoteBuffer:
     ``push_timeout_s`` counts as failed, though it may still arrive.
 
     Args:
-        name: name of the buffer, unique in the namespace.
+        name: name of the buffer.
         config: options of a buffer to create; a running buffer keeps its own.
-        namespace: Ray namespace; None: the caller's.
         layout: layout of fragments; what it leaves open is taken from the first valid fragment. None: everything is.
         hub: name of the trial's hub; empty: metrics are not sent.
         weights: name of the weight store with the policy's versions; empty: versions are not checked.
@@ -67,7 +66,6 @@ class RemoteBuffer:
         name: str,
         config: BufferConfig | None = None,
         *,
-        namespace: str | None = None,
         layout: Layout | None = None,
         hub: str = "",
         weights: str = "",
@@ -85,7 +83,6 @@ class RemoteBuffer:
                 name,
                 config,
                 layout,
-                namespace=namespace,
                 hub=hub,
                 weights=weights,
                 learned=learned,
@@ -93,20 +90,19 @@ class RemoteBuffer:
             )
         shards.check(given)
         self.name, self.config, self.shards = name, shards.config, shards
-        self._namespace = namespace
         self._lanes = _nearest_first(shards)[: self.config.density]
         self._push_timeout_s = push_timeout_s
         self._outbox = Outbox(self._lanes, max_pending or self.config.max_pending, push_timeout_s, recorder)
         self.dropped = self._outbox.dropped
 
     @classmethod
-    def attach(cls, name: str, *, namespace: str | None = None, **arguments: Any) -> RemoteBuffer:
+    def attach(cls, name: str, **arguments: Any) -> RemoteBuffer:
         """Attaches to a running buffer; arguments as for the class.
 
         Raises:
             ReplayError: no buffer of that name runs.
         """
-        return cls(name, namespace=namespace, shards=Shards.find(name, namespace=namespace, located=True), **arguments)
+        return cls(name, shards=Shards.find(name, located=True), **arguments)
 
     @property
     def pushed(self) -> int:
@@ -196,7 +192,7 @@ class RemoteBuffer:
         """
         from brayx.cluster.stream import read_buffer
 
-        stream = read_buffer(self.name, self._namespace, timeout_s=timeout_s)
+        stream = read_buffer(self.name, timeout_s=timeout_s)
         try:
             for batch in stream:
                 stream.took()
@@ -208,7 +204,7 @@ class RemoteBuffer:
         """The stream as a `ray.data.Dataset`, one block a batch; iterate it with `brayx.cluster.stream.batches_of`."""
         from brayx.cluster.stream import replay_dataset
 
-        return replay_dataset(self.name, namespace=self._namespace)
+        return replay_dataset(self.name)
 
     def stats(self, timeout_s: float = 30.0) -> dict[str, float]:
         """Counters of all shards (`ReplayBuffer.stats`), and the number of ``shards`` that answered."""

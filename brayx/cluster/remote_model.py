@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from brayx.cluster import NAMESPACE
 from brayx.cluster.model_client import ModelClient
 from brayx.cluster.named import ANSWER_S, call_with_retry, named_lock
 from brayx.cluster.named_model import (
@@ -124,7 +123,7 @@ class RemoteModel:
             if store is None and (override or checkpoint_interval is not None):
                 # Without the lock, a process that overrides could end or take over what another has just started, and
                 # one that starts could find its trial in use by the other.
-                alone.enter_context(named_lock(name, NAMESPACE, until))
+                alone.enter_context(named_lock(name, until))
                 until = time.monotonic() + start_timeout_s  # the wait for the lock does not count
                 store = None if override else find(name)
             try:
@@ -140,9 +139,7 @@ class RemoteModel:
                         remove(name)  # not before the new one is known to be sound
                         until = time.monotonic() + start_timeout_s
                     token, keep = recipe.token, recipe.config.max_versions
-                    store = create_weight_store(
-                        f"model/{name}", NAMESPACE, keep=keep, about=recipe.pickled(), detached=True
-                    )
+                    store = create_weight_store(f"model/{name}", keep=keep, about=recipe.pickled(), detached=True)
                 self._store = store
                 self._recipe = recipe_of(store, start_timeout_s)
                 started = self._recipe.token == token

@@ -11,10 +11,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from brayx.cluster.hub import HubClient, get_hub
+from brayx.cluster.hub import HubClient
+from brayx.cluster.named import WEIGHT_STORE, get_actor
 from brayx.cluster.remote_buffer import RemoteBuffer
-from brayx.cluster.statistics import RemoteExchange, get_moments
-from brayx.cluster.weight_store import get_weight_store
+from brayx.cluster.statistics import RemoteExchange
 from brayx.cluster.weights import WeightSubscriber
 from brayx.rollout.spec import RolloutSpec, make_collector, naming
 from brayx.rollout.worker import Newest, Progress, Worker
@@ -28,12 +28,10 @@ class WorkerSpec(RolloutSpec):
     """A rollout and the Ray actors that its workers use.
 
     Attributes:
-        namespace: Ray namespace of the actors below.
         buffer, weight_store, hub, moments: their names. Without a hub, nothing is counted; without moments, each worker
             normalises by its own samples.
     """
 
-    namespace: str
     buffer: str
     weight_store: str
     hub: str = ""
@@ -121,23 +119,17 @@ class _Parts:
     """A worker, and its connections to the cluster's actors."""
 
     def __init__(self, spec: WorkerSpec, index: int, past: int, stopping: threading.Event) -> None:
-        self._newest = StoredWeights(get_weight_store(spec.weight_store, spec.namespace))
-        self._recorder = HubClient(get_hub(spec.hub, spec.namespace) if spec.hub else None)
-        self._buffer = RemoteBuffer.attach(
-            spec.buffer,
-            namespace=spec.namespace,
-            max_pending=_PUSHES,
-            recorder=self._recorder,
-        )
+        self._newest = StoredWeights(get_actor(spec.weight_store, WEIGHT_STORE))
+        self._recorder = HubClient.of(spec.hub)
+        self._buffer = RemoteBuffer.attach(spec.buffer, max_pending=_PUSHES, recorder=self._recorder)
         self._collector = make_collector(spec, index=index, past=past)
-        store = get_moments(spec.moments, spec.namespace) if spec.moments else None
         self.worker = Worker(
             spec,
             self._collector,
             newest=self._newest,
             buffer=self._buffer,
             sink=self._recorder,
-            moments=None if store is None else RemoteExchange(store, self._collector),
+            moments=RemoteExchange(spec.moments, self._collector) if spec.moments else None,
             stopping=stopping,
         )
 

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlencode
 from brayx.cluster import NAMESPACE
 from brayx.cluster.hub import ask_job
 from brayx.cluster.start import answers, connected, where_ray_is
-from brayx.errors import ConfigError, DeadlineExceeded, JobNotRunning, TrackingError
+from brayx.errors import ConfigError, DeadlineExceeded, JobNotRunning, StartupError
 from brayx.tracking import Trial, find_trial, tracking_uri
 from brayx.tracking.store import client_of, telling
 
@@ -35,7 +35,7 @@ class Scaled(NamedTuple):
 
 
 def hub_name(trial: Trial) -> str:
-    """Name of the trial's hub, in namespace ``brayx``."""
+    """Name of the trial's hub."""
     return f"{trial.run_id}/hub"
 
 
@@ -76,8 +76,8 @@ def scale(
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     with connected(where["address"], where["auth"], namespace=NAMESPACE, **quiet):
         try:
-            return Scaled(*ask_job(hub_name(found), NAMESPACE, request, timeout_s))
-        except TrackingError as error:
+            return Scaled(*ask_job(hub_name(found), request, timeout_s))
+        except StartupError as error:
             raise _not_running(found, "its Ray has no such job any more") from error
         except DeadlineExceeded as error:
             raise DeadlineExceeded(

@@ -46,11 +46,10 @@ class Shards:
     Attributes:
         name: name of the buffer.
         config: options of the buffer.
-        namespace: namespace of the actors; None: the caller's.
     """
 
-    def __init__(self, name: str, config: BufferConfig, shards: Iterable[Shard], namespace: str | None = None) -> None:
-        self.name, self.config, self.namespace = name, config, namespace
+    def __init__(self, name: str, config: BufferConfig, shards: Iterable[Shard]) -> None:
+        self.name, self.config = name, config
         self._shards = tuple(shards)
 
     def __iter__(self) -> Any:
@@ -69,7 +68,6 @@ class Shards:
         config: BufferConfig,
         layout: Layout | None = None,
         *,
-        namespace: str | None = None,
         hub: str = "",
         weights: str = "",
         learned: bool = True,
@@ -78,11 +76,10 @@ class Shards:
         """Starts ``config.num_workers`` actors, spread over the nodes. They take no CPU, and end with their creator.
 
         Args:
-            name: name of the buffer, unique in its namespace.
+            name: name of the buffer.
             config: options of the buffer.
             layout: layout of fragments; what it leaves open is taken from the first valid fragment. None: everything
                 is.
-            namespace: namespace of the actors, the hub and the weight store; None: the caller's.
             hub: name of the trial's hub; empty: metrics are not sent.
             weights: name of the weight store; empty: policy versions are not checked.
             learned: batches are learned from, see `BufferActor`.
@@ -100,12 +97,11 @@ class Shards:
             actor = named_actor(
                 BufferActor,
                 _name(name, number),
-                namespace,
                 memory=1,  # a byte: without any resource, Ray ignores the node affinity
                 max_concurrency=1000,
                 get_if_exists=get_if_exists,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[number % len(nodes)], soft=True),
-            ).remote(config, layout, hub, namespace or "", weights, number, learned)
+            ).remote(config, layout, hub, weights, number, learned)
             shards.append(Shard(actor))
             return actor.config.remote()
 
@@ -118,19 +114,16 @@ class Shards:
                     end_actor(shard.actor)
             raise ReplayError(f"buffer {name!r} did not start: {first_line(error)}", buffer=name) from error
         # Keep these handles: an actor ends with its last original handle, and a looked-up handle does not count.
-        return cls(name, config, _located([shard.actor for shard in shards]), namespace)
+        return cls(name, config, _located([shard.actor for shard in shards]))
 
     @classmethod
-    def find(
-        cls, name: str, *, namespace: str | None = None, timeout_s: float = _ANSWER_S, located: bool = False
-    ) -> Shards:
+    def find(cls, name: str, *, timeout_s: float = _ANSWER_S, located: bool = False) -> Shards:
         """Finds the actors of a running buffer. These handles do not keep it running; its creator's do.
 
         Waits for a shard that is restarting.
 
         Args:
             name: name of the buffer.
-            namespace: Ray namespace; None: the caller's.
             timeout_s: deadline of the whole call.
             located: also get the shards' nodes (`Shard.node_id`), for a few seconds of that time.
 
@@ -138,18 +131,18 @@ class Shards:
             ReplayError: no buffer of that name runs, or it does not answer.
         """
         deadline = time.monotonic() + timeout_s
-        first = _found(name, 0, namespace)
+        first = _found(name, 0)
         try:
             config: BufferConfig = call_with_retry(first.config, timeout_s=timeout_s, what="its first shard")
         except (DeadlineExceeded, ModelError) as error:
             raise ReplayError(f"buffer {name!r} does not answer: {error.message}", buffer=name) from error
-        actors = [first, *(_found(name, number, namespace) for number in range(1, config.num_workers))]
+        actors = [first, *(_found(name, number) for number in range(1, config.num_workers))]
         left_s = max(0.0, deadline - time.monotonic())
-        return cls(name, config, _located(actors, min(_LOCATE_S, left_s)) if located else map(Shard, actors), namespace)
+        return cls(name, config, _located(actors, min(_LOCATE_S, left_s)) if located else map(Shard, actors))
 
     def gone(self) -> bool:
         """Whether the buffer was ended for good: an actor that restarts keeps its name."""
-        return find_actor(self.name, self.namespace) is None
+        return find_actor(self.name) is None
 
     def check(self, options: Mapping[str, Any]) -> None:
         """Raises ConfigError when the buffer runs with another value of one of these options."""
@@ -246,10 +239,10 @@ def _located(actors: list[Any], timeout_s: float = _LOCATE_S) -> list[Shard]:
     return [Shard(actor, nodes.get(call, "")) for actor, call in zip(actors, calls, strict=True)]
 
 
-def _found(buffer: str, number: int, namespace: str | None) -> Any:
-    actor = find_actor(_name(buffer, number), namespace)
+def _found(buffer: str, number: int) -> Any:
+    actor = find_actor(_name(buffer, number))
     if actor is None:
-        raise ReplayError(f"no buffer named {buffer!r} is running in this Ray namespace", buffer=buffer)
+        raise ReplayError(f"no buffer named {buffer!r} is running", buffer=buffer)
     return actor
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from brayx.cluster.named import call_with_retry, find_actor, is_done, named_actor, result, result_or
+from brayx.cluster.named import call_with_retry, get_actor, is_done, named_actor, result, result_or
 from brayx.engines.scaling import Scaling
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError
 from brayx.rollout.collector import Collector
@@ -23,37 +23,23 @@ _ANSWER_S = 10.0
 _STORE = "the store of the rollouts' moments"
 
 
-def create_moments(name: str, namespace: str) -> Any:
+def create_moments(name: str) -> Any:
     """Starts the named store as a Ray actor that Ray restarts, and returns its handle."""
-    return named_actor(MomentsStore, name, namespace).remote()
-
-
-def get_moments(name: str, namespace: str) -> Any:
-    """Finds the store of that name.
-
-    Raises:
-        StartupError: it does not exist.
-    """
-    found = find_actor(name, namespace)
-    if found is None:
-        raise StartupError(f"no moments {name!r} in namespace {namespace!r}: the job is not running")
-    return found
-
-
-def stored_moments(name: str, namespace: str) -> StoredMoments:
-    """The moments of the store of that name, for checkpoints; errors as for `get_moments`."""
-    return StoredMoments(get_moments(name, namespace))
+    return named_actor(MomentsStore, name).remote()
 
 
 class StoredMoments:
     """The moments as a learner saves and restores them: `brayx.trainer.checkpoint.Normaliser`.
 
     Args:
-        store: handle of the actor.
+        store: name of the actor.
+
+    Raises:
+        StartupError: it is not running.
     """
 
-    def __init__(self, store: Any) -> None:
-        self._store = store
+    def __init__(self, store: str) -> None:
+        self._store = get_actor(store, _STORE)
         self._last: dict[str, np.ndarray] = {}
         self._scalings: dict[str, Scaling] = {}
         self._call: Any = None
@@ -100,12 +86,15 @@ class RemoteExchange:
     """A worker's connection to the store: one call in flight at a time, never awaited in `turn`.
 
     Args:
-        store: handle of the actor.
+        store: name of the actor.
         collector: its normalisers provide new moments and get the shared ones.
+
+    Raises:
+        StartupError: the actor is not running.
     """
 
-    def __init__(self, store: Any, collector: Collector) -> None:
-        self._store = store
+    def __init__(self, store: str, collector: Collector) -> None:
+        self._store = get_actor(store, _STORE)
         self._collector = collector
         self._call: Any = None
         self._known = 0

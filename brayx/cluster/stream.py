@@ -134,7 +134,7 @@ class _Lane:
         return ReplayError(f"the stream of buffer {self.buffer!r} broke: {why}", buffer=self.buffer)
 
 
-def read(buffers: Buffers, namespace: str | None = None) -> Generator[tuple[Batch, Origin] | None]:
+def read(buffers: Buffers) -> Generator[tuple[Batch, Origin] | None]:
     """Yields batches with their origins until all streams end, and None when no batch arrived for a moment.
 
     The next batch is requested early, so it travels while the caller works. Each shard has at most ``max_in_flight``
@@ -146,7 +146,7 @@ def read(buffers: Buffers, namespace: str | None = None) -> Generator[tuple[Batc
     weights = weights_of(buffers)
     mix = Mix(weights)
     lanes: list[_Lane] = []
-    for shards in _found(weights, namespace):
+    for shards in _found(weights):
         lanes += [_Lane(shards.name, shards, len(lanes) + number, number) for number in range(len(shards))]
     while True:
         for lane in lanes:
@@ -179,10 +179,10 @@ def read(buffers: Buffers, namespace: str | None = None) -> Generator[tuple[Batc
         yield batch, origin
 
 
-def _found(names: Iterable[str], namespace: str | None) -> list[Shards]:
+def _found(names: Iterable[str]) -> list[Shards]:
     """Finds the buffers' shards, all within one deadline."""
     deadline = time.monotonic() + _ANSWER_S
-    return [Shards.find(name, namespace=namespace, timeout_s=max(0.0, deadline - time.monotonic())) for name in names]
+    return [Shards.find(name, timeout_s=max(0.0, deadline - time.monotonic())) for name in names]
 
 
 class Stream:
@@ -191,7 +191,6 @@ class Stream:
     Args:
         items: batches with their origins, or None when no batch arrived for a moment.
         buffers: the buffers they come from.
-        namespace: Ray namespace; None: the caller's.
         timeout_s: longest wait for one batch; None: no limit, only for a learner that others can end.
 
     Attributes:
@@ -206,11 +205,10 @@ class Stream:
         self,
         items: Generator[tuple[Batch, Origin] | None],
         buffers: Buffers,
-        namespace: str | None = None,
         timeout_s: float | None = None,
     ) -> None:
         self._items = items
-        self._shards = _found(weights_of(buffers), namespace)
+        self._shards = _found(weights_of(buffers))
         self._origins = [(shards, number) for shards in self._shards for number in range(len(shards))]
         self._taken: deque[Origin] = deque()
         self._timeout_s = timeout_s
@@ -275,23 +273,22 @@ class Stream:
         self._items.close()
 
 
-def read_buffer(buffers: Buffers, namespace: str | None = None, *, timeout_s: float | None = None) -> Stream:
+def read_buffer(buffers: Buffers, *, timeout_s: float | None = None) -> Stream:
     """The stream of buffers, read in this process.
 
     Args:
         buffers: a name, or names with weights.
-        namespace: None: the caller's.
         timeout_s: longest wait for one batch; None: until the stream ends.
 
     Raises:
         ReplayError: there is no such buffer; later, by the iterator: it is gone for good.
     """
-    return Stream(read(buffers, namespace), buffers, namespace, timeout_s)
+    return Stream(read(buffers), buffers, timeout_s)
 
 
-def batches_of(shard: Any, buffers: Buffers, namespace: str | None = None) -> Stream:
+def batches_of(shard: Any, buffers: Buffers) -> Stream:
     """The stream of a dataset of `replay_dataset`, or of a rank's shard of it; arguments as there."""
-    return Stream(_items_of(shard), buffers, namespace)
+    return Stream(_items_of(shard), buffers)
 
 
 def _items_of(shard: Any) -> Generator[tuple[Batch, Origin] | None]:
@@ -306,13 +303,11 @@ class ReplaySource(Datasource):
 
     Args:
         buffers: a name, or names with weights.
-        namespace: Ray namespace they live in. A read task runs in the job's namespace, which need not be the same.
     """
 
-    def __init__(self, buffers: Buffers, namespace: str | None = None) -> None:
+    def __init__(self, buffers: Buffers) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._buffers = buffers
-        self._namespace = namespace
 
     def estimate_inmemory_data_size(self) -> int | None:
         """None: the size of a stream is unknown."""
@@ -322,10 +317,10 @@ class ReplaySource(Datasource):
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
     ) -> list[ReadTask]:
         """One task. Ray Data calls this several times, so it has no side effects."""
-        buffers, namespace = self._buffers, self._namespace
+        buffers = self._buffers
 
         def blocks() -> Iterator[Block]:
-            for item in read(buffers, namespace):
+            for item in read(buffers):
                 if item is not None:
                     batch, origin = item
                     row = {key: array[np.newaxis] for key, array in batch.items()}
@@ -346,22 +341,20 @@ def _for_streams(context: DataContext) -> None:
     keep_house(context)
 
 
-def replay_dataset(buffers: Buffers, *, namespace: str | None = None) -> Any:
+def replay_dataset(buffers: Buffers) -> Any:
     """The stream of buffers as a `ray.data.Dataset`.
 
     Iterate it with `batches_of`. It has a separate `DataContext`, so other datasets of the process are not affected.
 
     Args:
         buffers: a name, or names with weights, which set the share of each buffer that has batches.
-        namespace: Ray namespace; None: the caller's.
     """
     weights_of(buffers)
-    namespace = namespace or ray.get_runtime_context().namespace
     with warnings.catch_warnings():
         # Ray deprecates this option in favour of named arguments, but has none for retries.
         warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
         dataset = ray.data.read_datasource(
-            ReplaySource(buffers, namespace),
+            ReplaySource(buffers),
             override_num_blocks=1,
             num_cpus=0,
             ray_remote_args={"max_retries": 0},

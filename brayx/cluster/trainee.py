@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from brayx.cluster import NAMESPACE
 from brayx.cluster.hub import create_hub, end_hub
 from brayx.cluster.learner import Learner, LearnerSpec, TrialNumbers
 from brayx.cluster.named import end_actor, result_or
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.scale import hub_name
 from brayx.cluster.shards import flush_metrics
-from brayx.cluster.statistics import create_moments, stored_moments
+from brayx.cluster.statistics import StoredMoments, create_moments
 from brayx.cluster.weight_store import KEPT_VERSIONS, create_weight_store, end_weight_store
 from brayx.cluster.weights import fetch_newest
 from brayx.jobs.config import JobConfig, only
@@ -79,17 +78,17 @@ class RayTrainee:
         shares = zip(config.buffers, config.weights or [1.0] * len(config.buffers), strict=True)
         moments = self.names["moments"] if any(map(normalises, job.rollouts.values())) else ""
         with contextlib.ExitStack() as stack:
-            self.hub = create_hub(self.names["hub"], NAMESPACE, trial, x_axis=config.x_axis, part_of=part_of)
+            self.hub = create_hub(self.names["hub"], trial, x_axis=config.x_axis, part_of=part_of)
             stack.callback(end_actor, self.hub)
             self._store = create_weight_store(
-                self.names["weights"], NAMESPACE, keep=max(KEPT_VERSIONS, job.models[config.model].max_versions)
+                self.names["weights"], keep=max(KEPT_VERSIONS, job.models[config.model].max_versions)
             )
             self.numbers = TrialNumbers(self.hub)
             stack.callback(self.numbers.close)
             if not store:
                 stack.callback(end_weight_store, self._store)
             if moments:
-                stack.callback(end_actor, create_moments(moments, NAMESPACE))
+                stack.callback(end_actor, create_moments(moments))
             self.buffers: dict[str, RemoteBuffer] = {}
             for name, actor in actors.items():
                 self.buffers[name] = RemoteBuffer(
@@ -101,7 +100,6 @@ class RayTrainee:
                             "max_policy_lag": policy_lag(job, name),
                         }
                     ),
-                    namespace=NAMESPACE,
                     layout=layout,
                     hub=self.names["hub"],
                     weights=self.names["weights"],
@@ -115,13 +113,12 @@ class RayTrainee:
                 model_module=job.models[config.model].module,
                 model_folder=job.folder,
                 model_config=job.as_dict(),
-                namespace=NAMESPACE,
                 buffer={actors[name]: weight for name, weight in shares},
                 weight_store=self.names["weights"],
                 hub=self.names["hub"],
                 trial=trial,
                 eval_buffers={name: actors[name] for name in config.eval_buffers},
-                normaliser=functools.partial(stored_moments, moments, NAMESPACE) if moments else None,
+                normaliser=functools.partial(StoredMoments, moments) if moments else None,
                 seed=job.seed,
                 about={"job": job.as_dict(), "folder": job.folder},
                 initial_weights=weights,

@@ -24,11 +24,10 @@ import ray
 from ray.exceptions import ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from brayx.cluster.named import end_actor, find_actor, named_actor
+from brayx.cluster.named import end_actor, named_actor
 from brayx.cluster.ray_private import KeyValueStore
 from brayx.cluster.relay import Relay, available
 from brayx.cluster.weights import MARGIN_S, StoreHandle, WeightSubscriber
-from brayx.errors import StartupError
 from brayx.types import Weights
 
 _log = logging.getLogger(__name__)
@@ -288,7 +287,6 @@ def _open_relay(newest: Callable[[], Awaitable[tuple[int, int, Weights] | None]]
 
 def create_weight_store(
     name: str,
-    namespace: str | None = None,
     *,
     keep: int = KEPT_VERSIONS,
     about: bytes = b"",
@@ -298,26 +296,13 @@ def create_weight_store(
 
     Args:
         name: name of the actor.
-        namespace: Ray's namespace.
         keep: number of weight sets that it keeps.
         about: a small opaque value for readers of the store; it survives a restart.
         detached: the store lives until it is killed; otherwise it ends with its Ray job.
     """
     lifetime = "detached" if detached else None
-    actor = named_actor(_WeightStoreActor, name, namespace, max_concurrency=10_000, lifetime=lifetime)
+    actor = named_actor(_WeightStoreActor, name, max_concurrency=10_000, lifetime=lifetime)
     handle: StoreHandle = actor.remote(keep, about)
-    return handle
-
-
-def get_weight_store(name: str, namespace: str | None = None) -> StoreHandle:
-    """Finds the weight store of that name.
-
-    Raises:
-        StartupError: it does not exist.
-    """
-    handle: StoreHandle | None = find_actor(name, namespace)
-    if handle is None:
-        raise StartupError(f"no weight store {name!r} is running in namespace {namespace!r}", name=name)
     return handle
 
 

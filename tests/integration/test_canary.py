@@ -78,12 +78,12 @@ def door(ingress: Ingress) -> str:
 
 
 def test_an_unused_pool_ends_and_starts_again_at_the_next_call(ray_cluster: str, tracking_db: str) -> None:
-    client = PoolClient("pool-alone", ray_cluster, tracking_db, "", {"model": Followed("none", every_s=0.1)}, alone_s=1)
+    client = PoolClient("pool-alone", tracking_db, "", {"model": Followed("none", every_s=0.1)}, alone_s=1)
     for _ in range(2):
         assert ray.get(client.handle().newer.remote(None, WAIT_S), timeout=WAIT_S) == {"model": {}}
-        until(lambda: not there(client.actor, ray_cluster), "it ended", WAIT_S)
+        until(lambda: not there(client.actor), "it ended", WAIT_S)
     ray.get(client.handle().flush.remote(), timeout=WAIT_S)
-    until(lambda: not there(client.actor, ray_cluster), "a pool that only got results ends, too", WAIT_S)
+    until(lambda: not there(client.actor), "a pool that only got results ends, too", WAIT_S)
 
 
 def test_a_service_redeployed_with_another_model_gets_its_weights(
@@ -98,14 +98,14 @@ def test_a_service_redeployed_with_another_model_gets_its_weights(
 
     def client(name: str) -> PoolClient:
         followed = {"model": Followed(name, every_s=0.1)}
-        return PoolClient("pool-anew", ray_cluster, tracking_db, "", followed, alone_s=2)
+        return PoolClient("pool-anew", tracking_db, "", followed, alone_s=2)
 
     before, after = client("a"), client("b")
     for of, factor in ((before, 1), (after, 2)):
         assert ray.get(of.handle().newer.remote(None, WAIT_S), timeout=WAIT_S) == {"model": {"champion": 1}}
         assert asyncio.run(of.weights("model", 1, WAIT_S))["factor"] == factor
     for of in (before, after):
-        until(lambda actor=of.actor: not there(actor, ray_cluster), "each pool ends by itself", WAIT_S)
+        until(lambda actor=of.actor: not there(actor), "each pool ends by itself", WAIT_S)
 
 
 def test_concurrent_requests_for_a_version_share_one_copy(ray_cluster: str, tracking_db: str, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_concurrent_requests_for_a_version_share_one_copy(ray_cluster: str, trac
     folder.mkdir()
     save_weights(folder / "weights.npz", {"factor": np.ones(1, np.float32)})
     register(trial, trial.save_checkpoint(folder, 1), "asked")
-    client = PoolClient("pool-asked", ray_cluster, tracking_db, "", {"model": Followed("asked")})
+    client = PoolClient("pool-asked", tracking_db, "", {"model": Followed("asked")})
     answers = ray.get([client.handle().weights.remote("model", 1) for _ in range(8)], timeout=WAIT_S)
     assert len({reference for [reference] in answers}) == 1
     with pytest.raises(VersionUnknown, match="nearest is 1"):
@@ -131,7 +131,7 @@ async def test_a_starting_replica_gets_the_version_of_its_alias_if_available_in_
         folder.mkdir()
         save_weights(folder / "weights.npz", {"factor": np.array([step], np.float32)})
         register(trial, trial.save_checkpoint(folder, step), "begins")
-    client = PoolClient("pool-begins", ray_cluster, tracking_db, "", {"model": Followed("begins", every_s=0.1)})
+    client = PoolClient("pool-begins", tracking_db, "", {"model": Followed("begins", every_s=0.1)})
     at = await client.look(WAIT_S)
     assert at == {"model": {"champion": 2}}
     named = await initial_version(client, "model", "champion", at, 1)
@@ -145,16 +145,16 @@ async def test_a_starting_replica_gets_the_version_of_its_alias_if_available_in_
         assert await deployed is None, "it is deployed already, or the alias or the version does not exist"
     ray.kill(client.handle())
 
-    away = PoolClient("pool-away", ray_cluster, "http://127.0.0.1:1", "", {"model": Followed("begins", every_s=0.1)})
+    away = PoolClient("pool-away", "http://127.0.0.1:1", "", {"model": Followed("begins", every_s=0.1)})
     at = await away.look(1.0)
     assert at is None, "the registry does not answer"
     assert await initial_version(away, "model", "champion", at, 1) is None
     ray.kill(away.handle())
 
 
-def there(name: str, namespace: str) -> bool:
+def there(name: str) -> bool:
     try:
-        ray.get_actor(name, namespace=namespace)
+        ray.get_actor(name)
     except ValueError:
         return False
     return True

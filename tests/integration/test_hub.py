@@ -19,13 +19,12 @@ from ray import serve
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from brayx.cluster import NAMESPACE
 from brayx.cluster.actor_app import actor_spec, application
 from brayx.cluster.directory import stop_directory
-from brayx.cluster.hub import HubClient, create_hub, get_hub, numbers_of
+from brayx.cluster.hub import HubClient, create_hub, numbers_of
 from brayx.cluster.learner import TrialNumbers
-from brayx.cluster.named import is_done
-from brayx.errors import AgentError, TrackingError
+from brayx.cluster.named import find_actor, is_done
+from brayx.errors import AgentError, StartupError
 from brayx.gamecore.client import Client
 from brayx.jobs.config import JobConfig
 from brayx.jobs.progress import Progress
@@ -68,18 +67,10 @@ def snapshot(handle: Any) -> dict[str, float]:
 @pytest.fixture
 def hub(ray_cluster: str, tracking_db: str, tmp_path: Path) -> Iterator[tuple[Any, Trial]]:
     trial = Trial.open("project", "trial", tracking_db, tensorboard=str(tmp_path / "board"))
-    handle = create_hub("hub-under-test", ray_cluster, trial, interval_s=0.1)
+    handle = create_hub("hub-under-test", trial, interval_s=0.1)
     yield handle, trial
     ray.kill(handle)
-    until(lambda: not _exists(ray_cluster))
-
-
-def _exists(namespace: str) -> bool:
-    try:
-        get_hub("hub-under-test", namespace)
-    except TrackingError:
-        return False
-    return True
+    until(lambda: find_actor("hub-under-test") is None)
 
 
 def test_the_learner_and_the_progress_read_the_newest_numbers_at_once(
@@ -101,8 +92,8 @@ def test_the_learner_and_the_progress_read_the_newest_numbers_at_once(
 
 
 @ray.remote(num_cpus=0)
-def record(name: str, namespace: str, games: int) -> None:
-    client = HubClient(get_hub(name, namespace), interval_s=0.05)
+def record(name: str, games: int) -> None:
+    client = HubClient(find_actor(name), interval_s=0.05)
     for game in range(games):
         client.add("episode_return", float(game))
         client.add("env_steps", 10)
@@ -113,7 +104,7 @@ def record(name: str, namespace: str, games: int) -> None:
 
 def test_samples_of_several_processes_meet_in_mlflow(hub: tuple[Any, Trial], ray_cluster: str) -> None:
     handle, trial = hub
-    ray.get([record.remote("hub-under-test", ray_cluster, 50) for _ in range(2)], timeout=120)
+    ray.get([record.remote("hub-under-test", 50) for _ in range(2)], timeout=120)
     assert snapshot(handle)["env_steps"] == 1000
     last = ray.get(handle.close.remote(), timeout=60)
     assert (last["games"], last["episode_return.last100"]) == (100, 24.5)
@@ -152,7 +143,7 @@ def test_killed_hub_comes_back_with_the_totals(hub: tuple[Any, Trial]) -> None:
 
 @pytest.mark.cluster
 def test_client_of_a_hub_that_is_gone_gives_up_in_time(ray_cluster: str) -> None:
-    handle = create_hub("hub-that-goes", ray_cluster, None)
+    handle = create_hub("hub-that-goes", None)
     client = HubClient(handle, interval_s=60)
     client.add("ticks", 1)
     assert client.flush(timeout_s=60)
@@ -168,14 +159,14 @@ def test_client_of_a_hub_that_is_gone_gives_up_in_time(ray_cluster: str) -> None
 
 
 def test_a_missing_hub(ray_cluster: str) -> None:
-    with pytest.raises(TrackingError, match="no hub 'missing'"):
-        get_hub("missing", ray_cluster)
+    with pytest.raises(StartupError, match="'missing'"):
+        HubClient.of("missing")
 
 
 @pytest.fixture
 def raising(ingress: Ingress, tmp_path: Path) -> Iterator[tuple[str, Any]]:
     """URL of an agent that raises, in a replica, and the hub that it records to."""
-    handle = create_hub("raising/hub", NAMESPACE, None)
+    handle = create_hub("raising/hub", None)
     (tmp_path / "raising_agent.py").write_text(AGENT)
     (tmp_path / "job.yaml").write_text(JOB)
     job = JobConfig.load(tmp_path / "job.yaml")

@@ -22,8 +22,8 @@ from ray import serve
 from brayx.cluster.hub import create_hub
 from brayx.cluster.model import model_application
 from brayx.cluster.model_client import ModelClient
-from brayx.cluster.named import call_with_retry
-from brayx.cluster.weight_store import create_weight_store, get_weight_store
+from brayx.cluster.named import WEIGHT_STORE, call_with_retry, find_actor, get_actor
+from brayx.cluster.weight_store import create_weight_store
 from brayx.cluster.weights import WeightPublisher, WeightSubscriber, fetch_weights
 from brayx.engines.base import save_weights
 from brayx.errors import (
@@ -83,11 +83,11 @@ def store(ray_cluster):
 def test_store_is_found_by_name_and_made_once(ray_cluster):
     name = f"weights-{uuid.uuid4().hex[:8]}"
     with pytest.raises(StartupError, match=name):
-        get_weight_store(name)
+        get_actor(name, WEIGHT_STORE)
     first = create_weight_store(name)
     assert WeightPublisher(first).publish(factor(1), 1) == 1
     assert WeightPublisher(create_weight_store(name)).publish(factor(1), 2) == 2
-    assert ray.get(get_weight_store(name).newest.remote())[:2] == (2, 2)
+    assert ray.get(find_actor(name).newest.remote())[:2] == (2, 2)
     ray.kill(first)
 
 
@@ -332,8 +332,8 @@ async def test_remote_model_follows_the_store_and_carries_typed_errors(ingress, 
     publisher = WeightPublisher(store)
     await asyncio.to_thread(publisher.publish, factor(1), 1)
     config = ModelConfig(module="unused", engine="onnx", placement="remote", num_workers=1)
-    hub = create_hub(f"hub-{name}", ray_cluster, None)
-    async with served(config, weight_store=(name, ray_cluster), hub=(f"hub-{name}", ray_cluster)) as (handle, model):
+    hub = create_hub(f"hub-{name}", None)
+    async with served(config, weight_store=name, hub=f"hub-{name}") as (handle, model):
         first = await model.forward(OBS)
         assert first.policy_version == model.version == 1, "a replica that starts late has the newest weights at once"
         np.testing.assert_array_equal(first.outputs["scaled"], OBS)
@@ -376,7 +376,7 @@ async def test_sessions_of_a_remote_model_act_with_the_version_they_pinned(ingre
     publisher = WeightPublisher(store)
     await asyncio.to_thread(publisher.publish, factor(1), 1)
     config = ModelConfig(module="unused", placement="remote", max_versions=1)
-    async with served(config, weight_store=(name, ray_cluster)) as (_, model):
+    async with served(config, weight_store=name) as (_, model):
         pinned = [model.pinned()]
         for value in (2, 3):
             await asyncio.to_thread(publisher.publish, factor(value), value)
@@ -443,7 +443,7 @@ async def test_replicas_killed_while_a_thousand_publishes_run_answer_with_the_ve
     publisher = WeightPublisher(store)
     await asyncio.to_thread(publisher.publish, factor(1), 1)
     config = ModelConfig(module="unused", engine="torch", placement="remote", num_workers=2, max_versions=4)
-    async with served(config, build_telltale, weight_store=(name, ray_cluster)) as (_, model):
+    async with served(config, build_telltale, weight_store=name) as (_, model):
         pids, versions, failed, asked, kills = set(), set(), [], 0, []
         published = asyncio.Event()
 

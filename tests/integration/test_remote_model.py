@@ -25,7 +25,6 @@ import torch
 from ray import serve
 
 from brayx import RemoteModel, Services, forward, pinned
-from brayx.cluster import NAMESPACE
 from brayx.cluster import remote_model as remote
 from brayx.cluster.applications import wait_for_route
 from brayx.cluster.model_app import ModelArgs
@@ -170,7 +169,7 @@ class Elsewhere:
 
     def take_the_lock(self, name, has):
         """Holds the lock of a name until it is killed."""
-        with named_lock(name, NAMESPACE, time.monotonic() + 60):
+        with named_lock(name, time.monotonic() + 60):
             has.write_text(str(os.getpid()))
             threading.Event().wait()
 

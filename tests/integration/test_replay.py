@@ -43,17 +43,17 @@ def fragment(number: float, length: int = WHOLE) -> Fragment:
 
 
 @contextlib.contextmanager
-def running_buffer(namespace, config=CONFIG, name=None):
+def running_buffer(config=CONFIG, name=None):
     name = name or f"buffer-{uuid.uuid4().hex[:8]}"
-    shards = Shards.start(name, config, namespace=namespace)
+    shards = Shards.start(name, config)
     try:
         yield name, shards[0].actor
     finally:
         shards.kill()
 
 
-def dataset_of(name, namespace):
-    return batches_of(replay_dataset(name, namespace=namespace), name, namespace)
+def dataset_of(name):
+    return batches_of(replay_dataset(name), name)
 
 
 def take(stream, got):
@@ -86,10 +86,10 @@ def test_a_learner_gets_nothing_older_than_its_publish_even_if_the_buffer_gets_i
     monkeypatch.setattr(Shards, "expire", lambda self, newest: None)
     config = BufferConfig(size=1000, batch_size=4, unroll_length=16, max_in_flight=1, max_policy_lag=0)
     first, second = (dataclasses.replace(fragment(0), policy_version=np.full(WHOLE, version)) for version in (1, 2))
-    with running_buffer(ray_cluster, config) as (name, actor), ThreadPoolExecutor(1) as pool:
-        remote = RemoteBuffer.attach(name, namespace=ray_cluster)
+    with running_buffer(config) as (name, actor), ThreadPoolExecutor(1) as pool:
+        remote = RemoteBuffer.attach(name)
         remote.push(first, first)
-        stream = read_buffer(name, ray_cluster, timeout_s=60)
+        stream = read_buffer(name, timeout_s=60)
         stream.holds = True
         next(stream)
         stream.took()
@@ -106,11 +106,11 @@ def test_a_learner_gets_nothing_older_than_its_publish_even_if_the_buffer_gets_i
 
 
 def test_pushes_of_another_process_come_out_whole_in_order_one_batch_a_block(ray_cluster):
-    with running_buffer(ray_cluster) as (name, actor):
+    with running_buffer() as (name, actor):
 
         @ray.remote(num_cpus=0)
         def push(count):
-            remote = RemoteBuffer.attach(name, namespace=ray_cluster)
+            remote = RemoteBuffer.attach(name)
             for number in range(count):
                 remote.push(fragment(number, WHOLE // 2), fragment(number, WHOLE // 2))
             assert remote.flush(20)
@@ -118,7 +118,7 @@ def test_pushes_of_another_process_come_out_whole_in_order_one_batch_a_block(ray
 
         done = push.remote(50)
         got = []
-        take(dataset_of(name, ray_cluster), got)
+        take(dataset_of(name), got)
         ray.get(done)
     assert [float(batch["reward"][0, 0]) for batch in got] == list(range(50))
     assert {batch["obs"].shape for batch in got} == {(4, 17, 4)}
@@ -138,8 +138,8 @@ def test_pushes_of_another_process_come_out_whole_in_order_one_batch_a_block(ray
 
 
 def test_other_datasets_of_the_process_are_executed_as_before(ray_cluster):
-    with running_buffer(ray_cluster) as (name, _):
-        ours = replay_dataset(name, namespace=ray_cluster).context
+    with running_buffer() as (name, _):
+        ours = replay_dataset(name).context
         theirs = ray.data.range(1).context
     assert (ours.target_max_block_size, ours.execution_no_progress_timeout_s) == (1, -1)
     fresh = ray.data.DataContext()
@@ -151,9 +151,9 @@ def test_other_datasets_of_the_process_are_executed_as_before(ray_cluster):
 
 def test_each_batch_arrives_before_the_next_one_is_pushed(ray_cluster):
     """Ray Data would by itself hold small blocks back until a large one is full."""
-    with running_buffer(ray_cluster) as (name, actor):
-        thread, got, failed = read_in_background(dataset_of(name, ray_cluster))
-        remote = RemoteBuffer.attach(name, namespace=ray_cluster)
+    with running_buffer() as (name, actor):
+        thread, got, failed = read_in_background(dataset_of(name))
+        remote = RemoteBuffer.attach(name)
         for number in range(10):
             remote.push(fragment(number))
             until(lambda count=number: len(got) > count, timeout_s=60)
@@ -164,9 +164,9 @@ def test_each_batch_arrives_before_the_next_one_is_pushed(ray_cluster):
 
 
 def test_credits_bound_what_is_in_flight(ray_cluster):
-    with running_buffer(ray_cluster) as (name, actor):
+    with running_buffer() as (name, actor):
         ray.get(actor.push.remote([fragment(number) for number in range(10)]))
-        stream = dataset_of(name, ray_cluster)
+        stream = dataset_of(name)
         next(stream)
 
         def left():
@@ -182,8 +182,8 @@ def test_credits_bound_what_is_in_flight(ray_cluster):
 
 
 def test_a_stream_without_any_push_can_be_ended(ray_cluster):
-    with running_buffer(ray_cluster) as (name, actor):
-        thread, got, failed = read_in_background(dataset_of(name, ray_cluster))
+    with running_buffer() as (name, actor):
+        thread, got, failed = read_in_background(dataset_of(name))
         until(lambda: is_waited_for(actor), "the reader waiting", timeout_s=60)
         ray.get(actor.end.remote())
         thread.join(30)
@@ -192,9 +192,9 @@ def test_a_stream_without_any_push_can_be_ended(ray_cluster):
 
 
 def test_a_killed_read_task_is_an_error_and_a_new_stream_goes_on(ray_cluster):
-    with running_buffer(ray_cluster) as (name, actor):
-        dataset = replay_dataset(name, namespace=ray_cluster)
-        thread, got, failed = read_in_background(batches_of(dataset, name, ray_cluster))
+    with running_buffer() as (name, actor):
+        dataset = replay_dataset(name)
+        thread, got, failed = read_in_background(batches_of(dataset, name))
         ray.get(actor.push.remote([fragment(0)]))
         until(lambda: got, timeout_s=60)
         victims = _read_task_pids()
@@ -204,7 +204,7 @@ def test_a_killed_read_task_is_an_error_and_a_new_stream_goes_on(ray_cluster):
         thread.join(30)
         assert not thread.is_alive(), "a dead reader must not hang the stream"
         assert failed
-        thread, got, failed = read_in_background(dataset_of(name, ray_cluster))
+        thread, got, failed = read_in_background(dataset_of(name))
 
         def another():  # what was on its way to the dead reader is lost
             ray.get(actor.push.remote([fragment(1)]))
@@ -227,9 +227,9 @@ def test_reading_without_ray_data_goes_on_after_the_buffer_died(ray_cluster):
         except ray.exceptions.RayActorError:  # it is being restarted
             return None
 
-    with running_buffer(ray_cluster) as (name, actor):
-        thread, got, failed = read_in_background(read_buffer(name, ray_cluster))
-        remote = RemoteBuffer.attach(name, namespace=ray_cluster)
+    with running_buffer() as (name, actor):
+        thread, got, failed = read_in_background(read_buffer(name))
+        remote = RemoteBuffer.attach(name)
         remote.push(fragment(0))
         until(lambda: got)
         before = pid(actor)
@@ -251,20 +251,20 @@ def test_reading_without_ray_data_goes_on_after_the_buffer_died(ray_cluster):
 
 
 def test_a_buffer_that_is_gone_for_good_is_an_error(ray_cluster):
-    with running_buffer(ray_cluster) as (name, actor):
-        thread, _, failed = read_in_background(read_buffer(name, ray_cluster))
+    with running_buffer() as (name, actor):
+        thread, _, failed = read_in_background(read_buffer(name))
         until(lambda: is_waited_for(actor), "the reader waiting")
         ray.kill(actor)
         thread.join(20)
         assert [type(error) for error in failed] == [ReplayError]
     with pytest.raises(ReplayError, match=name):
-        Shards.find(name, namespace=ray_cluster)
+        Shards.find(name)
 
 
 def test_pushing_never_waits_and_drops_the_oldest_when_the_buffer_is_slow(ray_cluster):
-    with running_buffer(ray_cluster) as (name, actor):
+    with running_buffer() as (name, actor):
         recorder = Recorder()
-        remote = RemoteBuffer.attach(name, namespace=ray_cluster, max_pending=5, recorder=recorder)
+        remote = RemoteBuffer.attach(name, max_pending=5, recorder=recorder)
         pid = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -284,5 +284,5 @@ def test_pushing_never_waits_and_drops_the_oldest_when_the_buffer_is_slow(ray_cl
 
 
 def test_a_taken_name_is_refused(ray_cluster):
-    with running_buffer(ray_cluster) as (name, _), pytest.raises(ReplayError, match=name):
-        Shards.start(name, CONFIG, namespace=ray_cluster)
+    with running_buffer() as (name, _), pytest.raises(ReplayError, match=name):
+        Shards.start(name, CONFIG)

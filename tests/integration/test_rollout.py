@@ -108,17 +108,17 @@ WAIT_S = 120.0
 class Job:
     """The actors around some workers; the test plays the learner."""
 
-    def __init__(self, namespace, folder, **options):
+    def __init__(self, folder, **options):
         name = uuid.uuid4().hex[:8]
         module = f"rollout_{name}"
         (folder / f"{module}.py").write_text(textwrap.dedent(FILES))
         self.buffer_config = BufferConfig(
             size=options.pop("size", 4), batch_size=8, unroll_length=T, max_in_flight=1, **options.pop("sampling", {})
         )
-        self.buffer = Shards.start(f"buffer-{name}", self.buffer_config, namespace=namespace)[0].actor
-        self.store = create_weight_store(f"store-{name}", namespace)
+        self.buffer = Shards.start(f"buffer-{name}", self.buffer_config)[0].actor
+        self.store = create_weight_store(f"store-{name}")
         normalises = options.get("normalise_obs") or options.get("normalise_reward")
-        self.moments = create_moments(f"moments-{name}", namespace) if normalises else None
+        self.moments = create_moments(f"moments-{name}") if normalises else None
         self.publisher = WeightPublisher(self.store)
         self.events = Counter()
         if "func" in options:
@@ -133,7 +133,6 @@ class Job:
             buffer_config=self.buffer_config,
             folder=str(folder),
             job={},
-            namespace=namespace,
             buffer=f"buffer-{name}",
             weight_store=f"store-{name}",
             moments=f"moments-{name}" if normalises else "",
@@ -176,7 +175,7 @@ def job(ray_cluster, tmp_path):
     with contextlib.ExitStack() as stack:
 
         def make(**options):
-            made = Job(ray_cluster, tmp_path, **options)
+            made = Job(tmp_path, **options)
             stack.callback(made.close)
             return made
 
@@ -231,7 +230,7 @@ def test_a_blocking_worker_replaces_refused_data_with_the_same_version(job):
 def test_batches_have_the_newest_version_again_after_an_abandoned_wait(job):
     """Otherwise the data collected meanwhile would stay ahead of all new data."""
     made = job(mode="blocking", num_workers=2, wait_s=1.0, sampling={"max_policy_lag": 0})
-    stream = read_buffer(made.spec.buffer, made.spec.namespace, timeout_s=WAIT_S)
+    stream = read_buffer(made.spec.buffer, timeout_s=WAIT_S)
     stream.holds = True
     seen = []
     with made.workers(2) as workers:

@@ -32,7 +32,7 @@ def trial(ray_cluster: str, new_tracking_db: Callable[[Path], str], tmp_path_fac
     """A running trial on this Ray, with its hub."""
     opened = Trial.open("games", "main", new_tracking_db(tmp_path_factory.mktemp("scale")))
     tell_where(opened)
-    hub = create_hub(hub_name(opened), NAMESPACE, opened, interval_s=0.1)
+    hub = create_hub(hub_name(opened), opened, interval_s=0.1)
     ray.get(hub.snapshot.remote(), timeout=60)
     yield opened
     ray.kill(hub)
@@ -41,7 +41,7 @@ def trial(ray_cluster: str, new_tracking_db: Callable[[Path], str], tmp_path_fac
 def rollouts_of(trial: Trial, *overrides: str) -> Rollouts:
     """A job's rollouts of two workers each, not started yet."""
     names = {part: f"{trial.run_id}/{part}" for part in PARTS}
-    return Rollouts(JobConfig.load(TEMPLATE, overrides), names, NAMESPACE, Recorder())
+    return Rollouts(JobConfig.load(TEMPLATE, overrides), names, Recorder())
 
 
 def request_scale(trial: Trial, rollouts: Rollouts, count: int, rollout: str | None = None) -> Any:
@@ -98,7 +98,7 @@ def test_an_impossible_request_is_refused_and_changes_nothing(
 def test_a_job_that_steps_no_environments_says_so(trial: Trial) -> None:
     job = JobConfig.load(TEMPLATE.with_name("cartpole.yaml"))
     with pytest.raises(ConfigError, match="the job has no rollout"):
-        request_scale(trial, Rollouts(job, {"hub": hub_name(trial)}, NAMESPACE, Recorder()), 2)
+        request_scale(trial, Rollouts(job, {"hub": hub_name(trial)}, Recorder()), 2)
 
 
 def test_a_busy_job_does_not_scale_later(trial: Trial) -> None:

@@ -30,8 +30,8 @@ WHOLE = 8
 
 
 @contextlib.contextmanager
-def running(namespace, **options):
-    buffer = RemoteBuffer(f"buffer-{uuid.uuid4().hex[:8]}", namespace=namespace, **{**OPTIONS, **options})
+def running(**options):
+    buffer = RemoteBuffer(f"buffer-{uuid.uuid4().hex[:8]}", **{**OPTIONS, **options})
     try:
         yield buffer
     finally:
@@ -47,26 +47,26 @@ def pid(shard):
 
 
 def test_the_same_name_is_the_same_buffer_from_anywhere(ray_cluster):
-    with running(ray_cluster, num_workers=2) as buffer:
+    with running(num_workers=2) as buffer:
 
         @ray.remote(num_cpus=0)
-        def push(name, namespace):
+        def push(name):
             with pytest.raises(ConfigError, match="running with size 4, not 5"):
-                RemoteBuffer(name, namespace=namespace, size=5)
-            mine = RemoteBuffer(name, namespace=namespace, size=4)
+                RemoteBuffer(name, size=5)
+            mine = RemoteBuffer(name, size=4)
             mine.push(fragment(WHOLE, 3), drop=False)
             return mine.config
 
-        assert ray.get(push.remote(buffer.name, ray_cluster)) == buffer.config
+        assert ray.get(push.remote(buffer.name)) == buffer.config
         assert buffer.stats()["pushed"] == WHOLE
         assert buffer.stats()["shards"] == 2
         assert next(iter(buffer))["reward"][0, 0] == 3
     with pytest.raises(ReplayError, match=r"no buffer named|does not answer"):
-        RemoteBuffer.attach(buffer.name, namespace=ray_cluster)
+        RemoteBuffer.attach(buffer.name)
 
 
 def test_a_push_that_may_not_drop_waits_for_room_and_says_what_is_wrong(ray_cluster):
-    with running(ray_cluster, size=1) as buffer:
+    with running(size=1) as buffer:
         with pytest.raises(BadFragment, match="obs: holds NaN"):
             asyncio.run(buffer.push_async(columns(1, float("nan")), drop=False))
         buffer.push(columns(2), drop=False)
@@ -87,7 +87,7 @@ def test_a_push_that_may_not_drop_waits_for_room_and_says_what_is_wrong(ray_clus
 
 
 def test_closing_a_handle_ends_a_push_that_waits_for_a_hung_shard(ray_cluster):
-    with running(ray_cluster) as buffer:
+    with running() as buffer:
         hung = pid(buffer.shards[0])
         raised = []
 
@@ -110,10 +110,10 @@ def test_closing_a_handle_ends_a_push_that_waits_for_a_hung_shard(ray_cluster):
 
 
 def test_attaching_waits_for_a_shard_that_restarts(ray_cluster):
-    with running(ray_cluster, num_workers=2) as buffer:
+    with running(num_workers=2) as buffer:
         for number in range(2):
             os.kill(pid(buffer.shards[number]), signal.SIGKILL)
-            mine = RemoteBuffer.attach(buffer.name, namespace=ray_cluster)
+            mine = RemoteBuffer.attach(buffer.name)
             mine.push(columns(2), drop=False)
             mine.close()
         assert buffer.stats()["pushed"] >= WHOLE
@@ -121,10 +121,10 @@ def test_attaching_waits_for_a_shard_that_restarts(ray_cluster):
 
 def test_the_counts_of_the_shards_are_in_the_hub_before_it_closes(ray_cluster):
     hub_name = f"hub-{uuid.uuid4().hex[:8]}"
-    hub = create_hub(hub_name, ray_cluster, None)
+    hub = create_hub(hub_name, None)
     with (
-        running(ray_cluster, num_workers=2, size=1, hub=hub_name) as buffer,
-        running(ray_cluster, size=1, hub=hub_name, learned=False) as held_out,
+        running(num_workers=2, size=1, hub=hub_name) as buffer,
+        running(size=1, hub=hub_name, learned=False) as held_out,
     ):
         for shard in (*buffer.shards, *held_out.shards):
             ray.get(shard.actor.push.remote([columns(2), columns(2), columns(1, float("nan"))]))
@@ -140,8 +140,8 @@ def test_the_counts_of_the_shards_are_in_the_hub_before_it_closes(ray_cluster):
 @pytest.mark.cluster
 def test_a_hung_shard_does_not_keep_the_others_counts_from_the_hub(ray_cluster):
     hub_name = f"hub-{uuid.uuid4().hex[:8]}"
-    hub = create_hub(hub_name, ray_cluster, None)
-    with running(ray_cluster, hub=hub_name) as silent, running(ray_cluster, hub=hub_name) as buffer:
+    hub = create_hub(hub_name, None)
+    with running(hub=hub_name) as silent, running(hub=hub_name) as buffer:
         ray.get(buffer.shards[0].actor.push.remote([columns(2)]))
         hung = pid(silent.shards[0])
         os.kill(hung, signal.SIGSTOP)
@@ -154,15 +154,15 @@ def test_a_hung_shard_does_not_keep_the_others_counts_from_the_hub(ray_cluster):
 
 
 def test_iterating_has_a_deadline(ray_cluster):
-    with running(ray_cluster) as buffer, pytest.raises(DeadlineExceeded, match="no batch came"):
+    with running() as buffer, pytest.raises(DeadlineExceeded, match="no batch came"):
         next(buffer.batches(timeout_s=0.2))
 
 
 @pytest.mark.cluster
 def test_batches_that_ranks_have_taken_are_freed(ray_cluster):
-    with running(ray_cluster, max_in_flight=4) as buffer:
-        shards = replay_dataset(buffer.name, namespace=ray_cluster).streaming_split(2)
-        streams = [batches_of(shard, buffer.name, ray_cluster) for shard in shards]
+    with running(max_in_flight=4) as buffer:
+        shards = replay_dataset(buffer.name).streaming_split(2)
+        streams = [batches_of(shard, buffer.name) for shard in shards]
         done = threading.Event()
         taken = Counter()
 
@@ -203,10 +203,10 @@ class Seen(Housekeeping):
 
 @pytest.mark.cluster
 def test_batches_that_this_process_has_taken_are_freed(ray_cluster):
-    with running(ray_cluster, max_in_flight=4) as buffer:
-        dataset = replay_dataset(buffer.name, namespace=ray_cluster)
+    with running(max_in_flight=4) as buffer:
+        dataset = replay_dataset(buffer.name)
         dataset.context.custom_execution_callback_classes[:] = [Seen]
-        stream = batches_of(dataset, buffer.name, ray_cluster)
+        stream = batches_of(dataset, buffer.name)
         before = _objects()
         for _ in range(250):
             buffer.push(columns(2), drop=False)
@@ -231,14 +231,14 @@ class Changed(Housekeeping):
 @pytest.mark.cluster
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_a_stream_goes_on_where_ray_has_changed_its_executor(ray_cluster, ranks):
-    with running(ray_cluster) as buffer:
-        dataset = replay_dataset(buffer.name, namespace=ray_cluster)
+    with running() as buffer:
+        dataset = replay_dataset(buffer.name)
         dataset.context.custom_execution_callback_classes[:] = [Changed]
         shards = dataset.streaming_split(ranks) if ranks else [dataset]
         taken = Counter()
 
         def take(rank):
-            stream = batches_of(shards[rank], buffer.name, ray_cluster)
+            stream = batches_of(shards[rank], buffer.name)
             for _ in stream:
                 stream.took()
                 taken[rank] += 1
@@ -272,13 +272,10 @@ def _statistics(executor):
 @pytest.mark.parametrize("through_ray_data", [True, False])
 def test_the_stream_reads_from_all_shards_and_goes_on_when_one_dies(ray_cluster, through_ray_data):
     hub_name = f"hub-{uuid.uuid4().hex[:8]}"
-    hub = create_hub(hub_name, ray_cluster, None)
-    with running(ray_cluster, num_workers=2, hub=hub_name) as buffer:
+    hub = create_hub(hub_name, None)
+    with running(num_workers=2, hub=hub_name) as buffer:
         one, other = (shard.actor for shard in buffer.shards)
-        if through_ray_data:
-            stream = batches_of(replay_dataset(buffer.name, namespace=ray_cluster), buffer.name, ray_cluster)
-        else:
-            stream = read_buffer(buffer.name, ray_cluster)
+        stream = batches_of(replay_dataset(buffer.name), buffer.name) if through_ray_data else read_buffer(buffer.name)
         got, failed = [], []
 
         def read():
@@ -310,7 +307,7 @@ def test_the_stream_reads_from_all_shards_and_goes_on_when_one_dies(ray_cluster,
 
 
 def test_a_hung_shard_does_not_block_the_others(ray_cluster):
-    with running(ray_cluster, num_workers=2, max_in_flight=8) as buffer, running(ray_cluster) as other:
+    with running(num_workers=2, max_in_flight=8) as buffer, running() as other:
         for number in range(2):
             ray.get(buffer.shards[0].actor.push.remote([columns(2, number)]))
         other.push(columns(2, 2), drop=False)
@@ -319,7 +316,7 @@ def test_a_hung_shard_does_not_block_the_others(ray_cluster):
         got = []
 
         def read():
-            stream = read_buffer({buffer.name: 1.0, other.name: 1.0}, ray_cluster)
+            stream = read_buffer({buffer.name: 1.0, other.name: 1.0})
             for batch in stream:
                 stream.took()
                 got.append(float(batch["reward"][0, 0]))
@@ -343,34 +340,34 @@ def test_a_hung_shard_does_not_block_the_others(ray_cluster):
 
 @pytest.mark.cluster
 def test_looking_for_a_hung_buffer_ends_in_time(ray_cluster):
-    with running(ray_cluster) as buffer:
+    with running() as buffer:
         hung = pid(buffer.shards[0])
         os.kill(hung, signal.SIGSTOP)
         try:
             with pytest.raises(ReplayError, match="does not answer"):
-                Shards.find(buffer.name, namespace=ray_cluster, timeout_s=0.5)
+                Shards.find(buffer.name, timeout_s=0.5)
         finally:
             os.kill(hung, signal.SIGCONT)
 
 
 def test_a_push_goes_on_to_the_next_shard_when_the_first_is_full_or_dead(ray_cluster):
-    with running(ray_cluster, num_workers=2, size=1) as buffer:
+    with running(num_workers=2, size=1) as buffer:
         for number in range(2):
             buffer.push(columns(2, number), drop=False, timeout_s=30)
         held = ray.get([shard.actor.stats.remote() for shard in buffer.shards])
         assert [stats["batches"] for stats in held] == [1, 1]
-    with running(ray_cluster, num_workers=1, size=1) as buffer:
+    with running(num_workers=1, size=1) as buffer:
         os.kill(pid(buffer.shards[0]), signal.SIGKILL)
         buffer.push(columns(2), drop=False, timeout_s=60)
         assert buffer.stats()["pushed"] == WHOLE
 
 
 def test_several_buffers_are_mixed_by_weight_without_waiting_for_an_empty_one(ray_cluster):
-    with running(ray_cluster, size=100, max_in_flight=4) as games, running(ray_cluster, size=100) as records:
+    with running(size=100, max_in_flight=4) as games, running(size=100) as records:
         for _ in range(30):
             games.push(columns(2, 1), drop=False)
             records.push(columns(2, 2), drop=False)
-        stream = read_buffer({games.name: 3.0, records.name: 1.0}, ray_cluster, timeout_s=60)
+        stream = read_buffer({games.name: 3.0, records.name: 1.0}, timeout_s=60)
         counts: Counter[float] = Counter()
         for batch in stream:
             stream.took()
@@ -390,10 +387,10 @@ def test_several_buffers_are_mixed_by_weight_without_waiting_for_an_empty_one(ra
 
 
 def test_priorities_reach_the_shard_of_their_batch(ray_cluster):
-    with running(ray_cluster, num_workers=2, sampler="prioritised", priority_exponent=1.0) as buffer:
+    with running(num_workers=2, sampler="prioritised", priority_exponent=1.0) as buffer:
         for shard, number in zip(buffer.shards, (1, 2), strict=True):
             ray.get(shard.actor.push.remote([columns(2, number), columns(2, 5)]))
-        stream = read_buffer(buffer.name, ray_cluster, timeout_s=60)
+        stream = read_buffer(buffer.name, timeout_s=60)
         for _ in range(20):
             batch = next(stream)
             stream.took()
@@ -408,10 +405,10 @@ def test_priorities_reach_the_shard_of_their_batch(ray_cluster):
 @pytest.mark.cluster
 def test_priorities_of_a_learner_behind_ray_data_change_what_the_shards_draw(ray_cluster):
     options = {"sampler": "prioritised", "priority_exponent": 1.0, "importance_exponent": 0.5}
-    with running(ray_cluster, num_workers=2, batch_size=8, size=1, **options) as buffer:
+    with running(num_workers=2, batch_size=8, size=1, **options) as buffer:
         for shard, first in zip(buffer.shards, (0, 4), strict=True):
             ray.get(shard.actor.push.remote([columns(1, first + n) for n in range(4)]))
-        stream = batches_of(replay_dataset(buffer.name, namespace=ray_cluster), buffer.name, ray_cluster)
+        stream = batches_of(replay_dataset(buffer.name), buffer.name)
         counts, updated = np.zeros(8), set()
 
         def learn():
@@ -443,12 +440,12 @@ def test_priorities_of_a_learner_behind_ray_data_change_what_the_shards_draw(ray
 
 def test_importance_grows_by_the_batches_of_all_shards_and_goes_on_when_one_dies(ray_cluster):
     options = {"priority_exponent": 1.0, "importance_exponent": 0.0, "importance_batches": 20}
-    with running(ray_cluster, num_workers=2, batch_size=8, size=1, sampler="prioritised", **options) as buffer:
+    with running(num_workers=2, batch_size=8, size=1, sampler="prioritised", **options) as buffer:
         arrays = columns(2).arrays
         pushed = Columns({**arrays, "priority": np.array([[1.0], [4.0]]) * np.ones((2, 5))})
         for shard in buffer.shards:
             ray.get(shard.actor.push.remote([pushed]))
-        stream = read_buffer(buffer.name, ray_cluster, timeout_s=60)
+        stream = read_buffer(buffer.name, timeout_s=60)
         betas, shards = [], set()
 
         def learn():
@@ -470,7 +467,7 @@ def test_importance_grows_by_the_batches_of_all_shards_and_goes_on_when_one_dies
 
 
 def test_columns_arrive_as_they_were_pushed(ray_cluster):
-    with running(ray_cluster) as buffer:
+    with running() as buffer:
         made = columns(2, 7)
         buffer.push(Columns(dict(made.arrays)), drop=False)
         batch = next(iter(buffer))

@@ -17,7 +17,6 @@ import pytest
 import ray
 from rich.console import Console
 
-from brayx.cluster import NAMESPACE
 from brayx.cluster.hub import create_hub, numbers_of
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.trainee import RayTrainee
@@ -61,7 +60,7 @@ def breaks(name, config):
 @pytest.fixture
 def buffer(ray_cluster: object) -> Iterator[Any]:
     config = BufferConfig(size=2, batch_size=2, unroll_length=4)
-    made = RemoteBuffer(f"sources-{uuid.uuid4().hex}", config, namespace=NAMESPACE)
+    made = RemoteBuffer(f"sources-{uuid.uuid4().hex}", config)
     yield made
     made.shards.kill()
 
@@ -148,7 +147,7 @@ def test_a_lost_buffer_is_reported_in_one_line(tmp_path: Path, buffer: Any, monk
 @pytest.mark.cluster
 def test_a_restarted_buffer_is_ended_again(buffer: Any) -> None:
     actor = buffer.shards[0].actor
-    hub = create_hub(f"hub-{uuid.uuid4().hex}", NAMESPACE, None)
+    hub = create_hub(f"hub-{uuid.uuid4().hex}", None)
     over = threading.Event()
     config = SimpleNamespace(buffers=["buffer"], num_workers=1, max_lost_share=None)
     trainee = SimpleNamespace(learned=[buffer], config=config)

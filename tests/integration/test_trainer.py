@@ -71,15 +71,15 @@ def fragment():
 class Job:
     """Everything around a learner, and a thread that plays."""
 
-    def __init__(self, namespace, tracking_db, folder, **options):
+    def __init__(self, tracking_db, folder, **options):
         name = uuid.uuid4().hex[:8]
         module = f"bandit_{name}"
         (folder / f"{module}.py").write_text(textwrap.dedent(MODEL))
         self.trial = Trial.open("trainer", name, tracking_db)
-        self.hub = create_hub(f"hub-{name}", namespace, self.trial)
-        self.store = create_weight_store(f"store-{name}", namespace)
+        self.hub = create_hub(f"hub-{name}", self.trial)
+        self.store = create_weight_store(f"store-{name}")
         buffer = BufferConfig(size=4, batch_size=2, unroll_length=16, max_in_flight=2)
-        shards = Shards.start(f"buffer-{name}", buffer, namespace=namespace, hub=f"hub-{name}")
+        shards = Shards.start(f"buffer-{name}", buffer, hub=f"hub-{name}")
         self.buffer = shards[0].actor
         self.spec = LearnerSpec(
             config=TrainerConfig(
@@ -91,7 +91,6 @@ class Job:
             model_name="model",
             model_module=module,
             model_folder=str(folder),
-            namespace=namespace,
             buffer=f"buffer-{name}",
             weight_store=f"store-{name}",
             hub=f"hub-{name}",
@@ -104,7 +103,7 @@ class Job:
         self._player.start()
 
     def _play(self):
-        remote = RemoteBuffer.attach(self.spec.buffer, namespace=self.spec.namespace)
+        remote = RemoteBuffer.attach(self.spec.buffer)
         while not self._playing.wait(0.02):
             remote.push(fragment())
 
@@ -131,7 +130,7 @@ def job(ray_cluster, tracking_db, tmp_path, monkeypatch):
     with contextlib.ExitStack() as stack:
 
         def make(**options):
-            made = Job(ray_cluster, tracking_db, tmp_path, **options)
+            made = Job(tracking_db, tmp_path, **options)
             stack.callback(made.close)
             return made
 
@@ -159,7 +158,7 @@ def test_in_process_to_the_end_with_hooks_and_an_evaluation_buffer(job, tmp_path
     options = {"hooks": name, "eval_buffers": ["held"], "eval_interval": 5, "prefetch": 1}
     job = job(where="process", num_steps=20 * STEPS, **options)
     held = f"held-{name}"
-    remote = RemoteBuffer(held, namespace=job.spec.namespace, batch_size=2, unroll_length=16)
+    remote = RemoteBuffer(held, batch_size=2, unroll_length=16)
     job.spec = dataclasses.replace(job.spec, eval_buffers={"held": held})
     remote.push(fragment(), fragment())
     assert remote.flush(60)

@@ -20,6 +20,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from brayx.cluster import NAMESPACE
 from brayx.cluster.hub import create_hub
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.stream import read_buffer
@@ -29,7 +30,6 @@ from brayx.types import Columns
 from tests.unit.replay.made import columns
 from tests.waiting import until
 
-NAMESPACE = "nodes"
 WAIT_S = 60.0
 OPTIONS = {"size": 3, "batch_size": 2, "unroll_length": 4, "num_workers": 2}
 STORE_BYTES = 100 * 1024 * 1024
@@ -40,7 +40,7 @@ class Pusher:
     """Pushes from another node than the driver's."""
 
     def __init__(self, name: str) -> None:
-        self._buffer = RemoteBuffer.attach(name, namespace=NAMESPACE)
+        self._buffer = RemoteBuffer.attach(name)
 
     def push(self, made: Columns, *, drop: bool) -> None:
         self._buffer.push(made, drop=drop)
@@ -68,7 +68,7 @@ class Reader:
     """Reads a buffer in a thread, and keeps the number that each batch was made with."""
 
     def __init__(self, name: str) -> None:
-        self._stream = read_buffer(name, NAMESPACE)
+        self._stream = read_buffer(name)
         self.got: list[int] = []
         self.error = ""
         threading.Thread(target=self._read, daemon=True).start()
@@ -118,7 +118,7 @@ def runs(pid: int) -> bool:
 
 def follow(nodes: list[str]) -> dict[str, Any]:
     """Weights on their way to two nodes, of which the store is on one; the other's relay is killed between two."""
-    store = create_weight_store("weights", NAMESPACE)
+    store = create_weight_store("weights")
     places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes for _ in range(2)]
     everybody = [Follower.options(scheduling_strategy=place).remote() for place in places]
     ray.get([each.follow.remote(store) for each in everybody], timeout=WAIT_S)
@@ -162,10 +162,10 @@ def observe(cluster: Cluster, doomed: Any) -> dict[str, Any]:
     home = ray.get_runtime_context().get_node_id()
     there = NodeAffinitySchedulingStrategy(doomed.node_id, soft=False)
     weights = follow([home, doomed.node_id])
-    hub = create_hub("hub", NAMESPACE, None)
-    buffer = RemoteBuffer("buffer", namespace=NAMESPACE, hub="hub", **OPTIONS)
-    unread = RemoteBuffer("unread", namespace=NAMESPACE, **{**OPTIONS, "size": 1})
-    wide = RemoteBuffer("wide", namespace=NAMESPACE, **{**OPTIONS, "max_in_flight": 2})
+    hub = create_hub("hub", None)
+    buffer = RemoteBuffer("buffer", hub="hub", **OPTIONS)
+    unread = RemoteBuffer("unread", **{**OPTIONS, "size": 1})
+    wide = RemoteBuffer("wide", **{**OPTIONS, "max_in_flight": 2})
     seen: dict[str, Any] = {**weights, "at_home": [shard.node_id == home for shard in buffer.shards]}
 
     far = Pusher.options(scheduling_strategy=there).remote("buffer")
@@ -178,7 +178,7 @@ def observe(cluster: Cluster, doomed: Any) -> dict[str, Any]:
     # This stream's second batch of the other node has left its shard, and has not arrived yet.
     wide_far = Pusher.options(scheduling_strategy=there).remote("wide")
     ray.get([wide_far.push.remote(large(number), drop=False) for number in (1, 2)], timeout=WAIT_S)
-    stream = read_buffer("wide", NAMESPACE, timeout_s=WAIT_S)
+    stream = read_buffer("wide", timeout_s=WAIT_S)
     seen["wide"] = [int(next(stream)["reward"][0, 0])]
     stream.took()
     until(lambda: ray.get(wide.shards[1].actor.stats.remote())["in_flight"] == 1, "the second is under way", WAIT_S)

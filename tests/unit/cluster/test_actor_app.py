@@ -144,7 +144,7 @@ async def test_the_status_page_names_the_registered_version(tmp_path: Path, trac
         return engine.initial
 
     followed = Followed("cartpole", canary="candidate", share=0.5)
-    client = PoolClient("pool", "brayx", tracking_db, "", {"model": followed})
+    client = PoolClient("pool", tracking_db, "", {"model": followed})
     model = LocalModel(engine, version=1, max_versions=4, fetch=fetch)
     following = AliasFollower(client, {"model": followed}, {"model": model})
     source = pooled(job, "model", tracking_db, "models:/cartpole@champion")

@@ -56,7 +56,6 @@ def spec(tmp_path):
             model_name="model",
             model_module=module,
             model_folder=str(tmp_path),
-            namespace="",
             buffer="",
             weight_store="",
             hub="",

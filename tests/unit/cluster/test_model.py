@@ -200,7 +200,7 @@ async def test_a_frozen_engine_uses_its_checkpoint_and_follows_no_store(tmp_path
     np.testing.assert_array_equal(y, [[3, 3]])
     await replica.close()
     with pytest.raises(ConfigError, match="takes no new weights"):
-        ModelReplica(build, config, weight_store=("weights", None))
+        ModelReplica(build, config, weight_store="weights")
 
 
 class Product(torch.nn.Module):

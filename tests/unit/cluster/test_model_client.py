@@ -126,7 +126,7 @@ async def test_a_pin_of_a_dropped_version_fails_and_the_nearest_can_be_pinned(re
 
 async def test_no_session_is_sent_to_a_version_that_the_deployment_lacks(replica):
     remote = await ModelClient.connect(handle_of(replica))
-    pool = PoolClient("unused", "unused", "", "", {})
+    pool = PoolClient("unused", "", "", {})
     following = AliasFollower(pool, {"model": Followed("policy", canary="candidate", share=0.5)}, {"model": remote})
     replica.model.load(1, {key: value.numpy() for key, value in build()[0].state_dict().items()})
     with pytest.raises(VersionUnknown, match="no policy version 5"):

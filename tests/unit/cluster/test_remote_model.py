@@ -271,7 +271,7 @@ def kept(monkeypatch):
     """The recipes stored by starts; no model of that name exists before a start, and one exists after it."""
     running, recipes = Running(monkeypatch, local=True), []
 
-    def create(name, namespace, *, about, **options):
+    def create(name, *, about, **options):
         recipes.append(cloudpickle.loads(about))
         return running
 

@@ -224,8 +224,8 @@ def test_all_rollouts_of_a_job_normalise_what_they_observe_or_none_does() -> Non
 def test_a_workers_spec_has_the_size_of_an_update() -> None:
     spec = spec_of(job("trainer.weights_publish_interval=3", "trainer.algorithm.gamma=0.9"), "rollout")
     assert (spec.update_columns, spec.gamma) == (48, 0.9)
-    assert worker_spec(job(), "rollout", NAMES, "n").moments == ""
-    assert worker_spec(job("rollout.normalise_obs=true"), "rollout", NAMES, "n").moments == "moments"
+    assert worker_spec(job(), "rollout", NAMES).moments == ""
+    assert worker_spec(job("rollout.normalise_obs=true"), "rollout", NAMES).moments == "moments"
 
 
 def test_a_rollout_feeds_what_the_trainer_reads_with_the_model_that_learns(tmp_path: Path) -> None:

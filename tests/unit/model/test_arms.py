@@ -85,13 +85,13 @@ def test_a_different_configuration_of_a_pool_is_a_different_actor():
     followed = {"model": Followed("policy"), "other": Followed("rival")}
 
     def actor(uri="sqlite:///a.db", project="", followed=followed):
-        return PoolClient("service/pool", "brayx", uri, project, followed).actor
+        return PoolClient("service/pool", uri, project, followed).actor
 
     assert actor().startswith("service/pool/")
     same = [
         actor(followed=dict(reversed(followed.items()))),
         actor(followed=followed | {"model": Followed("policy", share=0.5)}),
-        pickle.loads(pickle.dumps(PoolClient("service/pool", "brayx", "sqlite:///a.db", "", followed))).actor,
+        pickle.loads(pickle.dumps(PoolClient("service/pool", "sqlite:///a.db", "", followed))).actor,
     ]
     assert {actor()} == set(same), "and a canary's share does not change the pool"
     others = [
