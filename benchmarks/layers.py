@@ -45,7 +45,7 @@ from brayx.cluster.actor_app import actor_spec, build_runtime
 from brayx.gamecore.client import AsyncClient
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.jobs.config import JobConfig
-from brayx.jobs.weights import WeightSource
+from brayx.model.arms import WeightSource
 
 SESSION = "layers"
 

@@ -63,8 +63,9 @@ def serve(agent: str, recording: str, folder: str) -> None:
     from brayx.actor.parts import agents_of
     from brayx.actor.serving import Runtime
     from brayx.jobs.config import JobConfig
-    from brayx.jobs.weights import WeightSource, acting_from
+    from brayx.jobs.weights import acting_from
     from brayx.metrics import Recorder
+    from brayx.model.arms import WeightSource
     from brayx.recording.config import RecordingConfig
     from brayx.recording.recorder import closing, recorders_of
 

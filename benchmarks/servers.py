@@ -105,7 +105,7 @@ def _serve(ingress: str, tracking: str | None) -> None:
         # Only now: Ray reads the environment that the cluster sets when it is imported.
         from ray import serve
 
-        from brayx.cluster.actor_app import serving_application
+        from brayx.cluster.serving import serving_application
         from brayx.jobs.config import JobConfig
         from brayx.tracking import tracking_uri
         from deployments import echo

@@ -3,5 +3,7 @@
 serve run deployments.actor:app config=pipelines/templates/cartpole.yaml
 """
 
-from brayx.cluster.actor_app import ServeArgs as ServeArgs
-from brayx.cluster.actor_app import app as app
+from brayx.cluster.serving import ServeArgs
+from brayx.cluster.serving import actor_app as app
+
+__all__ = ["ServeArgs", "app"]

@@ -3,5 +3,7 @@
 - {name: console, route_prefix: null, import_path: deployments.console:app, args: {config: match/match.yaml}}
 """
 
-from brayx.cluster.console_app import ConsoleArgs as ConsoleArgs
-from brayx.cluster.console_app import app as app
+from brayx.cluster.serving import ConsoleArgs
+from brayx.cluster.serving import console_app as app
+
+__all__ = ["ConsoleArgs", "app"]

@@ -3,7 +3,7 @@
 serve run deployments.league:app config=four/four.yaml
 """
 
-from brayx.cluster.actor_app import ServeArgs as ServeArgs
-from brayx.cluster.actor_app import league_app as app
+from brayx.cluster.serving import ServeArgs
+from brayx.cluster.serving import league_app as app
 
 __all__ = ["ServeArgs", "app"]

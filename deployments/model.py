@@ -3,5 +3,7 @@
 serve run deployments.model:app config=pipelines/templates/cartpole.yaml
 """
 
-from brayx.cluster.model_app import ModelArgs as ModelArgs
-from brayx.cluster.model_app import app as app
+from brayx.cluster.serving import ModelArgs
+from brayx.cluster.serving import model_app as app
+
+__all__ = ["ModelArgs", "app"]

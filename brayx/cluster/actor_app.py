@@ -1,12 +1,10 @@
 """The actor application: a job's agents and models behind Serve's doors.
 
-    serve run serve_config.yaml        # serves the champion, with `app` below
-
-A training job deploys the same application through `application`; the two differ only in where weights come
-from (a registered version, or the trial's weight store) and in whether episodes go to a replay buffer.
+A training and a service deploy the same `application`. They differ only in where weights come from (the trial's weight
+store, or a registered version) and in whether episodes go to a replay buffer.
 """
 
-# No `from __future__ import annotations`: Serve reads the class of `app`'s argument from its annotation, not from text.
+from __future__ import annotations
 
 import asyncio
 import contextlib
@@ -16,7 +14,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
 from ray import serve
 
 from brayx.actor.agent import Services
@@ -30,15 +27,13 @@ from brayx.cluster.named import WEIGHT_STORE, get_actor
 from brayx.cluster.pool import PoolClient
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.replica import ActorRuntime, actor_deployment
-from brayx.cluster.serve_run import serve_run
 from brayx.cluster.weights import WeightSubscriber, fetch_weights
 from brayx.engines import refuse_frozen
 from brayx.errors import BrayxError, ConfigError, ModelError
-from brayx.jobs.code import check_code
-from brayx.jobs.config import JobConfig, only
-from brayx.jobs.weights import WeightSource, followed_by, pool_args, registered, sources_of
-from brayx.league.served import ServedLeague, served_league
-from brayx.model.arms import Followed
+from brayx.jobs.config import JobConfig
+from brayx.jobs.weights import followed_by, registered
+from brayx.league.served import ServedLeague
+from brayx.model.arms import Followed, WeightSource
 from brayx.model.build import acting_model
 from brayx.model.checkpoints import engine_from
 from brayx.model.config import ModelConfig
@@ -48,7 +43,6 @@ from brayx.model.pool import Aliases
 from brayx.recording.config import RecordingConfig
 from brayx.recording.drawing import Drawing
 from brayx.recording.recorder import closing, recorders_of
-from brayx.tracking import tracking_uri
 from brayx.types import Weights
 
 _VERSION_EVERY_S = 1.0
@@ -321,13 +315,10 @@ def application(spec: ActorSpec, *, name: str, directory: str) -> serve.Applicat
         model: model_application(
             functools.partial(acting_model, spec.folder, config.module, model, spec.config),
             config,
+            spec.weights[model],
             name=model,
-            weight_store=spec.weights[model].store,
-            checkpoint=spec.weights[model].checkpoint or None,
-            tracking=spec.weights[model].tracking,
+            pool=spec.pool,
             hub=spec.hub,
-            version=spec.weights[model].version,
-            following=(model, spec.followed[model], spec.pool) if spec.pool and model in spec.followed else None,
         )
         for model, config in spec.models.items()
         if config.placement == "remote"
@@ -367,97 +358,3 @@ def actor_spec(
         pool=pool,
         league=league,
     )
-
-
-def pool_of(
-    job: JobConfig,
-    uri: str,
-    directory: str,
-    weights: Mapping[str, WeightSource],
-    versions: Mapping[str, Followed] | None = None,
-) -> PoolClient | None:
-    """The registry as the replicas of an application see it; None: they need none.
-
-    Arguments are those of `pool_args`; ``directory`` is the name of the session directory's Ray actor.
-    """
-    args = pool_args(job, uri, weights, versions)
-    return PoolClient(f"{directory}/pool", *args) if args[2] else None
-
-
-def directory_of(job: JobConfig, actor: str) -> str:
-    """Name of the session directory of a served actor."""
-    return f"{job.project}/{actor}/sessions"
-
-
-class ServeArgs(BaseModel):
-    """Arguments of `app`, as ``serve_config.yaml`` or ``serve run`` gives them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    config: str
-    """The job's YAML."""
-    actor: str = ""
-    """The actor to serve; may be empty if the job has only one."""
-    models: dict[str, str] = {}
-    """Version that each model serves (``models:/cartpole@champion``); default: the champion of the job's project."""
-    tracking: str | None = None
-    """MLflow's URI, or its sqlite file; default: the job's, ``MLFLOW_TRACKING_URI``, then ``mlflow.db``."""
-    num_workers: int | None = None
-    """Replicas; default: as in the job."""
-    trial: str = ""
-    """Trial of the league whose players clients can request; default: the newest league of the project."""
-
-
-@serve_run()
-def app(args: ServeArgs) -> serve.Application:
-    """Serves a trained job: the same agents, acting greedily with registered weights.
-
-    A model without a champion is served as built, untrained, and the log says what to run.
-    """
-    return _served(JobConfig.load(args.config), args)
-
-
-@serve_run()
-def league_app(args: ServeArgs) -> serve.Application:
-    """Serves a job with a league, as `app` does: a start may request its opponent.
-
-    Raises:
-        ConfigError: the job has no league.
-    """
-    job = JobConfig.load(args.config)
-    if not job.leagues:
-        raise ConfigError(f"{job.file}: the job has no league; deployments.actor:app serves it")
-    return _served(job, args)
-
-
-def _served(job: JobConfig, args: ServeArgs) -> serve.Application:
-    uri = tracking_uri(args.tracking or job.tracking.uri)
-    return serving_application(job, uri, **args.model_dump(exclude={"config", "tracking"}))
-
-
-def serving_application(
-    job: JobConfig,
-    uri: str,
-    *,
-    actor: str = "",
-    models: Mapping[str, str] | None = None,
-    num_workers: int | None = None,
-    trial: str = "",
-) -> serve.Application:
-    """The application that serves a job; arguments as in `ServeArgs`.
-
-    Raises:
-        ConfigError: the job's code cannot be loaded; the levels file is wrong; or there is no league of this trial.
-        TrackingError: the registry cannot be read, or has no version that ``models`` names.
-    """
-    actor = only("actor", job.actors, actor)
-    check_code(job, [actor], mode="serve")
-    weights = sources_of(job, uri, models or {})
-    league = served_league(job, uri, weights, trial=trial, on_ray=True)
-    directory = directory_of(job, actor)
-    pool = pool_of(job, uri, directory, weights, league.versions)
-    spec = actor_spec(job, actor, mode="serve", weights=weights, pool=pool)
-    spec = dataclasses.replace(spec, models=league.resident(spec.models), served_league=league)
-    if num_workers is not None:
-        spec = dataclasses.replace(spec, actor=spec.actor.model_copy(update={"num_workers": num_workers}))
-    return application(spec, name=actor, directory=directory)

@@ -33,7 +33,8 @@ from brayx.jobs.progress import Progress
 from brayx.jobs.result import TrainResult
 from brayx.jobs.trainee import Trainees
 from brayx.jobs.training import READY_TIMEOUT_S, JobTraining, Snapshot
-from brayx.jobs.weights import WeightSource, pooled
+from brayx.jobs.weights import pooled
+from brayx.model.arms import WeightSource
 from brayx.tracking import Trial, initialise, tracking_uri
 from brayx.tracking.in_process import InProcessClerk
 from brayx.urls import sqlite_path

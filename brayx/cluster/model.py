@@ -27,7 +27,7 @@ from brayx.errors import ModelError
 from brayx.gamecore.browser import Cors, Hosts
 from brayx.logs import limit_others
 from brayx.model import http
-from brayx.model.arms import Followed
+from brayx.model.arms import WeightSource
 from brayx.model.checkpoints import engine_from
 from brayx.model.config import ModelConfig
 from brayx.model.following import AliasFollower, initial_version
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 _FOLLOWED_VERSIONS = 4
 """Versions kept ready of a model that follows an alias: champion, candidate, and those of older sessions."""
+
+_AS_BUILT = WeightSource()
 
 BuildModel = Callable[[], "tuple[torch.nn.Module, tuple[NestedArray, ...]]"]
 """Returns the module and its ``forward_args``. It must pickle, as a `functools.partial` of a module-level function."""
@@ -59,10 +61,10 @@ class ModelReplica:
     Args:
         build: returns the module and its example arguments.
         config: engine and batcher options.
-        weight_store: name of the store to follow; empty: the weights never change.
+        source: where its weights come from; the registry's files are read on the replica's machine.
+        name: name of the model component.
+        pool: the registry, for a model that follows an alias.
         hub: name of the hub for its metrics; empty: metrics are not sent.
-        checkpoint, tracking, version: as for `engine_from`; the registry's files are read on the replica's machine.
-        following: component name, aliases and pool client, for a model that follows an alias.
         preferred: the alias's current version and its weights; the replica starts from these if they fit.
         is_local: no other machine can reach Serve's ingress. Then it answers to names of this machine only.
 
@@ -74,35 +76,36 @@ class ModelReplica:
         self,
         build: BuildModel,
         config: ModelConfig,
-        *,
-        weight_store: str = "",
-        checkpoint: str | None = None,
-        tracking: str = "",
+        source: WeightSource = _AS_BUILT,
+        name: str = "model",
+        pool: PoolClient | None = None,
         hub: str = "",
-        version: int | None = None,
-        following: tuple[str, Followed, PoolClient] | None = None,
+        *,
         preferred: tuple[int, Weights] | None = None,
         is_local: bool = False,
     ) -> None:
-        if weight_store:
+        if source.store:
             refuse_frozen(config.engine)
         self.recorder = HubClient.of(hub)
         module, example_args = build()
-        engine, version = engine_from(config, module, example_args, checkpoint, tracking, version, preferred)
-        self._store: StoreHandle | None = None
+        checkpoint = source.checkpoint or None
+        engine, version = engine_from(
+            config, module, example_args, checkpoint, source.tracking, source.version, preferred
+        )
+        follows = pool is not None and source.followed is not None
         self.model = LocalModel(
             engine,
             version=version,
-            max_versions=config.max_versions if following is None else max(config.max_versions, _FOLLOWED_VERSIONS),
-            fetch=self._fetch if weight_store or following is not None else None,
+            max_versions=max(config.max_versions, _FOLLOWED_VERSIONS) if follows else config.max_versions,
+            fetch=self._fetch if source.store or follows else None,
             buckets=config.buckets,
             **batching(config, self.recorder),
         )
         self.cors = Cors(config.cors_origins)
         self.hosts = Hosts(config.allowed_hosts if is_local else None)
-        self._weight_store = weight_store
+        self._source, self._name, self._pool = source, name, pool
+        self._store: StoreHandle | None = None
         self._subscriber: WeightSubscriber | AliasFollower | None = None
-        self._following = following
 
     async def start(self, at: Aliases | None = None) -> None:
         """Loads the newest weights of the store, if it holds any, and follows it from then on.
@@ -113,13 +116,13 @@ class ModelReplica:
         Raises:
             StartupError: the store does not exist, or its published weights cannot be read.
         """
-        if self._weight_store:
-            self._store = get_actor(self._weight_store, WEIGHT_STORE)
+        name, followed = self._name, self._source.followed
+        if self._source.store:
+            self._store = get_actor(self._source.store, WEIGHT_STORE)
             subscriber = self._subscriber = WeightSubscriber(self._store, self.model.load)
             await subscriber.start_abreast()
-        elif self._following is not None:
-            name, followed, client = self._following
-            self._subscriber = follows = AliasFollower(client, {name: followed}, {name: self.model})
+        elif self._pool is not None and followed is not None:
+            self._subscriber = follows = AliasFollower(self._pool, {name: followed}, {name: self.model})
             await follows.start(at)
 
     async def forward(
@@ -143,9 +146,8 @@ class ModelReplica:
         return await self.model.forward_columns(columns, version=version, deadline_s=deadline_s)
 
     async def _fetch(self, version: int) -> Weights:
-        if self._following is not None:
-            name, _, client = self._following
-            return await client.weights(name, version)
+        if self._pool is not None:
+            return await self._pool.weights(self._name, version)
         return await fetch_weights(self._store, version)
 
     async def __call__(self, request: Request) -> Response:
@@ -198,14 +200,16 @@ class ModelReplica:
 class _ServedModel(ModelReplica, ModelDoor):
     """Serve's way of calling `start` and `close`: an async constructor, and ``__del__`` when it drains a replica."""
 
-    async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
-        at: Aliases | None = None
-        if (following := kwargs["following"]) is not None:
+    async def __init__(  # type: ignore[misc]
+        self, build: BuildModel, config: ModelConfig, source: WeightSource, name: str, pool: PoolClient | None, hub: str
+    ) -> None:
+        at, preferred = None, None
+        if pool is not None and source.followed is not None:
             # The version it was deployed with may be old by now, or deleted.
-            name, followed, client = following
-            at = await client.look()
-            kwargs["preferred"] = await initial_version(client, name, followed.alias, at, kwargs["version"])
-        super().__init__(*args, **kwargs, is_local=await serve_is_on_loopback())
+            at = await pool.look()
+            preferred = await initial_version(pool, name, source.followed.alias, at, source.version)
+        is_local = await serve_is_on_loopback()
+        super().__init__(build, config, source, name, pool, hub, preferred=preferred, is_local=is_local)
         await self.start(at)
         warn_if_open(logging.getLogger("ray.serve"))
         limit_others()
@@ -224,14 +228,11 @@ class _ServedModel(ModelReplica, ModelDoor):
 def model_application(
     build: BuildModel,
     config: ModelConfig,
+    source: WeightSource = _AS_BUILT,
     *,
     name: str = "model",
-    weight_store: str = "",
-    checkpoint: str | None = None,
-    tracking: str = "",
+    pool: PoolClient | None = None,
     hub: str = "",
-    version: int | None = None,
-    following: tuple[str, Followed, PoolClient] | None = None,
 ) -> serve.Application:
     """A Serve application with one deployment, ``name``, of ``config.num_workers`` replicas.
 
@@ -252,14 +253,5 @@ def model_application(
         graceful_shutdown_timeout_s=5.0,
         ray_actor_options=actor_options,
     )
-    application: serve.Application = deployment.bind(
-        build,
-        config,
-        weight_store=weight_store,
-        checkpoint=checkpoint,
-        tracking=tracking,
-        hub=hub,
-        version=version,
-        following=following,
-    )
+    application: serve.Application = deployment.bind(build, config, source, name, pool, hub)
     return application

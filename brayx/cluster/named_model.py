@@ -48,6 +48,7 @@ from brayx.errors import (
     TrackingError,
     first_line,
 )
+from brayx.model.arms import WeightSource
 from brayx.model.checkpoints import CheckpointInterval, starting_weights
 from brayx.model.config import ModelConfig
 from brayx.model.initial import InitialWeights
@@ -259,7 +260,7 @@ def config_of(config: ModelConfig | None = None, **options: Any) -> ModelConfig:
 def deploy(name: str, recipe: Recipe, route_prefix: str | None, until: float) -> None:
     """Starts the replicas and waits until ``until``, on the monotonic clock; errors as for `start_application`."""
     build = functools.partial(_build_in_replica, name)
-    application = model_application(build, recipe.config, weight_store=f"model/{name}")
+    application = model_application(build, recipe.config, WeightSource(store=f"model/{name}"))
     start_application(application, f"model-{name}", route_prefix, until, what=f"model {name!r}")
 
 

@@ -120,8 +120,8 @@ def _on_ray(
     job: JobConfig, uri: str, cluster: str, ingress: Ingress, trial_options: dict[str, Any]
 ) -> Iterator[tuple[TrainResult, Serve]]:
     """Trains on a cluster that stays up for this context; returns the context that serves the model there."""
-    from brayx.cluster.actor_app import serving_application
     from brayx.cluster.job import cluster_for, deploy, train_on
+    from brayx.cluster.serving import serving_application
     from brayx.jobs.checks import check_job
     from brayx.tracking import initialise
 

@@ -20,7 +20,7 @@ from brayx.tracking.tensorboard import log_onnx
 if TYPE_CHECKING:
     from brayx.engines.base import ModelSpec
     from brayx.jobs.config import JobConfig
-    from brayx.jobs.weights import WeightSource
+    from brayx.model.arms import WeightSource
 
 CURVE_FILE = "curve.png"
 

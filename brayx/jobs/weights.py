@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from brayx.engines import FROZEN
 from brayx.errors import ModelNotFound
 from brayx.jobs.config import JobConfig, pool_name
-from brayx.model.arms import Followed
+from brayx.model.arms import Followed, WeightSource
 from brayx.model.config import ModelConfig
 from brayx.tracking import find, local_files
 
@@ -23,27 +22,6 @@ if TYPE_CHECKING:
     from brayx.types import Weights
 
 logger = logging.getLogger("ray.serve")
-
-
-@dataclass(frozen=True)
-class WeightSource:
-    """The source of a model's weights: a weight store, a checkpoint, or neither (as built).
-
-    Attributes:
-        store: name of the weight store's Ray actor.
-        checkpoint: folder with ``weights.npz`` and ``meta.json``, or ``models:/name/3`` of a registry.
-        tracking: MLflow's URI, of such a reference.
-        version: of a registered checkpoint, the version that sessions act with; None: as its files say.
-        followed: the alias it is served by, which may move; None: the version stays.
-        name: in the registry, of a model that is served from there.
-    """
-
-    store: str = ""
-    checkpoint: str = ""
-    tracking: str = ""
-    version: int | None = None
-    followed: Followed | None = None
-    name: str = ""
 
 
 def pooled(job: JobConfig, model: str, uri: str, reference: str = "") -> WeightSource:

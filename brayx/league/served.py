@@ -21,12 +21,11 @@ from brayx.errors import BrayxError, DeadlineExceeded, LeagueError
 from brayx.gamecore.protocol import game_of
 from brayx.jobs.code import scripts_of
 from brayx.jobs.config import JobConfig, only, pool_name
-from brayx.jobs.weights import WeightSource
 from brayx.league.config import LeagueConfig
 from brayx.league.files import levels_file
 from brayx.league.finding import newest_league
 from brayx.league.requested import KEYS, Chosen, ServedPool, levels_of, parse_request, read_pool
-from brayx.model.arms import Followed
+from brayx.model.arms import Followed, WeightSource
 from brayx.model.config import ModelConfig
 from brayx.model.local import LocalModel
 from brayx.model.snapshots import SnapshotModel

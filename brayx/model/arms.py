@@ -72,6 +72,27 @@ class Followed:
         return self.canary if int.from_bytes(digest, "big") < self.share * 2**64 else self.alias
 
 
+@dataclass(frozen=True)
+class WeightSource:
+    """The source of a model's weights: a weight store, a checkpoint, or neither (as built).
+
+    Attributes:
+        store: name of the weight store's Ray actor.
+        checkpoint: folder with ``weights.npz`` and ``meta.json``, or ``models:/name/3`` of a registry.
+        tracking: MLflow's URI, of such a reference.
+        version: of a registered checkpoint, the version that sessions act with; None: as its files say.
+        followed: the alias it is served by, which may move; None: the version stays.
+        name: in the registry, of a model that is served from there.
+    """
+
+    store: str = ""
+    checkpoint: str = ""
+    tracking: str = ""
+    version: int | None = None
+    followed: Followed | None = None
+    name: str = ""
+
+
 @dataclass
 class Results:
     """Results of the sessions of one arm.

@@ -22,9 +22,9 @@ from mlflow import MlflowClient
 from ray import serve
 from ray.util import list_named_actors
 
-from brayx.cluster.actor_app import serving_application
 from brayx.cluster.directory import stop_directory
 from brayx.cluster.pool import PoolClient
+from brayx.cluster.serving import serving_application
 from brayx.commands import cli
 from brayx.engines.base import save_weights
 from brayx.errors import BrayxError, VersionUnknown

@@ -23,9 +23,8 @@ from ray.util import list_named_actors
 
 import brayx.recording
 from brayx.cluster import NAMESPACE
-from brayx.cluster.actor_app import serving_application
-from brayx.cluster.console_app import console_application
 from brayx.cluster.directory import Location, stop_directory
+from brayx.cluster.serving import console_application, serving_application
 from brayx.errors import BrayxError, ConfigError, SessionLost
 from brayx.jobs.config import JobConfig
 from tests.end_to_end.console_jobs import PROJECT, Console, Job, new_keys, playing, write_code

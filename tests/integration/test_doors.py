@@ -39,7 +39,7 @@ from brayx.errors import ConnectFailed, SessionExists, SessionResumed
 from brayx.gamecore.client import AsyncClient, Client
 from brayx.gamecore.compliance import DoorCompliance
 from brayx.jobs.config import JobConfig
-from brayx.jobs.weights import WeightSource
+from brayx.model.arms import WeightSource
 from brayx.ports import free_port
 from deployments.echo import EchoArgs
 from deployments.echo import app as echo_app

@@ -35,6 +35,7 @@ from brayx.errors import (
     StartupError,
     VersionUnknown,
 )
+from brayx.model.arms import WeightSource
 from brayx.model.config import ModelConfig
 from tests.waiting import until as until_sync
 from tests.waiting import until_awaited as until
@@ -312,8 +313,8 @@ def test_a_call_outlasts_a_restart_of_the_store_but_not_its_end(store, question)
 
 
 @contextlib.asynccontextmanager
-async def served(config, build=build, **options):
-    app = model_application(build, config, name="model", **options)
+async def served(config, build=build, store="", hub=""):
+    app = model_application(build, config, WeightSource(store=store), hub=hub)
     handle = await asyncio.to_thread(serve.run, app, name="model-test", route_prefix=None)
     model = await ModelClient.connect(handle, deadline_s=20)
     try:
@@ -333,7 +334,7 @@ async def test_remote_model_follows_the_store_and_carries_typed_errors(ingress, 
     await asyncio.to_thread(publisher.publish, factor(1), 1)
     config = ModelConfig(module="unused", engine="onnx", placement="remote", num_workers=1)
     hub = create_hub(f"hub-{name}", None)
-    async with served(config, weight_store=name, hub=f"hub-{name}") as (handle, model):
+    async with served(config, store=name, hub=f"hub-{name}") as (handle, model):
         first = await model.forward(OBS)
         assert first.policy_version == model.version == 1, "a replica that starts late has the newest weights at once"
         np.testing.assert_array_equal(first.outputs["scaled"], OBS)
@@ -376,7 +377,7 @@ async def test_sessions_of_a_remote_model_act_with_the_version_they_pinned(ingre
     publisher = WeightPublisher(store)
     await asyncio.to_thread(publisher.publish, factor(1), 1)
     config = ModelConfig(module="unused", placement="remote", max_versions=1)
-    async with served(config, weight_store=name) as (_, model):
+    async with served(config, store=name) as (_, model):
         pinned = [model.pinned()]
         for value in (2, 3):
             await asyncio.to_thread(publisher.publish, factor(value), value)
@@ -443,7 +444,7 @@ async def test_replicas_killed_while_a_thousand_publishes_run_answer_with_the_ve
     publisher = WeightPublisher(store)
     await asyncio.to_thread(publisher.publish, factor(1), 1)
     config = ModelConfig(module="unused", engine="torch", placement="remote", num_workers=2, max_versions=4)
-    async with served(config, build_telltale, weight_store=name) as (_, model):
+    async with served(config, build_telltale, store=name) as (_, model):
         pids, versions, failed, asked, kills = set(), set(), [], 0, []
         published = asyncio.Event()
 

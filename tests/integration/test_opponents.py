@@ -17,9 +17,8 @@ from ray.util import list_named_actors
 from websockets.sync.client import connect
 
 from brayx.cluster import NAMESPACE
-from brayx.cluster.actor_app import serving_application
-from brayx.cluster.console_app import console_application
 from brayx.cluster.directory import Location, stop_directory
+from brayx.cluster.serving import console_application, serving_application
 from brayx.errors import BadBody, BrayxError, LeagueError, SessionResumed, VersionUnknown
 from brayx.gamecore.client import Client
 from brayx.jobs.kinds import BoardConfig

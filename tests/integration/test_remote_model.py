@@ -27,10 +27,9 @@ from ray import serve
 from brayx import RemoteModel, Services, forward, pinned
 from brayx.cluster import remote_model as remote
 from brayx.cluster.applications import wait_for_route
-from brayx.cluster.model_app import ModelArgs
-from brayx.cluster.model_app import app as model_app
 from brayx.cluster.named import call_with_retry, named_lock
 from brayx.cluster.process_model import background
+from brayx.cluster.serving import ModelArgs, model_app
 from brayx.engines.base import save_weights
 from brayx.engines.scaling import Scaling, to_weights
 from brayx.engines.torch import module_weights

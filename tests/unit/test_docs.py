@@ -631,7 +631,7 @@ def test_limits_table_equals_the_defaults() -> None:
 
 
 def test_serve_arguments_equal_the_code() -> None:
-    from brayx.cluster.actor_app import ServeArgs
+    from brayx.cluster.serving import ServeArgs
 
     rows = re.findall(r"^\| `(\w+)` \|", section("docs/guide-serve.md", "Your own job"), re.M)
     assert rows == list(ServeArgs.model_fields)

@@ -27,9 +27,9 @@ from brayx.engines.base import save_weights
 from brayx.engines.torch import TorchEngine, module_weights
 from brayx.errors import ConfigError
 from brayx.jobs.config import JobConfig
-from brayx.jobs.weights import WeightSource, pooled, registered
+from brayx.jobs.weights import pooled, registered
 from brayx.league.config import LeagueConfig
-from brayx.model.arms import Followed
+from brayx.model.arms import Followed, WeightSource
 from brayx.model.build import build_model
 from brayx.model.following import AliasFollower
 from brayx.model.local import LocalModel

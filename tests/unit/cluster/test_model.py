@@ -13,6 +13,7 @@ from starlette.requests import Request
 from brayx.cluster.model import ModelReplica
 from brayx.engines.base import save_weights
 from brayx.errors import BadWeights, ConfigError, ModelError, ModelNotFound, ShapeMismatch, from_wire
+from brayx.model.arms import WeightSource
 from brayx.model.config import ModelConfig
 from brayx.tracking import Trial, register
 
@@ -127,7 +128,7 @@ async def test_mismatched_columns_are_refused(columns):
 
 async def test_a_checkpoint_sets_the_weights(tmp_path: Path):
     save_weights(tmp_path / "weights.npz", {"factor": np.array(3, np.float32)})
-    replica = ModelReplica(build, CONFIG, checkpoint=str(tmp_path))
+    replica = ModelReplica(build, CONFIG, WeightSource(checkpoint=str(tmp_path)))
     [y], _ = await replica.forward([np.ones((1, 2), np.float32), np.zeros(1, np.float32)])
     np.testing.assert_array_equal(y, [[3, 3]])
     await replica.close()
@@ -136,7 +137,7 @@ async def test_a_checkpoint_sets_the_weights(tmp_path: Path):
 async def test_a_replica_starts_with_the_aliass_current_version_even_if_the_deployed_one_is_gone(tmp_path: Path):
     deployed = str(tmp_path / "deleted")
     factor = {"factor": np.array(4, np.float32)}
-    replica = ModelReplica(build, CONFIG, checkpoint=deployed, version=1, preferred=(2, factor))
+    replica = ModelReplica(build, CONFIG, WeightSource(checkpoint=deployed, version=1), preferred=(2, factor))
     [y], versions = await replica.forward([np.ones((1, 2), np.float32), np.zeros(1, np.float32)])
     assert (y.tolist(), versions.tolist()) == ([[4, 4]], [2])
     await replica.close()
@@ -145,7 +146,7 @@ async def test_a_replica_starts_with_the_aliass_current_version_even_if_the_depl
 async def test_a_replica_starts_with_the_deployed_version_if_the_aliass_does_not_fit(tmp_path: Path):
     save_weights(tmp_path / "weights.npz", {"factor": np.array(3, np.float32)})
     other = {"other": np.array(4, np.float32)}
-    replica = ModelReplica(build, CONFIG, checkpoint=str(tmp_path), version=1, preferred=(2, other))
+    replica = ModelReplica(build, CONFIG, WeightSource(checkpoint=str(tmp_path), version=1), preferred=(2, other))
     [y], versions = await replica.forward([np.ones((1, 2), np.float32), np.zeros(1, np.float32)])
     assert (y.tolist(), versions.tolist()) == ([[3, 3]], [1])
     await replica.close()
@@ -156,20 +157,20 @@ async def test_a_checkpoint_may_be_a_version_of_the_registry(tmp_path: Path, tra
     save_weights(tmp_path / "made" / "weights.npz", {"factor": np.array(3, np.float32)})
     trial = Trial.open("p", "t", tracking_db)
     register(trial, trial.save_checkpoint(tmp_path / "made", 1), "p")
-    replica = ModelReplica(build, CONFIG, checkpoint="models:/p/1", tracking=tracking_db, version=1)
+    replica = ModelReplica(build, CONFIG, WeightSource(checkpoint="models:/p/1", tracking=tracking_db, version=1))
     [y], versions = await replica.forward([np.ones((1, 2), np.float32), np.zeros(1, np.float32)])
     assert (y.tolist(), versions.tolist()) == ([[3, 3]], [1])
     await replica.close()
     with pytest.raises(ModelNotFound, match="no version 2"):
-        ModelReplica(build, CONFIG, checkpoint="models:/p/2", tracking=tracking_db)
+        ModelReplica(build, CONFIG, WeightSource(checkpoint="models:/p/2", tracking=tracking_db))
 
 
 def test_a_mismatched_checkpoint_is_refused(tmp_path: Path):
     save_weights(tmp_path / "weights.npz", {"other": np.array(3, np.float32)})
     with pytest.raises(BadWeights, match="factor"):
-        ModelReplica(build, CONFIG, checkpoint=str(tmp_path))
+        ModelReplica(build, CONFIG, WeightSource(checkpoint=str(tmp_path)))
     with pytest.raises(BadWeights, match="nowhere"):
-        ModelReplica(build, CONFIG, checkpoint=str(tmp_path / "nowhere"))
+        ModelReplica(build, CONFIG, WeightSource(checkpoint=str(tmp_path / "nowhere")))
 
 
 def checkpoint_of(folder: Path, meta: str) -> str:
@@ -179,7 +180,9 @@ def checkpoint_of(folder: Path, meta: str) -> str:
 
 
 async def test_a_checkpoint_sets_the_policy_version(tmp_path: Path):
-    replica = ModelReplica(build, CONFIG, checkpoint=checkpoint_of(tmp_path, '{"counters": {"policy_version": 41}}'))
+    replica = ModelReplica(
+        build, CONFIG, WeightSource(checkpoint=checkpoint_of(tmp_path, '{"counters": {"policy_version": 41}}'))
+    )
     assert await replica.get_version() == 41
     _, versions = await replica.forward([np.ones((1, 2), np.float32), np.zeros(1, np.float32)])
     assert versions.tolist() == [41]
@@ -189,18 +192,18 @@ async def test_a_checkpoint_sets_the_policy_version(tmp_path: Path):
 @pytest.mark.parametrize("meta", ["half", "[]", '{"counters": {"policy_version": "new"}}'])
 def test_a_checkpoint_whose_meta_cannot_be_read_is_refused(tmp_path: Path, meta):
     with pytest.raises(ModelError, match=r"meta\.json cannot be read"):
-        ModelReplica(build, CONFIG, checkpoint=checkpoint_of(tmp_path, meta))
+        ModelReplica(build, CONFIG, WeightSource(checkpoint=checkpoint_of(tmp_path, meta)))
 
 
 async def test_a_frozen_engine_uses_its_checkpoint_and_follows_no_store(tmp_path):
     save_weights(tmp_path / "weights.npz", {"factor": np.array(3, np.float32)})
     config = CONFIG.model_copy(update={"engine": "onnx-frozen"})
-    replica = ModelReplica(build, config, checkpoint=str(tmp_path))
+    replica = ModelReplica(build, config, WeightSource(checkpoint=str(tmp_path)))
     [y], _ = await replica.forward([np.ones((1, 2), np.float32), np.zeros(1, np.float32)])
     np.testing.assert_array_equal(y, [[3, 3]])
     await replica.close()
     with pytest.raises(ConfigError, match="takes no new weights"):
-        ModelReplica(build, config, weight_store="weights")
+        ModelReplica(build, config, WeightSource(store="weights"))
 
 
 class Product(torch.nn.Module):
@@ -227,7 +230,7 @@ async def test_int8_is_calibrated_on_the_checkpoints_samples(tmp_path):
         replica = ModelReplica(
             lambda: (Product(), (np.zeros((1, 8), np.float32),)),
             CONFIG.model_copy(update={"engine": "int8"}),
-            checkpoint=str(tmp_path),
+            WeightSource(checkpoint=str(tmp_path)),
         )
         want = module(torch.from_numpy(seen)).detach().numpy()
         got = replica.model._versions.newest.run([seen])[0]

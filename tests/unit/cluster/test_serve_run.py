@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from ray._private.services import resolve_ip_for_localhost
 
-from brayx.cluster.actor_app import serving_application
 from brayx.cluster.serve_run import check_port, serve_run
+from brayx.cluster.serving import serving_application
 from brayx.errors import ConfigError, StartupError
 from brayx.jobs.config import JobConfig
 from brayx.ports import free_port

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from brayx.cluster.actor_app import ServeArgs
+from brayx.cluster.serving import ServeArgs
 from brayx.commands import demo as demo_module
 from brayx.errors import ConfigError
 from brayx.gamecore.games import seeds

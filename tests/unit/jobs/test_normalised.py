@@ -13,7 +13,7 @@ import pytest
 
 from brayx import actions
 from brayx.cluster.model import ModelReplica
-from brayx.cluster.model_app import ModelArgs, app
+from brayx.cluster.serving import ModelArgs, model_app
 from brayx.commands import cli
 from brayx.engines.base import load_weights
 from brayx.engines.scaling import from_weights, learned
@@ -97,8 +97,9 @@ async def test_a_served_champion_acts_as_the_trainer_did(trained, tracking_db):
     env, job_file, folder, raw, wanted = trained
     trial = Trial.open(env, "made", tracking_db)
     register(trial, trial.save_checkpoint(folder, 4096, {}), env, alias="champion")
-    bound: Any = app(ModelArgs(config=str(job_file), tracking=tracking_db))._bound_deployment
-    replica = ModelReplica(*bound.init_args, **{**bound.init_kwargs, "following": None})
+    bound: Any = model_app(ModelArgs(config=str(job_file), tracking=tracking_db))._bound_deployment
+    build, config, source, *_ = bound.init_args
+    replica = ModelReplica(build, config, source)  # without the registry, whose alias it would follow
     for row in range(0, len(raw), 7):
         outputs, _ = await replica.model.forward(raw[row])
         action = actions.greedy({name: leaf[None] for name, leaf in outputs.items()})

@@ -1,4 +1,4 @@
-"""The console's application in a Serve config."""
+"""The applications of the shipped Serve config."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from brayx.cluster.console_app import ConsoleArgs, app
+from brayx.cluster.serving import ConsoleArgs, console_app
 
 ROOT = Path(__file__).parents[3]
 
@@ -23,4 +23,4 @@ def test_two_lines_of_the_shipped_config_turn_it_on(monkeypatch: pytest.MonkeyPa
     assert (console.name, console.route_prefix, console.import_path) == ("console", None, "deployments.console:app")
     args = ConsoleArgs.model_validate(console.args)
     assert args.config == actor.args["config"]
-    assert app(args)
+    assert console_app(args)
