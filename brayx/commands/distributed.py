@@ -7,13 +7,12 @@ modules) write a YAML file. Knows nothing of the command line.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from brayx.errors import ConfigError, EnvironmentFailed
+from brayx.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from brayx.local.training import Training
     from brayx.rollout.evaluate import Evaluation
     from brayx.tracking import Trial
-
-logger = logging.getLogger(__name__)
 
 
 def train_distributed(
@@ -145,32 +142,26 @@ def _curve(trial: Trial, began: float) -> tuple[Point, ...]:
 def _evaluated(
     job: JobConfig, module: Any, forward_args: Any, normaliser: Mapping[str, np.ndarray], training: Training
 ) -> Evaluation | None:
+    from brayx.local.train import evaluation_optional, play_evaluation
     from brayx.rollout.collector import Collector
     from brayx.rollout.envs import make_envs
-    from brayx.rollout.evaluate import EVALUATION_SEED, evaluate
     from brayx.rollout.policy import Policy
 
     config = job.rollouts["rollout"]
     assert config.env is not None
-    try:
-        with contextlib.closing(
+    evaluation = None
+    with (
+        evaluation_optional(),  # the trained model is kept
+        contextlib.closing(
             make_envs(config.env, config.num_envs, vectorization=config.vectorization, options=config.env_options)
-        ) as envs:
-            policy = Policy(module, forward_args, engine="torch")
-            collector = Collector(
-                envs, policy, 1, normalise_obs=config.normalise_obs, normalise_reward=config.normalise_reward
-            )
-            if normaliser:
-                collector.load_state_dict(normaliser)
-            return evaluate(
-                envs,
-                policy,
-                training.evaluation_episodes,
-                seed=job.seed + EVALUATION_SEED,
-                scale_actions=config.scale_actions,
-                normaliser=collector.obs_normaliser,
-                max_steps=training.evaluation_steps,
-            )
-    except EnvironmentFailed as error:  # keep the trained model
-        logger.warning("there is no evaluation: %s", error)
-        return None
+        ) as envs,
+    ):
+        policy = Policy(module, forward_args, engine="torch")
+        collector = Collector(
+            envs, policy, 1, normalise_obs=config.normalise_obs, normalise_reward=config.normalise_reward
+        )
+        if normaliser:
+            collector.load_state_dict(normaliser)
+        games = training.evaluation_episodes
+        evaluation = play_evaluation(training, envs, policy, games, normaliser=collector.obs_normaliser)
+    return evaluation

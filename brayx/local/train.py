@@ -13,12 +13,13 @@ import logging
 import math
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
 from torch import nn
 
 from brayx.actions import ActionSpec
@@ -37,7 +38,8 @@ from brayx.replay.samplers import Importance
 from brayx.replay.table import Table
 from brayx.rollout.collector import Collector
 from brayx.rollout.envs import EnvSource, make_envs
-from brayx.rollout.evaluate import EVALUATION_SEED, Evaluation, evaluate
+from brayx.rollout.evaluate import Evaluation, evaluate
+from brayx.rollout.moments import ObsNormaliser
 from brayx.rollout.networks import Model, observation_of, ready_made
 from brayx.rollout.policy import Policy
 from brayx.trainer.config import TrainerConfig
@@ -47,6 +49,9 @@ from brayx.trainer.ranks import Alone
 from brayx.types import DEMONSTRATION, NestedArray, flatten
 
 logger = logging.getLogger(__name__)
+
+_EVALUATION_SEED = 10_000
+"""Added to the seed of a training, so that its evaluations play other episodes."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,6 @@ def train_local(
     on_update: Callable[[int, int, Mapping[str, float]], None] | None = None,
     clerk: TrialKeeper | None = None,
     stop: threading.Event | None = None,
-    due: Callable[[int, Mapping[str, float]], bool] | None = None,
 ) -> Result:
     """Trains a policy for ``env`` in this process.
 
@@ -121,8 +125,6 @@ def train_local(
         clerk: stores the trial's metrics and checkpoints, and loads the checkpoint to resume from; None: stores
             nothing.
         stop: once set, training ends after the next update, and a running evaluation is cancelled.
-        due: called after each update except the last with env steps and the newest metrics; returns whether to save an
-            extra checkpoint now.
 
     Raises:
         ConfigError: options do not fit each other, the environment, or the demonstrations.
@@ -139,7 +141,6 @@ def train_local(
         on_update=on_update,
         clerk=clerk,
         stop=stop,
-        due=due,
     ) as running:
         while running.goes_on():
             running.iterate()
@@ -220,7 +221,6 @@ class LocalTraining:
                 about=run.about,
                 normaliser=self.collector,
                 feedback=run.feedback,
-                due=None if due is None else lambda: due(run.env_steps, run.newest()),
                 progress=run.progress,
                 resumed=run.resumed,
             )
@@ -300,8 +300,8 @@ class LocalTraining:
         normaliser = self.collector.state_dict()
         seconds, evaluation = run.seconds, None
         if training.evaluation_episodes and not self._stop.is_set():
-            self.collector.load(*run.newest_weights())
-            evaluation = self._evaluated()
+            with evaluation_optional():
+                evaluation = self.evaluate(training.evaluation_episodes, stop=self._stop)
         reached = summary.reason == "target_return"
         return Result(
             reason="target_return" if reached else "num_steps" if run.env_steps >= training.num_steps else "stopped",
@@ -316,28 +316,61 @@ class LocalTraining:
             forward_args=self.forward_args,
             normaliser=normaliser,
             curve=tuple(run.curve),
-            evaluation=evaluation,
+            evaluation=None if self._stop.is_set() else evaluation,
             dropped=run.dropped,
         )
 
-    def _evaluated(self) -> Evaluation | None:
-        """Plays the games of the evaluation; None if they were stopped, or an environment raised."""
-        training = self.training
-        try:
-            played = evaluate(
-                self.envs,
-                self.collector.policy,
-                training.evaluation_episodes,
-                seed=training.seed + EVALUATION_SEED,
-                scale_actions=training.scale_actions,
-                normaliser=self.collector.obs_normaliser,
-                max_steps=training.evaluation_steps,
-                stop=self._stop,
-            )
-            return None if self._stop.is_set() else played
-        except EnvironmentFailed as error:  # keep the trained weights
-            logger.warning("there is no evaluation: %s", error)
-            return None
+    def evaluate(self, games: int, *, seed: int | None = None, stop: threading.Event | None = None) -> Evaluation:
+        """Plays greedy games with the newest weights in the training's own environments, in which nothing may play
+        meanwhile; arguments and errors as for `play_evaluation`."""
+        collector = self.collector
+        collector.load(*self.run.newest_weights())
+        normaliser = collector.obs_normaliser
+        return play_evaluation(
+            self.training, self.envs, collector.policy, games, normaliser=normaliser, seed=seed, stop=stop
+        )
+
+
+def play_evaluation(
+    training: Training,
+    envs: VectorEnv,
+    policy: Policy,
+    games: int,
+    *,
+    normaliser: ObsNormaliser | None,
+    seed: int | None = None,
+    stop: threading.Event | None = None,
+) -> Evaluation:
+    """Plays the greedy games that evaluate a training.
+
+    Args:
+        training: its options.
+        envs, policy, normaliser, stop: as for `brayx.rollout.evaluate.evaluate`.
+        games: number of games.
+        seed: seed of a training, whose evaluations play the same games; None: this one's.
+
+    Raises:
+        EnvironmentFailed: an environment raised.
+    """
+    return evaluate(
+        envs,
+        policy,
+        games,
+        seed=(training.seed if seed is None else seed) + _EVALUATION_SEED,
+        scale_actions=training.scale_actions,
+        normaliser=normaliser,
+        max_steps=training.evaluation_steps,
+        stop=stop,
+    )
+
+
+@contextlib.contextmanager
+def evaluation_optional() -> Iterator[None]:
+    """A context in which environments may fail: it ends, and the trained weights are kept."""
+    try:
+        yield
+    except EnvironmentFailed as error:
+        logger.warning("there is no evaluation: %s", error)
 
 
 def _trainer_config(algorithm: AlgorithmConfig, training: Settled, *, draws: bool) -> TrainerConfig:

@@ -28,10 +28,10 @@ from brayx.algorithms.config import AlgorithmConfig
 from brayx.engines.base import as_dtype
 from brayx.errors import ConfigError
 from brayx.jobs.shipped import job_file
-from brayx.local.train import LocalTraining
+from brayx.local.train import LocalTraining, play_evaluation
 from brayx.local.training import of_job, with_options
 from brayx.rollout.envs import make_envs
-from brayx.rollout.evaluate import EVALUATION_SEED, Evaluation, evaluate
+from brayx.rollout.evaluate import Evaluation
 from brayx.rollout.policy import Policy
 from brayx.temporary import temporary_folder
 from brayx.trainer.loop import RETURN_METRIC
@@ -221,15 +221,8 @@ class Trainer:
         with contextlib.closing(
             make_envs(self._env, num_envs, vectorization=training.vectorization, options=training.env_options)
         ) as envs:
-            return evaluate(
-                envs,
-                player.policy,
-                games,
-                seed=training.seed + EVALUATION_SEED,
-                scale_actions=training.scale_actions,
-                normaliser=self._running.collector.obs_normaliser,
-                max_steps=training.evaluation_steps,
-            )
+            normaliser = self._running.collector.obs_normaliser
+            return play_evaluation(training, envs, player.policy, games, normaliser=normaliser)
 
     def act(self, obs: NestedArray, *, start: bool = False, greedy: bool = True) -> Any:
         """The policy's action for one observation, as the environment takes it.

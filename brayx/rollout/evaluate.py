@@ -44,10 +44,6 @@ class Evaluation:
         return float(np.std([episode.ret for episode in self.episodes]))
 
 
-EVALUATION_SEED = 10_000
-"""Added to the seed of a training, so that its evaluations play other episodes."""
-
-
 def evaluate(
     envs: VectorEnv,
     policy: Policy,

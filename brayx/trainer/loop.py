@@ -121,7 +121,6 @@ class LearnerLoop:
         took: called once for every batch taken from the stream, so that another may be sent.
         feedback: given a batch's ``index`` and the new priorities of its columns, ``[B]`` each.
         eval_batches: streams of batches to evaluate, by buffer.
-        due: called after each update but the last; True saves an extra checkpoint.
         progress: called before each batch; returns the training's progress, 0 to 1, if the stream ends it and not
             ``num_steps``. None: the share of ``num_steps`` learned from.
         resumed: called when training resumes, before its first batch, with the number of learner batches that all
@@ -143,7 +142,6 @@ class LearnerLoop:
     took: Callable[[], None] = lambda: None
     feedback: Callable[[np.ndarray, np.ndarray], None] | None = None
     eval_batches: Mapping[str, Iterator[Batch]] | None = None
-    due: Callable[[], bool] | None = None
     progress: Callable[[], float] | None = None
     resumed: Callable[[int], None] | None = None
 
@@ -310,7 +308,7 @@ class LearnerLoop:
                 return "num_steps"
             if self._algorithm.learned:
                 if self._publisher is not None:
-                    self._saver.save_in_turn(self._score, due=self.due is not None and self.due())
+                    self._saver.save_in_turn(self._score)
                 waiting_since = time.monotonic()
 
     def _update(self, ready: Ready, done: float) -> tuple[dict[str, float], int]:

@@ -102,15 +102,14 @@ class Saver:
             counters.best_return = best
             raise
 
-    def save_in_turn(self, score: Score | None, *, due: bool = False) -> None:
-        """Saves a checkpoint if it is time, if the return has grown, or if ``due``. A failure is counted,
-        and the first of several in a row is logged.
-        """
+    def save_in_turn(self, score: Score | None) -> None:
+        """Saves a checkpoint if it is time, or if the return has grown. A failure is counted, and the first of several
+        in a row is logged."""
         age_s = time.monotonic() - self._saved_at
         best = self._counters.best_return
         better = score is not None and (best is None or score.mean > best + _BETTER_BY * abs(best))
         turn = self._every is not None and self._counters.updates % self._every == 0
-        if age_s < self._interval_s and not (turn or due) and not (better and age_s >= _BETTER_AFTER_S):
+        if age_s < self._interval_s and not turn and not (better and age_s >= _BETTER_AFTER_S):
             return
         try:
             self.save(score)
