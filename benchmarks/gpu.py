@@ -1,6 +1,7 @@
 """Forwards of the torch engine on the CPU and on a GPU, in one process: from which batch size on is the GPU faster?
 
     python -m benchmarks.gpu --markdown
+    python -m benchmarks.gpu --all --json FILE      # everything that needs a GPU: `benchmarks.gpu_parts`
 
 A forward is timed as an actor sees it: NumPy in, NumPy out, both copies included. Without a GPU it shows the CPU's
 half. Needs neither Ray nor MLflow.
@@ -11,7 +12,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,8 @@ from brayx.nets.mlp import ActorCritic
 BATCH_SIZES = (1, 64, 1024)
 
 Model = tuple[nn.Module, tuple[Any, ...]]
+Variants = Mapping[str, Callable[[nn.Module, tuple[Any, ...]], Any]]
+"""What makes an engine of a module and its example arguments, by the engine's name in the table."""
 
 
 class NatureCNN(nn.Module):
@@ -66,7 +71,7 @@ def mlp() -> Model:
 MODELS = {"MLP 64x64": mlp, "Nature CNN": nature_cnn}
 
 
-def seconds_per_run(engine: TorchEngine, inputs: Sequence[np.ndarray], runs: int, seconds: float) -> list[float]:
+def seconds_per_run(engine: Any, inputs: Sequence[np.ndarray], runs: int, seconds: float) -> list[float]:
     """Durations of forwards: ``runs`` of them, or as many as fit into ``seconds``, after a few that do not count."""
     bound = engine.bind(engine.initial)
     for _ in range(5):
@@ -80,15 +85,59 @@ def seconds_per_run(engine: TorchEngine, inputs: Sequence[np.ndarray], runs: int
     return taken
 
 
-def measure(runs: int, seconds: float, compiled: bool) -> Table:
-    """A row for each model and batch size."""
+NO_GPU = "no GPU"
+
+
+@dataclass
+class Part:
+    """The result of a part.
+
+    Attributes:
+        tables: tables by title.
+        skipped: what was not done, and why.
+        failed: what went wrong; empty: the part passed.
+        seconds: how long it took.
+        facts: further results.
+    """
+
+    tables: dict[str, Table] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """The result in markdown."""
+        lines = [f"**{title}**\n\n{table.markdown()}\n" for title, table in self.tables.items()]
+        lines += [f"- {name}: {value}" for name, value in self.facts.items()]
+        lines += [f"- skipped: {line}" for line in self.skipped]
+        return "\n".join([*lines, *(f"- FAILED: {line}" for line in self.failed)])
+
+
+def has_gpu() -> bool:
+    """Whether torch finds a GPU."""
+    return torch.cuda.is_available()
+
+
+def torch_engines(compiled: bool = False) -> Variants:
+    """The torch engine on the CPU, and on the GPU if there is one; ``compiled``: the last one compiled, too."""
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    variants = [(device, False) for device in devices] + ([(devices[-1], True)] if compiled else [])
-    heads = [device + (" compiled" if is_compiled else "") for device, is_compiled in variants]
-    table = Table(["model", ">batch", *(f">{head}, µs" for head in heads), *(f">cpu to {head}" for head in heads[1:])])
+    kinds = [(device, False) for device in devices] + ([(devices[-1], True)] if compiled else [])
+
+    def of(device: str, compiled: bool) -> Callable[[nn.Module, tuple[Any, ...]], TorchEngine]:
+        return lambda module, example: TorchEngine(module, example, device=device, compiled=compiled)
+
+    return {device + (" compiled" if is_compiled else ""): of(device, is_compiled) for device, is_compiled in kinds}
+
+
+def measure(variants: Variants, runs: int, seconds: float) -> Table:
+    """A row for each model and batch size; ratios are to the first variant."""
+    heads = list(variants)
+    ratios_to = [f">{heads[0]} to {head}" for head in heads[1:]]
+    table = Table(["model", ">batch", *(f">{head}, µs" for head in heads), *ratios_to])
     for name, build in MODELS.items():
         module, example = build()
-        engines = [TorchEngine(module, example, device=device, compiled=compiled) for device, compiled in variants]
+        engines = [make(module, example) for make in variants.values()]
         for batch_size in BATCH_SIZES:
             inputs = example_leaves(example, batch_size)
             medians = [percentile(seconds_per_run(engine, inputs, runs, seconds), 0.5) for engine in engines]
@@ -105,11 +154,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=None, help="torch's, on the CPU (default: torch's own)")
     parser.add_argument("--compile", action="store_true", help="the last device through torch.compile, too")
     parser.add_argument("--markdown", action="store_true", help="print plain markdown")
+    parser.add_argument("--all", action="store_true", help="every check that needs a GPU, in minutes; the rest is said")
+    parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="results of --all; logs go beside it")
+    parser.add_argument("--quick", action="store_true", help="with --all: does it run at all")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="with --all: these parts alone")
     arguments = parser.parse_args(argv)
     about = machine()
+    if arguments.all:
+        from benchmarks.gpu_parts import run_all  # it imports this module
+
+        return run_all(arguments.json, quick=arguments.quick, only=arguments.only)
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-    text = measure(arguments.runs, arguments.seconds, arguments.compile).markdown()
+    text = measure(torch_engines(arguments.compile), arguments.runs, arguments.seconds).markdown()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     about = f"{gpu}; {about}; {torch.get_num_threads()} threads, torch {torch.__version__}; medians"
     show(about, text, markdown=arguments.markdown)

@@ -44,6 +44,26 @@ def test_a_call_is_one_iteration_also_beyond_the_last():
         assert trainer.train()["updates"] == 2
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_a_trainer_on_a_gpu_evaluates_and_acts_and_its_checkpoint_continues_on_the_cpu(tmp_path, env):
+    sac = {"algorithm": "sac", "sampler": "prioritised", "min_columns": 8, "batch_size": 8, "samples_per_insert": 8}
+    options = QUICK | ({**sac, "num_steps": 2000} if env == "Pendulum-v1" else {})
+    with Trainer(env, use_gpu=True, blocking=False, **options) as trainer:
+        results = [trainer.train() for _ in range(6)]
+        assert results[-1]["updates"] >= 4
+        assert {weight.device.type for weight in weights(trainer).values()} == {"cuda"}
+        saved = trainer.save(tmp_path / "checkpoint")
+        obs = np.full(trainer._running.envs.single_observation_space.shape, 0.1, np.float32)
+        before, mean = trainer.act(obs), trainer.evaluate(2).mean
+    with Trainer.restore(saved, use_gpu=False) as again:
+        assert np.array_equal(again.act(obs), before)
+        assert again.evaluate(2).mean == mean
+        for name, weight in weights(trainer).items():
+            assert torch.equal(weight.cpu(), weights(again)[name])
+        assert again.train()["env_steps"] > 0
+
+
 @pytest.mark.parametrize("blocking", [True, False])
 def test_what_ends_it_ends_a_for_loop(blocking):
     with Trainer(Counting, blocking=blocking, target_return=-1e9, target_games=1, **QUICK) as trainer:

@@ -49,9 +49,9 @@ def onnx_scale():
     return OnnxEngine(Scale(), EXAMPLE)
 
 
-@pytest.fixture(params=["onnx", "torch"])
+@pytest.fixture(params=["onnx", "cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def engine(request, onnx_scale):
-    return onnx_scale if request.param == "onnx" else TorchEngine(Scale(), EXAMPLE)
+    return onnx_scale if request.param == "onnx" else TorchEngine(Scale(), EXAMPLE, device=request.param)
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from brayx.errors import BadWeights, Overloaded, VersionUnknown
 from brayx.model.versions import Versions, version_unknown
 
 
-@pytest.fixture
-def engine():
-    return TorchEngine(torch.nn.Linear(2, 1), (np.zeros((1, 2), np.float32),))
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def engine(request):
+    return TorchEngine(torch.nn.Linear(2, 1), (np.zeros((1, 2), np.float32),), device=request.param)
 
 
 def weights(value):

@@ -12,7 +12,7 @@ from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.nets.mlp import ActorCritic
 from tests.unit.trainer.parts import batches
-from tests.unit.trainer.test_loop import demonstrated, run
+from tests.unit.trainer.test_loop import ELSEWHERE, OnDevice, demonstrated, run
 
 
 class Held:
@@ -33,7 +33,8 @@ class Held:
         yield from stream
 
 
-def test_losses_on_the_training_batch_equal_those_of_the_next_update(tmp_path):
+@pytest.mark.parametrize("device", ELSEWHERE)
+def test_losses_on_the_training_batch_equal_those_of_the_next_update(tmp_path, device):
     (batch,) = batches(1)
     held = Held(same=[batch])
     _, _, numbers, *_ = run(
@@ -44,6 +45,7 @@ def test_losses_on_the_training_batch_equal_those_of_the_next_update(tmp_path):
         eval_interval=1,
         eval_batches=2,
         evaluate=held.streams,
+        ranks=OnDevice(device),
     )
     for name in ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "explained_variance"):
         evaluated, learned = numbers.samples[f"eval/{name}"], numbers.samples[name]
