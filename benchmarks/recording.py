@@ -60,7 +60,6 @@ def serve(agent: str, recording: str, folder: str) -> None:
     from brayx.actor.codec import Codec
     from brayx.actor.config import ActorConfig
     from brayx.actor.host import LocalHost
-    from brayx.actor.parts import agents_of
     from brayx.actor.serving import Runtime
     from brayx.jobs.config import JobConfig
     from brayx.jobs.weights import acting_from
@@ -95,7 +94,7 @@ def serve(agent: str, recording: str, folder: str) -> None:
         acting = acting_from(WeightSource(), job, "model", as_dict, recorder)
         acting.build(lambda line: None)
         services = Services({"model": acting.model}, {}, recorder)
-        factory = AgentActorFactory(agents_of(job.agents, job.folder), as_dict, services, recorders=recorders)
+        factory = AgentActorFactory.of(actor, job.agents, job.folder, as_dict, services, recorders=recorders)
     host = LocalHost(actor, Runtime(factory, recorder, close=closing(recorders)))
     host.open()
     print(json.dumps(host.urls), flush=True)

@@ -18,6 +18,7 @@ from brayx.actor.actor import Actor
 from brayx.actor.agent import Agent, Services, State
 from brayx.actor.agents import SessionAgents
 from brayx.actor.codec import Codec, dumps_json
+from brayx.actor.config import ActorConfig, AgentConfig, MessageConfig
 from brayx.actor.episodes import Episodes
 from brayx.actor.failures import SessionFailures
 from brayx.actor.games import Games, Seat
@@ -32,6 +33,7 @@ from brayx.actor.players import (
     request_in_header,
     seated,
 )
+from brayx.components import load
 from brayx.errors import AgentError
 from brayx.gamecore.protocol import game_of
 
@@ -65,6 +67,43 @@ class AgentActorFactory:
     arms: Arms | None = None
     players: Players | None = None
     opponents: RequestedOpponents | None = None
+
+    @classmethod
+    def of(
+        cls,
+        config: ActorConfig,
+        agents: Mapping[str, AgentConfig],
+        folder: str,
+        job: Mapping[str, Any],
+        services: Services,
+        **parts: Any,
+    ) -> AgentActorFactory:
+        """The factory of an actor component, on every host. Imports the user's modules.
+
+        Args:
+            config: the actor's options.
+            agents: options of the job's agents by name; the actor's own are among them.
+            folder: where modules are looked up first.
+            job: the job as plain dicts.
+            services: see the attribute.
+            **parts: values for `recorders`, `arms`, `players` and `opponents`.
+
+        Raises:
+            ConfigError: a module or class does not exist.
+        """
+
+        def message(options: MessageConfig | None) -> Any:
+            return None if options is None else load(options.module, options.message, folder)
+
+        return cls(
+            agents={name: load(agents[name].module, agents[name].class_name, folder) for name in config.agents},
+            config=job,
+            services=services,
+            codec=Codec(config.serialize, message(config.tick_input_proto), message(config.tick_output_proto)),
+            episode_length=config.episode_length,
+            games=Games() if config.share == "game" else None,
+            **parts,
+        )
 
     def __call__(self) -> AgentActor:
         return AgentActor(self)

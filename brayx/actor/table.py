@@ -8,6 +8,7 @@ client that left, idleness, or the end of the process. Pure asyncio: no Ray, no 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
@@ -15,7 +16,6 @@ from typing import Any
 
 import brayx.clock as clock
 from brayx.actor.actor import Actor
-from brayx.actor.calls import Calls
 from brayx.actor.config import SessionConfig
 from brayx.actor.deadlines import Sweeper, TimedSession
 from brayx.actor.ends import Ends, may_be_repeat, over, start_refused
@@ -23,7 +23,16 @@ from brayx.actor.ownership import Holders, Ownership, Park, SessionSnapshot
 from brayx.actor.service import Holder, Reply, Service
 from brayx.actor.session import Session, SessionServices
 from brayx.actor.tick_times import TickTimes
-from brayx.errors import BrayxError, ProtocolError, ServiceFull, SessionExists, SessionLost
+from brayx.errors import (
+    BrayxError,
+    DeadlineExceeded,
+    ProtocolError,
+    QueueFull,
+    ServiceFull,
+    SessionExists,
+    SessionLost,
+)
+from brayx.faults import report
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.logs import limited
 from brayx.metrics import Recorder
@@ -71,7 +80,7 @@ class SessionTable(Service):
         self._sessions: dict[str, Session] = {}
         self._living: dict[Session, asyncio.Task[None]] = {}
         self._ends = Ends()
-        self._calls = Calls(make_actor, self._services.config)
+        self._calls = _Calls(make_actor, self._services.config)
         self._sweeper: asyncio.Task[None] | None = None
         self.is_shut = False
         """No new session starts."""
@@ -369,3 +378,52 @@ class SessionTable(Service):
         if self._sweeper is not None:
             self._sweeper.cancel()
         await self._calls.close(reason, _LAST_WORD_S)
+
+
+class _Calls:
+    """A replica's stateless calls: one actor answers all of them, a bounded number at once, each with a deadline.
+
+    Args:
+        make_actor: makes the actor that answers the calls, at the first call.
+        config: the actor's options: as many calls run at once as sessions may; further ones get `QueueFull`.
+
+    Attributes:
+        tasks: the running calls.
+    """
+
+    def __init__(self, make_actor: Callable[[], Actor], config: SessionConfig) -> None:
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._make_actor = make_actor
+        self._most = config.actors_per_worker
+        self._timeout_s = config.tick_timeout_s
+        self._show_errors = bool(config.show_errors)
+        self._actor: Actor | None = None
+
+    def submit(self, body: bytes, reply: Reply) -> None:
+        """Starts a call; ``reply`` gets its result or error."""
+        if len(self.tasks) >= self._most:
+            reply(QueueFull(f"this replica answers {len(self.tasks)} stateless calls, at most {self._most} at once"))
+            return
+        task = asyncio.get_running_loop().create_task(self._answer(body, reply))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _answer(self, body: bytes, reply: Reply) -> None:
+        try:
+            if self._actor is None:
+                self._actor = self._make_actor()
+            async with asyncio.timeout(self._timeout_s):
+                reply(await self._actor.call(body))
+        except TimeoutError:
+            message = f"the actor took longer than {self._timeout_s} s for a stateless call"
+            reply(DeadlineExceeded(message, layer="actor"))
+        except Exception as error:
+            reply(report(error, "the actor raised in call", "stateless call", show_text=self._show_errors))
+
+    async def close(self, reason: str, timeout_s: float) -> None:
+        """Tells the actor, after the last call."""
+        if self._actor is not None:
+            actor, self._actor = self._actor, None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await actor.on_end(reason)

@@ -17,8 +17,8 @@ from typing import Any, Literal
 from ray import serve
 
 from brayx.actor.agent import Services
+from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import ActorConfig, AgentConfig
-from brayx.actor.parts import actor_factory
 from brayx.cluster.hub import HubClient
 from brayx.cluster.league_replica import LeagueInReplica, LeagueSpec
 from brayx.cluster.model import model_application
@@ -141,7 +141,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
     runtime.close[:0] = closing(recorders)
     services = Services(models=models, buffers=buffers, recorder=runtime.recorder)
     run: Any = asyncio.to_thread if spec.pool is None else spec.pool.run
-    runtime.make_actor = actor_factory(
+    runtime.make_actor = AgentActorFactory.of(
         spec.actor,
         spec.agents,
         spec.folder,

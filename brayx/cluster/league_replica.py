@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from brayx.actor.seating import LearningPlayer, Seating
+from brayx.actor.players import LearningPlayer, Seating
 from brayx.cluster.hub import HubClient
 from brayx.cluster.league import THE_LEAGUE, Learning
 from brayx.cluster.league_seats import LeagueSeats

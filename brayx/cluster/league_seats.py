@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from brayx.actor.players import SeatedPlayer
-from brayx.actor.seating import LearningPlayer, Seating
+from brayx.actor.players import LearningPlayer, SeatedPlayer, Seating
 from brayx.cluster.league import THE_LEAGUE, Drawn, Learning
 from brayx.cluster.named import ANSWER_S, answer_with_retry
 from brayx.errors import BrayxError, DeadlineExceeded

@@ -49,9 +49,8 @@ from brayx.errors import (
     first_line,
 )
 from brayx.model.arms import WeightSource
-from brayx.model.checkpoints import CheckpointInterval, starting_weights
+from brayx.model.checkpoints import CheckpointInterval, InitialWeights, starting_weights
 from brayx.model.config import ModelConfig
-from brayx.model.initial import InitialWeights
 from brayx.tracking import Trial
 from brayx.tracking.lineage import Origin
 from brayx.types import NestedArray, Weights

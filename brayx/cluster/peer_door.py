@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import ray
 
-from brayx.actor.doors.answers import JSON
-from brayx.actor.doors.browser import Answer
+from brayx.actor.doors.answers import JSON, Answer
 from brayx.actor.doors.http1 import HttpConnection
 from brayx.actor.doors.native import Listener
 from brayx.actor.doors.ports import NativeDoors

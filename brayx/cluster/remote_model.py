@@ -36,10 +36,9 @@ from brayx.cluster.weights import WeightPublisher, fetch_weights
 from brayx.engines.base import ModelSpec, check_weights
 from brayx.engines.scaling import completed
 from brayx.errors import ConfigError, DeadlineExceeded, ModelError, StartupError, VersionUnknown
-from brayx.model.checkpoints import CheckpointInterval, Checkpoints, checked_interval
+from brayx.model.checkpoints import CheckpointInterval, Checkpoints, InitialWeights, abandon_trial, checked_interval
 from brayx.model.config import ModelConfig
 from brayx.model.handles import Model, sooner
-from brayx.model.initial import InitialWeights, abandon_trial
 from brayx.model.inputs import to_columns
 from brayx.model.local import LocalModel
 from brayx.tracking import Trial, initialise, tracking_uri

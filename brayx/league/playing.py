@@ -23,7 +23,6 @@ from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import ActorConfig
 from brayx.actor.host import LocalHost
-from brayx.actor.parts import actor_factory
 from brayx.actor.players import SeatedPlayer
 from brayx.actor.serving import Runtime
 from brayx.engines.base import layout_of
@@ -149,7 +148,9 @@ def doors(
         own = {} if acting is None or not version else {model: _Pinned(acting.model, version, side.temperature)}
         services.append(Services({**models, **own}, {}, recorder))
     players = _Seated(games, sides, services)
-    factory = actor_factory(config, job.agents, job.folder, as_dict, Services(models, {}, recorder), players=players)
+    factory = AgentActorFactory.of(
+        config, job.agents, job.folder, as_dict, Services(models, {}, recorder), players=players
+    )
     close: list[Callable[[], Awaitable[None]]] = [each.close for each in built]
     host = LocalHost(config, Runtime(actors(factory), recorder, lambda: {"mode": "serve"}, close), name=actor)
     host.open()

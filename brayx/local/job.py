@@ -190,8 +190,8 @@ class _LocalTraining(JobTraining):
     def _closed_doors(self, learned: LocalModel) -> LocalHost:
         """The actor behind doors that are still closed; ``learned`` is the acting side of the model that is trained."""
         from brayx.actor.agent import Services
+        from brayx.actor.agent_actor import AgentActorFactory
         from brayx.actor.host import LocalHost
-        from brayx.actor.parts import actor_factory
         from brayx.actor.serving import Runtime
         from brayx.recording.recorder import closing, recorders_of
 
@@ -201,7 +201,7 @@ class _LocalTraining(JobTraining):
         others = {name: champion.model for name, champion in self._champions.items()}
         models = {self.config.model: learned, **others}
         recorders = recorders_of(job.recording, numbers, job.drawing)
-        make_actor = actor_factory(
+        make_actor = AgentActorFactory.of(
             actor,
             job.agents,
             job.folder,

@@ -11,8 +11,7 @@ import functools
 import threading
 from typing import Any
 
-from brayx.actor.players import SeatedPlayer
-from brayx.actor.seating import LearningPlayer, Seating
+from brayx.actor.players import LearningPlayer, SeatedPlayer, Seating
 from brayx.errors import LeagueError
 from brayx.gamecore.protocol import game_of
 from brayx.league.in_progress import LOST, GamesInProgress

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from brayx.actor.seating import LearningPlayer, Seating
+from brayx.actor.players import LearningPlayer, Seating
 from brayx.jobs.code import scripts_of
 from brayx.jobs.config import JobConfig, job_of, only
 from brayx.league.champion import meet_champion

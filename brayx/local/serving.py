@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 from brayx.actor.agent import Services
+from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.doors.ports import on_loopback
 from brayx.actor.host import LocalHost
-from brayx.actor.parts import actor_factory
 from brayx.actor.serving import Runtime
 from brayx.console.job import ConsoleJob, console_keys, open_console, served_facts
 from brayx.console.live import LiveSessions
@@ -108,7 +108,7 @@ class Serving:
         self._host = LocalHost(
             config,
             Runtime(
-                actor_factory(
+                AgentActorFactory.of(
                     config,
                     job.agents,
                     job.folder,

@@ -1,12 +1,24 @@
-"""Responses of the native HTTP door as bytes, and the refusal that ends a connection."""
+"""Answers of the HTTP doors: the page, the status and preflights of scripts of other origins; and responses as bytes.
+
+Requests that are steps are answered elsewhere.
+"""
 
 from __future__ import annotations
 
+import html
+import json
+from collections.abc import Mapping
 from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httptools
 
-from brayx.errors import BrayxError
+from brayx.errors import BrayxError, ProtocolError
+from brayx.gamecore.browser import document
+from brayx.gamecore.protocol import SESSION_PATH, STEP_PATH
+
+if TYPE_CHECKING:
+    from brayx.actor.service import Service
 
 JSON = b"application/json"
 KEEP_IMPLICIT = b""
@@ -15,6 +27,8 @@ KEEP_EXPLICIT = b"connection: keep-alive\r\n"
 CLOSE = b"connection: close\r\n"
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: %d\r\n\r\n%b"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_ICON = "/favicon.ico"
+"""Browsers request it unasked, so it does not count as a refusal."""
 
 
 class Refused(Exception):
@@ -46,3 +60,80 @@ def origin_form(url: bytes) -> bytes:
         return url
     path: bytes = parsed.path or b"/"
     return path if parsed.query is None else path + b"?" + parsed.query
+
+
+class Answer(NamedTuple):
+    """A complete answer."""
+
+    status: int
+    content_type: bytes
+    body: bytes
+
+
+def is_preflight(service: Service, method: str) -> bool:
+    """Whether a request asks what scripts may send; where no origin is named, ``OPTIONS`` is a method as any other."""
+    return method == "OPTIONS" and service.cors.is_on
+
+
+def other(service: Service, method: str, path: str, accept: str) -> Answer:
+    """Answers a request that is not a step; counts an error in the answer.
+
+    Args:
+        service: the service behind the door.
+        method, path: method and path of the request.
+        accept: Accept header of the request; empty if it has none.
+    """
+    if is_preflight(service, method) and path in ("", "/", STEP_PATH):
+        return Answer(200, b"text/plain", b"")
+    if path in ("", "/"):
+        status = service.status()
+        if "text/html" in accept.lower():
+            return Answer(200, b"text/html; charset=utf-8", page(status).encode())
+        return Answer(200, b"application/json", json.dumps(status).encode())
+    if path == _ICON:
+        return Answer(404, b"text/plain", b"")
+    code, error = wrong_path(path)
+    service.refused(error)
+    return Answer(code, b"application/json", error.to_wire())
+
+
+def wrong_path(path: str) -> tuple[int, ProtocolError]:
+    """Status and error for a plain HTTP request to a ``path`` that does not answer any."""
+    if path == SESSION_PATH:
+        message = f"{SESSION_PATH} is for WebSockets only: send 'Connection: Upgrade' and 'Upgrade: websocket'"
+        return 426, ProtocolError(f"{message}; a proxy without WebSocket support drops both")
+    return 404, ProtocolError(f"no such path {path!r}: POST {STEP_PATH}, or WebSocket {SESSION_PATH}")
+
+
+def page(status: Mapping[str, Any]) -> str:
+    """The page of a door for browsers: it shows what the door serves, and how to call it.
+
+    Args:
+        status: JSON values of the status page.
+    """
+    facts = {name: value for name, value in status.items() if name not in ("service", "application", "doors")}
+    name = str(status.get("application", ""))
+    doors = "".join(f"<li><code>{html.escape(url)}</code></li>" for url in status.get("doors", {}).values())
+    rows = "".join(
+        f"<tr><th>{html.escape(fact.replace('_', ' '))}</th><td>{html.escape(_shown(value))}</td></tr>"
+        for fact, value in facts.items()
+    )
+    native = doors and f"<p>Native doors:</p><ul>{doors}</ul>"
+    return document(name, f"<p>{_WHAT}</p>\n<table>{rows}</table>\n{_HOW}\n{native}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_shown(of)}" for name, of in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value)) or "none"
+    return {True: "yes", False: "no"}.get(value, "") if isinstance(value, bool) else str(value)
+
+
+_WHAT = "A game plays here: it starts a session, sends ticks and gets actions."
+_HOW = f"""<p>With <code>URL</code> for the address of this page, one session is:</p>
+<pre>curl -X POST URL{STEP_PATH} -H 'session: game-1' -H 'step_kind: start'
+curl -X POST URL{STEP_PATH} -H 'session: game-1' -H 'step_kind: tick' -d '{{"obs": [0, 0, 0, 0], "reward": 0}}'
+curl -X POST URL{STEP_PATH} -H 'session: game-1' -H 'step_kind: stop'</pre>
+<p>A WebSocket at <code>URL{SESSION_PATH}</code> is a session by itself: each message is a tick, each reply an action.
+<code>brayx doctor URL</code> tries both. The agent decides what a tick contains.</p>"""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from brayx.actor.doors.browser import is_preflight, other
+from brayx.actor.doors.answers import is_preflight, other
 from brayx.actor.doors.http import headers_of, refuse, step, write
 from brayx.actor.doors.websocket import session
 from brayx.actor.service import Service

@@ -20,11 +20,13 @@ from brayx.actor.doors.answers import (
     KEEP_EXPLICIT,
     KEEP_IMPLICIT,
     OK,
+    Answer,
     Refused,
+    is_preflight,
     origin_form,
+    other,
     response,
 )
-from brayx.actor.doors.browser import Answer, is_preflight, other
 from brayx.actor.doors.http import headers_too_large
 from brayx.actor.doors.native import Connection, Listener
 from brayx.actor.doors.websocket import fields_of

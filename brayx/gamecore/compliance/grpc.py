@@ -30,8 +30,7 @@ class GrpcTests(Doors):
 
     def test_grpc_a_stream_is_a_session_and_ends_with_it(self, door: Door) -> None:
         with self.grpc() as stub:
-            stream = stub.stream(session=uuid.uuid4().hex)
-            assert isinstance(stream.reply(), bytes)
+            stream = stub.started(uuid.uuid4().hex)
             for body in (ALL_BYTES, b"", bytes(ONE_MIB)):
                 assert stream.tick(body) == body
             stream.stop()
@@ -50,8 +49,7 @@ class GrpcTests(Doors):
 
     def test_grpc_an_invalid_request_is_refused_and_the_stream_goes_on(self, door: Door) -> None:
         with self.grpc() as stub:
-            stream = stub.stream(session=uuid.uuid4().hex)
-            assert isinstance(stream.reply(), bytes)
+            stream = stub.started(uuid.uuid4().hex)
             too_large = bytes(self.max_body_bytes + 1)
             for code, fields in (
                 ("bad_request", {"kind": "START"}),
@@ -75,15 +73,13 @@ class GrpcTests(Doors):
     def test_grpc_a_stream_that_breaks_frees_its_session(self, door: Door) -> None:
         session = uuid.uuid4().hex
         with self.grpc() as stub:
-            stream = stub.stream(session=session)
-            assert isinstance(stream.reply(), bytes)
+            stub.started(session)
         self.becomes_free(session, "grpc")
 
     def test_grpc_a_numbered_session_goes_on_with_another_stream(self, door: Door) -> None:
         session = uuid.uuid4().hex
         with self.grpc() as stub:
-            stream = stub.stream(session=session)
-            assert isinstance(stream.reply(), bytes)
+            stream = stub.started(session)
             assert stream.tick(b"zero", 0) == b"zero"
         with self.grpc() as stub:
             stream = stub.stream(kind="TICK", session=session, seq=0, body=b"was it lost?")
@@ -127,6 +123,12 @@ class GrpcPeer:
         stream = GrpcStream(self._stub, self._options)
         self._streams.append(stream)
         stream.send(kind, **fields)
+        return stream
+
+    def started(self, session: str) -> GrpcStream:
+        """A stream whose session has started."""
+        stream = self.stream(session=session)
+        assert isinstance(stream.reply(), bytes)
         return stream
 
 

@@ -114,8 +114,7 @@ class HeldSessions(WebSocketTests, GrpcTests):
     @contextmanager
     def unread_stream(self, session: str) -> Iterator[Callable[[], None]]:
         with self.grpc() as stub:
-            stream = stub.stream(session=session)
-            assert isinstance(stream.reply(), bytes)
+            stream = stub.started(session)
 
             def tick_and_leave() -> None:
                 stream.send("TICK", body=b"not mine", seq=1)
@@ -146,8 +145,7 @@ class HeldSessions(WebSocketTests, GrpcTests):
     @contextmanager
     def held_by_stream(self, session: str) -> Iterator[HeldConnection]:
         with self.grpc() as stub:
-            stream = stub.stream(session=session)
-            assert isinstance(stream.reply(), bytes)
+            stream = stub.started(session)
 
             def assert_taken_and_closed() -> None:
                 error = stream.reply()

@@ -28,18 +28,15 @@ class WebSocketTests(Doors):
 
     def test_ws_bare_messages_are_ticks_answered_in_kind(self, door: Door) -> None:
         with self.websocket(uuid.uuid4().hex) as connection:
-            connection.send(b"\x00\xff")
-            assert self.receive(connection) == b"\x00\xff"
-            connection.send("text é")
-            assert self.receive(connection) == "text é"
+            assert self.ask(connection, b"\x00\xff") == b"\x00\xff"
+            assert self.ask(connection, "text é") == "text é"
 
     def test_ws_bare_body_limit(self, door: Door) -> None:
         body = bytes(self.max_body_bytes)
         with self.websocket(uuid.uuid4().hex) as connection:
             connection.send(body + b"x")
             assert json.loads(self.receive(connection))["error"] == "body_too_large"
-            connection.send(body)
-            assert self.receive(connection) == body
+            assert self.ask(connection, body) == body
 
     def test_ws_unknown_path(self, door: Door) -> None:
         from websockets.exceptions import InvalidStatus
@@ -57,15 +54,13 @@ class WebSocketTests(Doors):
     def test_ws_bare_close_is_stop(self, door: Door) -> None:
         session = uuid.uuid4().hex
         with self.websocket(session) as connection:
-            connection.send(b"x")
-            assert self.receive(connection) == b"x"
+            assert self.ask(connection, b"x") == b"x"
         self.becomes_free(session)
 
     def test_ws_session_in_the_query(self, door: Door) -> None:
         session = uuid.uuid4().hex
         with self.websocket(session, in_query=True) as connection, self.client(door) as second:
-            connection.send(b"x")
-            assert self.receive(connection) == b"x"
+            assert self.ask(connection, b"x") == b"x"
             assert isinstance(error_of(lambda: second.start(session=session)), SessionExists)
 
     def test_ws_same_session_twice_is_refused_and_closed(self, door: Door) -> None:
@@ -81,8 +76,7 @@ class WebSocketTests(Doors):
                     code, reason = self.close_of(second)
                     assert code == 4409
                     assert reason.startswith('{"error": "session_exists"')
-            first.send(b"mine still")
-            assert self.receive(first) == b"mine still"
+            assert self.ask(first, b"mine still") == b"mine still"
 
     def test_ws_envelope(self, door: Door) -> None:
         with self.websocket(uuid.uuid4().hex, enveloped=True) as connection:
@@ -93,19 +87,14 @@ class WebSocketTests(Doors):
                 assert body is None or message[1:] == body
 
     def test_ws_bad_kind_byte_is_refused_and_the_session_goes_on(self, door: Door) -> None:
-        with self.websocket(uuid.uuid4().hex, enveloped=True) as connection:
-            connection.send(b"S")
-            assert as_bytes(self.receive(connection))[:1] == b"R"
+        with self.enveloped(uuid.uuid4().hex) as connection:
             for bad in (b"Xbody", b"", b"\xff", b"Rreply"):
-                connection.send(bad)
-                self.is_error_frame(connection, "bad_request")
-            connection.send(b"Tstill here")
-            assert as_bytes(self.receive(connection)) == b"Rstill here"
+                self.is_refused(connection, bad, "bad_request")
+            assert as_bytes(self.ask(connection, b"Tstill here")) == b"Rstill here"
 
     def test_ws_envelope_tick_before_start(self, door: Door) -> None:
         with self.websocket(uuid.uuid4().hex, enveloped=True) as connection:
-            connection.send(b"Ttoo early")
-            self.is_error_frame(connection, "session_unknown")
+            self.is_refused(connection, b"Ttoo early", "session_unknown")
 
     def test_ws_bad_session(self, door: Door) -> None:
         with self.websocket("x" * (MAX_SESSION_CHARS + 1)) as connection:
@@ -132,68 +121,47 @@ class WebSocketTests(Doors):
 
     def test_ws_numbered_session_outlives_its_connection(self, door: Door) -> None:
         session = uuid.uuid4().hex
-        with self.websocket(session, enveloped=True) as connection:
-            connection.send(b"S")
-            assert as_bytes(self.receive(connection))[:1] == b"R"
-            connection.send(encode_numbered(0, b"zero"))
-            assert self.receive(connection) == b"Rzero"
+        with self.enveloped(session) as connection:
+            assert self.ask(connection, encode_numbered(0, b"zero")) == b"Rzero"
             connection.socket.close()
         with self.websocket(session, enveloped=True) as connection:
-            connection.send(encode_numbered(0, b"was it lost?"))
-            assert self.receive(connection) == b"Rzero"
-            connection.send(encode_numbered(1, b"one"))
-            assert self.receive(connection) == b"Rone"
+            assert self.ask(connection, encode_numbered(0, b"was it lost?")) == b"Rzero"
+            assert self.ask(connection, encode_numbered(1, b"one")) == b"Rone"
             connection.socket.close()
         with self.websocket(session, enveloped=True) as connection:  # a stop takes it up again too
-            connection.send(b"P")
-            assert as_bytes(self.receive(connection))[:1] == b"R"
+            assert as_bytes(self.ask(connection, b"P"))[:1] == b"R"
         self.becomes_free(session)
 
     def test_ws_announced_session_outlives_its_connection_from_the_start(self, door: Door) -> None:
         session = uuid.uuid4().hex
-        with self.websocket(session, enveloped=True, announced=True) as connection:
-            connection.send(b"S")
-            assert as_bytes(self.receive(connection))[:1] == b"R"
+        with self.enveloped(session, announced=True) as connection:
             connection.socket.close()
         with self.websocket(session, enveloped=True) as connection:
-            connection.send(encode_numbered(0, b"zero"))
-            assert self.receive(connection) == b"Rzero"
-            connection.send(b"P")
-            assert as_bytes(self.receive(connection))[:1] == b"R"
+            assert self.ask(connection, encode_numbered(0, b"zero")) == b"Rzero"
+            assert as_bytes(self.ask(connection, b"P"))[:1] == b"R"
 
     def test_ws_numbered_session_ends_with_an_orderly_close(self, door: Door) -> None:
         session = uuid.uuid4().hex
-        with self.websocket(session, enveloped=True) as connection:
-            connection.send(b"S")
-            assert as_bytes(self.receive(connection))[:1] == b"R"
-            connection.send(encode_numbered(0, b"zero"))
-            assert self.receive(connection) == b"Rzero"
+        with self.enveloped(session) as connection:
+            assert self.ask(connection, encode_numbered(0, b"zero")) == b"Rzero"
         self.becomes_free(session)
 
     def test_ws_malformed_number_is_refused_and_the_session_goes_on(self, door: Door) -> None:
-        with self.websocket(uuid.uuid4().hex, enveloped=True) as connection:
-            connection.send(b"S")
-            assert as_bytes(self.receive(connection))[:1] == b"R"
+        with self.enveloped(uuid.uuid4().hex) as connection:
             for bad in (b"N", b"N\x00\x00\x00", b"N" + b"\xff" * 8):
-                connection.send(bad)
-                self.is_error_frame(connection, "bad_request")
-            connection.send(encode_numbered(0, b""))
-            assert self.receive(connection) == b"R"
-            connection.send(b"P")
-            assert as_bytes(self.receive(connection))[:1] == b"R"
+                self.is_refused(connection, bad, "bad_request")
+            assert self.ask(connection, encode_numbered(0, b"")) == b"R"
+            assert as_bytes(self.ask(connection, b"P"))[:1] == b"R"
 
     def test_ws_numbered_tick_of_no_session(self, door: Door) -> None:
         with self.websocket(uuid.uuid4().hex, enveloped=True) as connection:
-            connection.send(encode_numbered(0, b"x"))
-            self.is_error_frame(connection, "session_unknown")
+            self.is_refused(connection, encode_numbered(0, b"x"), "session_unknown")
 
     def test_ws_tick_without_a_number_touches_no_session_of_another_connection(self, door: Door) -> None:
         session = uuid.uuid4().hex
         with self.websocket(session) as holder, self.websocket(session, enveloped=True) as other:
-            other.send(b"Tnot mine")
-            self.is_error_frame(other, "session_unknown")
-            holder.send(b"mine")
-            assert self.receive(holder) == b"mine"
+            self.is_refused(other, b"Tnot mine", "session_unknown")
+            assert self.ask(holder, b"mine") == b"mine"
 
     @contextmanager
     def websocket(
@@ -221,12 +189,24 @@ class WebSocketTests(Doors):
         ) as connection:
             yield connection
 
+    @contextmanager
+    def enveloped(self, session: str, *, announced: bool = False) -> Iterator[ClientConnection]:
+        """An enveloped connection whose session has started; see `websocket`."""
+        with self.websocket(session, enveloped=True, announced=announced) as connection:
+            assert as_bytes(self.ask(connection, b"S"))[:1] == b"R"
+            yield connection
+
     def receive(self, connection: ClientConnection) -> str | bytes:
         """The next message, which must arrive in time."""
         try:
             return connection.recv(self.timeout_s)
         except TimeoutError:
             raise AssertionError(f"expected a message, nothing came within {self.timeout_s:g} s") from None
+
+    def ask(self, connection: ClientConnection, message: str | bytes) -> str | bytes:
+        """Sends a message; returns the next one."""
+        connection.send(message)
+        return self.receive(connection)
 
     def close_of(self, connection: ClientConnection) -> tuple[int, str]:
         """Code and reason of the close, which must come next."""
@@ -242,10 +222,11 @@ class WebSocketTests(Doors):
             return closed.rcvd.code, closed.rcvd.reason
         raise AssertionError(f"expected a close, got the message {message!r}")
 
-    def is_error_frame(self, connection: ClientConnection, code: str) -> None:
-        message = as_bytes(self.receive(connection))
-        assert message[:1] == b"E", message
-        assert json.loads(message[1:])["error"] == code
+    def is_refused(self, connection: ClientConnection, message: bytes, code: str) -> None:
+        """Asserts that an enveloped message gets an error of this code."""
+        refusal = as_bytes(self.ask(connection, message))
+        assert refusal[:1] == b"E", refusal
+        assert json.loads(refusal[1:])["error"] == code
 
 
 def as_bytes(message: str | bytes) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from brayx.actor.seating import LearningPlayer, Seating
+from brayx.actor.players import LearningPlayer, Seating
 from brayx.cluster import league as job_module
 from brayx.cluster import league_seats as module
 from brayx.cluster.league import Learning, RemoteLeague, _LeagueActor

@@ -18,7 +18,6 @@ from websockets.sync.client import connect
 
 from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActor, AgentActorFactory
-from brayx.actor.parts import actor_factory
 from brayx.errors import (
     BadBody,
     BadWeights,
@@ -407,7 +406,7 @@ async def test_a_session_that_moves_keeps_its_opponent_and_how_late_it_sees(
 
     def replica() -> AgentActorFactory:
         opponents = league.opponents(services, asyncio.to_thread)
-        return actor_factory(job.actors["actor"], job.agents, job.folder, as_dict, services, opponents=opponents)
+        return AgentActorFactory.of(job.actors["actor"], job.agents, job.folder, as_dict, services, opponents=opponents)
 
     async def ticks(actor: AgentActor, *seen: int) -> list[Any]:
         return [json.loads(await actor.tick(json.dumps({"seen": each}).encode())) for each in seen]

@@ -13,8 +13,7 @@ import torch
 
 from brayx.actor.agent import Agent, Services, forward, push, record
 from brayx.actor.agent_actor import AgentActorFactory
-from brayx.actor.players import scripted
-from brayx.actor.seating import LearningPlayer, Seating
+from brayx.actor.players import LearningPlayer, Seating, scripted
 from brayx.engines.torch import TorchEngine
 from brayx.errors import AgentError, ModelError, VersionUnknown
 from brayx.league.config import LeagueConfig

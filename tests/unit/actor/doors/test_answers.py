@@ -12,8 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from brayx.actor.config import ActorConfig
+from brayx.actor.doors.answers import page
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.doors.browser import page
 from brayx.gamecore.browser import Cors
 from tests.unit.actor.doors.test_asgi import TableService
 from tests.unit.actor.doors.test_native import native
