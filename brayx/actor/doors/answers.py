@@ -9,16 +9,14 @@ import html
 import json
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import httptools
 
+from brayx.actor.service import Service
 from brayx.errors import BrayxError, ProtocolError
 from brayx.gamecore.browser import document
 from brayx.gamecore.protocol import SESSION_PATH, STEP_PATH
-
-if TYPE_CHECKING:
-    from brayx.actor.service import Service
 
 JSON = b"application/json"
 KEEP_IMPLICIT = b""

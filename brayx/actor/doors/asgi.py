@@ -6,21 +6,15 @@ Knows nothing of Serve; any ASGI server can run it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 from brayx.actor.doors.answers import is_preflight, other
-from brayx.actor.doors.http import headers_of, refuse, step, write
+from brayx.actor.doors.http import Receive, Scope, Send, headers_of, refuse, step, write
 from brayx.actor.doors.websocket import session
 from brayx.actor.service import Service
 from brayx.errors import BrayxError, ProtocolError
 from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES, SESSION_PATH, STEP_PATH
-
-__all__ = ["DoorApp", "Service"]
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class DoorApp:

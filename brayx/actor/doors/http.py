@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
 
-from brayx.actor.service import to_typed
+from brayx.actor.service import Service, to_typed
 from brayx.errors import BodyTooLarge, BrayxError, DeadlineExceeded, HeaderTooLarge, Overloaded, ProtocolError
 from brayx.gamecore.protocol import MAX_HEADER_BYTES, STEP_PATH, add_header, parse_request, text_of
 from brayx.logs import limited
 
-if TYPE_CHECKING:
-    from brayx.actor.doors.asgi import Receive, Scope, Send
-    from brayx.actor.service import Service
-
-
 logger = limited(__name__)
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _STALL_S = 30.0
 """Deadline for the whole of a body that arrives in pieces."""

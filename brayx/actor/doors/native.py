@@ -20,16 +20,14 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import brayx.clock as clock
 from brayx.actor.doors.turns import Turns
+from brayx.actor.service import Service
 from brayx.errors import StartupError
 from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES, MAX_HEADER_BYTES
 from brayx.logs import limited
-
-if TYPE_CHECKING:
-    from brayx.actor.service import Service
 
 logger = limited(__name__)
 
@@ -39,6 +37,7 @@ _GATHERED_BYTES = 64 * 1024
 _PROBE_TIMEOUT_S = 1.0
 _HOLD_TIMEOUT_S = 1.0
 _HOLD_RETRY_S = 0.02
+_CHOOSE_OTHERS = "set this actor's native_port and tcp_port to others, or to null for none"
 
 
 @dataclass(frozen=True)
@@ -222,9 +221,7 @@ class Listener:
             listening.close()
             taken = "is taken" if error.errno == errno.EADDRINUSE else "cannot be opened"
             raise StartupError(
-                f"native port {port} of {host} {taken} ({error.strerror}): stop what listens there, or set the "
-                f"actor's native_port and tcp_port to others, or to null for none",
-                port=port,
+                f"native port {port} of {host} {taken} ({error.strerror}): free it, or {_CHOOSE_OTHERS}", port=port
             ) from None
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: self._make(self), sock=listening, backlog=_BACKLOG)
@@ -318,8 +315,7 @@ class HeldPort:
             while not self._take(application):  # other processes that check may hold it briefly
                 if time.monotonic() > deadline:
                     raise StartupError(
-                        f"native port {port} is taken by the actor {self._holder()!r}: set this actor's native_port "
-                        f"and tcp_port to others, or to null for none",
+                        f"native port {port} is taken by the actor {self._holder()!r}: {_CHOOSE_OTHERS}",
                         port=port,
                     )
                 time.sleep(_HOLD_RETRY_S)
@@ -375,8 +371,4 @@ def check_shared_port(host: str, port: int, application: str) -> None:
         pass
     if not isinstance(said, dict) or said.get("application") != application:
         who = f"the actor {said['application']!r}" if isinstance(said, dict) and "application" in said else "another"
-        raise StartupError(
-            f"native port {port} of {host} is taken by {who}: set this actor's native_port and tcp_port to others, "
-            f"or to null for none",
-            port=port,
-        )
+        raise StartupError(f"native port {port} of {host} is taken by {who}: {_CHOOSE_OTHERS}", port=port)

@@ -14,11 +14,10 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
-from brayx.actor.doors.http import check_headers
-from brayx.actor.service import attaches, leaves_running, to_typed
+from brayx.actor.doors.http import Receive, Scope, Send, check_headers
+from brayx.actor.service import Service, attaches, leaves_running, to_typed
 from brayx.errors import BodyTooLarge, BrayxError, OutOfSequence, ProtocolError, SessionError
 from brayx.gamecore.protocol import (
     KIND_OF_FRAME,
@@ -36,10 +35,6 @@ from brayx.gamecore.protocol import (
     parse_record,
     parse_seq,
 )
-
-if TYPE_CHECKING:
-    from brayx.actor.doors.asgi import Receive, Scope, Send
-    from brayx.actor.service import Service
 
 _CLOSE_NORMAL = 1000
 _CLOSE_GOING_AWAY = 1001
