@@ -155,14 +155,11 @@ class Batcher(Generic[Row, Result]):
         return result
 
     async def submit_many(
-        self, rows: Sequence[Row], deadline_s: float | None = None, *, key: Hashable = None, caller: Hashable = None
+        self, rows: Sequence[Row], deadline_s: float | None = None, *, key: Hashable = None
     ) -> list[Result]:
-        """The results of several rows, which may end up in different batches; fails if one of them does.
-
-        Without ``caller`` the rows of this call have a common caller.
-        """
+        """The results of one caller's rows, which may end up in different batches; fails if one of them does."""
         self._queue.check_room(len(rows))
-        caller = object() if caller is None else caller
+        caller = object()
         futures = [self.enqueue(row, deadline_s, key, caller) for row in rows]
         try:
             results: list[Result] = await asyncio.gather(*futures)

@@ -305,10 +305,8 @@ def test_an_export_does_not_capture_other_threads_output(traced):
     assert seen == {id(sys.stdout)}
 
 
-def test_verify_reports_the_worst_error_of_each_output(onnx):
-    agreement = verify(onnx, *cartpole(), batch_sizes=(1, 3))
-    assert set(agreement.worst_abs) == {"logits", "value"}
-    assert all(0 <= worst < 1e-5 for worst in agreement.worst_abs.values())
+def test_verify_passes_an_engine_that_computes_the_same(onnx):
+    verify(onnx, *cartpole(), batch_sizes=(1, 3))
 
 
 class _Stale(TorchEngine):

@@ -33,8 +33,7 @@ def test_build_engine_makes_the_requested_kind_and_it_is_frozen(engine):
 
 
 def test_it_agrees_with_torch_at_every_batch_size(engine):
-    agreement = verify(engine, *cartpole(), batch_sizes=(1, 7, 64), samples=observations(256, seed=3))
-    assert set(agreement.worst_abs) == {"logits", "value"}
+    verify(engine, *cartpole(), batch_sizes=(1, 7, 64), samples=observations(256, seed=3))
 
 
 def test_it_accepts_its_own_weights_and_names_the_leaf_that_differs(engine):
