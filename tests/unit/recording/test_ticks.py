@@ -124,7 +124,7 @@ async def test_without_a_log_that_takes_ticks_nothing_watches_them(tmp_path: Pat
     made, recorder = actor(tmp_path, every=0, before=0)
     await play(made, {}, {})
     assert made._logs.taking == ()
-    assert made._acting.seen is None
+    assert made._agents.services.seen is None
     assert (recorder.taken, recorder.freed) == (0, 0)
     await made.on_end("stop")
     await asyncio.to_thread(recorder.close)
