@@ -163,5 +163,4 @@ def _evaluated(
         if normaliser:
             collector.load_state_dict(normaliser)
         games = training.evaluation_episodes
-        evaluation = play_evaluation(training, envs, policy, games, normaliser=collector.obs_normaliser)
-    return evaluation
+        return play_evaluation(training, envs, policy, games, normaliser=collector.obs_normaliser)
