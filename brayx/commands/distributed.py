@@ -149,7 +149,6 @@ def _evaluated(
 
     config = job.rollouts["rollout"]
     assert config.env is not None
-    evaluation = None
     with (
         evaluation_optional(),  # the trained model is kept
         contextlib.closing(
@@ -164,3 +163,4 @@ def _evaluated(
             collector.load_state_dict(normaliser)
         games = training.evaluation_episodes
         return play_evaluation(training, envs, policy, games, normaliser=collector.obs_normaliser)
+    return None  # it failed, and the trained model is kept
