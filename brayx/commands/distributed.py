@@ -149,6 +149,7 @@ def _evaluated(
 
     config = job.rollouts["rollout"]
     assert config.env is not None
+    evaluation = None
     with (
         evaluation_optional(),  # the trained model is kept
         contextlib.closing(
@@ -162,5 +163,5 @@ def _evaluated(
         if normaliser:
             collector.load_state_dict(normaliser)
         games = training.evaluation_episodes
-        return play_evaluation(training, envs, policy, games, normaliser=collector.obs_normaliser)
-    return None  # it failed, and the trained model is kept
+        evaluation = play_evaluation(training, envs, policy, games, normaliser=collector.obs_normaliser)
+    return evaluation  # noqa: RET504 -- a failed evaluation ends the block
