@@ -19,7 +19,7 @@ from brayx.engines.base import Engine, LeafSpec, ModelSpec, StateSpec, check_wei
 from brayx.engines.normalised import normalised, normalises
 from brayx.engines.scaling import completed, from_weights
 from brayx.errors import ConfigError, ModelError, first_line
-from brayx.nets.recurrent import STATE, check_declared, state_argument
+from brayx.nets.recurrent import STATE, state_argument
 from brayx.spaces import LIMITS_ATTRIBUTE, Limits
 from brayx.types import NestedArray, Weights
 
@@ -260,6 +260,33 @@ def limits_declared(module: torch.nn.Module) -> dict[str, Limits]:
     return limits
 
 
+def _check_declared(module: torch.nn.Module, outputs: Sequence[str]) -> None:
+    """Refuses a model whose argument and output ``state`` do not match its declaration ``is_recurrent``.
+
+    Args:
+        module: the model, recurrent or not.
+        outputs: names of its outputs.
+
+    Raises:
+        ModelError: the declaration is not a bool, or missing; or the model is declared recurrent, but has no such
+            argument or output.
+    """
+    declared = getattr(module, "is_recurrent", None)
+    arguments = list(inspect.signature(module.forward).parameters)
+    if declared is None:
+        if STATE in outputs and STATE in arguments:
+            raise ModelError(
+                "the model has an argument and an output 'state', but does not declare whether it is recurrent: "
+                "expected is_recurrent = True or False in its class"
+            )
+    elif not isinstance(declared, bool):
+        raise ModelError(f"the model's is_recurrent is {declared!r}, expected True or False")
+    elif declared:
+        for what, names in (("argument", arguments), ("output", outputs)):
+            if STATE not in names:
+                raise ModelError(f"the model declares is_recurrent = True: expected an {what} 'state', got {names}")
+
+
 def _state(
     module: torch.nn.Module, spec: ModelSpec, outputs: Any, example_args: tuple[NestedArray, ...]
 ) -> StateSpec | None:
@@ -268,7 +295,7 @@ def _state(
     Raises:
         ModelError: the model contradicts its declaration, or its output state has another layout than its input state.
     """
-    check_declared(module, sorted(map(str, outputs)) if isinstance(outputs, Mapping) else ())
+    _check_declared(module, sorted(map(str, outputs)) if isinstance(outputs, Mapping) else ())
     argument = state_argument(module)
     if argument is None:
         return None

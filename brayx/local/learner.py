@@ -15,12 +15,12 @@ from brayx.engines.base import check_finite
 from brayx.errors import BrayxError, StartupError, first_line
 from brayx.local.stream import Batches
 from brayx.threads import NativeThread
+from brayx.tracking.pending import Keeper
 from brayx.trainer.checkpoint import Normaliser
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.hooks import Hooks
 from brayx.trainer.loop import LearnerLoop, Numbers, Summary
 from brayx.trainer.ranks import Alone
-from brayx.trainer.saving import Keeper
 from brayx.types import Weights
 
 

@@ -26,8 +26,8 @@ from brayx.replay.samplers import Importance
 from brayx.replay.table import Table
 from brayx.rollout.collector import Collector, Episode, record_episodes, seed_after
 from brayx.threads import NativeThread
+from brayx.tracking.pending import Keeper
 from brayx.trainer.loop import GAMES_METRIC, RETURN_METRIC
-from brayx.trainer.saving import Keeper
 from brayx.types import Columns, Weights
 
 logger = logging.getLogger(__name__)

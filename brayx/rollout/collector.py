@@ -33,7 +33,7 @@ from brayx.errors import ConfigError, EnvironmentFailed
 from brayx.metrics import Recorder
 from brayx.rollout.envs import autoreset_mode, failed
 from brayx.rollout.masks import InfoMasks, is_observed
-from brayx.rollout.moments import AllMoments, ObsNormaliser, RewardNormaliser, Shared
+from brayx.rollout.moments import AllMoments, ObsNormaliser, RewardNormaliser, Shared, from_arrays, to_arrays
 from brayx.rollout.policy import Policy
 from brayx.spaces import MASK, by_path, limits_of, row_without_action
 from brayx.types import Columns, NestedArray, Weights, flatten
@@ -232,13 +232,8 @@ class Collector:
     def state_dict(self) -> dict[str, np.ndarray]:
         """The normalisers' moments, as arrays by name; empty without one. Environments are not saved. May be called
         while another thread collects."""
-        state: dict[str, np.ndarray] = {}
         with self._moving:
-            if self.obs_normaliser is not None:
-                state |= self.obs_normaliser.state_dict()
-            if self.reward_normaliser is not None:
-                state |= {f"reward:{name}": array for name, array in self.reward_normaliser.state_dict().items()}
-        return state
+            return to_arrays(self.moments())
 
     def scalings(self) -> Mapping[str, Scaling]:
         """The current scaling of each observation, by its name in a learner batch."""
@@ -252,11 +247,11 @@ class Collector:
         """
         if set(state) != set(self.state_dict()):
             raise ConfigError(f"normalisers: expected {sorted(self.state_dict())}, got {sorted(state)}")
-        reward = {name.removeprefix("reward:"): array for name, array in state.items() if name.startswith("reward:")}
-        if self.reward_normaliser is not None:
-            self.reward_normaliser.load_state_dict(reward)
+        shared = self._shared()
+        for name, moments in from_arrays(state).items():
+            shared[name].load(moments)
         if self.obs_normaliser is not None:
-            self.obs_normaliser.load_state_dict({n: a for n, a in state.items() if not n.startswith("reward:")})
+            self.obs_normaliser.refresh()
 
     def moments(self) -> AllMoments:
         """The moments that its normalisers use now."""

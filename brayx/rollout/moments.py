@@ -180,26 +180,6 @@ class ObsNormaliser:
         out: np.ndarray = (leaf - mean) * scale
         return np.clip(out, -limit, limit, out=out)
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Moments, as arrays by path and name: ``obs/image:mean``."""
-        return {
-            f"{path}:{name}": array
-            for path, leaf in self.leaves.items()
-            for name, array in leaf.total.state_dict().items()
-        }
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restores a `state_dict`.
-
-        Raises:
-            ConfigError: it belongs to other observations.
-        """
-        if set(state) != set(self.state_dict()):
-            raise ConfigError(f"normaliser: expected {sorted(self.state_dict())}, got {sorted(state)}")
-        for path, leaf in self.leaves.items():
-            leaf.load(Moments.from_state({name: state[f"{path}:{name}"] for name in ("count", "mean", "m2")}))
-        self.refresh()
-
 
 class RewardNormaliser:
     """Divides rewards by the deviation of their discounted sums; not centred, so that signs stay.
@@ -243,14 +223,6 @@ class RewardNormaliser:
         scaled: np.ndarray = reward / self.moments.total.std
         # Infinite rewards are not clipped: the buffer must refuse them.
         return np.where(finite, np.clip(scaled, -self._clip, self._clip), reward).astype(np.float32)
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """The moments; sums are not saved, like the environments."""
-        return self.moments.total.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restores a `state_dict`."""
-        self.moments.load(Moments.from_state(state))
 
 
 AllMoments: TypeAlias = dict[str, Moments]

@@ -124,11 +124,15 @@ class PendingCheckpoints:
 
 
 class Keeper(Protocol):
-    """As `brayx.trainer.saving.Keeper`."""
+    """Keeps checkpoint folders."""
 
-    def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None: ...
+    def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
+        """Copies ``folder``; drops checkpoints that are neither new nor the best."""
+        ...
 
-    def latest(self) -> Path | None: ...
+    def latest(self) -> Path | None:
+        """Folder of the newest checkpoint."""
+        ...
 
 
 class BackgroundKeeper:

@@ -55,11 +55,11 @@ class Normaliser(Protocol):
         """The current scaling of each observation, by its name in a learner batch; never blocks."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
-        """The moments, as arrays or mappings of arrays by name."""
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The moments, as arrays by name."""
         ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Restores what `state_dict` returned."""
         ...
 
@@ -115,7 +115,7 @@ def _save(
     if samples:
         save_weights(folder / "samples.npz", dict(samples))
     if normaliser is not None:
-        save_weights(folder / "normaliser.npz", _flat(normaliser.state_dict()))
+        save_weights(folder / "normaliser.npz", normaliser.state_dict())
     save_weights(folder / "weights.npz", acting_weights(module, normaliser, observed))
     name, keys, position, has_gauss, gauss = np.random.get_state()
     state = {
@@ -198,31 +198,8 @@ def restore(
     start_from(module, weights)
     optimizer.load_state_dict(state["optimizer"])
     if normaliser is not None and moments is not None:
-        normaliser.load_state_dict(_nested(moments))
+        normaliser.load_state_dict(moments)
     return Restored(counters, state, _device(module))
-
-
-_BETWEEN = "::"  # a leaf's path has a slash
-
-
-def _flat(state: Mapping[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
-    """Arrays of nested mappings, by their keys joined."""
-    flat: dict[str, np.ndarray] = {}
-    for key, value in state.items():
-        flat |= _flat(value, f"{prefix}{key}{_BETWEEN}") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
-
-
-def _nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Inverse of `_flat`."""
-    nested: dict[str, Any] = {}
-    for path, array in flat.items():
-        *above, name = path.split(_BETWEEN)
-        inside = nested
-        for key in above:
-            inside = inside.setdefault(key, {})
-        inside[name] = array
-    return nested
 
 
 def _device(module: nn.Module) -> torch.device:

@@ -27,6 +27,7 @@ from brayx.errors import BrayxError, Diverged, ModelError, first_line
 from brayx.metrics import METRICS, WINDOW_GAMES, Bars, Kind
 from brayx.nets.recurrent import state_argument
 from brayx.replay.packing import Batch
+from brayx.tracking.pending import Keeper
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters, Normaliser
 from brayx.trainer.config import TrainerConfig
@@ -34,7 +35,7 @@ from brayx.trainer.evaluation import Evaluator
 from brayx.trainer.hooks import Hooks, WithLoss
 from brayx.trainer.prefetch import Prefetch, Prepare, Ready
 from brayx.trainer.ranks import Alone, Ranks, agree
-from brayx.trainer.saving import Keeper, Saver, Score, samples_of
+from brayx.trainer.saving import Saver, Score, samples_of
 from brayx.trainer.shapes import Shapes
 from brayx.types import NestedArray, Weights
 

@@ -11,23 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from brayx.algorithms.base import Group
+from brayx.algorithms.base import Across, Group
 from brayx.errors import ConfigError
 
 
-class Ranks(Protocol):
-    """The learners that share one model; `Alone` when there is one. They are the algorithm's `Across`, too."""
+class Ranks(Across, Protocol):
+    """The learners that share one model; `Alone` when there is one."""
 
     rank: int
-    size: int
     device: torch.device
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """Wraps a module, already on its device, so that its gradients are means over the ranks."""
-        ...
-
-    def sum(self, x: Tensor) -> Tensor:
-        """``x`` added over the ranks, without gradient. Every rank calls it equally often, in the same order."""
         ...
 
 

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from brayx.errors import TrackingError
 from brayx.metrics import BEST_METRIC, GAMES_OF_BEST
 from brayx.replay.packing import Batch
 from brayx.temporary import temporary_folder
+from brayx.tracking.pending import Keeper
 from brayx.trainer.checkpoint import Counters
 
 log = logging.getLogger(__name__)
@@ -34,18 +35,6 @@ class Score(NamedTuple):
 
     mean: float
     games: int
-
-
-class Keeper(Protocol):
-    """Keeps checkpoint folders."""
-
-    def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
-        """Copies ``folder``; drops checkpoints that are neither new nor the best."""
-        ...
-
-    def latest(self) -> Path | None:
-        """Folder of the newest checkpoint."""
-        ...
 
 
 class Saver:

@@ -1,4 +1,4 @@
-"""`brayx.algorithms.scan`: both implementations compute the recurrence for all lengths, and change no argument."""
+"""The recurrence of all returns: both implementations solve it for all lengths, and change no argument."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from brayx.algorithms import scan
+from brayx.algorithms import returns
 
 
 def slow(decay, x):
@@ -23,7 +23,7 @@ def test_the_recurrence(shape):
     decay, x = rng.random(shape) * (rng.random(shape) < 0.9), rng.normal(size=shape)
     inputs = torch.from_numpy(decay), torch.from_numpy(x)
     copies = [tensor.clone() for tensor in inputs]
-    np.testing.assert_allclose(scan.backward_recurrence(*inputs).numpy(), slow(decay, x), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(returns.backward_recurrence(*inputs).numpy(), slow(decay, x), rtol=0, atol=1e-9)
     assert all(torch.equal(a, b) for a, b in zip(inputs, copies, strict=True))
 
 
@@ -31,12 +31,12 @@ def test_the_recurrence(shape):
 def test_chunks_of_any_size_equal_rows(steps):
     rng = np.random.default_rng(steps)
     decay, x = torch.from_numpy(rng.random((steps, 2))), torch.from_numpy(rng.normal(size=(steps, 2)))
-    expected = scan.rows(decay, x)
+    expected = returns.rows(decay, x)
     for size in (2, 3, 5, steps + 2):
-        torch.testing.assert_close(scan.chunks(decay, x, size), expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(returns.chunks(decay, x, size), expected, rtol=0, atol=1e-12)
 
 
 def test_a_decay_of_one_sums_and_a_decay_of_zero_copies():
     x = torch.arange(50, dtype=torch.float64).view(50, 1)
-    assert scan.backward_recurrence(torch.ones_like(x), x)[0].item() == 49 * 50 / 2
-    assert torch.equal(scan.backward_recurrence(torch.zeros_like(x), x), x)
+    assert returns.backward_recurrence(torch.ones_like(x), x)[0].item() == 49 * 50 / 2
+    assert torch.equal(returns.backward_recurrence(torch.zeros_like(x), x), x)

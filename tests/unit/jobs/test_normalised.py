@@ -24,7 +24,7 @@ from brayx.jobs.shipped import TEMPLATES
 from brayx.local.train import train_local
 from brayx.local.training import Training
 from brayx.rollout.envs import make_envs
-from brayx.rollout.moments import ObsNormaliser
+from brayx.rollout.moments import ObsNormaliser, from_arrays
 from brayx.tracking import Trial, register
 
 JOB = TEMPLATES / "ppo_env.yaml"
@@ -85,7 +85,8 @@ def trained(request, tmp_path_factory):
     weights = learned(load_weights(folder / "checkpoint" / "weights.npz"))
     raw = played(env)
     normaliser = ObsNormaliser({"obs": raw.shape[1:]}, {"obs": raw.dtype})
-    normaliser.load_state_dict(result.normaliser)
+    normaliser.leaves["obs"].load(from_arrays(result.normaliser)["obs"])
+    normaliser.refresh()
     assert np.abs(normaliser("obs", raw) - raw).max() > 0.1, "the normaliser changes what is observed"
     engine = TorchEngine(result.module, result.forward_args)
     leaves = engine.run(engine.bind(weights), [normaliser("obs", raw)])

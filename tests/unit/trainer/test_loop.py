@@ -290,7 +290,7 @@ SMALL = NetworkConfig(hidden=[8], activation="relu", distribution="squashed")
 
 
 class Moments:
-    """A normaliser of one number, in a nested state."""
+    """A normaliser of one number."""
 
     def __init__(self):
         self.mean = np.zeros(2)
@@ -299,11 +299,11 @@ class Moments:
         return {path: Scaling(self.mean[:1], np.full(1, 2.0), 10.0) for path in ("obs", "obs/not-the-model's")}
 
     def state_dict(self):
-        return {"obs": {"obs/image": {"mean": self.mean.copy()}}, "count": np.asarray(3)}
+        return {"obs/image:mean": self.mean.copy(), "count": np.asarray(3)}
 
     def load_state_dict(self, state):
         assert int(state["count"]) == 3
-        self.mean = state["obs"]["obs/image"]["mean"]
+        self.mean = state["obs/image:mean"]
 
 
 def soft_batches(count):
