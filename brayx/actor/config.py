@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from brayx.gamecore.auth import DEFAULT_WINDOW_S
 from brayx.gamecore.browser import are_origins
 from brayx.gamecore.doors import DOORS, PORT_OPTIONS
 from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES
@@ -128,8 +127,6 @@ class ActorConfig(SessionConfig):
     grpc_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """gRPC port of the local host, at `native_host`; 0: a free one; null: none. On a cluster the Serve config's
     ``grpc_options`` name it."""
-    max_connections: Annotated[int, Field(ge=1)] = 8192
-    """Maximum connections of a replica's native port; further ones get an error and are closed."""
     drain_timeout_s: Annotated[float, Field(ge=0)] = 10.0
     """Time for sessions to finish that cannot move when their replica ends; 0: they end at once."""
     max_body_bytes: Annotated[int, Field(ge=1)] = DEFAULT_MAX_BODY_BYTES
@@ -146,8 +143,6 @@ class ActorConfig(SessionConfig):
     keys_file: str | None = None
     """File of the keys that requests are signed with (`brayx keys new`), in a job relative to its YAML's folder; null:
     the environment's, if it has any. A training job does not require keys."""
-    key_window_s: Annotated[float, Field(gt=0)] = DEFAULT_WINDOW_S
-    """Maximum difference between a signed request's time and the service's clock."""
     gamecores: list[GamecoreConfig] = []
     """Game processes that a training job starts."""
 

@@ -38,12 +38,8 @@ class ImpalaConfig(OptimiseConfig):
     name: Literal["impala"] = "impala"
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.99
     """Discount per transition."""
-    vtrace_lambda: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Decay of the trace; the paper's is 1."""
     clip_rho: Annotated[float, Field(gt=0)] | None = 1.0
     """Bound of the importance weights in the targets; null: none, the values of the policy that learns."""
-    clip_c: Annotated[float, Field(gt=0)] | None = 1.0
-    """Bound of the importance weights along the trace."""
     clip_pg_rho: Annotated[float, Field(gt=0)] | None = 1.0
     """Bound of the importance weights of the policy's gradient."""
     value_coef: Annotated[float, Field(ge=0)] = 0.5
@@ -159,7 +155,7 @@ class Impala(Algorithm):
             terminated,
             truncated,
             gamma=config.gamma,
-            lam=config.vtrace_lambda,
+            lam=1.0,
             own_turn_t=batch[columns.TURN][:, 1:].transpose(0, 1) if columns.TURN in batch else None,
             dtype=values.dtype,
         )
@@ -172,7 +168,6 @@ class Impala(Algorithm):
             values,
             log_rho,
             clip_rho=config.clip_rho,
-            clip_c=config.clip_c,
             clip_pg_rho=config.clip_pg_rho,
         )
         self.advantages = (found.advantage, policy_weight)

@@ -131,9 +131,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         if rollout is not None:
             buffers[name] = _Refused(f"rollout {rollout!r} normalises the observations that the model learns from")
             continue
-        buffers[name] = await asyncio.to_thread(
-            RemoteBuffer.attach, actor_name, max_pending=_max_pending(spec, name), recorder=recorder
-        )
+        buffers[name] = await asyncio.to_thread(RemoteBuffer.attach, actor_name, recorder=recorder)
         runtime.close.append(functools.partial(asyncio.to_thread, buffers[name].close))
     runtime.close.append(close_recorder)
     recorders = recorders_of(spec.recording, recorder, spec.drawing)
@@ -176,8 +174,7 @@ async def _league(spec: ActorSpec, runtime: ActorRuntime) -> tuple[LeagueInRepli
     for player, store in spec.league.stores.items():
         own = dataclasses.replace(spec, weights={**spec.weights, name: WeightSource(store=store)})
         models[player] = await _local_model(name, own, None, runtime)
-    pending = functools.partial(_max_pending, spec)
-    return LeagueInReplica(spec.league, spec.folder, models, runtime.recorder, pending), models
+    return LeagueInReplica(spec.league, spec.folder, models, runtime.recorder), models
 
 
 async def _snapshots(spec: ActorSpec, league: LeagueInReplica, runtime: ActorRuntime) -> LocalModel:
@@ -190,17 +187,12 @@ async def _snapshots(spec: ActorSpec, league: LeagueInReplica, runtime: ActorRun
     model = LocalModel(
         engine,
         version=version,
-        buckets=config.buckets,
         max_versions=spec.league.config.max_versions,
         fetch=league.weights,
         **batching(config, runtime.recorder),
     )
     runtime.close.append(model.close)
     return model
-
-
-def _max_pending(spec: ActorSpec, buffer: str) -> int:
-    return int(spec.config[buffer]["max_pending"])
 
 
 def _normalising(config: Mapping[str, Any]) -> str | None:
@@ -279,7 +271,6 @@ async def _local_model(name: str, spec: ActorSpec, at: Aliases | None, runtime: 
     model = LocalModel(
         engine,
         version=version,
-        buckets=config.buckets,
         max_versions=config.max_versions,
         fetch=fetch,
         **batching(config, runtime.recorder),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +68,6 @@ class LeagueInReplica:
         folder: folder of the job's YAML, searched first for scripts.
         models: acting model of each player that learns; it follows the player's weight store.
         recorder: the replica's recorder.
-        max_pending: maximum queued pushes of a buffer.
     """
 
     def __init__(
@@ -77,10 +76,9 @@ class LeagueInReplica:
         folder: str,
         models: Mapping[str, LocalModel],
         recorder: Recorder,
-        max_pending: Callable[[str], int],
     ) -> None:
         self._spec, self._folder, self._models = spec, folder, models
-        self._recorder, self._max_pending = recorder, max_pending
+        self._recorder = recorder
         self._league = get_actor(spec.actor, THE_LEAGUE)
         self._open: dict[str, LearningPlayer] = {}
         self._seats: LeagueSeats | None = None
@@ -130,9 +128,7 @@ class LeagueInReplica:
         opened = LearningPlayer(self._models[player], buffers, recorder)
         try:
             for name, actor in parts.buffers.items():
-                buffers[name] = await asyncio.to_thread(
-                    RemoteBuffer.attach, actor, max_pending=self._max_pending(name), recorder=recorder
-                )
+                buffers[name] = await asyncio.to_thread(RemoteBuffer.attach, actor, recorder=recorder)
         except BaseException:
             await _close(opened)
             raise

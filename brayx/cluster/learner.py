@@ -28,6 +28,7 @@ from brayx.engines.layers import layer_table
 from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, TrackingError, first_line
 from brayx.metrics import BEST_METRIC
 from brayx.replay.packing import Batch
+from brayx.rollout.worker import FAILURE_WINDOW_S
 from brayx.threads import NativeThread
 from brayx.tracking import Trial
 from brayx.tracking.pending import BackgroundKeeper
@@ -265,7 +266,7 @@ def fit(spec: LearnerSpec, storage_path: str) -> Summary:
     """Learns in a `TorchTrainer` fed by Ray Data, until training ends.
 
     Ray Train counts failures over the whole run, so one failure a day would end a job of many days. So if a run fails
-    after more than ``failure_window_s``, this starts another run, which counts from 0.
+    after more than `FAILURE_WINDOW_S`, this starts another run, which counts from 0.
 
     Args:
         spec: the learner's settings.
@@ -273,7 +274,7 @@ def fit(spec: LearnerSpec, storage_path: str) -> Summary:
 
     Raises:
         BrayxError: the learner failed with an error that a retry would only repeat.
-        ray.train.TrainingFailedError: within ``failure_window_s``, the ranks failed or could not start more often than
+        ray.train.TrainingFailedError: within `FAILURE_WINDOW_S`, the ranks failed or could not start more often than
             ``max_failures`` allows.
     """
     from ray.train import TrainingFailedError
@@ -285,7 +286,7 @@ def fit(spec: LearnerSpec, storage_path: str) -> Summary:
         except TrainingFailedError as error:
             lasted_s = time.monotonic() - began
             # Ray may have ended with the job; a call would then start another cluster.
-            if lasted_s < spec.config.failure_window_s or not ray.is_initialized():
+            if lasted_s < FAILURE_WINDOW_S or not ray.is_initialized():
                 raise
             log.warning("%s; it went on for %.0f s, so ranks are started again", failure(error).message, lasted_s)
             continue

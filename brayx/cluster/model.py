@@ -98,7 +98,6 @@ class ModelReplica:
             version=version,
             max_versions=max(config.max_versions, _FOLLOWED_VERSIONS) if follows else config.max_versions,
             fetch=self._fetch if source.store or follows else None,
-            buckets=config.buckets,
             **batching(config, self.recorder),
         )
         self.cors = Cors(config.cors_origins)

@@ -98,9 +98,7 @@ class ProcessModel:
                 del self._models[ended]
             if self._engine is not None:
                 fetch = functools.partial(fetch_weights, self._store)
-                model = LocalModel(
-                    self._engine, versions=self._versions, fetch=fetch, buckets=config.buckets, **options
-                )
+                model = LocalModel(self._engine, versions=self._versions, fetch=fetch, **options)
             else:
                 model = ModelClient(self._deployed, self._recipe.spec, max_calls=config.num_workers, **options)
             self._models[loop] = model

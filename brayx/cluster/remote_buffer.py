@@ -19,7 +19,7 @@ from brayx.cluster.outbox import RETRY_S, Lane, Outbox, Replay
 from brayx.cluster.shards import Shards
 from brayx.errors import BadFragment, DeadlineExceeded, ReplayError, first_line
 from brayx.metrics import Recorder
-from brayx.replay.config import BufferConfig
+from brayx.replay.config import MAX_PENDING, BufferConfig
 from brayx.replay.packing import READY_KEY, Batch, Layout, transitions
 
 _LOOK_AGAIN_S = 0.5
@@ -44,7 +44,7 @@ class RemoteBuffer:
         weights: name of the weight store with the policy's versions; empty: versions are not checked.
         learned: only for a new buffer: its batches are learned from. Otherwise the hub only gets drops.
         shards: shards of a running buffer; None: find or create it.
-        max_pending: limit on queued pushes; None: the buffer's option.
+        max_pending: limit on queued pushes.
         recorder: counts every drop here as ``replay_dropped``, by reason: ``full``, ``buffer_lost``, or ``closed``.
             None: only in ``dropped``.
         push_timeout_s: deadline of one call.
@@ -71,7 +71,7 @@ class RemoteBuffer:
         weights: str = "",
         learned: bool = True,
         shards: Shards | None = None,
-        max_pending: int | None = None,
+        max_pending: int = MAX_PENDING,
         recorder: Recorder | None = None,
         push_timeout_s: float = 60.0,
         **options: Any,
@@ -92,7 +92,7 @@ class RemoteBuffer:
         self.name, self.config, self.shards = name, shards.config, shards
         self._lanes = _nearest_first(shards)[: self.config.density]
         self._push_timeout_s = push_timeout_s
-        self._outbox = Outbox(self._lanes, max_pending or self.config.max_pending, push_timeout_s, recorder)
+        self._outbox = Outbox(self._lanes, max_pending, push_timeout_s, recorder)
         self.dropped = self._outbox.dropped
 
     @classmethod

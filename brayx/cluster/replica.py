@@ -91,7 +91,7 @@ class ActorReplica(GrpcDoor, ActorService):
         handles: Mapping[str, Any],
         requires_keys: bool = True,
     ) -> None:
-        keys = self._keys = Keys.configured(config.keys_file, config.key_window_s) if requires_keys else None
+        keys = self._keys = Keys.configured(config.keys_file) if requires_keys else None
         runtime = self._replica = await build(handles)
         found = create_directory(directory)
         await check_directory(directory, found)

@@ -257,12 +257,12 @@ class Workers:
 
     def _fill(self) -> None:
         """Starts missing workers, and asks surplus ones to leave."""
-        wanted, now, config = self._wanted, time.monotonic(), self._spec.config
+        wanted, now = self._wanted, time.monotonic()
         with self._lock:
             surplus = [self._slots.pop(index) for index in sorted(self._slots) if index >= wanted]
             for index in range(wanted):
                 if index not in self._slots:
-                    self._slots[index] = _Slot(index, self._spec, self._lease_s, Failures(config.failure_window_s))
+                    self._slots[index] = _Slot(index, self._spec, self._lease_s, Failures())
             empty = [slot for slot in self._slots.values() if slot.handle is None and now >= slot.start_at]
             surplus = [slot for slot in surplus if slot.handle is not None]
             self._leaving += surplus

@@ -183,10 +183,10 @@ def _env_actions(job: JobConfig, played: Mapping[str, tuple[ActionSpec, set[str]
     specs = {name: spec for name, (spec, _) in played.items()} if job.sources else {}
     first = next(iter(specs), "")
     for name, spec in specs.items():
-        if not spec.is_same(specs[first]) or spec.scale != specs[first].scale:
+        if not spec.is_same(specs[first]):
             raise ConfigError(
-                f"{job.file}: rollout {first} acts in {specs[first]} with scale_actions {specs[first].scale}, {name} "
-                f"in {spec} with {spec.scale}; expected the same in all rollouts of a job with sources",
+                f"{job.file}: rollout {first} acts in {specs[first]}, {name} in {spec}; "
+                "expected the same in all rollouts of a job with sources",
                 key=name,
             )
     return specs.get(first)

@@ -23,6 +23,7 @@ from brayx.algorithms.config import Sampling
 from brayx.components import check_module
 from brayx.errors import ConfigError
 from brayx.jobs.document import Document, Loc, dotted, nearest, nearest_file, short
+from brayx.jobs.former import remove_former
 from brayx.jobs.kinds import BoardConfig, FreeConfig, RenderConfig, SourceConfig
 from brayx.jobs.translation import translate, unit_notes
 from brayx.league.config import LeagueConfig
@@ -273,7 +274,7 @@ class _Validation:
         values = {name: copy.deepcopy(value) for name, value in self.document.values.items()}
         known = options_by_kind()
         notes = [self._placed(*note) for note in unit_notes(values, known)]
-        for refused in translate(values, known):
+        for refused in (*remove_former(values, known), *translate(values, known)):
             self._add(*refused)
         sampling = self._sampling(values)
         for name, value in values.items():

@@ -26,7 +26,7 @@ def translate(values: dict[str, Any], known: Known) -> Iterator[tuple[Loc, str]]
         values: values from the YAML file; changed in place.
         known: options that stay unchanged if the table refuses them.
     """
-    for loc, kind, part in list(_parts(values, known)):
+    for loc, kind, part in list(components(values, known)):
         if kind == "actor" and part.get("serialize", "proto") != "proto":
             for name in MESSAGES:
                 part.pop(name, None)
@@ -52,7 +52,7 @@ def unit_notes(values: Mapping[str, Any], known: Known) -> list[tuple[Loc, str]]
 
     Arguments as for `translate`, which must not have changed the values yet.
     """
-    parts = list(_parts(values, known))
+    parts = list(components(values, known))
     if not any(name in part and name not in known[kind] for _, kind, part in parts for name in OPTIONS.get(kind, {})):
         return []
     return [
@@ -63,7 +63,7 @@ def unit_notes(values: Mapping[str, Any], known: Known) -> list[tuple[Loc, str]]
     ]
 
 
-def _parts(values: Mapping[str, Any], known: Known) -> Iterator[tuple[Loc, str, Any]]:
+def components(values: Mapping[str, Any], known: Known) -> Iterator[tuple[Loc, str, Any]]:
     """Place, kind and values of the top of a job, then of each component whose kind exists."""
     yield (), "", values
     for name, part in values.items():

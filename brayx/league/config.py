@@ -20,7 +20,7 @@ POOLS = ("latest", "uniform", "pfsp", "champion", "past")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _ONLY_LEARNERS = (
-    "against", "weighting", "snapshot_every", "snapshot_at", "snapshot_min_steps", "restart", "share", "trainer",
+    "against", "weighting", "snapshot_every", "snapshot_at", "restart", "share", "trainer",
 )  # fmt: skip
 
 
@@ -50,9 +50,8 @@ class PlayerConfig(BaseModel):
     snapshot_every: Annotated[int, Field(ge=1)] | None = 200_000
     """Env steps after which a snapshot is frozen; null: only by ``snapshot_at``."""
     snapshot_at: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Mean win rate over its opponents at which a snapshot is frozen before that; null: never."""
-    snapshot_min_steps: Annotated[int, Field(ge=1)] = 50_000
-    """Minimum env steps between two snapshots, with ``snapshot_at``."""
+    """Mean win rate over its opponents at which a snapshot is frozen before that, but not before a quarter of
+    ``snapshot_every`` (null: 50,000 env steps); null: never."""
     restart: Literal["never", "snapshot"] = "never"
     """When an exploiter restarts from its first weights. ``snapshot``: after each of its snapshots."""
     share: Annotated[float, Field(gt=0)] = 1.0
@@ -164,9 +163,6 @@ class LeagueConfig(BaseModel):
     a player's newest."""
     resident: Annotated[int, Field(ge=1)] = 8
     """Maximum sets of opponents' weights in memory, besides the live weights; others are fetched when they play."""
-    recency: Annotated[float, Field(gt=0, le=1)] = 0.99
-    """Factor on the weight of a pair's earlier games with each further game, in the win rates by which opponents are
-    drawn; 1: all games count alike."""
     gate: GateConfig = GateConfig()
     """When a snapshot becomes champion."""
     levels: str = "levels.yaml"

@@ -310,7 +310,7 @@ class League:
         return sorted(rows, key=lambda row: (-row.points, row.member))
 
     def _read(self) -> None:
-        self.payoff = Payoff(self._config.recency, self._ledger.pairs())
+        self.payoff = Payoff(pairs=self._ledger.pairs())
         self.ratings = Ratings(self._ledger.ratings())
         self.snapshots = self._ledger.snapshots()
         self._drawn = Counter(self._ledger.drawn())

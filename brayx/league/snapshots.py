@@ -8,6 +8,9 @@ from typing import NamedTuple
 from brayx.league.config import PlayerConfig
 from brayx.league.member import Member
 
+_LEAST_STEPS = 50_000
+"""Minimum env steps between two snapshots of a player without ``snapshot_every``."""
+
 
 class Snapshot(NamedTuple):
     """Frozen weights of a player.
@@ -29,6 +32,11 @@ class Snapshot(NamedTuple):
     dropped: bool = False
 
 
+def _least_steps(player: PlayerConfig) -> int:
+    """Minimum env steps between two snapshots: a quarter of ``snapshot_every``."""
+    return _LEAST_STEPS if player.snapshot_every is None else max(1, player.snapshot_every // 4)
+
+
 def due(player: PlayerConfig, steps: int, win_rates: Sequence[float]) -> str:
     """Why a snapshot of a learner is due now; empty: it is not.
 
@@ -40,7 +48,7 @@ def due(player: PlayerConfig, steps: int, win_rates: Sequence[float]) -> str:
     """
     if player.snapshot_every is not None and steps >= player.snapshot_every:
         return f"{steps} env steps since the last snapshot, snapshot_every is {player.snapshot_every}"
-    if player.snapshot_at is None or steps < player.snapshot_min_steps:
+    if player.snapshot_at is None or steps < _least_steps(player):
         return ""
     if not win_rates:
         return f"{steps} env steps, and nobody to play against"

@@ -19,7 +19,7 @@ from brayx.errors import BadFragment, ReplayError, called_from
 from brayx.faults import note_of
 from brayx.metrics import Recorder
 from brayx.replay.buffer import ReplayBuffer
-from brayx.replay.config import BufferConfig
+from brayx.replay.config import MAX_PENDING, BufferConfig
 from brayx.replay.packing import READY_KEY, Batch, Layout, transitions
 from brayx.replay.samplers import Importance
 from brayx.types import Columns, Fragment
@@ -78,7 +78,7 @@ class LocalBuffer:
         place = called_from() if self._name_places else ""
         self._pushed.extend((replay, place) for replay in replays)
         lost = 0
-        while len(self._pushed) > self._config.max_pending:
+        while len(self._pushed) > MAX_PENDING:
             with contextlib.suppress(IndexError):  # another thread has just taken it
                 lost += transitions(self._pushed.popleft()[0])
         if lost:

@@ -151,7 +151,7 @@ class LocalRollout:
             self._numbers.add("rollout_steps_lost", self._spec.fragment_steps, label="stopped")
 
     def _run(self) -> None:
-        config, failures = self._spec.config, Failures(self._spec.config.failure_window_s)
+        config, failures = self._spec.config, Failures()
         while not self._stopping.is_set():
             try:
                 with naming(self._who):

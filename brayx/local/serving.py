@@ -102,7 +102,7 @@ class Serving:
         self._work: list[asyncio.Task[None]] = []
         services = Services(self._models, {}, recorder)
         recorders = recorders_of(job.recording, recorder, job.drawing)
-        keys = Keys.configured(config.keys_file, config.key_window_s)
+        keys = Keys.configured(config.keys_file)
         self.is_open = keys is None and not on_loopback(config, config.host)
         """Whether any machine that reaches a door may play."""
         self._host = LocalHost(

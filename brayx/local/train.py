@@ -233,7 +233,7 @@ class LocalTraining:
     ) -> Demonstrations | None:
         """Makes the module and checks that all fits it; returns the demonstrations in its layout."""
         algorithm, training = self.algorithm, self.training
-        spec = ActionSpec.of(self.envs.single_action_space, scale=training.scale_actions)
+        spec = ActionSpec.of(self.envs.single_action_space, scale=True)
         example = observation_of(self.envs)
         observed = flatten(example, "obs")
         check_fits(
@@ -258,7 +258,6 @@ class LocalTraining:
             Policy(self.module, self.forward_args, engine=training.engine),
             training.unroll_length,
             seed=training.seed,
-            scale_actions=training.scale_actions,
             normalise_obs=training.normalise_obs,
             normalise_reward=training.normalise_reward,
             gamma=self.algorithm.discount,
@@ -357,7 +356,6 @@ def play_evaluation(
         policy,
         games,
         seed=(training.seed if seed is None else seed) + _EVALUATION_SEED,
-        scale_actions=training.scale_actions,
         normaliser=normaliser,
         max_steps=training.evaluation_steps,
         stop=stop,
@@ -444,7 +442,6 @@ def limiter_of(training: Settled) -> RateLimiter:
         return RateLimiter(
             training.samples_per_insert,
             training.min_columns,
-            None,
             samples=training.batch_size,
             capacity=training.capacity,
         )

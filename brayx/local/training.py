@@ -101,7 +101,6 @@ class Training(BaseModel):
     normalise_obs: bool = _same(RolloutComponent, "normalise_obs")
     normalise_reward: bool = _same(RolloutComponent, "normalise_reward")
     reward_clip: float | None = _same(RolloutComponent, "reward_clip")
-    scale_actions: bool = _same(RolloutComponent, "scale_actions")
     sde_steps: int = _same(RolloutComponent, "sde_steps")
     vectorization: Vectorization = _same(RolloutComponent, "vectorization")
     env_options: Mapping[str, Any] = _same(RolloutComponent, "env_options")

@@ -72,7 +72,6 @@ class ActingModel:
             TorchEngine(module, example_args),
             version=version,
             weights=weights,
-            buckets=config.buckets,
             max_versions=max(config.max_versions, 0 if fetch else _KEPT_VERSIONS),
             fetch=fetch,
             **batching(config, sink),

@@ -61,12 +61,11 @@ class Batcher(Generic[Row, Result]):
         run: takes a non-empty list of rows, and their key as a second argument if they have one; returns as many
             results in the same order. Or a coroutine function that does so. An exception it raises goes to every
             caller of that batch and to no other. With `RowsFailed`, each caller gets the result of its row.
-        max_batch_size: maximum rows of one call; negative: exactly that many, padded as with ``buckets``.
+        max_batch_size: maximum rows of one call; negative: exactly that many, padded.
         max_wait_s: how long the first row of an incomplete batch waits for more rows while the engine is free.
         max_queue: rows that may wait; more are refused.
         deadline_s: a row without a result after this long fails, whether it waits or runs.
         inline_below_s: median duration under which a call runs on the event loop; 0 for never.
-        buckets: sizes that batches are padded up to; empty for no padding.
         max_calls: maximum concurrent calls, if ``run`` is a coroutine function.
         count: amount of work in the rows of a call, if a row may contain several observations.
         pad: pads the rows of a call in place up to a size; by default it repeats the last.
@@ -83,7 +82,6 @@ class Batcher(Generic[Row, Result]):
         max_queue: int = 1024,
         deadline_s: float = 10.0,
         inline_below_s: float = 200e-6,
-        buckets: Iterable[int] = (),
         max_calls: int = 1,
         count: Callable[[list[Row]], int] = len,
         pad: Callable[[list[Row], int], None] | None = None,
@@ -93,16 +91,13 @@ class Batcher(Generic[Row, Result]):
             raise ValueError("max_calls must be at least 1, and 1 unless run is a coroutine function")
         if max_batch_size == 0 or max_queue < 1 or max_wait_s < 0 or deadline_s <= 0:
             raise ValueError("max_batch_size must not be 0, max_queue at least 1, max_wait_s >= 0, deadline_s > 0")
-        if max_batch_size < 0:
-            max_batch_size = -max_batch_size
-            buckets = (max_batch_size,)
         self._run = run
         self._run_is_async = inspect.iscoroutinefunction(run)
-        self._max_batch_size = max_batch_size
+        self._max_batch_size = abs(max_batch_size)
+        self._pads = max_batch_size < 0
         self._max_wait_s = max_wait_s
         self._deadline_s = deadline_s
         self._inline_below_s = inline_below_s
-        self._buckets = sorted(size for size in buckets if size <= max_batch_size)
         self._count = count
         self._pad = pad or repeat_last
         self._on_batch = on_batch
@@ -240,10 +235,8 @@ class Batcher(Generic[Row, Result]):
         if not batch:
             return
         rows = [request.row for request in batch]
-        for size in self._buckets:
-            if size >= self._count(rows):
-                self._pad(rows, size)
-                break
+        if self._pads and self._count(rows) <= self._max_batch_size:
+            self._pad(rows, self._max_batch_size)
         if (
             not self._run_is_async
             and self._typical_s.get(self._count(rows).bit_length(), float("inf")) < self._inline_below_s

@@ -46,8 +46,6 @@ class ModelConfig(BaseModel):
     """Forwards that may wait in one process; more are refused."""
     deadline_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
     """A forward without a result after this long fails."""
-    buckets: list[Annotated[int, Field(ge=1)]] = []
-    """Batch sizes to pad up to; empty: no padding."""
     max_versions: Annotated[int, Field(ge=1, le=4096)] = 2
     """Policy versions that each process keeps ready, the newest included; the weight store keeps as many, or four."""
     threads: Annotated[int, Field(ge=1, le=256)] = 1

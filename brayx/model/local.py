@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,7 +89,7 @@ class LocalModel:
         max_pinned: maximum versions kept by pins alone.
         versions: weight sets shared with another model of this engine, instead of the four above.
         fetch: fetches the weights of a version that is not ready; raises `VersionUnknown` if there is none.
-        max_batch_size, max_wait_s, max_queue, deadline_s, buckets, on_batch: as for `Batcher`.
+        max_batch_size, max_wait_s, max_queue, deadline_s, on_batch: as for `Batcher`.
     """
 
     def __init__(
@@ -107,10 +107,8 @@ class LocalModel:
         max_queue: int = 1024,
         deadline_s: float = 10.0,
         inline_below_s: float = 200e-6,
-        buckets: Iterable[int] = (),
         on_batch: Callable[[int, float, float], None] | None = None,
     ) -> None:
-        buckets = tuple(buckets)
         self._spec = spec = engine.spec
         only = spec.inputs[0]
         self._lone_input = only if spec.input_tree == _LONE and only.limits is None else None
@@ -132,7 +130,6 @@ class LocalModel:
             max_queue=max_queue,
             deadline_s=deadline_s,
             inline_below_s=inline_below_s,
-            buckets=buckets,
             count=_count,
             pad=_pad,
             on_batch=on_batch,
@@ -140,8 +137,8 @@ class LocalModel:
         self._max_batch_size = abs(max_batch_size)
         self._max_rows = self._max_batch_size * max_queue
         # A padded call has the full cost for any number of rows, so it is worth waiting for more.
-        padded = max_batch_size < 0 or bool(buckets)
-        self._whole_from = min(max(2.0, (1.0 if padded else _WHOLE_FROM) * self._max_batch_size), max_queue + 1)
+        part = 1.0 if max_batch_size < 0 else _WHOLE_FROM
+        self._whole_from = min(max(2.0, part * self._max_batch_size), max_queue + 1)
 
     @property
     def spec(self) -> ModelSpec:

@@ -18,6 +18,8 @@ STREAM_ENVIRONMENT = {"RAY_DATA_METADATA_PREFETCH_ON_THREAD": "0"}
 fetches a block's metadata while the executor sleeps in ``ray.wait`` for 100 ms, so a slow stream delivers each batch
 100 ms late; inline, push to batch takes 15 ms."""
 
+MAX_PENDING = 1024
+"""Fragments that a process queues during a push; beyond that the oldest is dropped and counted."""
 _TABLE_COLUMNS, _FIRST_COLUMNS = 100_000, 1_000
 """Defaults of a table: its capacity in columns, and the columns it must hold before the first sample."""
 
@@ -40,8 +42,6 @@ class BufferConfig(BaseModel):
     max_in_flight: Annotated[int, Field(ge=1, le=64)] = 1
     """Batches prefetched for the learner. Each one hides more of the stream's latency and makes the data one update
     older."""
-    max_pending: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
-    """Fragments that an actor process queues during a push; beyond that the oldest is dropped and counted."""
     num_workers: Annotated[int, Field(ge=1, le=128)] = 1
     """Shards: Ray actors that each keep ``size`` batches, spread over the nodes."""
     density: Annotated[int, Field(ge=1, le=128)] = 100
@@ -62,8 +62,6 @@ class BufferConfig(BaseModel):
     samples_per_insert: Annotated[float, Field(gt=0)] | None = None
     """Unless ``fifo``: how often a column is sampled on average. If pushes are too fast, they wait or are dropped and
     counted; if samples are too fast, they wait. null: the learner samples as fast as it can."""
-    error_buffer: Annotated[float, Field(gt=0)] | None = None
-    """Allowed deviation from ``samples_per_insert``, in sampled columns; null: twice the least that cannot deadlock."""
     min_columns: Annotated[int, Field(ge=1)] = 1
     """Unless ``fifo``: columns that must be stored before the first is sampled."""
     max_policy_lag: Annotated[int, Field(ge=0)] | None = None
@@ -87,7 +85,6 @@ class BufferConfig(BaseModel):
         return RateLimiter(
             self.samples_per_insert,
             self.min_columns,
-            self.error_buffer,
             samples=self.batch_size,
             capacity=self.capacity,
         )
@@ -95,7 +92,7 @@ class BufferConfig(BaseModel):
     @model_validator(mode="after")
     def _can_work(self) -> Self:
         defaults = type(self).model_fields
-        only = ("remover", "samples_per_insert", "error_buffer", "min_columns")
+        only = ("remover", "samples_per_insert", "min_columns")
         given = [name for name in only if getattr(self, name) != defaults[name].default]
         if self.sampler == "fifo" and given:
             raise ValueError(f"{given[0]} needs sampler uniform or prioritised, got fifo")

@@ -11,19 +11,18 @@ class RateLimiter:
     With ``i`` inserts and ``s`` samples so far, the balance is ``d = samples_per_insert * i - s``. Its target is
     ``m = samples_per_insert * min_size``, so that sampling need not catch up on the first ``min_size`` inserts.
 
-    - ``n`` samples are allowed if ``min_size`` items are stored and ``d - n >= m - error_buffer``;
+    - ``n`` samples are allowed if ``min_size`` items are stored and ``d - n >= m - e``;
     - ``n`` inserts are allowed if at most ``min_size`` items are stored after them, or
-      ``d + n * samples_per_insert <= m + error_buffer``.
+      ``d + n * samples_per_insert <= m + e``.
 
-    So ``d`` moves in a window ``2 * error_buffer`` wide. One call takes ``samples`` from it, and one insert adds
-    ``samples_per_insert``. If the window is narrower than both together, there is a balance at which neither is allowed
-    and both sides wait for ever. Such settings are refused. (After Reverb's SampleToInsertRatio.)
+    So ``d`` moves in a window ``2 * e`` wide. One call takes ``samples`` from it, and one insert adds
+    ``samples_per_insert``. In a window narrower than both together there is a balance at which neither is allowed and
+    both sides wait for ever, so ``e = samples + samples_per_insert``, twice the least. (After Reverb's
+    SampleToInsertRatio, where ``e`` is its error_buffer.)
 
     Args:
         samples_per_insert: average number of samples of an item; None: no limit.
         min_size: items that must be stored before the first sample.
-        error_buffer: allowed distance of the balance from its target, in samples; None: twice the least that cannot
-            deadlock.
         samples: items per sampling call.
         capacity: items that fit.
 
@@ -35,7 +34,6 @@ class RateLimiter:
         self,
         samples_per_insert: float | None = None,
         min_size: int = 1,
-        error_buffer: float | None = None,
         *,
         samples: int = 1,
         capacity: int | None = None,
@@ -45,24 +43,15 @@ class RateLimiter:
         if capacity is not None and min_size > capacity:
             raise ValueError(f"min_size is {min_size}, and there is room for {capacity}: nothing would ever be sampled")
         if samples_per_insert is None:
-            if error_buffer is not None:
-                raise ValueError("error_buffer is a deviation from samples_per_insert, which is not set")
-            samples_per_insert, error_buffer = 0.0, math.inf
+            samples_per_insert, deviation = 0.0, math.inf
         elif not (math.isfinite(samples_per_insert) and samples_per_insert > 0):
             raise ValueError(f"samples_per_insert is {samples_per_insert}, expected more than 0")
         else:
-            step = samples + samples_per_insert
-            error_buffer = step if error_buffer is None else error_buffer
-            if not 2 * error_buffer >= step:
-                raise ValueError(
-                    f"error_buffer is {error_buffer:g}: the window of {2 * error_buffer:g} is narrower than one sample "
-                    f"of {samples} plus one insert worth {samples_per_insert:g}, so both could wait for each other for "
-                    f"ever; error_buffer needs {step / 2:g} or more"
-                )
+            deviation = samples + samples_per_insert
         self._ratio = samples_per_insert
         self._min_size = min_size
-        self._low = self._ratio * min_size - error_buffer
-        self._high = self._ratio * min_size + error_buffer
+        self._low = self._ratio * min_size - deviation
+        self._high = self._ratio * min_size + deviation
         self.inserts = 0
         self.samples = 0
 

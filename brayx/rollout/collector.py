@@ -76,8 +76,6 @@ class Collector:
         policy: the policy that acts.
         unroll_length: steps of a run, ``T``; the attribute may be changed between two runs.
         seed: seed of environments and actions.
-        scale_actions: map the policy's -1 to 1 to the bounds of a Box, if these are finite. The policy's own action is
-            recorded, unclipped.
         normalise_obs: normalise observations to running mean 0 and deviation 1, for acting and in the record; a
             normaliser: use it without updating it.
         normalise_reward: divide recorded rewards by the running deviation of their discounted sums.
@@ -102,7 +100,6 @@ class Collector:
         unroll_length: int,
         *,
         seed: int = 0,
-        scale_actions: bool = True,
         normalise_obs: bool | ObsNormaliser = False,
         normalise_reward: bool = False,
         gamma: float = 0.99,
@@ -119,7 +116,7 @@ class Collector:
         self.policy = policy
         self.num_envs = int(envs.num_envs)
         self.unroll_length = unroll_length
-        self.action_spec = ActionSpec.of(envs.single_action_space, scale=scale_actions)
+        self.action_spec = ActionSpec.of(envs.single_action_space, scale=True)
         self.env_steps = 0
         self._reward_clip = reward_clip
         self._sde_steps = sde_steps

@@ -48,17 +48,13 @@ class RolloutComponent(BaseModel):
     """Rewards are scaled by the running deviation of the discounted return."""
     reward_clip: Annotated[float, Field(gt=0)] | None = None
     """Rewards for learning are clipped to +- this; null: not clipped. Returns are never clipped."""
-    scale_actions: bool = True
-    """Map the policy's -1 to 1 to the bounds of a continuous action, if these are finite."""
     sde_steps: Annotated[int, Field(ge=1)] = 1
     """Steps for which state-dependent noise stays the same, for a model with such noise."""
     cpus_per_worker: Annotated[float, Field(ge=0)] = 0.0
     """CPUs that Ray reserves for each worker."""
     max_failures: Annotated[int, Field(ge=0)] = 3
-    """Maximum failures of a worker and its successors by errors of their environment within ``failure_window_s``, or by
-    consecutive deaths before the first fragment. A worker that is killed later is always replaced."""
-    failure_window_s: Annotated[float, Field(gt=0)] = 3600.0
-    """Seconds after which an error of an environment no longer counts."""
+    """Maximum failures of a worker and its successors by errors of their environment within an hour, or by consecutive
+    deaths before the first fragment. A worker that is killed later is always replaced."""
 
     @model_validator(mode="after")
     def _one_source(self) -> RolloutComponent:

@@ -51,7 +51,6 @@ def evaluate(
     *,
     seed: int = 0,
     greedy: bool = True,
-    scale_actions: bool = True,
     normaliser: ObsNormaliser | None = None,
     max_steps: int = MAX_STEPS,
     stop: threading.Event | None = None,
@@ -64,7 +63,6 @@ def evaluate(
         episodes: number of episodes; the first ones of each environment count.
         seed: seed of environments and actions.
         greedy: the most likely action instead of a drawn one.
-        scale_actions: as in the policy's training.
         normaliser: the trained normaliser of observations; not updated.
         max_steps: limit of an episode. A longer one is cut, and its environment plays no other, since it may never end.
         stop: once set, the evaluation ends with the episodes that have ended so far, which may be none.
@@ -79,7 +77,6 @@ def evaluate(
         policy,
         _STEPS,
         seed=seed,
-        scale_actions=scale_actions,
         normalise_obs=normaliser if normaliser is not None else False,
         greedy=greedy,
     )

@@ -95,7 +95,6 @@ def make_collector(
         spec.buffer_config.unroll_length if unroll_length is None else unroll_length,
         # Hash the three: with seed + index, neighbouring workers would play mostly the same environments.
         seed=int(np.random.SeedSequence([spec.seed, index, past]).generate_state(1)[0] >> 1),
-        scale_actions=config.scale_actions,
         normalise_obs=config.normalise_obs,
         normalise_reward=config.normalise_reward,
         gamma=spec.gamma,

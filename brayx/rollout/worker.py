@@ -22,6 +22,8 @@ from brayx.types import Columns, Fragment, Weights
 
 log = logging.getLogger(__name__)
 
+FAILURE_WINDOW_S = 3600.0
+"""Seconds for which a failure counts towards ``max_failures``."""
 _LOOK_S = 0.02
 _ANSWER_S = 30.0
 _OFFER_S = 0.5
@@ -218,18 +220,13 @@ class Worker:
 
 
 class Failures:
-    """Counts the recent environment errors of one worker and its successors.
+    """Counts the environment errors of one worker and its successors within `FAILURE_WINDOW_S`."""
 
-    Args:
-        within_s: seconds for which an error counts.
-    """
-
-    def __init__(self, within_s: float) -> None:
-        self._within_s = within_s
+    def __init__(self) -> None:
         self.at: list[float] = []
         """Times of the errors that count."""
 
     def add(self, now: float) -> int:
         """Adds an error at ``now``, in seconds; returns the number of recent errors."""
-        self.at = [at for at in self.at if now - at < self._within_s] + [now]
+        self.at = [at for at in self.at if now - at < FAILURE_WINDOW_S] + [now]
         return len(self.at)

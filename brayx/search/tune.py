@@ -269,7 +269,7 @@ def _fits(
         training = drawn.model_copy(update={"num_steps": num_steps}).of(algorithm)
         if demonstrations is not None:
             check_imitates(algorithm, training)
-        spec = ActionSpec.of(action_space, scale=training.scale_actions)
+        spec = ActionSpec.of(action_space, scale=True)
         check_fits(
             algorithm,
             kind=spec.kind,
@@ -287,7 +287,7 @@ def _fits(
         if plays:  # without play, its batches depend on its data
             check_updates(algorithm, training)
         # The options that decide whether a model fits; most draws share them.
-        model = f"{training.network!r} {algorithm.value_heads} {training.sde_steps > 1} {training.scale_actions}"
+        model = f"{training.network!r} {algorithm.value_heads} {training.sde_steps > 1}"
         if model not in fitting:
             module, forward_args = ready_made(training.network, envs, algorithm)(obs, spec)
             given = check_model(algorithm, module, forward_args, state=observed.get(STATE))

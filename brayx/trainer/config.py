@@ -77,9 +77,8 @@ class TrainerConfig(BaseModel):
     threads: Annotated[int, Field(ge=1, le=256)] = 1
     """Threads of torch in a rank."""
     max_failures: Annotated[int, Field(ge=0)] = 3
-    """With ``train``: maximum restarts of dead ranks from the newest checkpoint, and of ranks that cannot start."""
-    failure_window_s: Annotated[float, Field(gt=0)] = 3600.0
-    """Seconds after which the count of restarts begins again."""
+    """With ``train``: maximum restarts within an hour: of dead ranks, from the newest checkpoint, and of ranks that
+    cannot start."""
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainerConfig:

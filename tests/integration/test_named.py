@@ -85,12 +85,12 @@ def test_a_late_start_that_is_interrupted_ends_nothing_of_the_first(ray_cluster,
 
 
 async def test_a_model_and_its_clones_have_its_batching_options(ray_cluster):
-    options = {"max_wait_ms": 5, "max_queue": 2, "buckets": (4,), "threads": 2}
+    options = {"max_wait_ms": 5, "max_queue": 2, "threads": 2}
     made = await RemoteModel.connect("batched", Scale(1), EXAMPLE, local_mode=True, **options)
     clone = await asyncio.to_thread(made.clone)
     for model in (made, clone):
         config = model._recipe.config
-        assert (config.max_wait_ms, config.max_queue, config.buckets, config.threads) == (5, 2, [4], 2)
+        assert (config.max_wait_ms, config.max_queue, config.threads) == (5, 2, 2)
         results = await asyncio.gather(*[model.forward(ONE) for _ in range(3)], return_exceptions=True)
         assert [isinstance(result, QueueFull) for result in results] == [False, False, True]
         await asyncio.to_thread(model.delete)

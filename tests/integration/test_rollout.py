@@ -398,8 +398,9 @@ def test_an_environment_that_raises_ends_the_rollout_by_name_after_the_failures_
 
 
 @pytest.mark.cluster
-def test_errors_of_an_environment_that_are_far_apart_do_not_end_the_rollout(job, tmp_path):
-    made = job(func="tripping", max_failures=1, failure_window_s=1e-6, size=10**5)
+def test_errors_of_an_environment_that_are_far_apart_do_not_end_the_rollout(job, tmp_path, monkeypatch):
+    monkeypatch.setattr("brayx.rollout.worker.FAILURE_WINDOW_S", 1e-6)
+    made = job(func="tripping", max_failures=1, size=10**5)
     made.publish()
     with made.workers() as workers:
         for times in (1, 2):

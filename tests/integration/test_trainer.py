@@ -211,11 +211,10 @@ def test_a_module_that_is_not_a_model_is_named(job, tmp_path):
 
 
 @pytest.mark.cluster
-def test_ray_train_ranks_learn_as_one_and_resume_from_their_checkpoint_when_one_is_killed(job):
+def test_ray_train_ranks_learn_as_one_and_resume_from_their_checkpoint_when_one_is_killed(job, monkeypatch):
     """Its one failure is more than ``max_failures``, and far from any other."""
-    job = job(
-        where="train", num_workers=2, num_steps=10**9, checkpoint_interval_s=0.5, max_failures=0, failure_window_s=0.1
-    )
+    monkeypatch.setattr("brayx.cluster.learner.FAILURE_WINDOW_S", 0.1)
+    job = job(where="train", num_workers=2, num_steps=10**9, checkpoint_interval_s=0.5, max_failures=0)
     learner = job.learner()
     until(lambda: newest_step(job.trial) > 0 or not learner.running, timeout_s=120)
     before, version = newest_step(job.trial), job.newest()

@@ -43,6 +43,7 @@ from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import ActorConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.grpc import GrpcDoor
+from brayx.actor.doors.native import MAX_CONNECTIONS
 from brayx.actor.table import MAX_WAITING, SessionTable
 from brayx.algorithms.ppo import PPO, PPOConfig
 from brayx.bridges import gym, pettingzoo
@@ -623,11 +624,11 @@ def test_sessions_end_as_the_readme_and_the_table_say(door: str, kind: str, body
 
 def test_limits_table_equals_the_defaults() -> None:
     rows = re.findall(r"^\| `(\w+)` \| ([\d.]+)( MiB)? \|", section("docs/guide-serve.md", "Limits"), re.M)
-    assert len(rows) == 6
+    assert len(rows) == 5
     for name, value, unit in rows:
         assert float(value) * (2**20 if unit else 1) == ActorConfig.model_fields[name].default, name
     fixed = re.findall(r"^\| not to be set \| (.*?) \|", section("docs/guide-serve.md", "Limits"), re.M)
-    assert fixed == [f"{MAX_HEADER_BYTES // 1024} KiB", str(MAX_WAITING)]
+    assert fixed == [str(MAX_CONNECTIONS), f"{MAX_HEADER_BYTES // 1024} KiB", str(MAX_WAITING)]
 
 
 def test_serve_arguments_equal_the_code() -> None:

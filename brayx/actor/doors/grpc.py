@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 
 from brayx.actor.config import ActorConfig
+from brayx.actor.doors.native import MAX_CONNECTIONS
 from brayx.actor.service import Holder, Reply, Service, attaches, leaves_running, to_typed
 from brayx.errors import (
     BodyTooLarge,
@@ -269,7 +270,7 @@ class GrpcListener:
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),  # otherwise two hosts could share a port
             ],
-            maximum_concurrent_rpcs=config.max_connections,
+            maximum_concurrent_rpcs=MAX_CONNECTIONS,
         )
         add_GamecoreServicer_to_server(_ServiceDoor(service, config), self._server)
 

@@ -31,6 +31,8 @@ from brayx.logs import limited
 
 logger = limited(__name__)
 
+MAX_CONNECTIONS = 8192
+"""Connections of a replica's native port; further ones get an error and are closed."""
 _BACKLOG = 1024
 _GATHERED_BYTES = 64 * 1024
 """Bytes that a connection buffers until the end of a loop iteration; more is sent at once."""
@@ -56,7 +58,7 @@ class DoorLimits:
 
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     max_header_bytes: int = MAX_HEADER_BYTES
-    max_connections: int = 8192
+    max_connections: int = MAX_CONNECTIONS
     max_in_flight: int = 256
     stall_s: float = 10.0
     idle_s: float = 60.0

@@ -47,7 +47,6 @@ class NativeDoors:
         self._application = application
         self._limits = DoorLimits(
             max_body_bytes=config.max_body_bytes,
-            max_connections=config.max_connections,
             idle_s=max(config.idle_timeout_s, _LEAST_IDLE_S),
         )
         self._websockets = WebSockets(app, self._limits, config.websocket_window_bits)

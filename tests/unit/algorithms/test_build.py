@@ -35,8 +35,8 @@ def test_an_unknown_name_or_option_is_refused():
         CONFIGS.validate_python({"name": "impalla"})
     with pytest.raises(ValidationError, match="clip_param"):
         CONFIGS.validate_python({"name": "impala", "clip_param": 0.1})
-    with pytest.raises(ValidationError, match="vtrace_lambda"):
-        CONFIGS.validate_python({"name": "impala", "vtrace_lambda": 1.5})
+    with pytest.raises(ValidationError, match="clip_rho"):
+        CONFIGS.validate_python({"name": "impala", "clip_rho": 0.0})
 
 
 @pytest.mark.parametrize("name", ["ppo", "impala"])

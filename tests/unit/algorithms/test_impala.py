@@ -13,9 +13,7 @@ from tests.unit.algorithms.test_returns import paper_vtrace
 
 OPTIONS = {
     "gamma": 0.97,
-    "vtrace_lambda": 0.9,
     "clip_rho": 1.5,
-    "clip_c": 0.8,
     "clip_pg_rho": 1.2,
     "max_grad_norm": None,
 }
@@ -41,8 +39,8 @@ def paper_gradient(table, batch, config):
         worth[obs].T,
         log_rho.T,
         turn[:, 1:].T,
-        lam=config.vtrace_lambda,
-        clips=(config.clip_rho, config.clip_c, config.clip_pg_rho),
+        lam=1.0,
+        clips=(config.clip_rho, 1.0, config.clip_pg_rho),
         gamma=config.gamma,
     )
     d_policy, d_worth, loss = np.zeros_like(policy), np.zeros_like(worth), 0.0
@@ -205,8 +203,8 @@ def test_priorities_are_mean_absolute_errors():
         worth[arrays["obs"]].T,
         log_rho.T,
         np.ones_like(mask.T, bool),
-        lam=0.9,
-        clips=(1.5, 0.8, 1.2),
+        lam=1.0,
+        clips=(1.5, 1.0, 1.2),
         gamma=0.97,
     )
     error = np.abs(target.T - worth[arrays["obs"]][:, :-1]) * mask

@@ -199,7 +199,7 @@ async def test_in_local_mode_others_are_served_between_the_calls_of_a_batch(monk
 
 @pytest.mark.parametrize("local", [True, False])
 async def test_forwards_are_batched_as_the_model_configures(monkeypatch, local):
-    options = {"max_batch_size": 4, "max_wait_ms": 10_000, "max_queue": 4, "buckets": [8, 4]}
+    options = {"max_batch_size": -4, "max_wait_ms": 10_000, "max_queue": 4}
     running = Running(monkeypatch, local=local, **options)
     model = RemoteModel("m")
     if local:
@@ -321,8 +321,8 @@ def test_a_failed_start_never_leaves_its_trial_running(kept, monkeypatch, tracki
 
 def test_batching_options_are_stored_for_every_process(kept):
     options = {"max_wait_ms": 5, "max_queue": 2, "threads": 2}
-    RemoteModel("m", *build(), buckets=(4,), local_mode=True, **options).close()
-    assert kept[0].config.model_dump(include={*options, "buckets"}) == {**options, "buckets": [4]}
+    RemoteModel("m", *build(), local_mode=True, **options).close()
+    assert kept[0].config.model_dump(include={*options}) == options
 
 
 def test_options_match_those_of_a_model_component(kept):

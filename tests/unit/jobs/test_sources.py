@@ -319,9 +319,6 @@ def test_actions_of_the_rollouts_environment_are_converted(tmp_path: Path) -> No
         assert sources.join(10.0)
     assert not sources.errors
     assert [fragment.action.tolist() for fragment in buffer.fragments] == [[[-1], [0.25], [1]]]
-    unscaled = check_learning(JobConfig.load(file, ["rollout.scale_actions=false", "trainer.algorithm.name=bc"])).env
-    assert unscaled is not None
-    assert not unscaled.converts
 
 
 def test_a_dataset_from_a_function_is_converted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

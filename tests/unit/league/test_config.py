@@ -61,7 +61,6 @@ MAIN = {"role": "main"}
         ({"teams": {"red": ["a"], "blue": ["a"]}}, "names seat 'a' more than once"),
         ({"teams": {"red": ["a"], "blue": ["b", "c"]}}, "seats is 2, and teams name 3"),
         ({"teams": {"red": [], "blue": ["b", "c"]}}, "at least 1 item"),
-        ({"recency": 0.0}, "greater than 0"),
         ({"gate": {"confidence": 1.0}}, "less than 1"),
     ],
 )

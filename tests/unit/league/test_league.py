@@ -203,7 +203,7 @@ def test_a_snapshot_is_due_by_the_steps_since_the_players_last() -> None:
 
 
 def test_a_snapshot_is_due_by_the_win_rate_over_who_can_be_drawn() -> None:
-    main = {"role": "main", "snapshot_every": None, "snapshot_at": 0.8, "snapshot_min_steps": 10}
+    main = {"role": "main", "snapshot_every": 40, "snapshot_at": 0.8}
     league = new({"main": main | {"against": {"x": 1.0}}, "x": {"role": "exploiter", "of": "main"}})
     assert league.due("main", 10) == ""
     for game in range(10):
@@ -359,7 +359,7 @@ def same_times(league: Playing, other: Playing) -> Playing:
 
 
 def test_books_reopened_in_the_middle_of_a_hundred_games_go_on(tmp_path: Path) -> None:
-    config = league_config(pool_size=6, recency=0.9)
+    config = league_config(pool_size=6)
     once = Playing(config, Ledger(":memory:"), seed=7)
     expected = [play_and_freeze(once, game) for game in range(50)]
     once.crown(once.pool[-1])
@@ -400,9 +400,9 @@ def test_a_game_that_is_given_again_is_counted_once_with_the_same_answer() -> No
 
 
 def test_books_equal_a_slow_count_of_the_games() -> None:
-    league = new(recency=0.9)
+    league = new()
     games = [play(league, f"g{game}", results_of(game)) for game in range(100)]
-    expected = slow_pairs(games, 0.9)
+    expected = slow_pairs(games, 0.99)
     assert league.payoff.state().keys() == expected.keys()
     for key, pair in league.payoff.state().items():
         assert pair == pytest.approx(expected[key])

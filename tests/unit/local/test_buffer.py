@@ -142,8 +142,9 @@ def test_a_refused_fragment_that_another_thread_took_in_has_the_line_of_its_push
     assert sink.summary()["fragments_dropped.refused"] == 2
 
 
-def test_what_is_pushed_while_the_buffer_is_held_is_bounded():
-    buffer, sink = made(max_pending=3)
+def test_what_is_pushed_while_the_buffer_is_held_is_bounded(monkeypatch):
+    monkeypatch.setattr("brayx.local.buffer.MAX_PENDING", 3)
+    buffer, sink = made()
     with buffer._lock:
         buffer.push(*(fragment(float(value)) for value in range(10)))
     buffer.push()

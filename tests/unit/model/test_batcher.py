@@ -375,11 +375,11 @@ async def hangs(rows):
     await asyncio.sleep(60)
 
 
-async def test_buckets_pad_with_the_last_row_and_drop_its_results(make, engine):
-    batcher = make(max_batch_size=8, buckets=(4, 8, 100))
+async def test_a_fixed_size_pads_with_the_last_row_and_drops_its_results(make, engine):
+    batcher = make(max_batch_size=-4)
     assert await asyncio.gather(*[batcher.submit(i) for i in range(3)]) == [0, 2, 4]
     assert await asyncio.gather(*[batcher.submit(i) for i in range(5)]) == [0, 2, 4, 6, 8]
-    assert engine.batches == [[0, 1, 2, 2], [0, 1, 2, 3, 4, 4, 4, 4]]
+    assert engine.batches == [[0, 1, 2, 2], [0, 1, 2, 3], [4, 4, 4, 4]]
 
 
 async def test_submit_many_is_one_batch_and_all_or_nothing_at_the_bound(make, engine):
@@ -441,7 +441,7 @@ async def test_nothing_is_left_on_the_loop_when_idle(make, clock):
 
 async def test_on_batch_receives_rows_time_and_wait(make, engine, clock):
     calls = []
-    batcher = make(max_wait_s=1000, deadline_s=5000, buckets=(4,), on_batch=lambda *args: calls.append(args))
+    batcher = make(max_wait_s=1000, deadline_s=5000, max_batch_size=-4, on_batch=lambda *args: calls.append(args))
     submitted = asyncio.gather(batcher.submit(1), batcher.submit(2))
     await clock.move(1000)
     await submitted

@@ -26,7 +26,6 @@ def test_defaults():
         {"deadline_s": 0},
         {"engine": "tensorflow"},
         {"placement": "moon"},
-        {"buckets": [0]},
         {"max_batchsize": 3},
         {"num_workers": 0},
         {"gpus_per_worker": -1},

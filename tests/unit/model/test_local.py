@@ -501,8 +501,6 @@ async def test_a_full_queue_refuses_a_batch(gated):
         (8, {"max_batch_size": -8}, [8]),
         (17, {"max_batch_size": -8}, [8, 8, 8]),
         (1025, {"max_batch_size": -512}, [512, 512, 512]),
-        (17, {"max_batch_size": 8, "buckets": (2, 4)}, [8, 8, 2]),
-        (11, {"max_batch_size": 8, "buckets": (4, 8)}, [8, 4]),
     ],
 )
 async def test_columns_are_padded_like_batches(make, engine, count, options, seen):

@@ -124,12 +124,12 @@ def test_push_what_fits_never_drops(pushes):
 
 
 def test_waiting_for_the_rate_counts_as_waiting_for_room():
-    buffer = ReplayBuffer(changed(sampler="uniform", samples_per_insert=1.0, min_columns=2, error_buffer=4.0))
+    buffer = ReplayBuffer(changed(sampler="uniform", samples_per_insert=1.0, min_columns=2))
     rest = buffer.push_what_fits(columns(10))
-    assert len(rest) == 4 * 4
-    assert buffer.stats()["columns"] == 6
+    assert len(rest) == 5 * 4
+    assert buffer.stats()["columns"] == 5
     assert buffer.pop() is not None
-    assert len(buffer.push_what_fits(rest)) == 4 * 2
+    assert len(buffer.push_what_fits(rest)) == 3 * 4
     assert not buffer.dropped
 
 

@@ -557,7 +557,7 @@ def test_actions_of_the_environment_are_converted_to_a_policys_or_refused(tmp_pa
     if kind in SAVE and actions is None:
         with pytest.raises(ConfigError, match=r"nothing says whether .* the environment's, Box \[1\] from 0 to 10, or"):
             dataset.for_env(BOX)
-        dataset.for_env(ActionSpec.of(SPACES.Box(0, 10, (1,))))  # without scale_actions both are the same
+        dataset.for_env(ActionSpec.of(SPACES.Box(0, 10, (1,))))
         dataset.for_env(ActionSpec.of(SPACES.Box(-1, 1, (1,)), scale=True))
         return
     found = dataset.for_env(BOX)

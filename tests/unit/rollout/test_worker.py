@@ -8,11 +8,11 @@ HOUR_S = 3600.0
 
 
 def test_errors_far_apart_do_not_add_up():
-    failures = Failures(HOUR_S)
+    failures = Failures()
     assert [failures.add(day * 24 * HOUR_S) for day in range(30)] == [1] * 30
     assert len(failures.at) == 1, "old errors are forgotten"
 
 
 def test_errors_within_the_window_add_up():
-    failures = Failures(HOUR_S)
+    failures = Failures()
     assert [failures.add(at) for at in (0.0, 10.0, 3000.0, 3605.0, 9000.0)] == [1, 2, 3, 3, 1]
