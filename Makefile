@@ -16,6 +16,8 @@ WORKERS := $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
 export RAY_USAGE_STATS_ENABLED := 0
 export MLFLOW_DISABLE_TELEMETRY := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start hundreds of processes, which would all compile the same files.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo lint test test-cluster test-learning test-chaos bench lock clean
 
@@ -25,39 +27,42 @@ help: ## this list
 setup: $(STAMP) ## create .venv with the pinned packages and brayx itself
 
 # The lock is whole, so pip need not resolve it, which takes minutes; only torch brings more where it is a CUDA build.
-# pip settles differences: an interrupted or outdated environment is mended, not made again.
+# pip settles differences: an interrupted or outdated environment is mended, not made again. It would compile the
+# packages on one core, so that is left to compileall, which uses all.
 # An older one has rfc3987-syntax, with which each process of Ray takes 2 s longer to start.
 $(STAMP): requirements.lock pyproject.toml
 	@[ -n "$(PYTHON)" ] || { echo "make: no Python 3.11, 3.12 or 3.13 found: name one with PYTHON=" >&2; exit 1; }
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-deps --requirement <(grep -v '^torch==' requirements.lock)
-	$(BIN)/python -m pip install --quiet --constraint requirements.lock \
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --requirement <(grep -v '^torch==' requirements.lock)
+	$(BIN)/python -m pip install --quiet --no-compile --constraint requirements.lock \
 		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "$$(grep '^torch==' requirements.lock)"
 	$(BIN)/python -m pip uninstall -qq --yes rfc3987-syntax lark
+	-$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 demo: setup ## train a CartPole champion through the door, then evaluate it
 	$(BIN)/brayx demo $(ARGS)
 
+# mypy's first run takes one core for most of a minute. Meanwhile the other core compiles what the tests import, which
+# each worker would do again.
 lint: setup ## formatting, lint, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	[ -d .mypy_cache ] || $(BIN)/pytest --collect-only -qq tests > /dev/null 2>&1 & \
+	$(BIN)/mypy && wait && $(BIN)/lint-imports
 
 # There is one worker more than cores, since many tests start processes and wait for them. A worker takes a file at a
 # time, and one takes all of tests/integration (tests/conftest.py): so these come first, and the unit tests last.
-# Beside others a test may miss a deadline that it keeps alone: up to seven that failed are run again, one at a time.
-# pytest exits with 1 only if every test ran; after an eighth failure, or if processes are left, nothing is repeated.
-test: lint ## lint, then every test but the three below; failed ones run again, alone
-	@$(BIN)/pytest --maxfail 8 --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
-		tests/integration tests/end_to_end tests/notebooks tests/unit $(ARGS) || { [ $$? = 1 ] && \
-		echo "make test: what failed beside others (above) runs again, alone" && \
-		$(BIN)/pytest --last-failed --last-failed-no-failures none --verbose tests $(ARGS); }
+PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
+test: lint ## lint, then every test but the three below
+	$(BIN)/pytest $(PARALLEL) tests/integration tests/end_to_end tests/notebooks tests/unit $(ARGS)
+
+# Tests with the marker `alone` miss a deadline beside others, for the reason that stands at the marker.
 test-cluster: setup ## jobs with a Ray of their own, and whole trainings that are killed and resumed
-	$(BIN)/pytest -m cluster --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder tests $(ARGS)
+	$(BIN)/pytest -m cluster $(PARALLEL) tests $(ARGS)
+	$(BIN)/pytest -m alone $$(grep -rlF pytest.mark.alone tests --include 'test_*.py') $(ARGS)
 
 test-learning: setup ## trains with three seeds to the target: minutes
 	$(BIN)/pytest -m learning tests $(ARGS)

@@ -12,7 +12,6 @@ import logging
 import os
 import secrets
 import signal
-import sqlite3
 import sys
 import tempfile
 import time
@@ -29,6 +28,7 @@ from brayx.logs import limit
 from brayx.replay.config import STREAM_ENVIRONMENT
 from brayx.temporary import temporary_files
 from tests.processes import SESSION_MARK, ours, ray_trouble
+from tests.stores import new_store
 
 LEFTOVER_WAIT_S = 15.0
 _ON_RAY = "tests/integration/"
@@ -120,30 +120,11 @@ def ray_cluster() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def _migrated_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def new_tracking_db() -> Callable[[Path], str]:
+    """Makes a fresh, migrated sqlite store in a folder, and gives its URI."""
     from brayx.tracking import initialise, tracking_uri
 
-    path = tmp_path_factory.mktemp("migrated") / "mlflow.db"
-    initialise(tracking_uri(path))
-    return path
-
-
-@pytest.fixture(scope="session")
-def new_tracking_db(_migrated_db: Path) -> Callable[[Path], str]:
-    """Makes a fresh, migrated sqlite store in a folder, and gives its URI: a copy, since MLflow's migrations take
-    seconds."""
-    from brayx.tracking import initialise, tracking_uri
-
-    def new(folder: Path) -> str:
-        path = folder / "mlflow.db"
-        with (
-            contextlib.closing(sqlite3.connect(_migrated_db)) as source,
-            contextlib.closing(sqlite3.connect(path)) as to,
-        ):
-            source.backup(to)
-        return initialise(tracking_uri(path))
-
-    return new
+    return lambda folder: initialise(tracking_uri(new_store(folder)))
 
 
 @pytest.fixture
@@ -186,7 +167,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fails the session if a process it started is still there: nothing may outlive the tests, ports included. Its exit
-    code is not that of failed tests, which `make test` repeats.
+    code is not that of failed tests.
 
     A mark in their environment identifies them, because an orphan has another parent. With pytest-xdist, each worker
     has a separate mark and checks its own processes; the controller only gets the result.

@@ -27,11 +27,14 @@ from brayx.metrics.charts import NUMBERS_FILE
 from brayx.shutdown import marked
 from brayx.tracking import Trial, tracking_uri
 from tests.processes import RAY_IS_LATE, ray_trouble
+from tests.stores import new_store
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "pipelines" / "templates"
 BIN = Path(sys.executable).parent
 MARK = "BRAYX_TEST_COMMAND"
+WRITES_TRIALS = ("train", "demo", "tune")
+"""Commands that make an MLflow store where there is none."""
 FREE_PORTS = ("actor.port=0", "actor.native_port=0", "actor.tcp_port=0")
 """Overrides of a job with free ports."""
 NO_RAY = """
@@ -223,7 +226,12 @@ def setting(*options: str) -> list[str]:
 
 
 def brayx(folder: Path, *words: str, environment: Mapping[str, str | None] | None = None) -> Command:
-    """``brayx WORDS`` running in ``folder``."""
+    """``brayx WORDS`` running in ``folder``. If it writes trials, there is an empty store, unless one was made before.
+
+    That a command makes its store itself: `tests/end_to_end/test_new.py`.
+    """
+    if words[0] in WRITES_TRIALS and not (folder / "mlflow.db").exists():
+        new_store(folder)
     return Command(["brayx", *words], folder, environment)
 
 

@@ -521,6 +521,7 @@ async def test_a_store_without_a_job_can_be_looked_at(tmp_path: Path) -> None:
         assert (await client.delete("/api/sessions?session=x")).status_code == 404
 
 
+@pytest.mark.cluster
 def test_a_training_is_watched_and_stopped(tmp_path: Path) -> None:
     job_folder(tmp_path)
     options = setting(*FREE_PORTS, "console_port=0", "trainer.num_steps=1000000", "trainer.target_return=null")

@@ -115,6 +115,7 @@ def test_agents_of_one_game_learn_together_through_the_door_and_are_served(folde
     assert statistics.fmean(game["bow"] for game in games) > 1.8 * BY_CHANCE, games
 
 
+@pytest.mark.cluster
 def test_agents_as_rows_learn_the_same_without_a_door(folder: Path) -> None:
     with brayx(folder, "train", "crew/crew_rows.yaml", environment=without_ray(folder)) as training:
         assert training.ended() == 0, training.err

@@ -364,6 +364,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.cluster
 def test_sac_learns_with_the_networks_that_are_made_for_it(tmp_path: Path) -> None:
     with Command(["python", "-c", SOFT], tmp_path, without_ray(tmp_path)) as command, said_on_failure(command):
         assert command.ended() == 0

@@ -143,6 +143,7 @@ def test_ctrl_c_prints_the_standings_and_a_restart_that_was_killed_goes_on(folde
     assert client.get_run(before).info.status == "FINISHED"
 
 
+@pytest.mark.cluster
 def test_a_player_that_diverges_is_out_and_the_league_goes_on(folder: Path) -> None:
     text = (folder / "league.yaml").read_text()
     broken = "exploiter: {role: exploiter, of: main, share: 0.3, trainer: {hooks: break_it},"

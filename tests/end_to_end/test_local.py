@@ -95,6 +95,7 @@ def shown(folder: Path, trial: Trial, part: str = "") -> EventAccumulator:
     return EventAccumulator(str(folder / "tensorboard" / "cartpole" / f"main {trial.run_id[:8]}" / part)).Reload()
 
 
+@pytest.mark.cluster
 def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folder: Path) -> None:
     with (folder / "cartpole.yaml").open("a") as job:
         job.write("\nrecording: {kind: recording, every: 2, to_trial: 2, flush_s: 0.5, frames: render}\n")

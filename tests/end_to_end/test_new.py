@@ -19,7 +19,7 @@ TESTS = {"league": 18}
 
 @pytest.mark.parametrize(
     "template",
-    [kind if kind in ("rl", "imitation") else pytest.param(kind, marks=pytest.mark.cluster) for kind in KINDS],
+    [kind if kind == "rl" else pytest.param(kind, marks=pytest.mark.cluster) for kind in KINDS],
 )
 def test_a_new_project_passes_its_own_tests(tmp_path: Path, template: str) -> None:
     folder = new_project("mine", template, tmp_path)[0].parent

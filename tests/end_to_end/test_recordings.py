@@ -126,6 +126,7 @@ def test_an_export_to_minari_is_read_back_equal(recordings: Path, tmp_path: Path
     assert "cartpole is not empty" in again.err
 
 
+@pytest.mark.cluster
 def test_a_clone_acts_like_the_records(recordings: Path, tmp_path: Path) -> None:
     yaml = job_folder(tmp_path)
     job = safe_load(yaml.read_text())

@@ -69,6 +69,7 @@ def play(url: str) -> list[int]:
     return actions
 
 
+@pytest.mark.cluster
 def test_the_shipped_file_before_any_champion_serves_untrained_and_says_what_to_run(
     tmp_path: Path, tracking_db: str
 ) -> None:

@@ -160,7 +160,9 @@ def there(name: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("placement", ["local", pytest.param("remote", marks=pytest.mark.chaos)])
+@pytest.mark.parametrize(
+    "placement", [pytest.param("local", marks=pytest.mark.cluster), pytest.param("remote", marks=pytest.mark.chaos)]
+)
 def test_a_canary_its_promotion_and_a_replica_that_is_killed(
     door: str, tracking_db: str, tmp_path: Path, placement: str
 ) -> None:

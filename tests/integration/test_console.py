@@ -33,6 +33,7 @@ from tests.processes import ours
 from tests.waiting import until
 
 WAIT_S = 60.0
+pytestmark = pytest.mark.cluster
 BOARD = """
 import json
 
@@ -272,7 +273,6 @@ def test_keys_have_scopes_and_a_games_door_has_no_control(served: Served) -> Non
         console_application(served.job.job.model_copy(update={"console_port": None}), served.job.uri)
 
 
-@pytest.mark.cluster
 def test_a_replica_that_is_killed_while_its_session_is_followed_is_reported(served: Served) -> None:
     """A canary's share, set before by a console that has ended, is the new replica's too."""
     served.console.post("/api/canaries/model", {"share": 1.0})

@@ -168,6 +168,7 @@ async def test_sessions_live_on_either_replica_and_never_mix(echo: str) -> None:
         assert locate(clients[0].session or "gone") is None
 
 
+@pytest.mark.cluster
 async def test_a_killed_replica_loses_its_own_sessions_and_each_loss_is_reported_once(echo: str) -> None:
     async with sessions(echo, 16) as clients:
         where = {client: locate(client.session) for client in clients}
@@ -193,6 +194,7 @@ async def test_a_killed_replica_loses_its_own_sessions_and_each_loss_is_reported
         await asyncio.to_thread(until, lambda: len(replicas()) == 2, "Serve starting the replica again", WAIT_S)
 
 
+@pytest.mark.cluster
 async def test_sessions_with_snapshots_survive_a_killed_replica_and_report_the_tick_they_resumed_at(
     echo: str,
 ) -> None:
@@ -219,6 +221,7 @@ async def test_sessions_with_snapshots_survive_a_killed_replica_and_report_the_t
     await asyncio.to_thread(until, lambda: len(replicas()) == 2, "Serve starting the replica again", WAIT_S)
 
 
+@pytest.mark.cluster
 async def test_a_killed_serve_controller_costs_no_replica_and_no_session(echo: str) -> None:
     def controller() -> int:
         """Its process; 0 while there is none."""
@@ -278,6 +281,7 @@ def test_a_replicas_serve_port_refuses_pickles_without_the_token(echo: str, tmp_
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.cluster
 async def test_sessions_move_without_an_error_when_their_replica_is_scaled_away(echo: str) -> None:
     """Over HTTP and over WebSocket, each on both replicas."""
     until(lambda: len(replicas()) == 2, "two replicas", WAIT_S)
@@ -303,6 +307,7 @@ def replicas() -> set[str]:
     return set(ray.get(directory.addresses.remote(), timeout=WAIT_S))
 
 
+@pytest.mark.cluster
 async def test_a_killed_directory_comes_back_and_sessions_go_on(echo: str) -> None:
     until(lambda: len(replicas()) == 2, "two replicas", WAIT_S)
     async with sessions(echo, 8) as clients:
@@ -320,6 +325,7 @@ async def test_a_killed_directory_comes_back_and_sessions_go_on(echo: str) -> No
         assert await play_until(clients[:1], iter([False, True]).__next__) == 1
 
 
+@pytest.mark.cluster
 async def test_a_session_whose_owner_died_while_the_directory_was_down_is_reported_lost_once(echo: str) -> None:
     until(lambda: len(replicas()) == 2, "two replicas", WAIT_S)
     written = renewals(DIRECTORY)

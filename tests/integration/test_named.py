@@ -41,6 +41,7 @@ def factor(value):
     return {"factor": np.array([value], np.float32)}
 
 
+@pytest.mark.cluster
 def test_a_model_in_local_mode_continues_from_its_checkpoint_when_its_weights_are_gone(ray_cluster, tracking_db):
     model = RemoteModel(
         "left", Scale(1), EXAMPLE, local_mode=True, checkpoint_interval=timedelta.resolution, tracking=tracking_db,

@@ -191,6 +191,7 @@ def test_a_stream_without_any_push_can_be_ended(ray_cluster):
         assert (got, failed) == ([], [])
 
 
+@pytest.mark.cluster
 def test_a_killed_read_task_is_an_error_and_a_new_stream_goes_on(ray_cluster):
     with running_buffer() as (name, actor):
         dataset = replay_dataset(name)
@@ -220,6 +221,7 @@ def _read_task_pids():
     return [process.pid for process in ours("ReadReplay")]
 
 
+@pytest.mark.cluster
 def test_reading_without_ray_data_goes_on_after_the_buffer_died(ray_cluster):
     def pid(actor):
         try:

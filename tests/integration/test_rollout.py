@@ -273,6 +273,7 @@ def test_nothing_is_lost_when_the_rate_allows_less_than_one_worker_brings(job):
     assert stats["samples"] > 8 * (stats["inserts"] - 8) - 40, "waiting data keeps the rate"
 
 
+@pytest.mark.cluster
 def test_a_killed_worker_is_replaced_and_loses_only_its_fragment_and_others_join_and_leave(job):
     made = job(size=64)
     made.publish()

@@ -109,6 +109,7 @@ def test_closing_a_handle_ends_a_push_that_waits_for_a_hung_shard(ray_cluster):
             buffer.push(columns(2), drop=False)
 
 
+@pytest.mark.cluster
 def test_attaching_waits_for_a_shard_that_restarts(ray_cluster):
     with running(num_workers=2) as buffer:
         for number in range(2):
@@ -269,6 +270,7 @@ def _statistics(executor):
     return sum(blocks)
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("through_ray_data", [True, False])
 def test_the_stream_reads_from_all_shards_and_goes_on_when_one_dies(ray_cluster, through_ray_data):
     hub_name = f"hub-{uuid.uuid4().hex[:8]}"

@@ -264,6 +264,7 @@ def test_ranks_that_cannot_start_are_not_tried_for_ever(job, monkeypatch):
     assert learner.state() == "has ended"
 
 
+@pytest.mark.cluster
 def test_a_job_that_starts_from_registered_weights_and_is_stopped_in_its_console_leaves_nothing_in_ray(
     ray_cluster, tracking_db, tmp_path
 ):

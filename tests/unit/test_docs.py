@@ -690,7 +690,7 @@ def test_the_map_of_promises_says_which_suite_runs_a_file() -> None:
     table = (ROOT / "docs" / "testing.md").read_text().partition("## Which test keeps which promise")[2]
     for name, suites in re.findall(r"`(tests/(?:unit|integration|end_to_end)/[\w/]+\.py)`(?: \(([a-z, ]+)\))?", table):
         text = (ROOT / name).read_text()
-        marked = [suite for suite in ("cluster", "chaos", "learning") if f"pytest.mark.{suite}" in text]
+        marked = [suite for suite in ("cluster", "chaos", "learning", "alone") if f"pytest.mark.{suite}" in text]
         assert suites == ", ".join(marked), f"{name} runs in make test and {marked}"
 
 

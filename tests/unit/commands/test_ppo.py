@@ -229,7 +229,7 @@ gymnasium.register("Hanging-v0", Hanging)
 """
 
 
-@pytest.mark.cluster
+@pytest.mark.alone(reason="eight seconds to end, of which starting MLflow takes four on an idle machine")
 @pytest.mark.slow  # runs the whole command, and the seconds that it has to end
 def test_ctrl_c_ends_a_command_whose_environment_hangs(tmp_path, tracking_db):
     (tmp_path / "hanging.py").write_text(HANGING)
@@ -251,7 +251,7 @@ def test_ctrl_c_ends_a_command_whose_environment_hangs(tmp_path, tracking_db):
     assert not list(temporary.glob("brayx-*")), "nor are its files left"
 
 
-@pytest.mark.cluster  # it has eight seconds, in which MLflow may still start on a machine that runs other tests, too
+@pytest.mark.alone(reason="eight seconds to end, in which MLflow may still start beside other tests")
 def test_ctrl_c_gives_up_a_long_evaluation_and_what_was_learned_is_kept(tracking_db):
     words = ["--env", "CartPole-v1", "--distributed", "false", "--epochs", "1", "--tracking", tracking_db]
     words += ["--timesteps", "1", "--log-interval", "1", "--eval-episodes", str(10**9)]
