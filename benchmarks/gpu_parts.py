@@ -149,13 +149,7 @@ def acting(folder: Path, quick: bool) -> Part:
 
 
 _BRAYX = f"{sys.executable} -m brayx.commands.cli"
-_OPEN = [
-    "console_port=null",
-    "actor.port=0",
-    "actor.native_port=0",
-    "actor.tcp_port=0",
-    "actor.episode_save_interval=null",
-]
+_OPEN = ["console_port=null", "actor.port=0", "actor.native_port=0", "actor.tcp_port=0"]
 _GYM = f"{_BRAYX} gamecore gym CartPole-v1 --url {{tcp_url}} --seed {{index}} --at-once 8 --quiet"
 _GAMES = f"actor.gamecores.0.command={_GYM}"
 _LEARNS = "trainer.use_gpu=true"
