@@ -256,9 +256,15 @@ def test_clones_have_their_own_weights_and_lineage(model):
             model.clone(name=clone.name)
 
 
-def test_forwards_over_http(serve_instance):
-    model = RemoteModel("door", Scale(2), EXAMPLE, OFFSET, route_prefix="/door", cors_origins=["*"])
+@pytest.fixture(scope="module")
+def door(serve_instance):
+    """A model with doors of its own."""
+    made = RemoteModel("door", Scale(2), EXAMPLE, OFFSET, route_prefix="/door", cors_origins=["*"])
+    yield made
+    made.delete()
 
+
+def test_forwards_over_http(serve_instance, door):
     def post(body, kind):
         request = urllib.request.Request(f"{serve_instance}/door", body, {"content-type": kind})
         try:
@@ -280,7 +286,6 @@ def test_forwards_over_http(serve_instance):
     np.testing.assert_array_equal(unpack(body)[0]["scaled"], 2 * x)
     status, body = post(json.dumps({"args": [{"x": [1, 2, 3]}, 1], "version": 9}).encode(), JSON)
     assert (status, from_wire(body).code) == (404, "version_unknown")
-    model.delete()
 
 
 @pytest.mark.chaos
@@ -325,15 +330,14 @@ async def test_a_replica_that_dies_in_a_forward_is_an_error_over_http_and_retrie
     await asyncio.to_thread(model.delete)
 
 
-async def test_forwards_over_grpc(serve_instance, grpc_ingress):
-    model = await asyncio.to_thread(RemoteModel, "dialled", Scale(2), EXAMPLE, OFFSET, route_prefix="/dialled")
-    dialled = await DialledModel.connect(f"grpc://{grpc_ingress.grpc}/model-dialled", deadline_s=30)
-    assert dialled.spec == model.spec
+async def test_forwards_over_grpc(grpc_ingress, door):
+    dialled = await DialledModel.connect(f"grpc://{grpc_ingress.grpc}/model-door", deadline_s=30)
+    assert dialled.spec == door.spec
     with pytest.raises(ShapeMismatch, match="offset"):
         dialled.spec.check((X,))
     forwards = await asyncio.gather(*[dialled.forward(X, np.float32(i)) for i in range(32)])
     assert [forward.outputs["scaled"].tolist() for forward in forwards] == [[2 + i, 4 + i, 6 + i] for i in range(32)]
-    assert await asyncio.to_thread(model.publish_weights, factor(3)) == 2
+    assert await asyncio.to_thread(door.publish_weights, factor(3)) == 2
     async with asyncio.timeout(120):
         while (newest := await dialled.forward(X, ZERO)).policy_version < 2:
             pass
@@ -348,7 +352,6 @@ async def test_forwards_over_grpc(serve_instance, grpc_ingress):
         await dialled.forward(X, ZERO, version=9)
     assert raised.value.details["nearest"] == 2
     await dialled.close()
-    await asyncio.to_thread(model.delete)
 
 
 async def test_a_job_s_model_is_served_alone(serve_instance, grpc_ingress, tracking_db):

@@ -68,7 +68,7 @@ def test_a_trial_that_ends_before_mlflow_starts_still_has_a_curve(tracking_db, m
     assert [(point.step, point.value) for point in history] == [(10, 1.0), (20, 2.0), (30, 3.0)]
 
 
-@pytest.mark.slow  # starts MLflow in separate processes
+@pytest.mark.usefixtures("shared_mlflow")
 def test_a_trial_is_saved_interrupted_and_resumed(tmp_path, tracking_db, monkeypatch):
     uri = tracking_db
     assert not may_resume(tracking_uri(tmp_path / "none.db"), "project", "name")
@@ -90,10 +90,11 @@ def test_a_trial_is_saved_interrupted_and_resumed(tmp_path, tracking_db, monkeyp
                     clerk.save(checkpoint(tmp_path, 5), 5, {})
             return exchange(verb, *rest)
 
-        monkeypatch.setattr(clerk._process, "exchange", exchange_late)
-        clerk.settle()
-        assert not late
-        trial = clerk.close("KILLED")
+        with monkeypatch.context() as patch:
+            patch.setattr(clerk._process, "exchange", exchange_late)
+            clerk.settle()
+            assert not late
+            trial = clerk.close("KILLED")
     finally:
         clerk.end()
     assert trial.metrics()["replay/env_steps"] == 100
@@ -142,7 +143,7 @@ def test_nothing_waits_for_mlflow_to_start(tmp_path, tracking_db):
         clerk.end()
 
 
-@pytest.mark.slow  # starts MLflow in a separate process
+@pytest.mark.usefixtures("shared_mlflow")
 def test_the_clerks_process_does_the_work_that_needs_mlflow(tmp_path, tracking_db):
     clerk = Clerk("project", "name", tracking_db, {})
     try:
@@ -162,7 +163,7 @@ def test_the_clerks_process_does_the_work_that_needs_mlflow(tmp_path, tracking_d
         clerk.end()
 
 
-@pytest.mark.slow  # starts MLflow in a separate process
+@pytest.mark.usefixtures("shared_mlflow")
 def test_a_checkpoint_that_cannot_be_kept_costs_neither_the_next_nor_the_trials_end(tmp_path, tracking_db):
     clerk = Clerk("project", "name", tracking_db, {})
     try:
@@ -190,6 +191,7 @@ def test_a_checkpoint_that_cannot_be_kept_costs_neither_the_next_nor_the_trials_
     assert trial.metrics()["learner/checkpoints_failed"] == 2
 
 
+@pytest.mark.usefixtures("shared_mlflow")
 def test_a_store_that_cannot_be_opened_is_an_error(tmp_path):
     (tmp_path / "mlflow.db").write_text("this is no database, " * 100)
     clerk = Clerk("project", "name", tracking_uri(tmp_path / "mlflow.db"), {})
@@ -283,7 +285,7 @@ class Unreadable(str):
         return int, ("no number",)
 
 
-@pytest.mark.slow  # starts MLflow in a separate process
+@pytest.mark.usefixtures("shared_mlflow")
 def test_a_trial_ends_even_if_its_last_metrics_cannot_be_written(tracking_db):
     recorder = Recorder()
     recorder.add("env_steps", 1.0, note=Unreadable("note"))

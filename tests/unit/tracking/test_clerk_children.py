@@ -89,7 +89,7 @@ def test_whether_a_child_may_resume_is_known_without_mlflow(tracking_db):
     assert not may_resume(tracking_db, "project", "left", "main")
 
 
-@pytest.mark.slow  # starts MLflow in a separate process
+@pytest.mark.usefixtures("shared_mlflow")
 def test_trials_that_are_written_at_once_stay_apart(tmp_path, tracking_db):
     with league(tracking_db, kept=1) as parent:
         children = [parent.child(name, {"role": name}, kept=2) for name in ("one", "two", "three")]
@@ -158,7 +158,7 @@ def test_a_killed_league_resumes_with_its_children(tmp_path, tracking_db):
     assert [trial.status for trial in begun] == ["KILLED", "KILLED", "KILLED", "FINISHED"]
 
 
-@pytest.mark.slow  # starts MLflow in separate processes
+@pytest.mark.usefixtures("shared_mlflow")
 def test_leagues_do_not_share_the_names_of_their_children(tmp_path, tracking_db):
     killed = {}
     for number, name in enumerate(("left", "right")):
@@ -216,7 +216,7 @@ def test_a_child_ends_alone_and_its_parent_ends_the_rest(tmp_path, tracking_db):
     assert names_in(tracking_db) == ["first", "first", "league", "second"]
 
 
-@pytest.mark.slow  # starts MLflow in a separate process
+@pytest.mark.usefixtures("shared_mlflow")
 def test_what_fails_for_one_trial_does_not_affect_the_others(tmp_path, tracking_db):
     with league(tracking_db) as parent:
         bad, good, misnamed = (parent.child(name, {}) for name in ("bad", "good", "mis/named"))
@@ -246,7 +246,7 @@ def test_what_fails_for_one_trial_does_not_affect_the_others(tmp_path, tracking_
     assert trials[2].metrics()["replay/env_steps"] == 3
 
 
-@pytest.mark.slow  # starts MLflow in a separate process
+@pytest.mark.usefixtures("shared_mlflow")
 def test_a_trials_metrics_are_sent_while_others_make_requests(tracking_db):
     with league(tracking_db) as parent:
         child = parent.child("quiet", {})
@@ -260,6 +260,7 @@ def test_a_trials_metrics_are_sent_while_others_make_requests(tracking_db):
         until(is_written, "a write of the quiet trial's metrics")
 
 
+@pytest.mark.usefixtures("shared_mlflow")
 def test_children_of_a_store_that_cannot_be_opened_report_it(tmp_path):
     (tmp_path / "mlflow.db").write_text("this is no database, " * 100)
     with league(f"sqlite:///{tmp_path}/mlflow.db") as parent:
