@@ -26,15 +26,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks.servers import TEMPLATE
 from benchmarks.tables import Table, machine, median, median_ratio, show
 from benchmarks.ticks import compiled
+
+if TYPE_CHECKING:
+    from brayx.recording.columns import Columns
 
 AGENTS = ("echo", "cartpole", "screen")
 _WARM_UP_S = 0.3
@@ -188,19 +191,27 @@ def cpu_s(pid: int) -> float:
     return total / ticks_per_s if total else math.nan
 
 
+def _columns(bodies: Sequence[bytes], reply: bytes, attributes: Sequence[Mapping[str, Any]]) -> Columns:
+    """The columns of ticks at 60 ticks/s."""
+    from brayx.recording.columns import columns_by_field
+
+    count = len(bodies)
+    times = (range(count), np.arange(count) / 60, [1e-4] * count)
+    nothing: tuple[Any, ...] = ([""] * count, [b""] * count, [0.0] * count, [()] * count)
+    return columns_by_field(*times, bodies, [reply] * count, attributes, *nothing)
+
+
 def reading(many: int) -> Table:
     """A session of a million ticks, in files of 300 as a game of 60 ticks/s writes them; and ``many`` sessions."""
     from brayx.recording import open as open_recordings
-    from brayx.recording.columns import Tick, columns_of, packed
+    from brayx.recording.columns import packed
     from brayx.recording.index import Part
     from brayx.recording.writer import Folder
 
     table = Table(["reading", ">what", ">took"])
     body = '{"obs":[%d.5,0.25,0.125,1.0]}'
-    ticks = [
-        Tick(at, at / 60, 1e-4, (body % at).encode(), b'{"action":1}', {"x": float(at)}) for at in range(_PER_FILE)
-    ]
-    columns = packed(columns_of(ticks))
+    bodies = [(body % at).encode() for at in range(_PER_FILE)]
+    columns = packed(_columns(bodies, b'{"action":1}', [{"x": float(at)} for at in range(_PER_FILE)]))
     with tempfile.TemporaryDirectory(prefix="brayx-recording-") as temporary:
         folder = Folder(temporary, 10**12)
         for at in range(1_000_000 // _PER_FILE):
@@ -219,7 +230,7 @@ def reading(many: int) -> Table:
         folder = Folder(temporary, 10**12)
         for at in range(0, many, _SESSIONS_PER_FILE):
             names = [f"game-{number}" for number in range(at, min(at + _SESSIONS_PER_FILE, many))]
-            columns = packed(columns_of(ticks[:1] * len(names)))
+            columns = packed(_columns(bodies[:1] * len(names), b'{"action":1}', [{"x": 0.0}] * len(names)))
             folder.write([Part(name, name, 0.0, 0, 1, end="stop") for name in names], columns)
         began = time.perf_counter()
         episodes = open_recordings(temporary)
@@ -253,7 +264,6 @@ def pictures(height: int, width: int, count: int) -> list[np.ndarray]:
 def showing() -> Table:
     """Frames of a session of 300 ticks: the cost of encoding, their size, and the time until one is shown."""
     from brayx.recording import open as open_recordings
-    from brayx.recording.columns import Tick, columns_of
     from brayx.recording.index import Part
     from brayx.recording.packer import Packer
     from brayx.recording.writer import Folder
@@ -261,7 +271,7 @@ def showing() -> Table:
     table = Table(["frames", ">kB each", ">encoded in", ">the next in", ">any in", ">any, p95"])
     for height, width in ((84, 84), (480, 640), (720, 1280)):
         images = pictures(height, width, _FRAMES)
-        columns = columns_of([Tick(at, at / 60, 1e-4, b"", b"", {"screen": images[at]}) for at in range(_FRAMES)])
+        columns = _columns([b""] * _FRAMES, b"", [{"screen": image} for image in images])
         columns.frames = images
         with tempfile.TemporaryDirectory(prefix="brayx-recording-") as temporary:
             packer = Packer(lambda folder=temporary: Folder(folder, 10**12), flush_s=math.inf)  # type: ignore[misc]

@@ -1,10 +1,13 @@
-"""Reads text files that users write; the error for a file that is not UTF-8 names its encoding or the bad line."""
+"""Reads text files that users write, and writes files whole. The error for a file that is not UTF-8 names its encoding
+or the bad line."""
 
 from __future__ import annotations
 
 import codecs
 import errno
 from pathlib import Path
+
+from brayx.errors import ConfigError
 
 _MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",  # before UTF-16, whose mark is its beginning
@@ -31,6 +34,20 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise _not_utf8(f"line {line} has the byte 0x{data[error.start]:02x}, which is not UTF-8", path) from None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a UTF-8 file, whole or not at all.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}", file=str(path)) from None
 
 
 def _not_utf8(what: str, path: Path) -> OSError:

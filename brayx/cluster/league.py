@@ -98,7 +98,7 @@ class _LeagueActor(League):
         return super().freeze(player, version, digest, env_steps)
 
     def crown(self, candidate: Member) -> Verdict:
-        return Verdict(True, "it is champion") if candidate == self.champion else super().crown(candidate)
+        return Verdict(True, "it is champion") if candidate == self.champion() else super().crown(candidate)
 
     def weights(self, version: int) -> Weights:
         return self._files.read(version)

@@ -140,7 +140,7 @@ class League:
 
         Refused results are written with the next game, so a crash may lose a few.
         """
-        return {"counted": 0, "broken_off": 0, "contradictory": 0, "refused": 0} | self._ledger.counters()
+        return self._ledger.counters()
 
     # Snapshots
 
@@ -244,13 +244,8 @@ class League:
 
     # Champion and table
 
-    @property
     def champion(self) -> Member | None:
-        """The champion, if there is one."""
-        return self._champion
-
-    def champion_now(self) -> Member | None:
-        """As `champion`, for callers in other threads and processes, which call methods only."""
+        """The champion, if there is one. A method, since callers in other threads and processes call methods only."""
         return self._champion
 
     def has(self, digest: str) -> bool:

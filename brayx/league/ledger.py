@@ -25,6 +25,7 @@ from brayx.urls import read_only_url
 MAX_POINTS = 500
 """Maximum points of a curve."""
 _FORMAT = 1
+_COUNTERS = ("counted", "broken_off", "contradictory", "refused")
 _WAIT_S = 20.0
 
 # A game's id is 16 bytes of its hash: a million games take 30 MB, and two of them get the same with probability 1e-27.
@@ -137,8 +138,8 @@ class Ledger:
         ]
 
     def counters(self) -> dict[str, int]:
-        """Counts by name, see `count_game`."""
-        return dict(self._rows("SELECT name, value FROM counters"))
+        """Games ``counted``, ``broken_off`` and ``contradictory``, and results ``refused``, see `count_game`."""
+        return dict.fromkeys(_COUNTERS, 0) | dict(self._rows("SELECT name, value FROM counters"))
 
     def curves(self) -> dict[Member, list[Point]]:
         """Ratings over env steps by member, each in the order in which they were written."""

@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from brayx.errors import ConfigError, LeagueError
-from brayx.text_files import read_text
+from brayx.text_files import read_text, write_whole
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
@@ -127,12 +127,7 @@ def write_levels(file: Path, levels: Levels, comment: str) -> None:
     lines += [f"  {name}: {_flow(each)}" for name, each in levels.levels.items()]
     lines += ["others:  # also measured; a start's rating may draw from these, too"] if levels.others else []
     lines += [f"  - {_flow(each)}" for each in levels.others]
-    temporary = file.with_name(f".{file.name}.part")
-    try:
-        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        temporary.replace(file)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror}", file=str(file)) from None
+    write_whole(file, "\n".join(lines) + "\n")
 
 
 def _flow(strength: Strength) -> str:

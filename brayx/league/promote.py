@@ -82,7 +82,7 @@ def promote_in_league(reference: str, uri: str, *, project: str = "", trial: str
         holder = aliases(entry.name, uri).get(ALIAS)
         if holder is not None and holder not in (entry.version, *met(ledger)):
             raise LeagueError(f"{member.label} does not become champion: {stays(entry.name, holder)}", version=holder)
-        if league.champion == member:
+        if league.champion() == member:
             return Promotion(*_point(entry, uri), f"{member.label} was the league's champion already")
         verdict = league.judge(member)
         if not verdict.passed:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from brayx.errors import ConfigError
 from brayx.jobs.config import JobConfig
 from brayx.league.finding import books_of
 from brayx.league.fit import Fitted, fit
@@ -25,6 +24,7 @@ from brayx.league.payoff import Pair, Payoff
 from brayx.league.ratings import Ratings
 from brayx.league.snapshots import Snapshot
 from brayx.tables import aligned
+from brayx.text_files import write_whole
 from brayx.tracking import Trial, tracking_uri
 
 EXPORT_FORMAT = 1
@@ -111,14 +111,13 @@ class Books:
             LeagueError: they are not here, or cannot be read.
         """
         with contextlib.closing(Ledger(books_of(trial), read_only=True)) as ledger:
-            counters = {"counted": 0, "broken_off": 0, "contradictory": 0, "refused": 0} | ledger.counters()
             return Books(
                 Ratings(ledger.ratings()),
                 ledger.drawn(),
                 ledger.pairs(),
                 ledger.snapshots(),
                 ledger.champion(),
-                counters,
+                ledger.counters(),
             )
 
     def snapshot(self, member: Member) -> Snapshot | None:
@@ -277,12 +276,7 @@ def export_books(trial: Trial, books: Books, file: Path) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    temporary = file.with_name(f".{file.name}.part")
-    try:
-        temporary.write_text(json.dumps(document(trial, books), indent=1) + "\n", encoding="utf-8")
-        temporary.replace(file)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror}", file=str(file)) from None
+    write_whole(file, json.dumps(document(trial, books), indent=1) + "\n")
 
 
 def age_text(seconds: float) -> str:

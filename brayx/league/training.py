@@ -61,8 +61,8 @@ class RunningLeague(abc.ABC):
     def call(self, method: str, *args: Any) -> Any:
         """Calls the method of the `League` with that name."""
 
-    def champion_now(self) -> Member | None:
-        champion: Member | None = self.call("champion_now")
+    def champion(self) -> Member | None:
+        champion: Member | None = self.call("champion")
         return champion
 
     def due(self, player: str, env_steps: int) -> str:
@@ -170,7 +170,7 @@ class LeagueTraining(Trainees[T]):
             BrayxError: the last main player's learner failed.
         """
         if not self._alias_is_set:  # the process may have been killed between the books and the registry
-            self._set_alias(self._host.league.champion_now())
+            self._set_alias(self._host.league.champion())
         for name, trainee in list(self.trainees.items()):
             if not trainee.learner.running:
                 self._ended(name, trainee)
@@ -193,7 +193,7 @@ class LeagueTraining(Trainees[T]):
                 self._say(f"{candidate.label} does not become champion: {checked.reason}")
                 continue
             self._alias_is_set = False  # repeated until it succeeds: an answer may be lost
-            before = self._host.league.champion_now()
+            before = self._host.league.champion()
             verdict = self._host.league.crown(candidate)
             if verdict.passed:
                 reasons = "; ".join(reason for reason in (verdict.reason, checked.reason) if reason)
@@ -235,7 +235,7 @@ class LeagueTraining(Trainees[T]):
             if self._games_then is not None:
                 self._host.numbers.add("league_games_per_s", (games - self._games_then) / (now - self._numbers_at))
             self._numbers_at, self._games_then = now, games
-            standings, champion = self._host.league.standings(), self._host.league.champion_now()
+            standings, champion = self._host.league.standings(), self._host.league.champion()
             for row in standings:
                 if not row.member.version:
                     self._host.numbers.add("league_points", row.points, label=row.member.player)
@@ -366,19 +366,19 @@ class LeagueTraining(Trainees[T]):
         for name in self.trainees:
             self._freeze(name, "the end of its training")
         if not self._alias_is_set:
-            self._set_alias(self._host.league.champion_now())
+            self._set_alias(self._host.league.champion())
         if self._registry_error is not None:
             raise self._registry_error
         try:
             self._clerk.call(draw_league, *self._charted())
         except BrayxError as error:  # a failed picture must not end the training
             say(f"the league's pictures are not drawn: {error.message}")
-        champion = self._host.league.champion_now()
+        champion = self._host.league.champion()
         return None if champion is None else champion.version, self.standings()
 
     def standings(self) -> str:
         """The league's table as text."""
-        return standings_text(self._host.league.standings(), self._host.league.champion_now())
+        return standings_text(self._host.league.standings(), self._host.league.champion())
 
     def close(self, finished: bool) -> None:
         """Ends the players' trials."""

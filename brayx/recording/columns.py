@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,34 +26,6 @@ Forwarded = tuple[str, NestedArray, int, float]
 weights that computed them, and how long the agent waited. A plain tuple, which is created quickly."""
 
 
-class Tick(NamedTuple):
-    """One tick of a session.
-
-    Attributes:
-        number: the tick's number in its session, from 0.
-        time_s: seconds from the session's start until the actor began the tick.
-        seconds: how long the actor took.
-        input, output: body and reply; the reply is empty if the tick failed.
-        attributes: values that the agents set on the tick's state, by name.
-        event: as for `brayx.actor.logs.SessionLog.event`, or several, separated by commas; empty: nothing unusual
-            happened.
-        stop: body of the session's stop, in its last tick; empty: there was none.
-        queue_s: how long the tick waited for the actor.
-        forwards: the forwards that its agents asked for.
-    """
-
-    number: int
-    time_s: float
-    seconds: float
-    input: bytes
-    output: bytes
-    attributes: Mapping[str, Any]
-    event: str = ""
-    stop: bytes = b""
-    queue_s: float = 0.0
-    forwards: Sequence[Forwarded] = ()
-
-
 def _no_times() -> np.ndarray:
     return np.zeros(0, np.int64)
 
@@ -63,15 +35,17 @@ class Columns:
     """Consecutive ticks of one session, or of several with the same `layout`.
 
     Attributes:
-        number: ``[N]`` int64.
-        time_us, duration_us: ``[N]`` int64; as `Tick.time_s` and `Tick.seconds`, in microseconds.
-        queue_us: ``[N]`` int64; as `Tick.queue_s`.
+        number: ``[N]`` int64; the tick's number in its session, from 0.
+        time_us: ``[N]`` int64; time from the session's start until the actor began the tick, in microseconds.
+        duration_us: ``[N]`` int64; how long the actor took.
+        queue_us: ``[N]`` int64; how long the tick waited for the actor.
         forward_us: ``[N]`` int64; the part of ``duration_us`` in which agents waited for models.
-        event: ``N`` strings.
+        event: ``N`` strings, as for `brayx.actor.logs.SessionLog.event`, or several, separated by commas; empty:
+            nothing unusual happened.
         input, output: bodies and replies.
         arrays: arrays that the agents set, and outputs of their forwards, ``[N, ...]`` by name.
         left_out: attributes that could not become columns, with the reason.
-        stop: ``N`` bodies of stops, as `Tick.stop`.
+        stop: ``N`` bodies of the session's stop, in its last tick; empty: there was none.
         frames: ``N`` images, or encoded frames, with None for a tick that has none; empty: no tick has one. A chunk
             stores them in its video, and `Chunk.read` leaves them out.
     """
@@ -105,21 +79,6 @@ class Columns:
         return _number_count(self.input), _number_count(self.output), arrays
 
 
-def columns_of(ticks: Sequence[Tick], *, without: Collection[str] = (), frames: str = "") -> Columns:
-    """The columns of one or more ticks.
-
-    An attribute is left out unless every tick has it with the same shape; failed ticks get zeros instead. Outputs of
-    forwards become columns, too, unless an attribute has the name: ``NAME`` if each tick has one forward, else
-    ``MODEL/NAME``.
-
-    Args:
-        ticks: consecutive ticks of a session, or of several.
-        without: names of attributes to ignore, which no agent set.
-        frames: name of the image that becomes `Columns.frames` instead of an array; empty: none.
-    """
-    return columns_by_field(*zip(*ticks, strict=True), without=without, frames=frames)
-
-
 def columns_by_field(
     number: Sequence[int],
     time_s: Sequence[float] | np.ndarray,
@@ -136,9 +95,21 @@ def columns_by_field(
     frames: str = "",
     strict: bool = False,
 ) -> Columns:
-    """As `columns_of`, given the values of all ticks for each field of `Tick`.
+    """The columns of one or more ticks, consecutive in a session or of several; arguments have one entry for each tick.
+
+    An attribute is left out unless every tick has it with the same shape; failed ticks get zeros instead. Outputs of
+    forwards become columns, too, unless an attribute has the name: ``NAME`` if each tick has one forward, else
+    ``MODEL/NAME``.
 
     Args:
+        number: the ticks' numbers in their sessions, from 0.
+        time_s, seconds, queue_s: as `Columns.time_us`, `Columns.duration_us` and `Columns.queue_us`, in seconds.
+        inputs, outputs: bodies and replies; a reply is empty if the tick failed.
+        attributes: values that the agents set on the tick's state, by name.
+        events, stops: as `Columns.event` and `Columns.stop`.
+        forwards: the forwards that the ticks' agents asked for.
+        without: names of attributes to ignore, which no agent set.
+        frames: name of the image that becomes `Columns.frames` instead of an array; empty: none.
         strict: raise `Irregular` instead of leaving an attribute out: one session must not cost others their columns.
 
     Raises:

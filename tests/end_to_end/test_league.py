@@ -108,8 +108,8 @@ def test_a_league_is_killed_resumed_and_finished_and_its_books_have_each_game_on
     for member, digest in after.items():
         tags = find(f"models:/higher/{member.version}", uri).tags
         assert (tags["brayx.player"], tags["brayx.digest"]) == (member.player, digest)
-    assert league.champion is not None
-    assert aliases("higher", uri) == {"champion": league.champion.version}
+    assert league.champion() is not None
+    assert aliases("higher", uri) == {"champion": league.champion().version}
     assert {picture.name for picture in folder.rglob("league-*.png")} == PICTURES
 
 

@@ -341,7 +341,7 @@ def test_calls_of_the_job_may_come_twice(actor: Actor) -> None:
     assert league.freeze("main", 1, "digest", 10) == first
     assert league.crown(first).passed
     assert league.crown(first).passed
-    assert (league.has("digest"), league.champion_now(), len(league.snapshots)) == (True, first, 1)
+    assert (league.has("digest"), league.champion(), len(league.snapshots)) == (True, first, 1)
 
 
 def test_the_model_of_a_league_acts_in_the_replicas() -> None:

@@ -10,10 +10,10 @@ import pytest
 
 import brayx.recording
 from brayx.commands.cli import main
-from brayx.recording.columns import Tick, columns_of
 from brayx.recording.index import Part
 from brayx.recording.writer import Folder
 from brayx.regression.replay import recorded
+from tests.recorded import Tick, columns_of
 
 
 def write(folder: Path, sessions: int) -> None:

@@ -17,10 +17,10 @@ from brayx.console.api import create_app
 from brayx.console.downloads import Downloads
 from brayx.console.source import Source
 from brayx.errors import BadRecording, ServiceFull
-from brayx.recording.columns import Tick, columns_of
 from brayx.recording.index import Part
 from brayx.recording.reader import Episode
 from brayx.recording.writer import Folder
+from tests.recorded import Tick, columns_of
 
 
 @pytest.fixture

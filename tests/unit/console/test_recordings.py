@@ -10,9 +10,9 @@ from brayx.console.api import create_app
 from brayx.console.page.recordings import listed
 from brayx.console.recordings import Recordings
 from brayx.console.source import Source
-from brayx.recording.columns import Tick, columns_of
 from brayx.recording.index import Part
 from brayx.recording.writer import Folder
+from tests.recorded import Tick, columns_of
 
 
 async def test_a_list_of_recordings_says_how_many_there_are(tmp_path: Path, tracking_db: str) -> None:

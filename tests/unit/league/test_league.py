@@ -39,7 +39,7 @@ def new(players: dict[str, Any] | None = None, *, seed: int = 0, **options: Any)
 def books(league: Playing) -> tuple[object, ...]:
     return (
         league.payoff.state(), league.ratings.state(), league.snapshots, league.standings(), league.counters(),
-        league.champion,
+        league.champion(),
     )  # fmt: skip
 
 
@@ -290,16 +290,16 @@ def test_games_that_were_drawn_before_a_restart_count_for_nobody() -> None:
 def test_a_champion_is_crowned_by_the_gate() -> None:
     league = new({"main": {"role": "main", "against": {"uniform": 1.0}}}, gate={"min_games": 30})
     first = league.freeze("main", 1, "a", 1)
-    assert league.champion is None
+    assert league.champion() is None
     assert league.crown(first).passed
     second = league.freeze("main", 2, "b", 2)
     verdict = league.crown(second)
     assert verdict == (False, "main:2 played 0 games against main:1, expected 30 or more")
-    assert league.champion == first
+    assert league.champion() == first
     for _ in range(30):
         league.payoff.add(second, first, 1.0)
     assert league.crown(second).passed
-    assert league.champion == second
+    assert league.champion() == second
 
 
 def test_a_champion_from_elsewhere_must_be_beaten_like_any() -> None:
@@ -307,7 +307,7 @@ def test_a_champion_from_elsewhere_must_be_beaten_like_any() -> None:
     incumbent = Member("champion", 7)
     ledger.crown(incumbent)
     league = Playing(league_config({"main": {"role": "main"}}, gate={"min_games": 10, "share": 0.99}), ledger)
-    assert league.champion == incumbent
+    assert league.champion() == incumbent
     assert incumbent in league.members
     assert league.pool == []
     first = league.freeze("main", 8, "a", 1)
@@ -318,7 +318,7 @@ def test_a_champion_from_elsewhere_must_be_beaten_like_any() -> None:
         play(league, f"g{game}", ["win" if member == first else "loss" for member in members])
         game += 1
     assert league.payoff.games(first, incumbent) == 10
-    assert league.champion == first
+    assert league.champion() == first
     again = Playing(league_config({"main": {"role": "main"}}, gate={"min_games": 10, "share": 0.99}), ledger)
     for each in (league, again):
         second = each.freeze("main", 9 if each is league else 10, str(each), 2)
@@ -375,7 +375,7 @@ def test_books_reopened_in_the_middle_of_a_hundred_games_go_on(tmp_path: Path) -
         ledger.close()
     assert found == expected
     again = Playing(config, Ledger(tmp_path / "league.db"), seed=7)
-    assert again.champion is not None
+    assert again.champion() is not None
     assert len(dropped(again)) == 4
     assert books(again) == books(same_times(once, again))
 

@@ -28,6 +28,9 @@ def count(ledger: Ledger, game: str, wins: int = 1) -> None:
     )
 
 
+NO_GAMES = {"counted": 0, "broken_off": 0, "contradictory": 0, "refused": 0}
+
+
 def contents(ledger: Ledger) -> tuple[object, ...]:
     return (
         ledger.pairs(), ledger.ratings(), ledger.drawn(), ledger.snapshots(), ledger.counters(), ledger.champion(),
@@ -36,7 +39,7 @@ def contents(ledger: Ledger) -> tuple[object, ...]:
 
 def test_new_books_are_empty(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "league.db")
-    assert contents(ledger) == ({}, {}, {}, [], {}, None)
+    assert contents(ledger) == ({}, {}, {}, [], NO_GAMES, None)
     assert not ledger.has("game")
 
 
@@ -57,7 +60,7 @@ def test_what_was_written_is_read_from_the_reopened_file(tmp_path: Path) -> None
         {MAIN: Rating(27.0, 8.0, 1202.0, 2), FIRST: Rating(23.0, 8.0, 1198.0, 2), second.member: Rating()},
         {MAIN: 2, FIRST: 2, second.member: 0},
         [SNAPSHOT, second],
-        {"counted": 2},
+        NO_GAMES | {"counted": 2},
         FIRST,
     )
     assert [again.has(game) for game in ("one", "two", "three")] == [True, True, False]

@@ -11,12 +11,12 @@ import pytest
 
 from brayx.commands import cli
 from brayx.errors import ConfigError
-from brayx.recording.columns import columns_of
 from brayx.recording.copying import file_name
 from brayx.recording.index import Part
 from brayx.recording.minari import write_minari
 from brayx.recording.source import reader
 from brayx.recording.writer import Folder
+from tests.recorded import columns_of
 from tests.unit.recording.test_source import STOP, save, tick
 
 

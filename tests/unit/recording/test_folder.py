@@ -24,12 +24,13 @@ from brayx.metrics import Recorder
 from brayx.recording import index, writer
 from brayx.recording import open as open_recordings
 from brayx.recording.chunks import ROWS
-from brayx.recording.columns import Tick, columns_of, concatenated
+from brayx.recording.columns import concatenated
 from brayx.recording.config import RecordingConfig
 from brayx.recording.index import Part
 from brayx.recording.packer import Packer
 from brayx.recording.recorder import SessionRecorder
 from brayx.recording.writer import Folder
+from tests.recorded import Tick, columns_of
 from tests.waiting import until
 
 WAIT_S = 60.0

@@ -33,7 +33,6 @@ from brayx.metrics import Recorder
 from brayx.recording import frames as h264
 from brayx.recording import live_frames, writer
 from brayx.recording import open as open_recordings
-from brayx.recording.columns import Tick, columns_of
 from brayx.recording.config import RecordingConfig
 from brayx.recording.copying import copy
 from brayx.recording.drawing import Drawing
@@ -48,6 +47,7 @@ from brayx.recording.video import Video
 from brayx.recording.writer import Folder
 from brayx.types import Step
 from tests.processes import ours
+from tests.recorded import Tick, columns_of
 from tests.waiting import until
 
 CLOSE = 4.0

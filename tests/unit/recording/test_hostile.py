@@ -16,8 +16,9 @@ from pyarrow import parquet
 from brayx.errors import BadRecording
 from brayx.recording import open as open_recordings
 from brayx.recording.chunks import write_chunk
-from brayx.recording.columns import Tick, columns_of, packed
+from brayx.recording.columns import packed
 from brayx.recording.index import Part
+from tests.recorded import Tick, columns_of
 
 TICKS = 40
 KEY = "brayx.recording"

@@ -22,7 +22,7 @@ from brayx.errors import BadRecording
 from brayx.metrics import Recorder
 from brayx.recording import open as open_recordings
 from brayx.recording.chunks import write_chunk
-from brayx.recording.columns import Tick, columns_of, packed
+from brayx.recording.columns import packed
 from brayx.recording.config import RecordingConfig
 from brayx.recording.group import PACK_TICKS
 from brayx.recording.index import Part
@@ -30,6 +30,7 @@ from brayx.recording.packer import CHUNK_BYTES, Packer
 from brayx.recording.recorder import SessionRecorder
 from brayx.recording.writer import Folder
 from brayx.types import Step
+from tests.recorded import Tick, columns_of
 from tests.waiting import until
 
 WAIT_S = 60.0

@@ -18,7 +18,7 @@ from brayx.jobs.config import JobConfig
 from brayx.jobs.sources import check_sources
 from brayx.recording import dataset
 from brayx.recording.chunks import write_chunk
-from brayx.recording.columns import Tick, columns_of, packed
+from brayx.recording.columns import packed
 from brayx.recording.config import Selection
 from brayx.recording.fragments import fields_of, fragments
 from brayx.recording.index import Part
@@ -26,6 +26,7 @@ from brayx.recording.reader import open as open_recordings
 from brayx.recording.source import selects
 from brayx.replay.packing import Layout
 from brayx.types import Fragment, Step
+from tests.recorded import Tick, columns_of
 
 STOP = {"obs": [9.0, 9.0], "reward": 7.0, "terminated": True}
 

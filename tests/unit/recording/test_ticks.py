@@ -19,12 +19,13 @@ from brayx.actor.players import SeatedPlayer
 from brayx.errors import AgentError
 from brayx.metrics import Recorder
 from brayx.recording import open as open_recordings
-from brayx.recording.columns import Forwarded, Tick, columns_of
+from brayx.recording.columns import Forwarded
 from brayx.recording.config import RecordingConfig
 from brayx.recording.group import PACK_TICKS
 from brayx.recording.reader import Episode
 from brayx.recording.recorder import SessionRecorder
 from brayx.types import Forward, Step
+from tests.recorded import Tick, columns_of
 
 SLOW_S = 0.02
 
