@@ -19,12 +19,13 @@ is sent again. Knows nothing of the agent, of Ray or of torch.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 
@@ -32,7 +33,7 @@ from brayx.errors import ConfigError
 from brayx.gamecore import games as playing
 from brayx.gamecore.at_once import Game, play_at_once
 from brayx.gamecore.client import Client
-from brayx.gamecore.games import Ended, action_reader, encode, jsonable, send, start_body
+from brayx.gamecore.games import Ended, Run, action_reader, encode, jsonable, send, start_body
 from brayx.gamecore.protocol import StepKind
 
 Env = gymnasium.Env[Any, Any]
@@ -136,82 +137,32 @@ def play_game(
 
 
 def run_games(
-    env_id: str,
-    url: str,
-    *,
-    games: int | None,
-    door: Literal["http", "ws"] | None = None,
-    seed: int | None = None,
-    max_ticks: int | None = None,
-    on_game: Callable[[GameResult], None] = lambda result: None,
-    env_kwargs: dict[str, Any] | None = None,
-    timeout_s: float = 30.0,
-    reconnect_s: float | None = None,
-    give_up_after_s: float = 60.0,
-    should_stop: Callable[[], bool] = lambda: False,
-    key: str = "",
-    secret: bytes = b"",
-    at_once: int = 1,
+    env_id: str, url: str, *, env_kwargs: dict[str, Any] | None = None, at_once: int = 1, **options: Any
 ) -> list[GameResult]:
-    """Plays ``games`` games (None: until ``should_stop``) and returns their results.
+    """Plays games of an environment and returns their results.
 
     Args:
-        door: scheme to use instead of the URL's.
-        seed: makes the games repeatable; each game's seed is drawn from it.
-        max_ticks, should_stop: as for `play_game`; a stopped game is not among the results.
-        on_game: called after each game.
-        timeout_s: time limit of one request.
-        give_up_after_s: time limit for consecutive errors without a complete game between them.
-        reconnect_s, key, secret: as for `Client`.
+        env_kwargs: keyword arguments of the environment.
         at_once: number of concurrent games in this process, with their sessions on one TCP connection.
-
-    With ``games`` None the list is empty, since there may be millions of results: use `on_game`.
+        **options: as for `brayx.gamecore.games.Run`.
 
     Raises:
         ConfigError: no such environment, or a URL that cannot be used: several games at once need ``tcp://``, and their
             ticks have no numbers (``reconnect_s``).
         BrayxError: the service's last error, after the time limit, or one that every game would get.
     """
-    if at_once > 1:
-        if reconnect_s is not None:
-            raise ConfigError("several games at once cannot reconnect: give at_once or reconnect_s, not both")
-        envs = [make_env(env_id, **(env_kwargs or {})) for _ in range(at_once)]
-
-        def begin(index: int, seed: int | None) -> Game[GameResult]:
-            return game_of(envs[index], seed=seed, max_ticks=max_ticks, should_stop=should_stop)
-
-        try:
-            return play_at_once(
-                begin,
-                playing.door_url(url, door),
-                at_once=at_once,
-                games=games,
-                seed=seed,
-                on_game=on_game,
-                timeout_s=timeout_s,
-                give_up_after_s=give_up_after_s,
-                should_stop=should_stop,
-                key=key,
-                secret=secret,
-            )
-        finally:
-            for env in envs:
-                env.close()
-    env = make_env(env_id, **(env_kwargs or {}))
-    try:
-        url = playing.door_url(url, door)
-        with Client(url, timeout_s=timeout_s, reconnect_s=reconnect_s, key=key, secret=secret) as client:
-            return playing.play_games(
-                lambda seed: play_game(env, client, seed=seed, max_ticks=max_ticks, should_stop=should_stop),
-                client.close,
-                games=games,
-                seed=seed,
-                on_game=on_game,
-                give_up_after_s=give_up_after_s,
-                should_stop=should_stop,
-            )
-    finally:
-        env.close()
+    run: Run[GameResult] = Run(url=url, **options)
+    if at_once > 1 and run.reconnect_s is not None:
+        raise ConfigError("several games at once cannot reconnect: give at_once or reconnect_s, not both")
+    limits: dict[str, Any] = {"max_ticks": run.max_ticks, "should_stop": run.should_stop}
+    with contextlib.ExitStack() as stack:
+        envs = [make_env(env_id, **(env_kwargs or {})) for _ in range(max(1, at_once))]
+        for env in envs:
+            stack.callback(env.close)
+        if at_once > 1:
+            return play_at_once(lambda index, seed: game_of(envs[index], seed=seed, **limits), run, at_once)
+        client = stack.enter_context(Client(run.endpoint, **run.connection))
+        return run.play(lambda seed: play_game(envs[0], client, seed=seed, **limits), client.close)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -229,20 +180,7 @@ def main(argv: list[str] | None = None) -> int:
     """The command ``brayx gamecore gym``; exit codes as for `brayx.gamecore.games.run_command`."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # so that module:id finds modules in the working directory
-
-    def play(
-        options: argparse.Namespace, on_game: Callable[[playing.Result], None], should_stop: Callable[[], bool]
-    ) -> None:
-        run_games(
-            options.env_id,
-            options.url,
-            on_game=on_game,
-            should_stop=should_stop,
-            at_once=options.at_once,
-            **playing.wishes(options),
-        )
-
-    return playing.run_command(parser(), argv, play)
+    return playing.run_command(parser(), argv, run_games, "at_once")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import difflib
 import os
 import sys
@@ -35,7 +36,7 @@ from brayx.components import load_module
 from brayx.errors import BrayxError, ConfigError
 from brayx.gamecore import games as playing
 from brayx.gamecore.client import AsyncClient
-from brayx.gamecore.games import MAX_RESUMED, RESUMED, Ended, action_reader, encode, jsonable, start_body
+from brayx.gamecore.games import MAX_RESUMED, RESUMED, Ended, Run, action_reader, encode, jsonable, start_body
 from brayx.gamecore.protocol import AGENT_MARK
 
 Api = Literal["aec", "parallel"]
@@ -158,57 +159,40 @@ def run_games(
     env_id: str,
     url: str,
     *,
-    games: int | None,
     api: Api | None = None,
-    door: Literal["http", "ws"] | None = None,
-    seed: int | None = None,
-    max_ticks: int | None = None,
     state: bool = False,
-    on_game: Callable[[GameResult], None] = lambda result: None,
     env_kwargs: dict[str, Any] | None = None,
-    timeout_s: float = 30.0,
-    reconnect_s: float | None = None,
-    give_up_after_s: float = 60.0,
-    should_stop: Callable[[], bool] = lambda: False,
-    key: str = "",
-    secret: bytes = b"",
+    **options: Any,
 ) -> list[GameResult]:
-    """Plays ``games`` games (None: until ``should_stop``) and returns their results; see
-    `brayx.bridges.gym.run_games`.
+    """Plays games of an environment and returns their results; errors as for `brayx.bridges.gym.run_games`.
 
     Args:
         api: as for `make_env`.
         state: as for `play_game`.
+        env_kwargs: keyword arguments of the environment.
+        **options: as for `brayx.gamecore.games.Run`.
     """
-    url = playing.door_url(url, door)
-    env = make_env(env_id, api, **(env_kwargs or {}))
-    clients = Clients(lambda: AsyncClient(url, timeout_s=timeout_s, reconnect_s=reconnect_s, key=key, secret=secret))
-    try:
-        with asyncio.Runner() as runner:
-            try:
-                return playing.play_games(
-                    lambda seed: runner.run(
-                        play_game(
-                            env,
-                            clients,
-                            env_id=env_id,
-                            seed=seed,
-                            max_ticks=max_ticks,
-                            state=state,
-                            should_stop=should_stop,
-                        )
-                    ),
-                    lambda: runner.run(clients.close()),
-                    games=games,
-                    seed=seed,
-                    on_game=on_game,
-                    give_up_after_s=give_up_after_s,
-                    should_stop=should_stop,
-                )
-            finally:
-                runner.run(clients.close())
-    finally:
-        env.close()
+    run: Run[GameResult] = Run(url=url, **options)
+    endpoint = run.endpoint
+    with contextlib.closing(make_env(env_id, api, **(env_kwargs or {}))) as env, asyncio.Runner() as runner:
+        clients = Clients(lambda: AsyncClient(endpoint, **run.connection))
+
+        def play(seed: int | None) -> GameResult:
+            game = play_game(
+                env,
+                clients,
+                env_id=env_id,
+                seed=seed,
+                max_ticks=run.max_ticks,
+                state=state,
+                should_stop=run.should_stop,
+            )
+            return runner.run(game)
+
+        try:
+            return run.play(play, lambda: runner.run(clients.close()))
+        finally:
+            runner.run(clients.close())
 
 
 @dataclass
@@ -464,21 +448,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """The command ``brayx gamecore pettingzoo``; exit codes as for `brayx.gamecore.games.run_command`."""
-
-    def play(
-        options: argparse.Namespace, on_game: Callable[[playing.Result], None], should_stop: Callable[[], bool]
-    ) -> None:
-        run_games(
-            options.env_id,
-            options.url,
-            api=options.api,
-            state=options.state,
-            on_game=on_game,
-            should_stop=should_stop,
-            **playing.wishes(options),
-        )
-
-    return playing.run_command(parser(), argv, play)
+    return playing.run_command(parser(), argv, run_games, "api", "state")
 
 
 if __name__ == "__main__":

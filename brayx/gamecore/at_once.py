@@ -11,15 +11,13 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
 
 from brayx.errors import BrayxError, ConfigError
-from brayx.gamecore.games import MAX_RESUMED, RESUMED, RETRIED, Patience, Result, seeds
+from brayx.gamecore.games import MAX_RESUMED, RESUMED, RETRIED, AnyResult, Patience, Result, Run, seeds
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.tcp import TcpSessions
 
-AnyResult = TypeVar("AnyResult", bound=Result)
 Game = Generator[tuple[StepKind, bytes], bytes, AnyResult]
 """A generator that yields kind and body of each request, receives the reply's body, and returns the result."""
 
@@ -41,47 +39,36 @@ class _Running:
 
 def play_at_once(
     begin: Callable[[int, int | None], Game[AnyResult]],
-    url: str,
-    *,
+    run: Run[AnyResult],
     at_once: int,
-    games: int | None,
-    seed: int | None,
-    on_game: Callable[[AnyResult], None],
-    timeout_s: float,
-    give_up_after_s: float,
-    should_stop: Callable[[], bool],
-    key: str = "",
-    secret: bytes = b"",
 ) -> list[AnyResult]:
-    """Plays ``at_once`` games side by side until there are ``games`` results, or until ``should_stop``.
+    """Plays ``at_once`` games side by side, as `Run.play` plays them one after the other.
 
     Args:
         begin: makes a game, given its place (0 to ``at_once - 1``) and its seed. It has to end soon once
             ``should_stop`` is true, with ``stopped``.
-        url: ``tcp://host:port``.
-        seed: makes the games repeatable; the first place plays those that one game at a time would be.
-        timeout_s: deadline of one request; past it the connection and its games are given up.
-        games, on_game, give_up_after_s, should_stop: as for `brayx.gamecore.games.play_games`.
-        key, secret: as for `brayx.gamecore.client.Client`.
+        run: how to play; its door is TCP. The first place plays the games that one game at a time would be.
+        at_once: number of games.
 
     Raises:
         ConfigError: the URL is not of a TCP door.
         BrayxError: what the service answered last, when it is given up, or when another game would get it too.
     """
+    url, timeout_s, should_stop = run.endpoint, run.timeout_s, run.should_stop
     endpoint = Endpoint.parse(url)
     if endpoint.scheme != "tcp":
         raise ConfigError(f"several games at once share a TCP connection: {url} is not one, expected tcp://host:port")
-    table = _Table(begin, [seeds(seed, index) for index in range(at_once)])
-    patience = Patience(give_up_after_s)
+    table = _Table(begin, [seeds(run.seed, index) for index in range(at_once)])
+    patience = Patience(run.give_up_after_s)
     results: list[AnyResult] = []
     done = 0
 
     def wanted() -> bool:
-        return not should_stop() and (games is None or done + len(table.running) < games)
+        return not should_stop() and (run.games is None or done + len(table.running) < run.games)
 
     while wanted():
         try:
-            with TcpSessions(endpoint, timeout_s, key, secret) as sessions:
+            with TcpSessions(endpoint, timeout_s, run.key, run.secret) as sessions:
                 for index in range(at_once):
                     if wanted():
                         table.start(sessions, index)
@@ -98,8 +85,8 @@ def play_at_once(
                             patience.reset()
                             if result.ended != "stopped":
                                 done += 1
-                                on_game(result)
-                                if games is not None:
+                                run.on_game(result)
+                                if run.games is not None:
                                     results.append(result)
                         except RETRIED as error:
                             patience.after(error, should_stop)

@@ -15,8 +15,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import gymnasium
 import numpy as np
@@ -82,47 +83,85 @@ class Result(Protocol):
 AnyResult = TypeVar("AnyResult", bound=Result)
 
 
-def play_games(
-    play: Callable[[int | None], AnyResult],
-    give_up: Callable[[], None],
-    *,
-    games: int | None,
-    seed: int | None,
-    on_game: Callable[[AnyResult], None],
-    give_up_after_s: float,
-    should_stop: Callable[[], bool],
-) -> list[AnyResult]:
-    """Plays games until there are ``games`` results, or until ``should_stop``.
+@dataclass(frozen=True, kw_only=True)
+class Run(Generic[AnyResult]):
+    """How a gamecore plays its games; every bridge's ``run_games`` takes these arguments.
 
-    Args:
-        play: plays one game with the given seed.
-        give_up: cleans up after a game that an error of the service ended; the next game follows.
-        games: number of games; None: no limit, and an empty list is returned, since there may be millions.
+    Attributes:
+        url: URL of the service.
+        door: scheme to use instead of the URL's.
+        games: number of games; None: until ``should_stop``.
         seed: makes the games repeatable; each game's seed is drawn from it.
+        max_ticks: truncate a game once an agent has had this many ticks.
         on_game: called after each game.
+        timeout_s: time limit of one request.
+        reconnect_s, key, secret: as for `brayx.gamecore.client.Client`.
         give_up_after_s: time limit for consecutive errors without a complete game between them.
-        should_stop: ``play`` also calls it and then returns a ``stopped`` result, which is not among the results.
-
-    Raises:
-        BrayxError: the service's last error, after the time limit, or one that every game would get.
+        should_stop: true ends the current game with a ``stopped`` result, which is not among the results.
     """
-    results: list[AnyResult] = []
-    each = seeds(seed)
-    patience = Patience(give_up_after_s)
-    while (games is None or len(results) < games) and not should_stop():
-        try:
-            result = play(next(each))
-        except RETRIED as error:
-            give_up()
-            patience.after(error, should_stop)
-            continue
-        patience.reset()
-        if result.ended == "stopped":
-            break
-        on_game(result)
-        if games is not None:
-            results.append(result)
-    return results
+
+    url: str
+    door: str | None = None
+    games: int | None
+    seed: int | None = None
+    max_ticks: int | None = None
+    on_game: Callable[[AnyResult], None] = lambda result: None
+    timeout_s: float = 30.0
+    reconnect_s: float | None = None
+    give_up_after_s: float = 60.0
+    should_stop: Callable[[], bool] = lambda: False
+    key: str = ""
+    secret: bytes = b""
+
+    @property
+    def endpoint(self) -> str:
+        """The URL of the door.
+
+        Raises:
+            ConfigError: the URL's door does not share its port with ``door``.
+        """
+        endpoint = Endpoint.parse(self.url)
+        if self.door is None:
+            return self.url
+        if not endpoint.door.has_status:
+            raise ConfigError(f"{self.url} has no door {self.door}: give that door's URL, {self.door}://host:port")
+        return endpoint.door_url(self.door)
+
+    @property
+    def connection(self) -> dict[str, Any]:
+        """Arguments of a client besides the URL."""
+        return {name: getattr(self, name) for name in ("timeout_s", "reconnect_s", "key", "secret")}
+
+    def play(self, play: Callable[[int | None], AnyResult], give_up: Callable[[], None]) -> list[AnyResult]:
+        """Plays games until there are enough results, or until ``should_stop``.
+
+        Args:
+            play: plays one game with the given seed.
+            give_up: cleans up after a game that an error of the service ended; the next game follows.
+
+        Returns:
+            The results; none if the number of games is unlimited, since there may be millions: use ``on_game``.
+
+        Raises:
+            BrayxError: the service's last error, after the time limit, or one that every game would get.
+        """
+        results: list[AnyResult] = []
+        game_seeds = seeds(self.seed)
+        patience = Patience(self.give_up_after_s)
+        while (self.games is None or len(results) < self.games) and not self.should_stop():
+            try:
+                result = play(next(game_seeds))
+            except RETRIED as error:
+                give_up()
+                patience.after(error, self.should_stop)
+                continue
+            patience.reset()
+            if result.ended == "stopped":
+                break
+            self.on_game(result)
+            if self.games is not None:
+                results.append(result)
+        return results
 
 
 def send(request: Callable[[bytes], bytes], body: bytes) -> bytes:
@@ -137,20 +176,6 @@ def send(request: Callable[[bytes], bytes], body: bytes) -> bytes:
         except RESUMED:
             pass
     return request(body)
-
-
-def wishes(options: argparse.Namespace) -> dict[str, Any]:
-    """The common options of the commands as arguments of a ``run_games``.
-
-    Raises:
-        ConfigError: the key cannot be read from its file.
-    """
-    same = ("games", "door", "seed", "max_ticks", "timeout_s", "give_up_after_s")
-    return {
-        **{name: getattr(options, name) for name in same},
-        "reconnect_s": options.reconnect or None,
-        **credentials(options.keys_file, options.key),
-    }
 
 
 def _seconds(text: str) -> float:
@@ -327,31 +352,30 @@ def _rounded_into(space: gymnasium.spaces.Box, action: np.ndarray) -> np.ndarray
 # The command
 
 
-Play = Callable[[argparse.Namespace, Callable[[Result], None], Callable[[], bool]], object]
-"""Plays games by the options; arguments: a function to call after each game, and one that says whether to stop."""
-
-
-def door_url(url: str, door: str | None) -> str:
-    """``url`` with the scheme of ``door``, which shares its port.
+def _run_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The common options of the commands as arguments of `Run`.
 
     Raises:
-        ConfigError: the URL's door does not share its port.
+        ConfigError: the key cannot be read from its file.
     """
-    endpoint = Endpoint.parse(url)
-    if door is None:
-        return url
-    if not endpoint.door.has_status:
-        raise ConfigError(f"{url} has no door {door}: give that door's URL, {door}://host:port")
-    return endpoint.door_url(door)
+    same = ("url", "games", "door", "seed", "max_ticks", "timeout_s", "give_up_after_s")
+    return {
+        **{name: getattr(options, name) for name in same},
+        "reconnect_s": options.reconnect or None,
+        **credentials(options.keys_file, options.key),
+    }
 
 
-def run_command(parser: argparse.ArgumentParser, argv: list[str] | None, play: Play) -> int:
+def run_command(
+    parser: argparse.ArgumentParser, argv: list[str] | None, run_games: Callable[..., object], *more: str
+) -> int:
     """Runs ``brayx gamecore KIND``; returns the exit code: 0 done or stopped, 1 service failed, 2 bad usage.
 
     Args:
         parser: a `command_parser`, with the options of this kind.
         argv: command-line arguments; None: those of the process.
-        play: plays the games.
+        run_games: plays games of ``env_id``; takes the arguments of `Run`.
+        more: options of this kind that it takes, too.
     """
     options = parser.parse_args(argv)
     count, ticks = 0, 0
@@ -373,7 +397,8 @@ def run_command(parser: argparse.ArgumentParser, argv: list[str] | None, play: P
     code = 0
     with _signals(stop):
         try:
-            play(options, on_game, stop)
+            own = {name: getattr(options, name) for name in more}
+            run_games(options.env_id, on_game=on_game, should_stop=stop, **own, **_run_options(options))
         except KeyboardInterrupt:
             pass  # a second signal, or the service took too long to end the game
         except BrayxError as error:
