@@ -143,7 +143,7 @@ def books_of(job: JobConfig, folder: Path) -> Books:
             league = League(job.leagues["league"], ledger)
             snapshots = {snapshot.member: snapshot.digest for snapshot in league.snapshots}
             labels = [row.member.label for row in league.standings()]
-            return Books(league.counters(), snapshots, labels, league.champion)
+            return Books(league.counters(), snapshots, labels, league.champion())
     except LeagueError:  # they are being made
         return NO_BOOKS
 
