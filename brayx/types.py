@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import optree
@@ -67,6 +67,24 @@ class Forward(NamedTuple):
 
     outputs: NestedArray
     policy_version: int
+
+
+class ModelHandle(Protocol):
+    """The part of a model that an agent uses."""
+
+    async def forward(self, *args: NestedArray, deadline_s: float | None = None) -> Forward:
+        """Runs the model on one observation; returns the outputs and the policy version that computed them.
+
+        ``deadline_s`` is the agent's deadline, if it is shorter than the model's own.
+        """
+
+
+class PinnedHandle(ModelHandle, Protocol):
+    """A model at one policy version, which stays ready while this handle exists."""
+
+    @property
+    def version(self) -> int:
+        """The version."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,25 +19,7 @@ from typing import Any, Protocol
 from brayx.errors import BadResult, ConfigError, DeadlineExceeded
 from brayx.gamecore.protocol import AGENT_MARK
 from brayx.metrics import WINDOWED, Kind, Recorder, kind_of, label_of
-from brayx.types import Forward, Fragment, NestedArray
-
-
-class ModelHandle(Protocol):
-    """The part of a model that an agent uses."""
-
-    async def forward(self, *args: NestedArray, deadline_s: float | None = None) -> Forward:
-        """Runs the model on one observation; returns the outputs and the policy version that computed them.
-
-        ``deadline_s`` is the agent's deadline, if it is shorter than the model's own.
-        """
-
-
-class PinnedHandle(ModelHandle, Protocol):
-    """A model at one policy version, which stays ready while this handle exists."""
-
-    @property
-    def version(self) -> int:
-        """The version."""
+from brayx.types import Forward, Fragment, ModelHandle, NestedArray, PinnedHandle
 
 
 class BufferHandle(Protocol):

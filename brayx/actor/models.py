@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from brayx.actor.agent import Outcome, PinnedHandle, Services
+from brayx.actor.agent import Outcome, Services
 from brayx.engines.base import Recurrence
 from brayx.errors import BrayxError, DeadlineExceeded
 from brayx.metrics import Recorder
-from brayx.types import Forward, NestedArray
+from brayx.types import Forward, NestedArray, PinnedHandle
 
 
 class ArmLike(Protocol):

@@ -19,9 +19,9 @@ from brayx.cluster.named import unwrap
 from brayx.engines.base import ModelSpec
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, QueueFull
 from brayx.model.batcher import Batcher
-from brayx.model.handles import Caller, Model, ModelProxy, PinnedModel, sooner
+from brayx.model.handles import Caller, Model, ModelProxy, sooner
 from brayx.model.inputs import stacked, to_rows
-from brayx.types import Forward, NestedArray
+from brayx.types import Forward, NestedArray, PinnedHandle
 
 _CONNECT_S = 60.0
 """Deadline of the first calls to a deployment, which may still be starting."""
@@ -124,7 +124,7 @@ class ModelClient(ModelProxy):
         """The model for one of many that share it; see `LocalModel.as_caller`."""
         return Caller(self)
 
-    async def pin(self, version: int) -> PinnedModel:
+    async def pin(self, version: int) -> PinnedHandle:
         """As `pinned`; a forward, or `ready`, fails if the deployment cannot have that version."""
         return self.pinned(version)
 

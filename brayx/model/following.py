@@ -14,10 +14,9 @@ from typing import Any, Protocol
 
 from brayx.errors import BrayxError, ConfigError, first_line
 from brayx.model.arms import Arm, Followed
-from brayx.model.handles import PinnedModel
 from brayx.model.local import LocalModel
 from brayx.model.pool import Aliases, AliasSource
-from brayx.types import Weights
+from brayx.types import PinnedHandle, Weights
 
 _log = logging.getLogger(__name__)
 
@@ -31,10 +30,10 @@ class RemotelyServed(Protocol):
     async def ready(self, version: int) -> None:
         """Makes a version ready there."""
 
-    async def pin(self, version: int) -> PinnedModel:
+    async def pin(self, version: int) -> PinnedHandle:
         """A handle at that version."""
 
-    def pinned(self, version: int | None = None) -> PinnedModel:
+    def pinned(self, version: int | None = None) -> PinnedHandle:
         """A handle at a version that is ready; None: the newest."""
 
 
@@ -82,7 +81,7 @@ class AliasFollower:
         self._followed = dict(followed)
         self._configured = dict(followed)
         self._models = {name: models[name] for name in followed}
-        self._held: dict[str, dict[str, PinnedModel]] = {
+        self._held: dict[str, dict[str, PinnedHandle]] = {
             name: {of.alias: models[name].pinned()} for name, of in followed.items()
         }
         self._task: asyncio.Task[None] | None = None
@@ -160,7 +159,7 @@ class AliasFollower:
         of = self._configured[model]
         return f"{model}/{of.name}/{of.canary}/{of.share:g}"
 
-    async def pinned(self, model: str, arm: Arm) -> PinnedModel:
+    async def pinned(self, model: str, arm: Arm) -> PinnedHandle:
         """A new handle at an arm's version, which is fetched if it is not ready.
 
         Raises:

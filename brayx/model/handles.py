@@ -15,7 +15,7 @@ import numpy as np
 from brayx.engines.base import ModelSpec
 from brayx.model.batcher import Batcher
 from brayx.model.inputs import InputCheck
-from brayx.types import Forward, NestedArray
+from brayx.types import Forward, NestedArray, PinnedHandle
 
 
 def sooner(own_s: float, call_s: float | None) -> float:
@@ -60,7 +60,7 @@ class Model(Protocol):
             ModelError: the engine failed, or the model is closed.
         """
 
-    def pinned(self, version: int | None = None) -> PinnedModel:
+    def pinned(self, version: int | None = None) -> PinnedHandle:
         """A handle whose forwards all use one version: ``version``, or the current one.
 
         Raises:
@@ -70,17 +70,6 @@ class Model(Protocol):
 
     async def close(self) -> None:
         """Ends the model's tasks and threads; forwards that wait fail."""
-
-
-class PinnedModel(Protocol):
-    """A model at one policy version, which stays ready while this handle exists."""
-
-    @property
-    def version(self) -> int:
-        """The version."""
-
-    async def forward(self, *args: NestedArray, deadline_s: float | None = None) -> Forward:
-        """As `Model.forward`, with this version; the forwards of one handle are one caller's."""
 
 
 class SharedModel(Model, Forwarder, Protocol):
@@ -115,7 +104,7 @@ class Caller:
     ) -> tuple[list[np.ndarray], np.ndarray]:
         return await self._model.forward_columns(columns, deadline_s=deadline_s)
 
-    def pinned(self, version: int | None = None) -> PinnedModel:
+    def pinned(self, version: int | None = None) -> PinnedHandle:
         return self._model.pinned(version)
 
     async def close(self) -> None:
@@ -123,7 +112,7 @@ class Caller:
 
 
 class PinnedVersion:
-    """A pinned version of a model in another process; see `PinnedModel`."""
+    """A pinned version of a model in another process; see `Model.pinned`."""
 
     __slots__ = ("_model", "_version")
 
@@ -151,7 +140,7 @@ class ModelProxy:
     def _check(self) -> InputCheck:
         return InputCheck(self._spec)
 
-    def pinned(self, version: int | None = None) -> PinnedModel:
+    def pinned(self, version: int | None = None) -> PinnedHandle:
         """A handle at one version; see `Model.pinned`.
 
         It lasts as long as a replica has the version ready or the weight store keeps it: its forwards raise

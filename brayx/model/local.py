@@ -17,10 +17,10 @@ from brayx.engines.base import Engine, LeafSpec, ModelSpec
 from brayx.errors import BadBody, BodyTooLarge, DeadlineExceeded, ModelError, QueueFull, VersionUnknown
 from brayx.metrics import Recorder
 from brayx.model.batcher import Batcher, RowsFailed, repeat_last
-from brayx.model.handles import Caller, Model, PinnedModel, PinnedVersion, sooner
+from brayx.model.handles import Caller, Model, PinnedVersion, sooner
 from brayx.model.inputs import InputCheck, total_of
 from brayx.model.versions import Versions, WeightSet, version_unknown
-from brayx.types import Forward, NestedArray, Weights
+from brayx.types import Forward, NestedArray, PinnedHandle, Weights
 
 if TYPE_CHECKING:
     from brayx.model.config import ModelConfig
@@ -218,7 +218,7 @@ class LocalModel:
         outputs = [np.concatenate(column) for column in zip(*(leaves for leaves, _ in parts), strict=True)]
         return outputs, np.concatenate([versions for _, versions in parts])
 
-    def pinned(self, version: int | None = None) -> PinnedModel:
+    def pinned(self, version: int | None = None) -> PinnedHandle:
         """A handle at one version; see `Model.pinned`."""
         return _PinnedHere(self, self._versions.pin(version))
 
@@ -226,7 +226,7 @@ class LocalModel:
         """A handle for one of several callers: a caller with many rows does not delay the others."""
         return Caller(self)
 
-    async def pin(self, version: int) -> PinnedModel:
+    async def pin(self, version: int) -> PinnedHandle:
         """As `pinned`, of a version that is fetched if it is not ready.
 
         Raises:

@@ -59,8 +59,7 @@ class TcpTests(Doors):
         session = uuid.uuid4().hex
         for kind, body in (("start", b""), ("tick", b"a"), ("tick", b"b"), ("stop", b"")):
             with self.tcp() as peer:
-                peer.send((kind, session, body, 3))
-                _, reply, time_ = peer.receive()
+                _, reply, time_ = peer.ask((kind, session, body, 3))
                 assert time_ == 3
                 assert kind != "tick" or reply == body
 
@@ -88,29 +87,25 @@ class TcpTests(Doors):
                 ("tick#-1", "s"),
                 (f"tick#{2**63}", "s"),
             ):
-                peer.send((kind, session, b"", 9))
-                _, body, time_ = peer.receive()
+                _, body, time_ = peer.ask((kind, session, b"", 9))
                 assert (time_, json.loads(body)["error"]) == (~9, "bad_request"), (kind, session)
-            peer.send(("", "", b"still here", 10))
-            assert peer.receive() == (b"", b"still here", 10)
+            assert peer.ask(("", "", b"still here", 10)) == (b"", b"still here", 10)
 
     def test_tcp_body_above_the_limit_is_refused_and_the_connection_goes_on(self, door: Door) -> None:
         session = uuid.uuid4().hex
         with self.tcp() as peer:
-            peer.send(("start", session, b"", 1))
-            peer.receive()
-            peer.send(("tick", session, bytes(self.max_body_bytes + 1), 2), ("tick", session, b"small", 3))
-            _, body, time_ = peer.receive()
+            peer.ask(("start", session, b"", 1))
+            _, body, time_ = peer.ask(
+                ("tick", session, bytes(self.max_body_bytes + 1), 2), ("tick", session, b"small", 3)
+            )
             assert (time_, json.loads(body)["error"]) == (~2, "body_too_large")
             assert peer.receive() == (session.encode(), b"small", 3)
-            peer.send(("stop", session, b"", 4))
-            assert peer.receive()[2] == 4
+            assert peer.ask(("stop", session, b"", 4))[2] == 4
 
     def test_tcp_malformed_frame_ends_that_connection_only(self, door: Door) -> None:
         session = uuid.uuid4().hex
         with self.tcp() as other:
-            other.send(("start", session, b"", 1))
-            other.receive()
+            other.ask(("start", session, b"", 1))
             for bad in (
                 REQUEST_HEAD.pack(-1, 0, 0, 0, 0, 1),
                 REQUEST_HEAD.pack(2**40, 0, 0, 0, 0, 1),
@@ -122,10 +117,8 @@ class TcpTests(Doors):
                 with self.tcp() as peer:
                     peer.sock.sendall(bad)
                     peer.ends_with_errors()
-                other.send(("tick", session, b"fine", 2))
-                assert other.receive() == (session.encode(), b"fine", 2)
-            other.send(("stop", session, b"", 3))
-            other.receive()
+                assert other.ask(("tick", session, b"fine", 2)) == (session.encode(), b"fine", 2)
+            other.ask(("stop", session, b"", 3))
 
     def test_tcp_a_truncated_frame_leaves_other_connections_alone(self, door: Door) -> None:
         with self.client("tcp") as client:
@@ -161,6 +154,11 @@ class TcpPeer:
         while not self._replies:
             assert self._read(), "expected a reply, the connection was closed"
         return self._replies.pop(0)
+
+    def ask(self, *requests: tuple[str, str, bytes, int]) -> tuple[bytes, bytes, int]:
+        """As `send`; returns the next reply."""
+        self.send(*requests)
+        return self.receive()
 
     def ends_with_errors(self) -> None:
         """Asserts that the connection is closed, with only errors before that."""
