@@ -1,4 +1,4 @@
-"""Threads that run native code. Before the interpreter exits, it stops them and waits for them.
+"""Threads that run native code, which stop before the interpreter exits, and threads that run an event loop.
 
 A daemon thread that is inside torch or ONNX Runtime when the interpreter exits aborts the whole process (SIGABRT).
 Knows nothing of what the threads do.
@@ -6,13 +6,22 @@ Knows nothing of what the threads do.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from brayx.errors import DeadlineExceeded
 
 _END_S = 30.0
 """Deadline for all threads together. An export to ONNX takes 3 to 10 s and cannot be interrupted."""
+
+_LOOP_END_S = 2.0
+
+Result = TypeVar("Result")
 
 _running: set[NativeThread] = set()
 
@@ -55,3 +64,38 @@ def end_threads() -> None:
         thread.stop()
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
+
+
+class LoopThread:
+    """An event loop in a daemon thread, for callers in other threads.
+
+    Args:
+        name: name of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Starts a coroutine on the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, Result], timeout_s: float, what: str = "it") -> Result:
+        """Runs a coroutine on the loop and waits for its result.
+
+        Raises:
+            DeadlineExceeded: it did not end in time, and is cancelled; the message calls it ``what``.
+        """
+        future = self.start(work)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            future.cancel()
+            raise DeadlineExceeded(f"{what} gave no answer within {timeout_s:g} s") from None
+
+    def close(self) -> None:
+        """Ends the loop and its thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_LOOP_END_S)

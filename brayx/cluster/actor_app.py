@@ -20,7 +20,7 @@ from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import ActorConfig, AgentConfig
 from brayx.cluster.hub import HubClient
-from brayx.cluster.league_replica import LeagueInReplica, LeagueSpec
+from brayx.cluster.league_seats import LeagueInReplica, LeagueSpec
 from brayx.cluster.model import model_application
 from brayx.cluster.model_client import ModelClient
 from brayx.cluster.named import WEIGHT_STORE, get_actor

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
@@ -38,6 +37,7 @@ from brayx.metrics.numbers import LocalNumbers
 from brayx.model.encoding import pack, unpack
 from brayx.model.following import AliasFollower
 from brayx.recording.live_frames import LiveFrames
+from brayx.threads import LoopThread
 
 _ASK_S = 2.0
 """Deadline of a replica's answer."""
@@ -126,9 +126,7 @@ class ReplicaSessions:
         self._secret = ""
         self._peers = Peers(lambda: self._secret, prefix=CONSOLE_PREFIX)
         self._owners: OrderedDict[str, Location] = OrderedDict()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="brayx-console-replicas", daemon=True)
-        self._thread.start()
+        self._loop = LoopThread("brayx-console-replicas")
 
     def sessions(self) -> list[dict[str, Any]]:
         """The rows of `LiveTable.sessions` of all replicas; those of a replica that does not answer are missing."""
@@ -169,18 +167,12 @@ class ReplicaSessions:
 
     def close(self) -> None:
         """Closes all connections, and ends the thread."""
-        with contextlib.suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(self._peers.close(), self._loop).result(_ASK_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_ASK_S)
+        with contextlib.suppress(DeadlineExceeded):
+            self._loop.run(self._peers.close(), _ASK_S)
+        self._loop.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result(_RUN_S)
-        except TimeoutError:
-            future.cancel()
-            raise DeadlineExceeded(f"the replicas of {self._directory!r} gave no answer for {_RUN_S:g} s") from None
+        return self._loop.run(work, _RUN_S, f"an application with the sessions {self._directory!r}")
 
     async def _newer(self, session: str, after: int) -> LiveTicks:
         waits = LiveTicks([], after, "", None)  # the session is between two replicas

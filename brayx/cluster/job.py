@@ -19,10 +19,11 @@ from brayx.cluster.applications import delete_application, start_application
 from brayx.cluster.cluster import Cluster, Ingress
 from brayx.cluster.console import ReplicaSessions
 from brayx.cluster.directory import stop_directory
-from brayx.cluster.environments import Rollouts
 from brayx.cluster.hub import numbers_of
-from brayx.cluster.league_replica import check_placement
-from brayx.cluster.scale import tell_where
+from brayx.cluster.league_seats import check_placement
+from brayx.cluster.rollout import Workers
+from brayx.cluster.rollout_worker import worker_spec
+from brayx.cluster.scale import answer_requests, tell_where
 from brayx.cluster.start import nodes_and_own
 from brayx.cluster.trainee import RayTrainee
 from brayx.console.job import console_keys, console_of_training
@@ -40,7 +41,7 @@ from brayx.tracking.in_process import InProcessClerk
 from brayx.urls import sqlite_path
 
 if TYPE_CHECKING:
-    from brayx.cluster.league_replica import LeagueSpec
+    from brayx.cluster.league_seats import LeagueSpec
     from brayx.cluster.league_training import RayLeagueTraining
     from brayx.jobs.trainee import RunningLearner
     from brayx.replay.packing import Layout
@@ -163,8 +164,10 @@ class _RayTraining(JobTraining):
         self.stack.callback(self._parts.close)
         self.numbers, self._hub, self._names = self._parts.numbers, self._parts.hub, self._parts.names
         self._live: ReplicaSessions | None = None
-        self._rollouts = Rollouts(job, self._names, self.numbers, learned)
-        self.rollouts = [self._rollouts] if self._rollouts.num else []
+        self._rollouts = {
+            name: Workers(worker_spec(job, name, self._names, learned), self.numbers) for name in job.rollouts
+        }
+        self.rollouts = list(self._rollouts.values())
         self._is_deployed = False
         starting = "the learner and the actors" if self.actor else "the learner"
         say(f"Ray is up; the timer starts now. Starting {starting}")
@@ -179,7 +182,9 @@ class _RayTraining(JobTraining):
             doors = _wait_for_weights(self.cluster.url, self.learning, self.config.model, self.progress)
             self.urls = {**doors, **self.cluster.urls}
         if self.rollouts:
-            self.progress.say(f"{self._rollouts.num} rollout workers step environments")
+            self.progress.say(
+                f"{sum(workers.num for workers in self._rollouts.values())} rollout workers step environments"
+            )
 
     def close_doors(self) -> None:
         if self._is_deployed:
@@ -207,7 +212,7 @@ class _RayTraining(JobTraining):
         return {} if self._live is None else {"sessions": self._live.facts().get("sessions", 0)}
 
     def carry_out_requests(self) -> list[str]:
-        return self._rollouts.answer(self._hub)
+        return answer_requests(self._hub, self._rollouts)
 
     def end_waits(self) -> None:
         for buffer in self.buffers.values():  # a source may wait for a hanging shard

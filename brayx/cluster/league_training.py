@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from brayx.cluster.hub import create_hub, end_hub
 from brayx.cluster.league import Learning, RemoteLeague, create_league
-from brayx.cluster.league_replica import LeagueSpec
+from brayx.cluster.league_seats import LeagueSpec
 from brayx.cluster.learner import TrialNumbers
 from brayx.cluster.named import end_actor
 from brayx.cluster.scale import hub_name

@@ -10,9 +10,7 @@ import asyncio
 import functools
 import threading
 import weakref
-from collections.abc import Coroutine
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 
@@ -21,12 +19,11 @@ from brayx.cluster.named import ANSWER_S
 from brayx.cluster.named_model import Recipe, deployed, first_weights
 from brayx.cluster.weights import WeightSubscriber, fetch_weights
 from brayx.engines.base import Engine
-from brayx.errors import DeadlineExceeded, ModelError
+from brayx.errors import ModelError
 from brayx.model.build import engine_of
 from brayx.model.local import LocalModel, batching
 from brayx.model.versions import Versions
-
-Result = TypeVar("Result")
+from brayx.threads import LoopThread
 
 
 class ProcessModel:
@@ -77,7 +74,7 @@ class ProcessModel:
                 elif loop.is_running():
                     asyncio.run_coroutine_threadsafe(model.close(), loop)
 
-        background(end(), ANSWER_S)
+        background().run(end(), ANSWER_S)
 
     def on_this_loop(self) -> ModelClient | LocalModel:
         """The model for this event loop. Batchers belong to one loop; engine and weights are shared by all loops.
@@ -114,7 +111,7 @@ class ProcessModel:
         self.subscriber = WeightSubscriber(self._store, self._versions.load)
         # Stops when all handles are dropped without `close`, but not at the interpreter's exit.
         weakref.finalize(self, _let_go, self.subscriber).atexit = False
-        background(self.subscriber.start(), ANSWER_S)
+        background().run(self.subscriber.start(), ANSWER_S)
 
 
 _known: weakref.WeakValueDictionary[tuple[str, str], ProcessModel] = weakref.WeakValueDictionary()
@@ -149,32 +146,11 @@ def _connection() -> str:
     return job
 
 
-class _Background:
-    """An event loop in a separate thread, for callers without one."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, name="brayx-models", daemon=True).start()
-
-
-@functools.lru_cache(maxsize=1)
-def _the_background() -> _Background:
-    return _Background()
-
-
-def background(work: Coroutine[Any, Any, Result], timeout_s: float) -> Result:
-    """Runs a coroutine on the background loop and waits for it, whatever loop runs in this thread.
-
-    Raises:
-        DeadlineExceeded: it did not end in time.
-    """
-    future: Future[Result] = asyncio.run_coroutine_threadsafe(work, _the_background().loop)
-    try:
-        return future.result(timeout_s)
-    except TimeoutError:
-        future.cancel()
-        raise DeadlineExceeded(f"no answer in {timeout_s:g} s") from None
+@functools.cache
+def background() -> LoopThread:
+    """The event loop for callers without one; started once in a process."""
+    return LoopThread("brayx-models")
 
 
 def _let_go(subscriber: WeightSubscriber) -> None:
-    asyncio.run_coroutine_threadsafe(subscriber.stop(), _the_background().loop)
+    background().start(subscriber.stop())

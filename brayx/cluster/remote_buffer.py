@@ -7,9 +7,11 @@ with a deadline. `brayx.cluster.stream` reads.
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
@@ -24,6 +26,8 @@ from brayx.replay.packing import READY_KEY, Batch, Layout, transitions
 
 _LOOK_AGAIN_S = 0.5
 """Interval at which a waiting push checks whether the handle was closed."""
+_MAX_WAITING = 64
+"""Most pushes of a handle that wait at the same time in `RemoteBuffer.push_async`; others wait for one of them."""
 _LOOK_S = 1.0
 """Longest wait for room in one of several shards before the next is tried."""
 
@@ -93,6 +97,7 @@ class RemoteBuffer:
         self._lanes = _nearest_first(shards)[: self.config.density]
         self._push_timeout_s = push_timeout_s
         self._outbox = Outbox(self._lanes, max_pending, push_timeout_s, recorder)
+        self._waiting = ThreadPoolExecutor(_MAX_WAITING, "brayx-push")  # starts a thread when one is needed
         self.dropped = self._outbox.dropped
 
     @classmethod
@@ -125,30 +130,19 @@ class RemoteBuffer:
         """
         if drop:
             self._outbox.push(replays)
-        else:
-            self._all_taken(self.offer(*replays, timeout_s=timeout_s), timeout_s)
+        elif left := self.offer(*replays, timeout_s=timeout_s):
+            count = sum(map(transitions, left))
+            said = f"buffer {self.name!r} had no room for {count} transitions within {timeout_s:g} s"
+            raise DeadlineExceeded(said, left=count)
 
     async def push_async(self, *replays: Replay, drop: bool = True, timeout_s: float = 60.0) -> None:
         """As `push`, without blocking the event loop."""
         if drop:
             self._outbox.push(replays)
             return
-        steps = self._offer(list(replays), timeout_s)
-        try:
-            call = next(steps)
-            while True:
-                if call is None:
-                    await asyncio.sleep(RETRY_S)
-                    call = next(steps)
-                    continue
-                try:
-                    answer = await asyncio.wait_for(call, self._push_timeout_s)
-                except (ray.exceptions.RayError, TimeoutError) as error:
-                    call = steps.throw(error)
-                else:
-                    call = steps.send(answer)
-        except StopIteration as done:
-            self._all_taken(done.value, timeout_s)
+        await asyncio.get_running_loop().run_in_executor(
+            self._waiting, functools.partial(self.push, *replays, drop=False, timeout_s=timeout_s)
+        )
 
     def offer(self, *replays: Replay, timeout_s: float) -> list[Replay]:
         """Pushes as many as find room within ``timeout_s`` and returns the rest; returns all while the buffer restarts.
@@ -159,23 +153,44 @@ class RemoteBuffer:
             ReplayError: the buffer has ended or was lost, or this handle was closed. Replays of the call in flight may
                 have been stored.
         """
-        steps = self._offer(list(replays), timeout_s)
-        try:
-            call = next(steps)
-            while True:
-                if call is None:
+        deadline = time.monotonic() + timeout_s
+        left = list(replays)
+        refused, why, turn = 0, "", 0
+        first = next((number for number, lane in enumerate(self._lanes) if lane.room), 0)
+        while left:
+            if self._outbox.closed:
+                raise self._is_closed()
+            lane = self._lanes[(first + turn) % len(self._lanes)]
+            # Try every shard once before waiting for one.
+            longest = MAX_WAIT_S if len(self._lanes) == 1 else _LOOK_S if turn >= len(self._lanes) else 0.0
+            turn += 1
+            wait_s = max(0.0, min(deadline - time.monotonic(), longest))
+            try:
+                answer = self._answer(lane.shard.actor.push.remote(left, False, wait_s))
+            except ray.exceptions.RayError as error:
+                lane.room = False
+                # Its stored part was lost with it, so a retry duplicates nothing. It has no room until it is back.
+                if isinstance(error, ray.exceptions.RayActorError) and not self.shards.gone():
+                    if time.monotonic() >= deadline:
+                        break
                     time.sleep(RETRY_S)
-                    call = next(steps)
                     continue
-                try:
-                    answer = self._answer(call)
-                except ray.exceptions.RayError as error:
-                    call = steps.throw(error)
-                else:
-                    call = steps.send(answer)
-        except StopIteration as done:
-            left: list[Replay] = done.value
-            return left
+                self._outbox.drop("buffer_lost", sum(map(transitions, left)))
+                said = f"buffer {self.name!r} was lost during a push: {type(error).__name__}: {first_line(error)}"
+                raise ReplayError(said, buffer=self.name) from error
+            lane.room = answer.room
+            refused, why = refused + answer.refused, why or answer.why
+            left = left[answer.whole :]
+            if left and answer.part:
+                left[0] = left[0].after(answer.part)
+            if answer.ended:
+                said = f"buffer {self.name!r} takes no more: its stream has ended"
+                raise ReplayError(said, buffer=self.name, ended=True)
+            if left and time.monotonic() >= deadline:
+                break
+        if refused:
+            raise BadFragment(why, refused=refused)
+        return left
 
     def __iter__(self) -> Iterator[Batch]:
         return self.batches()
@@ -235,12 +250,6 @@ class RemoteBuffer:
         """
         self._outbox.close(timeout_s)
 
-    def _all_taken(self, left: list[Replay], timeout_s: float) -> None:
-        if left:
-            count = sum(map(transitions, left))
-            said = f"buffer {self.name!r} had no room for {count} transitions within {timeout_s:g} s"
-            raise DeadlineExceeded(said, left=count)
-
     def _answer(self, call: Any) -> Taken:
         """Waits for a push's answer until this handle is closed, so that closing never waits for a hanging shard."""
         deadline = time.monotonic() + self._push_timeout_s
@@ -254,47 +263,6 @@ class RemoteBuffer:
 
     def _is_closed(self) -> ReplayError:
         return ReplayError(f"buffer {self.name!r} takes no more: this handle to it was closed", ended=True)
-
-    def _offer(self, left: list[Replay], timeout_s: float) -> Generator[Any, Taken, list[Replay]]:
-        """Yields calls to make, and gets their answers sent or their errors thrown; yields None to pause."""
-        deadline = time.monotonic() + timeout_s
-        refused, why, turn = 0, "", 0
-        at = next((number for number, lane in enumerate(self._lanes) if lane.room), 0)
-        while left:
-            if self._outbox.closed:
-                raise self._is_closed()
-            lane = self._lanes[(at + turn) % len(self._lanes)]
-            # Try every shard once before waiting for one.
-            longest = MAX_WAIT_S if len(self._lanes) == 1 else _LOOK_S if turn >= len(self._lanes) else 0.0
-            turn += 1
-            try:
-                answer = yield lane.shard.actor.push.remote(
-                    left, False, max(0.0, min(deadline - time.monotonic(), longest))
-                )
-            except (ray.exceptions.RayError, TimeoutError) as error:
-                lane.room = False
-                # Its stored part was lost with it, so a retry duplicates nothing. It has no room until it is back.
-                if isinstance(error, ray.exceptions.RayActorError) and not self.shards.gone():
-                    if time.monotonic() >= deadline:
-                        break
-                    yield None
-                    continue
-                self._outbox.drop("buffer_lost", sum(map(transitions, left)))
-                said = f"buffer {self.name!r} was lost during a push: {type(error).__name__}: {first_line(error)}"
-                raise ReplayError(said, buffer=self.name) from error
-            lane.room = answer.room
-            refused, why = refused + answer.refused, why or answer.why
-            left = left[answer.whole :]
-            if left and answer.part:
-                left[0] = left[0].after(answer.part)
-            if answer.ended:
-                said = f"buffer {self.name!r} takes no more: its stream has ended"
-                raise ReplayError(said, buffer=self.name, ended=True)
-            if left and time.monotonic() >= deadline:
-                break
-        if refused:
-            raise BadFragment(why, refused=refused)
-        return left
 
 
 def _nearest_first(shards: Shards) -> list[Lane]:

@@ -227,7 +227,7 @@ class RemoteModel:
     ) -> NestedArray:
         """`forward` for synchronous code, such as a notebook; blocks the calling thread."""
         longest_s = (self._deadline_s if deadline_s is None else deadline_s) + ANSWER_S
-        return background(self.forward(*args, batch=batch, deadline_s=deadline_s, **kwargs), longest_s)
+        return background().run(self.forward(*args, batch=batch, deadline_s=deadline_s, **kwargs), longest_s)
 
     @classmethod
     async def connect(
@@ -393,7 +393,7 @@ def _weights_of(name: str, store: Any, step: int) -> tuple[int, Weights, int]:
         try:
             if having:
                 version = max(having)
-                return version, background(fetch_weights(store, version), ANSWER_S), steps[version]
+                return version, background().run(fetch_weights(store, version), ANSWER_S), steps[version]
             if steps or time.monotonic() > deadline:
                 raise _step_unknown(name, step, steps)
         except ModelError:  # lost with a store that was killed after the call, or replaced by newer ones

@@ -9,26 +9,27 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ray import serve
-from ray.serve.schema import LoggingConfig
+from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from brayx.actor.config import ActorConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.grpc import GrpcDoor
 from brayx.actor.doors.ports import NATIVE_OPTIONS, on_loopback
+from brayx.actor.ownership import Park
 from brayx.actor.service import Holder, Reply
 from brayx.actor.serving import ActorService, Runtime
 from brayx.cluster import ray_private
 from brayx.cluster.console import ConsoleAnswers
 from brayx.cluster.directory import check_directory, create_directory
-from brayx.cluster.draining import Draining
 from brayx.cluster.hub import HubClient
 from brayx.cluster.membership import Membership
-from brayx.cluster.peer_door import ForPeers, PeerDoors
+from brayx.cluster.peers import ForPeers, PeerDoors
 from brayx.cluster.prometheus import Exporter
 from brayx.cluster.routing import Routing
 from brayx.gamecore.auth import Keys
@@ -41,12 +42,71 @@ from brayx.recording.live_frames import LiveFrames
 
 logger = limited(__name__)
 
+_CHECK_S = 0.2
+_STATUS_S = 2.0
 _LAST_S = 4.0
 """Time after the drain for agents' last hooks, and to send the remaining data."""
 _LATE_S = 10.0
 """Delay of Serve's shutdown call. `serve.shutdown` ends the proxy first, and each WebSocket reply to an ended proxy
 blocks Ray's other calls for a second.
 """
+
+
+class Draining:
+    """The drain of one replica.
+
+    Args:
+        service: the replica's sessions and doors.
+        park: as for `Session.move`.
+        application: name of the application in Serve.
+        timeout_s: deadline for sessions that cannot be moved.
+    """
+
+    def __init__(self, service: ActorService, park: Park, application: str, timeout_s: float) -> None:
+        self._service = service
+        self._park = park
+        self._application = application
+        self._timeout_s = timeout_s
+
+    async def run(self) -> None:
+        """Refuses new sessions and connections, moves the sessions that can be moved, and waits for the others.
+
+        If the whole application is deleted, no replica is left to take a session, so all of them may finish.
+        """
+        table = self._service.table
+        if table.is_shut:
+            return
+        table.is_shut = True
+        self._service.doors.shut()
+        deadline = time.monotonic() + self._timeout_s
+        while len(table) and time.monotonic() < deadline:
+            if not await _is_going(self._application):
+                table.move(self._park)
+            await asyncio.sleep(_CHECK_S)
+        await table.close("drained")
+
+    async def watch(self) -> None:
+        """Drains as soon as Serve ends this replica.
+
+        Serve calls a replica's shutdown hook only when no request is running, which is too late for WebSockets. So this
+        polls the mark that Serve sets first; without the mark (in a later version of Ray) draining starts at once.
+        """
+        while not ray_private.replica_is_ending():  # noqa: ASYNC110 (Serve's mark, not an event)
+            await asyncio.sleep(_CHECK_S)
+        await self.run()
+
+
+async def _is_going(application: str) -> bool:
+    """Whether Serve is deleting the application with all its replicas; False if Serve does not answer."""
+    try:
+        async with asyncio.timeout(_STATUS_S):
+            of = (await asyncio.to_thread(serve.status)).applications.get(application)
+    except Exception as error:  # the controller does not answer; Ray documents only some of its errors
+        logger.warning(
+            "Serve did not say whether the application is being deleted: %s: %s", type(error).__name__, error
+        )
+        return False
+    return of is None or of.status == ApplicationStatus.DELETING
 
 
 @dataclass

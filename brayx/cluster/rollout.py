@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +21,7 @@ from ray.exceptions import RayError, RayTaskError
 from brayx.cluster.named import end_actor, is_done, unwrap
 from brayx.cluster.rollout_worker import RolloutWorker, WorkerSpec
 from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, first_line
+from brayx.metrics import Recorder
 from brayx.rollout.component import MAX_WORKERS
 from brayx.rollout.spec import counts_that_fit, rounds
 from brayx.rollout.worker import Failures, Progress
@@ -131,9 +131,9 @@ class Workers:
     Args:
         spec: the workers' settings.
         count: number of workers; default: the component's. `scale` changes it.
-        on_event: called with ``(metric, value, label)`` for ``rollout_workers_lost`` and ``rollout_steps_lost``, the
-            transitions lost with them. The label is ``scaled`` for a surplus worker, and ``stopped`` for one that took
-            too long to end with its job.
+        numbers: records ``rollout_workers``, ``rollout_workers_lost``, and ``rollout_steps_lost``: the transitions lost
+            with them, with label ``scaled`` for a surplus worker, and ``stopped`` for one that took too long to end
+            with its job.
         lease_s: see `LEASE_S`.
 
     Attributes:
@@ -145,14 +145,14 @@ class Workers:
     def __init__(
         self,
         spec: WorkerSpec,
+        numbers: Recorder,
         count: int | None = None,
         *,
-        on_event: Callable[[str, float, str], None] | None = None,
         lease_s: float = LEASE_S,
     ) -> None:
         self._spec = spec
         self._wanted = spec.config.num_workers if count is None else count
-        self._on_event = on_event
+        self._numbers = numbers
         self._lease_s = lease_s
         self._slots: dict[int, _Slot] = {}
         self._leaving: list[_Slot] = []
@@ -167,6 +167,7 @@ class Workers:
 
     def __enter__(self) -> Workers:
         self._thread.start()
+        self._numbers.add("rollout_workers", self._wanted, label=self._spec.name)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -231,6 +232,7 @@ class Workers:
                     key="num_workers",
                 )
         self._wanted = count
+        self._numbers.add("rollout_workers", count, label=self._spec.name)
 
     def stop(self, timeout_s: float = _STOP_S) -> None:
         """Lets every worker finish and push the rest, then ends those that take longer. May be called again."""
@@ -326,9 +328,8 @@ class Workers:
         said = f"{slot.who} {why}"
         self._say(said)
         self.lost[reason] += 1
-        if self._on_event is not None:
-            self._on_event("rollout_workers_lost", 1, reason)
-            self._on_event("rollout_steps_lost", slot.in_hand, reason)
+        self._numbers.add("rollout_workers_lost", 1, label=reason)
+        self._numbers.add("rollout_steps_lost", slot.in_hand, label=reason)
         if not slot.done.fragments:
             slot.idle_failures += 1
             if slot.idle_failures > self._spec.config.max_failures:
@@ -376,8 +377,8 @@ class Workers:
             return ""
         why = slot.last_answers(f"it took longer than {patience_s:.0f} s", ends)
         end_actor(handle)
-        if why and self._on_event is not None:
-            self._on_event("rollout_steps_lost", slot.in_hand, reason)
+        if why:
+            self._numbers.add("rollout_steps_lost", slot.in_hand, label=reason)
         self._book(slot)
         return why
 

@@ -5,9 +5,10 @@ Knows nothing of environments or models, which `brayx.rollout.worker` does.
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +17,16 @@ from brayx.cluster.named import WEIGHT_STORE, get_actor
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.statistics import RemoteExchange
 from brayx.cluster.weights import WeightSubscriber
+from brayx.errors import DeadlineExceeded
+from brayx.jobs.config import JobConfig
+from brayx.jobs.environments import normalises, spec_of
 from brayx.rollout.spec import RolloutSpec, make_collector, naming
 from brayx.rollout.worker import Newest, Progress, Worker
+from brayx.threads import LoopThread
 
 _PUSHES = 2
 """Fragments that may wait for a push in flight, in calls that may drop."""
+_STOP_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +44,23 @@ class WorkerSpec(RolloutSpec):
     moments: str = ""
 
 
+def worker_spec(job: JobConfig, name: str, names: Mapping[str, str], env_steps: int = 0) -> WorkerSpec:
+    """As `spec_of`, for workers on a cluster.
+
+    Args:
+        job, name, env_steps: as for `spec_of`.
+        names: Ray actors by part: ``hub``, ``weights``, ``moments``, and ``buffer/NAME`` of each buffer.
+    """
+    config = job.rollouts[name]
+    return WorkerSpec(
+        **vars(spec_of(job, name, env_steps)),
+        buffer=names[f"buffer/{config.buffer}"],
+        weight_store=names["weights"],
+        hub=names["hub"],
+        moments=names["moments"] if normalises(config) else "",
+    )
+
+
 class StoredWeights(Newest):
     """The newest weights of a store, followed in a thread.
 
@@ -47,23 +70,15 @@ class StoredWeights(Newest):
 
     def __init__(self, store: Any) -> None:
         super().__init__()
-        self._loop = asyncio.new_event_loop()
+        self._loop = LoopThread("brayx-rollout-weights")
         self._subscriber = WeightSubscriber(store, self.put)
-        self._thread = threading.Thread(target=self._run, name="brayx-rollout-weights", daemon=True)
-        self._thread.start()
+        self._starting = self._loop.start(self._subscriber.start())
 
     def close(self) -> None:
         """Stops following the store."""
-        asyncio.run_coroutine_threadsafe(self._subscriber.stop(), self._loop).add_done_callback(
-            lambda _: self._loop.call_soon_threadsafe(self._loop.stop)
-        )
-        self._thread.join(5.0)
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        starting = self._loop.create_task(self._subscriber.start())  # kept, or it might be collected
-        self._loop.run_forever()
-        del starting
+        with contextlib.suppress(DeadlineExceeded):
+            self._loop.run(self._subscriber.stop(), _STOP_S)
+        self._loop.close()
 
 
 class RolloutWorker:

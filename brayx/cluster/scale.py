@@ -1,19 +1,22 @@
 """Changes the number of workers of a running training, from any process of its cluster.
 
 A tag of the trial holds the address of its Ray cluster (`tell_where`). The trial's hub queues the request
-(`brayx.inbox`), and the job's process carries it out and answers. Knows nothing of the workers' task.
+(`brayx.inbox`), and the job's process carries it out and answers (`answer_requests`). Knows nothing of what workers do.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
 from brayx.cluster import NAMESPACE
-from brayx.cluster.hub import ask_job
+from brayx.cluster.hub import ask_job, take_requests
+from brayx.cluster.rollout import Workers
 from brayx.cluster.start import answers, connected, where_ray_is
-from brayx.errors import ConfigError, DeadlineExceeded, JobNotRunning, StartupError
+from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, JobNotRunning, StartupError
+from brayx.jobs.document import nearest
 from brayx.tracking import Trial, find_trial, tracking_uri
 from brayx.tracking.store import client_of, telling
 
@@ -85,6 +88,51 @@ def scale(
                 "and will not do so later: it is starting, ending, or hangs",
                 trial=found.name,
             ) from error
+
+
+def answer_requests(hub: Any, rollouts: Mapping[str, Workers]) -> list[str]:
+    """Carries out the requests that have reached a job; returns lines for the user about the changes.
+
+    Args:
+        hub: the trial's hub.
+        rollouts: the job's workers by component.
+    """
+    said = []
+    for key, request in take_requests(hub):
+        try:
+            scaled = _scale(rollouts, request["rollout"], request["num_workers"])
+            said.append(f"rollout {scaled.rollout!r} gets {scaled.now} workers; it had {scaled.before}")
+        except BrayxError as error:
+            hub.answer.remote(key, error)
+        else:
+            hub.answer.remote(key, tuple(scaled))
+    return said
+
+
+def _scale(rollouts: Mapping[str, Workers], name: str | None, count: int) -> Scaled:
+    """Changes the number of a rollout's workers; an error changes nothing.
+
+    Args:
+        rollouts: as for `answer_requests`.
+        name: name of the component; None: the only one.
+        count: at least 1, because without workers the learner would wait forever.
+
+    Raises:
+        ConfigError: the rollout does not exist, or cannot have so many workers, see `Workers.scale`.
+    """
+    if not rollouts:
+        raise ConfigError("the job has no rollout: no worker steps environments for it", key="rollout")
+    if name is None and len(rollouts) > 1:
+        raise ConfigError(f"the job has several rollouts, {', '.join(rollouts)}: say which", key="rollout")
+    name = next(iter(rollouts)) if name is None else name
+    if name not in rollouts:
+        raise ConfigError(f"the job has no rollout {name!r}{nearest(name, rollouts)}", key="rollout")
+    if type(count) is not int or count < 1:
+        said = f"rollout {name!r} cannot go on with {count!r} workers: end the job, and the same command resumes it"
+        raise ConfigError(said, key="num_workers")
+    before = rollouts[name].num
+    rollouts[name].scale(count)
+    return Scaled(name, before, count)
 
 
 def _running(reference: str, uri: str) -> tuple[Trial, dict[str, str]]:

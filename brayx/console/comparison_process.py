@@ -1,16 +1,14 @@
 """The process that compares a recorded session with versions of its model, for the console.
 
-It loads the code of the job that made a version, so it is not the console's own process. It sends its progress, and
-writes arrays to a file that it inherits.
+It loads the code of the job that made a version, so it is not the console's own process. It sends its progress, and at
+last the result.
 """
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -114,34 +112,12 @@ def _index(episode: Episode, number: int | None) -> int | None:
     return low
 
 
-def write_arrays(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Writes arrays one after the other; returns where each is, for `read_arrays`."""
-    places = {}
-    for name, array in arrays.items():
-        places[name] = [array.dtype.str, array.shape, file.tell()]
-        file.write(np.ascontiguousarray(array).tobytes())
-    file.flush()
-    return places
-
-
-def read_arrays(file: IO[bytes], places: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The arrays that `write_arrays` wrote, mapped into memory."""
-    found: dict[str, np.ndarray] = {}
-    for name, (dtype, shape, offset) in places.items():
-        if math.prod(shape):
-            found[name] = np.memmap(file, dtype, "r", offset, tuple(shape))
-        else:
-            found[name] = np.zeros(shape, dtype)
-    return found
-
-
-def main(console: Channel, descriptor: str) -> None:
+def main(console: Channel) -> None:
     """Compares once, and ends with the console.
 
     Args:
-        console: sends the request, and gets the messages: progress as for `compared`; at last its ``summary`` and the
-            ``places`` of the arrays, or an ``error``.
-        descriptor: number of the file's descriptor.
+        console: sends the request, and gets the messages: progress as for `compared`; at last its ``summary`` and
+            ``arrays``, or an ``error``.
     """
     request = console.receive()
 
@@ -150,9 +126,7 @@ def main(console: Channel, descriptor: str) -> None:
 
     try:
         summary, arrays = compared(request, say)
-        with os.fdopen(int(descriptor), "wb") as file:
-            places = write_arrays(file, arrays)
-        say(summary=summary, places=places)
+        say(summary=summary, arrays=arrays)
     except BrayxError as error:
         say(error=error)
     except Exception as error:  # a user's model may raise anything

@@ -5,7 +5,6 @@ Only one runs at a time, in a separate process with low priority, and only while
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
 from typing import Annotated, Any, NamedTuple
@@ -14,7 +13,6 @@ import numpy as np
 from fastapi import APIRouter, Query
 
 from brayx.children import Child, ChildDied
-from brayx.console.comparison_process import read_arrays
 from brayx.console.documents import MAX_POINTS, Document
 from brayx.console.recordings import FirstTick, RecordingFolder, TickCount
 from brayx.console.source import Source
@@ -212,12 +210,9 @@ class _Running:
         self.arrays: dict[str, np.ndarray] = {}
         self._state, self._progress = "starting", 0.0
         self._summary: dict[str, Any] = {}
-        # A file without a name, so that nothing is left behind when the job kills the console.
-        self._file = tempfile.TemporaryFile(prefix="brayx-comparison-")  # noqa: SIM115
         versions = [key.reference, key.version] if key.reference else [key.version]
         request = {"folder": folder, "recording": key.recording, "versions": versions, "uri": uri, "trust": trust}
-        descriptor = self._file.fileno()
-        self._child = Child("brayx.console.comparison_process", str(descriptor), files=(descriptor,), nice=_NICE)
+        self._child = Child("brayx.console.comparison_process", nice=_NICE)
         self._child.start()
         self._child.send(request)
         threading.Thread(target=self._read, name="brayx-comparison", daemon=True).start()
@@ -298,13 +293,11 @@ class _Running:
                 elif "state" in message:
                     self._state, self._progress = message["state"], message["progress"]
                 else:
-                    self._summary = message["summary"]
-                    self.arrays, self.runs = read_arrays(self._file, message["places"]), False
+                    self._summary, self.arrays, self.runs = message["summary"], message["arrays"], False
         except ChildDied:
             pass
         finally:
             self._child.end()
             if not self.arrays and self.error is None:
                 self.error = StartupError(f"the comparison's process {self._child.death} before its result")
-            self._file.close()
             self.runs = False

@@ -1,4 +1,4 @@
-"""Opens the console of a job from this process; the console runs in another (`brayx.console.process`).
+"""Opens the console of a job from this process; the console runs in another (`brayx.console.serve`).
 
 Imports neither FastAPI nor the page. Knows nothing of what the console shows.
 """
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from brayx.metrics.numbers import LocalNumbers
     from brayx.model.following import AliasFollower
 
-MODULE = "brayx.console.process"
-"""The program that serves the console."""
+MODULE = "brayx.console.serve"
+"""Module of the console's process."""
 
 
 class Live(Protocol):

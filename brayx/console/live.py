@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from brayx.actor.host import LocalHost
-from brayx.actor.live import LiveTable, NewTicks
+from brayx.actor.live import LiveTable
 from brayx.actor.live_ticks import LiveTicks
 from brayx.recording.drawing import Drawing
 from brayx.recording.live_frames import LiveFrames
 
 _ANSWER_S = 5.0
+
+T = TypeVar("T")
 
 
 class LiveSessions:
@@ -30,25 +33,22 @@ class LiveSessions:
 
     def sessions(self) -> list[dict[str, Any]]:
         """The running sessions."""
-        return self._host.run(self._sessions(), _ANSWER_S)
+        return self._on_loop(self._live.sessions)
 
     def ticks(self, session: str, after: int) -> LiveTicks:
         """The newest ticks of a session."""
-        return self._frames.shown(session, after, self._host.run(self._newer(session, after), _ANSWER_S))
+        return self._frames.shown(session, after, self._on_loop(self._live.newer, session, after))
 
     def end(self, session: str) -> None:
         """Ends a session."""
-        self._host.run(self._end(session), _ANSWER_S)
+        self._on_loop(self._live.end, session)
 
     def close(self) -> None:
         """Ends the process that draws."""
         self._frames.close()
 
-    async def _sessions(self) -> list[dict[str, Any]]:
-        return self._live.sessions()
+    def _on_loop(self, function: Callable[..., T], *arguments: Any) -> T:
+        async def call() -> T:
+            return function(*arguments)
 
-    async def _newer(self, session: str, after: int) -> NewTicks:
-        return self._live.newer(session, after)
-
-    async def _end(self, session: str) -> None:
-        self._live.end(session)
+        return self._host.run(call(), _ANSWER_S)

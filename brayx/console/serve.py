@@ -1,11 +1,13 @@
-"""Serves the page: for a tracking store, for the console of a job elsewhere, or beside a job."""
+"""Serves the control API and the page: beside a job, for a tracking store, or for the console of a job elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator
 
 import httpx
@@ -13,17 +15,35 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 
+from brayx.children import Channel
 from brayx.console.api import create_app
-from brayx.console.guard import Guard, basic, refusal
+from brayx.console.guard import ConsoleKeys, Guard, basic, refusal
 from brayx.console.page import add_page
 from brayx.console.page.caller import Connect
 from brayx.console.source import Source
 from brayx.errors import ConnectFailed, StartupError, TransportError, from_wire
-from brayx.gamecore.auth import credentials
+from brayx.gamecore.auth import Keys, credentials
 from brayx.ports import listen
+from brayx.tracking.store import import_mlflow
 
 _HOST = "127.0.0.1"
 _PASSED_ON = ("content-type", "content-length", "content-disposition")
+
+
+def main(job: Channel, source: str, keys_file: str, descriptor: str) -> None:
+    """The console's process beside a job: serves until the job ends.
+
+    Args:
+        job: answers the console's requests.
+        source: JSON of the fields of `Source`: what the console shows.
+        keys_file: path of the console's keys; empty: it has none.
+        descriptor: file descriptor of the listening socket, which the job has opened.
+    """
+    # Import MLflow before a page needs it: that takes seconds, and more beside a busy job.
+    threading.Thread(target=import_mlflow, name="brayx-console-imports", daemon=True).start()
+    keys = ConsoleKeys(Keys.load(keys_file)) if keys_file else None
+    app = create_app(Source(**json.loads(source), channel=job), keys)
+    serve_app(socket.socket(fileno=int(descriptor)), app)
 
 
 def serve_app(listening: socket.socket, app: FastAPI, connect: Connect | None = None) -> None:

@@ -64,7 +64,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, code: Path) -> Iterator[tup
 
 def test_the_process_starts_with_the_first_visit_and_again_after_its_death(job: Job) -> None:
     def processes() -> list[psutil.Process]:
-        return ours("brayx.console.process")
+        return ours("brayx.console.serve")
 
     before = {each.pid for each in processes()}
     with job.served() as (serving, console):

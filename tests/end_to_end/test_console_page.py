@@ -389,7 +389,7 @@ def test_a_reader_sees_and_cannot_control_and_a_lost_job_is_told(
 
 def _lose(job: Job, page: Page, followed: Page) -> None:
     """The console's process is stopped for a while, as when the job is gone."""
-    (process,) = ours("brayx.console.process", job.uri)
+    (process,) = ours("brayx.console.serve", job.uri)
     process.suspend()
     try:
         alert = page.get_by_role("alert").first

@@ -144,10 +144,12 @@ class Job:
         return self.publisher.publish(module_weights(ActorCritic(4, 2, hidden=(8,))), 0)
 
     def workers(self, count=1):
-        return Workers(self.spec, count, on_event=self._count, lease_s=0.2)
+        return Workers(self.spec, self, count, lease_s=0.2)
 
-    def _count(self, name, value, label):
-        self.events[f"{name}.{label}"] += value
+    def add(self, name, value, *, label):
+        """As `Recorder.add`."""
+        if name != "rollout_workers":
+            self.events[f"{name}.{label}"] += value
 
     def stats(self):
         return ray.get(self.buffer.stats.remote())

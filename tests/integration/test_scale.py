@@ -11,9 +11,10 @@ import pytest
 import ray
 
 from brayx.cluster import NAMESPACE
-from brayx.cluster.environments import Rollouts
 from brayx.cluster.hub import create_hub
-from brayx.cluster.scale import Scaled, hub_name, scale, tell_where
+from brayx.cluster.rollout import Workers
+from brayx.cluster.rollout_worker import worker_spec
+from brayx.cluster.scale import Scaled, answer_requests, hub_name, scale, tell_where
 from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, JobNotRunning
 from brayx.jobs.config import JobConfig
 from brayx.metrics import Recorder
@@ -38,13 +39,14 @@ def trial(ray_cluster: str, new_tracking_db: Callable[[Path], str], tmp_path_fac
     ray.kill(hub)
 
 
-def rollouts_of(trial: Trial, *overrides: str) -> Rollouts:
+def rollouts_of(trial: Trial, *overrides: str) -> dict[str, Workers]:
     """A job's rollouts of two workers each, not started yet."""
     names = {part: f"{trial.run_id}/{part}" for part in PARTS}
-    return Rollouts(JobConfig.load(TEMPLATE, overrides), names, Recorder())
+    job = JobConfig.load(TEMPLATE, overrides)
+    return {name: Workers(worker_spec(job, name, names), Recorder()) for name in job.rollouts}
 
 
-def request_scale(trial: Trial, rollouts: Rollouts, count: int, rollout: str | None = None) -> Any:
+def request_scale(trial: Trial, rollouts: dict[str, Workers], count: int, rollout: str | None = None) -> Any:
     """The answer to a request to scale, while the job reads its inbox."""
     got: list[Scaled | BrayxError] = []
 
@@ -57,7 +59,7 @@ def request_scale(trial: Trial, rollouts: Rollouts, count: int, rollout: str | N
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     hub = ray.get_actor(hub_name(trial), namespace=NAMESPACE)
-    until(lambda: rollouts.answer(hub) or got, "the request", timeout_s=60)
+    until(lambda: answer_requests(hub, rollouts) or got, "the request", timeout_s=60)
     asking.join(60)
     (answer,) = got
     if isinstance(answer, BrayxError):
@@ -68,7 +70,7 @@ def request_scale(trial: Trial, rollouts: Rollouts, count: int, rollout: str | N
 def test_a_rollout_gets_the_requested_number_of_workers(trial: Trial) -> None:
     rollouts = rollouts_of(trial)
     assert request_scale(trial, rollouts, 1) == Scaled("rollout", 2, 1)
-    assert rollouts.num == 1
+    assert rollouts["rollout"].num == 1
     assert request_scale(trial, rollouts, 2, "rollout") == Scaled("rollout", 1, 2)
 
 
@@ -91,21 +93,20 @@ def test_an_impossible_request_is_refused_and_changes_nothing(
     rollouts = rollouts_of(trial, WIDE)
     with pytest.raises(ConfigError, match=message):
         request_scale(trial, rollouts, count, rollout)
-    assert rollouts.num == 4
+    assert [workers.num for workers in rollouts.values()] == [2, 2]
     assert request_scale(trial, rollouts, 3, "wide") == Scaled("wide", 2, 3)
 
 
 def test_a_job_that_steps_no_environments_says_so(trial: Trial) -> None:
-    job = JobConfig.load(TEMPLATE.with_name("cartpole.yaml"))
     with pytest.raises(ConfigError, match="the job has no rollout"):
-        request_scale(trial, Rollouts(job, {"hub": hub_name(trial)}, Recorder()), 2)
+        request_scale(trial, {}, 2)
 
 
 def test_a_busy_job_does_not_scale_later(trial: Trial) -> None:
     with pytest.raises(DeadlineExceeded, match=r"did not take the request within 0\.1 s, and will not do so later"):
         scale("main", 1, tracking=trial.uri, timeout_s=0.1)
     hub = ray.get_actor(hub_name(trial), namespace=NAMESPACE)
-    assert rollouts_of(trial).answer(hub) == []
+    assert answer_requests(hub, rollouts_of(trial)) == []
 
 
 def test_a_job_that_died_is_distinguished_from_a_busy_one(ray_cluster: str, tracking_db: str) -> None:

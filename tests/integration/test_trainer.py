@@ -300,7 +300,7 @@ def test_a_job_that_starts_from_registered_weights_and_is_stopped_in_its_console
         np.testing.assert_allclose(learned[name], array, atol=1e-6, err_msg=name)
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://127.0.0.1:{port}")
-    until(lambda: not ours("brayx.console.process"), "the console's process has ended")
+    until(lambda: not ours("brayx.console.serve"), "the console's process has ended")
     assert remembered() == before
 
 

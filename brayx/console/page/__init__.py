@@ -25,13 +25,14 @@ def add_page(app: FastAPI, connect: Connect) -> None:
     """
     from nicegui import ui
 
-    from brayx.console.page import league, missing, models, overview, play, recordings, sessions, trials
+    from brayx.console.page import league, models, overview, play, recordings, sessions, trials
+    from brayx.console.page.frame import missing
 
     for part in (overview, sessions, recordings, models, league, play, trials):
         part.add(connect)
     ui.run_with(
         app,
-        root=missing.page(connect),  # shown for any other path
+        root=missing(connect),  # shown for any other path
         title="brayx console",
         dark=None,
         reconnect_timeout=_RECONNECT_S,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any, Generic, TypeVar
 
 from nicegui import ui
@@ -71,6 +72,20 @@ def frame(title: str, connect: Connect) -> Iterator[Caller]:
     ui.timer(0.1, lambda: _restore(dark), once=True)
     with ui.column().classes("w-full max-w-6xl mx-auto p-2 sm:p-4 gap-4 items-stretch"):
         yield caller
+
+
+def missing(connect: Connect) -> Callable[[], None]:
+    """Makes the function that draws the page for an address that no other page has."""
+
+    def page() -> None:
+        client = ui.context.client
+        client.status_code = HTTPStatus.NOT_FOUND
+        with frame("Page not found", connect):
+            heading("There is no such page")
+            ui.label(f"The console has no page {client.request.url.path[:200]}.").classes("break-all")
+            ui.link("Go to the overview", "/").classes("text-primary")
+
+    return page
 
 
 async def _toggle(dark: ui.dark_mode) -> None:

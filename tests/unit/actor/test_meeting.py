@@ -28,8 +28,7 @@ from brayx.actor.games import Games
 from brayx.actor.ownership import SessionSnapshot
 from brayx.actor.serving import Runtime
 from brayx.cluster.directory import Directory, DirectoryRecovering, Location
-from brayx.cluster.draining import Draining
-from brayx.cluster.replica import ActorReplica
+from brayx.cluster.replica import ActorReplica, Draining
 from brayx.errors import (
     BrayxError,
     DeadlineExceeded,

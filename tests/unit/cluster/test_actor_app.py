@@ -20,7 +20,7 @@ from brayx.cluster.actor_app import (
     application,
     build_runtime,
 )
-from brayx.cluster.league_replica import LeagueSpec
+from brayx.cluster.league_seats import LeagueSpec
 from brayx.cluster.pool import PoolClient
 from brayx.cluster.replica import ActorReplica, ActorRuntime
 from brayx.engines.base import save_weights

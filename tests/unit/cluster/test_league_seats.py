@@ -15,8 +15,7 @@ from brayx.actor.players import LearningPlayer, Seating
 from brayx.cluster import league as job_module
 from brayx.cluster import league_seats as module
 from brayx.cluster.league import Learning, RemoteLeague, _LeagueActor
-from brayx.cluster.league_replica import check_placement
-from brayx.cluster.league_seats import LeagueSeats
+from brayx.cluster.league_seats import LeagueSeats, check_placement
 from brayx.errors import ConfigError, DeadlineExceeded, LeagueError, ModelError, SessionError, TrackingError
 from brayx.jobs.config import JobConfig
 from brayx.league.config import LeagueConfig

@@ -10,8 +10,7 @@ import pytest
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.native import DoorLimits, Listener
 from brayx.actor.doors.ws1 import WebSockets
-from brayx.cluster.peer_door import ForPeers, PeerConnection
-from brayx.cluster.peers import CONSOLE_PREFIX, ENDED_PREFIX, LEFT_PREFIX, PeerDied, Peers
+from brayx.cluster.peers import CONSOLE_PREFIX, ENDED_PREFIX, LEFT_PREFIX, ForPeers, PeerConnection, PeerDied, Peers
 from brayx.errors import Overloaded
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.http import AsyncHttpTransport

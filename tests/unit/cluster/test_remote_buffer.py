@@ -102,8 +102,10 @@ def test_a_malformed_fragment_is_counted_and_blocks_nothing(calls):
     remote.push(wrong)
     remote.close(0)
     assert remote.dropped == {"buffer_lost": 1, "full": 1, "closed": 1}
+    waiting = buffer((calls, ""))
+    waiting._answer = lambda call: taken(room=False)
     with pytest.raises(DeadlineExceeded, match="no room for 1 transitions"):
-        remote._all_taken([wrong], 0.0)
+        waiting.push(wrong, drop=False, timeout_s=0.0)
 
 
 def test_a_call_without_an_answer_does_not_block_for_ever(calls):
@@ -172,25 +174,27 @@ def test_density_bounds_the_number_of_shards():
     remote.close(0)
 
 
-def drive(steps, *answers):
-    """Runs a waiting push, and returns its calls and the rest."""
-    sent = []
-    try:
-        call = next(steps)
-        for answer in answers:
-            sent.append(call and [len(replay) for replay in call.replays])
-            call = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
-    except StopIteration as done:
-        return sent, done.value
-    raise AssertionError(f"it asks for more: {call}")
+def offered(remote, replays, timeout_s, *answers):
+    """Offers replays to shards that answer so; returns the sizes in each call, and the rest."""
+    sent, script = [], list(answers)
+
+    def answer(call):
+        sent.append([len(replay) for replay in call.replays])
+        if isinstance(script[0], Exception):
+            raise script.pop(0)
+        return script.pop(0)
+
+    remote._answer = answer
+    left = remote.offer(*replays, timeout_s=timeout_s)
+    assert not script
+    return sent, left
 
 
 def test_a_waiting_push_continues_where_the_buffer_stopped(calls):
     remote = buffer((calls, ""))
     replays = [fragment(3), columns(6), fragment(5)]
-    sent, left = drive(
-        remote._offer(replays, 9.0), taken(1, 4, room=False), taken(room=False), taken(1, 2, room=False), taken(1)
-    )
+    answers = taken(1, 4, room=False), taken(room=False), taken(1, 2, room=False), taken(1)
+    sent, left = offered(remote, replays, 9.0, *answers)
     assert sent == [[3, 24, 5], [8, 5], [8, 5], [3]]
     assert left == []
     assert calls.waits[0] is False
@@ -200,43 +204,44 @@ def test_all_shards_are_tried_before_waiting_for_one():
     far, near = Calls(), Calls()
     remote = buffer((far, "far"), (near, ""), config=changed(num_workers=2))
     full = taken(room=False)
-    drive(remote._offer([fragment(3)], 9.0), full, full, full, taken(1))
+    offered(remote, [fragment(3)], 9.0, full, full, full, taken(1))
     assert (len(near.made), len(far.made)) == (2, 2)
     assert far.waits[1] > 0
 
 
 def test_fragments_without_room_in_time_are_returned(calls):
     remote = buffer((calls, ""))
-    _, left = drive(remote._offer([fragment(3), columns(4)], 0.0), taken(1, 1, room=False))
+    _, left = offered(remote, [fragment(3), columns(4)], 0.0, taken(1, 1, room=False))
     assert [len(replay) for replay in left] == [12]
+    remote._answer = lambda call: taken(1, 1, room=False)
     with pytest.raises(DeadlineExceeded, match="no room for 12 transitions within 0 s"):
-        remote._all_taken(left, 0.0)
+        remote.push(fragment(3), columns(4), drop=False, timeout_s=0.0)
 
 
 def test_fragments_for_a_restarting_buffer_are_returned(calls, monkeypatch):
     remote = buffer((calls, ""))
     monkeypatch.setattr(remote.shards, "gone", lambda: False)
+    monkeypatch.setattr("brayx.cluster.remote_buffer.RETRY_S", 0.0)
     died = ray.exceptions.ActorDiedError()
-    _, left = drive(remote._offer([fragment(3), columns(4)], 0.0), died)
+    _, left = offered(remote, [fragment(3), columns(4)], 0.0, died)
     assert [len(replay) for replay in left] == [3, 16]
-    sent, left = drive(remote._offer([fragment(3)], 9.0), died, None, taken(1))
-    assert (sent, left) == ([[3], None, [3]], [])
+    assert offered(remote, [fragment(3)], 9.0, died, taken(1)) == ([[3], [3]], [])
     assert not remote.dropped
     monkeypatch.setattr(remote.shards, "gone", lambda: True)
     with pytest.raises(ReplayError, match="was lost during a push"):
-        drive(remote._offer([fragment(3)], 9.0), died)
+        offered(remote, [fragment(3)], 9.0, died)
     assert remote.dropped == {"buffer_lost": 3}
 
 
 def test_a_waiting_push_reports_refusals_at_its_end(calls):
-    steps = buffer((calls, ""))._offer([fragment(3), fragment(1)], 9.0)
+    refused = taken(1, room=False, refused=1, why="obs: holds NaN")
     with pytest.raises(BadFragment, match="NaN"):
-        drive(steps, taken(1, room=False, refused=1, why="obs: holds NaN"), taken(1))
+        offered(buffer((calls, "")), [fragment(3), fragment(1)], 9.0, refused, taken(1))
 
 
 def test_a_buffer_that_has_ended_accepts_nothing(calls):
     with pytest.raises(ReplayError, match="its stream has ended"):
-        drive(buffer((calls, ""))._offer([fragment(3)], 9.0), taken(1, ended=True))
+        offered(buffer((calls, "")), [fragment(3)], 9.0, taken(1, ended=True))
 
 
 def test_options_other_than_the_running_buffers_are_refused(calls):

@@ -14,8 +14,8 @@ import torch
 import yaml
 
 from brayx.algorithms.base import critic_of
-from brayx.cluster.environments import worker_spec
 from brayx.cluster.job import cluster_for
+from brayx.cluster.rollout_worker import worker_spec
 from brayx.commands.cli import main
 from brayx.commands.distributed import _evaluated
 from brayx.errors import BrayxError, ConfigError, EnvironmentFailed, ModelError
