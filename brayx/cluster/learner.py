@@ -25,11 +25,11 @@ from brayx.cluster.shards import Shards
 from brayx.cluster.stream import Buffers, Stream, batches_of, read_buffer, replay_dataset, weights_of
 from brayx.cluster.weights import WeightPublisher
 from brayx.engines.layers import layer_table
-from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, TrackingError, first_line
+from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, TrackingError
+from brayx.jobs.trainee import LearnerThread, learner_failed
 from brayx.metrics import BEST_METRIC
 from brayx.replay.packing import Batch
 from brayx.rollout.worker import FAILURE_WINDOW_S
-from brayx.threads import NativeThread
 from brayx.tracking import Trial
 from brayx.tracking.pending import BackgroundKeeper
 from brayx.tracking.tensorboard import LAYERS_FILE
@@ -323,7 +323,7 @@ def _trainer(spec: LearnerSpec, storage_path: str) -> Any:
     )
 
 
-class Learner:
+class Learner(LearnerThread):
     """A learner that runs in the background, from `start` on.
 
     Args:
@@ -333,34 +333,21 @@ class Learner:
     """
 
     def __init__(self, spec: LearnerSpec, storage_path: str, numbers: TrialNumbers) -> None:
-        self._spec = spec
+        super().__init__()
+        self._spec, self._storage_path, self._numbers = spec, storage_path, numbers
         # Find the shards now: finding one that hangs would delay `stop`.
         self._shards = [Shards.find(name) for name in weights_of(spec.buffer)]
-        self._summary: Summary | None = None
-        self._error: BaseException | None = None
 
-        def work() -> Summary:
-            if not spec.config.in_process:
-                return fit(spec, storage_path)
-            batches = read_buffer(spec.buffer)
-            return run_learner(spec, batches, Alone(spec.config.use_gpu), numbers)
+    def learn(self) -> Summary:
+        """See `LearnerThread.learn`."""
+        spec = self._spec
+        if not spec.config.in_process:
+            return fit(spec, self._storage_path)
+        return run_learner(spec, read_buffer(spec.buffer), Alone(spec.config.use_gpu), self._numbers)
 
-        self._thread = NativeThread(functools.partial(self._run, work), "brayx-learner")
-
-    def start(self) -> Learner:
-        """Starts it; returns itself."""
-        self._thread.start()
-        return self
-
-    def wait(self, timeout_s: float) -> bool:
-        """Waits for its end; False: not within ``timeout_s``."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    @property
-    def running(self) -> bool:
-        """Whether the learner is still running."""
-        return self._thread.is_alive()
+    def failure(self, error: BaseException) -> BrayxError:
+        """See `LearnerThread.failure`."""
+        return failure(error)
 
     def state(self) -> str:
         """A few words about its state, for display."""
@@ -385,32 +372,15 @@ class Learner:
         for shards in self._shards:
             shards.end()
 
-    def result(self, timeout_s: float | None = None) -> Summary | None:
-        """Waits for the learner's summary; None after ``timeout_s``.
-
-        Raises:
-            BrayxError: the learner failed; an error of another kind becomes the cause of a `StartupError`.
-        """
-        self._thread.join(timeout_s)
-        if self._error is not None:
-            raise failure(self._error) from self._error
-        return self._summary
-
-    def _run(self, work: Callable[[], Summary]) -> None:
-        try:
-            self._summary = work()
-        except BaseException as error:
-            self._error = error
-
 
 def failure(error: BaseException) -> BrayxError:
     """A learner's error in one line: brayx's error inside Ray's wrappers, or otherwise the innermost error."""
     for inner in _inside(error):
         if isinstance(inner, BrayxError):
-            return type(inner)(f"the learner failed: {inner.message}", **inner.details)
+            return learner_failed(inner)
     while wrapped := _wrapped(error):
         error = wrapped[0]
-    return StartupError(f"the learner failed: {type(error).__name__}: {first_line(error)}")
+    return learner_failed(error)
 
 
 def _inside(error: BaseException) -> Iterator[BaseException]:

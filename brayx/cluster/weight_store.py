@@ -140,13 +140,13 @@ class WeightStore(Generic[Kept]):
         self._changed = asyncio.Event()
 
 
-class _WeightStoreActor:
+class _WeightStoreActor(WeightStore[list[Any]]):
     """The store as a Ray actor. Items are lists of one object reference, because Ray resolves bare references."""
 
     def __init__(self, keep: int, about: bytes) -> None:
         context = ray.get_runtime_context()
         self._id = context.get_actor_id() or ""  # unique, and the same after a restart
-        self._store: WeightStore[list[Any]] = WeightStore(keep, self._read_last())
+        super().__init__(keep, self._read_last())
         self._turn = asyncio.Lock()
         self._about = about
         self._node = context.get_node_id()
@@ -154,16 +154,18 @@ class _WeightStoreActor:
         self._relays: dict[str, Any] = {}  # actors, by node; they end with this one
         self._mute: dict[str, float] = {}  # by node: time of the first unanswered call
 
-    async def publish(self, step: int, weights: Weights, at_least: int) -> tuple[int, int]:
+    async def publish(  # type: ignore[override]  # callers await Ray's reference
+        self, step: int, weights: Weights, at_least: int
+    ) -> tuple[int, int]:
         async with self._turn:
-            version, step = self._store.following(step, at_least)
+            version, step = self.following(step, at_least)
             # Write first: otherwise, after a kill, other weights could get a version that subscribers already know.
             _LAST.write(self._id, [version, step])
             if not await asyncio.to_thread(_LAST.flush, _WRITTEN_S):
                 _log.warning("version %d is published before it was written down", version)
             # A second put costs a copy in shared memory, but makes this actor the owner. An object is lost with its
             # owner's process, and learners end before the store does.
-            self._store.publish(step, [ray.put(weights)], version)
+            super().publish(step, [ray.put(weights)], version)
             if self._relay is not None:
                 self._relay.changed(version)
         return version, step
@@ -177,27 +179,12 @@ class _WeightStoreActor:
             _log.warning("the last version that was published cannot be read: %s: %s", type(error).__name__, error)
             return 0, 0
 
-    async def restore(self, version: int, step: int, weights: Weights) -> bool:
+    async def restore(self, version: int, step: int, weights: Weights) -> bool:  # type: ignore[override]
         async with self._turn:  # never while a publish has a version but not yet its weights
-            taken = self._store.restore(version, step, [ray.put(weights)])
+            taken = super().restore(version, step, [ray.put(weights)])
             if taken and self._relay is not None:
                 self._relay.changed(version)
             return taken
-
-    async def newest(self) -> tuple[int, int, list[Any]] | None:
-        return self._store.newest()
-
-    async def get(self, version: int) -> tuple[int, int, list[Any]] | None:
-        return self._store.get(version)
-
-    async def standing(self) -> tuple[int, int]:
-        return self._store.standing()
-
-    async def steps(self) -> dict[int, int]:
-        return self._store.steps()
-
-    async def wait_newer(self, than: int, timeout_s: float) -> tuple[int, int, list[Any]] | int | None:
-        return await self._store.wait_newer(than, timeout_s)
 
     async def relay(self, node: str) -> str | None:
         """Address of the relay on a node; None: no relay runs there now."""
@@ -228,13 +215,13 @@ class _WeightStoreActor:
     def _own_relay(self) -> str | None:
         if self._relay is None:
             self._relay = _open_relay(self._read_newest)
-            newest = self._store.newest()
+            newest = self.newest()
             if self._relay is not None and newest is not None:
                 self._relay.changed(newest[0])
         return None if self._relay is None else self._relay.address
 
     async def _read_newest(self) -> tuple[int, int, Weights] | None:
-        found = self._store.newest()
+        found = self.newest()
         if found is None:
             return None
         version, step, [reference] = found

@@ -5,13 +5,15 @@ A host makes a `Trainee` for each of them. Knows nothing of doors, games or prog
 
 from __future__ import annotations
 
+import abc
 import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from brayx.errors import BrayxError
+from brayx.errors import BrayxError, StartupError, first_line
 from brayx.jobs.result import promote
+from brayx.threads import NativeThread
 
 if TYPE_CHECKING:
     from brayx.jobs.config import JobConfig
@@ -48,6 +50,71 @@ class RunningLearner(Protocol):
 
     def result(self, timeout_s: float | None = None) -> Summary | None:
         """The learner's summary; None if it has not ended within ``timeout_s``. Raises its error."""
+
+
+class LearnerThread(abc.ABC):
+    """A learner in a background thread, from `start` on: a `RunningLearner`.
+
+    Args:
+        stop: called when the interpreter exits while the thread runs.
+    """
+
+    def __init__(self, stop: Callable[[], object] = lambda: None) -> None:
+        self._summary: Summary | None = None
+        self._error: BaseException | None = None
+        self._thread = NativeThread(self._run, "brayx-learner", stop)
+
+    @abc.abstractmethod
+    def learn(self) -> Summary:
+        """Learns until training ends; runs in the thread."""
+
+    def ended(self) -> None:  # noqa: B027 (most learners need nothing here)
+        """Called in the thread when `learn` has returned or raised."""
+
+    def failure(self, error: BaseException) -> BrayxError:
+        """What `result` raises for an error of `learn`."""
+        return learner_failed(error)
+
+    def start(self) -> None:
+        """See `RunningLearner.start`."""
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """See `RunningLearner.wait`."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def running(self) -> bool:
+        """See `RunningLearner.running`."""
+        return self._thread.is_alive()
+
+    def result(self, timeout_s: float | None = None) -> Summary | None:
+        """See `RunningLearner.result`.
+
+        Raises:
+            BrayxError: the learner's error; `StartupError` for other exceptions, with the cause chained.
+        """
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        if self._error is not None:
+            raise self.failure(self._error) from self._error
+        return self._summary
+
+    def _run(self) -> None:
+        try:
+            self._summary = self.learn()
+        except BaseException as error:  # `result` raises it
+            self._error = error
+        finally:
+            self.ended()
+
+
+def learner_failed(error: BaseException) -> BrayxError:
+    """A learner's error in one line."""
+    if isinstance(error, BrayxError):
+        return type(error)(f"the learner failed: {error.message}", **error.details)
+    return StartupError(f"the learner failed: {type(error).__name__}: {first_line(error)}")
 
 
 class Trainee(Protocol):

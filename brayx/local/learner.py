@@ -12,9 +12,8 @@ from typing import Any
 from torch import nn
 
 from brayx.engines.base import check_finite
-from brayx.errors import BrayxError, StartupError, first_line
+from brayx.jobs.trainee import LearnerThread
 from brayx.local.stream import Batches
-from brayx.threads import NativeThread
 from brayx.tracking.pending import Keeper
 from brayx.trainer.checkpoint import Normaliser
 from brayx.trainer.config import TrainerConfig
@@ -24,7 +23,7 @@ from brayx.trainer.ranks import Alone
 from brayx.types import Weights
 
 
-class LocalLearner:
+class LocalLearner(LearnerThread):
     """A learner in a background thread, from `start` on.
 
     Args:
@@ -57,6 +56,7 @@ class LocalLearner:
         normaliser: Normaliser | None,
         eval_batches: Mapping[str, Batches],
     ) -> None:
+        super().__init__(self.stop)
         self._config, self._module, self._forward_args = config, module, forward_args
         self._followers, self._batches, self._eval_batches = followers, batches, eval_batches
         self._numbers, self._keeper, self._about, self._hooks = numbers, keeper, about, hooks
@@ -64,27 +64,10 @@ class LocalLearner:
         self._ranks = Alone(config.use_gpu)
         self._version = 0
         self._published = False
-        self._summary: Summary | None = None
-        self._error: BaseException | None = None
         self.ready = threading.Event()
-        self._thread = NativeThread(self._run, "brayx-learner", self.stop)
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Waits for its end; False: not within ``timeout_s``."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    @property
-    def running(self) -> bool:
-        """Whether it is still learning."""
-        return self._thread.is_alive()
 
     def state(self) -> str:
-        """The learner's state, in a few words for the display."""
+        """See `RunningLearner.state`."""
         if not self.running:
             return "has ended"
         return f"has published weights, version {self._version}" if self._published else "has published no weights yet"
@@ -93,21 +76,6 @@ class LocalLearner:
         """Ends its streams, so that it saves a last checkpoint and ends. Does not wait."""
         for batches in (self._batches, *self._eval_batches.values()):
             batches.end()
-
-    def result(self, timeout_s: float | None = None) -> Summary | None:
-        """The summary once it has ended; None if that takes longer than ``timeout_s``.
-
-        Raises:
-            BrayxError: the learner's error; `StartupError` for other exceptions, with the cause chained.
-        """
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-        error = self._error
-        if isinstance(error, BrayxError):
-            raise type(error)(f"the learner failed: {error.message}", **error.details) from error
-        if error is not None:
-            raise StartupError(f"the learner failed: {type(error).__name__}: {first_line(error)}") from error
-        return self._summary
 
     def publish(self, weights: Weights, step: int) -> int:
         """As `brayx.trainer.loop.Publisher.publish`."""
@@ -120,29 +88,29 @@ class LocalLearner:
         self.ready.set()
         return version
 
-    def _run(self) -> None:
-        try:
-            self._summary = LearnerLoop(
-                self._config,
-                self._module,
-                self._forward_args,
-                batches=self._batches,
-                publisher=self._publisher,
-                numbers=self._numbers,
-                keeper=self._keeper,
-                ranks=self._ranks,
-                about=self._about,
-                hooks=self._hooks,
-                normaliser=self._normaliser,
-                feedback=self._batches.update_priorities,
-                eval_batches=self._eval_batches,
-                resumed=self._batches.skip,
-            ).run()
-        except BaseException as error:  # `result` raises it
-            self._error = error
-        finally:
-            self.stop()
-            self.ready.set()
+    def learn(self) -> Summary:
+        """See `LearnerThread.learn`."""
+        return LearnerLoop(
+            self._config,
+            self._module,
+            self._forward_args,
+            batches=self._batches,
+            publisher=self._publisher,
+            numbers=self._numbers,
+            keeper=self._keeper,
+            ranks=self._ranks,
+            about=self._about,
+            hooks=self._hooks,
+            normaliser=self._normaliser,
+            feedback=self._batches.update_priorities,
+            eval_batches=self._eval_batches,
+            resumed=self._batches.skip,
+        ).run()
+
+    def ended(self) -> None:
+        """See `LearnerThread.ended`."""
+        self.stop()
+        self.ready.set()
 
     def _publisher(self, newest: int) -> LocalLearner:
         """The publisher for the `LearnerLoop`; versions continue from ``newest``."""
