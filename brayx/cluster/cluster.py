@@ -7,7 +7,6 @@ nothing of trials or agents.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
@@ -134,17 +133,6 @@ class Cluster:
             raise
 
     def __exit__(self, *_: object) -> None:
-        self._end()
-
-    def start(self) -> Cluster:
-        """Starts or joins outside a ``with`` block, as in a notebook; `stop` ends it, or the interpreter's exit."""
-        self.__enter__()
-        atexit.register(self._end)
-        return self
-
-    def stop(self) -> None:
-        """Ends what `start` started."""
-        atexit.unregister(self._end)
         self._end()
 
     def environment(self) -> dict[str, str]:

@@ -14,9 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from brayx.cluster.named import get_actor, named_actor, result_or
+from brayx.cluster.named import get_actor, named_actor, on_this_node, result_or
 from brayx.errors import BrayxError, DeadlineExceeded
 from brayx.metrics import Drained, Recorder, XAxis, without_shapes
 
@@ -28,6 +27,8 @@ log = logging.getLogger(__name__)
 _ANSWER_S = 5.0
 """Time for the job to answer, in addition to the time in which it must take a request."""
 _ANSWER_POLL_S = 0.1
+_LAST_COUNTS_S, _LAST_NUMBERS_S = 5.0, 10.0
+"""Deadlines for a process to send its last samples, and for the hub to write them."""
 _HUB = "the hub"
 
 
@@ -53,8 +54,7 @@ def create_hub(
     """
     from brayx.tracking.hub import Hub  # MLflow, which a process that only records does not need
 
-    own_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = {"max_concurrency": 4, "scheduling_strategy": own_node}
+    options = {"max_concurrency": 4, "scheduling_strategy": on_this_node()}
     if not part_of:
         return named_actor(Hub, name, **options).remote(trial, interval_s=interval_s, x_axis=x_axis)
 
@@ -82,9 +82,18 @@ def numbers_of(hub: Any, timeout_s: float = 2.0) -> tuple[dict[str, float], dict
     return None if found is None else (found[0], found[1])
 
 
-def end_hub(hub: Any, timeout_s: float) -> tuple[dict[str, float], dict[str, str]]:
-    """Makes a hub write the rest; returns its last snapshot and notes, or empty ones if it does not answer in time."""
-    numbers, notes = result_or(({}, {}), [hub.close.remote(), hub.notes.remote()], timeout_s)
+def end_hub(hub: Any, client: HubClient, within: Callable[[float], float]) -> tuple[dict[str, float], dict[str, str]]:
+    """Makes this process send its last samples, and the hub write the rest.
+
+    Args:
+        hub, client: the hub, and its recorder in this process.
+        within: shortens the seconds that a step may take.
+
+    Returns:
+        The hub's last snapshot and notes, or empty ones if it does not answer in time.
+    """
+    client.close(within(_LAST_COUNTS_S))
+    numbers, notes = result_or(({}, {}), [hub.close.remote(), hub.notes.remote()], within(_LAST_NUMBERS_S))
     return numbers, notes
 
 

@@ -14,10 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-from brayx.cluster.named import ANSWER_S, call_with_retry, named_actor
+from brayx.cluster.named import ANSWER_S, call_with_retry, named_actor, on_this_node
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError
 from brayx.league.config import LeagueConfig
 from brayx.league.games import Game
@@ -108,30 +105,20 @@ class _LeagueActor(League):
 
 
 def create_league(
-    name: str,
-    config: LeagueConfig,
-    *,
-    books: Path,
-    weights: Path,
-    seed: int,
-    learning: Mapping[str, Learning],
+    name: str, config: LeagueConfig, folder: Path, books: Path, seed: int, learning: Mapping[str, Learning]
 ) -> Any:
-    """Starts the league's actor on this node; it ends with its job.
+    """Starts the league's actor on this node, and returns Ray's handle; it ends with its job.
 
     Args:
         name: name of the actor.
         config: the league's options.
+        folder: the folder of the snapshots' weights, see `SnapshotFiles`.
         books: the file of the books.
-        weights: the folder of the snapshots' weights, see `SnapshotFiles`.
         seed: as for `League`.
         learning: the players that learn.
-
-    Returns:
-        Ray's handle of the actor.
     """
-    own_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = named_actor(_LeagueActor, name, scheduling_strategy=own_node)
-    return actor.remote(config, str(books.absolute()), str(weights.absolute()), seed, dict(learning))
+    actor = named_actor(_LeagueActor, name, scheduling_strategy=on_this_node())
+    return actor.remote(config, str(books.absolute()), str(folder.absolute()), seed, dict(learning))
 
 
 class RemoteLeague(RunningLeague):

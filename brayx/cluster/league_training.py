@@ -30,9 +30,6 @@ from brayx.tracking.in_process import InProcessClerk
 if TYPE_CHECKING:
     from brayx.replay.packing import Layout
 
-_LAST_COUNTS_S, _LAST_NUMBERS_S = 5.0, 10.0
-"""Deadlines for this process to send its last metrics, and for the hub to write them."""
-
 
 class RayLeagueTraining:
     """Trains a league on Ray: a `brayx.league.training.LeagueHost` with the league's actor, and a learner a player.
@@ -89,12 +86,7 @@ class RayLeagueTraining:
             self.training: LeagueTraining[RayTrainee] = LeagueTraining(job, trial, clerk, self, files, say)
             learning = {name: _learning(trainee) for name, trainee in self.training.trainees.items()}
             actor = create_league(
-                self.names["league"],
-                config,
-                books=books,
-                weights=league_folder(trial) / "weights",
-                seed=job.seed,
-                learning=learning,
+                self.names["league"], config, league_folder(trial) / "weights", books, job.seed, learning
             )
             stack.callback(end_actor, actor)
             self.league = RemoteLeague(actor, learning, say)
@@ -120,8 +112,7 @@ class RayLeagueTraining:
 
     def settle(self, within: Callable[[float], float]) -> tuple[dict[str, float], dict[str, str]]:
         """As `RayTrainee.settle`, for the league's own metrics."""
-        self.numbers.close(within(_LAST_COUNTS_S))
-        return end_hub(self.hub, within(_LAST_NUMBERS_S))
+        return end_hub(self.hub, self.numbers, within)
 
     def close(self) -> None:
         """Ends all actors; idempotent."""

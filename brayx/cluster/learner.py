@@ -178,7 +178,7 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks, numbers: Trial
                 forward_args,
                 batches=batches,
                 took=batches.took,
-                publisher=lambda newest: _Publisher(WeightPublisher(store, last_version=newest), batches),
+                publisher=lambda newest: WeightPublisher(store, last_version=newest, published=batches.published),
                 numbers=numbers,
                 keeper=keeper,
                 ranks=ranks,
@@ -199,19 +199,6 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks, numbers: Trial
         close(batches)
         for stream in evaluated.values():
             close(stream)
-
-
-class _Publisher:
-    """`loop.Publisher` that also reports each published version to the buffers."""
-
-    def __init__(self, publisher: WeightPublisher, batches: Stream) -> None:
-        self._publisher, self._batches = publisher, batches
-
-    def publish(self, weights: Weights, step: int) -> int:
-        """As `WeightPublisher.publish`."""
-        version = self._publisher.publish(weights, step)
-        self._batches.published(version)
-        return version
 
 
 def _acknowledged(buffer: str) -> Generator[Batch]:

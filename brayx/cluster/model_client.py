@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from ray.exceptions import RayActorError, RayError
@@ -27,22 +27,13 @@ _CONNECT_S = 60.0
 """Deadline of the first calls to a deployment, which may still be starting."""
 
 
-class _Handle(Protocol):
-    """The part of a `ray.serve.handle.DeploymentHandle` of a `ModelReplica` that is used here."""
-
-    forward: Any
-    get_spec: Any
-    get_version: Any
-    ready: Any
-
-
 class ModelClient(ModelProxy):
     """A model behind a Serve deployment handle, with the interface `Model`. Use it on one event loop.
 
     If a replica dies, its calls are repeated until their deadline: a forward has no side effects.
 
     Args:
-        handle: handle of a `ModelReplica` deployment.
+        handle: Serve's handle of a `ModelReplica` deployment.
         spec: the model's signature; `connect` gets it from the deployment.
         version: known policy version of the deployment; `connect` gets it, too.
         max_batch_size: most observations in one call.
@@ -54,7 +45,7 @@ class ModelClient(ModelProxy):
 
     def __init__(
         self,
-        handle: _Handle,
+        handle: Any,
         spec: ModelSpec,
         *,
         version: int = 0,
@@ -80,7 +71,7 @@ class ModelClient(ModelProxy):
         )
 
     @classmethod
-    async def connect(cls, handle: _Handle, **options: Any) -> ModelClient:
+    async def connect(cls, handle: Any, **options: Any) -> ModelClient:
         """Makes a client with spec and version from the deployment; ``options`` are those of the constructor.
 
         Raises:

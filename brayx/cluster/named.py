@@ -19,6 +19,7 @@ from ray.exceptions import (
     RayError,
     RayTaskError,
 )
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from brayx.cluster import NAMESPACE
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError, first_line
@@ -51,6 +52,11 @@ def named_actor(kind: type, name: str, **options: Any) -> Any:
     actor: Any = ray.remote(kind)
     defaults: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "get_if_exists": True}
     return actor.options(name=name, namespace=NAMESPACE, **{**defaults, **options})
+
+
+def on_this_node() -> NodeAffinitySchedulingStrategy:
+    """The scheduling strategy of an actor that must run on the caller's node."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 def find_actor(name: str, namespace: str = NAMESPACE) -> Any | None:

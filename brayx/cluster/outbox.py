@@ -60,7 +60,6 @@ class Outbox:
             they are in `dropped` only.
 
     Attributes:
-        pushed: number of replays pushed.
         dropped: transitions dropped, by reason.
         closed: `close` was called.
     """
@@ -81,7 +80,6 @@ class Outbox:
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._retry: threading.Timer | None = None
-        self.pushed = 0
         self.dropped: Counter[str] = Counter()
         self.closed = False
 
@@ -92,7 +90,6 @@ class Outbox:
         place = called_from() if self._name_places else ""
         with self._lock:
             closed = self.closed
-            self.pushed += len(replays)
             if not closed:
                 self._pending.extend((replay, place) for replay in replays)
             while len(self._pending) > self._max_pending:

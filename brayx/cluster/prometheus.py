@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -98,23 +98,6 @@ EXPORTED: dict[str, Declared] = {declared.name: declared for each in _DECLARED.v
 """All metrics that can be exported, by name; Ray adds the prefix ``ray_``, and ``_total`` to counters."""
 
 
-@dataclass
-class _Owed:
-    """Observations of one histogram series that are not exported yet, by bucket; mostly fractions of one."""
-
-    slots: dict[int, float] = field(default_factory=dict)
-
-    def pay(self, buckets: Mapping[int, float], bounds: Sequence[float]) -> Iterator[tuple[float, int]]:
-        """The values to observe, each with its number of observations."""
-        share = min(1.0, OBSERVATIONS / sum(buckets.values()))
-        for slot, count in buckets.items():
-            due = self.slots.get(slot, 0.0) + count * share
-            whole = int(due + 1e-9)
-            self.slots[slot] = due - whole
-            if whole:
-                yield _middle(slot, bounds), whole
-
-
 def _middle(slot: int, bounds: Sequence[float]) -> float:
     """A value inside a bucket of `Recorder`'s."""
     if slot == 0:
@@ -135,7 +118,7 @@ class Fold:
     def __init__(self, max_names: int = MAX_NAMES) -> None:
         self._max_names = max_names
         self._known: set[tuple[str, str]] = set()
-        self._owed: dict[tuple[str, str], _Owed] = {}
+        self._owed: dict[tuple[str, str], dict[int, float]] = {}  # mostly fractions of an observation, by bucket
 
     def points(self, part: tuple[Part, Mapping[str, Metric]]) -> Iterator[Point]:
         """The points of one part; skips sums that fell and values that are not numbers."""
@@ -165,8 +148,8 @@ class Fold:
                     points = [Point(declared[0], tags, cell.last)]
                 case Kind.PERCENTILE | Kind.HISTOGRAM:
                     bounds = BOUNDS if metric.kind is Kind.PERCENTILE else SIGNED_BOUNDS
-                    paid = self._owed.setdefault((name, label), _Owed()).pay(cell.buckets, bounds)
-                    points = [Point(declared[0], tags, value, count) for value, count in paid]
+                    due = self._due(self._owed.setdefault((name, label), {}), cell.buckets)
+                    points = [Point(declared[0], tags, _middle(slot, bounds), count) for slot, count in due]
                     points.append(Point(declared[1], tags, cell.count))
             for point in points:
                 # Counters refuse these values, and some of them would corrupt a counter for good.
@@ -174,6 +157,17 @@ class Fold:
                     yield point
         if dropped:
             yield Point(_DECLARED[DROPPED][0], {"label": ""}, dropped)
+
+    @staticmethod
+    def _due(owed: dict[int, float], buckets: Mapping[int, float]) -> Iterator[tuple[int, int]]:
+        """The buckets to observe a value of now, each with its number of observations; ``owed`` keeps the rest."""
+        share = min(1.0, OBSERVATIONS / sum(buckets.values()))
+        for slot, count in buckets.items():
+            due = owed.get(slot, 0.0) + count * share
+            whole = int(due + 1e-9)
+            owed[slot] = due - whole
+            if whole:
+                yield slot, whole
 
     def _has_room(self, name: str, label: str) -> bool:
         if (name in METRICS and not label) or (name, label) in self._known:

@@ -56,6 +56,9 @@ class Relay:
     Args:
         newest: gives version, step and weights of the newest, or None; called only after a request.
 
+    Attributes:
+        address: address for a `Line` on this machine.
+
     Raises:
         OSError: no socket can be opened.
     """
@@ -68,21 +71,16 @@ class Relay:
         self._asking: dict[socket.socket, int | None] = {}  # by line: the version of its open request
         self._loop = asyncio.get_running_loop()
         self._opening: asyncio.TimerHandle | None = None
-        self._address = f"brayx-weights-{uuid.uuid4().hex}"
+        self.address = f"brayx-weights-{uuid.uuid4().hex}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # messages as they were sent
         try:
             self._listener.setblocking(False)
-            self._listener.bind("\0" + self._address)  # the name ends with the process, also by a kill
+            self._listener.bind("\0" + self.address)  # the name ends with the process, also by a kill
             self._listener.listen(_BACKLOG)
         except BaseException:
             self._listener.close()
             raise
         self._loop.add_reader(self._listener, self._accept)
-
-    @property
-    def address(self) -> str:
-        """Address for a `Line` on this machine."""
-        return self._address
 
     @property
     def lines(self) -> int:

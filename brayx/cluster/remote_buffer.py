@@ -109,11 +109,6 @@ class RemoteBuffer:
         """
         return cls(name, shards=Shards.find(name, located=True), **arguments)
 
-    @property
-    def pushed(self) -> int:
-        """Number of pushes sent."""
-        return self._outbox.pushed
-
     def push(self, *replays: Replay, drop: bool = True, timeout_s: float = 60.0) -> None:
         """Pushes fragments and columns. Safe from any thread.
 

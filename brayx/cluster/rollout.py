@@ -137,6 +137,8 @@ class Workers:
         lease_s: see `LEASE_S`.
 
     Attributes:
+        error: a permanent error; once it is set, workers are not replaced any more.
+        num: the wanted number of workers.
         messages: newest messages about ended workers, for display.
         failures: number of workers that ended by themselves.
         lost: the same by reason: ``died``, ``failed`` (their environment raised), ``hung``.
@@ -151,7 +153,7 @@ class Workers:
         lease_s: float = LEASE_S,
     ) -> None:
         self._spec = spec
-        self._wanted = spec.config.num_workers if count is None else count
+        self.num = spec.config.num_workers if count is None else count
         self._numbers = numbers
         self._lease_s = lease_s
         self._slots: dict[int, _Slot] = {}
@@ -160,23 +162,18 @@ class Workers:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"brayx-rollout-{spec.name}", daemon=True)
-        self._error: BrayxError | None = None
+        self.error: BrayxError | None = None
         self._past = Progress()
         self.messages: deque[str] = deque(maxlen=20)
         self.lost: Counter[str] = Counter()
 
     def __enter__(self) -> Workers:
         self._thread.start()
-        self._numbers.add("rollout_workers", self._wanted, label=self._spec.name)
+        self._numbers.add("rollout_workers", self.num, label=self._spec.name)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    @property
-    def num(self) -> int:
-        """The wanted number of workers."""
-        return self._wanted
 
     @property
     def running(self) -> int:
@@ -188,11 +185,6 @@ class Workers:
     def failures(self) -> int:
         """Number of workers that ended by themselves."""
         return sum(self.lost.values())
-
-    @property
-    def error(self) -> BrayxError | None:
-        """A permanent error; once it is set, workers are not replaced any more."""
-        return self._error
 
     @property
     def collected(self) -> Progress:
@@ -221,17 +213,17 @@ class Workers:
             except ConfigError as error:
                 fit = ", ".join(map(str, counts_that_fit(self._spec)))
                 raise ConfigError(f"{cannot}, but {fit}: {error.message}", key="num_workers") from error
-        if count > self._wanted and config.cpus_per_worker:
+        if count > self.num and config.cpus_per_worker:
             there = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
             free = ray.available_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
             # Check now: a worker that waits too long for resources would end the job.
-            if max(count * config.cpus_per_worker - there, (count - self._wanted) * config.cpus_per_worker - free) > 0:
+            if max(count * config.cpus_per_worker - there, (count - self.num) * config.cpus_per_worker - free) > 0:
                 raise ConfigError(
                     f"{cannot} with cpus_per_worker {config.cpus_per_worker:g}: the cluster has {there:g} CPUs, "
-                    f"{free:g} of them free, and {self._wanted} workers of it now",
+                    f"{free:g} of them free, and {self.num} workers of it now",
                     key="num_workers",
                 )
-        self._wanted = count
+        self.num = count
         self._numbers.add("rollout_workers", count, label=self._spec.name)
 
     def stop(self, timeout_s: float = _STOP_S) -> None:
@@ -254,12 +246,12 @@ class Workers:
                 self._look()
             except Exception as error:  # if this thread ended, no worker would be replaced
                 log.exception("rollout %s: its workers are not watched any more", self._spec.name)
-                self._error = StartupError(f"rollout {self._spec.name!r}: {type(error).__name__}: {first_line(error)}")
+                self.error = StartupError(f"rollout {self._spec.name!r}: {type(error).__name__}: {first_line(error)}")
                 return
 
     def _fill(self) -> None:
         """Starts missing workers, and asks surplus ones to leave."""
-        wanted, now = self._wanted, time.monotonic()
+        wanted, now = self.num, time.monotonic()
         with self._lock:
             surplus = [self._slots.pop(index) for index in sorted(self._slots) if index >= wanted]
             for index in range(wanted):
@@ -271,7 +263,7 @@ class Workers:
         for slot in surplus:
             slot.dismiss()
         self._end_leaving()
-        if self._error is not None:
+        if self.error is not None:
             return
         for slot in empty:
             slot.start(self._started[slot.index], wanted)
@@ -321,7 +313,7 @@ class Workers:
             slot.idle_failures = 0 if progress.fragments else slot.idle_failures
             with self._lock:
                 slot.done = slot.done + progress
-            slot.ask(self._wanted)
+            slot.ask(self.num)
 
     def _gone(self, slot: _Slot, reason: str, why: str) -> None:
         """Frees the place for the next worker, and counts what was lost with this one."""
@@ -346,7 +338,7 @@ class Workers:
         self.messages.append(said)
 
     def _fail(self, error: BrayxError) -> None:
-        self._error = self._error or error
+        self.error = self.error or error
 
     def _end(self, slots: list[_Slot], timeout_s: float) -> None:
         """Ends these workers."""

@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     from brayx.types import Weights
 
 _LAST_COUNTS_S = 5.0
-"""Deadline for the buffers to send their last metrics, and for this process to send its own."""
-_LAST_NUMBERS_S = 10.0
-"""Deadline for the hub to write the last metrics."""
+"""Deadline for the buffers to send their last metrics."""
 _POLL_S, _LOOK_S = 0.1, 2.0
 
 
@@ -177,8 +175,7 @@ class RayTrainee:
         """
         if self._settled is None:
             flush_metrics([buffer.shards for buffer in self.buffers.values()], within(_LAST_COUNTS_S))
-            self.numbers.close(within(_LAST_COUNTS_S))
-            self._settled = end_hub(self.hub, within(_LAST_NUMBERS_S))
+            self._settled = end_hub(self.hub, self.numbers, within)
         return self._settled
 
     def end(self, status: Status) -> None:

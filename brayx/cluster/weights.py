@@ -86,23 +86,24 @@ class WeightPublisher:
         store: handle of the store.
         timeout_s: deadline of one publish, including a restart of the store.
         last_version: newest version of a resumed trial; the next version is higher.
+        published: called with each published version.
+
+    Attributes:
+        last_version, last_step: version and step of the last publish.
     """
 
-    def __init__(self, store: StoreHandle, *, timeout_s: float = ANSWER_S, last_version: int = 0) -> None:
+    def __init__(
+        self,
+        store: StoreHandle,
+        *,
+        timeout_s: float = ANSWER_S,
+        last_version: int = 0,
+        published: Callable[[int], object] = lambda version: None,
+    ) -> None:
         self._store = store
         self._timeout_s = timeout_s
-        self._last_version = last_version
-        self._last_step = 0
-
-    @property
-    def last_version(self) -> int:
-        """Version of the last publish."""
-        return self._last_version
-
-    @property
-    def last_step(self) -> int:
-        """Step of the last publish; 0 before the first."""
-        return self._last_step
+        self._published = published
+        self.last_version, self.last_step = last_version, 0
 
     def publish(self, weights: Weights, step: int) -> int:
         """Makes ``weights`` the newest and returns their version.
@@ -120,10 +121,11 @@ class WeightPublisher:
         step = _checked_step(step)
         check_finite(weights)
         # Safe to retry: a publish that is applied twice, around a restart, only skips a version.
-        self._last_version, self._last_step = call_with_retry(
-            self._store.publish, step, weights, self._last_version + 1, timeout_s=self._timeout_s
+        self.last_version, self.last_step = call_with_retry(
+            self._store.publish, step, weights, self.last_version + 1, timeout_s=self._timeout_s
         )
-        return self._last_version
+        self._published(self.last_version)
+        return self.last_version
 
 
 def _checked_step(step: Any) -> int:
@@ -151,6 +153,10 @@ class WeightSubscriber:
         poll_s: longest time that one call waits in the store.
         relayed: get new weights from the relay on this node, if it has one.
         quiet_s: seconds without a message from the relay after which the subscriber calls the store.
+
+    Attributes:
+        version: newest version passed to ``on_weights``; 0 before the first.
+        newest: version, step and weights of the newest received, accepted or refused.
     """
 
     def __init__(
@@ -167,23 +173,13 @@ class WeightSubscriber:
         self._poll_s = poll_s
         self._relayed = relayed
         self._quiet_s = quiet_s
-        self._version = 0
-        self._newest: tuple[int, int, Weights] | None = None
+        self.version = 0
+        self.newest: tuple[int, int, Weights] | None = None
         self._refused = False
         self._line: Line | None = None
         self._dial_at = 0.0
         self._warned = False
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def version(self) -> int:
-        """Newest version passed to ``on_weights``; 0 before the first."""
-        return self._version
-
-    @property
-    def newest(self) -> tuple[int, int, Weights] | None:
-        """Version, step and weights of the newest received, accepted or refused."""
-        return self._newest
 
     @property
     def running(self) -> bool:
@@ -206,7 +202,7 @@ class WeightSubscriber:
         except (RayError, TimeoutError) as error:
             _log.warning("no weights yet, the weight store does not answer: %s", error)
         self._task = asyncio.get_running_loop().create_task(self._follow())
-        return self._version
+        return self.version
 
     async def start_abreast(self, timeout_s: float = ANSWER_S) -> int:
         """As `start`, for replicas: if any weights were ever published, it must not act with its initial ones.
@@ -224,8 +220,8 @@ class WeightSubscriber:
                     await self._poll(0.0)
                     standing, _ = await self._store.standing.remote()
                 if self._refused:
-                    raise StartupError(f"no initial weights: version {self._version} was refused")
-                if self._version > 0 or standing == 0:
+                    raise StartupError(f"no initial weights: version {self.version} was refused")
+                if self.version > 0 or standing == 0:
                     break
                 why = f"has lost version {standing}, the newest, and no process has restored it"
             except (RayError, TimeoutError) as error:
@@ -234,7 +230,7 @@ class WeightSubscriber:
                 raise StartupError(f"no initial weights within {timeout_s:g} s: the weight store {why}")
             await asyncio.sleep(_AGAIN_AFTER_S)
         self._task = asyncio.get_running_loop().create_task(self._follow())
-        return self._version
+        return self.version
 
     async def stop(self) -> None:
         """Ends the task; safe to call twice."""
@@ -287,7 +283,7 @@ class WeightSubscriber:
             await self._poll(self._poll_s)
             return
         try:
-            found = await self._line.newer(self._version, self._quiet_s)
+            found = await self._line.newer(self.version, self._quiet_s)
         except OSError as error:  # the relay has ended, perhaps with the store
             _log.info("the line to the relay of this node has ended: %s", error)
             self._hang_up()
@@ -298,10 +294,10 @@ class WeightSubscriber:
             version, step, content = found
             await asyncio.to_thread(lambda: self._take(version, step, weights_in(content)))
             return
-        before = self._version
+        before = self.version
         await self._poll(0.0)
-        if self._version > before:
-            _log.warning("the relay of this node did not tell of version %d, asking the store", self._version)
+        if self.version > before:
+            _log.warning("the relay of this node did not tell of version %d, asking the store", self.version)
             self._hang_up()
 
     async def _dial(self) -> Line | None:
@@ -322,7 +318,7 @@ class WeightSubscriber:
 
     async def _poll(self, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s + MARGIN_S):
-            found = await self._connected_store().wait_newer.remote(self._version, timeout_s)
+            found = await self._connected_store().wait_newer.remote(self.version, timeout_s)
         if found is None:
             return
         if isinstance(found, int):
@@ -336,7 +332,7 @@ class WeightSubscriber:
 
     def _take(self, version: int, step: int, weights: Weights) -> None:
         """Passes weights to ``on_weights``; runs in a thread."""
-        self._newest = (version, step, weights)
+        self.newest = (version, step, weights)
         self._refused = True
         try:
             self._on_weights(version, weights)
@@ -345,12 +341,12 @@ class WeightSubscriber:
             _log.error("weights of version %d were refused: %s", version, error)
         except Exception:
             _log.exception("weights of version %d were not taken", version)
-        self._version = version
+        self.version = version
 
     async def _give_back(self) -> None:
         """Restores this process's newest weights, a view of the lost object, in a restarted store."""
-        if self._newest is None:
+        if self.newest is None:
             return
         async with asyncio.timeout(MARGIN_S):
-            if await self._connected_store().restore.remote(*self._newest):
-                _log.warning("the weight store was restarted: it has version %d back from here", self._version)
+            if await self._connected_store().restore.remote(*self.newest):
+                _log.warning("the weight store was restarted: it has version %d back from here", self.version)
