@@ -1,7 +1,7 @@
 """The session directory: which replica owns a session, and whether that replica is alive.
 
-`Directory` is the logic, pure and synchronous; `create_directory` runs it as one named Ray actor. Replicas call it
-when a session starts or ends, and when a tick reaches a replica that does not own the session; never on an ordinary
+`Directory` is the logic, pure and synchronous; `brayx.cluster.membership` runs it as one named Ray actor. Replicas call
+it when a session starts or ends, and when a tick reaches a replica that does not own the session; never on an ordinary
 tick.
 
 Owners renew a lease. An owner loses its sessions when its lease expires or a peer finds it dead. The directory reports
@@ -18,16 +18,14 @@ It also keeps the canaries' shares that a console has set, so that all replicas 
 from __future__ import annotations
 
 import time
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from brayx.actor.ownership import SessionSnapshot
-from brayx.cluster import NAMESPACE
-from brayx.cluster.ray_private import KeyValueStore
-from brayx.errors import Overloaded, SessionExists, SessionLost, StartupError
+from brayx.cluster.named import end_actor, find_actor
+from brayx.errors import Overloaded, SessionExists, SessionLost
 from brayx.gamecore.protocol import game_of
 from brayx.logs import limited
 
@@ -79,6 +77,78 @@ class Renewal:
     shares: dict[str, float] = field(default_factory=dict)
 
 
+class _Ends(OrderedDict[Any, Any]):
+    """Remembers the newest ends of sessions."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        while len(self) > _REMEMBERED_ENDS:
+            self.popitem(last=False)
+
+
+class _Snapshots:
+    """The newest snapshot of each session, up to a total size."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[SessionSnapshot, int]] = {}
+        self._bytes = 0
+        self._full = False
+
+    def __contains__(self, session: str) -> bool:
+        return session in self._kept
+
+    def put(self, session: str, snapshot: SessionSnapshot) -> bool:
+        """Keeps a snapshot; False if it is too large."""
+        size = len(snapshot.actor) + len(snapshot.kept or b"")
+        _, before = self._kept.get(session, (None, 0))
+        total = self._bytes + size - before
+        if size > MAX_SNAPSHOT_BYTES:
+            return False  # the owner has checked the size before, and logged it
+        if total > MAX_SNAPSHOTS_BYTES:
+            if not self._full:
+                logger.warning("snapshots fill %d MiB: sessions keep older ones until others end", total // 2**20)
+            self._full = True
+            return False
+        self._full = False
+        self._kept[session] = (snapshot, size)
+        self._bytes = total
+        return True
+
+    def give(self, session: str) -> SessionSnapshot:
+        """A session's snapshot for its new owner; what is kept is out of date once that continues."""
+        snapshot, size = self._kept[session]
+        self._kept[session] = (replace(snapshot, exact=False), size)
+        return snapshot
+
+    def drop(self, session: str) -> None:
+        """Drops a session's snapshot, if there is one."""
+        _, size = self._kept.pop(session, (None, 0))
+        self._bytes -= size
+
+
+class _Record:
+    """The sessions of each owner as they were written last.
+
+    Args:
+        write: as for `Directory`.
+        written: what an earlier process wrote.
+    """
+
+    def __init__(self, write: Callable[[str, list[str]], None], written: Mapping[str, Sequence[str]]) -> None:
+        self._write = write
+        self._written = {owner: set(sessions) for owner, sessions in written.items()}
+
+    def put(self, owner: str, sessions: set[str]) -> None:
+        """Writes an owner's sessions, if they have changed."""
+        if sessions == self._written.get(owner, set()):
+            return
+        self._write(owner, sorted(sessions))
+        if sessions:
+            self._written[owner] = set(sessions)
+        else:
+            self._written.pop(owner, None)
+
+
 class Directory:
     """Maps sessions to owners.
 
@@ -109,28 +179,21 @@ class Directory:
         self._games: dict[str, dict[str, None]] = {}  # sessions of each game, in the order of their claims
         self._address: dict[str, str] = {}
         self._seen: dict[str, float] = {}
-        self._snapshots: dict[str, tuple[SessionSnapshot, int]] = {}
-        self._snapshot_bytes = 0
-        self._full = False
-        self._reasons: OrderedDict[str, str] = OrderedDict()
+        self._snapshots = _Snapshots()
+        self._reasons = _Ends()  # by session
         self._forgotten = 0
         self._secret = ""
         self._shares: dict[str, float] = {}
-        self._left: OrderedDict[tuple[str, str], None] = OrderedDict()  # sessions taken from dead owners
+        self._left = _Ends()  # sessions taken from dead owners, as (session, owner)
         self._changed: set[str] = set()  # owners that lost sessions and may never renew again
-        self._write = write
-        self._remembered: dict[str, set[str]] = {}
-        self._recalled: dict[str, set[str]] = {}  # sessions of owners that have not renewed since the restart
-        for owner, sessions in (renewed or {}).items():
-            self._remembered[owner] = self._recalled[owner] = set(sessions)
+        self._record = _Record(write, renewed or {})
+        # Sessions of owners that have not renewed since the restart.
+        self._recalled = {owner: set(sessions) for owner, sessions in (renewed or {}).items()}
+        for owner, sessions in self._recalled.items():
             for session in sessions:
                 self._take(session, owner)
         self._left.clear()  # either of two owners of a session may claim it after the restart
         self._changed.clear()
-
-    def interface(self) -> int:
-        """See `INTERFACE`."""
-        return INTERFACE
 
     def renew(
         self,
@@ -171,7 +234,7 @@ class Directory:
             else:
                 self._take(session, owner)
         for changed in [owner, *self._changed]:
-            self._remember(changed)
+            self._record.put(changed, self._sessions.get(changed, set()))
         self._changed.clear()
         forgotten, self._forgotten = self._forgotten, 0
         return Renewal(lost, forgotten, dict(self._shares))
@@ -224,7 +287,7 @@ class Directory:
                 return Location(first, self._address[first])
         if holder is not None and holder != owner:
             self._forgotten += 1  # it ended with its owner or while moving, and this claim hides the loss
-        self._drop_snapshot(session)
+        self._snapshots.drop(session)
         self._reasons.pop(session, None)
         self._take(session, owner)
         return None
@@ -235,13 +298,11 @@ class Directory:
             return
         self._forget(session)
         if reason != "stop":
-            self._keep_reason(session, reason)
+            self._reasons[session] = reason
 
     def keep(self, session: str, owner: str, snapshot: SessionSnapshot) -> bool:
         """Keeps a session's newest snapshot in case its owner dies; False if it is too large, or not this owner's."""
-        if self._owner_of.get(session) != owner:
-            return False
-        return self._store(session, snapshot)
+        return self._owner_of.get(session) == owner and self._snapshots.put(session, snapshot)
 
     def park(self, session: str, owner: str, snapshot: SessionSnapshot) -> None:
         """Takes a session from an owner that shuts down, for the next replica that gets a request for it.
@@ -251,7 +312,7 @@ class Directory:
         """
         if self._owner_of.get(session) != owner:
             return
-        if not self._store(session, snapshot):
+        if not self._snapshots.put(session, snapshot):
             raise Overloaded(f"the snapshot of session {session!r} is too large to be kept", layer="directory")
         self._take(session, PARKED)
         self._changed.add(PARKED)
@@ -262,23 +323,7 @@ class Directory:
         for session in list(self._sessions.get(owner, ())):
             self.release(session, owner, "drained")
         self.bury(owner)
-        self._remember(owner)
-
-    def _store(self, session: str, snapshot: SessionSnapshot) -> bool:
-        size = len(snapshot.actor) + len(snapshot.kept or b"")
-        held = self._snapshots.get(session)
-        total = self._snapshot_bytes + size - (held[1] if held else 0)
-        if size > MAX_SNAPSHOT_BYTES:
-            return False  # the owner has checked the size before, and logged it
-        if total > MAX_SNAPSHOTS_BYTES:
-            if not self._full:
-                logger.warning("snapshots fill %d MiB: sessions keep older ones until others end", total // 2**20)
-            self._full = True
-            return False
-        self._full = False
-        self._snapshots[session] = (snapshot, size)
-        self._snapshot_bytes = total
-        return True
+        self._record.put(owner, set())
 
     def locate(self, session: str, taker: str = "") -> Location | SessionSnapshot | None:
         """Finds the living owner of a session; None if the session does not exist.
@@ -306,14 +351,12 @@ class Directory:
         if session in self._snapshots:
             if not taker:
                 raise Overloaded(f"session {session!r} is moving to another replica; try again", layer="directory")
-            snapshot, size = self._snapshots[session]
             self._take(session, taker)
-            self._snapshots[session] = (replace(snapshot, exact=False), size)  # out of date once the taker continues
-            return snapshot
+            return self._snapshots.give(session)
         self._forget(session)
         self._leave(session, owner)
         self._forgotten += 1
-        self._keep_reason(session, "owner_died")
+        self._reasons[session] = "owner_died"
         raise SessionLost(
             f"session {session!r} was lost: the replica that ran it died; start a new one", reason="owner_died"
         )
@@ -343,24 +386,6 @@ class Directory:
         """Remembers that a session was taken from an owner, to report it if the owner returns."""
         self._changed.add(owner)
         self._left[session, owner] = None
-        while len(self._left) > _REMEMBERED_ENDS:
-            self._left.popitem(last=False)
-
-    def _remember(self, owner: str) -> None:
-        """Writes an owner's sessions, if they have changed."""
-        sessions = self._sessions.get(owner, set())
-        if sessions == self._remembered.get(owner, set()):
-            return
-        self._write(owner, sorted(sessions))
-        if sessions:
-            self._remembered[owner] = set(sessions)
-        else:
-            self._remembered.pop(owner, None)
-
-    def _keep_reason(self, session: str, reason: str) -> None:
-        self._reasons[session] = reason
-        while len(self._reasons) > _REMEMBERED_ENDS:
-            self._reasons.popitem(last=False)
 
     def _alive(self, owner: str) -> bool:
         seen = self._seen.get(owner)
@@ -369,20 +394,12 @@ class Directory:
     def _dead_since_now(self) -> float:
         return self._clock() - 2 * self._lease_s
 
-    def _drop_snapshot(self, session: str) -> None:
-        _, size = self._snapshots.pop(session, (None, 0))
-        self._snapshot_bytes -= size
-
     def _take(self, session: str, owner: str) -> None:
         before = self._owner_of.get(session, owner)
         self._left.pop((session, owner), None)
         if before != owner:
-            kept = self._snapshots.get(session)
-            self._forget(session)
+            self._unassign(session)
             self._leave(session, before)
-            if kept is not None:
-                self._snapshots[session] = kept
-                self._snapshot_bytes += kept[1]
         self._owner_of[session] = owner
         self._sessions.setdefault(owner, set()).add(session)
         game = game_of(session)
@@ -399,7 +416,7 @@ class Directory:
                 self._forgotten += 1
                 self._owner_of.pop(session, None)
                 self._leave_game(session)
-                self._drop_snapshot(session)
+                self._snapshots.drop(session)
             self._address.pop(owner, None)
             self._recalled.pop(owner, None)
             del self._seen[owner]
@@ -418,9 +435,12 @@ class Directory:
                 del self._games[game]
 
     def _forget(self, session: str) -> None:
+        self._unassign(session)
+        self._snapshots.drop(session)
+
+    def _unassign(self, session: str) -> None:
         owner = self._owner_of.pop(session)
         self._leave_game(session)
-        self._drop_snapshot(session)
         held = self._sessions.get(owner)
         if held is not None:
             held.discard(session)
@@ -430,67 +450,6 @@ class Directory:
                 self._seen.pop(owner, None)
 
 
-class _DirectoryActor(Directory):
-    """The directory as a Ray actor; it detects its own restart.
-
-    Args:
-        name: name of the actor.
-    """
-
-    def __init__(self, name: str) -> None:
-        import ray
-
-        with warnings.catch_warnings():  # Ray's property calls deprecated functions of Ray
-            warnings.simplefilter("ignore")
-            restarted = ray.get_runtime_context().was_current_actor_reconstructed
-        store = renewals(name)
-        found = store.read_all()
-        if not restarted:
-            for owner in found:
-                store.put(owner, None)
-            found = {}
-        super().__init__(recovery_s=RECOVERY_S if restarted else 0.0, renewed=found, write=store.write)
-
-
-def renewals(name: str) -> KeyValueStore:
-    """The record of sessions by owner, written by the directory of that name."""
-    return KeyValueStore(NAMESPACE, f"{name}/")
-
-
-def create_directory(name: str) -> Any:
-    """Finds the directory's Ray actor of that name, or starts it.
-
-    It is detached, so that it outlives the replica that started it; the owner of the application ends it with
-    `stop_directory`.
-    """
-    from brayx.cluster.named import named_actor
-
-    return named_actor(_DirectoryActor, name, lifetime="detached", max_task_retries=1).remote(name)
-
-
-async def check_directory(name: str, directory: Any) -> None:
-    """Checks that a directory has the interface of this version of brayx.
-
-    Args:
-        name: name of its actor.
-        directory: the actor's handle.
-
-    Raises:
-        StartupError: it has another interface.
-    """
-    # A handle has the methods of the class that the actor was created from.
-    found = await directory.interface.remote() if hasattr(directory, "interface") else 1
-    if found != INTERFACE:
-        raise StartupError(
-            f"the session directory {name!r} was started by another version of brayx (its interface is {found}, "
-            f"expected {INTERFACE}): delete the application, end the directory with brayx.cluster.directory."
-            f"stop_directory({name!r}) in a process connected to this Ray cluster, and deploy again",
-            name=name,
-        )
-
-
 def stop_directory(name: str) -> None:
     """Ends the directory's actor, if it exists."""
-    from brayx.cluster.named import end_actor, find_actor
-
     end_actor(find_actor(name))

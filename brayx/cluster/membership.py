@@ -1,4 +1,4 @@
-"""A replica's entry in the session directory: its id, address and lease, and what it has in common with its peers.
+"""The session directory's Ray actor, and a replica's entry in it: its id, address, lease, and what its peers have too.
 
 Knows nothing of routing.
 """
@@ -11,17 +11,29 @@ import contextvars
 import secrets
 import time
 import uuid
+import warnings
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from brayx.actor.ownership import Lease, SessionSnapshot
 from brayx.actor.table import SessionTable
-from brayx.cluster.directory import LEASE_S, RENEW_S, DirectoryRecovering, Renewal
-from brayx.cluster.named import unwrap
+from brayx.cluster import NAMESPACE
+from brayx.cluster.directory import (
+    INTERFACE,
+    LEASE_S,
+    RECOVERY_S,
+    RENEW_S,
+    Directory,
+    DirectoryRecovering,
+    Renewal,
+)
+from brayx.cluster.named import named_actor, unwrap
 from brayx.cluster.peers import Peers
-from brayx.errors import BrayxError, Overloaded
+from brayx.cluster.ray_private import KeyValueStore
+from brayx.errors import BrayxError, Overloaded, StartupError
 from brayx.logs import limited
 
 logger = limited(__name__)
@@ -150,3 +162,62 @@ class Membership:
         self.lease.renew(called_at + LEASE_S)  # last: requests that wait for it must find lost sessions ended
         if renewal.forgotten:
             table.recorder.add("sessions_ended", float(renewal.forgotten), label="lost")
+
+
+class _DirectoryActor(Directory):
+    """The directory as a Ray actor; it detects its own restart.
+
+    Args:
+        name: name of the actor.
+    """
+
+    def __init__(self, name: str) -> None:
+        with warnings.catch_warnings():  # Ray's property calls deprecated functions of Ray
+            warnings.simplefilter("ignore")
+            restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        store = renewals(name)
+        found = store.read_all()
+        if not restarted:
+            for owner in found:
+                store.put(owner, None)
+            found = {}
+        super().__init__(recovery_s=RECOVERY_S if restarted else 0.0, renewed=found, write=store.write)
+
+    def interface(self) -> int:
+        """See `INTERFACE`."""
+        return INTERFACE
+
+
+def renewals(name: str) -> KeyValueStore:
+    """The record of sessions by owner, written by the directory of that name."""
+    return KeyValueStore(NAMESPACE, f"{name}/")
+
+
+def create_directory(name: str) -> Any:
+    """Finds the directory's Ray actor of that name, or starts it.
+
+    It is detached, so that it outlives the replica that started it; the owner of the application ends it with
+    `stop_directory`.
+    """
+    return named_actor(_DirectoryActor, name, lifetime="detached", max_task_retries=1).remote(name)
+
+
+async def check_directory(name: str, directory: Any) -> None:
+    """Checks that a directory has the interface of this version of brayx.
+
+    Args:
+        name: name of its actor.
+        directory: the actor's handle.
+
+    Raises:
+        StartupError: it has another interface.
+    """
+    # A handle has the methods of the class that the actor was created from.
+    found = await directory.interface.remote() if hasattr(directory, "interface") else 1
+    if found != INTERFACE:
+        raise StartupError(
+            f"the session directory {name!r} was started by another version of brayx (its interface is {found}, "
+            f"expected {INTERFACE}): delete the application, end the directory with brayx.cluster.directory."
+            f"stop_directory({name!r}) in a process connected to this Ray cluster, and deploy again",
+            name=name,
+        )

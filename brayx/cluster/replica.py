@@ -26,9 +26,8 @@ from brayx.actor.service import Holder, Reply
 from brayx.actor.serving import ActorService, Runtime
 from brayx.cluster import ray_private
 from brayx.cluster.console import ConsoleAnswers
-from brayx.cluster.directory import check_directory, create_directory
 from brayx.cluster.hub import HubClient
-from brayx.cluster.membership import Membership
+from brayx.cluster.membership import Membership, check_directory, create_directory
 from brayx.cluster.peers import ForPeers, PeerDoors
 from brayx.cluster.prometheus import Exporter
 from brayx.cluster.routing import Routing

@@ -33,7 +33,8 @@ from brayx import RemoteModel
 from brayx.actor.config import ActorConfig
 from brayx.cluster import NAMESPACE
 from brayx.cluster.actor_app import actor_spec, application
-from brayx.cluster.directory import Location, renewals, stop_directory
+from brayx.cluster.directory import Location, stop_directory
+from brayx.cluster.membership import renewals
 from brayx.cluster.replica import _on_loopback
 from brayx.errors import ConnectFailed, SessionExists, SessionResumed
 from brayx.gamecore.client import AsyncClient, Client

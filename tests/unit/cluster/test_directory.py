@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from brayx.actor.ownership import SessionSnapshot
-from brayx.cluster.directory import INTERFACE, Directory, DirectoryRecovering, Location, Renewal, check_directory
+from brayx.cluster.directory import INTERFACE, Directory, DirectoryRecovering, Location, Renewal
+from brayx.cluster.membership import check_directory
 from brayx.errors import Overloaded, SessionExists, SessionLost, StartupError
 
 
