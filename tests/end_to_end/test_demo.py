@@ -18,11 +18,11 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("cluster", [False, pytest.param(True, marks=pytest.mark.cluster)], ids=["local", "ray"])
 def test_a_demo_without_a_good_champion_fails_and_says_why(tmp_path: Path, cluster: bool) -> None:
     # It learns next to nothing: after 1,500 steps at the demo's own rate one in many plays to the end by luck.
-    options = *FREE_PORTS, "trainer.num_steps=1500", "trainer.learning_rate=1e-9"
+    options = *FREE_PORTS, "actor.gamecores.0.num=2", "trainer.num_steps=1500", "trainer.learning_rate=1e-9"
     words = ["demo", "--games", "4", *setting(*options)]
     environment = without_ray(tmp_path)
     if cluster:
-        words += ["--cluster", *setting("actor.gamecores.0.num=2", "model.placement=remote")]
+        words += ["--cluster", *setting("model.placement=remote")]
         # As a user has it: no token for Ray in the environment, a home folder where Ray may write its own.
         environment = {"HOME": str(tmp_path), "RAY_AUTH_MODE": None, "RAY_AUTH_TOKEN": None}
     with brayx(tmp_path, *words, environment=environment) as command, said_on_failure(command):

@@ -57,8 +57,20 @@ def test_two_agents_learn_to_talk_and_are_served(folder: Path) -> None:
     ("file", "was", "now", "said"),
     [
         ("game.yaml", "gamma:", "gama:", "game.yaml:45: trainer.algorithm.gama: unknown key; nearest is 'gamma'"),
-        ("game.yaml", "module: model", "module: modle", "player.module: module 'modle' is neither in"),
-        ("game.yaml", "class: Keeper", "class: Keper", "has no 'Keper'; nearest is 'Keeper'"),
+        pytest.param(
+            "game.yaml",
+            "module: model",
+            "module: modle",
+            "player.module: module 'modle' is neither in",
+            marks=pytest.mark.cluster,
+        ),
+        pytest.param(
+            "game.yaml",
+            "class: Keeper",
+            "class: Keper",
+            "has no 'Keper'; nearest is 'Keeper'",
+            marks=pytest.mark.cluster,
+        ),
         ("game.yaml", "Sight}", "Sigth}", "signals_pb2.py) has no 'Sigth'; nearest is 'Sight'"),
         ("model.py", "def build_model", "def make_model", "model.py) has no 'build_model'; nearest is 'make_model'"),
         (
