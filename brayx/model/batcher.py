@@ -101,7 +101,7 @@ class Batcher(Generic[Row, Result]):
         self._count = count
         self._pad = pad or repeat_last
         self._on_batch = on_batch
-        self._queue: FairQueue[Row] = FairQueue(max_queue, max_batch_size)
+        self._queue: FairQueue[Row] = FairQueue(max_queue, self._max_batch_size)
         self._calls: dict[asyncio.Task[None], list[WaitingRow[Row]]] = {}
         self._max_calls = max_calls
         self._busy = False
