@@ -87,7 +87,7 @@ def _result(job: JobConfig, done: Any, training: Training) -> Result:
     from brayx.engines.base import load_weights
     from brayx.engines.scaling import learned
     from brayx.jobs.result import STEPS_THIS_RUN
-    from brayx.local.train import Result
+    from brayx.local.train import Result, unless_failed
     from brayx.model.build import build_model
     from brayx.trainer.loop import RETURN_METRIC
 
@@ -113,7 +113,7 @@ def _result(job: JobConfig, done: Any, training: Training) -> Result:
         forward_args=forward_args,
         normaliser=normaliser,
         curve=_curve(done.trial, time.time() - time.monotonic() + done.began),
-        evaluation=_evaluated(job, module, forward_args, normaliser, training)
+        evaluation=unless_failed(lambda: _evaluated(job, module, forward_args, normaliser, training))
         if training.evaluation_episodes
         else None,
         dropped=round(sum(n for name, n in done.numbers.items() if name.startswith("replay_dropped."))),
@@ -141,21 +141,17 @@ def _curve(trial: Trial, began: float) -> tuple[Point, ...]:
 
 def _evaluated(
     job: JobConfig, module: Any, forward_args: Any, normaliser: Mapping[str, np.ndarray], training: Training
-) -> Evaluation | None:
-    from brayx.local.train import evaluation_optional, play_evaluation
+) -> Evaluation:
+    from brayx.local.train import play_evaluation
     from brayx.rollout.collector import Collector
     from brayx.rollout.envs import make_envs
     from brayx.rollout.policy import Policy
 
     config = job.rollouts["rollout"]
     assert config.env is not None
-    evaluation = None
-    with (
-        evaluation_optional(),  # the trained model is kept
-        contextlib.closing(
-            make_envs(config.env, config.num_envs, vectorization=config.vectorization, options=config.env_options)
-        ) as envs,
-    ):
+    with contextlib.closing(
+        make_envs(config.env, config.num_envs, vectorization=config.vectorization, options=config.env_options)
+    ) as envs:
         policy = Policy(module, forward_args, engine="torch")
         collector = Collector(
             envs, policy, 1, normalise_obs=config.normalise_obs, normalise_reward=config.normalise_reward
@@ -163,5 +159,4 @@ def _evaluated(
         if normaliser:
             collector.load_state_dict(normaliser)
         games = training.evaluation_episodes
-        evaluation = play_evaluation(training, envs, policy, games, normaliser=collector.obs_normaliser)
-    return evaluation  # noqa: RET504 -- a failed evaluation ends the block
+        return play_evaluation(training, envs, policy, games, normaliser=collector.obs_normaliser)

@@ -13,7 +13,7 @@ import logging
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -299,8 +299,7 @@ class LocalTraining:
         normaliser = self.collector.state_dict()
         seconds, evaluation = run.seconds, None
         if training.evaluation_episodes and not self._stop.is_set():
-            with evaluation_optional():
-                evaluation = self.evaluate(training.evaluation_episodes, stop=self._stop)
+            evaluation = unless_failed(lambda: self.evaluate(training.evaluation_episodes, stop=self._stop))
         reached = summary.reason == "target_return"
         return Result(
             reason="target_return" if reached else "num_steps" if run.env_steps >= training.num_steps else "stopped",
@@ -362,13 +361,13 @@ def play_evaluation(
     )
 
 
-@contextlib.contextmanager
-def evaluation_optional() -> Iterator[None]:
-    """A context in which environments may fail: it ends, and the trained weights are kept."""
+def unless_failed(play: Callable[[], Evaluation]) -> Evaluation | None:
+    """The evaluation that ``play`` returns; None if an environment raises: the trained weights are kept."""
     try:
-        yield
+        return play()
     except EnvironmentFailed as error:
         logger.warning("there is no evaluation: %s", error)
+        return None
 
 
 def _trainer_config(algorithm: AlgorithmConfig, training: Settled, *, draws: bool) -> TrainerConfig:
