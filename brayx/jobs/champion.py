@@ -19,8 +19,6 @@ from brayx.tracking.tensorboard import log_onnx
 
 if TYPE_CHECKING:
     from brayx.engines.base import ModelSpec
-    from brayx.jobs.config import JobConfig
-    from brayx.model.arms import WeightSource
 
 CURVE_FILE = "curve.png"
 
@@ -72,13 +70,6 @@ def register_best(
         f"version {champion.version} with {champion.tags['return']} stays champion\n"
         f"to make version {new} champion: {_promotion(name, new, trial.uri)}"
     )
-
-
-def champion_of(trial: Trial, job: JobConfig, model: str) -> WeightSource:
-    """Source of the weights of a model that acts but does not learn, see `brayx.jobs.weights.pooled`."""
-    from brayx.jobs.weights import pooled
-
-    return pooled(job, model, trial.uri)
 
 
 def _champion(name: str, uri: str) -> PoolEntry | None:

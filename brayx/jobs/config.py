@@ -22,10 +22,10 @@ from brayx.algorithms.build import config_class
 from brayx.algorithms.config import Sampling
 from brayx.components import check_module
 from brayx.errors import ConfigError
+from brayx.jobs.bray import translate, unit_notes
 from brayx.jobs.document import Document, Loc, dotted, nearest, nearest_file, short
 from brayx.jobs.former import remove_former
 from brayx.jobs.kinds import BoardConfig, FreeConfig, RenderConfig, SourceConfig
-from brayx.jobs.translation import translate, unit_notes
 from brayx.league.config import LeagueConfig
 from brayx.model.config import ModelConfig
 from brayx.recording.config import RecordingConfig

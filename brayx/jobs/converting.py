@@ -18,11 +18,10 @@ from typing import Any
 import yaml
 
 from brayx.errors import ConfigError
-from brayx.jobs.bray import OPTIONS, Same
+from brayx.jobs.bray import OPTIONS, Same, translate
 from brayx.jobs.config import JobConfig, options_by_kind
 from brayx.jobs.document import Document, Loc, short
 from brayx.jobs.options import comment_lines, option_lines
-from brayx.jobs.translation import translate
 
 _LEARNING_RATE = 5e-4
 """Bray's default."""

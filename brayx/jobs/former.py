@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from brayx.jobs.bray import Known, components
 from brayx.jobs.document import Loc, short
-from brayx.jobs.translation import Known, components
 
 
 class Former(NamedTuple):

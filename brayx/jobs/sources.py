@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from brayx.algorithms.build import check_recorded
 from brayx.components import load
 from brayx.errors import BrayxError, ConfigError
-from brayx.jobs.fitting import only_imitated
 from brayx.recording.source import dataset
 from brayx.replay.feed import Feed, Part, Taker
 from brayx.shutdown import side_by_side
 
 if TYPE_CHECKING:
     from brayx.actions import ActionSpec
+    from brayx.algorithms.config import AlgorithmConfig
     from brayx.jobs.config import JobConfig
     from brayx.jobs.kinds import SourceConfig
     from brayx.replay.files import Dataset
@@ -90,6 +90,13 @@ def check_sources(
             except ConfigError as error:
                 raise ConfigError(f"source {name!r}: {error.message}", source=name) from error
     return found
+
+
+def only_imitated(algorithm: AlgorithmConfig, source: SourceConfig) -> bool:
+    """Whether the source's rewards are not learned from; a source's own function may mark steps as demonstrations."""
+    marked = source.demonstration or source.path is None
+    imitated = algorithm.imitates == "everything" or (algorithm.imitates == "demonstrations" and marked)
+    return imitated and not algorithm.learns_demonstrated_rewards
 
 
 def _check_memory(memory: Collection[str], fields: Collection[str]) -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from brayx.console.job import console_keys, console_of_training
 from brayx.errors import BrayxError, StartupError
-from brayx.jobs.champion import champion_of
 from brayx.jobs.checks import check_job, check_weights, ports_of
 from brayx.jobs.config import JobConfig, only, pool_name
 from brayx.jobs.handles import offer
@@ -235,9 +234,9 @@ class _LocalTraining(JobTraining):
 
     def _champion(self, name: str) -> ActingModel:
         """A model that acts but is not trained: the champion of its name, or else the model as built."""
-        from brayx.jobs.weights import acting_from
+        from brayx.jobs.weights import acting_from, pooled
 
-        source = self.clerk.call(champion_of, self.job, name)
+        source = self.clerk.run(pooled, self.job, name, self.uri)
         if not source.checkpoint:
             self.progress.say(f"model {name!r} acts untrained: {pool_name(self.job, name)} has no champion")
         return acting_from(source, self.job, name, self.job.as_dict(), self.numbers)

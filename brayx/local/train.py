@@ -27,6 +27,7 @@ from brayx.algorithms.build import check_enough, check_fits
 from brayx.algorithms.config import AlgorithmConfig
 from brayx.algorithms.mappo import STATE
 from brayx.algorithms.ppo import PPOConfig
+from brayx.engines.base import ModelSpec
 from brayx.engines.torch import initialise_lazy
 from brayx.errors import ConfigError, EnvironmentFailed
 from brayx.local.demonstrations import Demonstrations, check_imitates
@@ -181,8 +182,6 @@ class LocalTraining:
         self.training = training = (training or Training()).of(algorithm)
         self._stop = stop or threading.Event()
         self._reason: Reason = "stream_ended"
-        if demonstrations is not None:
-            check_imitates(algorithm, training)
         torch.manual_seed(training.seed)
         torch.set_num_threads(training.threads)
         self.envs = make_envs(
@@ -190,7 +189,11 @@ class LocalTraining:
         )
         with contextlib.ExitStack() as stack:
             stack.callback(self.envs.close)
-            recorded = self._model(model, demonstrations)
+            obs, space = observation_of(self.envs), self.envs.single_action_space
+            spec = ActionSpec.of(space, scale=True)
+            check_options(algorithm, training, obs, spec, demonstrations is not None)
+            make = model or ready_made(training.network, self.envs, algorithm)
+            self.module, self.forward_args, _, recorded = model_of(algorithm, training, obs, spec, make, demonstrations)
             check_updates(algorithm, training, recorded)
             self.collector = self._collector()
             cloning = algorithm.imitates == "everything"
@@ -225,31 +228,6 @@ class LocalTraining:
                 resumed=run.resumed,
             )
             self._stack = stack.pop_all()
-
-    def _model(
-        self,
-        model: Callable[[NestedArray, ActionSpec], Model] | None,
-        demonstrations: str | Path | Dataset | None,
-    ) -> Demonstrations | None:
-        """Makes the module and checks that all fits it; returns the demonstrations in its layout."""
-        algorithm, training = self.algorithm, self.training
-        spec = ActionSpec.of(self.envs.single_action_space, scale=True)
-        example = observation_of(self.envs)
-        observed = flatten(example, "obs")
-        check_fits(
-            algorithm,
-            kind=spec.kind,
-            unroll_length=training.unroll_length,
-            gives={*observed, *([] if demonstrations is None else [DEMONSTRATION])},
-            sampler=training.sampler,
-        )
-        make = model or ready_made(training.network, self.envs, algorithm)
-        self.module, self.forward_args = make(example, spec)
-        initialise_lazy(self.module, self.forward_args)
-        signature = check_model(algorithm, self.module, self.forward_args, state=observed.get(STATE))
-        if demonstrations is None:
-            return None
-        return Demonstrations.of_model(demonstrations, self.module, self.forward_args, signature, spec, training)
 
     def _collector(self) -> Collector:
         training = self.training
@@ -390,6 +368,58 @@ def _trainer_config(algorithm: AlgorithmConfig, training: Settled, *, draws: boo
         checkpoint_interval=training.checkpoint_interval,
     )
     return config if draws else config.model_copy(update={"histogram_interval_s": None})
+
+
+def check_options(
+    algorithm: AlgorithmConfig, training: Settled, obs: NestedArray, spec: ActionSpec, imitates: bool
+) -> None:
+    """Refuses options that do not fit each other or the environment.
+
+    Args:
+        algorithm, training: the options.
+        obs: an observation of the environment.
+        spec: its actions.
+        imitates: whether there are demonstrations.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    if imitates:
+        check_imitates(algorithm, training)
+    check_fits(
+        algorithm,
+        kind=spec.kind,
+        unroll_length=training.unroll_length,
+        gives={*flatten(obs, "obs"), *([DEMONSTRATION] if imitates else [])},
+        sampler=training.sampler,
+    )
+
+
+def model_of(
+    algorithm: AlgorithmConfig,
+    training: Settled,
+    obs: NestedArray,
+    spec: ActionSpec,
+    make: Callable[[NestedArray, ActionSpec], Model],
+    demonstrations: str | Path | Dataset | None,
+) -> tuple[nn.Module, tuple[NestedArray, ...], ModelSpec, Demonstrations | None]:
+    """The module that learns, its example arguments and signature, and the demonstrations in its layout.
+
+    Args:
+        algorithm, training, obs, spec: as for `check_options`.
+        make: returns the module and its example arguments.
+        demonstrations: as for `train_local`.
+
+    Raises:
+        ConfigError, ModelError: the module does not fit the algorithm, or the demonstrations the module.
+    """
+    module, forward_args = make(obs, spec)
+    initialise_lazy(module, forward_args)
+    signature = check_model(algorithm, module, forward_args, state=flatten(obs, "obs").get(STATE))
+    recorded = None
+    if demonstrations is not None:
+        recorded = Demonstrations.of_model(demonstrations, module, forward_args, signature, spec, training)
+    return module, forward_args, signature, recorded
 
 
 def check_updates(algorithm: AlgorithmConfig, training: Settled, recorded: Demonstrations | None = None) -> None:

@@ -245,16 +245,11 @@ def _fits(
 ) -> Callable[[AlgorithmConfig, Training], None]:
     """Returns a check of a trial's options in ``env``, including network and table, as in `train_local`."""
     from brayx.actions import ActionSpec
-    from brayx.algorithms.build import check_fits
-    from brayx.algorithms.mappo import STATE
-    from brayx.local.demonstrations import Demonstrations, check_imitates
-    from brayx.local.train import check_updates
+    from brayx.local.train import check_options, check_updates, model_of
     from brayx.rollout.collector import check_noise
     from brayx.rollout.envs import make_envs
     from brayx.rollout.networks import observation_of, ready_made
     from brayx.search.space import Domain
-    from brayx.trainer.fits import check_model
-    from brayx.types import DEMONSTRATION, flatten
 
     options = space.get("env_options", {})
     envs = make_envs(env, 1, options=options.extremes[0] if isinstance(options, Domain) else options)
@@ -262,21 +257,12 @@ def _fits(
         action_space, obs = envs.single_action_space, observation_of(envs)
     finally:
         envs.close()
-    observed = flatten(obs, "obs")
     fitting: set[str] = set()
 
     def fits(algorithm: AlgorithmConfig, drawn: Training) -> None:
         training = drawn.model_copy(update={"num_steps": num_steps}).of(algorithm)
-        if demonstrations is not None:
-            check_imitates(algorithm, training)
         spec = ActionSpec.of(action_space, scale=True)
-        check_fits(
-            algorithm,
-            kind=spec.kind,
-            unroll_length=training.unroll_length,
-            gives={*observed, *([] if demonstrations is None else [DEMONSTRATION])},
-            sampler=training.sampler,
-        )
+        check_options(algorithm, training, obs, spec, demonstrations is not None)
         plays = algorithm.imitates != "everything"
         if not plays and not training.evaluation_episodes:
             raise ConfigError(
@@ -289,11 +275,9 @@ def _fits(
         # The options that decide whether a model fits; most draws share them.
         model = f"{training.network!r} {algorithm.value_heads} {training.sde_steps > 1}"
         if model not in fitting:
-            module, forward_args = ready_made(training.network, envs, algorithm)(obs, spec)
-            given = check_model(algorithm, module, forward_args, state=observed.get(STATE))
-            check_noise(training.sde_steps, {leaf.path for leaf in given.outputs})
-            if demonstrations is not None:
-                Demonstrations.of_model(demonstrations, module, forward_args, given, spec, training)
+            make = ready_made(training.network, envs, algorithm)
+            _, _, signature, _ = model_of(algorithm, training, obs, spec, make, demonstrations)
+            check_noise(training.sde_steps, {leaf.path for leaf in signature.outputs})
             fitting.add(model)
 
     return fits

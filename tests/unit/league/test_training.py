@@ -21,7 +21,7 @@ from brayx.league.in_progress import GamesInProgress
 from brayx.league.league import League
 from brayx.league.ledger import Ledger
 from brayx.league.training import LeagueTraining
-from brayx.local.league import LocalLeague
+from brayx.local.league_training import LocalLeague
 from brayx.metrics.numbers import LocalNumbers
 from brayx.model.build import build_model
 from brayx.model.snapshots import SnapshotFiles

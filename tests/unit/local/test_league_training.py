@@ -18,7 +18,7 @@ from brayx.engines.torch import TorchEngine
 from brayx.errors import AgentError, ModelError, VersionUnknown
 from brayx.league.config import LeagueConfig
 from brayx.league.ledger import Ledger
-from brayx.local.league import LocalLeague
+from brayx.local.league_training import LocalLeague
 from brayx.metrics import Recorder
 from brayx.model.local import LocalModel
 from brayx.model.snapshots import SnapshotFiles, SnapshotModel, digest_of
