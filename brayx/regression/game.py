@@ -1,12 +1,14 @@
 """A recorded game that is played again: which replies its seats get, and how far it follows the recording.
 
 A seat that the version plays gets its recorded replies before some tick; another seat gets them for as long as its
-bodies are the recorded ones. Knows nothing of agents, doors or processes.
+bodies are the recorded ones. A session that moved to another process was recorded as an episode by each, and
+`whole_sessions` makes them one again. Knows nothing of agents, doors or processes.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -14,12 +16,13 @@ import numpy as np
 from brayx.errors import BadRecording, BrayxError, ConfigError, NotDeterministic
 from brayx.gamecore.protocol import agent_of, game_of
 from brayx.recording.columns import texts
-from brayx.recording.moved import MOVED, is_resumed
 from brayx.recording.reader import Episode
 
+_MOVED, _RESUMED = "moved", "resumed"
+"""Why a session ended here that another process continues without a loss; and the event of that one's first tick."""
 _OTHER_REPLY = ("error", "fallback", "skipped")
 """Events of ticks for which the game did not get the recorded reply."""
-_CUT = {"": "its process died or it still runs", MOVED: "it moved to a process that did not record it"}
+_CUT = {"": "its process died or it still runs", _MOVED: "it moved to a process that did not record it"}
 """Why a recording has no end, by the reason for its end."""
 _SHOWN = 120
 """Maximum bytes of a body in a message."""
@@ -127,7 +130,7 @@ class RecordedGame:
         for each in sorted(episodes, key=lambda each: each.began):
             agent = agent_of(each.session)
             if agent in self._seats:
-                if is_resumed(each):  # after its process died, so it is not known what the game did in between
+                if _is_resumed(each):  # after its process died, so it is not known what the game did in between
                     continue
                 raise BadRecording(
                     f"session {each.session!r} was recorded more than once, since its id was used again: copy the "
@@ -250,3 +253,46 @@ class RecordedGame:
 def _short(body: bytes) -> str:
     text = body.decode("utf-8", "replace")
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
+
+
+def whole_sessions(episodes: Sequence[Episode]) -> Sequence[Episode]:
+    """Joins episodes that ended as ``moved`` with those that continue them.
+
+    A session that was resumed after its process had died stays in parts: what its game did in between is not known.
+
+    Args:
+        episodes: recorded sessions of one folder.
+
+    Returns:
+        The episodes; the same object if none moved. A joined one has the id and the place of its first part.
+    """
+    moved = {each.session for each in episodes if each.end == _MOVED}
+    if not moved:
+        return episodes
+    parts: dict[str, list[Episode]] = defaultdict(list)
+    for each in episodes:
+        if each.session in moved:
+            parts[each.session].append(each)
+    whole: dict[str, Episode] = {}
+    continued = set()
+    for own in parts.values():
+        before, *others = sorted(own, key=lambda each: each.began)
+        for each in others:
+            if before.end == _MOVED and _is_resumed(each) and _number(each, 0) == _number(before, len(before) - 1) + 1:
+                before = whole[before.id] = before.followed_by(each)
+                continued.add(each.id)
+            else:
+                before = each
+    return [whole.get(each.id, each) for each in episodes if each.id not in continued]
+
+
+def _is_resumed(episode: Episode) -> bool:
+    """Whether an episode continues a session of another process. Reads its first tick."""
+    try:
+        return episode.read(0, 1, []).event[0].startswith(_RESUMED)
+    except BadRecording:  # whoever reads its ticks is told
+        return False
+
+
+def _number(episode: Episode, tick: int) -> int:
+    return int(episode.read(tick, 1, []).number[0])

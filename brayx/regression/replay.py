@@ -19,10 +19,10 @@ from brayx.jobs.stored_models import stored_model
 from brayx.recording.comparison import Comparison, NotCompared, compare
 from brayx.recording.config import is_named, pattern_hint
 from brayx.recording.differences import TOLERANCE
-from brayx.recording.moved import whole_sessions
 from brayx.recording.reader import Episode
 from brayx.recording.trials import open as open_recordings
 from brayx.recording.version import Version
+from brayx.regression.game import whole_sessions
 from brayx.tables import aligned
 from brayx.tracking import tracking_uri
 

@@ -29,7 +29,7 @@ from brayx.tracking import Trial, aliases, register
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters
 from tests.unit.conftest import Run
-from tests.unit.recording.test_moved import Process, Scripted
+from tests.unit.regression.test_moved import Process, Scripted
 from tests.waiting import until
 
 JOB = TEMPLATES / "cartpole.yaml"

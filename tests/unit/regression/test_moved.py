@@ -17,9 +17,9 @@ from brayx.metrics import Recorder
 from brayx.recording import open as open_recordings
 from brayx.recording.comparison import Comparison, compare
 from brayx.recording.config import RecordingConfig
-from brayx.recording.moved import whole_sessions
 from brayx.recording.recorder import SessionRecorder
 from brayx.recording.version import Version
+from brayx.regression.game import whole_sessions
 from tests.unit.recording.test_comparison import module_of, steps_of, tick_by_tick
 
 TICKS = 12
