@@ -108,7 +108,9 @@ class Job:
             remote.push(fragment())
 
     def learner(self):
-        return Learner(self.spec, self.storage, self.numbers).start()
+        learner = Learner(self.spec, self.storage, self.numbers)
+        learner.start()
+        return learner
 
     def newest(self):
         found = ray.get(self.store.newest.remote())
