@@ -169,7 +169,8 @@ class Child(Channel):
         files: file descriptors that the child gets under the same numbers.
         nice: niceness in addition to that of this process.
         finishes: if this process ends, the child finishes what it does first; otherwise it exits at once.
-        restart_s: minimum time between two starts. Without it, a child that dies at once would be restarted in a loop.
+        restart_s: minimum time between a start and the second after it: a child that died is restarted at once, but not
+            in a loop.
         **variables: environment variables to set in addition to those of this process.
 
     Attributes:
@@ -193,7 +194,8 @@ class Child(Channel):
         self._argv = [*program, str(nice), str(int(finishes)), module, *words]
         self._files, self._variables = tuple(files), variables
         self._popen: subprocess.Popen[bytes] | None = None
-        self._started = -math.inf
+        self._starts = (-math.inf, -math.inf)
+        """Times of the last two starts."""
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self.restart_s = restart_s
@@ -208,7 +210,7 @@ class Child(Channel):
     @property
     def wait_s(self) -> float:
         """Seconds until it may be started."""
-        return max(0.0, self._started + self.restart_s - time.monotonic())
+        return max(0.0, self._starts[0] + self.restart_s - time.monotonic())
 
     def start(self) -> None:
         """Starts it unless it is running; first waits for `wait_s`.
@@ -224,7 +226,7 @@ class Child(Channel):
         with self._lock:
             if self._closed.is_set():
                 raise ChildDied("was ended")
-            self._started = time.monotonic()
+            self._starts = (self._starts[1], time.monotonic())
             popen = subprocess.Popen(
                 self._argv,
                 bufsize=0,

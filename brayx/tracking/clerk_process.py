@@ -38,7 +38,7 @@ _WAITING = 8
 _MOST_WAITING = 1000
 """Maximum number of waiting requests; further ones are refused."""
 _RESTART_S = 10.0
-"""Minimum time between two starts. Requests wait."""
+"""Minimum time between a start and the second after it. Requests wait."""
 _BACKGROUND_S = 2.0
 """Time for background tasks to finish after the last write."""
 
