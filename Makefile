@@ -37,7 +37,7 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-compile --constraint requirements.lock \
 		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "$$(grep '^torch==' requirements.lock)"
 	$(BIN)/python -m pip uninstall -qq --yes rfc3987-syntax lark
-	-$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # some packages bring templates that are not Python
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
