@@ -30,7 +30,7 @@ pytestmark = pytest.mark.learning
 SEEDS = pytest.mark.parametrize("seed", range(int(os.environ.get("SEEDS", "3"))))
 PARTS = Path(__file__).parent / "poker"
 ROCK_PAPER_SCISSORS = "turn_based_simultaneous_game(game=matrix_rps())"
-QUICK = {"MAGNET": 0.5, "DECAY": 0.9, "COLUMNS": 128, "EVERY": 10_000}
+QUICK = {"MAGNET": 0.5, "DECAY": 0.9, "COLUMNS": 128, "EVERY": 20_000}
 SLOW = {"MAGNET": 1.0, "DECAY": 0.95, "COLUMNS": 160, "EVERY": 25_000}
 
 
@@ -74,18 +74,18 @@ def exploited(policies: list[TabularPolicy]) -> tuple[float, float]:
 @SEEDS
 def test_rock_paper_scissors(rows: Rows, seed: int, tmp_path: Path) -> None:
     """From a policy that prefers rock: (.79, .18, .04)."""
-    policies = trained(tmp_path, ROCK_PAPER_SCISSORS, seed, 100_000, [1.5, 0.0, -1.5], QUICK)
+    policies = trained(tmp_path, ROCK_PAPER_SCISSORS, seed, 200_000, [1.5, 0.0, -1.5], QUICK)
     each = np.array([policy.action_probability_array[0] for policy in policies])
     mixed = each[len(each) // 2 :].mean(0)
     title = "Rock-paper-scissors by a league: probabilities of the mixture of the pool's newer half, and of the newest"
-    rows.add(title, seed=seed, env_steps="100,000", mixture=mixed.round(2).tolist(), newest=each[-1].round(2).tolist())
+    rows.add(title, seed=seed, env_steps="200,000", mixture=mixed.round(2).tolist(), newest=each[-1].round(2).tolist())
     assert np.abs(mixed - 1 / 3).max() <= 0.1
 
 
 @SEEDS
 @pytest.mark.parametrize(
     ("game", "steps", "actions", "options", "at_most"),
-    [("kuhn_poker", 160_000, 2, QUICK, 0.1), ("leduc_poker", 600_000, 3, SLOW, 1.0)],
+    [("kuhn_poker", 320_000, 2, QUICK, 0.1), ("leduc_poker", 600_000, 3, SLOW, 1.0)],
 )
 def test_poker(
     rows: Rows, seed: int, tmp_path: Path, game: str, steps: int, actions: int, options: dict[str, Any], at_most: float
