@@ -48,11 +48,14 @@ def about(folder: Path, quick: bool) -> Part:
 def tests(folder: Path, quick: bool) -> Part:
     """Every test that is marked ``gpu``; the log and a report lie in the folder."""
     files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
-    report = folder / "gpu-tests.xml"
+    report, log_file = folder / "gpu-tests.xml", folder / "gpu-tests.txt"
+    report.unlink(missing_ok=True)
     # pytest's other plugins are not needed, and those of this machine may be of any version.
     command = [sys.executable, "-m", "pytest", "-p", "pytest_asyncio.plugin", "-p", "no:cacheprovider", "-m", "gpu"]
-    command += ["-q", "--durations=15", f"--junitxml={report}", *map(str, files)]
-    with open(folder / "gpu-tests.txt", "w") as log:
+    command += ["-v", "--durations=15", f"--junitxml={report}", *map(str, files)]
+    # A test that hangs ends pytest: its name and the results before it count, though not those after it.
+    command += ["-o", "faulthandler_timeout=60", "-o", "faulthandler_exit_on_timeout=true"]
+    with open(log_file, "w") as log:
         code = subprocess.run(
             command,
             cwd=ROOT,
@@ -62,7 +65,7 @@ def tests(folder: Path, quick: bool) -> Part:
             check=False,
         ).returncode
     if not report.exists():
-        return Part(failed=[f"pytest exited with {code}: {(folder / 'gpu-tests.txt').read_text()[-2000:]}"])
+        return _without_report(code, log_file.read_text())
     cases = list(ElementTree.parse(report).iter("testcase"))
     states = {case: next((child.tag for child in case if child.tag in _STATES), "passed") for case in cases}
     table = Table([f">{state}" for state in ("passed", *_STATES)])
@@ -78,6 +81,18 @@ def tests(folder: Path, quick: bool) -> Part:
 
 
 _STATES = ("failure", "error", "skipped")
+
+
+def _without_report(code: int, log: str) -> Part:
+    """The result of a run that ended before its report, from its verbose log."""
+    words = ("PASSED", "FAILED", "ERROR", "SKIPPED")
+    names = {word: re.findall(rf"^(tests/.+::.+) {word}\b", log, re.M) for word in words}
+    table = Table([f">{word.lower()}" for word in words])
+    table.add(*map(len, names.values()))
+    hung = re.search(r"^(tests/.+::.+) Timeout \(", log, re.M)
+    reason = f"{hung[1]} took longer than 60 s" if hung else f"pytest exited with {code}: {log[-2000:]}"
+    failed = [*names["FAILED"], *names["ERROR"], reason]
+    return Part({"tests marked gpu, up to where pytest ended": table}, failed=failed)
 
 
 def _first_message(case: ElementTree.Element) -> str:

@@ -3,7 +3,7 @@
 Optional: ``pip install 'brayx[tensorrt]'``. A plan depends on the graph, the TensorRT version and the GPU, so its name
 in the cache holds all three. It does not depend on the weights: each refit is compared with torch before it serves,
 because some TensorRT releases refit wrongly (the release notes of 11.3 warn of a dropped bias). GPU tensors are
-torch's. Written against the documented Python API of TensorRT 10 and 11; it has not run on a GPU yet. Knows nothing of
+torch's. Written against the documented Python API of TensorRT 10 and 11; it has not been run yet. Knows nothing of
 versions or batching.
 """
 
