@@ -719,7 +719,8 @@ def test_processes_write_and_read_at_the_same_time(tracking_db: str) -> None:
 
 def test_importing_the_module_loads_no_mlflow() -> None:
     code = (
-        "import sys, brayx.tracking, brayx.cluster.hub; assert not {'mlflow', 'ray', 'matplotlib'} & set(sys.modules)"
+        "import sys, brayx.tracking, brayx.tracking.hub; assert not {'mlflow', 'ray', 'matplotlib'} & set(sys.modules);"
+        "import brayx.cluster.hub; assert not {'mlflow', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
