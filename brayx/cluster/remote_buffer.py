@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -125,19 +126,21 @@ class RemoteBuffer:
         """
         if drop:
             self._outbox.push(replays)
-        elif left := self.offer(*replays, timeout_s=timeout_s):
-            count = sum(map(transitions, left))
-            said = f"buffer {self.name!r} had no room for {count} transitions within {timeout_s:g} s"
-            raise DeadlineExceeded(said, left=count)
+        else:
+            self._push_all(replays, timeout_s, time.monotonic() + timeout_s, threading.Event())
 
     async def push_async(self, *replays: Replay, drop: bool = True, timeout_s: float = 60.0) -> None:
-        """As `push`, without blocking the event loop."""
+        """As `push`, without blocking the event loop. A cancelled push sends nothing after the call in flight."""
         if drop:
             self._outbox.push(replays)
             return
-        await asyncio.get_running_loop().run_in_executor(
-            self._waiting, functools.partial(self.push, *replays, drop=False, timeout_s=timeout_s)
-        )
+        cancelled = threading.Event()
+        # The wait for a thread counts, too.
+        work = functools.partial(self._push_all, replays, timeout_s, time.monotonic() + timeout_s, cancelled)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._waiting, work)
+        finally:
+            cancelled.set()
 
     def offer(self, *replays: Replay, timeout_s: float) -> list[Replay]:
         """Pushes as many as find room within ``timeout_s`` and returns the rest; returns all while the buffer restarts.
@@ -148,44 +151,7 @@ class RemoteBuffer:
             ReplayError: the buffer has ended or was lost, or this handle was closed. Replays of the call in flight may
                 have been stored.
         """
-        deadline = time.monotonic() + timeout_s
-        left = list(replays)
-        refused, why, turn = 0, "", 0
-        first = next((number for number, lane in enumerate(self._lanes) if lane.room), 0)
-        while left:
-            if self._outbox.closed:
-                raise self._is_closed()
-            lane = self._lanes[(first + turn) % len(self._lanes)]
-            # Try every shard once before waiting for one.
-            longest = MAX_WAIT_S if len(self._lanes) == 1 else _LOOK_S if turn >= len(self._lanes) else 0.0
-            turn += 1
-            wait_s = max(0.0, min(deadline - time.monotonic(), longest))
-            try:
-                answer = self._answer(lane.shard.actor.push.remote(left, False, wait_s))
-            except ray.exceptions.RayError as error:
-                lane.room = False
-                # Its stored part was lost with it, so a retry duplicates nothing. It has no room until it is back.
-                if isinstance(error, ray.exceptions.RayActorError) and not self.shards.gone():
-                    if time.monotonic() >= deadline:
-                        break
-                    time.sleep(RETRY_S)
-                    continue
-                self._outbox.drop("buffer_lost", sum(map(transitions, left)))
-                said = f"buffer {self.name!r} was lost during a push: {type(error).__name__}: {first_line(error)}"
-                raise ReplayError(said, buffer=self.name) from error
-            lane.room = answer.room
-            refused, why = refused + answer.refused, why or answer.why
-            left = left[answer.whole :]
-            if left and answer.part:
-                left[0] = left[0].after(answer.part)
-            if answer.ended:
-                said = f"buffer {self.name!r} takes no more: its stream has ended"
-                raise ReplayError(said, buffer=self.name, ended=True)
-            if left and time.monotonic() >= deadline:
-                break
-        if refused:
-            raise BadFragment(why, refused=refused)
-        return left
+        return self._offer(replays, time.monotonic() + timeout_s, threading.Event())
 
     def __iter__(self) -> Iterator[Batch]:
         return self.batches()
@@ -244,6 +210,53 @@ class RemoteBuffer:
         A push that waits in another thread fails with a `ReplayError`.
         """
         self._outbox.close(timeout_s)
+
+    def _push_all(
+        self, replays: Sequence[Replay], timeout_s: float, deadline: float, cancelled: threading.Event
+    ) -> None:
+        if left := self._offer(replays, deadline, cancelled):
+            count = sum(map(transitions, left))
+            said = f"buffer {self.name!r} had no room for {count} transitions within {timeout_s:g} s"
+            raise DeadlineExceeded(said, left=count)
+
+    def _offer(self, replays: Sequence[Replay], deadline: float, cancelled: threading.Event) -> list[Replay]:
+        left = list(replays)
+        refused, why, turn = 0, "", 0
+        first = next((number for number, lane in enumerate(self._lanes) if lane.room), 0)
+        while left and not cancelled.is_set():
+            if self._outbox.closed:
+                raise self._is_closed()
+            lane = self._lanes[(first + turn) % len(self._lanes)]
+            # Try every shard once before waiting for one.
+            longest = MAX_WAIT_S if len(self._lanes) == 1 else _LOOK_S if turn >= len(self._lanes) else 0.0
+            turn += 1
+            wait_s = max(0.0, min(deadline - time.monotonic(), longest))
+            try:
+                answer = self._answer(lane.shard.actor.push.remote(left, False, wait_s))
+            except ray.exceptions.RayError as error:
+                lane.room = False
+                # Its stored part was lost with it, so a retry duplicates nothing. It has no room until it is back.
+                if isinstance(error, ray.exceptions.RayActorError) and not self.shards.gone():
+                    if time.monotonic() >= deadline:
+                        break
+                    time.sleep(RETRY_S)
+                    continue
+                self._outbox.drop("buffer_lost", sum(map(transitions, left)))
+                said = f"buffer {self.name!r} was lost during a push: {type(error).__name__}: {first_line(error)}"
+                raise ReplayError(said, buffer=self.name) from error
+            lane.room = answer.room
+            refused, why = refused + answer.refused, why or answer.why
+            left = left[answer.whole :]
+            if left and answer.part:
+                left[0] = left[0].after(answer.part)
+            if answer.ended:
+                said = f"buffer {self.name!r} takes no more: its stream has ended"
+                raise ReplayError(said, buffer=self.name, ended=True)
+            if left and time.monotonic() >= deadline:
+                break
+        if refused:
+            raise BadFragment(why, refused=refused)
+        return left
 
     def _answer(self, call: Any) -> Taken:
         """Waits for a push's answer until this handle is closed, so that closing never waits for a hanging shard."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import inspect
+import threading
 import time
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -216,6 +218,45 @@ def test_fragments_without_room_in_time_are_returned(calls):
     remote._answer = lambda call: taken(1, 1, room=False)
     with pytest.raises(DeadlineExceeded, match="no room for 12 transitions within 0 s"):
         remote.push(fragment(3), columns(4), drop=False, timeout_s=0.0)
+
+
+async def test_a_cancelled_push_sends_no_more(calls):
+    remote, answered = buffer((calls, "")), threading.Event()
+
+    def full(call):
+        assert answered.wait(10)
+        return taken(room=False)
+
+    remote._answer = full
+    push = asyncio.create_task(remote.push_async(fragment(3), drop=False, timeout_s=0.5))
+    await asyncio.to_thread(until, lambda: calls.made, "the first call")
+    push.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await push
+    answered.set()
+    await asyncio.to_thread(remote._waiting.shutdown)
+    assert len(calls.made) == 1
+
+
+async def test_the_wait_for_a_thread_counts_as_waiting(calls, monkeypatch):
+    now, answered = [0.0], threading.Event()
+    monkeypatch.setattr("brayx.cluster.remote_buffer._MAX_WAITING", 1)
+    monkeypatch.setattr("brayx.cluster.remote_buffer.time", SimpleNamespace(monotonic=lambda: now[0]))
+    remote = buffer((calls, ""))
+
+    def first_full(call):
+        assert answered.wait(10)
+        return taken(room=False) if len(calls.made) == 1 else taken(1)
+
+    remote._answer = first_full
+    first, second = (asyncio.create_task(remote.push_async(fragment(3), drop=False, timeout_s=60.0)) for _ in range(2))
+    await asyncio.to_thread(until, lambda: calls.made, "the first call")
+    now[0] = 100.0
+    answered.set()
+    with pytest.raises(DeadlineExceeded, match="no room for 3 transitions within 60 s"):
+        await first
+    await second
+    assert calls.waits == (False, 0.0), "its time was over, so it waits no longer"
 
 
 def test_fragments_for_a_restarting_buffer_are_returned(calls, monkeypatch):
