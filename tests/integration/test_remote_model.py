@@ -570,13 +570,13 @@ def test_a_killed_store_continues_its_versions_and_loses_nothing_published(serve
         model.publish_weights(factor(step), step)
     seen(model, 30)
     follower = model._shared.subscriber
-    background(follower.stop(), 10)  # so that no subscriber restores the store
+    background().run(follower.stop(), 10)  # so that no subscriber restores the store
     kill_store(model)
     assert other.step == 30
     assert other.publish_weights(factor(7)) == 5, "it has published nothing before"
     assert (model.version, model.step) == (5, 31)
     assert model.get_model().factor.item() == 7
-    background(follower.start(), 30)
+    background().run(follower.start(), 30)
     seen(model, 7)
 
     kill_store(model)
