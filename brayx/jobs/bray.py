@@ -38,6 +38,11 @@ _ONLY_TRAINING = Same("kind", {"train": DEFAULT, True: DEFAULT, None: DEFAULT}, 
 _OWN_ACTOR = "an actor is made of `agents`; one of your own class is served as deployments/echo.py serves its"
 _ENABLE = "components are used where they are needed: actors to train and to serve, the others to train"
 
+GAMES_KEPT = (
+    "a `kind: recording` component keeps games: `recording.every`, and `recording.frames` with the name of a "
+    "`kind: render` that draws them"
+)
+
 OPTIONS: dict[str, dict[str, Same | str]] = {
     "": {
         "dump_state": "games are kept by a `kind: recording` component",
@@ -67,8 +72,7 @@ OPTIONS: dict[str, dict[str, Same | str]] = {
     "actor": {
         "use_tcp": "every actor answers HTTP, WebSocket and TCP: `tcp_port` is the TCP one",
         "use_gateway": "any replica takes any session's request and passes it on: nothing to choose",
-        "episode_save_interval": "a `kind: recording` component keeps games: `recording.every`, and `recording.frames` "
-        "with the name of a `kind: render` that draws them",
+        "episode_save_interval": GAMES_KEPT,
         "module": _OWN_ACTOR,
         "class": _OWN_ACTOR,
         "enable": _ENABLE,

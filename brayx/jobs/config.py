@@ -24,7 +24,7 @@ from brayx.components import check_module
 from brayx.errors import ConfigError
 from brayx.jobs.bray import translate, unit_notes
 from brayx.jobs.document import Document, Loc, dotted, nearest, nearest_file, short
-from brayx.jobs.former import remove_former
+from brayx.jobs.former import forget_former, remove_former
 from brayx.jobs.kinds import BoardConfig, FreeConfig, RenderConfig, SourceConfig
 from brayx.league.config import LeagueConfig
 from brayx.model.config import ModelConfig
@@ -149,17 +149,14 @@ class JobConfig(BaseModel):
 
     @staticmethod
     def of(options: Mapping[str, Any], folder: str) -> JobConfig:
-        """A job from what `as_dict` gave, and the folder of its modules. Former options are left out.
+        """A job from what `as_dict` gave, and the folder of its modules. Former options that do
+        not decide how its models act or learn are left out.
 
         Raises:
             ConfigError: as `load`.
         """
-        options = {
-            name: {key: value for key, value in part.items() if key not in _FORMER.get(str(part.get("kind")), ())}
-            if isinstance(part, dict)
-            else part
-            for name, part in options.items()
-        }
+        options = copy.deepcopy(dict(options))
+        forget_former(options, options_by_kind())
         return JobConfig.parse(json.dumps(options), Path(folder, "job"), f"the job recorded in {folder or '.'}")
 
     def as_dict(self) -> dict[str, Any]:
@@ -195,8 +192,6 @@ class JobConfig(BaseModel):
         return self.model_copy(update={"mode": mode})
 
 
-_FORMER: dict[str, tuple[str, ...]] = {"actor": ("episode_save_interval",), "render": ("video",)}
-"""Options by kind that checkpoints of earlier versions may have, and that changed nothing but pictures of a trial."""
 _GROUPS = {kind: f"{kind}s" for kind in KINDS}
 TOP_OPTIONS = (
     "project", "trial", "mode", "seed", "tracking", "console_port", "console_host", "console_keys_file",
@@ -273,8 +268,9 @@ class _Validation:
         top: dict[str, Any] = {}
         values = {name: copy.deepcopy(value) for name, value in self.document.values.items()}
         known = options_by_kind()
+        former = list(remove_former(values, known))  # before the notes: Bray has options of the same names
         notes = [self._placed(*note) for note in unit_notes(values, known)]
-        for refused in (*remove_former(values, known), *translate(values, known)):
+        for refused in (*former, *translate(values, known)):
             self._add(*refused)
         sampling = self._sampling(values)
         for name, value in values.items():

@@ -1,15 +1,18 @@
 """Options of a job that earlier versions had. Recorded jobs and older files may still name them.
 
 A trial records its job with every option, so an option at its former default is removed without a word. Any other value
-is refused, and the error says what to write instead.
+is refused, and the error says what to write instead; but a recorded job cannot be changed, so it is only refused for an
+option that decides how the model acts or learns.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from brayx.jobs.bray import Known, components
+from brayx.algorithms.build import OURS
+from brayx.jobs.bray import GAMES_KEPT, Known, components
 from brayx.jobs.document import Loc, short
 
 
@@ -19,10 +22,12 @@ class Former(NamedTuple):
     Attributes:
         default: the value that has no effect.
         instead: what to write instead of another one.
+        learning: whether it decides how a model acts or learns.
     """
 
     default: Any
     instead: str
+    learning: bool = False
 
 
 _HOUR = "failures count for an hour; `max_failures` says how many are too many"
@@ -35,19 +40,23 @@ FORMER: dict[str, dict[str, Former]] = {
         "error_buffer": Former(None, "the deviation is twice the least that cannot deadlock"),
     },
     "rollout": {
-        "scale_actions": Former(True, "for a policy that acts in the environment's own units, wrap the environment"),
+        "scale_actions": Former(
+            True, "for a policy that acts in the environment's own units, wrap the environment", learning=True
+        ),
         "failure_window_s": Former(3600.0, _HOUR),
     },
     "actor": {
+        "episode_save_interval": Former(None, GAMES_KEPT),
         "max_connections": Former(8192, "a port takes 8,192 connections; `actors_per_worker` limits the sessions"),
         "key_window_s": Former(300.0, "a signed request's time may be off by 300 s: set the clocks"),
     },
+    "render": {"video": Former("gif", "it draws the frames of recordings, which are kept as videos")},
     "trainer": {
         "failure_window_s": Former(3600.0, _HOUR),
-        "algorithm.clip_c": Former(1.0, _TRACE),
-        "algorithm.vtrace_lambda": Former(1.0, _TRACE),
-        "algorithm.reinforcement.clip_c": Former(1.0, _TRACE),
-        "algorithm.reinforcement.vtrace_lambda": Former(1.0, _TRACE),
+        "algorithm.clip_c": Former(1.0, _TRACE, learning=True),
+        "algorithm.vtrace_lambda": Former(1.0, _TRACE, learning=True),
+        "algorithm.reinforcement.clip_c": Former(1.0, _TRACE, learning=True),
+        "algorithm.reinforcement.vtrace_lambda": Former(1.0, _TRACE, learning=True),
     },
     "league": {
         "recency": Former(0.99, "each further game of a pair weighs its earlier ones by 0.99"),
@@ -78,6 +87,36 @@ def remove_former(values: Mapping[str, Any], known: Known) -> Iterator[tuple[Loc
                         f"is {short(value)}, but this version has no such option (it was {short(former.default)} by "
                         f"default): {former.instead}",
                     )
+
+
+def forget_former(values: Mapping[str, Any], known: Known) -> None:
+    """Removes the former options of a recorded job that do not decide how its model acts or learns, at any value.
+
+    Args:
+        values: values of the job; changed in place.
+        known: options by kind of component.
+    """
+    for _, kind, component in list(components(values, known)):
+        for path, former in FORMER.get(kind, {}).items():
+            *parents, name = path.split(".")
+            for _, options in _reached(component, parents):
+                if not former.learning:
+                    options.pop(name, None)
+
+
+def options_without_former(options: Mapping[str, Any], algorithm: str) -> tuple[dict[str, Any], list[str]]:
+    """The options of a `brayx.Trainer` without former ones, and an error for each of these that had another value.
+
+    Args:
+        options: options by name, of the training and of its algorithm.
+        algorithm: name of the algorithm, or its module.
+    """
+    module = {} if any(config.name == algorithm for config in OURS) else {"module": algorithm}
+    played = {name: value for name, value in options.items() if name in FORMER["rollout"]}
+    learned = copy.deepcopy({name: value for name, value in options.items() if name not in played}) | module
+    parts = {"rollout": {"kind": "rollout", **played}, "trainer": {"kind": "trainer", "algorithm": learned}}
+    errors = [f"{loc[-1]} {error}" for loc, error in remove_former(parts, dict.fromkeys(parts, frozenset()))]
+    return {name: value for name, value in learned.items() if name not in module}, errors
 
 
 def _reached(options: Any, parents: list[str]) -> Iterator[tuple[Loc, dict[str, Any]]]:

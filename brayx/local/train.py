@@ -175,7 +175,6 @@ class LocalTraining:
         on_update: Callable[[int, int, Mapping[str, float]], None] | None = None,
         clerk: TrialKeeper | None = None,
         stop: threading.Event | None = None,
-        due: Callable[[int, Mapping[str, float]], bool] | None = None,
         resume: Path | None = None,
     ) -> None:
         self.algorithm = algorithm = algorithm or PPOConfig()

@@ -27,6 +27,7 @@ from brayx.algorithms.build import algorithm_options
 from brayx.algorithms.config import AlgorithmConfig
 from brayx.engines.base import as_dtype
 from brayx.errors import ConfigError
+from brayx.jobs.former import options_without_former
 from brayx.jobs.shipped import job_file
 from brayx.local.train import LocalTraining, play_evaluation
 from brayx.local.training import of_job, with_options
@@ -144,7 +145,10 @@ class Trainer:
         if source is None:
             raise ConfigError(f"{path}: its environments were made by a function: pass it as env", key="env")
         algorithm = None if "job" in about else about["algorithm"]
-        return cls(source, algorithm, model=model, resume=path, **{**about["options"], **options})
+        saved, refused = options_without_former(about["options"], about["algorithm"])
+        if refused:
+            raise ConfigError(f"{path}: {'; '.join(refused)}", key="path")
+        return cls(source, algorithm, model=model, resume=path, **{**saved, **options})
 
     def train(self) -> dict[str, float]:
         """One iteration; returns its metrics by name.

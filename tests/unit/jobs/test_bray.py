@@ -121,7 +121,7 @@ def test_a_sources_workers_may_be_null(folder: Path) -> None:
         (
             "actor",
             {"episode_save_interval": 100},
-            r"episode_save_interval: .* here a `kind: recording`",
+            r"episode_save_interval: is 100, .*: a `kind: recording`",
         ),
         ("actor", {"use_tcp": True}, r"bray.yaml:\d+: actor.use_tcp: is an option of Bray; here every actor answers"),
     ],

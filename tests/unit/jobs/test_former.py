@@ -11,7 +11,7 @@ import pytest
 from brayx.errors import ConfigError
 from brayx.jobs.config import KINDS, JobConfig
 from brayx.jobs.document import Document
-from brayx.jobs.former import FORMER, Former
+from brayx.jobs.former import FORMER, Former, options_without_former
 from brayx.jobs.shipped import TEMPLATES
 
 TEMPLATE = {"rollout": "ppo_env.yaml", "league": "league/four.yaml"}
@@ -49,6 +49,28 @@ def test_a_former_option_is_accepted_at_its_default_and_refused_otherwise(
     (error,) = refused.value.details["errors"]
     assert f'{place}: is "another"' in error
     assert former.instead in error
+
+
+@pytest.mark.parametrize(("kind", "path", "former"), ALL, ids=lambda case: case if isinstance(case, str) else "")
+def test_a_recorded_job_is_only_refused_for_how_it_acts_or_learns(kind: str, path: str, former: Former) -> None:
+    text, place, without = job_with(kind, path, "another")
+    if former.learning:
+        with pytest.raises(ConfigError, match=f'{place}: is "another"'):
+            JobConfig.of(json.loads(text), str(TEMPLATES))
+        return
+    folder = str((TEMPLATES / TEMPLATE.get(kind, "cartpole.yaml")).parent)
+    assert JobConfig.of(json.loads(text), folder) == JobConfig.of(without, folder)
+
+
+def test_a_trainer_keeps_an_option_of_its_own_algorithm() -> None:
+    options = {"num_envs": 8, "scale_actions": True, "clip_c": 1.0}
+    assert options_without_former(options, "impala") == ({"num_envs": 8}, [])
+    assert options_without_former(options, "mine") == ({"num_envs": 8, "clip_c": 1.0}, [])
+    inner = {"reinforcement": {"name": "impala", "clip_c": 1.0, "gamma": 0.9}}
+    assert options_without_former(inner, "mixed") == ({"reinforcement": {"name": "impala", "gamma": 0.9}}, [])
+    assert inner["reinforcement"]["clip_c"] == 1.0
+    _, (error,) = options_without_former({"scale_actions": False}, "ppo")
+    assert error.startswith("scale_actions is false, but this version has no such option")
 
 
 @pytest.mark.parametrize(("kind", "path"), [(kind, path) for kind, path, _ in ALL])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -90,6 +91,23 @@ def test_a_checkpoint_continues(tmp_path):
     with Trainer.restore(saved, learning_rate=0.5) as other:
         assert other._running.training.learning_rate == 0.5
         assert other._running.algorithm.name == "impala"
+
+
+def test_a_checkpoint_of_an_earlier_version_has_former_options(tmp_path):
+    with Trainer("ppo_env.yaml", num_envs=2, unroll_length=8, num_steps=64) as trainer:
+        trainer.train()
+        saved = trainer.save(tmp_path / "checkpoint")
+    about = json.loads((saved / "meta.json").read_text())
+    made_with = about["made_with"]
+    made_with["options"]["scale_actions"] = made_with["job"]["rollout"]["scale_actions"] = True
+    made_with["job"]["buffer"]["max_pending"] = 4096
+    (saved / "meta.json").write_text(json.dumps(about))
+    with Trainer.restore(saved) as again:
+        assert again.train()["env_steps"] > 16
+    made_with["options"]["scale_actions"] = False
+    (saved / "meta.json").write_text(json.dumps(about))
+    with pytest.raises(ConfigError, match="scale_actions is false, but this version has no such option"):
+        Trainer.restore(saved)
 
 
 def test_a_checkpoint_has_a_folder_of_its_own(tmp_path, monkeypatch):
