@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.sb3_cartpole import INSTALL
 from brayx.algorithms.ppo import PPOConfig
-from brayx.local.train import Result, train_local
+from brayx.local.train import LocalTrainResult, train_local
 from brayx.local.training import Training
 from brayx.nets.policy import NetworkConfig
 
@@ -62,7 +62,7 @@ class Row:
         return f"{found} | {self.last_training_returns:.1f} |{greedy}"
 
 
-def train(seed: int, *, uniform_init: bool = True, full: bool = False) -> Result:
+def train(seed: int, *, uniform_init: bool = True, full: bool = False) -> LocalTrainResult:
     """One run of brayx: until the goal is found, or to its end."""
     algorithm = PPOConfig(
         **SAME,

@@ -83,7 +83,7 @@ def collecting(seconds: float) -> Table:
     from brayx.rollout.collector import Collector
     from brayx.rollout.envs import make_envs
     from brayx.rollout.networks import observation_of, ready_made
-    from brayx.rollout.policy import Policy
+    from brayx.rollout.policy import RolloutPolicy
 
     torch.set_num_threads(1)
     out = Table(["environment", ">environments", ">bare steps/s", ">collecting steps/s", ">share"])
@@ -93,7 +93,7 @@ def collecting(seconds: float) -> Table:
         drawn = [envs.action_space.sample() for _ in range(64)]
         bare = num * _rate(functools.partial(_next_step, envs, itertools.cycle(drawn)), seconds)
         module, example = ready_made(None, envs)(observation_of(envs), ActionSpec.of(envs.single_action_space))
-        collector = Collector(envs, Policy(module, example), _UNROLL)
+        collector = Collector(envs, RolloutPolicy(module, example), _UNROLL)
         collector.collect()
         rate = num * _UNROLL * _rate(collector.collect, seconds)
         out.add(env, num, bare, rate, ratio(rate, bare))

@@ -37,7 +37,7 @@ from benchmarks.tables import Table, machine, median, median_ratio, show
 from benchmarks.ticks import compiled
 
 if TYPE_CHECKING:
-    from brayx.recording.columns import Columns
+    from brayx.recording.columns import TickColumns
 
 AGENTS = ("echo", "cartpole", "screen")
 _WARM_UP_S = 0.3
@@ -191,7 +191,7 @@ def cpu_s(pid: int) -> float:
     return total / ticks_per_s if total else math.nan
 
 
-def _columns(bodies: Sequence[bytes], reply: bytes, attributes: Sequence[Mapping[str, Any]]) -> Columns:
+def _columns(bodies: Sequence[bytes], reply: bytes, attributes: Sequence[Mapping[str, Any]]) -> TickColumns:
     """The columns of ticks at 60 ticks/s."""
     from brayx.recording.columns import columns_by_field
 
@@ -205,7 +205,7 @@ def reading(many: int) -> Table:
     """A session of a million ticks, in files of 300 as a game of 60 ticks/s writes them; and ``many`` sessions."""
     from brayx.recording import open as open_recordings
     from brayx.recording.columns import packed
-    from brayx.recording.index import Part
+    from brayx.recording.index import SessionPart
     from brayx.recording.writer import Folder
 
     table = Table(["reading", ">what", ">took"])
@@ -215,7 +215,7 @@ def reading(many: int) -> Table:
     with tempfile.TemporaryDirectory(prefix="brayx-recording-") as temporary:
         folder = Folder(temporary, 10**12)
         for at in range(1_000_000 // _PER_FILE):
-            folder.write([Part("long", "long", 0.0, at * _PER_FILE, _PER_FILE)], columns)
+            folder.write([SessionPart("long", "long", 0.0, at * _PER_FILE, _PER_FILE)], columns)
         began = time.perf_counter()
         (episode,) = open_recordings(temporary)
         table.add("open a session", f"{len(episode):,} ticks", f"{time.perf_counter() - began:.2f} s")
@@ -231,7 +231,7 @@ def reading(many: int) -> Table:
         for at in range(0, many, _SESSIONS_PER_FILE):
             names = [f"game-{number}" for number in range(at, min(at + _SESSIONS_PER_FILE, many))]
             columns = packed(_columns(bodies[:1] * len(names), b'{"action":1}', [{"x": 0.0}] * len(names)))
-            folder.write([Part(name, name, 0.0, 0, 1, end="stop") for name in names], columns)
+            folder.write([SessionPart(name, name, 0.0, 0, 1, end="stop") for name in names], columns)
         began = time.perf_counter()
         episodes = open_recordings(temporary)
         last = episodes[-1].session
@@ -264,8 +264,8 @@ def pictures(height: int, width: int, count: int) -> list[np.ndarray]:
 def showing() -> Table:
     """Frames of a session of 300 ticks: the cost of encoding, their size, and the time until one is shown."""
     from brayx.recording import open as open_recordings
-    from brayx.recording.index import Part
-    from brayx.recording.packer import Packer
+    from brayx.recording.index import SessionPart
+    from brayx.recording.packer import ChunkPacker
     from brayx.recording.writer import Folder
 
     table = Table(["frames", ">kB each", ">encoded in", ">the next in", ">any in", ">any, p95"])
@@ -274,9 +274,9 @@ def showing() -> Table:
         columns = _columns([b""] * _FRAMES, b"", [{"screen": image} for image in images])
         columns.frames = images
         with tempfile.TemporaryDirectory(prefix="brayx-recording-") as temporary:
-            packer = Packer(lambda folder=temporary: Folder(folder, 10**12), flush_s=math.inf)  # type: ignore[misc]
+            packer = ChunkPacker(lambda folder=temporary: Folder(folder, 10**12), flush_s=math.inf)  # type: ignore[misc]
             began = time.perf_counter()
-            packer.add([Part("s", "s", 0.0, 0, _FRAMES)], columns)
+            packer.add([SessionPart("s", "s", 0.0, 0, _FRAMES)], columns)
             encoded_s = (time.perf_counter() - began) / _FRAMES
             packer.close()
             (video,) = Path(temporary).glob("*.mp4")

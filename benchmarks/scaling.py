@@ -105,13 +105,13 @@ def stages(env: str, num_envs: int, seconds: float) -> Stages:
     from brayx.rollout.collector import Collector
     from brayx.rollout.envs import make_envs
     from brayx.rollout.networks import observation_of, ready_made
-    from brayx.rollout.policy import Policy
+    from brayx.rollout.policy import RolloutPolicy
 
     torch.set_num_threads(1)
     bare = make_envs(env, num_envs)
     spec = ActionSpec.of(bare.single_action_space)
     module, example = ready_made(None, bare)(observation_of(bare), spec)
-    policy = Policy(module, example)
+    policy = RolloutPolicy(module, example)
     collector = Collector(make_envs(env, num_envs), policy, UNROLL)
     bare.reset(seed=0)
     drawn = bare.action_space.sample()

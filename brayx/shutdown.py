@@ -82,7 +82,7 @@ def side_by_side(stops: Sequence[Callable[[float], object]], timeout_s: float) -
             done.result()
 
 
-class Part(Protocol):
+class JobPart(Protocol):
     """A part of a job that produces data: gamecores, rollouts, sources."""
 
     def __enter__(self) -> object:
@@ -94,7 +94,7 @@ class Part(Protocol):
 
 @contextlib.contextmanager
 def running_parts(
-    parts: Sequence[Part], end: Deadline, stopping: Callable[[], object] = lambda: None
+    parts: Sequence[JobPart], end: Deadline, stopping: Callable[[], object] = lambda: None
 ) -> Iterator[None]:
     """A context in which the parts of a job run; at its end, or if one fails to start, all stop concurrently.
 
@@ -103,7 +103,7 @@ def running_parts(
         end: deadline of the job's shutdown, which starts at the end of the context.
         stopping: called before the parts stop.
     """
-    started: list[Part] = []
+    started: list[JobPart] = []
     try:
         for part in parts:
             part.__enter__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from brayx.recording.columns import Columns, Forwarded, columns_by_field
+from brayx.recording.columns import Forwarded, TickColumns, columns_by_field
 
 
 class Tick(NamedTuple):
@@ -23,6 +23,6 @@ class Tick(NamedTuple):
     forwards: Sequence[Forwarded] = ()
 
 
-def columns_of(ticks: Sequence[Tick], **options: Any) -> Columns:
+def columns_of(ticks: Sequence[Tick], **options: Any) -> TickColumns:
     """The columns of one or more ticks; options as for `columns_by_field`."""
     return columns_by_field(*zip(*ticks, strict=True), **options)

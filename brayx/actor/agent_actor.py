@@ -22,7 +22,7 @@ from brayx.actor.config import ActorConfig, AgentConfig, MessageConfig
 from brayx.actor.episodes import Episodes
 from brayx.actor.failures import SessionFailures
 from brayx.actor.games import Games, Seat
-from brayx.actor.logs import REQUESTED, SessionLog, SessionLogs, SessionRecorder
+from brayx.actor.logs import REQUESTED, SessionLog, SessionLogOpener, SessionLogs
 from brayx.actor.models import Arms, Carried, SessionModels
 from brayx.actor.players import (
     Delay,
@@ -62,7 +62,7 @@ class AgentActorFactory:
     services: Services
     codec: Codec = field(default_factory=Codec)
     episode_length: int | None = 128
-    recorders: Sequence[SessionRecorder] = ()
+    recorders: Sequence[SessionLogOpener] = ()
     games: Games | None = None
     arms: Arms | None = None
     players: Players | None = None

@@ -64,7 +64,7 @@ class SessionLog:
         """Ends the log, with the reason for the session's end, and the game's return if an agent recorded one."""
 
 
-class SessionRecorder(Protocol):
+class SessionLogOpener(Protocol):
     """Keeps the sessions of a process."""
 
     @property
@@ -88,7 +88,7 @@ class SessionLogs:
 
     Args:
         recorders: may each open a log.
-        session, start, player, why, reply: as for `SessionRecorder.open`.
+        session, start, player, why, reply: as for `SessionLogOpener.open`.
 
     Attributes:
         taking: the logs that take ticks.
@@ -96,7 +96,7 @@ class SessionLogs:
 
     def __init__(
         self,
-        recorders: Sequence[SessionRecorder] = (),
+        recorders: Sequence[SessionLogOpener] = (),
         session: str = "",
         start: bytes = b"",
         player: str = "",

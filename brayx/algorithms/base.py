@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from brayx.algorithms.forward import Forward
+from brayx.algorithms.forward import LearnerForward
 from brayx.algorithms.optimise import Optimise, OptimiseConfig
 
 
@@ -89,7 +89,7 @@ class Algorithm:
         self.module = module
         self.config: Any = config
         self.across = across
-        self.forward = Forward(module)
+        self.forward = LearnerForward(module)
         self.optimise = Optimise(optimizer, config, module)
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:

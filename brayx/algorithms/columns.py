@@ -13,7 +13,7 @@ import optree
 import torch
 from torch import Tensor
 
-from brayx.algorithms.forward import Forward, Outputs, carries, state_of
+from brayx.algorithms.forward import LearnerForward, Outputs, carries, state_of
 from brayx.algorithms.returns import full_precision
 
 TURN = "turn"
@@ -25,7 +25,7 @@ _PIECE_BYTES = 8 * 2**20
 repeated allocation of more memory than that costs as much as the network itself."""
 
 Inputs = tuple[Any, Any, Tensor | None]
-"""Arguments of a `Forward`: observation, stored state and carry; the last two are None unless it is recurrent."""
+"""Arguments of a `LearnerForward`: observation, stored state, carry; the last two are None unless it is recurrent."""
 
 
 def check(batch: Mapping[str, Any], *, steps: int = 1) -> None:
@@ -55,7 +55,7 @@ def transitions(batch: Mapping[str, Any], key: str) -> Tensor:
     return found
 
 
-def inputs(module: Forward, batch: Mapping[str, Any]) -> Inputs:
+def inputs(module: LearnerForward, batch: Mapping[str, Any]) -> Inputs:
     """Arguments of ``module`` for every step, time-major ``[T + 1, B, ...]``, or ``[(T + 1) * B, ...]`` unless it is
     recurrent.
 
@@ -69,7 +69,7 @@ def inputs(module: Forward, batch: Mapping[str, Any]) -> Inputs:
     return obs, _time_major(state_of(batch)), carry
 
 
-def forward(module: Forward, batch: Mapping[str, Any]) -> dict[str, Any]:
+def forward(module: LearnerForward, batch: Mapping[str, Any]) -> dict[str, Any]:
     """Outputs of ``module`` for every step, time-major ``[T + 1, B, ...]``; a recurrent one is replayed from the
     stored state. Errors as for `inputs`."""
     columns, steps = batch["mask"].shape
@@ -78,7 +78,7 @@ def forward(module: Forward, batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def in_pieces(module: Forward, args: Inputs, select: Callable[[Outputs], Any], least_rows: int) -> Any:
+def in_pieces(module: LearnerForward, args: Inputs, select: Callable[[Outputs], Any], least_rows: int) -> Any:
     """The outputs that ``select`` chooses, in full precision, computed in pieces to bound the memory.
 
     Args:

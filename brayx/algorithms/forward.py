@@ -22,7 +22,7 @@ Outputs = Mapping[str, Any]
 """A module's outputs, ``[N, ...]``; for sequences ``[T * N, ...]``, time-major."""
 
 
-class Forward:
+class LearnerForward:
     """Calls ``module`` on learner data.
 
     Args:

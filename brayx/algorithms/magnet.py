@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from brayx.algorithms.forward import Forward
+from brayx.algorithms.forward import LearnerForward
 
 
 class Magnet:
@@ -40,7 +40,7 @@ class Magnet:
         self._learning = module
         self._copy = copy.deepcopy(module).requires_grad_(False).eval()
         self._decay = decay
-        self.forward = Forward(self._copy)
+        self.forward = LearnerForward(self._copy)
 
     @torch.no_grad()
     def follow(self) -> None:

@@ -30,7 +30,7 @@ from brayx.algorithms import columns, returns
 from brayx.algorithms.base import ALONE, Across, Algorithm
 from brayx.algorithms.bc import BC, BCConfig, clone_loss
 from brayx.algorithms.config import AlgorithmConfig, Sampling
-from brayx.algorithms.forward import Forward
+from brayx.algorithms.forward import LearnerForward
 from brayx.algorithms.impala import ImpalaConfig
 from brayx.algorithms.optimise import share, unhooked
 from brayx.algorithms.ppo import PPOConfig
@@ -164,7 +164,7 @@ class Mixed(Algorithm):
         alike = {name: getattr(options, name) for name in type(options).model_fields if name in BCConfig.model_fields}
         self._clone = BC(module, optimizer, BCConfig(**{**alike, "name": "bc"}), across)
         # Unhooked: the user's term is of the steps of a gradient, and must not see these forwards with the next one.
-        self.forward = Forward(unhooked(module))
+        self.forward = LearnerForward(unhooked(module))
         self._inner.optimise.terms.append(self._term)
         if config.fit_value:
             self._clone.optimise.terms.append(self._also_value)

@@ -14,7 +14,7 @@ _LEAST = 1e-4
 """Least deviation to divide by."""
 
 
-class Moments:
+class TensorMoments:
     """Mean and deviation of everything seen so far, updated by whole batches in float64 (Chan et al. 1983).
 
     Args:

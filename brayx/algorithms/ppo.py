@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from brayx.algorithms import columns, returns
 from brayx.algorithms.base import ALONE, Across, Algorithm
 from brayx.algorithms.config import RewardHead, Sampling
-from brayx.algorithms.forward import Forward, Outputs
+from brayx.algorithms.forward import LearnerForward, Outputs
 from brayx.algorithms.magnet import Magnet, bare
-from brayx.algorithms.moments import Moments
+from brayx.algorithms.moments import TensorMoments
 from brayx.algorithms.optimise import OptimiseConfig, Schedule, share
 from brayx.nets.distributions import distribution_outputs, kl_divergence, log_prob_entropy
 
@@ -226,7 +226,7 @@ class PPO(Algorithm):
         self, module: nn.Module, optimizer: torch.optim.Optimizer, config: PPOConfig, across: Across = ALONE
     ) -> None:
         super().__init__(module, optimizer, config, across)
-        self._moments = Moments(len(config.reward_heads)) if config.normalise_value else None
+        self._moments = TensorMoments(len(config.reward_heads)) if config.normalise_value else None
         self._magnet: Magnet | None = None
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
@@ -326,7 +326,7 @@ class PPO(Algorithm):
         magnet = self._magnet and self._outputs(self._magnet.forward, distribution_outputs, args)
         return {**steps, "obs": obs, "state": state, "carry": carry, "magnet": magnet}, explained
 
-    def _outputs(self, forward: Forward, select: Callable[[Outputs], Any], args: columns.Inputs) -> Any:
+    def _outputs(self, forward: LearnerForward, select: Callable[[Outputs], Any], args: columns.Inputs) -> Any:
         with self.optimise.autocast():
             return columns.in_pieces(forward, args, select, self.config.minibatch_size)
 
@@ -374,7 +374,7 @@ class PPO(Algorithm):
         config = self.config
         with self.optimise.autocast():
             outputs = self.forward(steps["obs"], steps["state"], steps["carry"])
-        if self.forward.recurrent:  # outputs are flat, see `Forward`
+        if self.forward.recurrent:  # outputs are flat, see `LearnerForward`
             steps = columns.flat({key: x for key, x in steps.items() if key not in ("obs", "state")})
         log_prob, entropy = log_prob_entropy(outputs, steps["action"])
         return ppo_loss(

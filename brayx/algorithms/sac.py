@@ -81,7 +81,7 @@ class SACConfig(OptimiseConfig):
         return SAC(module, optimizer, self, across)
 
 
-class Step(NamedTuple):
+class GradientInputs(NamedTuple):
     """Inputs of a gradient, ``[N, ...]`` each.
 
     Attributes:
@@ -185,7 +185,7 @@ class SAC(Algorithm):
         return {**dict(zip(METRICS, means, strict=True)), "learning_rate": learning_rate}
 
     @torch.no_grad()
-    def _steps(self, batch: Mapping[str, Any], count: Tensor) -> Step:
+    def _steps(self, batch: Mapping[str, Any], count: Tensor) -> GradientInputs:
         """The steps of a batch, column by column."""
         reward, terminated, truncated = (
             columns.transitions(batch, key) for key in ("reward", "terminated", "truncated")
@@ -199,7 +199,7 @@ class SAC(Algorithm):
         at = found.at.T
         column = torch.arange(size, device=at.device).unsqueeze(-1)
         importance = columns.column_weight(batch).unsqueeze(-1).expand(size, steps)
-        return Step(
+        return GradientInputs(
             obs=optree.tree_map(lambda x: x[:, :steps].flatten(0, 1), batch["obs"]),
             action=returns.full_precision(batch["action"])[:, :steps].flatten(0, 1),
             reward=found.reward.T.flatten(),
@@ -211,7 +211,7 @@ class SAC(Algorithm):
             noise=batch["noise"][:, :, 1].flatten(0, 1),
         )
 
-    def _loss(self, step: Step, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _loss(self, step: GradientInputs, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, the sums of the metrics ``[6]``, and every step's error."""
         with self.optimise.autocast():
             with torch.no_grad():

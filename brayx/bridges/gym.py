@@ -33,7 +33,7 @@ from brayx.errors import ConfigError
 from brayx.gamecore import games as playing
 from brayx.gamecore.at_once import Game, play_at_once
 from brayx.gamecore.client import Client
-from brayx.gamecore.games import Ended, Run, action_reader, encode, jsonable, send, start_body
+from brayx.gamecore.games import Ended, GamesRun, action_reader, encode, jsonable, send, start_body
 from brayx.gamecore.protocol import StepKind
 
 Env = gymnasium.Env[Any, Any]
@@ -144,14 +144,14 @@ def run_games(
     Args:
         env_kwargs: keyword arguments of the environment.
         at_once: number of concurrent games in this process, with their sessions on one TCP connection.
-        **options: as for `brayx.gamecore.games.Run`.
+        **options: as for `brayx.gamecore.games.GamesRun`.
 
     Raises:
         ConfigError: no such environment, or a URL that cannot be used: several games at once need ``tcp://``, and their
             ticks have no numbers (``reconnect_s``).
         BrayxError: the service's last error, after the time limit, or one that every game would get.
     """
-    run: Run[GameResult] = Run(url=url, **options)
+    run: GamesRun[GameResult] = GamesRun(url=url, **options)
     if at_once > 1 and run.reconnect_s is not None:
         raise ConfigError("several games at once cannot reconnect: give at_once or reconnect_s, not both")
     limits: dict[str, Any] = {"max_ticks": run.max_ticks, "should_stop": run.should_stop}

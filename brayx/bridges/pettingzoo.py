@@ -36,7 +36,7 @@ from brayx.components import load_module
 from brayx.errors import BrayxError, ConfigError
 from brayx.gamecore import games as playing
 from brayx.gamecore.client import AsyncClient
-from brayx.gamecore.games import MAX_RESUMED, RESUMED, Ended, Run, action_reader, encode, jsonable, start_body
+from brayx.gamecore.games import MAX_RESUMED, RESUMED, Ended, GamesRun, action_reader, encode, jsonable, start_body
 from brayx.gamecore.protocol import AGENT_MARK
 
 Api = Literal["aec", "parallel"]
@@ -48,7 +48,7 @@ _Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class GameResult:
+class MultiAgentResult:
     """One game.
 
     Attributes:
@@ -131,7 +131,7 @@ async def play_game(
     max_ticks: int | None = None,
     state: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
-) -> GameResult:
+) -> MultiAgentResult:
     """Plays one game of ``env``, with one session and one client for each agent.
 
     Args:
@@ -163,21 +163,21 @@ def run_games(
     state: bool = False,
     env_kwargs: dict[str, Any] | None = None,
     **options: Any,
-) -> list[GameResult]:
+) -> list[MultiAgentResult]:
     """Plays games of an environment and returns their results; errors as for `brayx.bridges.gym.run_games`.
 
     Args:
         api: as for `make_env`.
         state: as for `play_game`.
         env_kwargs: keyword arguments of the environment.
-        **options: as for `brayx.gamecore.games.Run`.
+        **options: as for `brayx.gamecore.games.GamesRun`.
     """
-    run: Run[GameResult] = Run(url=url, **options)
+    run: GamesRun[MultiAgentResult] = GamesRun(url=url, **options)
     endpoint = run.endpoint
     with contextlib.closing(make_env(env_id, api, **(env_kwargs or {}))) as env, asyncio.Runner() as runner:
         clients = Clients(lambda: AsyncClient(endpoint, **run.connection))
 
-        def play(seed: int | None) -> GameResult:
+        def play(seed: int | None) -> MultiAgentResult:
             game = play_game(
                 env,
                 clients,
@@ -288,10 +288,10 @@ class _Sessions:
         self._players.clear()
         await asyncio.gather(*(_part(player.client) for player in players))
 
-    def result(self) -> GameResult:
+    def result(self) -> MultiAgentResult:
         """The result of the game."""
         ended: Ended = "stopped" if self.stopped else "truncated" if self._truncated else "terminated"
-        return GameResult(self._returns, self._length, ended)
+        return MultiAgentResult(self._returns, self._length, ended)
 
 
 async def _play_turns(env: Any, sessions: _Sessions, seed: int | None) -> None:

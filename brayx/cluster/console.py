@@ -158,7 +158,7 @@ class ReplicaSessions:
         self._run(self._set_share(model, share))
 
     def facts(self) -> dict[str, Any]:
-        """The replicas' values of `brayx.console.overview.Job`, combined, and their ``application``."""
+        """The replicas' values of `brayx.console.overview.JobDocument`, combined, and their ``application``."""
         try:
             answers, errors = self._run(self._of_all("facts"))
         except BrayxError as error:

@@ -37,7 +37,7 @@ from brayx.trainer.checkpoint import Normaliser, start_from
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.fits import built_to_learn
 from brayx.trainer.hooks import Hooks, load_hooks
-from brayx.trainer.loop import LearnerLoop, Summary
+from brayx.trainer.loop import LearnerLoop, TrainingSummary
 from brayx.trainer.prefetch import close
 from brayx.trainer.ranks import Alone, Processes, Ranks
 from brayx.types import Weights
@@ -108,7 +108,7 @@ class TrialNumbers(HubClient):
         return self._newest
 
 
-class TrialKeeper:
+class CheckpointKeeper:
     """`loop.Keeper` over a trial: its newest checkpoints and its best."""
 
     def __init__(self, trial: Trial, kept: int) -> None:
@@ -140,7 +140,7 @@ def train_ranks() -> Ranks:
     return alone
 
 
-def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks, numbers: TrialNumbers) -> Summary:
+def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks, numbers: TrialNumbers) -> TrainingSummary:
     """Opens the actors that ``spec`` names, learns from ``batches`` until training ends, and then ends the buffers.
 
     Args:
@@ -171,7 +171,7 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks, numbers: Trial
     failed = functools.partial(numbers.add, "checkpoints_failed", 1)
     try:
         measured = [Shards.find(actor) for actor in spec.eval_buffers.values()]
-        with BackgroundKeeper(TrialKeeper(spec.trial, kept), kept, failed) as keeper:
+        with BackgroundKeeper(CheckpointKeeper(spec.trial, kept), kept, failed) as keeper:
             summary = LearnerLoop(
                 spec.config,
                 module,
@@ -225,7 +225,7 @@ def learned_model(spec: LearnerSpec) -> tuple[nn.Module, tuple[Any, ...]]:
     return module, forward_args
 
 
-def train_worker(spec: LearnerSpec) -> Summary | BrayxError:
+def train_worker(spec: LearnerSpec) -> TrainingSummary | BrayxError:
     """The function that each rank of a `TorchTrainer` runs. Returns a permanent error, because Ray retries raised ones.
 
     With several ranks, only a raised error ends the ranks that wait for this one. So it is also stored in the buffer,
@@ -249,7 +249,7 @@ def train_worker(spec: LearnerSpec) -> Summary | BrayxError:
         raise
 
 
-def fit(spec: LearnerSpec, storage_path: str) -> Summary:
+def fit(spec: LearnerSpec, storage_path: str) -> TrainingSummary:
     """Learns in a `TorchTrainer` fed by Ray Data, until training ends.
 
     Ray Train counts failures over the whole run, so one failure a day would end a job of many days. So if a run fails
@@ -269,7 +269,7 @@ def fit(spec: LearnerSpec, storage_path: str) -> Summary:
     while True:
         began = time.monotonic()
         try:
-            result: Summary | BrayxError = _trainer(spec, storage_path).fit().return_value  # of rank 0
+            result: TrainingSummary | BrayxError = _trainer(spec, storage_path).fit().return_value  # of rank 0
         except TrainingFailedError as error:
             lasted_s = time.monotonic() - began
             # Ray may have ended with the job; a call would then start another cluster.
@@ -325,7 +325,7 @@ class Learner(LearnerThread):
         # Find the shards now: finding one that hangs would delay `stop`.
         self._shards = [Shards.find(name) for name in weights_of(spec.buffer)]
 
-    def learn(self) -> Summary:
+    def learn(self) -> TrainingSummary:
         """See `LearnerThread.learn`."""
         spec = self._spec
         if not spec.config.in_process:

@@ -19,7 +19,7 @@ from brayx.cluster.named import unwrap
 from brayx.engines.base import ModelSpec
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, QueueFull
 from brayx.model.batcher import Batcher
-from brayx.model.handles import Caller, Model, ModelProxy, sooner
+from brayx.model.handles import Model, ModelProxy, SharedModelHandle, sooner
 from brayx.model.inputs import stacked, to_rows
 from brayx.types import Forward, NestedArray, PinnedHandle
 
@@ -113,7 +113,7 @@ class ModelClient(ModelProxy):
 
     def as_caller(self) -> Model:
         """The model for one of many that share it; see `LocalModel.as_caller`."""
-        return Caller(self)
+        return SharedModelHandle(self)
 
     async def pin(self, version: int) -> PinnedHandle:
         """As `pinned`; a forward, or `ready`, fails if the deployment cannot have that version."""

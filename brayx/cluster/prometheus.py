@@ -65,7 +65,7 @@ class Declared:
 
 
 @dataclass(frozen=True)
-class Point:
+class MetricUpdate:
     """An update of one metric: an increment, a level, or ``count`` observations of the same value."""
 
     of: Declared
@@ -120,7 +120,7 @@ class Fold:
         self._known: set[tuple[str, str]] = set()
         self._owed: dict[tuple[str, str], dict[int, float]] = {}  # mostly fractions of an observation, by bucket
 
-    def points(self, part: tuple[Part, Mapping[str, Metric]]) -> Iterator[Point]:
+    def points(self, part: tuple[Part, Mapping[str, Metric]]) -> Iterator[MetricUpdate]:
         """The points of one part; skips sums that fell and values that are not numbers."""
         cells, own = part
         dropped = 0.0
@@ -139,24 +139,24 @@ class Fold:
                 declared = _DECLARED[name]
             match metric.kind:
                 case Kind.SUM:
-                    points = [Point(declared[0], tags, cell.total)]
+                    points = [MetricUpdate(declared[0], tags, cell.total)]
                 case Kind.MEAN:
-                    points = [Point(declared[0], tags, cell.total / cell.count)]
+                    points = [MetricUpdate(declared[0], tags, cell.total / cell.count)]
                 case Kind.MAX:
-                    points = [Point(declared[0], tags, cell.maximum)]
+                    points = [MetricUpdate(declared[0], tags, cell.maximum)]
                 case Kind.LAST:
-                    points = [Point(declared[0], tags, cell.last)]
+                    points = [MetricUpdate(declared[0], tags, cell.last)]
                 case Kind.PERCENTILE | Kind.HISTOGRAM:
                     bounds = BOUNDS if metric.kind is Kind.PERCENTILE else SIGNED_BOUNDS
                     due = self._due(self._owed.setdefault((name, label), {}), cell.buckets)
-                    points = [Point(declared[0], tags, _middle(slot, bounds), count) for slot, count in due]
-                    points.append(Point(declared[1], tags, cell.count))
+                    points = [MetricUpdate(declared[0], tags, _middle(slot, bounds), count) for slot, count in due]
+                    points.append(MetricUpdate(declared[1], tags, cell.count))
             for point in points:
                 # Counters refuse these values, and some of them would corrupt a counter for good.
                 if math.isfinite(point.value) and (point.of.type is not Type.COUNTER or point.value > 0):
                     yield point
         if dropped:
-            yield Point(_DECLARED[DROPPED][0], {"label": ""}, dropped)
+            yield MetricUpdate(_DECLARED[DROPPED][0], {"label": ""}, dropped)
 
     @staticmethod
     def _due(owed: dict[int, float], buckets: Mapping[int, float]) -> Iterator[tuple[int, int]]:
@@ -197,7 +197,7 @@ class Exporter:
         self._fold = Fold()
         self._tags = {tag: _clean(value) for tag, value in tags.items()}
         self._metrics: dict[str, Any] = {}
-        self._gauges: dict[tuple[str, str, str], Point] = {}
+        self._gauges: dict[tuple[str, str, str], MetricUpdate] = {}
         self._failing = False
 
     def show(self, part: Drained) -> None:
@@ -225,7 +225,7 @@ class Exporter:
         for point in self._gauges.values():
             self._give(point)
 
-    def _give(self, point: Point) -> None:
+    def _give(self, point: MetricUpdate) -> None:
         metric = self._metrics.get(point.of.name)
         if metric is None:
             metric = self._metrics[point.of.name] = _create(point.of, tuple(self._tags))

@@ -24,7 +24,7 @@ from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, firs
 from brayx.metrics import Recorder
 from brayx.rollout.component import MAX_WORKERS
 from brayx.rollout.spec import counts_that_fit, rounds
-from brayx.rollout.worker import Failures, Progress
+from brayx.rollout.worker import Failures, WorkerProgress
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class _Slot:
     requested_at: float = 0.0
     leave: Any = None
     """The call that makes the worker finish and push the rest; None: it was not requested."""
-    done: Progress = field(default_factory=Progress)
+    done: WorkerProgress = field(default_factory=WorkerProgress)
     """Progress of the current worker."""
     idle_failures: int = 0
     """Consecutive workers that ended before they had collected anything."""
@@ -163,7 +163,7 @@ class Workers:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"brayx-rollout-{spec.name}", daemon=True)
         self.error: BrayxError | None = None
-        self._past = Progress()
+        self._past = WorkerProgress()
         self.messages: deque[str] = deque(maxlen=20)
         self.lost: Counter[str] = Counter()
 
@@ -187,7 +187,7 @@ class Workers:
         return sum(self.lost.values())
 
     @property
-    def collected(self) -> Progress:
+    def collected(self) -> WorkerProgress:
         """The total progress that workers have reported."""
         with self._lock:
             total = self._past
@@ -297,7 +297,7 @@ class Workers:
 
     def _answered(self, slot: _Slot) -> None:
         try:
-            progress: Progress = ray.get(slot.lease, timeout=_ANSWER_S)
+            progress: WorkerProgress = ray.get(slot.lease, timeout=_ANSWER_S)
         except RayTaskError as error:
             cause = unwrap(error)
             ours = cause if isinstance(cause, BrayxError) else None
@@ -377,4 +377,4 @@ class Workers:
     def _book(self, slot: _Slot) -> None:
         """Adds an ended worker's progress to the rollout's."""
         with self._lock:
-            self._past, slot.done = self._past + slot.done, Progress()
+            self._past, slot.done = self._past + slot.done, WorkerProgress()

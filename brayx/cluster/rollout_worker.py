@@ -21,7 +21,7 @@ from brayx.errors import DeadlineExceeded
 from brayx.jobs.config import JobConfig
 from brayx.jobs.environments import normalises, spec_of
 from brayx.rollout.spec import RolloutSpec, make_collector, naming
-from brayx.rollout.worker import Newest, Progress, Worker
+from brayx.rollout.worker import Newest, Worker, WorkerProgress
 from brayx.threads import LoopThread
 
 _PUSHES = 2
@@ -108,7 +108,7 @@ class RolloutWorker:
             self._parts.close()
             self._parts = None
 
-    def collect(self, lease_s: float, workers: int) -> Progress:
+    def collect(self, lease_s: float, workers: int) -> WorkerProgress:
         """Collects for about ``lease_s``, and returns the progress.
 
         Args:
@@ -120,7 +120,7 @@ class RolloutWorker:
         """
         until = time.monotonic() + lease_s
         with naming(f"worker {self._index} of rollout {self._spec.name!r} ({self._spec.env_name})"):
-            done = Progress()
+            done = WorkerProgress()
             if self._stopping.is_set():
                 return done
             if self._parts is None:

@@ -17,7 +17,7 @@ from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
 from brayx.cluster.start import join_ray, start_ray
-from brayx.search.competition import Asha, Competition, Listener, Options, Population, TrialReport, Work
+from brayx.search.competition import Asha, Competition, Options, Population, ReportListener, TrialReport, Work
 from brayx.temporary import temporary_folder
 
 _END_S = 60
@@ -29,7 +29,7 @@ def run_trials(
     work: Work,
     drawn: Sequence[Options],
     competition: Competition,
-    listener: Listener,
+    listener: ReportListener,
     *,
     deadline_s: float,
     address: str = "",
@@ -54,7 +54,7 @@ def _fit(
     work: Work,
     drawn: Sequence[Options],
     competition: Competition,
-    listener: Listener,
+    listener: ReportListener,
     deadline_s: float,
     folder: str,
 ) -> None:
@@ -154,7 +154,7 @@ def _train(config: dict[str, Any], work: Work, path: tuple[str, ...]) -> None:
 class _Callback(tune.Callback):
     """Passes Tune's reports on trials to the listener."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: ReportListener) -> None:
         self._listener = listener
 
     def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any) -> None:

@@ -35,7 +35,7 @@ from brayx.cluster.buffer import Next
 from brayx.cluster.housekeeping import keep_house
 from brayx.cluster.shards import Shards
 from brayx.errors import DeadlineExceeded, ReplayError, first_line
-from brayx.replay.mix import Mix
+from brayx.replay.mix import StreamMix
 from brayx.replay.packing import Batch
 
 Buffers: TypeAlias = str | Mapping[str, float]
@@ -48,10 +48,10 @@ _ANSWER_S = 30.0
 _FETCH_S = 5.0
 """Deadline to fetch a finished call's result; the other shards' batches wait meanwhile."""
 _ORIGIN = "_origin"
-"""Key of a block that holds its batch's `Origin`."""
+"""Key of a block that holds its batch's `BatchOrigin`."""
 
 
-class Origin(NamedTuple):
+class BatchOrigin(NamedTuple):
     """The origin of a batch.
 
     Attributes:
@@ -82,7 +82,7 @@ class _Lane:
         self._resume_at = 0.0
         self.coming: Any = None
         self.batch: Batch | None = None
-        self.origin = Origin(place, 0)
+        self.origin = BatchOrigin(place, 0)
         self.ended = False
         self.given = 0
 
@@ -119,7 +119,7 @@ class _Lane:
         if answer.unknown:
             self._reader = None
         elif self._reader is not None:
-            self.origin = Origin(self._place, self._reader)
+            self.origin = BatchOrigin(self._place, self._reader)
         self.ended, self.batch = answer.ended, answer.batch
 
     @property
@@ -134,7 +134,7 @@ class _Lane:
         return ReplayError(f"the stream of buffer {self.buffer!r} broke: {why}", buffer=self.buffer)
 
 
-def read(buffers: Buffers) -> Generator[tuple[Batch, Origin] | None]:
+def read(buffers: Buffers) -> Generator[tuple[Batch, BatchOrigin] | None]:
     """Yields batches with their origins until all streams end, and None when no batch arrived for a moment.
 
     The next batch is requested early, so it travels while the caller works. Each shard has at most ``max_in_flight``
@@ -144,7 +144,7 @@ def read(buffers: Buffers) -> Generator[tuple[Batch, Origin] | None]:
         ReplayError: a buffer has ended for good, or does not answer.
     """
     weights = weights_of(buffers)
-    mix = Mix(weights)
+    mix = StreamMix(weights)
     lanes: list[_Lane] = []
     for shards in _found(weights):
         lanes += [_Lane(shards.name, shards, len(lanes) + number, number) for number in range(len(shards))]
@@ -203,16 +203,16 @@ class Stream:
 
     def __init__(
         self,
-        items: Generator[tuple[Batch, Origin] | None],
+        items: Generator[tuple[Batch, BatchOrigin] | None],
         buffers: Buffers,
         timeout_s: float | None = None,
     ) -> None:
         self._items = items
         self._shards = _found(weights_of(buffers))
         self._origins = [(shards, number) for shards in self._shards for number in range(len(shards))]
-        self._taken: deque[Origin] = deque()
+        self._taken: deque[BatchOrigin] = deque()
         self._timeout_s = timeout_s
-        self._held: list[Origin] = []
+        self._held: list[BatchOrigin] = []
         self._version: int | None = None
         self.holds = False
         self.before = 0
@@ -263,7 +263,7 @@ class Stream:
         for shards in self._shards:
             shards.end()
 
-    def _ack(self, origin: Origin) -> None:
+    def _ack(self, origin: BatchOrigin) -> None:
         shards, number = self._origins[origin.shard]
         bounded = shards.config.max_policy_lag is not None
         shards.ack(number, reader=origin.reader, newest=self._version if bounded else None)
@@ -291,11 +291,11 @@ def batches_of(shard: Any, buffers: Buffers) -> Stream:
     return Stream(_items_of(shard), buffers)
 
 
-def _items_of(shard: Any) -> Generator[tuple[Batch, Origin] | None]:
+def _items_of(shard: Any) -> Generator[tuple[Batch, BatchOrigin] | None]:
     for block in shard.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0):
         origins = block.pop(_ORIGIN)
         for row in range(len(origins)):
-            yield {key: array[row] for key, array in block.items()}, Origin(*map(int, origins[row]))
+            yield {key: array[row] for key, array in block.items()}, BatchOrigin(*map(int, origins[row]))
 
 
 class ReplaySource(Datasource):
@@ -368,5 +368,5 @@ def replay_dataset(buffers: Buffers) -> Any:
 def weights_of(buffers: Buffers) -> dict[str, float]:
     """Weight by name. Raises ValueError for a weight that is not positive."""
     weights = {buffers: 1.0} if isinstance(buffers, str) else dict(buffers)
-    Mix(weights)  # validates the weights
+    StreamMix(weights)  # validates the weights
     return weights

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from brayx.algorithms.config import AlgorithmConfig
     from brayx.jobs.config import JobConfig
-    from brayx.local.run import Point
-    from brayx.local.train import Result
+    from brayx.local.run import CurvePoint
+    from brayx.local.train import LocalTrainResult
     from brayx.local.training import Training
-    from brayx.rollout.evaluate import Evaluation
+    from brayx.rollout.evaluate import PolicyEvaluation
     from brayx.tracking import Trial
 
 
@@ -39,7 +39,7 @@ def train_distributed(
     cluster: str | None = None,
     log_interval: int | None = None,
     buffer_size: int | None = None,
-) -> tuple[Result, Trial]:
+) -> tuple[LocalTrainResult, Trial]:
     """Trains a policy for ``env`` as a job, with workers on a Ray cluster or in this process.
 
     The trial is an MLflow run; an interrupted run of that name continues from its checkpoint.
@@ -80,14 +80,14 @@ def train_distributed(
     return _result(job, done, training), done.trial
 
 
-def _result(job: JobConfig, done: Any, training: Training) -> Result:
+def _result(job: JobConfig, done: Any, training: Training) -> LocalTrainResult:
     """The result of a job in the form of `train_local`; the module is that of the newest checkpoint."""
     import torch
 
     from brayx.engines.base import load_weights
     from brayx.engines.scaling import learned
     from brayx.jobs.result import STEPS_THIS_RUN
-    from brayx.local.train import Result, unless_failed
+    from brayx.local.train import LocalTrainResult, unless_failed
     from brayx.model.build import build_model
     from brayx.trainer.loop import RETURN_METRIC
 
@@ -100,7 +100,7 @@ def _result(job: JobConfig, done: Any, training: Training) -> Result:
         if (folder / "normaliser.npz").is_file():
             normaliser = load_weights(folder / "normaliser.npz")
     reached = done.reason == "target_return"
-    return Result(
+    return LocalTrainResult(
         reason="target_return" if reached else "num_steps" if done.finished else "stopped",
         began=done.began,
         env_steps=int(done.numbers.get("env_steps", 0)),
@@ -120,11 +120,11 @@ def _result(job: JobConfig, done: Any, training: Training) -> Result:
     )
 
 
-def _curve(trial: Trial, began: float) -> tuple[Point, ...]:
+def _curve(trial: Trial, began: float) -> tuple[CurvePoint, ...]:
     """The learning curve of a trial in MLflow, from ``began`` (a Unix time) on."""
     from mlflow import MlflowClient
 
-    from brayx.local.run import Point
+    from brayx.local.run import CurvePoint
     from brayx.metrics.charts import CHARTS, RETURN_CHART
     from brayx.metrics.totals import GAMES
 
@@ -133,7 +133,7 @@ def _curve(trial: Trial, began: float) -> tuple[Point, ...]:
     games = {point.timestamp: int(point.value) for point in client.get_metric_history(trial.run_id, CHARTS[GAMES])}
     ordered = sorted(points, key=lambda point: point.timestamp)
     return tuple(
-        Point(point.timestamp / 1e3 - began, point.step, games.get(point.timestamp, 0), point.value)
+        CurvePoint(point.timestamp / 1e3 - began, point.step, games.get(point.timestamp, 0), point.value)
         for point in ordered
         if point.timestamp / 1e3 >= began  # a resumed trial has older points
     )
@@ -141,18 +141,18 @@ def _curve(trial: Trial, began: float) -> tuple[Point, ...]:
 
 def _evaluated(
     job: JobConfig, module: Any, forward_args: Any, normaliser: Mapping[str, np.ndarray], training: Training
-) -> Evaluation:
+) -> PolicyEvaluation:
     from brayx.local.train import play_evaluation
     from brayx.rollout.collector import Collector
     from brayx.rollout.envs import make_envs
-    from brayx.rollout.policy import Policy
+    from brayx.rollout.policy import RolloutPolicy
 
     config = job.rollouts["rollout"]
     assert config.env is not None
     with contextlib.closing(
         make_envs(config.env, config.num_envs, vectorization=config.vectorization, options=config.env_options)
     ) as envs:
-        policy = Policy(module, forward_args, engine="torch")
+        policy = RolloutPolicy(module, forward_args, engine="torch")
         collector = Collector(
             envs, policy, 1, normalise_obs=config.normalise_obs, normalise_reward=config.normalise_reward
         )

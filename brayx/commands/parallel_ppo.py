@@ -14,7 +14,7 @@ from brayx.errors import ConfigError
 from brayx.rollout.envs import check_env
 
 if TYPE_CHECKING:
-    from brayx.local.train import Result
+    from brayx.local.train import LocalTrainResult
 
 _NAMES = {"env_name": "env", "num_steps": "unroll_length", "mini_batch_size": "minibatch_size", "log_dir": "tracking"}
 """Arguments that have another name on the command line."""
@@ -60,7 +60,9 @@ class _PPO:
         """Value of every option of `brayx ppo`."""
         return chosen_options({_NAMES.get(name, name): value for name, value in asdict(self).items()})
 
-    def train(self, total_timesteps: int = 1_000_000, log_interval: int = 10, save_interval: int = 50) -> Result:
+    def train(
+        self, total_timesteps: int = 1_000_000, log_interval: int = 10, save_interval: int = 50
+    ) -> LocalTrainResult:
         """Trains, with progress on standard error. An interrupted trial of this environment and seed is resumed.
 
         Args:

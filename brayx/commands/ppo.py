@@ -36,7 +36,7 @@ from brayx.temporary import temporary_files
 
 if TYPE_CHECKING:
     from brayx.algorithms.ppo import PPOConfig
-    from brayx.local.train import Result
+    from brayx.local.train import LocalTrainResult
     from brayx.local.training import Training
     from brayx.tracking import Trial
 
@@ -284,7 +284,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 130 if result.reason == "stopped" else 0
 
 
-def train(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[Result, Trial]:
+def train(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[LocalTrainResult, Trial]:
     """Trains with these options; returns the result and its trial.
 
     Args:
@@ -315,7 +315,7 @@ def train(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[Result, Tri
     )
 
 
-def _local(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[Result, Trial]:
+def _local(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[LocalTrainResult, Trial]:
     """Trains in this process."""
     from brayx.tracking.clerk import Clerk
     from brayx.tracking.store import tracking_uri
@@ -385,7 +385,7 @@ def _names(chosen: Mapping[str, Any]) -> tuple[str, str]:
     return project, chosen["trial"] or f"ppo {project} seed {chosen['seed']}"
 
 
-def _write_course(file: str | None, result: Result) -> None:
+def _write_course(file: str | None, result: LocalTrainResult) -> None:
     """Writes the course of a training, with Unix times."""
     if file is not None:
         began = time.time() - time.monotonic() + result.began
@@ -396,7 +396,7 @@ def _write_course(file: str | None, result: Result) -> None:
             print(f"brayx: the course is not written: {error}", file=sys.stderr)
 
 
-def _summary_of(result: Result, process_began: float) -> dict[str, Any]:
+def _summary_of(result: LocalTrainResult, process_began: float) -> dict[str, Any]:
     """The numbers of a result that the command reports, with seconds from the process's start."""
     before = result.began - process_began
     summary = {

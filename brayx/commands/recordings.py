@@ -14,7 +14,7 @@ from brayx.commands.arguments import RECORDINGS, SESSION, add_tracking
 from brayx.errors import ConfigError
 
 if TYPE_CHECKING:
-    from brayx.recording.source import Reader
+    from brayx.recording.source import RecordingsReader
 
 HELP = "list: recorded sessions; export: as a Minari dataset, for Rerun or as videos; log: to a trial"
 
@@ -62,7 +62,7 @@ def _choice(parser: argparse.ArgumentParser) -> None:
     add_tracking(parser)
 
 
-def _reader(arguments: argparse.Namespace) -> Reader:
+def _reader(arguments: argparse.Namespace) -> RecordingsReader:
     from brayx.recording.source import reader
     from brayx.recording.trials import open as open_recordings
 
@@ -77,7 +77,7 @@ def _only(arguments: argparse.Namespace) -> dict[str, str]:
     return _pairs("--only", arguments.only) | session
 
 
-def _selected(arguments: argparse.Namespace) -> Reader:
+def _selected(arguments: argparse.Namespace) -> RecordingsReader:
     """As `_reader`; raises ConfigError if no session is selected."""
     from brayx.recording.config import pattern_hint
     from brayx.recording.source import selects

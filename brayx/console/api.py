@@ -11,8 +11,8 @@ from fastapi.security import HTTPBasic
 from starlette.exceptions import HTTPException
 
 from brayx.console import comparisons, league, models, overview, play, recordings, sessions, trials
-from brayx.console.documents import Refusal
-from brayx.console.guard import ConsoleKeys, Guard, refusal
+from brayx.console.documents import RefusalDocument
+from brayx.console.guard import AccessGuard, ConsoleKeys, refusal
 from brayx.console.source import Source
 from brayx.errors import BodyTooLarge, BrayxError, ProtocolError, first_line
 
@@ -30,13 +30,13 @@ def create_app(source: Source, keys: ConsoleKeys | None = None) -> FastAPI:
         title="brayx console",
         version="1",
         description="Sessions, models, leagues, recordings and trials of a job. GET reads; other methods control.",
-        responses={"default": {"model": Refusal, "description": "a typed error"}},
+        responses={"default": {"model": RefusalDocument, "description": "a typed error"}},
         docs_url=None,
         redoc_url=None,
-        # Only documents the scheme in OpenAPI: `Guard` checks the credentials.
+        # Only documents the scheme in OpenAPI: `AccessGuard` checks the credentials.
         dependencies=[] if keys is None else [Depends(HTTPBasic(auto_error=False))],
     )
-    app.add_middleware(Guard, keys=keys)
+    app.add_middleware(AccessGuard, keys=keys)
 
     @app.exception_handler(BrayxError)
     async def refused(_: Request, error: BrayxError) -> Response:
@@ -49,7 +49,7 @@ def create_app(source: Source, keys: ConsoleKeys | None = None) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def refused_by_framework(_: Request, error: HTTPException) -> Response:
-        """Such as a body that cannot be parsed, or that `Guard` finds too large."""
+        """Such as a body that cannot be parsed, or that `AccessGuard` finds too large."""
         kind = BodyTooLarge if error.status_code == BodyTooLarge.http_status else ProtocolError
         return Response(kind(str(error.detail)).to_wire(), error.status_code, media_type="application/json")
 

@@ -17,7 +17,7 @@ from brayx import actions
 from brayx.children import Channel
 from brayx.errors import BrayxError, RecordingUnknown
 from brayx.recording.comparison import Comparison, compare
-from brayx.recording.reader import Episode
+from brayx.recording.reader import Recording
 
 _MAX_LOGITS = 2**23
 """Logits of one version that are kept; of a session with more, there are no probabilities."""
@@ -59,7 +59,7 @@ def compared(request: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], dict
         say: called with ``state`` and ``progress``, a share.
 
     Returns:
-        The summary, `Summary` as a dict with ``first_at``, the index of its ``first``; and arrays over the ``N``
+        The summary, `ReplaySummary` as a dict with ``first_at``, the index of its ``first``; and arrays over the ``N``
         compared ticks: ``number``, ``equal``, ``kl``, ``value``, and as far as the version has them
         ``version/action``, ``version/logits``, ``version/value``, and the same of the ``reference``.
 
@@ -67,7 +67,7 @@ def compared(request: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], dict
         BrayxError: there is no comparison.
     """
     # Not before it is needed: the console imports this file, and should not load torch.
-    from brayx.regression.replay import Summary, version_of
+    from brayx.regression.replay import ReplaySummary, version_of
 
     episode = _episode(request["folder"], request["recording"])
     say(state="loading the versions", progress=0.0)
@@ -88,17 +88,17 @@ def compared(request: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], dict
     arrays = {"number": found.number, "equal": found.equal, "kl": found.kl, "value": found.value}
     for name, each in zip(("version", "reference"), chosen, strict=False):
         arrays |= each.arrays(name)
-    return {**asdict(Summary.of([found])), "first_at": _index(episode, found.first)}, arrays
+    return {**asdict(ReplaySummary.of([found])), "first_at": _index(episode, found.first)}, arrays
 
 
-def _episode(folder: str, recording: str) -> Episode:
+def _episode(folder: str, recording: str) -> Recording:
     found = brayx.recording.open(folder).find(recording)
     if found is None:
         raise RecordingUnknown(f"there is no recording {recording!r} in {folder}")
     return found
 
 
-def _index(episode: Episode, number: int | None) -> int | None:
+def _index(episode: Recording, number: int | None) -> int | None:
     """The index of a tick by its number; lost ticks have neither."""
     if number is None:
         return None

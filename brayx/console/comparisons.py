@@ -16,9 +16,9 @@ from brayx.children import Child, ChildDied
 from brayx.console.documents import MAX_POINTS, Document
 from brayx.console.recordings import FirstTick, RecordingFolder, TickCount
 from brayx.console.source import Source
-from brayx.console.ticks import RecordedCurves, array_of, named, probabilities_of
+from brayx.console.ticks import RecordedCurvesDocument, array_of, named, probabilities_of
 from brayx.errors import BadRecording, BrayxError, ServiceFull, StartupError
-from brayx.recording.reader import Episode
+from brayx.recording.reader import Recording
 from brayx.tracking import find
 
 _KEPT = 4
@@ -32,7 +32,7 @@ _ASKED_S = 5.0
 _Registered = Annotated[str, Query(pattern=r"^models:/[^/@]+/\d+$", description="models:/NAME/VERSION")]
 
 
-class Comparison(Document):
+class ComparisonDocument(Document):
     """A recorded session compared with a version of its model, or with two versions."""
 
     recording: str
@@ -61,11 +61,11 @@ class Comparison(Document):
     """False: it is estimated from the log-probabilities of the recorded actions."""
     value: float | None = None
     """Mean absolute difference of the values; null: not known."""
-    curves: RecordedCurves | None = None
+    curves: RecordedCurvesDocument | None = None
     """``KL`` and ``value difference`` by tick. In a long session, each point is the largest of a span of ticks."""
 
 
-class Chosen(Document):
+class ChosenDocument(Document):
     """What a version would have done at a tick."""
 
     action: Any
@@ -74,7 +74,7 @@ class Chosen(Document):
     value: float | None
 
 
-class ComparedTick(Document):
+class ComparedTickDocument(Document):
     """One compared tick."""
 
     number: int
@@ -83,7 +83,7 @@ class ComparedTick(Document):
     kl: float | None
     value: float | None
     """The version's value minus the recorded one, or the reference's."""
-    chosen: dict[str, Chosen]
+    chosen: dict[str, ChosenDocument]
     """Keys ``version`` and, if there is one, ``reference``."""
 
 
@@ -93,7 +93,7 @@ def routes(source: Source, folder: RecordingFolder) -> APIRouter:
     comparisons = Comparisons(source.uri, source.trust)
 
     @router.get("")
-    def comparison(recording: str, version: _Registered, reference: _Registered | None = None) -> Comparison:
+    def comparison(recording: str, version: _Registered, reference: _Registered | None = None) -> ComparisonDocument:
         """What a version would have done, or the progress of computing it. The first request starts the comparison, and
         it stops 5 s after the last one. Only one runs at a time: while another runs, a request gets `service_full`. If
         the comparison failed, the request gets its error.
@@ -108,7 +108,7 @@ def routes(source: Source, folder: RecordingFolder) -> APIRouter:
         reference: _Registered | None = None,
         first: FirstTick = 0,
         count: TickCount = 100,
-    ) -> list[ComparedTick]:
+    ) -> list[ComparedTickDocument]:
         """Consecutive ticks of a finished comparison."""
         return comparisons.ticks(Key(recording, version, reference or ""), folder.episode(recording), first, count)
 
@@ -137,7 +137,7 @@ class Comparisons:
         self._kept: dict[Key, _Running] = {}
         self._newest: _Running | None = None
 
-    def ask(self, key: Key, folder: str, ticks: int) -> Comparison:
+    def ask(self, key: Key, folder: str, ticks: int) -> ComparisonDocument:
         """The comparison, or its progress; the first request starts it. A failed one is dropped with its error.
 
         Args:
@@ -169,7 +169,7 @@ class Comparisons:
                 del self._kept[next(iter(self._kept))]
         return running.document()
 
-    def ticks(self, key: Key, episode: Episode, first: int, count: int) -> list[ComparedTick]:
+    def ticks(self, key: Key, episode: Recording, first: int, count: int) -> list[ComparedTickDocument]:
         """How the versions would have acted at consecutive recorded ticks, except those that were left out.
 
         Raises:
@@ -217,13 +217,13 @@ class _Running:
         self._child.send(request)
         threading.Thread(target=self._read, name="brayx-comparison", daemon=True).start()
 
-    def document(self) -> Comparison:
+    def document(self) -> ComparisonDocument:
         """The comparison for the API."""
         head = {"recording": self.key.recording, "version": self.key.version, "reference": self.key.reference}
         if not self.arrays:
-            return Comparison(**head, done=False, state=self._state, progress=self._progress)
+            return ComparisonDocument(**head, done=False, state=self._state, progress=self._progress)
         summary = self._summary
-        return Comparison(
+        return ComparisonDocument(
             **head,
             done=True,
             state="done",
@@ -239,10 +239,10 @@ class _Running:
             curves=self._curves(),
         )
 
-    def tick(self, row: int, mask: np.ndarray | None) -> ComparedTick:
+    def tick(self, row: int, mask: np.ndarray | None) -> ComparedTickDocument:
         """One tick, by its row among the compared ones."""
         numbers = {name: float(self.arrays[name][row]) for name in ("kl", "value")}
-        return ComparedTick(
+        return ComparedTickDocument(
             number=int(self.arrays["number"][row]),
             equal=bool(self.arrays["equal"][row]),
             **{name: number if np.isfinite(number) else None for name, number in numbers.items()},
@@ -253,15 +253,15 @@ class _Running:
             },
         )
 
-    def _chosen(self, name: str, row: int, mask: np.ndarray | None) -> Chosen:
+    def _chosen(self, name: str, row: int, mask: np.ndarray | None) -> ChosenDocument:
         logits, value = self.arrays.get(f"{name}/logits"), self.arrays.get(f"{name}/value")
-        return Chosen(
+        return ChosenDocument(
             action=array_of(self.arrays[f"{name}/action"][row]),
             probabilities=None if logits is None else probabilities_of(np.asarray(logits[row]), mask),
             value=None if value is None or not np.isfinite(value[row]) else float(value[row]),
         )
 
-    def _curves(self) -> RecordedCurves:
+    def _curves(self) -> RecordedCurvesDocument:
         """The largest divergence and difference of values in each span of ticks, so that the curves hide no peak."""
         numbers = self.arrays["number"]
         every = max(1, -(-len(numbers) // MAX_POINTS))
@@ -274,7 +274,7 @@ class _Running:
             known = np.where(np.isfinite(array), array, 0.0)
             largest = [int(at + np.abs(known[at : at + every]).argmax()) for at in starts]
             curves[title] = known[largest].astype(float).tolist()
-        return RecordedCurves(ticks=numbers[starts].tolist(), curves=curves)
+        return RecordedCurvesDocument(ticks=numbers[starts].tolist(), curves=curves)
 
     def _read(self) -> None:
         """Reads the process's messages until it ends; ends it once nobody asks for its result any more."""

@@ -1,4 +1,7 @@
-"""What the documents of all subjects share. Each subject's module has its own: bodies of requests and replies."""
+"""What the documents of all subjects share. Each subject's module has its own: bodies of requests and replies.
+
+The name of their classes ends in `Document`, as in OpenAPI: `TrialDocument` is the JSON of a `brayx.tracking.Trial`.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ class Document(BaseModel):
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
 
-class Done(Document):
+class DoneDocument(Document):
     """What a control call did, in words."""
 
     done: str
 
 
-class Refusal(Document):
+class RefusalDocument(Document):
     """A typed error; see `brayx.errors`."""
 
     error: str

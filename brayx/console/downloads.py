@@ -18,7 +18,7 @@ from weakref import WeakSet
 from brayx.errors import BadRecording, Overloaded, ServiceFull, first_line
 from brayx.recording import index
 from brayx.recording.copying import copy, file_name, write_videos
-from brayx.recording.reader import Episode
+from brayx.recording.reader import Recording
 from brayx.temporary import temporary_folder
 
 FileFormat = Literal["parquet", "mp4", "rerun", "minari"]
@@ -48,7 +48,7 @@ class Download(NamedTuple):
     file: IO[bytes]
 
 
-def formats_of(episode: Episode) -> list[FileFormat]:
+def formats_of(episode: Recording) -> list[FileFormat]:
     """The formats in which a session can be downloaded from this process."""
     return [format for format in _installed() if format != "mp4" or episode.frames]
 
@@ -66,7 +66,7 @@ class Downloads:
         self._exporting = threading.Lock()
         self._files: WeakSet[IO[bytes]] = WeakSet()
 
-    def make(self, episode: Episode, format: FileFormat) -> Download:
+    def make(self, episode: Recording, format: FileFormat) -> Download:
         """Exports an episode. Several files, such as those of a Minari dataset, come as a zip archive.
 
         Args:
@@ -104,7 +104,7 @@ class Downloads:
         return Download(f"{out.name}{suffix}", size, made)
 
 
-def _check_size(episode: Episode) -> None:
+def _check_size(episode: Recording) -> None:
     sample = episode.read(0, _SAMPLE)
     if episode.frames:
         sample.frames = episode.encoded(0, _SAMPLE)
@@ -116,7 +116,7 @@ def _check_size(episode: Episode) -> None:
         )
 
 
-def _export(episode: Episode, format: FileFormat, out: Path) -> None:
+def _export(episode: Recording, format: FileFormat, out: Path) -> None:
     if format == "parquet":
         copy([episode], str(out))
     elif format == "mp4":

@@ -5,7 +5,7 @@ A board is a generator that yields
     ("start" | "tick" | "stop", agent, body)   a request of the session GAME-agent-AGENT; it gets the reply as bytes
     ("ask", "", board)                         when it is the human's turn; it gets the move, or None: they give up
 
-and returns the final board. A board is a `Board`, as plain dicts and lists.
+and returns the final board. A board is a `BoardDocument`, as plain dicts and lists.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DOORS = ("http", "ingress", *DOORS)
 """Doors in order of preference: over HTTP, a session needs no connection while the human thinks."""
 
 
-class Cell(Document):
+class CellDocument(Document):
     """A cell of a board."""
 
     text: Annotated[str, Field(max_length=8)] = ""
@@ -49,7 +49,7 @@ class Cell(Document):
     """Description for screen readers."""
 
 
-class BoardMove(Document):
+class BoardMoveDocument(Document):
     """A legal move."""
 
     move: Any
@@ -59,22 +59,22 @@ class BoardMove(Document):
     """Row and column of the cell that is its button; null: its button is below the board."""
 
 
-class Board(Document):
+class BoardDocument(Document):
     """A game as a human sees it."""
 
     text: Annotated[str, Field(max_length=400)] = ""
-    rows: Annotated[list[Annotated[list[Cell], Field(max_length=32)]], Field(max_length=32)]
-    moves: Annotated[list[BoardMove], Field(max_length=1024)] = []
+    rows: Annotated[list[Annotated[list[CellDocument], Field(max_length=32)]], Field(max_length=32)]
+    moves: Annotated[list[BoardMoveDocument], Field(max_length=1024)] = []
     """The human's legal moves; empty: the game has ended."""
     result: Literal["win", "draw", "loss"] | None = None
     """The human's result; null: the game goes on, or was given up."""
 
 
-class Game(Document):
+class GameDocument(Document):
     """A game between a human and the job."""
 
     game: str
-    board: Board
+    board: BoardDocument
     opponent: dict[str, Any] | None
     """The job's choice, with keys such as ``player``, ``version`` and ``points``; null: it did not say."""
     over: bool
@@ -117,7 +117,7 @@ class HumanGames:
         }
         return by_level | {f"version {version}": {"version": version} for version in versions}
 
-    def begin(self, doors: Mapping[str, str], opponent: dict[str, Any] | None) -> Game:
+    def begin(self, doors: Mapping[str, str], opponent: dict[str, Any] | None) -> GameDocument:
         """Begins a game.
 
         Args:
@@ -187,14 +187,14 @@ class HumanGame:
         self._opponent: dict[str, Any] | None = None
         self._lock = threading.Lock()
         self._steps = _run(board, opponent)
-        self._shown: Board | None = None
+        self._shown: BoardDocument | None = None
 
-    def begin(self) -> Game:
+    def begin(self) -> GameDocument:
         """Plays until it is the human's turn; errors as for `HumanGames.begin`."""
         with self._lock:
             return self._play(None)
 
-    def move(self, move: Any) -> Game:
+    def move(self, move: Any) -> GameDocument:
         """Plays the human's move, and then until it is the human's turn again.
 
         Raises:
@@ -225,7 +225,7 @@ class HumanGame:
         for client in self._clients.values():
             client.close()
 
-    def _play(self, answer: Any) -> Game:
+    def _play(self, answer: Any) -> GameDocument:
         self.moved_at = time.monotonic()
         try:
             while True:
@@ -257,9 +257,9 @@ class HumanGame:
         client = self._clients[agent]
         return client.tick(data) if kind == "tick" else client.stop(data)
 
-    def _document(self) -> Game:
+    def _document(self) -> GameDocument:
         assert self._shown is not None
-        return Game(game=self.id, board=self._shown, opponent=self._opponent, over=self.over)
+        return GameDocument(game=self.id, board=self._shown, opponent=self._opponent, over=self.over)
 
 
 def _run(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -274,9 +274,9 @@ def _run(function: Callable[..., Any], *arguments: Any) -> Any:
         raise AgentError(f"the board failed: {type(error).__name__}: {error}") from error
 
 
-def _checked(board: Any) -> Board:
+def _checked(board: Any) -> BoardDocument:
     try:
-        checked = Board.model_validate_json(json.dumps(board))
+        checked = BoardDocument.model_validate_json(json.dumps(board))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))

@@ -79,7 +79,7 @@ def basic(key: str, secret: bytes) -> str:
     return "Basic " + base64.b64encode(f"{key}:{secret.decode()}".encode()).decode()
 
 
-class Guard:
+class AccessGuard:
     """ASGI middleware that refuses callers who may not use the console, and forbids showing it in frames.
 
     Args:

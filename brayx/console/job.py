@@ -52,7 +52,7 @@ class ConsoleJob:
     """The job's answers to the console: the verbs of `brayx.console.source.Source.ask`, called from a thread.
 
     Attributes:
-        facts: values of `brayx.console.overview.Job`; ``sessions`` may be left out.
+        facts: values of `brayx.console.overview.JobDocument`; ``sessions`` may be left out.
         live: the job's sessions; None: it has no door.
         set_share: sets a canary's share; None: no alias is followed.
         can_stop: whether the console may interrupt the job.

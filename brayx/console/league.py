@@ -11,7 +11,7 @@ from brayx.console.source import Source
 from brayx.errors import ConfigError
 
 
-class Standing(Document):
+class StandingDocument(Document):
     """A member of a league."""
 
     member: str
@@ -25,7 +25,7 @@ class Standing(Document):
     env_steps: int | None
 
 
-class Pairing(Document):
+class PairingDocument(Document):
     """Results of two members, from the view of ``a``."""
 
     a: str
@@ -36,15 +36,15 @@ class Pairing(Document):
     win_rate: float | None
 
 
-class League(Document):
+class LeagueDocument(Document):
     """The newest league of the store."""
 
     project: str
     trial: str
     champion: str | None
     counters: dict[str, int]
-    standings: list[Standing]
-    payoff: list[Pairing]
+    standings: list[StandingDocument]
+    payoff: list[PairingDocument]
     curves: dict[str, list[tuple[int, float]]]
     """``(env steps, points)`` of each player that learns."""
 
@@ -54,7 +54,7 @@ def routes(source: Source) -> APIRouter:
     router = APIRouter(prefix="/api/league", tags=["league"])
 
     @router.get("")
-    def league() -> League | None:
+    def league() -> LeagueDocument | None:
         """Standings, payoff and rating curves of the newest league; null: there is none."""
         # Imported only here, since these modules import torch.
         from brayx.league.finding import books_of, newest_league
@@ -68,7 +68,7 @@ def routes(source: Source) -> APIRouter:
         report = document(trial, Books.read(trial))
         with contextlib.closing(Ledger(books_of(trial), read_only=True)) as ledger:
             curves = ledger.curves()
-        return League(
+        return LeagueDocument(
             project=trial.project,
             trial=trial.name,
             champion=report["champion"],

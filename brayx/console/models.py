@@ -5,12 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from brayx import tracking
-from brayx.console.documents import Document, Done
+from brayx.console.documents import Document, DoneDocument
 from brayx.console.source import Source
 from brayx.tracking.registry import STEP_TAG, PoolModel
 
 
-class Version(Document):
+class VersionDocument(Document):
     """A registered version of a model."""
 
     version: int
@@ -24,18 +24,18 @@ class Version(Document):
     """Tags such as the return, the rating, results of serving, and the lineage."""
 
 
-class Model(Document):
+class ModelDocument(Document):
     """A registered model."""
 
     name: str
     aliases: dict[str, int]
-    versions: list[Version]
+    versions: list[VersionDocument]
     """The newest first."""
     before: int | None = None
     """Version of the previous champion, which a rollback restores; null: not known."""
 
 
-class Move(Document):
+class MoveDocument(Document):
     """The move of an alias from version ``before`` to ``version``."""
 
     name: str
@@ -44,14 +44,14 @@ class Move(Document):
     before: int | None
 
 
-class Reference(Document):
+class ReferenceDocument(Document):
     """Body of a promotion."""
 
     version: int
     alias: str = "champion"
 
 
-class Share(Document):
+class ShareDocument(Document):
     """Body of a change of a canary's share."""
 
     share: float
@@ -62,34 +62,36 @@ def routes(source: Source) -> APIRouter:
     router = APIRouter(prefix="/api", tags=["models"])
 
     @router.get("/models")
-    def models() -> list[Model]:
+    def models() -> list[ModelDocument]:
         """The registered models and their versions."""
         registered = map(_model, tracking.registered_models(source.uri))
         return sorted(registered, key=lambda model: not model.name.startswith(source.project or "\0"))
 
     @router.post("/models/{name}/promote")
-    def promote(name: str, reference: Reference) -> Move:
+    def promote(name: str, reference: ReferenceDocument) -> MoveDocument:
         """Points an alias at a version, whose weights are checked first."""
         alias = reference.alias
         entry, before = tracking.promote(f"models:/{name}/{reference.version}", source.uri, to=alias)
-        return Move(name=name, alias=alias, version=entry.version, before=before)
+        return MoveDocument(name=name, alias=alias, version=entry.version, before=before)
 
     @router.post("/models/{name}/roll-back")
-    def roll_back(name: str) -> Move:
+    def roll_back(name: str) -> MoveDocument:
         """Restores the previous champion."""
         entry, before = tracking.roll_back(name, source.uri)
-        return Move(name=name, alias="champion", version=entry.version, before=before)
+        return MoveDocument(name=name, alias="champion", version=entry.version, before=before)
 
     @router.post("/canaries/{component}")
-    def set_share(component: str, share: Share) -> Done:
+    def set_share(component: str, share: ShareDocument) -> DoneDocument:
         """Sets the share of new sessions that get the canary, until the service ends."""
         source.ask("set_share", component, share.share)
-        return Done(done=f"{share.share:.0%} of new sessions of {component} get the canary, until the service ends")
+        return DoneDocument(
+            done=f"{share.share:.0%} of new sessions of {component} get the canary, until the service ends"
+        )
 
     return router
 
 
-def _model(model: PoolModel) -> Model:
+def _model(model: PoolModel) -> ModelDocument:
     versions = []
     before = None
     for entry, created_s in model.versions:
@@ -98,7 +100,7 @@ def _model(model: PoolModel) -> Model:
         if "champion" in aliases:
             before = tracking.replaced(entry)
         versions.append(
-            Version(
+            VersionDocument(
                 version=entry.version,
                 aliases=aliases,
                 step=int(step) if step.isdigit() else None,
@@ -107,4 +109,4 @@ def _model(model: PoolModel) -> Model:
                 tags=dict(entry.tags),
             )
         )
-    return Model(name=model.name, aliases=dict(model.aliases), versions=versions, before=before)
+    return ModelDocument(name=model.name, aliases=dict(model.aliases), versions=versions, before=before)

@@ -12,7 +12,7 @@ from brayx.jobs.progress import dropped_line, losses_of_recordings
 _REFUSED = "requests_refused."
 
 
-class Job(Document):
+class JobDocument(Document):
     """The job behind this console, and its health."""
 
     running: bool
@@ -42,7 +42,7 @@ class Job(Document):
     """Losses, one line for each cause."""
     registered: dict[str, list[str]] = {}
     """Registered versions that new sessions use, by model component."""
-    canaries: dict[str, Canary] = {}
+    canaries: dict[str, CanaryDocument] = {}
     """Canaries by model component."""
     can_stop: bool = False
     """Whether the trial can be stopped from here."""
@@ -50,7 +50,7 @@ class Job(Document):
     """Tracking URI."""
 
 
-class Canary(Document):
+class CanaryDocument(Document):
     """A model's canary."""
 
     name: str
@@ -66,15 +66,15 @@ def routes(source: Source) -> APIRouter:
     router = APIRouter(prefix="/api/job", tags=["job"])
 
     @router.get("")
-    def job() -> Job:
+    def job() -> JobDocument:
         """The job, its health and its refusals."""
         facts = source.job()
         if not facts:
-            return Job(running=False, tracking=source.uri)
+            return JobDocument(running=False, tracking=source.uri)
         numbers = {name: float(value) for name, value in facts.pop("numbers", {}).items() if np.isfinite(value)}
         refusals = {name.removeprefix(_REFUSED): n for name, n in numbers.items() if name.startswith(_REFUSED)}
         losses = losses_of_recordings(numbers) if facts["mode"] == "serve" else [dropped_line(numbers)]
         facts["errors"] = [*facts.get("errors", []), *filter(None, losses)]
-        return Job(**facts, numbers=numbers, refusals=refusals, tracking=source.uri)
+        return JobDocument(**facts, numbers=numbers, refusals=refusals, tracking=source.uri)
 
     return router

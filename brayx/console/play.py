@@ -6,14 +6,14 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from brayx.console.documents import Document, Done
-from brayx.console.games import Game, HumanGame, HumanGames
+from brayx.console.documents import Document, DoneDocument
+from brayx.console.games import GameDocument, HumanGame, HumanGames
 from brayx.console.source import Source
 from brayx.errors import ConfigError, SessionUnknown
 from brayx.tracking import registered_models
 
 
-class OpponentList(Document):
+class OpponentListDocument(Document):
     """The opponents for a human."""
 
     why_not: str
@@ -21,17 +21,17 @@ class OpponentList(Document):
     think_s: float = 0.0
     """Time for a move, after which the game is lost with its session."""
     opponents: dict[str, dict[str, Any]] = {}
-    """Requests for `NewGame`, by name. Besides these, the job may choose the opponent."""
+    """Requests for `NewGameDocument`, by name. Besides these, the job may choose the opponent."""
 
 
-class NewGame(Document):
+class NewGameDocument(Document):
     """Body of a new game."""
 
     opponent: dict[str, Any] | None = None
     """A request such as ``{"level": "easy"}`` or ``{"version": 3}``; null: the job chooses."""
 
 
-class HumanMove(Document):
+class HumanMoveDocument(Document):
     """Body of a human's move."""
 
     move: Any
@@ -43,17 +43,17 @@ def routes(source: Source) -> APIRouter:
     games = None if source.board is None else HumanGames(**source.board)
 
     @router.get("/opponents")
-    def opponents() -> OpponentList:
+    def opponents() -> OpponentListDocument:
         """The opponents for a human, or why nobody can play here."""
         why_not = _why_not(source)
         if games is None or why_not:
-            return OpponentList(why_not=why_not)
+            return OpponentListDocument(why_not=why_not)
         versions = next((model.versions for model in registered_models(source.uri) if model.name == games.model), [])
         requests = games.opponents([entry.version for entry, _ in versions])
-        return OpponentList(why_not="", think_s=games.think_s, opponents=requests)
+        return OpponentListDocument(why_not="", think_s=games.think_s, opponents=requests)
 
     @router.post("/games")
-    def new_game(new: NewGame) -> Game:
+    def new_game(new: NewGameDocument) -> GameDocument:
         """Begins a game at the job's door, like any game, and plays until it is the human's turn."""
         why_not = _why_not(source)
         if games is None or why_not:
@@ -61,15 +61,15 @@ def routes(source: Source) -> APIRouter:
         return games.begin(source.job()["doors"], new.opponent)
 
     @router.post("/games/{game}/moves")
-    def move(game: str, chosen: HumanMove) -> Game:
+    def move(game: str, chosen: HumanMoveDocument) -> GameDocument:
         """Plays the human's move, and then on until it is the human's turn again, or the game ends."""
         return played(game).move(chosen.move)
 
     @router.delete("/games/{game}")
-    def give_up(game: str) -> Done:
+    def give_up(game: str) -> DoneDocument:
         """Gives up a game."""
         played(game).give_up()
-        return Done(done="the game is given up")
+        return DoneDocument(done="the game is given up")
 
     def played(game: str) -> HumanGame:
         if games is None:

@@ -17,7 +17,7 @@ import brayx.recording
 from brayx.actor.live_ticks import LiveTick
 from brayx.console.documents import MAX_POINTS, Document
 from brayx.console.downloads import Downloads, FileFormat, formats_of
-from brayx.console.ticks import RecordedCurves, Tick, body_of, tick_of
+from brayx.console.ticks import RecordedCurvesDocument, TickDocument, body_of, tick_of
 from brayx.errors import BadRecording, RecordingUnknown
 from brayx.recording import reader
 from brayx.recording.columns import texts
@@ -43,7 +43,7 @@ _PNG: dict[int | str, dict[str, Any]] = {200: {"content": {"image/png": {}}}, 20
 _FILE: dict[int | str, dict[str, Any]] = {200: {"content": {kind: {} for kind in _TYPES.values()}}}
 
 
-class Recording(Document):
+class RecordingDocument(Document):
     """A recorded session."""
 
     id: str
@@ -64,7 +64,7 @@ class Recording(Document):
     """Formats in which it can be downloaded here."""
 
 
-class Recordings(Document):
+class RecordingsDocument(Document):
     """Recordings of the job's folder."""
 
     folder: str
@@ -72,22 +72,22 @@ class Recordings(Document):
     """Number of all recordings."""
     selected: int
     """Number of recordings that match the requested session or game."""
-    recordings: list[Recording]
+    recordings: list[RecordingDocument]
     """The newest of the selected recordings, newest first."""
     unreadable: dict[str, str]
     """Files that cannot be read, with the reason."""
 
 
-class RecordedTicks(Document):
+class RecordedTicksDocument(Document):
     """Consecutive ticks of a recording."""
 
-    recording: Recording
+    recording: RecordingDocument
     start: Any
     """Body of the session's start: JSON, or else text."""
     start_reply: Any
     """Reply to it; null: an older recording, which lacks it."""
     first: int
-    ticks: list[Tick]
+    ticks: list[TickDocument]
 
 
 class RecordingFolder:
@@ -117,7 +117,7 @@ class RecordingFolder:
                     return None
             return self._opened[1]
 
-    def episode(self, recording: str) -> reader.Episode:
+    def episode(self, recording: str) -> reader.Recording:
         """A recording by its id.
 
         Raises:
@@ -136,13 +136,13 @@ def routes(folder: RecordingFolder) -> APIRouter:
     downloads = Downloads()
 
     @router.get("")
-    def recordings(limit: Annotated[int, Query(ge=1, le=10_000)] = 200, session: _Named = "") -> Recordings:
+    def recordings(limit: Annotated[int, Query(ge=1, le=10_000)] = 200, session: _Named = "") -> RecordingsDocument:
         """The newest recordings."""
         listing = folder.listing()
         if listing is None:
-            return Recordings(folder=folder.path, total=0, selected=0, recordings=[], unreadable={})
+            return RecordingsDocument(folder=folder.path, total=0, selected=0, recordings=[], unreadable={})
         newest, selected = listing.newest(limit, session)
-        return Recordings(
+        return RecordingsDocument(
             folder=folder.path,
             total=len(listing),
             selected=selected,
@@ -151,12 +151,12 @@ def routes(folder: RecordingFolder) -> APIRouter:
         )
 
     @router.get("/{recording}")
-    def ticks(recording: str, first: FirstTick = 0, count: TickCount = 100) -> RecordedTicks:
+    def ticks(recording: str, first: FirstTick = 0, count: TickCount = 100) -> RecordedTicksDocument:
         """Consecutive ticks of a recording."""
         return _ticks(folder.episode(recording), first, count)
 
     @router.get("/{recording}/curves")
-    def curves(recording: str) -> RecordedCurves:
+    def curves(recording: str) -> RecordedCurvesDocument:
         """Curves over all ticks of a recording."""
         return _curves(folder.episode(recording))
 
@@ -180,8 +180,8 @@ def routes(folder: RecordingFolder) -> APIRouter:
     return router
 
 
-def _recording(episode: reader.Episode) -> Recording:
-    return Recording(
+def _recording(episode: reader.Recording) -> RecordingDocument:
+    return RecordingDocument(
         id=episode.id,
         session=episode.session,
         ticks=len(episode),
@@ -197,7 +197,7 @@ def _recording(episode: reader.Episode) -> Recording:
     )
 
 
-def _ticks(episode: reader.Episode, first: int, count: int) -> RecordedTicks:
+def _ticks(episode: reader.Recording, first: int, count: int) -> RecordedTicksDocument:
     columns = episode.read(first, count)
     inputs, outputs = texts(columns.input), texts(columns.output)
     ticks = [
@@ -213,12 +213,12 @@ def _ticks(episode: reader.Episode, first: int, count: int) -> RecordedTicks:
         for row in range(len(columns.number))
     ]
     start, reply = (body_of(text.encode(errors="surrogateescape")) for text in (episode.start, episode.start_reply))
-    return RecordedTicks(
+    return RecordedTicksDocument(
         recording=_recording(episode), start=start, start_reply=reply, first=first, ticks=[*map(tick_of, ticks)]
     )
 
 
-def _curves(episode: reader.Episode) -> RecordedCurves:
+def _curves(episode: reader.Recording) -> RecordedCurvesDocument:
     step = -(-len(episode) // MAX_POINTS)
     if step <= _MAX_WHOLE_STEP:
         columns = episode.read()
@@ -232,7 +232,7 @@ def _curves(episode: reader.Episode) -> RecordedCurves:
         for name, array in arrays.items()
         if array.ndim == 1 and array.dtype.kind in "biuf" and np.isfinite(array).all()
     }
-    return RecordedCurves(ticks=numbers.tolist(), curves=curves)
+    return RecordedCurvesDocument(ticks=numbers.tolist(), curves=curves)
 
 
 class _FileResponse(StreamingResponse):

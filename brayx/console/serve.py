@@ -17,7 +17,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from brayx.children import Channel
 from brayx.console.api import create_app
-from brayx.console.guard import ConsoleKeys, Guard, basic, refusal
+from brayx.console.guard import AccessGuard, ConsoleKeys, basic, refusal
 from brayx.console.page import add_page
 from brayx.console.page.caller import Connect
 from brayx.console.source import Source
@@ -95,7 +95,7 @@ def console(
     if url:
         connect = _remote(url, keys_file, key)
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-        app.add_middleware(Guard, keys=None)
+        app.add_middleware(AccessGuard, keys=None)
         app.add_api_route("/api/recordings/{recording}/file", functools.partial(_passed_on, connect))
     else:
         app = create_app(Source(uri, recordings=recordings, trust=trust))

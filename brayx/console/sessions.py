@@ -10,9 +10,9 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response, StreamingResponse
 
 from brayx.actor.live_ticks import LiveFrame, LiveTicks
-from brayx.console.documents import Document, Done
+from brayx.console.documents import Document, DoneDocument
 from brayx.console.source import Source
-from brayx.console.ticks import Tick, data_url, tick_of
+from brayx.console.ticks import TickDocument, data_url, tick_of
 from brayx.errors import BrayxError
 
 EVERY_S = 0.2
@@ -21,7 +21,7 @@ EVERY_S = 0.2
 _Id = Annotated[str, Query(description="id of the session")]
 
 
-class Session(Document):
+class SessionDocument(Document):
     """A running session."""
 
     session: str
@@ -38,7 +38,7 @@ class Session(Document):
     """The newest return that its agents recorded."""
 
 
-class Frame(Document):
+class FrameDocument(Document):
     """A picture of a tick, drawn by the job's render."""
 
     number: int
@@ -49,17 +49,17 @@ class Frame(Document):
     """Why it could not be drawn."""
 
 
-class Ticks(Document):
+class TicksDocument(Document):
     """The newest ticks of a followed session."""
 
     session: str
-    ticks: list[Tick]
+    ticks: list[TickDocument]
     after: int
     """Value of ``after`` for the next request."""
     end: str = ""
     """Why the session ended; empty: it runs."""
     result: float | None = None
-    frame: Frame | None = None
+    frame: FrameDocument | None = None
     """The newest picture, which may be of an earlier tick; null: the job draws none, or has drawn none yet."""
 
 
@@ -68,12 +68,12 @@ def routes(source: Source) -> APIRouter:
     router = APIRouter(prefix="/api/sessions", tags=["sessions"])
 
     @router.get("")
-    def sessions() -> list[Session]:
+    def sessions() -> list[SessionDocument]:
         """The running sessions."""
-        return [] if source.channel is None else [Session(**row) for row in source.ask("sessions")]
+        return [] if source.channel is None else [SessionDocument(**row) for row in source.ask("sessions")]
 
     @router.get("/ticks")
-    def ticks(session: _Id, after: Annotated[int, Query(ge=0)] = 0) -> Ticks:
+    def ticks(session: _Id, after: Annotated[int, Query(ge=0)] = 0) -> TicksDocument:
         """The newest ticks of a session. It is followed from the first call until 10 s after the last one."""
         return _newer(source, session, after)
 
@@ -84,18 +84,18 @@ def routes(source: Source) -> APIRouter:
         return StreamingResponse(_events(source, first), media_type="text/event-stream")
 
     @router.delete("")
-    def end_session(session: _Id) -> Done:
+    def end_session(session: _Id) -> DoneDocument:
         """Ends a session; its client gets `session_lost` with reason `ended`."""
         source.ask("end", session)
-        return Done(done=f"session {session} is ended")
+        return DoneDocument(done=f"session {session} is ended")
 
     return router
 
 
-def _newer(source: Source, session: str, after: int) -> Ticks:
+def _newer(source: Source, session: str, after: int) -> TicksDocument:
     """The newest ticks of a session; see `brayx.actor.live.LiveTable.newer`."""
     newest: LiveTicks = source.ask("ticks", session, after)
-    return Ticks(
+    return TicksDocument(
         session=session,
         ticks=[tick_of(tick) for tick in newest.ticks],
         after=newest.after,
@@ -105,11 +105,11 @@ def _newer(source: Source, session: str, after: int) -> Ticks:
     )
 
 
-def _frame(frame: LiveFrame) -> Frame:
-    return Frame(number=frame.number, image=data_url(frame.png) if frame.png else None, failure=frame.failure)
+def _frame(frame: LiveFrame) -> FrameDocument:
+    return FrameDocument(number=frame.number, image=data_url(frame.png) if frame.png else None, failure=frame.failure)
 
 
-async def _events(source: Source, newest: Ticks) -> AsyncIterator[str]:
+async def _events(source: Source, newest: TicksDocument) -> AsyncIterator[str]:
     """The messages of a followed session. The last one has the session's end, or is an event ``error``."""
     while True:
         if newest.ticks or newest.end:

@@ -19,7 +19,7 @@ _MAX_TEXT = 65_536
 _LEAST_PIXELS = 16
 
 
-class Tick(Document):
+class TickDocument(Document):
     """One tick of a session, live or recorded."""
 
     number: int
@@ -44,19 +44,19 @@ class Tick(Document):
     """An image among the arrays, as a PNG in a data URL."""
 
 
-class RecordedCurves(Document):
+class RecordedCurvesDocument(Document):
     """Curves over a recording's ticks, thinned."""
 
     ticks: list[int]
     curves: dict[str, list[float]]
 
 
-def tick_of(tick: LiveTick) -> Tick:
+def tick_of(tick: LiveTick) -> TickDocument:
     """The document of a tick, live or recorded."""
     arrays = tick.arrays
     logits, mask, value = (named(arrays, name) for name in ("logits", "action_mask", "value"))
     version = arrays.get("policy_version")
-    return Tick(
+    return TickDocument(
         number=tick.number,
         at_s=tick.at_s,
         seconds=tick.seconds,

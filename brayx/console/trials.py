@@ -9,7 +9,7 @@ import numpy as np
 from fastapi import APIRouter, Query
 
 from brayx import tracking
-from brayx.console.documents import MAX_POINTS, Document, Done
+from brayx.console.documents import MAX_POINTS, Document, DoneDocument
 from brayx.console.source import Source
 from brayx.errors import ConfigError, JobNotRunning
 from brayx.metrics.charts import CHARTS
@@ -18,7 +18,7 @@ from brayx.tracking.trials import trials as newest_trials
 _MAX_CURVES = 20
 
 
-class Trial(Document):
+class TrialDocument(Document):
     """A trial of the tracking store."""
 
     run_id: str
@@ -36,7 +36,7 @@ class Trial(Document):
     """Whether this console can stop it: the console's job trains it, and can be interrupted."""
 
 
-class Curves(Document):
+class CurvesDocument(Document):
     """Curves of a trial."""
 
     run_id: str
@@ -51,7 +51,7 @@ def routes(source: Source) -> APIRouter:
     router = APIRouter(prefix="/api/trials", tags=["trials"])
 
     @router.get("")
-    def trials(project: str = "") -> list[Trial]:
+    def trials(project: str = "") -> list[TrialDocument]:
         """The newest trials."""
         try:
             rows = newest_trials(source.uri, project)
@@ -59,28 +59,30 @@ def routes(source: Source) -> APIRouter:
             return []
         job = source.job()
         stoppable = job.get("run_id") if job.get("can_stop") else None
-        return [Trial(**asdict(row), can_stop=row.run_id == stoppable) for row in rows]
+        return [TrialDocument(**asdict(row), can_stop=row.run_id == stoppable) for row in rows]
 
     @router.get("/{run_id}")
-    def curves(run_id: str, metric: Annotated[list[str], Query(description="only these")] = []) -> Curves:  # noqa: B006
+    def curves(run_id: str, metric: Annotated[list[str], Query(description="only these")] = []) -> CurvesDocument:  # noqa: B006
         """The newest numbers and the curves of a trial."""
         trial = tracking.Trial.attach(source.uri, run_id)
         numbers = trial.metrics()
         known = dict.fromkeys((*CHARTS.values(), *sorted(numbers)))  # the most important first
         shown = [name for name in metric or known if name in numbers]
-        return Curves(
+        return CurvesDocument(
             run_id=run_id,
             numbers={name: value for name, value in numbers.items() if np.isfinite(value)},
             curves={name: _thinned(trial.history(name)) for name in shown[:_MAX_CURVES]},
         )
 
     @router.post("/{run_id}/stop")
-    def stop(run_id: str) -> Done:
+    def stop(run_id: str) -> DoneDocument:
         """Interrupts the job's training as Ctrl-C does: it saves a last checkpoint; the same command resumes it."""
         if run_id != source.job().get("run_id"):
             raise JobNotRunning(f"trial {run_id!r} is not the one that this console's job trains")
         source.ask("stop")
-        return Done(done="the trial is being stopped: it saves a last checkpoint, and the same command resumes it")
+        return DoneDocument(
+            done="the trial is being stopped: it saves a last checkpoint, and the same command resumes it"
+        )
 
     return router
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 from brayx.errors import BrayxError, ConfigError
-from brayx.gamecore.games import MAX_RESUMED, RESUMED, RETRIED, AnyResult, Patience, Result, Run, seeds
+from brayx.gamecore.games import MAX_RESUMED, RESUMED, RETRIED, AnyResult, Backoff, FinishedGame, GamesRun, seeds
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.tcp import TcpSessions
@@ -30,7 +30,7 @@ class _Running:
     repeated."""
 
     index: int
-    game: Game[Result]
+    game: Game[FinishedGame]
     session: str
     request: tuple[StepKind, bytes]
     sent_at: float
@@ -39,10 +39,10 @@ class _Running:
 
 def play_at_once(
     begin: Callable[[int, int | None], Game[AnyResult]],
-    run: Run[AnyResult],
+    run: GamesRun[AnyResult],
     at_once: int,
 ) -> list[AnyResult]:
-    """Plays ``at_once`` games side by side, as `Run.play` plays them one after the other.
+    """Plays ``at_once`` games side by side, as `GamesRun.play` plays them one after the other.
 
     Args:
         begin: makes a game, given its place (0 to ``at_once - 1``) and its seed. It has to end soon once
@@ -59,7 +59,7 @@ def play_at_once(
     if endpoint.scheme != "tcp":
         raise ConfigError(f"several games at once share a TCP connection: {url} is not one, expected tcp://host:port")
     table = _Table(begin, [seeds(run.seed, index) for index in range(at_once)])
-    patience = Patience(run.give_up_after_s)
+    patience = Backoff(run.give_up_after_s)
     results: list[AnyResult] = []
     done = 0
 

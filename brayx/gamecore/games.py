@@ -61,7 +61,7 @@ _LONGEST_PAUSE_S = 5.0
 _dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
-class Result(Protocol):
+class FinishedGame(Protocol):
     """The result of one game; each kind of gamecore has its own type.
 
     Attributes:
@@ -80,11 +80,11 @@ class Result(Protocol):
     def ended(self) -> Ended: ...
 
 
-AnyResult = TypeVar("AnyResult", bound=Result)
+AnyResult = TypeVar("AnyResult", bound=FinishedGame)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(Generic[AnyResult]):
+class GamesRun(Generic[AnyResult]):
     """How a gamecore plays its games; every bridge's ``run_games`` takes these arguments.
 
     Attributes:
@@ -147,7 +147,7 @@ class Run(Generic[AnyResult]):
         """
         results: list[AnyResult] = []
         game_seeds = seeds(self.seed)
-        patience = Patience(self.give_up_after_s)
+        patience = Backoff(self.give_up_after_s)
         while (self.games is None or len(results) < self.games) and not self.should_stop():
             try:
                 result = play(next(game_seeds))
@@ -185,7 +185,7 @@ def _seconds(text: str) -> float:
     return value
 
 
-class Patience:
+class Backoff:
     """Pauses between failed games: doubling, with jitter, up to a time limit for consecutive errors.
 
     Each kind of consecutive error is printed once, and their number at the end.
@@ -353,7 +353,7 @@ def _rounded_into(space: gymnasium.spaces.Box, action: np.ndarray) -> np.ndarray
 
 
 def _run_options(options: argparse.Namespace) -> dict[str, Any]:
-    """The common options of the commands as arguments of `Run`.
+    """The common options of the commands as arguments of `GamesRun`.
 
     Raises:
         ConfigError: the key cannot be read from its file.
@@ -374,7 +374,7 @@ def run_command(
     Args:
         parser: a `command_parser`, with the options of this kind.
         argv: command-line arguments; None: those of the process.
-        run_games: plays games of ``env_id``; takes the arguments of `Run`.
+        run_games: plays games of ``env_id``; takes the arguments of `GamesRun`.
         more: options of this kind that it takes, too.
     """
     options = parser.parse_args(argv)
@@ -382,7 +382,7 @@ def run_command(
     totals: dict[str, float] = {}
     began = time.monotonic()
 
-    def on_game(result: Result) -> None:
+    def on_game(result: FinishedGame) -> None:
         nonlocal count, ticks
         count, ticks = count + 1, ticks + result.length
         for agent, total in result.returns.items():

@@ -4,7 +4,7 @@ import sys
 import warnings
 
 from brayx.bridges.pettingzoo import Clients as Clients
-from brayx.bridges.pettingzoo import GameResult as GameResult
+from brayx.bridges.pettingzoo import MultiAgentResult as MultiAgentResult
 from brayx.bridges.pettingzoo import main as main
 from brayx.bridges.pettingzoo import make_env as make_env
 from brayx.bridges.pettingzoo import parser as parser

@@ -42,7 +42,7 @@ class StepKind(StrEnum):
     CALL = ""
 
 
-class Frame(StrEnum):
+class FrameKind(StrEnum):
     """Kind byte of a WebSocket message under `WS_SUBPROTOCOL`.
 
     A ``NUMBERED`` message is a tick: its ``seq`` in eight bytes, big-endian, then its body.
@@ -56,8 +56,8 @@ class Frame(StrEnum):
     ERROR = "E"
 
 
-FRAME_OF_KIND = {StepKind.START: Frame.START, StepKind.TICK: Frame.TICK, StepKind.STOP: Frame.STOP}
-KIND_OF_FRAME = {frame.value: kind for kind, frame in FRAME_OF_KIND.items()} | {Frame.NUMBERED.value: StepKind.TICK}
+FRAME_OF_KIND = {StepKind.START: FrameKind.START, StepKind.TICK: FrameKind.TICK, StepKind.STOP: FrameKind.STOP}
+KIND_OF_FRAME = {frame.value: kind for kind, frame in FRAME_OF_KIND.items()} | {FrameKind.NUMBERED.value: StepKind.TICK}
 
 
 class StepRequest(NamedTuple):
@@ -265,12 +265,12 @@ def request_headers(request: StepRequest) -> dict[str, str]:
     return {name: value for name, value in fields.items() if value}
 
 
-def encode_frame(frame: Frame, body: bytes) -> bytes:
+def encode_frame(frame: FrameKind, body: bytes) -> bytes:
     """A message under `WS_SUBPROTOCOL`."""
     return frame.value.encode() + body
 
 
-def decode_frame(message: bytes) -> tuple[Frame, bytes]:
+def decode_frame(message: bytes) -> tuple[FrameKind, bytes]:
     """Kind and body of a message under `WS_SUBPROTOCOL`.
 
     Raises:
@@ -278,16 +278,16 @@ def decode_frame(message: bytes) -> tuple[Frame, bytes]:
     """
     kind = message[:1].decode("latin-1")
     try:
-        return Frame(kind), message[1:]
+        return FrameKind(kind), message[1:]
     except ValueError:
         raise ProtocolError(
-            f"WebSocket message starts with {kind!r}, expected one of {', '.join(f.value for f in Frame)}"
+            f"WebSocket message starts with {kind!r}, expected one of {', '.join(f.value for f in FrameKind)}"
         ) from None
 
 
 def encode_numbered(seq: int, body: bytes) -> bytes:
     """A numbered tick under `WS_SUBPROTOCOL`."""
-    return Frame.NUMBERED.value.encode() + seq.to_bytes(8, "big") + body
+    return FrameKind.NUMBERED.value.encode() + seq.to_bytes(8, "big") + body
 
 
 def decode_numbered(body: bytes) -> tuple[int, bytes]:

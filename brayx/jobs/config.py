@@ -23,7 +23,7 @@ from brayx.algorithms.config import Sampling
 from brayx.components import check_module
 from brayx.errors import ConfigError
 from brayx.jobs.bray import translate, unit_notes
-from brayx.jobs.document import Document, Loc, dotted, nearest, nearest_file, short
+from brayx.jobs.document import JobFile, Loc, dotted, nearest, nearest_file, short
 from brayx.jobs.former import forget_former, remove_former
 from brayx.jobs.kinds import BoardConfig, FreeConfig, RenderConfig, SourceConfig
 from brayx.league.config import LeagueConfig
@@ -142,7 +142,7 @@ class JobConfig(BaseModel):
         Raises:
             ConfigError: as `load`.
         """
-        document = Document.parse(text, name)
+        document = JobFile.parse(text, name)
         for override in overrides:
             document.override(override, TOP_OPTIONS)
         return _Validation(document, file.absolute()).job()
@@ -256,7 +256,7 @@ def _merged(plain: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 class _Validation:
     """One pass over a document that collects all errors."""
 
-    def __init__(self, document: Document, file: Path) -> None:
+    def __init__(self, document: JobFile, file: Path) -> None:
         self.document = document
         self.path = file
         self.folder = str(file.parent)

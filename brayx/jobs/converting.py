@@ -20,7 +20,7 @@ import yaml
 from brayx.errors import ConfigError
 from brayx.jobs.bray import OPTIONS, Same, translate
 from brayx.jobs.config import JobConfig, options_by_kind
-from brayx.jobs.document import Document, Loc, short
+from brayx.jobs.document import JobFile, Loc, short
 from brayx.jobs.options import comment_lines, option_lines
 
 _LEARNING_RATE = 5e-4
@@ -53,7 +53,7 @@ def convert(text: str, file: Path) -> Conversion:
     Raises:
         ConfigError: it is not YAML, or no job.
     """
-    document = Document.parse(text, str(file))
+    document = JobFile.parse(text, str(file))
     converted = _Converter(document.values)
     lines = list(converted.lines(_comments(text, document.lines)))
     left = _left("\n".join(lines), file)

@@ -50,7 +50,7 @@ def value_of(text: str) -> Any:
         raise ConfigError(f"the value is not YAML: {getattr(error, 'problem', first_line(error))}") from None
 
 
-class Document:
+class JobFile:
     """The parsed file, with the place of each value."""
 
     def __init__(self, values: dict[str, Any], lines: dict[Loc, int], file: str) -> None:
@@ -60,7 +60,7 @@ class Document:
         self.overridden: dict[Loc, str] = {}
 
     @classmethod
-    def parse(cls, text: str, file: str) -> Document:
+    def parse(cls, text: str, file: str) -> JobFile:
         try:
             loader = _Loader(text)
         except yaml.reader.ReaderError as error:

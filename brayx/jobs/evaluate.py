@@ -28,7 +28,7 @@ from brayx.gamecore.doors import ON_HTTP_PORT, SECURE
 from brayx.gamecore.status import read_status
 from brayx.gamecore.transports.base import Endpoint
 from brayx.jobs.gamecores import filled
-from brayx.jobs.guard import Guard
+from brayx.jobs.guard import GamecoreGuard
 from brayx.jobs.output import Output
 from brayx.metrics import games_text, significant
 from brayx.temporary import output_folder
@@ -192,7 +192,7 @@ def play(
     running: list[_Player] = []
     returns: list[float] = []
     deadline = clock() + timeout_s
-    with selectors.DefaultSelector() as selector, output_folder() as folder, Guard() as guard:
+    with selectors.DefaultSelector() as selector, output_folder() as folder, GamecoreGuard() as guard:
         try:
             for index, (command, share) in enumerate(zip(commands, shares or [0] * len(commands), strict=True)):
                 output = Output(f"gamecore-{index}.txt")
@@ -239,7 +239,7 @@ class _Player:
     """
 
     def __init__(
-        self, command: Sequence[str], share: int, errors: Output, guard: Guard, variables: Mapping[str, str]
+        self, command: Sequence[str], share: int, errors: Output, guard: GamecoreGuard, variables: Mapping[str, str]
     ) -> None:
         self._command, self._share, self._variables = command, share, variables
         self._errors, self._guard = errors, guard

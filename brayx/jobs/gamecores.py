@@ -22,7 +22,7 @@ from brayx import clock
 from brayx.actor.config import GamecoreConfig
 from brayx.errors import ConfigError, StartupError
 from brayx.gamecore.doors import DOORS
-from brayx.jobs.guard import Guard
+from brayx.jobs.guard import GamecoreGuard
 from brayx.jobs.output import Output
 from brayx.temporary import output_folder
 
@@ -76,7 +76,7 @@ class Gamecores:
             _Game(filled(config.command, urls, door=config.door, index=index), Output(f"gamecore-{index}.txt"))
             for index, config in enumerate(each)
         ]
-        self._guard = Guard()
+        self._guard = GamecoreGuard()
         self._outputs = contextlib.ExitStack()
         self._seen: set[str] = set()
         self._urls = sorted(urls.values(), key=len, reverse=True)

@@ -39,7 +39,7 @@ _SHELL = "/bin/sh"
 _END_S = 5.0
 
 
-class Guard:
+class GamecoreGuard:
     """Starts games, and ends them when this process ends. A context manager; not thread-safe."""
 
     def __init__(self) -> None:

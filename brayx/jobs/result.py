@@ -24,7 +24,7 @@ from brayx.trainer.config import TrainerConfig
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from brayx.trainer.loop import Summary
+    from brayx.trainer.loop import TrainingSummary
 
 LATE = "after training, while its results were written: the same command resumes this trial"
 """Note of a late interrupt: when it came, and what to do."""
@@ -120,7 +120,7 @@ class TrainResult:
         return [*rollouts, *([door] if ticks else [])]
 
 
-def end_reason(config: TrainerConfig, learned: Summary | None) -> str:
+def end_reason(config: TrainerConfig, learned: TrainingSummary | None) -> str:
     """One line on why a training ended, with the return and the number of games of its last checkpoint.
 
     After ``target_return`` that checkpoint is the best one, which `promote` registers. Otherwise an earlier one may be

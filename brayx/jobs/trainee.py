@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from brayx.tracking.in_process import InProcessClerk
     from brayx.tracking.trial import Status
     from brayx.trainer.config import TrainerConfig
-    from brayx.trainer.loop import Numbers, Summary
+    from brayx.trainer.loop import LearnerNumbers, TrainingSummary
     from brayx.types import Weights
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class RunningLearner(Protocol):
     def stop(self) -> None:
         """Ends its stream, so that it saves a last checkpoint and ends. Does not wait."""
 
-    def result(self, timeout_s: float | None = None) -> Summary | None:
+    def result(self, timeout_s: float | None = None) -> TrainingSummary | None:
         """The learner's summary; None if it has not ended within ``timeout_s``. Raises its error."""
 
 
@@ -60,12 +60,12 @@ class LearnerThread(abc.ABC):
     """
 
     def __init__(self, stop: Callable[[], object] = lambda: None) -> None:
-        self._summary: Summary | None = None
+        self._summary: TrainingSummary | None = None
         self._error: BaseException | None = None
         self._thread = NativeThread(self._run, "brayx-learner", stop)
 
     @abc.abstractmethod
-    def learn(self) -> Summary:
+    def learn(self) -> TrainingSummary:
         """Learns until training ends; runs in the thread."""
 
     def ended(self) -> None:  # noqa: B027 (most learners need nothing here)
@@ -89,7 +89,7 @@ class LearnerThread(abc.ABC):
         """See `RunningLearner.running`."""
         return self._thread.is_alive()
 
-    def result(self, timeout_s: float | None = None) -> Summary | None:
+    def result(self, timeout_s: float | None = None) -> TrainingSummary | None:
         """See `RunningLearner.result`.
 
         Raises:
@@ -127,7 +127,7 @@ class Trainee(Protocol):
     def clerk(self) -> Clerk | InProcessClerk: ...
 
     @property
-    def numbers(self) -> Numbers: ...
+    def numbers(self) -> LearnerNumbers: ...
 
     @property
     def learner(self) -> RunningLearner: ...
@@ -196,7 +196,7 @@ class Trainees(Generic[T]):
         for learner in self._learners.values():
             learner.stop()
 
-    def result(self, timeout_s: float | None = None) -> Summary | None:
+    def result(self, timeout_s: float | None = None) -> TrainingSummary | None:
         """The summary of the first main player once all have ended; None if that takes longer than ``timeout_s``.
 
         Raises:

@@ -24,20 +24,20 @@ from brayx.jobs.gamecores import Gamecores
 from brayx.jobs.progress import Progress, error_lines, tracebacks
 from brayx.jobs.result import LATE, STEPS_THIS_RUN, TrainResult, end_reason, keep_recordings
 from brayx.jobs.sources import Sources
-from brayx.jobs.watching import Games, Players, Watch, last_of
+from brayx.jobs.watching import Watch, Watched, WatchedGamecores, last_of
 from brayx.logs import one_line
-from brayx.shutdown import INTERRUPTED_S, Deadline, Part, running_parts, wait_to_save
+from brayx.shutdown import INTERRUPTED_S, Deadline, JobPart, running_parts, wait_to_save
 from brayx.tracking import Trial
 
 if TYPE_CHECKING:
     from brayx.jobs.trainee import Trainees
     from brayx.metrics import Recorder
     from brayx.replay.packing import Layout
-    from brayx.rollout.worker import Progress as Collected
+    from brayx.rollout.worker import WorkerProgress as Collected
     from brayx.tracking.clerk import Clerk
     from brayx.tracking.in_process import InProcessClerk
     from brayx.trainer.config import TrainerConfig
-    from brayx.trainer.loop import Summary
+    from brayx.trainer.loop import TrainingSummary
 
 READY_TIMEOUT_S = 180.0
 """Deadline of the learner's first weights."""
@@ -57,7 +57,7 @@ Snapshot = tuple[Mapping[str, float], Mapping[str, str]]
 """The newest value of each metric, and the newest note of those that have notes."""
 
 
-class Rollout(Part, Players, Protocol):
+class Rollout(JobPart, Watched, Protocol):
     """Environments that play without a door."""
 
     @property
@@ -229,7 +229,7 @@ class JobTraining(abc.ABC):
             error.add_note(LATE)
             raise
 
-    def watch(self, sources: Sources, games: Games) -> None:
+    def watch(self, sources: Sources, games: WatchedGamecores) -> None:
         """Watches until the learner's stream is over; ends the stream when no more data can arrive.
 
         Raises:
@@ -257,7 +257,7 @@ class JobTraining(abc.ABC):
                     raise StartupError(f"no weights came within {READY_TIMEOUT_S:g} s; the learner {learning.state()}")
                 watch.look(*newest)
 
-    def _result(self, began: float, seconds: float, summary: Summary | None) -> TrainResult:
+    def _result(self, began: float, seconds: float, summary: TrainingSummary | None) -> TrainResult:
         config = self.config
         last, notes = self.settle()
         numbers = {**last, STEPS_THIS_RUN: float(sum(rollout.collected.steps for rollout in self.rollouts))}

@@ -16,7 +16,7 @@ from brayx.metrics.totals import GAMES, TICKS_THIS_RUN
 
 if TYPE_CHECKING:
     from brayx.jobs.trainee import RunningLearner
-    from brayx.trainer.loop import Summary
+    from brayx.trainer.loop import TrainingSummary
 
 FIRST_STEP_TIMEOUT_S = 20.0
 NEXT_STEP_TIMEOUT_S = 180.0
@@ -239,7 +239,7 @@ class Pace:
         )
 
 
-class Players(Protocol):
+class Watched(Protocol):
     """What plays: the job's gamecores, or a rollout, on any host."""
 
     @property
@@ -255,7 +255,7 @@ class Players(Protocol):
         """How many are alive."""
 
 
-class Games(Players, Protocol):
+class WatchedGamecores(Watched, Protocol):
     """The job's gamecores; as a text, what each was started with."""
 
     @property
@@ -280,8 +280,8 @@ class Watch:
         self,
         progress: Progress,
         learner: RunningLearner,
-        games: Games,
-        rollouts: Sequence[Players],
+        games: WatchedGamecores,
+        rollouts: Sequence[Watched],
         batch_steps: int,
         max_lost_share: float | None,
         urls: Sequence[str] = (),
@@ -329,7 +329,7 @@ class Watch:
             say(f"{hint}; the learner {self._learner.state()}")
 
 
-def last_of(learner: RunningLearner) -> Summary:
+def last_of(learner: RunningLearner) -> TrainingSummary:
     """Waits for a learner whose stream is over to save its last checkpoint and end.
 
     Raises:

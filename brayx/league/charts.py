@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from brayx.league.files import DIGEST_TAG, POINTS_TAG
-from brayx.league.ledger import Ledger, Point
+from brayx.league.ledger import Ledger, RatingPoint
 from brayx.league.member import Member
 from brayx.league.payoff import Payoff
 from brayx.league.ratings import Ratings
@@ -88,12 +88,12 @@ def draw_league(trial: Trial, books: str, env_steps: Mapping[str, int], pool: st
         tag(pool, version, changed, trial.uri)
 
 
-def point_of(ratings: Ratings, member: Member, env_steps: int) -> Point:
+def point_of(ratings: Ratings, member: Member, env_steps: int) -> RatingPoint:
     """The point of a member as it is rated now."""
-    return Point(env_steps, ratings.points(member), *ratings.interval(member))
+    return RatingPoint(env_steps, ratings.points(member), *ratings.interval(member))
 
 
-def changed(curve: Sequence[Point], point: Point) -> bool:
+def changed(curve: Sequence[RatingPoint], point: RatingPoint) -> bool:
     """Whether a point belongs on a curve: it has later steps than the curve's last one, and another rating."""
     if not curve:
         return True
@@ -115,7 +115,7 @@ def tags_of(snapshot: Snapshot, ratings: Ratings) -> dict[str, str]:
 
 
 def draw_ratings(
-    curves: Mapping[Member, Sequence[Point]],
+    curves: Mapping[Member, Sequence[RatingPoint]],
     snapshots: Sequence[Snapshot],
     ratings: Ratings,
     members: Sequence[Member],

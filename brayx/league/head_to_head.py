@@ -7,7 +7,7 @@ from typing import Any
 
 from brayx.errors import ConfigError
 from brayx.jobs.config import JobConfig, only
-from brayx.league.match import MatchGames, Score, Tally
+from brayx.league.match import MatchGames, MatchScore, Tally
 from brayx.league.named import Opponents
 from brayx.league.playing import check_playable, play
 from brayx.tables import aligned
@@ -29,7 +29,7 @@ class MatchResult:
     a: str
     b: str
     wanted: int
-    score: Score
+    score: MatchScore
     predicted: float | None
     seed: int
     interrupted: bool

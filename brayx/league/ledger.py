@@ -49,7 +49,7 @@ CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 _CURVES = "CREATE TABLE IF NOT EXISTS curves (member TEXT, env_steps INTEGER, points REAL, low REAL, high REAL)"
 
 
-class Point(NamedTuple):
+class RatingPoint(NamedTuple):
     """A point of a curve.
 
     Attributes:
@@ -141,13 +141,13 @@ class Ledger:
         """Games ``counted``, ``broken_off`` and ``contradictory``, and results ``refused``, see `count_game`."""
         return dict.fromkeys(_COUNTERS, 0) | dict(self._rows("SELECT name, value FROM counters"))
 
-    def curves(self) -> dict[Member, list[Point]]:
+    def curves(self) -> dict[Member, list[RatingPoint]]:
         """Ratings over env steps by member, each in the order in which they were written."""
         if not self._rows("SELECT 1 FROM sqlite_master WHERE name = 'curves'"):
             return {}
-        found: dict[Member, list[Point]] = {}
+        found: dict[Member, list[RatingPoint]] = {}
         for member, *point in self._rows("SELECT member, env_steps, points, low, high FROM curves ORDER BY rowid"):
-            found.setdefault(Member.parse(member), []).append(Point(*point))
+            found.setdefault(Member.parse(member), []).append(RatingPoint(*point))
         return found
 
     def champion(self) -> Member | None:
@@ -221,7 +221,7 @@ class Ledger:
         with self._transaction():
             self._db.execute("INSERT OR REPLACE INTO facts VALUES ('champion', ?)", (champion.label,))
 
-    def write_curve(self, member: Member, curve: Sequence[Point]) -> None:
+    def write_curve(self, member: Member, curve: Sequence[RatingPoint]) -> None:
         """Replaces the curve of a member; one of more than `MAX_POINTS` is thinned out."""
         rows = [(member.label, *point) for point in thinned(curve, MAX_POINTS)]
         with self._transaction():
@@ -268,7 +268,7 @@ def _key(game: str) -> bytes:
     return hashlib.blake2b(game.encode(), digest_size=16).digest()
 
 
-def thinned(curve: Sequence[Point], most: int) -> list[Point]:
+def thinned(curve: Sequence[RatingPoint], most: int) -> list[RatingPoint]:
     """Thins a curve: keeps every second point from the newest on, repeatedly, until at most ``most`` are left. The
     first one stays.
 

@@ -52,7 +52,7 @@ class Tally(NamedTuple):
         return wilson(*self)
 
 
-class Score(NamedTuple):
+class MatchScore(NamedTuple):
     """The state of a match.
 
     Attributes:
@@ -143,12 +143,12 @@ class MatchGames:
             if game is not None:
                 self._running.pop(game.id).finished = Finished.of(game, self._teams)
 
-    def score(self) -> Score:
+    def score(self) -> MatchScore:
         """The score so far."""
         with self._lock:
             return self._score()
 
-    def _score(self) -> Score:
+    def _score(self) -> MatchScore:
         begun = self._played
         names = self._names or _names_of(begun)
         by_seat = dict.fromkeys(names, Tally())
@@ -168,7 +168,7 @@ class MatchGames:
                 broken_off += played.finished.outcome == "broken_off"
                 contradictory += played.finished.outcome == "contradictory"
                 reason = played.finished.reason
-        return Score(by_seat, len(begun), broken_off, contradictory, counted == self._wanted, reason)
+        return MatchScore(by_seat, len(begun), broken_off, contradictory, counted == self._wanted, reason)
 
     def _next(self, name: str) -> Game:
         block, place = divmod(len(self._played), len(_BLOCK))
@@ -223,12 +223,12 @@ class Tournament:
         """See `MatchGames.ended`."""
         self._of(session).ended(session, reason)
 
-    def score(self) -> Score:
+    def score(self) -> MatchScore:
         """The score over all matches; a win is one of the pair's first player."""
         scores = [match.score() for match in self._matches.values()]
         tally = Tally(*map(sum, zip(*(each.all for each in scores), strict=True)))
         reason = next((each.reason for each in scores if each.reason), "")
-        return Score(
+        return MatchScore(
             {"all": tally},
             sum(each.begun for each in scores),
             sum(each.broken_off for each in scores),

@@ -35,7 +35,7 @@ from brayx.jobs.gamecores import Gamecores
 from brayx.jobs.handles import offer
 from brayx.jobs.progress import tracebacks
 from brayx.jobs.weights import acting_from, pooled
-from brayx.league.match import Score
+from brayx.league.match import MatchScore
 from brayx.league.named import Opponent, check_fits
 from brayx.metrics import Recorder
 from brayx.model.acting import ActingModel
@@ -63,7 +63,7 @@ class MatchSeating(Protocol):
     def ended(self, session: str, reason: str) -> None:
         """Ends a session."""
 
-    def score(self) -> Score:
+    def score(self) -> MatchScore:
         """The score so far."""
 
 
@@ -90,7 +90,7 @@ def play(
     title: str,
     total: int,
     timeout_s: float,
-) -> tuple[Score, bool]:
+) -> tuple[MatchScore, bool]:
     """Plays games until all are played, no game has ended for ``timeout_s``, or Ctrl-C.
 
     Args:
@@ -231,7 +231,7 @@ class _Seated:
 
 def _play(
     job: JobConfig, actor: str, urls: Mapping[str, str], games: MatchSeating, timeout_s: float, display: _Display
-) -> tuple[Score, bool]:
+) -> tuple[MatchScore, bool]:
     """Runs the gamecores; see `play`."""
     score = games.score()
     with Gamecores(job.actors[actor].gamecores, urls, job.folder, say=display.say) as cores:
@@ -254,7 +254,7 @@ def _play(
     return score, False
 
 
-def _check_hope(score: Score, cores: Gamecores, urls: Mapping[str, str], waited_s: float | None) -> None:
+def _check_hope(score: MatchScore, cores: Gamecores, urls: Mapping[str, str], waited_s: float | None) -> None:
     """Raises a `StartupError` if the deadline is over, or so many games failed that none will count.
 
     Args:
@@ -304,7 +304,7 @@ class _Display:
         """Prints a line above the bar."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def update(self, score: Score) -> None:
+    def update(self, score: MatchScore) -> None:
         """Shows the score."""
         tally = score.all
         rate = "" if tally.win_rate is None or not self._rated else f"win rate {tally.win_rate:.3f}"

@@ -33,7 +33,7 @@ EXPORT_FORMAT = 1
 _NEWEST = 5
 
 
-class Row(NamedTuple):
+class MemberRow(NamedTuple):
     """A member of a league with its rating.
 
     Attributes:
@@ -124,7 +124,7 @@ class Books:
         """The snapshot of a member, if it is one."""
         return next((each for each in self.snapshots if each.member == member), None)
 
-    def standings(self) -> list[Row]:
+    def standings(self) -> list[MemberRow]:
         """All that can be drawn and have been rated, the strongest first."""
         rows, fitted = [], self.fitted()
         for member, rating in self.ratings.state().items():
@@ -133,7 +133,9 @@ class Books:
                 continue
             low, high = self.ratings.interval(member)
             drawn, crowned = self.drawn.get(member, 0), member == self.champion
-            rows.append(Row(member, rating.points, low, high, *rating, drawn, crowned, frozen, fitted.get(member)))
+            rows.append(
+                MemberRow(member, rating.points, low, high, *rating, drawn, crowned, frozen, fitted.get(member))
+            )
         return sorted(rows, key=lambda row: (-row.points, row.member))
 
     def fitted(self) -> dict[Member, Fitted]:
@@ -211,7 +213,7 @@ def show(trial: Trial, books: Books, now_s: float | None = None) -> str:
 
 
 def ratings_csv(books: Books) -> str:
-    """The table as CSV with a heading; columns as the keys of `Row.as_dict`."""
+    """The table as CSV with a heading; columns as the keys of `MemberRow.as_dict`."""
     rows = [row.as_dict() for row in books.standings()]
     text = io.StringIO()
     columns = list(rows[0]) if rows else ["member"]
@@ -228,7 +230,7 @@ def document(trial: Trial, books: Books) -> dict[str, Any]:
         ``format``: `EXPORT_FORMAT`. ``project``, ``trial``, ``run_id``: the league's trial. ``time_s``: when the books
         were read, in seconds since 1970. ``champion``: a member, or null; members are ``NAME`` or ``NAME:VERSION``.
         ``counters``: games ``counted``, ``broken_off`` and ``contradictory``, and results ``refused``.
-        ``ratings``: a list, the strongest first, of objects as `Row.as_dict`: ``member``, its ``player`` and
+        ``ratings``: a list, the strongest first, of objects as `MemberRow.as_dict`: ``member``, its ``player`` and
         ``version`` (null: it learns, or is a script), ``points`` with the 95 % interval ``low`` to ``high``, ``mu``,
         ``sigma``, the points ``fitted`` (`Books.fitted`) with ``fitted_low`` to ``fitted_high``, or null, ``elo``,
         ``games``, ``drawn``, ``champion``, and of snapshots ``env_steps`` and ``time_s``.

@@ -40,14 +40,14 @@ class OpponentRequest(NamedTuple):
     value: Any
 
 
-class Chosen(NamedTuple):
+class ChosenOpponent(NamedTuple):
     """The opponent of a session.
 
     Attributes:
         version: its version in the registry; None: a script.
         player: its player; None: the version is no snapshot.
         points: its rating; None: it has none.
-        limit: as `Mix.limit`.
+        limit: as `OpponentMix.limit`.
         level: its name if it is a level; else empty.
         temperature, delay: as in `brayx.league.levels.Strength`.
     """
@@ -61,10 +61,12 @@ class Chosen(NamedTuple):
     delay: int = 0
 
     @staticmethod
-    def of(strength: Strength, level: str = "") -> Chosen:
+    def of(strength: Strength, level: str = "") -> ChosenOpponent:
         """A calibrated opponent."""
         version, player, points = strength.version, strength.player, strength.points
-        return Chosen(version, player, points, level=level, temperature=strength.temperature, delay=strength.delay)
+        return ChosenOpponent(
+            version, player, points, level=level, temperature=strength.temperature, delay=strength.delay
+        )
 
     @property
     def label(self) -> str:
@@ -136,7 +138,7 @@ class ServedPool:
     levels: Levels | None = None
     scripts: Collection[str] = ()
 
-    def choose(self, request: OpponentRequest, game: str) -> Chosen:
+    def choose(self, request: OpponentRequest, game: str) -> ChosenOpponent:
         """The opponent of a game.
 
         Raises:
@@ -149,9 +151,9 @@ class ServedPool:
         if request.key == "level":
             if self.levels is None:
                 raise LeagueError("the league has no levels yet: `brayx league calibrate` measures them")
-            return Chosen.of(self.levels.level(request.value), request.value)
+            return ChosenOpponent.of(self.levels.level(request.value), request.value)
         if request.key == "player" and request.value in self.scripts:
-            return Chosen(None, request.value, self.points.get(Member(request.value)))
+            return ChosenOpponent(None, request.value, self.points.get(Member(request.value)))
         if not self.snapshots:
             raise LeagueError("the league has no snapshots yet, so it has no opponents: train it first")
         if request.key == "player":
@@ -165,19 +167,19 @@ class ServedPool:
         mix = mix_of([Rated(member, chosen.points or 0.0) for member, chosen in rated.items()], request.value)
         return rated[draw(mix, game).member]._replace(limit=mix.limit)
 
-    def _rated(self) -> dict[Member, Chosen]:
+    def _rated(self) -> dict[Member, ChosenOpponent]:
         """Candidates for a rating, by unique keys: all measured strengths, or without levels the rated snapshots."""
         if self.levels is not None:
-            found = [Chosen.of(each, name) for name, each in self.levels.levels.items()]
-            found += [Chosen.of(each) for each in self.levels.others]
+            found = [ChosenOpponent.of(each, name) for name, each in self.levels.levels.items()]
+            found += [ChosenOpponent.of(each) for each in self.levels.others]
             return {Member(f"{each.player}/{i}", each.version or 0): each for i, each in enumerate(found)}
         return {
-            member: Chosen(member.version, member.player, self.points[member])
+            member: ChosenOpponent(member.version, member.player, self.points[member])
             for member in self.snapshots
             if member in self.points
         }
 
-    def _version(self, version: int) -> Chosen:
+    def _version(self, version: int) -> ChosenOpponent:
         if not self.versions:
             raise VersionUnknown(f"no version {version}: the model has none", version=version, known=[])
         if version not in self.versions:
@@ -185,9 +187,9 @@ class ServedPool:
             raise VersionUnknown(f"the model has no version {version}, {hint}", version=version, **details)
         player = self.versions[version]
         points = None if player is None else self.points.get(Member(player, version))
-        return Chosen(version, player, points)
+        return ChosenOpponent(version, player, points)
 
-    def _player(self, player: str) -> Chosen:
+    def _player(self, player: str) -> ChosenOpponent:
         own = [member for member in self.snapshots if member.player == player]
         if not own:
             known = sorted({*self.scripts, *(member.player for member in self.snapshots)})
@@ -200,7 +202,7 @@ class ServedPool:
             )
         champion = Member(player, self.champion or 0)
         member = champion if champion in own else own[-1]
-        return Chosen(member.version, player, self.points.get(member))
+        return ChosenOpponent(member.version, player, self.points.get(member))
 
 
 def read_pool(name: str, uri: str, scripts: Collection[str] = (), *, project: str = "", trial: str = "") -> ServedPool:
@@ -240,7 +242,7 @@ def read_pool(name: str, uri: str, scripts: Collection[str] = (), *, project: st
     return ServedPool(versions, snapshots, points, champion, scripts=scripts)
 
 
-class Mix(NamedTuple):
+class OpponentMix(NamedTuple):
     """The two opponents that stand for a rating.
 
     Attributes:
@@ -255,7 +257,7 @@ class Mix(NamedTuple):
     limit: Limit
 
 
-def mix_of(pool: Iterable[Rated], rating: float) -> Mix:
+def mix_of(pool: Iterable[Rated], rating: float) -> OpponentMix:
     """The mix whose expected points are ``rating``: ``(1 - share) * lower + share * upper``.
 
     Of members with equal points, the one of the newest version is taken.
@@ -269,16 +271,16 @@ def mix_of(pool: Iterable[Rated], rating: float) -> Mix:
     points = sorted(newest)
     weakest, strongest = newest[points[0]], newest[points[-1]]
     if rating < weakest.points:
-        return Mix(weakest, weakest, 0.0, "weakest")
+        return OpponentMix(weakest, weakest, 0.0, "weakest")
     if rating > strongest.points:
-        return Mix(strongest, strongest, 0.0, "strongest")
+        return OpponentMix(strongest, strongest, 0.0, "strongest")
     lower = newest[max(each for each in points if each <= rating)]
     upper = newest[min(each for each in points if each >= rating)]
     gap = upper.points - lower.points
-    return Mix(lower, upper, (rating - lower.points) / gap if gap else 0.0, "")
+    return OpponentMix(lower, upper, (rating - lower.points) / gap if gap else 0.0, "")
 
 
-def draw(mix: Mix, game: str) -> Rated:
+def draw(mix: OpponentMix, game: str) -> Rated:
     """The opponent of a game, drawn by the game's id."""
     digest = hashlib.blake2b(game.encode(), digest_size=8, person=b"strength").digest()
     return mix.upper if int.from_bytes(digest, "big") < mix.share * 2**64 else mix.lower

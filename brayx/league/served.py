@@ -24,7 +24,7 @@ from brayx.jobs.config import JobConfig, only, pool_name
 from brayx.league.config import LeagueConfig
 from brayx.league.files import levels_file
 from brayx.league.finding import newest_league
-from brayx.league.requested import KEYS, Chosen, ServedPool, levels_of, parse_request, read_pool
+from brayx.league.requested import KEYS, ChosenOpponent, ServedPool, levels_of, parse_request, read_pool
 from brayx.model.arms import Followed, WeightSource
 from brayx.model.config import ModelConfig
 from brayx.model.local import LocalModel
@@ -157,7 +157,7 @@ class ServedOpponents:
 
     async def seat(self, session: str, request: Any) -> SeatedPlayer:
         """See `brayx.actor.players.RequestedOpponents.seat`."""
-        if isinstance(request, Chosen):  # a session that moves: a newer pool may give another opponent
+        if isinstance(request, ChosenOpponent):  # a session that moves: a newer pool may give another opponent
             chosen = request
         else:
             want = parse_request(request)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from brayx.tracking.clerk import Clerk
     from brayx.tracking.in_process import InProcessClerk
-    from brayx.trainer.loop import Numbers
+    from brayx.trainer.loop import LearnerNumbers
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class LeagueHost(Protocol[T]):
         """The league."""
 
     @property
-    def numbers(self) -> Numbers:
+    def numbers(self) -> LearnerNumbers:
         """Recorder of the league's metrics, with their newest values."""
 
     def trainee(self, player: str) -> T:

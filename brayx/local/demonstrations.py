@@ -23,7 +23,7 @@ from brayx.local.training import Settled, Training
 from brayx.nets.recurrent import state_argument
 from brayx.recording.source import dataset
 from brayx.replay.files import Dataset
-from brayx.replay.packing import Batch, Layout, Packer
+from brayx.replay.packing import Batch, BatchPacker, Layout
 from brayx.trainer.fits import actions_of
 from brayx.types import DEMONSTRATION, NestedArray, flatten
 
@@ -94,7 +94,7 @@ class Demonstrations:
         initial: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         opened = (data if isinstance(data, Dataset) else dataset(data)).for_env(layout.env)
-        packer = Packer(1, unroll_length, layout)
+        packer = BatchPacker(1, unroll_length, layout)
         made: list[Batch | None] = []
         cut, number = 0, -1
         for number, episode in enumerate(opened.checked(layout)):

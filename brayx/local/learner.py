@@ -18,7 +18,7 @@ from brayx.tracking.pending import Keeper
 from brayx.trainer.checkpoint import Normaliser
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.hooks import Hooks
-from brayx.trainer.loop import LearnerLoop, Numbers, Summary
+from brayx.trainer.loop import LearnerLoop, LearnerNumbers, TrainingSummary
 from brayx.trainer.ranks import Alone
 from brayx.types import Weights
 
@@ -49,7 +49,7 @@ class LocalLearner(LearnerThread):
         *,
         followers: Sequence[Callable[[int, Weights], None]],
         batches: Batches,
-        numbers: Numbers,
+        numbers: LearnerNumbers,
         keeper: Keeper,
         about: Mapping[str, Any],
         hooks: Hooks,
@@ -88,7 +88,7 @@ class LocalLearner(LearnerThread):
         self.ready.set()
         return version
 
-    def learn(self) -> Summary:
+    def learn(self) -> TrainingSummary:
         """See `LearnerThread.learn`."""
         return LearnerLoop(
             self._config,

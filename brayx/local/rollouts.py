@@ -23,7 +23,7 @@ from brayx.metrics import Recorder
 from brayx.rollout.collector import Collector
 from brayx.rollout.moments import AllMoments, MomentsStore, from_arrays, obs_scalings, to_arrays
 from brayx.rollout.spec import RolloutSpec, make_collector, naming
-from brayx.rollout.worker import Failures, Newest, Progress, Worker
+from brayx.rollout.worker import Failures, Newest, Worker, WorkerProgress
 from brayx.threads import NativeThread
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class LocalRollout:
         self._stopping = threading.Event()
         self._error: BrayxError | None = None
         self._turn_began = 0.0
-        self.collected = Progress()
+        self.collected = WorkerProgress()
         self.failures = 0
         self.messages: deque[str] = deque(maxlen=20)
         self._thread = NativeThread(self._run, f"brayx-rollout-{spec.name}", self._stopping.set)

@@ -49,7 +49,7 @@ class TrialKeeper(Keeper, Protocol):
         """Raises the keeper's pending error, if any."""
 
 
-class Point(NamedTuple):
+class CurvePoint(NamedTuple):
     """One point of the learning curve: seconds since the first step, env steps, finished episodes, and the mean return
     of the last hundred episodes."""
 
@@ -62,8 +62,9 @@ class Point(NamedTuple):
 class Run:
     """State shared by collector and learner: the newest weights, the table, metrics and checkpoints.
 
-    Implements the loop's `Publisher`, `Numbers` and `Keeper`; the learner's thread calls all three. The learner takes
-    the batches of `imitation` once, then those of `iteration` and `after_update` again and again, and at last `close`.
+    Implements the loop's `Publisher`, `LearnerNumbers` and `Keeper`; the learner's thread calls all three. The learner
+    takes the batches of `imitation` once, then those of `iteration` and `after_update` again and again, and at last
+    `close`.
 
     Args:
         collector: collects runs.
@@ -102,7 +103,7 @@ class Run:
         self.about: dict[str, Any] = {}
         self._steps_before = 0
         self._begun_at = 0
-        self.curve: list[Point] = []
+        self.curve: list[CurvePoint] = []
         self._collector = collector
         self._table = table
         self._total = num_steps
@@ -353,7 +354,7 @@ class Run:
         self._totals.take_interval()  # the next means cover the next run only
         if numbers.get(GAMES_METRIC):
             mean = numbers.get(RETURN_METRIC, float("nan"))
-            self.curve.append(Point(self.seconds, self.env_steps, int(numbers[GAMES_METRIC]), mean))
+            self.curve.append(CurvePoint(self.seconds, self.env_steps, int(numbers[GAMES_METRIC]), mean))
         self._runs += 1
         if self._on_update is not None:
             self._on_update(self._runs, self.env_steps, numbers)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from brayx.local.buffer import LocalBuffer
-from brayx.replay.mix import Mix
+from brayx.replay.mix import StreamMix
 from brayx.replay.packing import Batch
 
 _LOOK_S = 0.5
@@ -32,7 +32,7 @@ class Batches:
     def __init__(self, buffers: Mapping[str, LocalBuffer], weights: Mapping[str, float]) -> None:
         self._given = 0
         self._buffers = dict(buffers)
-        self._mix = Mix(weights)
+        self._mix = StreamMix(weights)
         self._held: dict[str, Batch] = {}
         self._changed = threading.Event()
         self._idle = threading.Event()

@@ -31,7 +31,7 @@ from brayx.engines.base import ModelSpec
 from brayx.engines.torch import initialise_lazy
 from brayx.errors import ConfigError, EnvironmentFailed
 from brayx.local.demonstrations import Demonstrations, check_imitates
-from brayx.local.run import Point, Run, TrialKeeper
+from brayx.local.run import CurvePoint, Run, TrialKeeper
 from brayx.local.training import Settled, Training
 from brayx.replay.files import Dataset
 from brayx.replay.limiter import RateLimiter
@@ -39,10 +39,10 @@ from brayx.replay.samplers import Importance
 from brayx.replay.table import Table
 from brayx.rollout.collector import Collector
 from brayx.rollout.envs import EnvSource, make_envs
-from brayx.rollout.evaluate import Evaluation, evaluate
+from brayx.rollout.evaluate import PolicyEvaluation, evaluate
 from brayx.rollout.moments import ObsNormaliser
 from brayx.rollout.networks import Model, observation_of, ready_made
-from brayx.rollout.policy import Policy
+from brayx.rollout.policy import RolloutPolicy
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.fits import check_model
 from brayx.trainer.loop import RETURN_METRIC, LearnerLoop, Reason
@@ -56,7 +56,7 @@ _EVALUATION_SEED = 10_000
 
 
 @dataclass(frozen=True)
-class Result:
+class LocalTrainResult:
     """The outcome of a training.
 
     Attributes:
@@ -90,8 +90,8 @@ class Result:
     module: nn.Module
     forward_args: tuple[NestedArray, ...]
     normaliser: Mapping[str, np.ndarray] = field(default_factory=dict)
-    curve: tuple[Point, ...] = ()
-    evaluation: Evaluation | None = None
+    curve: tuple[CurvePoint, ...] = ()
+    evaluation: PolicyEvaluation | None = None
     dropped: int = 0
 
 
@@ -105,7 +105,7 @@ def train_local(
     on_update: Callable[[int, int, Mapping[str, float]], None] | None = None,
     clerk: TrialKeeper | None = None,
     stop: threading.Event | None = None,
-) -> Result:
+) -> LocalTrainResult:
     """Trains a policy for ``env`` in this process.
 
     Args:
@@ -232,7 +232,7 @@ class LocalTraining:
         training = self.training
         return Collector(
             self.envs,
-            Policy(self.module, self.forward_args, engine=training.engine),
+            RolloutPolicy(self.module, self.forward_args, engine=training.engine),
             training.unroll_length,
             seed=training.seed,
             normalise_obs=training.normalise_obs,
@@ -267,7 +267,7 @@ class LocalTraining:
         self._reason = self.loop.learn(self.run.iteration())
         return self.run.after_update()
 
-    def result(self) -> Result:
+    def result(self) -> LocalTrainResult:
         """Ends the training: saves the last checkpoint, and plays the evaluation."""
         run, training = self.run, self.training
         summary = self.loop.end(self._reason)
@@ -278,7 +278,7 @@ class LocalTraining:
         if training.evaluation_episodes and not self._stop.is_set():
             evaluation = unless_failed(lambda: self.evaluate(training.evaluation_episodes, stop=self._stop))
         reached = summary.reason == "target_return"
-        return Result(
+        return LocalTrainResult(
             reason="target_return" if reached else "num_steps" if run.env_steps >= training.num_steps else "stopped",
             began=run.began,
             env_steps=run.env_steps,
@@ -295,7 +295,7 @@ class LocalTraining:
             dropped=run.dropped,
         )
 
-    def evaluate(self, games: int, *, seed: int | None = None, stop: threading.Event | None = None) -> Evaluation:
+    def evaluate(self, games: int, *, seed: int | None = None, stop: threading.Event | None = None) -> PolicyEvaluation:
         """Plays greedy games with the newest weights in the training's own environments, in which nothing may play
         meanwhile; arguments and errors as for `play_evaluation`."""
         collector = self.collector
@@ -309,13 +309,13 @@ class LocalTraining:
 def play_evaluation(
     training: Training,
     envs: VectorEnv,
-    policy: Policy,
+    policy: RolloutPolicy,
     games: int,
     *,
     normaliser: ObsNormaliser | None,
     seed: int | None = None,
     stop: threading.Event | None = None,
-) -> Evaluation:
+) -> PolicyEvaluation:
     """Plays the greedy games that evaluate a training.
 
     Args:
@@ -338,7 +338,7 @@ def play_evaluation(
     )
 
 
-def unless_failed(play: Callable[[], Evaluation]) -> Evaluation | None:
+def unless_failed(play: Callable[[], PolicyEvaluation]) -> PolicyEvaluation | None:
     """The evaluation that ``play`` returns; None if an environment raises: the trained weights are kept."""
     try:
         return play()

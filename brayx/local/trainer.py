@@ -32,8 +32,8 @@ from brayx.jobs.shipped import job_file
 from brayx.local.train import LocalTraining, play_evaluation
 from brayx.local.training import of_job, with_options
 from brayx.rollout.envs import make_envs
-from brayx.rollout.evaluate import Evaluation
-from brayx.rollout.policy import Policy
+from brayx.rollout.evaluate import PolicyEvaluation
+from brayx.rollout.policy import RolloutPolicy
 from brayx.temporary import temporary_folder
 from brayx.trainer.loop import RETURN_METRIC
 from brayx.types import NestedArray, flatten
@@ -41,7 +41,7 @@ from brayx.types import NestedArray, flatten
 if TYPE_CHECKING:
     from brayx.actions import ActionSpec
     from brayx.jobs.config import JobConfig
-    from brayx.local.run import Point
+    from brayx.local.run import CurvePoint
     from brayx.rollout.envs import EnvSource
     from brayx.rollout.networks import Model
 
@@ -183,7 +183,7 @@ class Trainer:
                 yield result
 
     @property
-    def curve(self) -> list[Point]:
+    def curve(self) -> list[CurvePoint]:
         """The learning curve: one point after each iteration, from the first finished episode on."""
         return self._running.run.curve
 
@@ -209,9 +209,10 @@ class Trainer:
             shutil.copytree(temporary, folder)
         return folder
 
-    def evaluate(self, games: int = 10) -> Evaluation:
-        """Plays whole episodes with the most likely actions, in environments of their own; `Evaluation.mean` is their
-        mean return.
+    def evaluate(self, games: int = 10) -> PolicyEvaluation:
+        """Plays whole episodes with the most likely actions, in environments of their own.
+
+        Their mean return is `PolicyEvaluation.mean`.
 
         Raises:
             ConfigError: ``games`` is below 1.
@@ -275,7 +276,7 @@ class _Player:
     """Acts for single observations with a training's policy and normalisation."""
 
     def __init__(self, running: LocalTraining) -> None:
-        self.policy = Policy(running.module, running.forward_args, engine="torch")
+        self.policy = RolloutPolicy(running.module, running.forward_args, engine="torch")
         self._collector = running.collector
         self._memory = self.policy.initial_state(1)
         self._rng = np.random.default_rng(running.training.seed)
@@ -314,7 +315,7 @@ class _Display(contextlib.ExitStack):
         if console.is_jupyter or console.is_terminal:
             self._progress = self.enter_context(Progress(title, num_steps=num_steps, target=target, console=console))
 
-    def show(self, result: Mapping[str, float], curve: list[Point], *, last: bool) -> None:
+    def show(self, result: Mapping[str, float], curve: list[CurvePoint], *, last: bool) -> None:
         now = time.monotonic()
         if self._progress is not None and (last or now - self._panel_at >= _PANEL_S):
             self._panel_at = now
@@ -323,7 +324,7 @@ class _Display(contextlib.ExitStack):
             self._draw(curve)
             self._curve_at = time.monotonic()  # drawing takes a tenth of a second
 
-    def _draw(self, curve: list[Point]) -> None:
+    def _draw(self, curve: list[CurvePoint]) -> None:
         import io
 
         from IPython.display import Image, display

@@ -111,7 +111,7 @@ class Training(BaseModel):
     evaluation_episodes: Annotated[int, Field(ge=0)] = 0
     """Greedy episodes played after training."""
     evaluation_steps: _Count = MAX_STEPS
-    """Limit of such an episode: a longer one is cut, and counts with its return so far (`Evaluation.cut`)."""
+    """Limit of such an episode: a longer one is cut, and counts with its return so far (`PolicyEvaluation.cut`)."""
     checkpoint_interval: int | None = _same(TrainerConfig, "checkpoint_interval")
 
     def of(self, algorithm: AlgorithmConfig) -> Settled:

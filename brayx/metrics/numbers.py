@@ -17,7 +17,7 @@ _INTERVAL_S = 1.0
 
 
 class LocalNumbers(Recorder):
-    """The recorder of a process that trains, with the trial's `Totals`; the learner's `Numbers`.
+    """The recorder of a process that trains, with the trial's `Totals`; `LearnerNumbers` of the learner.
 
     Args:
         totals: initial sums, from an interrupted trial.

@@ -80,7 +80,7 @@ class SharedModel(Model, Forwarder, Protocol):
     ) -> tuple[list[np.ndarray], np.ndarray]: ...
 
 
-class Caller:
+class SharedModelHandle:
     """A model whose forwards are one caller's; see `Model`."""
 
     __slots__ = ("_model",)

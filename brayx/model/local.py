@@ -17,7 +17,7 @@ from brayx.engines.base import Engine, LeafSpec, ModelSpec
 from brayx.errors import BadBody, BodyTooLarge, DeadlineExceeded, ModelError, QueueFull, VersionUnknown
 from brayx.metrics import Recorder
 from brayx.model.batcher import Batcher, RowsFailed, repeat_last
-from brayx.model.handles import Caller, Model, PinnedVersion, sooner
+from brayx.model.handles import Model, PinnedVersion, SharedModelHandle, sooner
 from brayx.model.inputs import InputCheck, total_of
 from brayx.model.versions import Versions, WeightSet, version_unknown
 from brayx.types import Forward, NestedArray, PinnedHandle, Weights
@@ -224,7 +224,7 @@ class LocalModel:
 
     def as_caller(self) -> Model:
         """A handle for one of several callers: a caller with many rows does not delay the others."""
-        return Caller(self)
+        return SharedModelHandle(self)
 
     async def pin(self, version: int) -> PinnedHandle:
         """As `pinned`, of a version that is fetched if it is not ready.

@@ -22,10 +22,10 @@ import pyarrow.parquet as pq
 from brayx.errors import BadRecording, first_line
 from brayx.recording import arrow
 from brayx.recording.bodies import Bodies
-from brayx.recording.columns import Columns
+from brayx.recording.columns import TickColumns
 from brayx.recording.frames import MAX_SIDE, sizes_of
 from brayx.recording.gather import OWN_PREFIX
-from brayx.recording.index import DEFAULTS, Part, Parts, check_parts, check_text, columns_of_parts
+from brayx.recording.index import DEFAULTS, Parts, SessionPart, check_parts, check_text, columns_of_parts
 
 ROWS = 8192
 """Maximum ticks in a row group, which is the smallest unit that can be read."""
@@ -64,7 +64,9 @@ class _Stored:
     at: int = -1
 
 
-def write_chunk(to: IO[bytes], parts: Sequence[Part], columns: Columns, fps: int = 30) -> tuple[Parts, list[str]]:
+def write_chunk(
+    to: IO[bytes], parts: Sequence[SessionPart], columns: TickColumns, fps: int = 30
+) -> tuple[Parts, list[str]]:
     """Writes a chunk; returns its index, the parts with their rows, and the names of the arrays that agents set.
 
     Args:
@@ -160,7 +162,7 @@ class Chunk:
                 raise BadRecording(f"{name} has format {about['format']!r}, expected 1 or {_FORMAT}", file=name)
             parts = about["parts"]
             if about["format"] == 1:  # one object for each part
-                parts = columns_of_parts([Part(**each) for each in parts])
+                parts = columns_of_parts([SessionPart(**each) for each in parts])
             self.parts = DEFAULTS | parts
             self._stored = {
                 column: _Stored(str(each["dtype"]), tuple(map(int, each["shape"])), int(each["at"]))
@@ -213,7 +215,7 @@ class Chunk:
                 raise ValueError(f"column {name!r} is not within the {inputs} numbers of the input")
         return types | bodies["input"] | bodies["output"]
 
-    def read(self, row: int, count: int, names: Sequence[str] | None = None) -> Columns:
+    def read(self, row: int, count: int, names: Sequence[str] | None = None) -> TickColumns:
         """Rows ``row`` to ``row + count``, with the arrays ``names``; None: with all arrays."""
         names = self.columns if names is None else names
         for name in names:
@@ -245,7 +247,7 @@ class Chunk:
                 else nothing
                 for name in _TIMES
             }
-            return Columns(
+            return TickColumns(
                 number=arrow.to_numpy(table[_NUMBER], nothing.dtype, ()),
                 event=arrow.to_list(table[_EVENT]),
                 input=found["input"],

@@ -31,7 +31,7 @@ def _no_times() -> np.ndarray:
 
 
 @dataclass
-class Columns:
+class TickColumns:
     """Consecutive ticks of one session, or of several with the same `layout`.
 
     Attributes:
@@ -94,7 +94,7 @@ def columns_by_field(
     without: Collection[str] = (),
     frames: str = "",
     strict: bool = False,
-) -> Columns:
+) -> TickColumns:
     """The columns of one or more ticks, consecutive in a session or of several; arguments have one entry for each tick.
 
     An attribute is left out unless every tick has it with the same shape; failed ticks get zeros instead. Outputs of
@@ -103,13 +103,13 @@ def columns_by_field(
 
     Args:
         number: the ticks' numbers in their sessions, from 0.
-        time_s, seconds, queue_s: as `Columns.time_us`, `Columns.duration_us` and `Columns.queue_us`, in seconds.
+        time_s, seconds, queue_s: as ``time_us``, ``duration_us`` and ``queue_us`` of `TickColumns`, in seconds.
         inputs, outputs: bodies and replies; a reply is empty if the tick failed.
         attributes: values that the agents set on the tick's state, by name.
-        events, stops: as `Columns.event` and `Columns.stop`.
+        events, stops: as `TickColumns.event` and `TickColumns.stop`.
         forwards: the forwards that the ticks' agents asked for.
         without: names of attributes to ignore, which no agent set.
-        frames: name of the image that becomes `Columns.frames` instead of an array; empty: none.
+        frames: name of the image that becomes `TickColumns.frames` instead of an array; empty: none.
         strict: raise `Irregular` instead of leaving an attribute out: one session must not cost others their columns.
 
     Raises:
@@ -122,7 +122,7 @@ def columns_by_field(
     arrays, left_out = arrays_of(attributes, forwards, failed, without, frames if has_frames else "", strict)
     waited = [sum([each[3] for each in waits]) if waits[1:] else waits[0][3] if waits else 0.0 for waits in forwards]
     time_us, duration_us, queue_us, forward_us = _microseconds(time_s, seconds, queue_s, waited)
-    return Columns(
+    return TickColumns(
         np.array(number, np.int64),
         time_us,
         duration_us,
@@ -143,7 +143,7 @@ def _microseconds(*seconds: Sequence[float] | np.ndarray) -> np.ndarray:
     return np.round(np.array([np.asarray(row, np.float64) for row in seconds]) * 1e6).astype(np.int64)
 
 
-def packed(columns: Columns) -> Columns:
+def packed(columns: TickColumns) -> TickColumns:
     """The same ticks, with their bodies split if that saves space."""
     return replace(columns, input=_split(columns.input), output=_split(columns.output))
 
@@ -157,10 +157,10 @@ def texts(column: Bodies | list[bytes]) -> list[bytes]:
     return bodies.joined(column) if isinstance(column, Bodies) else column
 
 
-def concatenated(parts: Sequence[Columns]) -> Columns:
+def concatenated(parts: Sequence[TickColumns]) -> TickColumns:
     """Joins one or more parts of the same layout."""
     first = parts[0]
-    return Columns(
+    return TickColumns(
         np.concatenate([part.number for part in parts]),
         np.concatenate([part.time_us for part in parts]),
         np.concatenate([part.duration_us for part in parts]),
@@ -176,7 +176,7 @@ def concatenated(parts: Sequence[Columns]) -> Columns:
     )
 
 
-def rows_at(columns: Columns, rows: np.ndarray) -> Columns:
+def rows_at(columns: TickColumns, rows: np.ndarray) -> TickColumns:
     """The ticks in ``rows``, ``[M]`` int64, in that order."""
     listed = rows.tolist()
 
@@ -201,7 +201,7 @@ def rows_at(columns: Columns, rows: np.ndarray) -> Columns:
     )
 
 
-def frames_of(parts: Sequence[Columns]) -> Sequence[Any]:
+def frames_of(parts: Sequence[TickColumns]) -> Sequence[Any]:
     """The frames of all parts, an entry for each tick; empty: there are none."""
     if not any(part.frames for part in parts):
         return ()

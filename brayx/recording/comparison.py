@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from brayx.errors import BrayxError
-from brayx.recording.columns import ERROR, Columns, concatenated
+from brayx.recording.columns import ERROR, TickColumns, concatenated
 from brayx.recording.differences import TOLERANCE, Decisions, Differences, differences, is_read
-from brayx.recording.reader import Episode
+from brayx.recording.reader import Recording
 from brayx.recording.version import Leaves, Version
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class NotCompared:
 
 
 def compare(
-    episodes: Iterable[Episode],
+    episodes: Iterable[Recording],
     version: Version,
     reference: Version | None = None,
     *,
@@ -147,7 +147,7 @@ class _ComparableTicks:
         versions: the versions that act; a single one is compared with the recording.
     """
 
-    def __init__(self, episode: Episode, versions: Sequence[Version]) -> None:
+    def __init__(self, episode: Recording, versions: Sequence[Version]) -> None:
         self.episode, self._versions = episode, versions
         needed = [name for version in versions for name in version.columns]
         needed += [] if len(versions) > 1 else ["action"]
@@ -165,7 +165,7 @@ class _ComparableTicks:
     def __len__(self) -> int:
         return sum(end - first for first, end in self._spans)
 
-    def read(self, first: int, count: int) -> tuple[Columns, list[Leaves]]:
+    def read(self, first: int, count: int) -> tuple[TickColumns, list[Leaves]]:
         """At most ``count`` ticks from ``first`` on, without failed ones; and each version's inputs for them."""
         found, before = [], 0
         try:
@@ -180,7 +180,7 @@ class _ComparableTicks:
             raise _Failed(self.episode.id, error) from None
 
 
-def _without_failed(columns: Columns) -> Columns:
+def _without_failed(columns: TickColumns) -> TickColumns:
     """The ticks that did not fail: a failed one may have zeros in place of its observation."""
     acted = np.array([ERROR not in event for event in columns.event], bool)
     if acted.all():
@@ -190,7 +190,7 @@ def _without_failed(columns: Columns) -> Columns:
 
 
 def _compared(
-    group: Sequence[Episode], versions: Sequence[Version], tolerance: float, on_piece: OnPiece | None
+    group: Sequence[Recording], versions: Sequence[Version], tolerance: float, on_piece: OnPiece | None
 ) -> dict[str, Comparison]:
     """The comparison of each session, by the id of its recording; raises `_Failed` if one cannot be compared."""
     sessions = [_ComparableTicks(episode, versions) for episode in group]
@@ -214,7 +214,7 @@ def _compared(
 
 
 def _differences(
-    episode: Episode, columns: Columns, outputs: Sequence[Mapping[str, Any]], tolerance: float
+    episode: Recording, columns: TickColumns, outputs: Sequence[Mapping[str, Any]], tolerance: float
 ) -> Differences:
     ours, *reference = outputs
     try:
@@ -224,7 +224,7 @@ def _differences(
         raise _Failed(episode.id, error) from None
 
 
-def _joined(episode: Episode, pieces: Sequence[tuple[np.ndarray, Differences]]) -> Comparison:
+def _joined(episode: Recording, pieces: Sequence[tuple[np.ndarray, Differences]]) -> Comparison:
     def all_of(name: str, dtype: Any) -> np.ndarray:
         found = [getattr(each, name) for _, each in pieces]
         return np.concatenate(found) if found else np.zeros(0, dtype)

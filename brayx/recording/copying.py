@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from brayx.errors import ConfigError
-from brayx.recording.packer import Packer
-from brayx.recording.reader import Episode
+from brayx.recording.packer import ChunkPacker
+from brayx.recording.reader import Recording
 from brayx.recording.writer import Folder
 
 _NO_LIMIT = 2**62
@@ -18,7 +18,7 @@ _NAME_CHARS = 48
 _NOT_IN_NAMES = re.compile(r"[^\w.-]")
 
 
-def copy(episodes: Iterable[Episode], folder: str, without: Collection[str] = ()) -> tuple[int, int]:
+def copy(episodes: Iterable[Recording], folder: str, without: Collection[str] = ()) -> tuple[int, int]:
     """Copies sessions with their frames into a folder of recordings.
 
     Args:
@@ -33,7 +33,7 @@ def copy(episodes: Iterable[Episode], folder: str, without: Collection[str] = ()
         BadRecording: a file is broken.
         OSError: the folder cannot be written.
     """
-    packer: Packer | None = None
+    packer: ChunkPacker | None = None
     known = set(without)
     sessions = ticks = 0
     for episode in episodes:
@@ -41,7 +41,7 @@ def copy(episodes: Iterable[Episode], folder: str, without: Collection[str] = ()
             continue
         known.add(episode.id)
         if packer is None:
-            packer = Packer(functools.partial(Folder, folder, _NO_LIMIT, episode.fps), flush_s=float("inf"))
+            packer = ChunkPacker(functools.partial(Folder, folder, _NO_LIMIT, episode.fps), flush_s=float("inf"))
         for part, columns in episode.parts():
             packer.add([part], columns)
             _check(packer)
@@ -52,12 +52,12 @@ def copy(episodes: Iterable[Episode], folder: str, without: Collection[str] = ()
     return sessions, ticks
 
 
-def _check(packer: Packer) -> None:
+def _check(packer: ChunkPacker) -> None:
     if packer.failure:
         raise OSError(packer.failure)
 
 
-def write_videos(episodes: Iterable[Episode], out: Path) -> tuple[int, int]:
+def write_videos(episodes: Iterable[Recording], out: Path) -> tuple[int, int]:
     """Writes ``SESSION-ID.mp4`` for each session with frames.
 
     Args:
@@ -82,6 +82,6 @@ def write_videos(episodes: Iterable[Episode], out: Path) -> tuple[int, int]:
     return sessions, frames
 
 
-def file_name(episode: Episode) -> str:
+def file_name(episode: Recording) -> str:
     """File name for a session, without a suffix. It is safe for any ids, which may be any text."""
     return _NOT_IN_NAMES.sub("_", f"{episode.session[:_NAME_CHARS]}-{episode.id[:8]}").lstrip(".")

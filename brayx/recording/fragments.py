@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from brayx.errors import BadRecording
-from brayx.recording.columns import Columns, texts
+from brayx.recording.columns import TickColumns, texts
 from brayx.recording.gather import AS_FRAMES
 from brayx.replay.steps import BLOCK_ROWS, tree_of
 from brayx.types import Fragment
 
 if TYPE_CHECKING:
-    from brayx.recording.reader import Episode
+    from brayx.recording.reader import Recording
 
 INPUT, OUTPUT = "input/", "output/"
 _NOT_APPLIED = ("fallback", "error")
@@ -69,7 +69,7 @@ class Fields:
         return all(origin.startswith(INPUT) for origin in self.obs.values())
 
 
-def fields_of(episode: Episode, named: Mapping[str, str]) -> Fields:
+def fields_of(episode: Recording, named: Mapping[str, str]) -> Fields:
     """Where the fields of a step come from in an episode, and in others like it.
 
     By default each field comes from the array of its name. If there is no array ``reward``, the reward is the inputs'
@@ -112,7 +112,7 @@ def fields_of(episode: Episode, named: Mapping[str, str]) -> Fields:
     return Fields(obs, action, reward, named.get("terminated", f"{INPUT}terminated"), log_prob, version, extras)
 
 
-def fragments(episode: Episode, fields: Fields, most: int | None = BLOCK_ROWS) -> Iterator[Fragment]:
+def fragments(episode: Recording, fields: Fields, most: int | None = BLOCK_ROWS) -> Iterator[Fragment]:
     """The fragments of an episode.
 
     An episode is cut where ticks are missing and where the client did not get the agent's action. A cut fragment is
@@ -151,7 +151,7 @@ def fragments(episode: Episode, fields: Fields, most: int | None = BLOCK_ROWS) -
             at += run if is_end else steps
 
 
-def _run_length(rows: Columns) -> int:
+def _run_length(rows: TickColumns) -> int:
     """Number of leading ticks without a gap whose actions reached the game."""
     number, events = rows.number, rows.event
     for index, event in enumerate(events):
@@ -162,7 +162,7 @@ def _run_length(rows: Columns) -> int:
     return len(events)
 
 
-def _steps(episode: Episode, fields: Fields, rows: Columns, run: int, last: bool) -> int:
+def _steps(episode: Recording, fields: Fields, rows: TickColumns, run: int, last: bool) -> int:
     """Number of transitions in the last ``run`` ticks of a fragment; ``last``: they also end the session."""
     stop = _document(rows.stop[run - 1]) if last else None
     if stop is None:
@@ -172,7 +172,7 @@ def _steps(episode: Episode, fields: Fields, rows: Columns, run: int, last: bool
     return run if rewarded and (seen or _get(stop, fields.terminated)) else run - 1
 
 
-def _fragment(episode: Episode, fields: Fields, rows: Columns, steps: int, is_end: bool) -> Fragment:
+def _fragment(episode: Recording, fields: Fields, rows: TickColumns, steps: int, is_end: bool) -> Fragment:
     values = _Values(episode, rows, steps)
     terminated = is_end and steps == values.ticks and bool(_get(values.stop, fields.terminated))
     obs = {name: values.observed(origin) for name, origin in fields.obs.items()}
@@ -194,7 +194,7 @@ def _fragment(episode: Episode, fields: Fields, rows: Columns, steps: int, is_en
 class _Values:
     """Values of the ticks of one fragment: its ``steps`` ticks, and the tick after them if there is one."""
 
-    def __init__(self, episode: Episode, rows: Columns, steps: int) -> None:
+    def __init__(self, episode: Recording, rows: TickColumns, steps: int) -> None:
         self._episode = episode
         self._rows = rows
         self.steps = steps
@@ -267,7 +267,7 @@ def _get(document: Any, origin: str) -> Any:
     return document
 
 
-def _has_reward(episode: Episode) -> bool:
+def _has_reward(episode: Recording) -> bool:
     """Whether the inputs have a number ``reward``, which the first tick may lack."""
     rows = episode.read(0, 2, [])
     bodies = [*texts(rows.input)[1:], rows.stop[-1] if rows.stop else b""]

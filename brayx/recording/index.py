@@ -26,7 +26,7 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SessionPart:
     """Consecutive ticks of a session in one chunk.
 
     Attributes:
@@ -67,7 +67,7 @@ class Part:
     frames: int = 0
     start_reply: str = ""
 
-    def after(self, before: Sequence[Part]) -> Part:
+    def after(self, before: Sequence[SessionPart]) -> SessionPart:
         """This part joined with the parts before it."""
         parts = [*before, self]
         return dataclasses.replace(
@@ -90,7 +90,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "left_out": (dict,),
     **dict.fromkeys(("first", "ticks", "events", "lost", "row", "frames"), (int,)),
 }
-"""Types of the fields of `Part` that are not strings."""
+"""Types of the fields of `SessionPart` that are not strings."""
 
 
 _LARGEST = 2**62
@@ -102,10 +102,10 @@ Parts = dict[str, list[Any]]
 """Parts as lists of values by field, since a million objects take too much memory and time. If all parts have the same
 value, the list has just one entry, except that of ``episode``, which always has one for each part."""
 
-FIELDS = [each.name for each in dataclasses.fields(Part)]
+FIELDS = [each.name for each in dataclasses.fields(SessionPart)]
 
 
-def columns_of_parts(parts: Sequence[Part]) -> Parts:
+def columns_of_parts(parts: Sequence[SessionPart]) -> Parts:
     """Parts as lists of values."""
     columns = {name: [getattr(part, name) for part in parts] for name in FIELDS}
     return {
@@ -114,13 +114,13 @@ def columns_of_parts(parts: Sequence[Part]) -> Parts:
     }
 
 
-DEFAULTS = columns_of_parts([Part("", "", 0.0, 0, ticks=0)])
+DEFAULTS = columns_of_parts([SessionPart("", "", 0.0, 0, ticks=0)])
 """Values of fields that an older file lacks. `ticks` is 0, which `check_parts` refuses."""
 
 
-def part_at(parts: Parts, index: int) -> Part:
+def part_at(parts: Parts, index: int) -> SessionPart:
     """The part with this index."""
-    return Part(*[parts[name][index % len(parts[name])] for name in FIELDS])
+    return SessionPart(*[parts[name][index % len(parts[name])] for name in FIELDS])
 
 
 def check_parts(parts: Parts) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from brayx.errors import first_line
-from brayx.recording.columns import Columns, concatenated, packed, rows_at
+from brayx.recording.columns import TickColumns, concatenated, packed, rows_at
 from brayx.recording.drawing import Drawer
 from brayx.recording.frames import Encoders
-from brayx.recording.index import Part
+from brayx.recording.index import SessionPart
 from brayx.recording.writer import Folder
 
 CHUNK_BYTES = 8 * 2**20
@@ -21,7 +21,7 @@ CHUNK_BYTES = 8 * 2**20
 _PENDING_BYTES = 4 * CHUNK_BYTES
 
 
-class Packer:
+class ChunkPacker:
     """Collects parts by layout, and writes a chunk when it is full or old.
 
     Args:
@@ -38,7 +38,7 @@ class Packer:
         self._open_folder = folder
         self._folder: Folder | None = None
         self._flush_s = flush_s
-        self._pending: dict[Any, list[tuple[list[Part], Columns]]] = {}
+        self._pending: dict[Any, list[tuple[list[SessionPart], TickColumns]]] = {}
         self._since: dict[Any, float] = {}
         self._bytes: dict[Any, int] = {}
         self.lost = 0
@@ -57,7 +57,7 @@ class Packer:
             return {"error": self._encoders.lost}
         return {"error": self._encoders.lost + self._drawer.lost, "slow": self._drawer.slow}
 
-    def add(self, parts: Sequence[Part], columns: Columns, states: bytes = b"") -> None:
+    def add(self, parts: Sequence[SessionPart], columns: TickColumns, states: bytes = b"") -> None:
         """Adds consecutive ticks of sessions.
 
         Args:
@@ -80,7 +80,7 @@ class Packer:
         if self._bytes[layout] >= CHUNK_BYTES:
             self._write(layout)
 
-    def _encoded(self, layout: Any, parts: Sequence[Part], images: Sequence[Any]) -> list[Any]:
+    def _encoded(self, layout: Any, parts: Sequence[SessionPart], images: Sequence[Any]) -> list[Any]:
         frames: list[Any] = []
         for part in parts:
             own = images[len(frames) : len(frames) + part.ticks]
@@ -120,9 +120,9 @@ class Packer:
         self._encoders.cut(layout)
 
 
-def _by_episode(pending: Sequence[tuple[list[Part], Columns]]) -> tuple[list[Part], Columns]:
+def _by_episode(pending: Sequence[tuple[list[SessionPart], TickColumns]]) -> tuple[list[SessionPart], TickColumns]:
     """Sorts ticks by episode and joins consecutive parts, which keeps the chunk's index short."""
-    runs: dict[str, list[list[tuple[Part, int]]]] = {}
+    runs: dict[str, list[list[tuple[SessionPart, int]]]] = {}
     row = 0
     for part in (part for parts, _ in pending for part in parts):
         own = runs.setdefault(part.episode, [])

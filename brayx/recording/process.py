@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from brayx.children import Channel, Child, RequestFailed
 from brayx.errors import BrayxError
 from brayx.recording.bodies import BodyBuffer
-from brayx.recording.columns import Columns
+from brayx.recording.columns import TickColumns
 from brayx.recording.drawing import Drawing
-from brayx.recording.index import Part
+from brayx.recording.index import SessionPart
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Pack(NamedTuple):
     """
 
     rows: list[Sequence[Any]]
-    columns: Columns
+    columns: TickColumns
     input: BodyBuffer
     output: BodyBuffer
     states: bytes
@@ -48,7 +48,7 @@ Message = list[Pack]
 """Packs to write. After each message, even an empty one, the process writes the chunks that are due."""
 
 
-class Reply(NamedTuple):
+class WriterReport(NamedTuple):
     """The process's report on all messages so far.
 
     Attributes:
@@ -69,7 +69,7 @@ class WriterProcess(Child):
 
     Args:
         address, max_bytes, fps: as for `Folder`.
-        flush_s: as for `Packer`.
+        flush_s: as for `ChunkPacker`.
         drawing: draws the frames.
     """
 
@@ -79,23 +79,23 @@ class WriterProcess(Child):
         options = json.dumps([max_bytes, flush_s, fps, drawing])
         super().__init__("brayx.recording.process", address, options, finishes=True, restart_s=_RESTART_S)
 
-    def write(self, message: Message) -> Reply:
+    def write(self, message: Message) -> WriterReport:
         """Sends ticks.
 
         Raises:
             ChildDied: the process has died.
         """
-        reply: Reply = self.ask(message)
+        reply: WriterReport = self.ask(message)
         return reply
 
-    def finish(self) -> Reply | None:
+    def finish(self) -> WriterReport | None:
         """Lets the process write everything and end; kills it after 30 s.
 
         Returns:
             Its last reply; None: it died, or was killed.
         """
         try:
-            reply: Reply | None = self.ask(None, timeout_s=_END_S)
+            reply: WriterReport | None = self.ask(None, timeout_s=_END_S)
         except (RequestFailed, TimeoutError):
             reply = None
         self.end()
@@ -108,15 +108,15 @@ def main(parent: Channel, address: str, options: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     from brayx.recording.drawing import Drawer
-    from brayx.recording.packer import Packer  # imports Arrow, which is slow: not in the job's process
+    from brayx.recording.packer import ChunkPacker  # imports Arrow, which is slow: not in the job's process
     from brayx.recording.writer import Folder
 
     max_bytes, flush_s, fps, drawing = json.loads(options)
     drawer = None if drawing is None else Drawer(Drawing(*drawing))
-    packer = Packer(lambda: Folder(address, max_bytes, fps), flush_s, drawer)
+    packer = ChunkPacker(lambda: Folder(address, max_bytes, fps), flush_s, drawer)
     finished = False
 
-    def write(message: Message | None) -> Reply:
+    def write(message: Message | None) -> WriterReport:
         nonlocal finished
         if message is None:
             packer.close()
@@ -127,11 +127,11 @@ def main(parent: Channel, address: str, options: str) -> None:
             for pack in message:
                 columns = replace(pack.columns, input=pack.input.split(), output=pack.output.split())
                 try:
-                    packer.add([Part(*row) for row in pack.rows], columns, pack.states)
+                    packer.add([SessionPart(*row) for row in pack.rows], columns, pack.states)
                 except BrayxError as error:
                     packer.failure = error.message
             packer.write_due()
-        return Reply(packer.lost, packer.failure, packer.frames_lost, packer.frames_failure)
+        return WriterReport(packer.lost, packer.failure, packer.frames_lost, packer.frames_failure)
 
     parent.serve(write)
     if not finished:  # the sender was killed

@@ -19,10 +19,10 @@ from brayx.errors import BadRecording, first_line
 from brayx.recording import index
 from brayx.recording.addresses import files_of
 from brayx.recording.chunks import Chunk
-from brayx.recording.columns import Columns, concatenated, texts
+from brayx.recording.columns import TickColumns, concatenated, texts
 from brayx.recording.config import is_named
 from brayx.recording.frames import Frame, write_video
-from brayx.recording.index import Entry, Part, Parts, part_at
+from brayx.recording.index import Entry, Parts, SessionPart, part_at
 from brayx.recording.video import Video
 from brayx.recording.writer import SUFFIX, video_of
 
@@ -70,7 +70,7 @@ def open(address: str) -> Recordings:
     return Recordings(files, [str(found[name]["name"]) for name in chunks], known)
 
 
-class Recordings(Sequence["Episode"]):
+class Recordings(Sequence["Recording"]):
     """Episodes, in the order in which their first ticks were written. Thread safe.
 
     Args:
@@ -112,7 +112,7 @@ class Recordings(Sequence["Episode"]):
         if len(self._numbers) < len(ids):
             self._parts = self._without_repeats(numbers)
         self._ends = np.cumsum(np.bincount(numbers[self._parts]))
-        self._made: WeakValueDictionary[int, Episode] = WeakValueDictionary()
+        self._made: WeakValueDictionary[int, Recording] = WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -121,14 +121,14 @@ class Recordings(Sequence["Episode"]):
         return f"<Recordings: {len(self)} episodes, {len(self.unreadable)} files that cannot be read>"
 
     @overload
-    def __getitem__(self, number: int) -> Episode: ...
+    def __getitem__(self, number: int) -> Recording: ...
     @overload
-    def __getitem__(self, number: slice) -> list[Episode]: ...
-    def __getitem__(self, number: int | slice) -> Episode | list[Episode]:
+    def __getitem__(self, number: slice) -> list[Recording]: ...
+    def __getitem__(self, number: int | slice) -> Recording | list[Recording]:
         numbers = range(len(self))[number]
         return self._episode(numbers) if isinstance(numbers, int) else [self._episode(each) for each in numbers]
 
-    def __iter__(self) -> Iterator[Episode]:
+    def __iter__(self) -> Iterator[Recording]:
         return map(self._episode, range(len(self)))
 
     def _without_repeats(self, numbers: np.ndarray) -> np.ndarray:
@@ -155,7 +155,7 @@ class Recordings(Sequence["Episode"]):
                 kept.append(part)
         return np.array(kept)
 
-    def _episode(self, number: int) -> Episode:
+    def _episode(self, number: int) -> Recording:
         """An episode, created on access: a folder may have a million."""
         made = self._made.get(number)
         if made is None:
@@ -163,10 +163,10 @@ class Recordings(Sequence["Episode"]):
             for part in self._parts[self._first_of(number) : self._ends[number]].tolist():
                 (path, columns, parts), at = self._located(part)
                 pieces.append(_Piece(path, columns, part_at(parts, at)))
-            made = self._made[number] = Episode(self, pieces)
+            made = self._made[number] = Recording(self, pieces)
         return made
 
-    def newest(self, limit: int, name: str = "") -> tuple[list[Episode], int]:
+    def newest(self, limit: int, name: str = "") -> tuple[list[Recording], int]:
         """The newest episodes, newest first, and the number of all episodes that ``name`` selects.
 
         Args:
@@ -193,7 +193,7 @@ class Recordings(Sequence["Episode"]):
         chunk = bisect.bisect_right(self._firsts, part) - 1
         return self._chunks[chunk], part - self._firsts[chunk]
 
-    def find(self, episode: str) -> Episode | None:
+    def find(self, episode: str) -> Recording | None:
         """The episode with this id; None: there is none."""
         number = self._numbers.get(episode)
         return None if number is None else self._episode(number)
@@ -251,20 +251,20 @@ def _of_each(parts: Parts, name: str) -> list[Any]:
 class _Piece:
     path: str
     columns: tuple[str, ...]
-    part: Part
+    part: SessionPart
 
 
-class Episode:
+class Recording:
     """A recorded session, whose ticks are read on demand.
 
     ``episode["obs"]`` is an array over all ticks; ``len(episode)`` is the number of ticks.
 
     Attributes:
         id: unique id of the episode.
-        session, began, start, start_reply, why, player: see `brayx.recording.index.Part`.
+        session, began, start, start_reply, why, player: see `brayx.recording.index.SessionPart`.
         end: why the session ended; empty: it still runs, or its process was killed.
         result: the game's return; None: no agent recorded one.
-        reported: see `brayx.recording.index.Part`.
+        reported: see `brayx.recording.index.SessionPart`.
         events: number of ticks with an event.
         lost: number of ticks that were lost.
         frames: number of ticks with a frame.
@@ -323,7 +323,7 @@ class Episode:
         """The original body of the session's stop; empty: it had none, or the session was not stopped."""
         return self.read(len(self) - 1, names=[]).stop[-1]
 
-    def followed_by(self, other: Episode) -> Episode:
+    def followed_by(self, other: Recording) -> Recording:
         """This session with further ticks, which another process recorded after it moved there.
 
         It has the id of this one. The times of the further ticks count from the move.
@@ -332,7 +332,7 @@ class Episode:
             replace(piece, part=replace(piece.part, first=piece.part.first + self._pieces[-1].part.first + 1))
             for piece in other._pieces
         ]
-        return Episode(self._recordings, [*self._pieces, *more])
+        return Recording(self._recordings, [*self._pieces, *more])
 
     def spans(self, names: Collection[str]) -> list[tuple[int, int]]:
         """Ranges ``(first, end)`` of ticks that have all arrays of these names."""
@@ -345,7 +345,7 @@ class Episode:
                 found.append((start, end))
         return found
 
-    def read(self, first: int = 0, count: int | None = None, names: Sequence[str] | None = None) -> Columns:
+    def read(self, first: int = 0, count: int | None = None, names: Sequence[str] | None = None) -> TickColumns:
         """Reads consecutive ticks.
 
         Args:
@@ -373,7 +373,7 @@ class Episode:
             found.append(chunk.read(piece.part.row + low - begin, high - low, names))
         if not found:
             nothing = np.zeros(0, np.int64)
-            return Columns(nothing, nothing, nothing, [], [], [], {})
+            return TickColumns(nothing, nothing, nothing, [], [], [], {})
         return concatenated(found)
 
     def image(self, tick: int) -> np.ndarray | None:
@@ -412,7 +412,7 @@ class Episode:
         """Ticks per second of its videos, as configured."""
         return self._recordings.chunk(self._pieces[0].path).fps
 
-    def parts(self) -> Iterator[tuple[Part, Columns]]:
+    def parts(self) -> Iterator[tuple[SessionPart, TickColumns]]:
         """The ticks with their encoded frames, as stored, for copying."""
         for piece, end in zip(self._pieces, self._ends, strict=True):
             part, chunk = piece.part, self._recordings.chunk(piece.path)

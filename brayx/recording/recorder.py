@@ -27,7 +27,7 @@ from brayx.recording.config import RecordingConfig
 from brayx.recording.drawing import Drawing
 from brayx.recording.frames import check_video
 from brayx.recording.group import FRAMES_BYTES, PACK_BYTES, TickGroup
-from brayx.recording.process import Message, Pack, Reply, WriterProcess
+from brayx.recording.process import Message, Pack, WriterProcess, WriterReport
 from brayx.recording.session import RecordedSession
 
 logger = limited(__name__)
@@ -121,13 +121,13 @@ class SessionRecorder:
 
     @property
     def on_request(self) -> bool:
-        """See `brayx.actor.logs.SessionRecorder`."""
+        """See `brayx.actor.logs.SessionLogOpener`."""
         return self.config.on_request
 
     def open(
         self, session: str, start: bytes, player: str = "", why: str = "", reply: bytes = b""
     ) -> RecordedSession | None:
-        """See `brayx.actor.logs.SessionRecorder.open`; None: the recorder is closed."""
+        """See `brayx.actor.logs.SessionLogOpener.open`; None: the recorder is closed."""
         why = why or ("every" if self._is_nth(session) else "")
         if self._closed:
             return None
@@ -253,7 +253,7 @@ class SessionRecorder:
             return
         self._take(reply)
 
-    def _take(self, reply: Reply) -> None:
+    def _take(self, reply: WriterReport) -> None:
         """Counts what has been lost since the reply before, and says why."""
         if reply.lost > self._lost:
             self.lose(reply.lost - self._lost, "disk")

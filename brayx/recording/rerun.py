@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from brayx.errors import ConfigError
-from brayx.recording.columns import Columns, texts
+from brayx.recording.columns import TickColumns, texts
 from brayx.recording.copying import file_name
 from brayx.recording.frames import Frame
 
 if TYPE_CHECKING:
-    from brayx.recording.reader import Episode
+    from brayx.recording.reader import Recording
 
 _BLOCK = 4096
 """Ticks that are read and written at once."""
@@ -28,7 +28,7 @@ _CURVES = 64
 """Maximum length of a vector that is shown as curves."""
 
 
-def write_rerun(episodes: Iterable[Episode], out: Path) -> tuple[int, int]:
+def write_rerun(episodes: Iterable[Recording], out: Path) -> tuple[int, int]:
     """Writes ``SESSION-ID.rrd`` for each episode; ``rerun OUT/*.rrd`` opens them.
 
     Args:
@@ -70,14 +70,14 @@ def write_rerun(episodes: Iterable[Episode], out: Path) -> tuple[int, int]:
     return sessions, ticks
 
 
-def _index(rr: Any, ticks: Columns, rows: slice | list[int]) -> list[Any]:
+def _index(rr: Any, ticks: TickColumns, rows: slice | list[int]) -> list[Any]:
     return [
         rr.TimeColumn("tick", sequence=ticks.number[rows]),
         rr.TimeColumn("time", duration=ticks.time_us[rows] / 1e6),
     ]
 
 
-def _write(rr: Any, stream: Any, ticks: Columns) -> None:
+def _write(rr: Any, stream: Any, ticks: TickColumns) -> None:
     every = _index(rr, ticks, slice(None))
     for name in ("input", "output"):
         bodies = [body.decode(errors="replace") for body in texts(getattr(ticks, name))]
@@ -104,7 +104,7 @@ def _write(rr: Any, stream: Any, ticks: Columns) -> None:
 
 
 def _write_frames(
-    rr: Any, stream: Any, ticks: Columns, frames: Sequence[Frame | None], videos: dict[tuple[int, int], str]
+    rr: Any, stream: Any, ticks: TickColumns, frames: Sequence[Frame | None], videos: dict[tuple[int, int], str]
 ) -> None:
     """Writes the frames as they are stored, since Rerun plays H.264.
 

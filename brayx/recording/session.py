@@ -34,7 +34,7 @@ class RecordedSession(SessionLog):
     Args:
         recorder: the recorder, which counts memory and losses.
         group: sends its ticks.
-        session, start, player: as in `brayx.recording.index.Part`.
+        session, start, player: as in `brayx.recording.index.SessionPart`.
         why: why the session is recorded; empty: undecided.
         reply: reply to the session's start.
 

@@ -28,7 +28,7 @@ from brayx.replay.steps import BLOCK_ROWS, ActionsOf
 from brayx.types import Fragment
 
 if TYPE_CHECKING:
-    from brayx.recording.reader import Episode, Recordings
+    from brayx.recording.reader import Recording, Recordings
 
 logger = logging.getLogger(__name__)
 
@@ -73,19 +73,19 @@ def reader(
     path: str | Path,
     only: Selection | Mapping[str, Any] | None = None,
     opener: Callable[[str], Recordings] | None = None,
-) -> Reader:
-    """A reader of selected recordings; ``opener`` as for `Reader`, other arguments and errors as for `dataset`."""
+) -> RecordingsReader:
+    """A reader of selected recordings; ``opener`` as for `RecordingsReader`, the rest as for `dataset`."""
     try:
         selection = only if isinstance(only, Selection) else Selection(**(only or {}))
     except ValidationError as error:
         wrong = error.errors()[0]
         raise ConfigError(f"only.{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}, got {wrong['input']!r}") from None
-    return Reader(absolute(str(path)), selection, opener)
+    return RecordingsReader(absolute(str(path)), selection, opener)
 
 
 @dataclass(frozen=True)
-class Reader:
-    """Reads recordings as `brayx.replay.files.Reader` reads files. Pickles.
+class RecordingsReader:
+    """Reads recordings as `brayx.replay.files.FormatReader` reads files. Pickles.
 
     Sessions that lack a field, such as those of another game, are left out, and a warning says how many and why. If
     sessions of another game have all fields, the buffer refuses those that do not fit.
@@ -101,18 +101,18 @@ class Reader:
     opener: Callable[[str], Recordings] | None = None
 
     def episodes(self, file: Path, fields: Mapping[str, str], most: int | None = BLOCK_ROWS) -> Iterator[Fragment]:
-        """As `brayx.replay.files.Reader`: all fragments, in the order of `brayx.recording.open`.
+        """As `brayx.replay.files.FormatReader`: all fragments, in the order of `brayx.recording.open`.
 
         ``most`` is the maximum number of transitions in a fragment; a longer one continues in the next. None: no limit.
         """
         return (fragment for _, fragment in self._all(fields, most))
 
-    def selected(self) -> Iterator[Episode]:
+    def selected(self) -> Iterator[Recording]:
         """The selected sessions."""
         return (episode for episode in self.recordings() if selects(self.only, episode))
 
     def blank(self, file: Path, fields: Mapping[str, str]) -> tuple[Fragment | None, set[str]]:
-        """As `brayx.replay.files.Reader`; reads the first fragment."""
+        """As `brayx.replay.files.FormatReader`; reads the first fragment."""
         for found, fragment in self._all(fields, 1):
             step = replace(
                 fragment,
@@ -124,7 +124,7 @@ class Reader:
         return None, set()
 
     def declared(self, file: Path, fields: Mapping[str, str]) -> tuple[ActionsOf | None, ActionSpec | None]:
-        """As `brayx.replay.files.Reader`. Arrays of agents hold the policy's actions, bodies the game's."""
+        """As `brayx.replay.files.FormatReader`. Arrays of agents hold the policy's actions, bodies the game's."""
         return "environment" if fields.get("action", "").startswith((INPUT, OUTPUT)) else "policy", None
 
     def recordings(self) -> Recordings:
@@ -165,7 +165,7 @@ class Reader:
             )
 
 
-def selects(only: Selection, episode: Episode) -> bool:
+def selects(only: Selection, episode: Recording) -> bool:
     """Whether an episode is selected. Reads its ticks only to select by policy version."""
     if only.session is not None and not is_named(episode.session, only.session):
         return False

@@ -17,7 +17,7 @@ from brayx.gamecore.protocol import game_of
 from brayx.recording import reader
 from brayx.recording.addresses import OF_TRIAL
 from brayx.recording.copying import copy
-from brayx.recording.reader import Episode, Recordings
+from brayx.recording.reader import Recording, Recordings
 from brayx.temporary import temporary_folder
 from brayx.tracking import Trial, find_trial, tracking_uri
 from brayx.tracking.artifacts import files_at
@@ -50,7 +50,7 @@ def open(address: str, *, tracking: str | None = None) -> Recordings:
     return found
 
 
-def log(episodes: Iterable[Episode], trial: Trial) -> tuple[int, int, str]:
+def log(episodes: Iterable[Recording], trial: Trial) -> tuple[int, int, str]:
     """Copies sessions with their frames to a trial's artifacts, except those that the trial has.
 
     Args:
@@ -111,7 +111,7 @@ def log_extremes(
     chosen |= dict.fromkeys(row for row in rows if row[3] in games)
     left = deque(chosen)
 
-    def in_time() -> Iterator[Episode]:
+    def in_time() -> Iterator[Recording]:
         while left:
             yield found[left.popleft()[0]]
             if time.time() >= until_s:

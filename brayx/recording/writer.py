@@ -15,9 +15,9 @@ from typing import Any
 from brayx.recording import index
 from brayx.recording.addresses import files_of
 from brayx.recording.chunks import write_chunk
-from brayx.recording.columns import Columns
+from brayx.recording.columns import TickColumns
 from brayx.recording.frames import write_video
-from brayx.recording.index import Entry, Part
+from brayx.recording.index import Entry, SessionPart
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Folder:
         self._entries: dict[str, Entry] = {}
         self._files.makedirs(self._path, exist_ok=True)
 
-    def write(self, parts: Sequence[Part], columns: Columns) -> str:
+    def write(self, parts: Sequence[SessionPart], columns: TickColumns) -> str:
         """Writes a chunk and its video, whole or not at all; arguments as for `write_chunk`.
 
         Returns:

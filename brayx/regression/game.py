@@ -16,7 +16,7 @@ import numpy as np
 from brayx.errors import BadRecording, BrayxError, ConfigError, NotDeterministic
 from brayx.gamecore.protocol import agent_of, game_of
 from brayx.recording.columns import texts
-from brayx.recording.reader import Episode
+from brayx.recording.reader import Recording
 
 _MOVED, _RESUMED = "moved", "resumed"
 """Why a session ended here that another process continues without a loss; and the event of that one's first tick."""
@@ -53,7 +53,7 @@ class RecordedSeat:
         end, result: how its session ended.
     """
 
-    def __init__(self, episode: Episode, from_tick: int, is_played: bool) -> None:
+    def __init__(self, episode: Recording, from_tick: int, is_played: bool) -> None:
         self.episode, self.is_played = episode, is_played
         columns = episode.read(names=[])
         gaps = np.flatnonzero(columns.number != np.arange(len(columns.number)))
@@ -125,7 +125,7 @@ class RecordedGame:
         ConfigError: no session that the version plays has a tick ``from_tick``.
     """
 
-    def __init__(self, episodes: Sequence[Episode], played: Collection[str], from_tick: int) -> None:
+    def __init__(self, episodes: Sequence[Recording], played: Collection[str], from_tick: int) -> None:
         self._seats: dict[str, RecordedSeat] = {}
         for each in sorted(episodes, key=lambda each: each.began):
             agent = agent_of(each.session)
@@ -255,7 +255,7 @@ def _short(body: bytes) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
 
 
-def whole_sessions(episodes: Sequence[Episode]) -> Sequence[Episode]:
+def whole_sessions(episodes: Sequence[Recording]) -> Sequence[Recording]:
     """Joins episodes that ended as ``moved`` with those that continue them.
 
     A session that was resumed after its process had died stays in parts: what its game did in between is not known.
@@ -269,11 +269,11 @@ def whole_sessions(episodes: Sequence[Episode]) -> Sequence[Episode]:
     moved = {each.session for each in episodes if each.end == _MOVED}
     if not moved:
         return episodes
-    parts: dict[str, list[Episode]] = defaultdict(list)
+    parts: dict[str, list[Recording]] = defaultdict(list)
     for each in episodes:
         if each.session in moved:
             parts[each.session].append(each)
-    whole: dict[str, Episode] = {}
+    whole: dict[str, Recording] = {}
     continued = set()
     for own in parts.values():
         before, *others = sorted(own, key=lambda each: each.began)
@@ -286,7 +286,7 @@ def whole_sessions(episodes: Sequence[Episode]) -> Sequence[Episode]:
     return [whole.get(each.id, each) for each in episodes if each.id not in continued]
 
 
-def _is_resumed(episode: Episode) -> bool:
+def _is_resumed(episode: Recording) -> bool:
     """Whether an episode continues a session of another process. Reads its first tick."""
     try:
         return episode.read(0, 1, []).event[0].startswith(_RESUMED)
@@ -294,5 +294,5 @@ def _is_resumed(episode: Episode) -> bool:
         return False
 
 
-def _number(episode: Episode, tick: int) -> int:
+def _number(episode: Recording, tick: int) -> int:
     return int(episode.read(tick, 1, []).number[0])

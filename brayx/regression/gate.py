@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from brayx.errors import ConfigError, PromotionRefused
 from brayx.league.gates import Verdict
-from brayx.regression.replay import Replay, Summary, replay_recording
+from brayx.regression.replay import Replay, ReplaySummary, replay_recording
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class RecordingsGate:
         if self.max_kl is not None and not self.max_kl >= 0:
             raise ConfigError(f"--max-kl is {self.max_kl:g}, expected 0 or more")
 
-    def judge(self, total: Summary) -> Verdict:
+    def judge(self, total: ReplaySummary) -> Verdict:
         """Whether a version with these results passes, and why."""
         reasons = []
         if self.min_agreement is not None:

@@ -19,7 +19,7 @@ from brayx.jobs.stored_models import stored_model
 from brayx.recording.comparison import Comparison, NotCompared, compare
 from brayx.recording.config import is_named, pattern_hint
 from brayx.recording.differences import TOLERANCE
-from brayx.recording.reader import Episode
+from brayx.recording.reader import Recording
 from brayx.recording.trials import open as open_recordings
 from brayx.recording.version import Version
 from brayx.regression.game import whole_sessions
@@ -34,7 +34,7 @@ _SHOWN = 40
 
 
 @dataclass(frozen=True)
-class Summary:
+class ReplaySummary:
     """The comparison of one session, or of several together, in numbers.
 
     Attributes:
@@ -57,11 +57,11 @@ class Summary:
     exact: bool
 
     @staticmethod
-    def of(comparisons: Sequence[Comparison]) -> Summary:
+    def of(comparisons: Sequence[Comparison]) -> ReplaySummary:
         """The numbers of several sessions together; every tick has the same weight."""
         kl = _known([each.kl for each in comparisons])
         value = np.abs(_known([each.value for each in comparisons]))
-        return Summary(
+        return ReplaySummary(
             sum(map(len, comparisons)),
             sum(int(each.equal.sum()) for each in comparisons),
             comparisons[0].first if len(comparisons) == 1 else None,
@@ -110,21 +110,22 @@ class Replay:
     unreadable: int = 0
 
     @property
-    def total(self) -> Summary:
+    def total(self) -> ReplaySummary:
         """The numbers of all sessions together."""
-        return Summary.of(self.compared)
+        return ReplaySummary.of(self.compared)
 
     def as_dict(self) -> dict[str, Any]:
         """The result as JSON values.
 
         Returns:
             ``model``; ``reference`` or null; ``recordings``, with ``session``, ``recording`` (its id), ``first`` (the
-            number of the first tick with another action, or null) and the numbers of `Summary.as_dict`; ``total``, the
-            same numbers; ``failed``, with ``session``, ``recording`` and ``error``; number of ``unreadable`` files.
+            number of the first tick with another action, or null) and the numbers of `ReplaySummary.as_dict`;
+            ``total``, the same numbers; ``failed``, with ``session``, ``recording`` and ``error``; number of
+            ``unreadable`` files.
         """
         rows = []
         for each in self.compared:
-            row = Summary.of([each])
+            row = ReplaySummary.of([each])
             rows.append({"session": each.session, "recording": each.episode, "first": row.first, **row.as_dict()})
         failed = [
             {"session": each.session, "recording": each.episode, "error": each.error.message} for each in self.failed
@@ -149,7 +150,7 @@ class Replay:
         ]
         worst = sorted(self.compared, key=lambda each: float(each.equal.mean()) if len(each) else 1.0)
         shown = {each.episode for each in worst[:most]}
-        rows += [_row(each.session, Summary.of([each])) for each in self.compared if each.episode in shown]
+        rows += [_row(each.session, ReplaySummary.of([each])) for each in self.compared if each.episode in shown]
         if len(self.compared) != 1:
             rows.append(_row("in all", self.total))
         lines = [title, *aligned(rows)]
@@ -223,7 +224,7 @@ def replay_recording(
     return Replay(version.label, reference[0].label if reference else "", compared, failed, unreadable)
 
 
-def recorded(recording: str, session: str = "", tracking: str | None = None) -> tuple[Sequence[Episode], int]:
+def recorded(recording: str, session: str = "", tracking: str | None = None) -> tuple[Sequence[Recording], int]:
     """Recorded sessions, joined by `whole_sessions`, and the number of files that cannot be read.
 
     Args:
@@ -234,7 +235,7 @@ def recorded(recording: str, session: str = "", tracking: str | None = None) -> 
         BadRecording: there are none.
     """
     found = open_recordings(recording, tracking=tracking)
-    episodes: Sequence[Episode] = found
+    episodes: Sequence[Recording] = found
     if session:
         episodes = [each for each in found if is_named(each.session, session)]
     if not len(episodes):
@@ -293,7 +294,7 @@ def draw(replay: Replay) -> Figure:
         drawn = [actions, kl, value]
         title = f"session {one.session}: {title}"
     else:
-        rows = [Summary.of([each]) for each in replay.compared]
+        rows = [ReplaySummary.of([each]) for each in replay.compared]
         equal, kl = figure.subplots(2, 1, sharex=True)
         places = np.arange(len(rows))
         _line(equal, places, np.array([_number(row.agreement) for row in rows]), "equal actions, share")
@@ -316,7 +317,7 @@ def _line(axes: Any, x: np.ndarray, y: np.ndarray, label: str) -> None:
         axes.text(0.5, 0.5, "not known", ha="center", va="center", transform=axes.transAxes, color="#666666")
 
 
-def _row(name: str, row: Summary) -> tuple[str, ...]:
+def _row(name: str, row: ReplaySummary) -> tuple[str, ...]:
     share = "-" if row.agreement is None else f"{row.agreement:.4f}"
     numbers = ["-" if value is None else f"{value:.4g}" for value in (row.kl, row.kl_max, row.value)]
     return (name, str(row.ticks), share, "-" if row.first is None else str(row.first), *numbers)

@@ -19,12 +19,12 @@ from brayx.errors import BadRecording, ConfigError, StartupError
 from brayx.jobs.checks import missing_of
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.gamecores import Gamecores
-from brayx.league.match import Score
+from brayx.league.match import MatchScore
 from brayx.league.named import Opponent
 from brayx.league.playing import check_playable, doors
 from brayx.metrics import Recorder
 from brayx.recording.config import RecordingConfig, is_named, pattern_hint
-from brayx.recording.reader import Episode
+from brayx.recording.reader import Recording
 from brayx.recording.recorder import SessionRecorder
 from brayx.regression.game import RecordedGame, RecordedSeat, game_name
 from brayx.tables import aligned
@@ -91,7 +91,7 @@ class Resimulation:
         )
 
 
-def sessions_of(episodes: Sequence[Episode], name: str = "") -> tuple[list[Episode], set[str]]:
+def sessions_of(episodes: Sequence[Recording], name: str = "") -> tuple[list[Recording], set[str]]:
     """The recorded sessions of one game, and the ids of those that the version plays.
 
     Args:
@@ -114,7 +114,7 @@ def sessions_of(episodes: Sequence[Episode], name: str = "") -> tuple[list[Episo
 
 
 def resimulate(
-    episodes: Sequence[Episode],
+    episodes: Sequence[Recording],
     played: set[str],
     side: Opponent,
     job: JobConfig,
@@ -271,7 +271,7 @@ class _ReplayedActor(AgentActor):
 
 
 class _EndRecorder:
-    """Tells the game when its sessions end; a `brayx.actor.logs.SessionRecorder`."""
+    """Tells the game when its sessions end; a `brayx.actor.logs.SessionLogOpener`."""
 
     on_request = False
 
@@ -307,5 +307,5 @@ class _Seating:
     def ended(self, session: str, reason: str) -> None:
         """Ignored."""
 
-    def score(self) -> Score:
+    def score(self) -> MatchScore:
         raise NotImplementedError

@@ -13,7 +13,7 @@ import numpy as np
 
 from brayx.errors import BadFragment
 from brayx.replay.config import BufferConfig
-from brayx.replay.packing import Batch, Layout, Packer, oldest, rows, transitions
+from brayx.replay.packing import Batch, BatchPacker, Layout, oldest, rows, transitions
 from brayx.replay.table import MAX_CAPACITY, PRIORITY, Table
 from brayx.types import Columns, Fragment
 
@@ -39,7 +39,7 @@ class ReplayBuffer:
     ) -> None:
         self._config = config
         self.table = None if config.sampler == "fifo" else Table.of(config, seed, shard)
-        self._packer = Packer(config.batch_size if self.table is None else 1, config.unroll_length, layout)
+        self._packer = BatchPacker(config.batch_size if self.table is None else 1, config.unroll_length, layout)
         self._batches: deque[Batch] = deque()
         self._newest = -1
         self._last: Batch | None = None

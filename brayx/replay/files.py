@@ -31,7 +31,7 @@ Format: TypeAlias = Literal["npz", "parquet", "hdf5", "minari"]
 _SUFFIXES: dict[str, Format] = {".npz": "npz", ".parquet": "parquet", ".hdf5": "hdf5", ".h5": "hdf5"}
 
 
-class Reader(Protocol):
+class FormatReader(Protocol):
     """A module that reads one format.
 
     ``fields`` has the file's names by our names, where they differ from the format's. Both functions raise ConfigError
@@ -51,7 +51,7 @@ class Reader(Protocol):
         """Whose actions a file has, and their space; None: the file does not say."""
 
 
-_READERS: dict[Format, Reader] = {"npz": npz, "parquet": parquet, "hdf5": hdf5, "minari": hdf5}
+_READERS: dict[Format, FormatReader] = {"npz": npz, "parquet": parquet, "hdf5": hdf5, "minari": hdf5}
 
 
 _Piece: TypeAlias = "functools.partial[Iterator[Fragment]]"
@@ -82,7 +82,7 @@ class Dataset:
         format: Format | None = None,
         fields: Mapping[str, str] | None = None,
         demonstration: bool = False,
-        reader: Reader | None = None,
+        reader: FormatReader | None = None,
         actions: ActionsOf | None = None,
     ) -> None:
         self._actions = actions
@@ -173,7 +173,7 @@ class Dataset:
         return [functools.partial(self._of, share) for share in shares]
 
     @property
-    def _reader(self) -> Reader:
+    def _reader(self) -> FormatReader:
         if self._own is not None:
             return self._own
         assert self._format is not None

@@ -43,7 +43,7 @@ _BY_BRAYX = "brayx/"
 
 
 def episodes(file: Path, fields: Mapping[str, str]) -> Iterator[Fragment]:
-    """As `brayx.replay.files.Reader`."""
+    """As `brayx.replay.files.FormatReader`."""
     with _opened(file) as source:
         for episode in _groups(source, "episode_"):
             yield _of_minari(file, episode, fields)
@@ -58,7 +58,7 @@ def episodes(file: Path, fields: Mapping[str, str]) -> Iterator[Fragment]:
 
 
 def blank(file: Path, fields: Mapping[str, str]) -> tuple[Fragment | None, set[str]]:
-    """As `brayx.replay.files.Reader`; reads the first episode's header."""
+    """As `brayx.replay.files.FormatReader`; reads the first episode's header."""
     with _opened(file) as source:
         for episode in _groups(source, "episode_"):
             names, has = {**_MINARI, **fields}, _needed(file, episode, {**_MINARI, **fields})
@@ -80,7 +80,7 @@ def blank(file: Path, fields: Mapping[str, str]) -> tuple[Fragment | None, set[s
 
 
 def declared(file: Path, fields: Mapping[str, str]) -> tuple[ActionsOf | None, ActionSpec | None]:
-    """As `brayx.replay.files.Reader`; Minari's files declare their space."""
+    """As `brayx.replay.files.FormatReader`; Minari's files declare their space."""
     with _opened(file) as source:
         metadata: dict[str, Any] = {name: source.attrs[name] for name in _METADATA if name in source.attrs}
     if file.name == "main_data.hdf5":

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping
 
 
-class Mix:
+class StreamMix:
     """Chooses streams in proportion to their weights.
 
     Args:

@@ -23,7 +23,7 @@ declared = declares_nothing
 
 
 def episodes(file: Path, fields: Mapping[str, str]) -> Iterator[Fragment]:
-    """As `brayx.replay.files.Reader`."""
+    """As `brayx.replay.files.FormatReader`."""
 
     def blocks() -> Iterator[Arrays]:
         with _members(file) as members:
@@ -38,7 +38,7 @@ def episodes(file: Path, fields: Mapping[str, str]) -> Iterator[Fragment]:
 
 
 def blank(file: Path, fields: Mapping[str, str]) -> tuple[Fragment | None, set[str]]:
-    """As `brayx.replay.files.Reader`."""
+    """As `brayx.replay.files.FormatReader`."""
     with _members(file) as members:
         arrays = steps.by_our_names(file, _headers(members), fields)
     return steps.blank(arrays), set(arrays)

@@ -349,7 +349,7 @@ def _step(array: NestedArray) -> tuple[tuple[int, ...], np.dtype]:
     return array.shape[1:], array.dtype
 
 
-class Packer:
+class BatchPacker:
     """Writes fragments and columns into batches, column by column.
 
     Args:

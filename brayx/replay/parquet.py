@@ -22,8 +22,9 @@ declared = declares_nothing
 
 
 def episodes(file: Path, fields: Mapping[str, str], first: int = 0, last: int | None = None) -> Iterator[Fragment]:
-    """As `brayx.replay.files.Reader`, of the episodes that start in row groups ``first`` to ``last - 1``; ``last``
-    None: to the end of the file.
+    """As `brayx.replay.files.FormatReader`, of the episodes that start in row groups ``first`` to ``last - 1``.
+
+    ``last`` None: to the end of the file.
     """
     with _opened(file) as source:
         rows = [source.metadata.row_group(group).num_rows for group in range(source.num_row_groups)]
@@ -51,7 +52,7 @@ def episodes(file: Path, fields: Mapping[str, str], first: int = 0, last: int | 
 
 
 def blank(file: Path, fields: Mapping[str, str]) -> tuple[Fragment | None, set[str]]:
-    """As `brayx.replay.files.Reader`; reads the first row, for the lengths of lists."""
+    """As `brayx.replay.files.FormatReader`; reads the first row, for the lengths of lists."""
     with _opened(file) as source:
         arrays = {name: np.zeros(0) for name in source.schema_arrow.names}
         for row in itertools.islice(filter(len, source.iter_batches(1)), 1):

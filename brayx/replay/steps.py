@@ -114,7 +114,7 @@ def by_our_names(file: Path, arrays: Arrays, fields: Mapping[str, str]) -> Array
 
 
 def declares_nothing(file: Path, fields: Mapping[str, str]) -> tuple[None, None]:
-    """As `brayx.replay.files.Reader.declared`, for formats that cannot declare a space."""
+    """As `brayx.replay.files.FormatReader.declared`, for formats that cannot declare a space."""
     return None, None
 
 

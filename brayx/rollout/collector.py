@@ -33,8 +33,8 @@ from brayx.errors import ConfigError, EnvironmentFailed
 from brayx.metrics import Recorder
 from brayx.rollout.envs import autoreset_mode, failed
 from brayx.rollout.masks import InfoMasks, is_observed
-from brayx.rollout.moments import AllMoments, ObsNormaliser, RewardNormaliser, Shared, from_arrays, to_arrays
-from brayx.rollout.policy import Policy
+from brayx.rollout.moments import AllMoments, ObsNormaliser, RewardNormaliser, SharedMoments, from_arrays, to_arrays
+from brayx.rollout.policy import RolloutPolicy
 from brayx.spaces import MASK, by_path, limits_of, row_without_action
 from brayx.types import Columns, NestedArray, Weights, flatten
 
@@ -96,7 +96,7 @@ class Collector:
     def __init__(
         self,
         envs: VectorEnv,
-        policy: Policy,
+        policy: RolloutPolicy,
         unroll_length: int,
         *,
         seed: int = 0,
@@ -268,8 +268,8 @@ class Collector:
             if self.obs_normaliser is not None:
                 self.obs_normaliser.refresh()
 
-    def _shared(self) -> dict[str, Shared]:
-        shared: dict[str, Shared] = {}
+    def _shared(self) -> dict[str, SharedMoments]:
+        shared: dict[str, SharedMoments] = {}
         if self.obs_normaliser is not None:
             shared.update(self.obs_normaliser.leaves)
         if self.reward_normaliser is not None:

@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 
 from brayx.rollout.collector import Collector, Episode
 from brayx.rollout.moments import ObsNormaliser
-from brayx.rollout.policy import Policy
+from brayx.rollout.policy import RolloutPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _STEPS = 16
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class PolicyEvaluation:
     """The result of an evaluation.
 
     Attributes:
@@ -46,7 +46,7 @@ class Evaluation:
 
 def evaluate(
     envs: VectorEnv,
-    policy: Policy,
+    policy: RolloutPolicy,
     episodes: int,
     *,
     seed: int = 0,
@@ -54,7 +54,7 @@ def evaluate(
     normaliser: ObsNormaliser | None = None,
     max_steps: int = MAX_STEPS,
     stop: threading.Event | None = None,
-) -> Evaluation:
+) -> PolicyEvaluation:
     """Plays ``episodes`` whole episodes, the same number in each environment, so that short ones do not count more.
 
     Args:
@@ -109,4 +109,4 @@ def evaluate(
             len(order),
             max_steps,
         )
-    return Evaluation(tuple(played[env][turn] for env, turn in order), left)
+    return PolicyEvaluation(tuple(played[env][turn] for env, turn in order), left)

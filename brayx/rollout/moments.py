@@ -95,7 +95,7 @@ def scaling_of(moments: Moments, clip: float = OBS_CLIP) -> Scaling:
     return Scaling(moments.mean.astype(np.float32), (1 / moments.std).astype(np.float32), clip)
 
 
-class Shared:
+class SharedMoments:
     """Moments shared by several processes.
 
     Each process sends `drain` to be merged, and gets the merged moments by `adopt`.
@@ -149,7 +149,7 @@ class ObsNormaliser:
     def __init__(
         self, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, np.dtype[Any]], clip: float = OBS_CLIP
     ) -> None:
-        self.leaves = {path: Shared(shape) for path, shape in shapes.items() if dtypes[path].kind == "f"}
+        self.leaves = {path: SharedMoments(shape) for path, shape in shapes.items() if dtypes[path].kind == "f"}
         self.clip = clip
         self._used: dict[str, Scaling] = {}
         self.refresh()
@@ -191,7 +191,7 @@ class RewardNormaliser:
     """
 
     def __init__(self, num_envs: int, gamma: float, clip: float = 10.0) -> None:
-        self.moments = Shared()
+        self.moments = SharedMoments()
         self._gamma = gamma
         self._clip = clip
         self._sums = np.zeros(num_envs)

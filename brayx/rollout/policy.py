@@ -34,7 +34,7 @@ class _Acting(nn.Module):
         return {name: output for name, output in outputs.items() if name not in _NOT_FOR_ACTING}
 
 
-class Policy:
+class RolloutPolicy:
     """Runs a model on batches of observations, with one set of weights at a time.
 
     Args:

@@ -21,7 +21,7 @@ from brayx.replay.config import BufferConfig
 from brayx.rollout.collector import Collector
 from brayx.rollout.component import RolloutComponent
 from brayx.rollout.envs import EnvSource, make_envs
-from brayx.rollout.policy import Policy
+from brayx.rollout.policy import RolloutPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ def make_collector(
     module, example = build_model(spec.folder, spec.model.module, spec.model_name, dict(spec.job))
     if spec.model.engine not in ("onnx", "torch"):
         raise ConfigError(f"a rollout acts with engine onnx or torch, not {spec.model.engine!r}", key="engine")
-    policy = Policy(module, example, engine=spec.model.engine, threads=spec.model.threads)
+    policy = RolloutPolicy(module, example, engine=spec.model.engine, threads=spec.model.threads)
     envs = make_envs(
         env_source(spec.name, config, spec.job, spec.folder),
         config.num_envs if num_envs is None else num_envs,

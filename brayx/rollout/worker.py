@@ -31,7 +31,7 @@ _OFFER_S = 0.5
 
 
 @dataclass(frozen=True)
-class Progress:
+class WorkerProgress:
     """The work that a worker has done; progress of several workers can be added.
 
     Attributes:
@@ -48,8 +48,8 @@ class Progress:
     waited_s: float = 0.0
     version: int = 0
 
-    def __add__(self, other: Progress) -> Progress:
-        return Progress(
+    def __add__(self, other: WorkerProgress) -> WorkerProgress:
+        return WorkerProgress(
             self.fragments + other.fragments,
             self.steps + other.steps,
             self.overdue + other.overdue,
@@ -133,7 +133,7 @@ class Worker:
         self._left: list[Fragment | Columns] = []  # collected, waiting for room
         self._waiting_since = time.monotonic()
 
-    def turn(self, until: float, workers: int) -> Progress:
+    def turn(self, until: float, workers: int) -> WorkerProgress:
         """Collects one fragment, or waits until ``until`` at the latest.
 
         Args:
@@ -153,7 +153,7 @@ class Worker:
         if newer is None and (self._version == 0 or (enough and not overdue)):
             newer = self._newest.get(self._version, max(0.0, min(until - began, _LOOK_S)))
             if newer is None:
-                return Progress(waited_s=time.monotonic() - began)
+                return WorkerProgress(waited_s=time.monotonic() - began)
         if newer is not None:
             if self._version == 0 and self._moments is not None:
                 self._moments.catch_up()  # a learner restores its checkpoint's moments before its first publish
@@ -164,13 +164,13 @@ class Worker:
             self._made = 0
         if config.mode == "non_blocking" and not overdue and not self._buffer.has_room(_ANSWER_S):
             self._stopping.wait(min(_LOOK_S, max(0.0, until - time.monotonic())))
-            return Progress(waited_s=time.monotonic() - began)
+            return WorkerProgress(waited_s=time.monotonic() - began)
         waited_s = time.monotonic() - self._waiting_since
         columns = self._collector.collect()
         self._made += 1
         self._waiting_since = time.monotonic()
         self._push(columns, overdue, waited_s, until)
-        return Progress(1, len(columns), int(overdue), 0.0, self._version)
+        return WorkerProgress(1, len(columns), int(overdue), 0.0, self._version)
 
     def finish(self) -> None:
         """Offers the remaining fragments once, and counts those without room as dropped. Does not close the
@@ -182,7 +182,7 @@ class Worker:
         if self._moments is not None:
             self._moments.turn()
 
-    def _hand_over(self, began: float, until: float, overdue: bool) -> Progress:
+    def _hand_over(self, began: float, until: float, overdue: bool) -> WorkerProgress:
         """A turn that waits for room for a collected fragment; with ``overdue`` it drops one instead."""
         if overdue:
             self._buffer.push(*self._left)
@@ -190,7 +190,7 @@ class Worker:
             self._sink.add("rollout_waits_overdue", 1)
         else:
             self._offer(max(0.0, min(_OFFER_S, until - began)))
-        return Progress(overdue=int(overdue), waited_s=time.monotonic() - began, version=self._version)
+        return WorkerProgress(overdue=int(overdue), waited_s=time.monotonic() - began, version=self._version)
 
     def _offer(self, timeout_s: float) -> None:
         """Offers the waiting fragments to the buffer, and waits up to ``timeout_s`` for room."""

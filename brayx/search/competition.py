@@ -1,7 +1,7 @@
 """Rules by which the trials of a search compete, and the interfaces between trial, host and search. Starts no process.
 
-`Asha` and `Population` are the rules, `Work` trains one trial, and `Listener` receives the trials' reports. A host
-(`brayx.search.local`, `brayx.cluster.search`) runs the trials.
+`Asha` and `Population` are the rules, `Work` trains one trial, and `ReportListener` receives the trials' reports. A
+host (`brayx.search.local`, `brayx.cluster.search`) runs the trials.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Work(Protocol):
         ...
 
 
-class Listener(Protocol):
+class ReportListener(Protocol):
     """Receives the trials' reports in the process of the search, one call at a time."""
 
     def on_report(self, number: int, report: TrialReport, checkpoint: Path | None) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from brayx.children import Channel, Child, ChildDied
 from brayx.errors import BrayxError, first_line
-from brayx.search.competition import Asha, Competition, Listener, Options, Population, TrialReport, Work
+from brayx.search.competition import Asha, Competition, Options, Population, ReportListener, TrialReport, Work
 from brayx.temporary import temporary_folder
 
 _TRIES = 2
@@ -90,7 +90,7 @@ class Exploiting:
 
 
 def run_trials(
-    work: Work, drawn: Sequence[Options], competition: Competition, listener: Listener, *, deadline_s: float
+    work: Work, drawn: Sequence[Options], competition: Competition, listener: ReportListener, *, deadline_s: float
 ) -> None:
     """Runs all trials to their ends.
 
@@ -132,7 +132,7 @@ class _Search:
         work: Work,
         drawn: Sequence[Options],
         competition: Competition,
-        listener: Listener,
+        listener: ReportListener,
         folder: Path,
         at_once: int,
         *,

@@ -50,7 +50,7 @@ _COPIED = ("normalise_obs", "normalise_reward", "normalise_value")
 
 
 @dataclass
-class Outcome:
+class TrialOutcome:
     """The result of a trial.
 
     Attributes:
@@ -83,12 +83,12 @@ class TuneResult:
         steps: x axis of the curves: ``env steps``, or for ``bc`` the ``transitions`` learned from.
     """
 
-    trials: tuple[Outcome, ...]
+    trials: tuple[TrialOutcome, ...]
     trial: Trial
     steps: str = _ENV_STEPS
 
     @property
-    def best(self) -> Outcome:
+    def best(self) -> TrialOutcome:
         """The trial with the highest final mean return."""
         return self.trials[0]
 
@@ -284,7 +284,7 @@ def _fits(
 
 
 class _Outcomes:
-    """A `Listener`: keeps the trials' reports for the ranking, prints them, and writes each to its nested run.
+    """A `ReportListener`: keeps the trials' reports for the ranking, prints them, and writes each to its nested run.
 
     Args:
         trial: the parent run of the trials' runs.
@@ -295,7 +295,7 @@ class _Outcomes:
 
     def __init__(self, trial: Trial, say: Say, steps: str, folder: Path) -> None:
         self.steps = steps
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[TrialOutcome] = []
         self._folder = folder
         self._trial = trial
         self._say = say
@@ -303,7 +303,7 @@ class _Outcomes:
 
     def expect(self, drawn: Sequence[Mapping[str, Any]]) -> None:
         """Sets the initial options of each trial, by number."""
-        self.outcomes = [Outcome(number, dict(options)) for number, options in enumerate(drawn)]
+        self.outcomes = [TrialOutcome(number, dict(options)) for number, options in enumerate(drawn)]
 
     def on_report(self, number: int, report: TrialReport, checkpoint: Path | None) -> None:
         """Handles a trial's report after an interval."""
@@ -400,7 +400,7 @@ def _finish(found: _Outcomes, trial: Trial) -> TuneResult:
     return result
 
 
-def table(outcomes: Sequence[Outcome], steps_of: str = _ENV_STEPS) -> str:
+def table(outcomes: Sequence[TrialOutcome], steps_of: str = _ENV_STEPS) -> str:
     """One line per trial, best first."""
     names = sorted({name for outcome in outcomes for name in outcome.options})
     rows = [["trial", "return", steps_of, *names, ""]]

@@ -25,7 +25,7 @@ _HEADINGS = ("project", "trial", "status", "env steps", "last return", "champion
 
 
 @dataclass(frozen=True)
-class Row:
+class TrialRow:
     """One trial.
 
     Attributes:
@@ -51,7 +51,7 @@ class Row:
     run_id: str = ""
 
 
-def trials(uri: str, project: str = "") -> list[Row]:
+def trials(uri: str, project: str = "") -> list[TrialRow]:
     """The trials of a store, newest first; below each its children, by name.
 
     Args:
@@ -71,7 +71,7 @@ def trials(uri: str, project: str = "") -> list[Row]:
                 version = client.get_model_version_by_alias(model.name, "champion")
                 champions[version.run_id] = f"{model.name} version {version.version}"
     return [
-        Row(
+        TrialRow(
             projects[run.info.experiment_id],
             run.info.run_name or run.info.run_id,
             _status(run.info.status, run.data.tags),
@@ -108,7 +108,7 @@ def _status(status: str, tags: Mapping[str, str]) -> str:
     return status.lower()
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[TrialRow]) -> str:
     """The rows as a text table."""
     cells = [
         _HEADINGS,
@@ -128,7 +128,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(aligned(cells, left=range(len(_HEADINGS))))
 
 
-def _return(row: Row) -> str:
+def _return(row: TrialRow) -> str:
     """The mean return of a trial and, if it is known, the number of its games."""
     if row.mean_return is None:
         return "-"

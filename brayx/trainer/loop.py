@@ -1,7 +1,7 @@
 """The learner's loop: takes batches, updates, publishes, records, saves, stops. Reads top to bottom.
 
 Both hosts run a `LearnerLoop`, and pass it everything it works with. It knows nothing of Ray, MLflow or games: batches
-are an iterator, weights go to a `Publisher`, numbers to `Numbers`, folders to a `Keeper`.
+are an iterator, weights go to a `Publisher`, numbers to `LearnerNumbers`, folders to a `Keeper`.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from brayx.trainer.evaluation import Evaluator
 from brayx.trainer.hooks import Hooks, WithLoss
 from brayx.trainer.prefetch import Prefetch, Prepare, Ready
 from brayx.trainer.ranks import Alone, Ranks, agree
-from brayx.trainer.saving import Saver, Score, samples_of
+from brayx.trainer.saving import PolicyScore, Saver, samples_of
 from brayx.trainer.shapes import Shapes
 from brayx.types import NestedArray, Weights
 
 Reason = Literal["num_steps", "target_return", "stream_ended"]
 
 RETURN_METRIC = "episode_return.last100"
-"""Name of the mean return of the last games in `Numbers.newest`."""
+"""Name of the mean return of the last games in `LearnerNumbers.newest`."""
 GAMES_METRIC = "games"
 WINDOW_METRIC = "games_in_window"
 """Name of the number of games in that mean, at most `WINDOW_GAMES`. A resume starts at 0."""
@@ -60,7 +60,7 @@ class Publisher(Protocol):
         ...
 
 
-class Numbers(Protocol):
+class LearnerNumbers(Protocol):
     """Records metrics, and knows the games' returns."""
 
     def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
@@ -77,7 +77,7 @@ class Numbers(Protocol):
 
 
 @dataclass(frozen=True)
-class Summary:
+class TrainingSummary:
     """The end of a training: its reason and totals.
 
     Attributes:
@@ -134,7 +134,7 @@ class LearnerLoop:
     _: KW_ONLY
     batches: Iterator[Batch] = field(default_factory=lambda: iter(()))
     publisher: Callable[[int], Publisher]
-    numbers: Numbers
+    numbers: LearnerNumbers
     keeper: Keeper
     ranks: Ranks | None = None
     about: Mapping[str, Any] | None = None
@@ -151,9 +151,9 @@ class LearnerLoop:
         self._paths = list(observed(self.module, self.forward_args))
         self._shapes = Shapes(self.numbers, self.config.histogram_interval_s)
         self._learned_from: Batch | None = None
-        self._score: Score | None = None
+        self._score: PolicyScore | None = None
 
-    def run(self) -> Summary:
+    def run(self) -> TrainingSummary:
         """Trains until the steps, the target or the stream end it.
 
         Raises:
@@ -188,7 +188,7 @@ class LearnerLoop:
         with self._recording(), Prefetch(batches, self._prepare, self.config.prefetch) as stream:
             return self._until_end(stream)
 
-    def end(self, reason: Reason) -> Summary:
+    def end(self, reason: Reason) -> TrainingSummary:
         """Publishes and saves the last weights, and waits for the games' last returns; errors as for `run`.
 
         Args:
@@ -197,7 +197,7 @@ class LearnerLoop:
         counters = self._counters
         if self._publisher is not None:
             self._save_last(self._publisher, reason)
-        return Summary(
+        return TrainingSummary(
             reason=reason,
             env_steps=counters.env_steps,
             updates=counters.updates,
@@ -362,7 +362,7 @@ class LearnerLoop:
 
 
 def record_waiting(
-    numbers: Numbers, ready: Ready, requested: float, came: float, waited_s: float, total_s: float
+    numbers: LearnerNumbers, ready: Ready, requested: float, came: float, waited_s: float, total_s: float
 ) -> None:
     """Records the share of an update's time spent waiting, and the share spent although the buffer had a batch.
 
@@ -413,7 +413,7 @@ def _version(batch: Batch) -> float:
     return float(batch["policy_version"][batch["mask"] > 0].mean())
 
 
-def _score(newest: Mapping[str, float], games: int) -> Score | None:
+def _score(newest: Mapping[str, float], games: int) -> PolicyScore | None:
     window, mean = int(newest.get(WINDOW_METRIC, 0)), newest.get(RETURN_METRIC)
     enough = newest.get(GAMES_METRIC, 0) >= games and window >= min(games, WINDOW_GAMES)
-    return Score(mean, window) if enough and mean is not None else None
+    return PolicyScore(mean, window) if enough and mean is not None else None

@@ -30,7 +30,7 @@ _SAMPLES = 256
 """Observations that a checkpoint keeps."""
 
 
-class Score(NamedTuple):
+class PolicyScore(NamedTuple):
     """A policy's mean return over its last games, and the number of games."""
 
     mean: float
@@ -70,7 +70,7 @@ class Saver:
         self._failing = False
         self._saved_at = time.monotonic()
 
-    def save(self, score: Score | None) -> None:
+    def save(self, score: PolicyScore | None) -> None:
         """Saves a checkpoint now.
 
         Args:
@@ -91,7 +91,7 @@ class Saver:
             counters.best_return = best
             raise
 
-    def save_in_turn(self, score: Score | None) -> None:
+    def save_in_turn(self, score: PolicyScore | None) -> None:
         """Saves a checkpoint if it is time, or if the return has grown. A failure is counted, and the first of several
         in a row is logged."""
         age_s = time.monotonic() - self._saved_at

@@ -18,7 +18,7 @@ from brayx.metrics import Bars
 from brayx.replay.packing import Batch
 
 if TYPE_CHECKING:
-    from brayx.trainer.loop import Numbers
+    from brayx.trainer.loop import LearnerNumbers
 
 _SAMPLES = 8192
 """Maximum values in a distribution, evenly spread over all values."""
@@ -38,7 +38,9 @@ class Shapes:
         clock: seconds, monotonic.
     """
 
-    def __init__(self, numbers: Numbers, interval_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, numbers: LearnerNumbers, interval_s: float | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._numbers = numbers
         self._interval_s = math.inf if interval_s is None else interval_s
         self._clock = clock

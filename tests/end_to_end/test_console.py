@@ -244,7 +244,7 @@ def test_no_name_in_a_call_makes_the_console_fail(served: tuple[Job, Serving, Co
                 )
                 assert reply.status_code < 500, f"{method} {reply.url}: {reply.text}"
                 if reply.status_code >= 400:
-                    assert set(reply.json()) == set(described["components"]["schemas"]["Refusal"]["properties"])
+                    assert set(reply.json()) == set(described["components"]["schemas"]["RefusalDocument"]["properties"])
     assert console.refusal("GET", "/api/trials/none") == (404, "trial_not_found")
 
 

@@ -12,7 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from brayx.recording import open as open_recordings
-from brayx.recording.reader import Episode
+from brayx.recording.reader import Recording
 from brayx.tracking import Trial, find
 from tests.end_to_end.jobs import (
     FREE_PORTS,
@@ -80,7 +80,7 @@ def acts_with(command: Command) -> str:
     return f"onnx from version {re.findall(said, command.err)[0]}"
 
 
-def recorded(folder: Path) -> list[Episode]:
+def recorded(folder: Path) -> list[Recording]:
     """The recorded sessions, all of which can be read."""
     found = open_recordings(str(folder / "recordings"))
     assert found.unreadable == {}

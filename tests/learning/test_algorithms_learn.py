@@ -26,13 +26,13 @@ from brayx.algorithms.mappo import MAPPOConfig
 from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
-from brayx.local.train import Result, train_local
+from brayx.local.train import LocalTrainResult, train_local
 from brayx.local.training import Training
 from brayx.nets.policy import NetworkConfig, policy_for
 from brayx.rollout.evaluate import evaluate
 from brayx.rollout.multi import AgentsAsRows
 from brayx.rollout.networks import Model
-from brayx.rollout.policy import Policy
+from brayx.rollout.policy import RolloutPolicy
 from tests.learning.rows import Rows, printed
 from tests.learning.worlds import Locks, Offers, Rowers, blind_cartpole
 
@@ -62,7 +62,7 @@ def rows(request: pytest.FixtureRequest) -> Iterator[Rows]:
     yield from printed(request)
 
 
-def seen(rows: Rows, title: str, seed: int, result: Result) -> float:
+def seen(rows: Rows, title: str, seed: int, result: LocalTrainResult) -> float:
     """The greedy policy's mean return, noted."""
     assert result.evaluation is not None
     rows.add(
@@ -229,7 +229,7 @@ def test_masked_actions(rows: Rows, seed: int) -> None:
 def record(path: Path, module: nn.Module, example: Any, seed: int) -> float:
     """Writes 8 k steps of a policy's play to a file and gives its whole games' mean return; it draws its actions, as it
     does in training."""
-    policy, rng = Policy(module, example), np.random.default_rng(seed)
+    policy, rng = RolloutPolicy(module, example), np.random.default_rng(seed)
     env = gymnasium.make("CartPole-v1")
     steps: list[dict[str, Any]] = []
     games = [0.0]
@@ -414,7 +414,7 @@ def test_a_value_of_the_whole_game_sees_what_was_luck(rows: Rows) -> None:
         )
         result = train_local(lambda: AgentsAsRows(Rowers, 16, state=state), config, training)
         calm = AgentsAsRows(lambda: Rowers(current=0.0), 16, state=state)
-        return evaluate(calm, Policy(result.module, result.forward_args), 192, seed=seed).mean
+        return evaluate(calm, RolloutPolicy(result.module, result.forward_args), 192, seed=seed).mean
 
     title = "Three rowers (best 10), 20 k agent steps, greedy score without the current"
     assert central_is_ahead(rows, title, options, score)
@@ -457,7 +457,7 @@ def test_a_value_that_sees_the_others_helps_agents_that_do_not_to_line_up(rows: 
             network=network,
         )
         result = train_local(lambda: crew(games), config, training)
-        policy = Policy(result.module, result.forward_args)
+        policy = RolloutPolicy(result.module, result.forward_args)
         return evaluate(crew(32), policy, 256 * agents, seed=10_000 + seed).mean
 
     title = "simple_line_v1, 160 k agent steps, greedy return of 256 games"

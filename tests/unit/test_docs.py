@@ -60,7 +60,7 @@ from brayx.jobs.new import new_project
 from brayx.model.grpc import ModelDoor
 from brayx.model.local import LocalModel
 from brayx.nets.heads import MASKED
-from brayx.replay.packing import Packer
+from brayx.replay.packing import BatchPacker
 from brayx.search import space as search
 from brayx.types import Fragment
 from tests.unit.gamecore.echo_server import serving, serving_tcp
@@ -541,7 +541,7 @@ def test_the_readme_game_plays_and_its_fragments_are_learnable(examples: Path, k
         finally:
             game.kill()
             game.wait()
-    packer = Packer(2, 20)
+    packer = BatchPacker(2, 20)
     batches = [batch for fragment in buffer.fragments for batch in packer.add(fragment)]
     assert batches
     for fragment in buffer.fragments[:5]:
@@ -565,7 +565,7 @@ def test_the_guide_s_source_gives_learnable_fragments(examples: Path, tmp_path: 
     job = JobConfig.load(tmp_path / "job.yaml")
     (source,) = job.sources.values()
     fragments = list(load(source.module, source.func, job.folder)("recorded", job.as_dict()))
-    packer = Packer(1, 3 * games)
+    packer = BatchPacker(1, 3 * games)
     (batch,) = [batch for fragment in fragments for batch in packer.add(fragment)]
     assert batch["mask"].sum() == 3 * games
     assert batch["terminated"][0, [2, 5]].all()

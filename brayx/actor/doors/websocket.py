@@ -5,7 +5,7 @@ message of the same type, closing with 1000 or 1001 the stop. An error is a text
 it ended the session, the close follows with 4000 + its HTTP status.
 
 Envelope mode (subprotocol ``brayx.v1``): each message is a kind byte and a body, so that start and stop have bodies
-and replies of their own (`brayx.gamecore.protocol.Frame`).
+and replies of their own (`brayx.gamecore.protocol.FrameKind`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from brayx.errors import BodyTooLarge, BrayxError, OutOfSequence, ProtocolError,
 from brayx.gamecore.protocol import (
     KIND_OF_FRAME,
     WS_SUBPROTOCOL,
-    Frame,
+    FrameKind,
     StepKind,
     StepRequest,
     add_header,
@@ -219,7 +219,7 @@ class _Connection:
             self._wait_for_start()
         elif attaching:
             self._attach()
-        await self._write(Frame.REPLY, reply, text=text)
+        await self._write(FrameKind.REPLY, reply, text=text)
 
     def _attach(self) -> None:
         """Makes this connection the session's holder."""
@@ -228,7 +228,7 @@ class _Connection:
         if self._holder.ended:
             self._ended_elsewhere(self._holder.ended)
 
-    async def _write(self, frame: Frame, body: bytes, *, text: bool) -> None:
+    async def _write(self, frame: FrameKind, body: bytes, *, text: bool) -> None:
         data = encode_frame(frame, body) if self._enveloped else body
         if text:
             await self._send({"type": "websocket.send", "text": data.decode("utf-8", "replace")})
@@ -243,7 +243,7 @@ class _Connection:
 
     async def _fail(self, error: BrayxError, *, text: bool, over: bool) -> None:
         """Sends the error's document; ``over`` also closes the connection, whose session has ended."""
-        await self._write(Frame.ERROR, error.to_wire(), text=text or not self._enveloped)
+        await self._write(FrameKind.ERROR, error.to_wire(), text=text or not self._enveloped)
         if over:
             self._running = False
             await self._close(close_code(error.http_status), error.to_wire())
@@ -304,7 +304,7 @@ def _parse(message: bytes) -> tuple[StepKind, bytes, int | None]:
     """
     frame, body = decode_frame(message)
     seq = None
-    if frame is Frame.NUMBERED:
+    if frame is FrameKind.NUMBERED:
         seq, body = decode_numbered(body)
     kind = KIND_OF_FRAME.get(frame.value)
     if kind is None:

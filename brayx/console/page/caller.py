@@ -17,7 +17,7 @@ Connect = Callable[[str], httpx.AsyncClient]
 """Makes an HTTP client of the API with the viewer's ``Authorization`` header, which may be empty."""
 
 
-class Caller:
+class ApiCaller:
     """Calls the API with the viewer's own credentials, so that the page can do no more than its viewer.
 
     Args:

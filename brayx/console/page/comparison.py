@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable
 
 from nicegui import ui
 
-from brayx.console.comparisons import ComparedTick, Comparison
-from brayx.console.models import Model
-from brayx.console.page.caller import Caller
+from brayx.console.comparisons import ComparedTickDocument, ComparisonDocument
+from brayx.console.models import ModelDocument
+from brayx.console.page.caller import ApiCaller
 from brayx.console.page.charts import Lines
 from brayx.console.page.frame import MUTED, Alert, number, sentence
-from brayx.console.page.tick import Bars, fact
-from brayx.console.ticks import Tick
+from brayx.console.page.tick import ActionBars, fact
+from brayx.console.ticks import TickDocument
 from brayx.errors import BrayxError
 
 _EVERY_S = 0.5
@@ -38,7 +38,7 @@ class Compare:
 
     def __init__(
         self,
-        caller: Caller,
+        caller: ApiCaller,
         recording: str,
         beside: ui.column,
         go: Callable[[int], Awaitable[None]],
@@ -50,7 +50,7 @@ class Compare:
         self._query: dict[str, str] = {}
         self._first: int | None = None
         self._requested = 0
-        self._windows: dict[int, dict[int, ComparedTick]] = {}
+        self._windows: dict[int, dict[int, ComparedTickDocument]] = {}
         self._versions: dict[str, dict[str, str]] = {}
         self._none = ui.label("There is no registered version to compare with yet.").classes(MUTED)
         with ui.row().classes("w-full items-center gap-2") as self._choice:
@@ -89,7 +89,7 @@ class Compare:
         Raises:
             BrayxError: the store cannot be read.
         """
-        models: list[Model] = await self._caller.get(list[Model], "/api/models")
+        models: list[ModelDocument] = await self._caller.get(list[ModelDocument], "/api/models")
         self._versions = {model.name: _named(model) for model in models if model.versions}
         names = list(self._versions)
         self._none.set_visibility(not names)
@@ -103,7 +103,7 @@ class Compare:
         versions = self._versions.get(self._model.value, {})
         self._version.set_options(versions, value=next(iter(versions), None))
 
-    async def show(self, index: int, tick: Tick) -> None:
+    async def show(self, index: int, tick: TickDocument) -> None:
         """Shows what the versions would have done at a tick, once there is a comparison."""
         self._requested = tick.number
         if not self._result.visible:
@@ -112,8 +112,12 @@ class Compare:
         if window not in self._windows:
             query = dict(self._query)
             try:
-                ticks: list[ComparedTick] = await self._caller.get(
-                    list[ComparedTick], f"{self._path}/ticks", **query, first=window * self._window, count=self._window
+                ticks: list[ComparedTickDocument] = await self._caller.get(
+                    list[ComparedTickDocument],
+                    f"{self._path}/ticks",
+                    **query,
+                    first=window * self._window,
+                    count=self._window,
                 )
             except BrayxError as error:
                 self._fail(error)
@@ -145,7 +149,7 @@ class Compare:
     async def _ask(self) -> None:
         query = dict(self._query)
         try:
-            comparison: Comparison = await self._caller.get(Comparison, self._path, **query)
+            comparison: ComparisonDocument = await self._caller.get(ComparisonDocument, self._path, **query)
         except BrayxError as error:
             if self._timer.active:
                 self._fail(error)
@@ -169,7 +173,7 @@ class Compare:
         self._stop("")
         self._failure.say(error)
 
-    def _put(self, comparison: Comparison) -> None:
+    def _put(self, comparison: ComparisonDocument) -> None:
         against = _short(comparison.reference) if comparison.reference else _RECORDED
         left_out = (
             f"; {number(comparison.left_out)} without their observation or action are left out"
@@ -198,7 +202,7 @@ class Compare:
             chart.show({name: list(zip(ticks, curves[name], strict=True))} if name in curves else {})
         self._result.set_visibility(True)
 
-    def _show(self, tick: ComparedTick | None) -> None:
+    def _show(self, tick: ComparedTickDocument | None) -> None:
         self._beside.clear()
         with self._beside:
             if tick is None:
@@ -208,7 +212,7 @@ class Compare:
                 text = f"{_short(self._query[name])}: action {chosen.action}"
                 text += "" if chosen.value is None else f", value {number(chosen.value)}"
                 ui.label(text).classes("font-semibold").mark(f"compared-{name}")
-                bars = Bars("It has no `logits`, or too many for all ticks.", _COLOURS[name])
+                bars = ActionBars("It has no `logits`, or too many for all ticks.", _COLOURS[name])
                 bars.show(chosen.probabilities, chosen.action)
             same = "the same action" if tick.equal else "another action"
             ui.label("; ".join([same, *([] if tick.kl is None else [f"KL {number(tick.kl)}"])])).classes(MUTED)
@@ -218,7 +222,7 @@ class Compare:
             await self._go(self._first)
 
 
-def _named(model: Model) -> dict[str, str]:
+def _named(model: ModelDocument) -> dict[str, str]:
     """The names of a model's versions by their references."""
     names = {}
     for version in model.versions:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from nicegui import ui
 
-from brayx.console.page.caller import Caller, Connect
+from brayx.console.page.caller import ApiCaller, Connect
 from brayx.errors import BrayxError
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ _SHOW_PLACE = "document.querySelector('.brayx-nav [aria-current=page]')?.scrollI
 
 
 @contextmanager
-def frame(title: str, connect: Connect) -> Iterator[Caller]:
+def frame(title: str, connect: Connect) -> Iterator[ApiCaller]:
     """A page's frame; elements created in the context are the page's content.
 
     Args:
@@ -52,7 +52,7 @@ def frame(title: str, connect: Connect) -> Iterator[Caller]:
         connect: makes the viewer's client.
     """
     request = ui.context.client.request
-    caller = Caller(connect(request.headers.get("authorization", "")))
+    caller = ApiCaller(connect(request.headers.get("authorization", "")))
     ui.page_title(f"{title} - brayx console")
     ui.add_head_html(_STYLE)
     ui.colors(primary="#0072b2", positive="#00805f", negative="#c2410c", warning="#b45309")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from nicegui import ui
 
-from brayx.console.league import League, Standing
+from brayx.console.league import LeagueDocument, StandingDocument
 from brayx.console.page.caller import Connect
 from brayx.console.page.charts import HeatMap, Lines
 from brayx.console.page.frame import MUTED, Listing, Panel, empty, frame, heading, number
@@ -21,17 +21,17 @@ def add(connect: Connect) -> None:
     @ui.page("/league")
     def league() -> None:
         with frame("League", connect) as caller:
-            Panel(lambda: caller.get(League | None, "/api/league"), _league, every_s=5.0)
+            Panel(lambda: caller.get(LeagueDocument | None, "/api/league"), _league, every_s=5.0)
 
 
-def _league(first: League | None) -> Callable[[League | None], None]:
+def _league(first: LeagueDocument | None) -> Callable[[LeagueDocument | None], None]:
     none = empty("There is no league in this store. `brayx new NAME --template league` makes a job with one.")
     body = ui.column().classes("w-full items-stretch gap-4")
     with body:
         title = ui.label().classes("text-xl font-bold")
         about = ui.label().classes(MUTED)
         heading("Standings")
-        standings = Listing[Standing](
+        standings = Listing[StandingDocument](
             "member",
             {
                 "Member": lambda row: f"{row.member} ★" if row.champion else row.member,
@@ -49,7 +49,7 @@ def _league(first: League | None) -> Callable[[League | None], None]:
         no_curves = empty("No player's rating has changed yet.")
         ratings = Lines("env steps")
 
-    def update(league: League | None) -> None:
+    def update(league: LeagueDocument | None) -> None:
         none.set_visibility(league is None)
         body.set_visibility(league is not None)
         if league is None:

@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 from nicegui import ui
 
-from brayx.console.documents import Done
-from brayx.console.models import Model, Move, Version
-from brayx.console.overview import Canary, Job
-from brayx.console.page.caller import Caller, Connect
+from brayx.console.documents import DoneDocument
+from brayx.console.models import ModelDocument, MoveDocument, VersionDocument
+from brayx.console.overview import CanaryDocument, JobDocument
+from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.frame import MUTED, Panel, confirmed, control, empty, frame, heading, number, sentence
 
 _SHOWN = 20
 """Number of versions that are shown of each model: the newest. Those with an alias are always shown."""
 _HIDDEN = ("brayx.", "lineage")
 
-Loaded = tuple[list[Model], Job]
+Loaded = tuple[list[ModelDocument], JobDocument]
 
 
 def add(connect: Connect) -> None:
@@ -29,11 +29,11 @@ def add(connect: Connect) -> None:
             Panel(lambda: _load(caller), lambda first: _models(caller), every_s=2.0)
 
 
-async def _load(caller: Caller) -> Loaded:
-    return await caller.get(list[Model], "/api/models"), await caller.get(Job, "/api/job")
+async def _load(caller: ApiCaller) -> Loaded:
+    return await caller.get(list[ModelDocument], "/api/models"), await caller.get(JobDocument, "/api/job")
 
 
-def _models(caller: Caller) -> Callable[[Loaded], None]:
+def _models(caller: ApiCaller) -> Callable[[Loaded], None]:
     above, below = (ui.column().classes("w-full items-stretch gap-6") for _ in range(2))
     shown: dict[str, object] = {}
 
@@ -58,7 +58,7 @@ def _models(caller: Caller) -> Callable[[Loaded], None]:
     return update
 
 
-def _canary(caller: Caller, component: str, canary: Canary) -> None:
+def _canary(caller: ApiCaller, component: str, canary: CanaryDocument) -> None:
     heading(f"Canary of {component}")
     text = ui.label().classes(MUTED)
 
@@ -66,7 +66,7 @@ def _canary(caller: Caller, component: str, canary: Canary) -> None:
         text.set_text(f"{share:.0%} of new sessions get the {canary.alias} of {canary.name}, the others its champion.")
 
     async def change() -> None:
-        call = caller.post(Done, f"/api/canaries/{component}", {"share": slider.value})
+        call = caller.post(DoneDocument, f"/api/canaries/{component}", {"share": slider.value})
         await control(call, lambda done: sentence(done.done))
 
     with ui.row().classes("w-full items-center no-wrap gap-4"):
@@ -76,11 +76,11 @@ def _canary(caller: Caller, component: str, canary: Canary) -> None:
     say(canary.share)
 
 
-def _model(caller: Caller, model: Model) -> None:
+def _model(caller: ApiCaller, model: ModelDocument) -> None:
     async def roll_back() -> None:
         question = f"Make version {model.before} the champion of {model.name} again?"
         if await confirmed(question, "Roll back"):
-            await control(caller.post(Move, f"/api/models/{model.name}/roll-back"), _moved)
+            await control(caller.post(MoveDocument, f"/api/models/{model.name}/roll-back"), _moved)
 
     with ui.row().classes("w-full items-center justify-between"):
         heading(model.name)
@@ -94,7 +94,7 @@ def _model(caller: Caller, model: Model) -> None:
         ui.label(f"{len(model.versions) - len(shown)} older versions are not shown.").classes(MUTED)
 
 
-def _version(caller: Caller, model: Model, version: Version) -> None:
+def _version(caller: ApiCaller, model: ModelDocument, version: VersionDocument) -> None:
     async def promote(alias: str) -> None:
         was = model.aliases.get(alias)
         before = "there was none" if was is None else f"now it is version {was}"
@@ -102,7 +102,7 @@ def _version(caller: Caller, model: Model, version: Version) -> None:
             f"Make version {version.version} the {alias} of {model.name}? {sentence(before)}", "Promote"
         ):
             body = {"version": version.version, "alias": alias}
-            await control(caller.post(Move, f"/api/models/{model.name}/promote", body), _moved)
+            await control(caller.post(MoveDocument, f"/api/models/{model.name}/promote", body), _moved)
 
     with ui.card().classes("w-full p-3 shadow-none border border-gray-500/30").mark(f"version-{version.version}"):
         with ui.row().classes("w-full items-center justify-between gap-2"):
@@ -122,7 +122,7 @@ def _version(caller: Caller, model: Model, version: Version) -> None:
             ui.label(text).classes("mono whitespace-pre-wrap break-all")
 
 
-def _moved(move: Move) -> str:
+def _moved(move: MoveDocument) -> str:
     was = "" if move.before is None else f"; before it was version {move.before}"
     return f"{move.name} version {move.version} is {move.alias} now{was}."
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from nicegui import ui
 
-from brayx.console.overview import Job
-from brayx.console.page.caller import Caller, Connect
+from brayx.console.overview import JobDocument
+from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.charts import Lines
 from brayx.console.page.frame import MUTED, Panel, empty, frame, heading, number, since
-from brayx.console.trials import Curves, Trial
+from brayx.console.trials import CurvesDocument, TrialDocument
 from brayx.metrics.charts import RETURN_CHART
 
 
@@ -20,22 +20,22 @@ def add(connect: Connect) -> None:
     @ui.page("/")
     def overview() -> None:
         with frame("Overview", connect) as caller:
-            Panel(lambda: caller.get(Job, "/api/job"), _job)
+            Panel(lambda: caller.get(JobDocument, "/api/job"), _job)
             Panel(lambda: _learning(caller), _curve, every_s=5.0)
 
 
-async def _learning(caller: Caller) -> Curves | None:
+async def _learning(caller: ApiCaller) -> CurvesDocument | None:
     """The return of the trial that the job trains, or else of the newest trial."""
-    trials: list[Trial] = await caller.get(list[Trial], "/api/trials")
+    trials: list[TrialDocument] = await caller.get(list[TrialDocument], "/api/trials")
     chosen = sorted(trials, key=lambda trial: not trial.can_stop)[:1]
-    return await caller.get(Curves, f"/api/trials/{chosen[0].run_id}", metric=RETURN_CHART) if chosen else None
+    return await caller.get(CurvesDocument, f"/api/trials/{chosen[0].run_id}", metric=RETURN_CHART) if chosen else None
 
 
-def _curve(first: Curves | None) -> Callable[[Curves | None], None]:
+def _curve(first: CurvesDocument | None) -> Callable[[CurvesDocument | None], None]:
     none = empty("No trial has a return yet.")
     chart = Lines("env steps", "Return of the last 100 games")
 
-    def update(trial: Curves | None) -> None:
+    def update(trial: CurvesDocument | None) -> None:
         points = [] if trial is None else trial.curves.get(RETURN_CHART, [])
         none.set_visibility(not points)
         chart.show({"mean return of the last 100 games": points})
@@ -43,7 +43,7 @@ def _curve(first: Curves | None) -> Callable[[Curves | None], None]:
     return update
 
 
-def _job(first: Job) -> Callable[[Job], None]:
+def _job(first: JobDocument) -> Callable[[JobDocument], None]:
     title = ui.label().classes("text-xl font-bold")
     about = ui.label().classes(MUTED)
     progress = ui.linear_progress(show_value=False, size="8px").props('instant-feedback aria-label="progress"')
@@ -57,7 +57,7 @@ def _job(first: Job) -> Callable[[Job], None]:
     heading("Doors")
     doors = ui.label().classes("mono whitespace-pre-wrap break-all")
 
-    def update(job: Job) -> None:
+    def update(job: JobDocument) -> None:
         metrics = job.numbers
         name = " / ".join(filter(None, (job.project, job.trial)))
         title.set_text(name if job.running else "No job is running here")

@@ -8,11 +8,11 @@ from typing import Any
 from nicegui import ui
 from nicegui.events import KeyEventArguments
 
-from brayx.console.documents import Done
-from brayx.console.games import Board, BoardMove, Cell, Game
-from brayx.console.page.caller import Caller, Connect
+from brayx.console.documents import DoneDocument
+from brayx.console.games import BoardDocument, BoardMoveDocument, CellDocument, GameDocument
+from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.frame import MUTED, Alert, empty, frame, heading, loading, number, sentence, since
-from brayx.console.play import OpponentList
+from brayx.console.play import OpponentListDocument
 from brayx.errors import BrayxError
 
 _ENDS = {"win": "You win.", "loss": "You lose.", "draw": "A draw."}
@@ -34,9 +34,9 @@ def add(connect: Connect) -> None:
 class _Play:
     """One viewer's games, one after the other."""
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: ApiCaller) -> None:
         self._caller = caller
-        self._game: Game | None = None
+        self._game: GameDocument | None = None
         self._busy = False
         heading("Play against a version")
         self._none = empty("")
@@ -60,9 +60,9 @@ class _Play:
 
     async def _load(self) -> None:
         try:
-            choice: OpponentList = await self._caller.get(OpponentList, "/api/opponents")
+            choice: OpponentListDocument = await self._caller.get(OpponentListDocument, "/api/opponents")
         except BrayxError as error:
-            choice = OpponentList(why_not=sentence(error.message))
+            choice = OpponentListDocument(why_not=sentence(error.message))
         self._loading.clear()
         self._none.set_text(choice.why_not)
         self._none.set_visibility(bool(choice.why_not))
@@ -76,14 +76,14 @@ class _Play:
             await self._give_up()
         self._state.set_text("Beginning …")
         body = {"opponent": self._requests[self._opponent.value]}
-        await self._play(self._caller.post(Game, "/api/games", body))
+        await self._play(self._caller.post(GameDocument, "/api/games", body))
 
-    async def _move(self, move: BoardMove) -> None:
+    async def _move(self, move: BoardMoveDocument) -> None:
         game = self._game
         if game is None or game.over or self._busy:
             return
         self._state.set_text(f"You play {move.label} …")
-        await self._play(self._caller.post(Game, f"/api/games/{game.game}/moves", {"move": move.move}))
+        await self._play(self._caller.post(GameDocument, f"/api/games/{game.game}/moves", {"move": move.move}))
 
     async def _give_up(self) -> None:
         game = self._game
@@ -91,7 +91,7 @@ class _Play:
             return
         self._over("Given up.")
         try:
-            await self._caller.delete(Done, f"/api/games/{game.game}")
+            await self._caller.delete(DoneDocument, f"/api/games/{game.game}")
         except BrayxError as error:
             self._failure.say(error)
 
@@ -101,7 +101,7 @@ class _Play:
         self._failure.set_visibility(False)
         self._new.disable()
         try:
-            game: Game = await work
+            game: GameDocument = await work
         except BrayxError as error:
             self._over("The game cannot go on.")
             self._failure.say(error)
@@ -150,7 +150,7 @@ class _Board:
         self._below = ui.row().classes("w-full gap-2")
         self._cells: list[list[_CellButton]] = []
 
-    def show(self, board: Board) -> None:
+    def show(self, board: BoardDocument) -> None:
         """Shows a board. Reuses the cells, so that the focus stays where it is."""
         shape = [len(row) for row in board.rows]
         if shape != [len(row) for row in self._cells]:
@@ -181,9 +181,9 @@ class _CellButton:
 
     def __init__(self, on_move: Any, row: int, column: int) -> None:
         self._where = f"row {row + 1}, column {column + 1}"
-        self._move: BoardMove | None = None
+        self._move: BoardMoveDocument | None = None
         self._on_move = on_move
-        self._shown: tuple[Cell, BoardMove | None] | None = None
+        self._shown: tuple[CellDocument, BoardMoveDocument | None] | None = None
         self._button = ui.element("button").classes(
             "rounded border border-gray-500/40 flex items-center justify-center"
         )
@@ -191,7 +191,7 @@ class _CellButton:
         with self._button:
             self._text = ui.label().classes("text-4xl leading-none")
 
-    def show(self, cell: Cell, move: BoardMove | None) -> None:
+    def show(self, cell: CellDocument, move: BoardMoveDocument | None) -> None:
         """Shows a cell."""
         if self._shown == (cell, move):
             return

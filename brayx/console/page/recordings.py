@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 from nicegui import ui
 from nicegui.events import KeyEventArguments
 
-from brayx.console.page.caller import Caller, Connect
+from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.charts import Lines
 from brayx.console.page.comparison import Compare
 from brayx.console.page.frame import MUTED, Alert, Listing, Panel, empty, frame, heading, loading, number
 from brayx.console.page.tick import TickView, short
-from brayx.console.recordings import RecordedTicks, Recording, Recordings
-from brayx.console.ticks import RecordedCurves, Tick
+from brayx.console.recordings import RecordedTicksDocument, RecordingDocument, RecordingsDocument
+from brayx.console.ticks import RecordedCurvesDocument, TickDocument
 from brayx.errors import BrayxError
 
 _LIMITS = (200, 2_000, 10_000)
@@ -43,7 +43,7 @@ def add(connect: Connect) -> None:
                 await panel.refresh()
 
             panel = Panel(
-                lambda: caller.get(Recordings, "/api/recordings", session=named.value or "", limit=limits[0]),
+                lambda: caller.get(RecordingsDocument, "/api/recordings", session=named.value or "", limit=limits[0]),
                 lambda _: _recordings(show_more),
                 every_s=5.0,
             )
@@ -55,13 +55,13 @@ def add(connect: Connect) -> None:
             _Recorded(caller, recording)
 
 
-def _recordings(show_more: Callable[[], Awaitable[None]]) -> Callable[[Recordings], None]:
+def _recordings(show_more: Callable[[], Awaitable[None]]) -> Callable[[RecordingsDocument], None]:
     with ui.row().classes("w-full items-center gap-3"):
         about = ui.label().classes(MUTED).mark("about")
         more = ui.button("Show more", on_click=show_more).props("outline dense no-caps")
     nothing = empty("Nothing is recorded yet. A component `kind: recording` in the job records its sessions.")
     none = empty("No recorded session has this id or game. An id may have *: 4f1c* finds those that begin so.")
-    rows = Listing[Recording](
+    rows = Listing[RecordingDocument](
         "id",
         {
             "Session": lambda recording: recording.session,
@@ -76,7 +76,7 @@ def _recordings(show_more: Callable[[], Awaitable[None]]) -> Callable[[Recording
         on_row=lambda recording: ui.navigate.to(f"/recordings/{recording}"),
     )
 
-    def update(listing: Recordings) -> None:
+    def update(listing: RecordingsDocument) -> None:
         nothing.set_visibility(not listing.total and not listing.unreadable)
         none.set_visibility(bool(listing.total and not listing.recordings))
         more.set_visibility(len(listing.recordings) < min(listing.selected, _LIMITS[-1]))
@@ -86,7 +86,7 @@ def _recordings(show_more: Callable[[], Awaitable[None]]) -> Callable[[Recording
     return update
 
 
-def listed(listing: Recordings) -> str:
+def listed(listing: RecordingsDocument) -> str:
     """Text above the list: the numbers of recordings, selected and listed ones, and the first unreadable file."""
     shown, selected, total = len(listing.recordings), listing.selected, f"{number(listing.total)} in {listing.folder}"
     text = total if selected == listing.total else f"{number(selected)} of {total}"
@@ -105,9 +105,9 @@ def _clock(at_s: float) -> str:
 class _Recorded:
     """One recording. The arrow keys step, the Page keys, Home and End jump, and the space bar plays."""
 
-    def __init__(self, caller: Caller, recording: str) -> None:
+    def __init__(self, caller: ApiCaller, recording: str) -> None:
         self._caller, self._path = caller, f"/api/recordings/{recording}"
-        self._windows: dict[int, list[Tick]] = {}
+        self._windows: dict[int, list[TickDocument]] = {}
         self._has_frames = self._loading_frame = False
         self._at, self._shown, self._last = 0, -1, 0
         self._failure = Alert()
@@ -134,7 +134,7 @@ class _Recorded:
             heading("Compare with another version")
             self._compare = Compare(caller, recording, self._tick.beside, self._go, self._show_again, _WINDOW)
         self._body.set_visibility(False)
-        self._curves: RecordedCurves | None = None
+        self._curves: RecordedCurvesDocument | None = None
         self._player = ui.timer(_PLAY_EVERY_S, self._next, active=False)
         self._growth = ui.timer(_GROWN_EVERY_S, self._grow, active=False)
         ui.keyboard(self._key, ignore=["input", "textarea"])
@@ -155,8 +155,10 @@ class _Recorded:
         if not recorded.recording.end:
             self._growth.activate()
 
-    async def _ticks(self, first: int, count: int) -> RecordedTicks:
-        recorded: RecordedTicks = await self._caller.get(RecordedTicks, self._path, first=first, count=count)
+    async def _ticks(self, first: int, count: int) -> RecordedTicksDocument:
+        recorded: RecordedTicksDocument = await self._caller.get(
+            RecordedTicksDocument, self._path, first=first, count=count
+        )
         return recorded
 
     async def _grow(self) -> None:
@@ -175,14 +177,14 @@ class _Recorded:
             self._growth.deactivate()
 
     async def _load_curves(self) -> None:
-        curves: RecordedCurves = await self._caller.get(RecordedCurves, f"{self._path}/curves")
+        curves: RecordedCurvesDocument = await self._caller.get(RecordedCurvesDocument, f"{self._path}/curves")
         self._curves = curves
         first = [name for name in _FIRST_CURVES if name in curves.curves]
         names = [*first, *sorted(set(curves.curves) - set(first))]
         self._choice.set_options(names, value=[name for name in self._choice.value or [] if name in names] or names[:1])
         self._draw()
 
-    def _head(self, recording: Recording) -> None:
+    def _head(self, recording: RecordingDocument) -> None:
         self._last = max(recording.ticks - 1, 0)
         self._has_frames = recording.frames > 0
         self._formats.clear()  # a session that runs may get its first frame, and so another format

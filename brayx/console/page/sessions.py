@@ -8,12 +8,12 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from brayx.console.documents import Done
-from brayx.console.page.caller import Caller, Connect
+from brayx.console.documents import DoneDocument
+from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.charts import Lines
 from brayx.console.page.frame import MUTED, Listing, Panel, confirmed, control, empty, frame, heading, number, sentence
 from brayx.console.page.tick import TickView
-from brayx.console.sessions import Session, Ticks
+from brayx.console.sessions import SessionDocument, TicksDocument
 from brayx.errors import BrayxError, DeadlineExceeded, TransportError
 
 _TICKS_EVERY_S = 0.2
@@ -28,7 +28,7 @@ def add(connect: Connect) -> None:
     @ui.page("/sessions")
     def sessions() -> None:
         with frame("Sessions", connect) as caller:
-            Panel(lambda: caller.get(list[Session], "/api/sessions"), _sessions)
+            Panel(lambda: caller.get(list[SessionDocument], "/api/sessions"), _sessions)
 
     @ui.page("/session")
     def session(id: str) -> None:
@@ -36,10 +36,10 @@ def add(connect: Connect) -> None:
             _Followed(caller, id)
 
 
-def _sessions(first: list[Session]) -> Callable[[list[Session]], None]:
+def _sessions(first: list[SessionDocument]) -> Callable[[list[SessionDocument]], None]:
     heading("Running sessions")
     none = empty("No session is running. One begins when a game connects to a door of the job.")
-    rows = Listing[Session](
+    rows = Listing[SessionDocument](
         "session",
         {
             "Session": lambda row: row.session,
@@ -51,7 +51,7 @@ def _sessions(first: list[Session]) -> Callable[[list[Session]], None]:
         on_row=lambda session: ui.navigate.to(f"/session?id={quote(session)}"),
     )
 
-    def update(sessions: list[Session]) -> None:
+    def update(sessions: list[SessionDocument]) -> None:
         none.set_visibility(not sessions)
         rows.show(sessions)
 
@@ -61,7 +61,7 @@ def _sessions(first: list[Session]) -> Callable[[list[Session]], None]:
 class _Followed:
     """One session, followed until it ends."""
 
-    def __init__(self, caller: Caller, session: str) -> None:
+    def __init__(self, caller: ApiCaller, session: str) -> None:
         self._caller, self._session, self._after = caller, session, 0
         self._own_image: str | None = None
         self._values: deque[tuple[float, float]] = deque(maxlen=_MAX_POINTS)
@@ -88,7 +88,9 @@ class _Followed:
 
     async def _look(self) -> None:
         try:
-            newest = await self._caller.get(Ticks, "/api/sessions/ticks", session=self._session, after=self._after)
+            newest = await self._caller.get(
+                TicksDocument, "/api/sessions/ticks", session=self._session, after=self._after
+            )
         except (TransportError, DeadlineExceeded) as error:  # keeps asking, since the console may answer again
             self._state.set_text(f"{sentence(error.message)} Below is its last answer.")
             return
@@ -106,7 +108,7 @@ class _Followed:
             result = "" if newest.result is None else f", return {number(newest.result)}"
             self._over(f"The session has ended: {newest.end}{result}.")
 
-    def _show(self, newest: Ticks) -> None:
+    def _show(self, newest: TicksDocument) -> None:
         if newest.ticks:
             self._body.set_visibility(True)
             self._tick.show(newest.ticks[-1], with_image=False)
@@ -129,5 +131,6 @@ class _Followed:
     async def _ask_end(self) -> None:
         if await confirmed(f"End session {self._session}? Its game gets an error.", "End it"):
             await control(
-                self._caller.delete(Done, "/api/sessions", session=self._session), lambda done: sentence(done.done)
+                self._caller.delete(DoneDocument, "/api/sessions", session=self._session),
+                lambda done: sentence(done.done),
             )

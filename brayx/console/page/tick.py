@@ -8,7 +8,7 @@ from typing import Any
 from nicegui import ui
 
 from brayx.console.page.frame import MUTED, heading, number
-from brayx.console.ticks import Tick
+from brayx.console.ticks import TickDocument
 
 _MAX_ACTIONS = 24
 _MAX_CHARS = 6000
@@ -35,12 +35,12 @@ class TickView:
                 self._output = _text("reply")
             with ui.column().classes("w-full min-w-0"):
                 heading("Action probabilities")
-                self._bars = Bars("Not known: neither the model's outputs nor the agents' values have `logits`.")
+                self._bars = ActionBars("Not known: neither the model's outputs nor the agents' values have `logits`.")
                 self.beside = ui.column().classes("w-full gap-2")
                 heading("Set by the agents")
                 self._arrays = _text("arrays")
 
-    def show(self, tick: Tick, *, with_image: bool = True) -> None:
+    def show(self, tick: TickDocument, *, with_image: bool = True) -> None:
         """Shows a tick. With ``with_image=False``, the previous image stays until `show_image`."""
         texts = {
             "Tick": number(tick.number),
@@ -67,7 +67,7 @@ class TickView:
             self._image.set_source(image)
 
 
-class Bars:
+class ActionBars:
     """The probabilities of actions as bars.
 
     Args:

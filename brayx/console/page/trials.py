@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 from nicegui import ui
 
-from brayx.console.documents import Done
-from brayx.console.page.caller import Caller, Connect
+from brayx.console.documents import DoneDocument
+from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.charts import Lines
 from brayx.console.page.frame import (
     MUTED,
@@ -21,14 +21,14 @@ from brayx.console.page.frame import (
     number,
     sentence,
 )
-from brayx.console.trials import Curves, Trial
+from brayx.console.trials import CurvesDocument, TrialDocument
 from brayx.metrics.charts import GROUPS, RETURN_CHART, grouped
 from brayx.tracking.finding import NEWEST
 
 _OPENED = ("return", "learner")
 """Groups of charts that are open at first."""
 
-Loaded = tuple[Trial | None, dict[str, list[str]], dict[str, dict[str, list[tuple[int, float]]]]]
+Loaded = tuple[TrialDocument | None, dict[str, list[str]], dict[str, dict[str, list[tuple[int, float]]]]]
 
 
 def add(connect: Connect) -> None:
@@ -37,7 +37,7 @@ def add(connect: Connect) -> None:
     @ui.page("/trials")
     def trials() -> None:
         with frame("Trials", connect) as caller:
-            Panel(lambda: caller.get(list[Trial], "/api/trials"), _trials, every_s=5.0)
+            Panel(lambda: caller.get(list[TrialDocument], "/api/trials"), _trials, every_s=5.0)
 
     @ui.page("/trials/{run_id}")
     def trial(run_id: str) -> None:
@@ -50,11 +50,11 @@ def add(connect: Connect) -> None:
             )
 
 
-def _trials(first: list[Trial]) -> Callable[[list[Trial]], None]:
+def _trials(first: list[TrialDocument]) -> Callable[[list[TrialDocument]], None]:
     heading("Trials")
     none = empty("There are no trials yet: `brayx train` makes one.")
     newest = ui.label().classes(MUTED)
-    rows = Listing[Trial](
+    rows = Listing[TrialDocument](
         "run_id",
         {
             "Trial": lambda trial: f"↳ {trial.name}" if trial.is_child else trial.name,
@@ -67,7 +67,7 @@ def _trials(first: list[Trial]) -> Callable[[list[Trial]], None]:
         on_row=lambda run_id: ui.navigate.to(f"/trials/{run_id}"),
     )
 
-    def update(trials: list[Trial]) -> None:
+    def update(trials: list[TrialDocument]) -> None:
         none.set_visibility(not trials)
         newest.set_text(f"Only the newest {number(len(trials))} are listed." if len(trials) >= NEWEST else "")
         rows.show(trials)
@@ -75,25 +75,25 @@ def _trials(first: list[Trial]) -> Callable[[list[Trial]], None]:
     return update
 
 
-async def _load(caller: Caller, run_id: str, opened: set[str]) -> Loaded:
+async def _load(caller: ApiCaller, run_id: str, opened: set[str]) -> Loaded:
     """The trial, its charts by group, and the curves of the opened groups."""
-    trials: list[Trial] = await caller.get(list[Trial], "/api/trials")
+    trials: list[TrialDocument] = await caller.get(list[TrialDocument], "/api/trials")
     path = f"/api/trials/{run_id}"
-    head: Curves = await caller.get(Curves, path, metric=RETURN_CHART)
+    head: CurvesDocument = await caller.get(CurvesDocument, path, metric=RETURN_CHART)
     groups, curves = grouped(head.numbers), {}
     for group in opened & groups.keys():
-        of_group: Curves = await caller.get(Curves, path, metric=groups[group])
+        of_group: CurvesDocument = await caller.get(CurvesDocument, path, metric=groups[group])
         curves[group] = of_group.curves
     return next((trial for trial in trials if trial.run_id == run_id), None), groups, curves
 
 
 def _trial(
-    caller: Caller, run_id: str, opened: set[str], refresh: Callable[[], Awaitable[None]]
+    caller: ApiCaller, run_id: str, opened: set[str], refresh: Callable[[], Awaitable[None]]
 ) -> Callable[[Loaded], None]:
     async def stop() -> None:
         question = "Stop this training? It saves a last checkpoint, and the same command resumes it."
         if await confirmed(question, "Stop it"):
-            await control(caller.post(Done, f"/api/trials/{run_id}/stop"), lambda done: sentence(done.done))
+            await control(caller.post(DoneDocument, f"/api/trials/{run_id}/stop"), lambda done: sentence(done.done))
 
     async def toggle(group: str, is_open: bool) -> None:
         (opened.add if is_open else opened.discard)(group)

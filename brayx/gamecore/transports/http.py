@@ -46,9 +46,9 @@ class RequestEncoder:
         self._fields: tuple[str | bool, ...] = ()
         self._head = b""
 
-    def begin(self, request: StepRequest) -> tuple[bytes, Reply]:
+    def begin(self, request: StepRequest) -> tuple[bytes, HttpReply]:
         """See `StreamCodec.begin`."""
-        return self.encode(request), Reply()
+        return self.encode(request), HttpReply()
 
     def encode(self, request: StepRequest) -> bytes:
         """The bytes of ``request``.
@@ -82,7 +82,7 @@ def header_value(name: str, value: str) -> str:
     return value
 
 
-class Reply:
+class HttpReply:
     """One reply, fed with bytes as they come.
 
     Attributes:

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from brayx.algorithms import columns
-from brayx.algorithms.forward import Forward
+from brayx.algorithms.forward import LearnerForward
 from tests.unit.algorithms.tables import Recurrent, Table, random_batch
 
 
 def test_a_column_gives_the_outputs_of_each_step():
     batch, module = random_batch(), Table(7, 3)
-    outputs = columns.forward(Forward(module), batch)
+    outputs = columns.forward(LearnerForward(module), batch)
     for b, t in np.ndindex(5, 10):
         assert torch.equal(outputs["logits"][t, b], module.policy[batch["obs"][b, t]])
         assert torch.equal(outputs["value"][t, b], module.worth[batch["obs"][b, t]])
@@ -28,7 +28,7 @@ def test_several_heads_and_several_arguments():
 
     batch = random_batch()
     batch["obs"] = (torch.randn(5, 10, 2), torch.randn(5, 10, 3))
-    outputs = columns.forward(Forward(Heads()), batch)
+    outputs = columns.forward(LearnerForward(Heads()), batch)
     assert [x.shape for x in outputs["logits"]] == [(10, 5, 2), (10, 5, 3)]
     assert torch.equal(columns.before_last(outputs)["logits"][1][3, 2], batch["obs"][1][2, 3])
 
@@ -52,7 +52,7 @@ def test_a_recurrent_module_recomputes_the_outputs_it_acted_with(seed):
             expected[b, t], state = outputs["logits"][0], outputs["state"]
     bootstraps = batch["mask"] == 0
     stored[bootstraps] = 7.0  # packing has no state for a step that only bootstraps
-    found = columns.forward(Forward(module), {**batch, "obs": obs, "state": {"sum": stored}})
+    found = columns.forward(LearnerForward(module), {**batch, "obs": obs, "state": {"sum": stored}})
     assert "state" not in found
     learned = batch["mask"] > 0
     learned[:, 1:] |= learned[:, :-1] & ~batch["terminated"][:, :-1]  # and the step to bootstrap from
@@ -62,7 +62,7 @@ def test_a_recurrent_module_recomputes_the_outputs_it_acted_with(seed):
 
 def test_a_recurrent_model_without_a_stored_state_is_refused():
     with pytest.raises(ValueError, match="no stored state"):
-        columns.forward(Forward(Recurrent()), random_batch())
+        columns.forward(LearnerForward(Recurrent()), random_batch())
 
 
 def test_parts_are_whole_columns_and_cover_the_batch():

@@ -276,10 +276,10 @@ def test_value_moments_cover_all_targets_so_far():
 
 def test_moments_of_parts_merge_to_those_of_the_whole():
     from brayx.algorithms.base import ALONE
-    from brayx.algorithms.moments import Moments
+    from brayx.algorithms.moments import TensorMoments
 
     x, mask = 5 + 2 * torch.randn(6, 7, 2, dtype=torch.float64), (torch.rand(6, 7) < 0.5).double()
-    whole, parts = Moments(2), Moments(2)
+    whole, parts = TensorMoments(2), TensorMoments(2)
     whole.add(x, mask, ALONE)
     for a, b in ((0, 1), (1, 4), (4, 6)):
         parts.add(x[a:b], mask[a:b], ALONE)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from brayx.algorithms import returns
-from brayx.replay.packing import Packer
+from brayx.replay.packing import BatchPacker
 from brayx.types import Fragment
 
 GAMMA, LAM = 0.97, 0.9
@@ -354,7 +354,7 @@ def test_gae_of_packed_episodes_equals_gae_of_each_episode(seed):
     """The property that packing, masks and end flags must give together, if each episode fits in a column."""
     rng = np.random.default_rng(seed)
     value_of = rng.normal(size=(1000,)).astype(np.float32)
-    packer, expected, batches, at = Packer(batch_size=3, unroll_length=80), {}, [], 0
+    packer, expected, batches, at = BatchPacker(batch_size=3, unroll_length=80), {}, [], 0
     for end in ("terminated", "truncated", "neither", "terminated", "truncated", "terminated", "neither") * 3:
         length = int(rng.integers(1, 18))
         obs = np.arange(at, at + length + 1, dtype=np.int64)

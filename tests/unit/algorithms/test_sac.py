@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from brayx.algorithms.sac import METRICS, SAC, SACConfig
-from brayx.replay.packing import Packer
+from brayx.replay.packing import BatchPacker
 from brayx.types import Fragment
 from tests.unit.algorithms.tables import moved, random_batch, sgd
 
@@ -238,7 +238,7 @@ def test_the_last_transitions_of_an_episode_are_learned_from(steps):
 
 def packed(episodes, steps):
     """One column of whole episodes, as replay packs it; rewards and masks in float64."""
-    packer = Packer(1, steps)
+    packer = BatchPacker(1, steps)
     for episode in episodes:
         assert not list(packer.add(episode))
     return {

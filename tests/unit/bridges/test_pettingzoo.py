@@ -50,8 +50,8 @@ def address(app: EchoApp) -> Iterator[str]:
         yield address
 
 
-def play(env: Any, url: str, **options: Any) -> pettingzoo.GameResult:
-    async def once() -> pettingzoo.GameResult:
+def play(env: Any, url: str, **options: Any) -> pettingzoo.MultiAgentResult:
+    async def once() -> pettingzoo.MultiAgentResult:
         clients = pettingzoo.Clients(lambda: AsyncClient(url, timeout_s=10))
         try:
             return await pettingzoo.play_game(env, clients, **options)
@@ -82,7 +82,7 @@ def test_the_environments_of_these_tests_follow_pettingzoos_rules() -> None:
 @pytest.mark.parametrize("door", ["http", "ws"])
 def test_an_aec_game(app: EchoApp, address: str, door: Literal["http", "ws"]) -> None:
     (result,) = pettingzoo.run_games(TURNS, f"http://{address}", games=1, door=door, seed=3)
-    assert result == pettingzoo.GameResult({"red": 4.0, "blue": 4.0, "grey": 2.0}, 7, "truncated")
+    assert result == pettingzoo.MultiAgentResult({"red": 4.0, "blue": 4.0, "grey": 2.0}, 7, "truncated")
     assert not app.running
     games = {request.session.rpartition("-agent-")[0] for request in app.requests}
     assert len(games) == 1
@@ -120,7 +120,7 @@ def test_an_aec_game(app: EchoApp, address: str, door: Literal["http", "ws"]) ->
 def test_a_parallel_game(app: EchoApp, address: str, door: Literal["http", "ws"]) -> None:
     app.answer = lambda body: b'{"action":2}'
     (result,) = pettingzoo.run_games(RACE, f"http://{address}", games=1, door=door)
-    assert result == pettingzoo.GameResult({"x": 4.0, "y": 8.0, "z": 4.0}, 8, "truncated")
+    assert result == pettingzoo.MultiAgentResult({"x": 4.0, "y": 8.0, "z": 4.0}, 8, "truncated")
     assert not app.running
     assert sent_by(app.requests, "x") == [
         ("start", {"env_id": RACE, "seed": None, "num_actions": 3, "agent": "x", "agents": ["x", "y"]}),

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from brayx.cluster.prometheus import EXPORTED, OBSERVATIONS, Declared, Fold, Point, Type
+from brayx.cluster.prometheus import EXPORTED, OBSERVATIONS, Declared, Fold, MetricUpdate, Type
 from brayx.metrics import METRICS, Kind, Recorder
 
 DASHBOARD = Path(__file__).parents[3] / "docker" / "grafana" / "brayx.json"
 TAGS = {"application", "deployment", "replica", "label", "metric", "le"}
 
 
-def folded(fold: Fold, recorder: Recorder) -> list[Point]:
+def folded(fold: Fold, recorder: Recorder) -> list[MetricUpdate]:
     return list(fold.points(recorder.drain()))
 
 
-def by_name(points: list[Point]) -> dict[tuple[str, str], float]:
+def by_name(points: list[MetricUpdate]) -> dict[tuple[str, str], float]:
     return {(point.of.name, point.tags["label"]): point.value for point in points}
 
 
@@ -82,7 +82,7 @@ def test_a_non_finite_level_is_not_shown() -> None:
     assert folded(Fold(), recorder) == []
 
 
-def observed(points: list[Point]) -> Counter[float]:
+def observed(points: list[MetricUpdate]) -> Counter[float]:
     seen: Counter[float] = Counter()
     for point in points:
         if point.of.type is Type.HISTOGRAM:

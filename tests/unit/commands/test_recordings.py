@@ -10,7 +10,7 @@ import pytest
 
 import brayx.recording
 from brayx.commands.cli import main
-from brayx.recording.index import Part
+from brayx.recording.index import SessionPart
 from brayx.recording.writer import Folder
 from brayx.regression.replay import recorded
 from tests.recorded import Tick, columns_of
@@ -18,7 +18,7 @@ from tests.recorded import Tick, columns_of
 
 def write(folder: Path, sessions: int) -> None:
     parts = [
-        Part(f"e{at}", f"game-{at}", 1e9, 0, 1, why="every", player="main:7", end="stop", result=at / 2)
+        SessionPart(f"e{at}", f"game-{at}", 1e9, 0, 1, why="every", player="main:7", end="stop", result=at / 2)
         for at in range(sessions)
     ]
     Folder(str(folder), 10**9).write(parts, columns_of([Tick(0, 0.0, 0.0, b"", b"", {})] * sessions))
@@ -71,7 +71,7 @@ def test_chosen_sessions_are_copied(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_sessions_without_a_return_are_said_to_have_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     columns = columns_of([Tick(0, 0.0, 0.0, b"", b"", {})])
-    Folder(str(tmp_path), 10**9).write([Part("e", "s", 1e9, 0, 1)], columns)
+    Folder(str(tmp_path), 10**9).write([SessionPart("e", "s", 1e9, 0, 1)], columns)
     words = ["recordings", "export", str(tmp_path), "--format", "minari", "--out", str(tmp_path / "out")]
     assert main([*words, "--only", "min_result=400"]) == 2
     assert "has 1, whose agents recorded no return" in capsys.readouterr().err
@@ -83,7 +83,7 @@ def test_a_session_is_named_by_its_id_a_pattern_or_its_game(
 ) -> None:
     ids = ["game-1", "game-2", "other-agent-a", "other-agent-b"]
     columns = columns_of([Tick(0, 0.0, 0.0, b"", b"", {})] * len(ids))
-    Folder(str(tmp_path), 10**9).write([Part(each, each, 1e9, 0, 1) for each in ids], columns)
+    Folder(str(tmp_path), 10**9).write([SessionPart(each, each, 1e9, 0, 1) for each in ids], columns)
     assert main(["recordings", "list", str(tmp_path), "--session", name]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
     assert listed == [each.session for each in recorded(str(tmp_path), name)[0]]
@@ -92,7 +92,7 @@ def test_a_session_is_named_by_its_id_a_pattern_or_its_game(
 
 def test_an_id_with_characters_of_a_pattern_is_an_id(tmp_path: Path) -> None:
     columns = columns_of([Tick(0, 0.0, 0.0, b"", b"", {})])
-    Folder(str(tmp_path), 10**9).write([Part("e", "[x]", 1e9, 0, 1)], columns)
+    Folder(str(tmp_path), 10**9).write([SessionPart("e", "[x]", 1e9, 0, 1)], columns)
     assert len(recorded(str(tmp_path), "[x]")[0]) == 1
 
 

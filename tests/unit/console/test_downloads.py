@@ -17,21 +17,21 @@ from brayx.console.api import create_app
 from brayx.console.downloads import Downloads
 from brayx.console.source import Source
 from brayx.errors import BadRecording, ServiceFull
-from brayx.recording.index import Part
-from brayx.recording.reader import Episode
+from brayx.recording.index import SessionPart
+from brayx.recording.reader import Recording
 from brayx.recording.writer import Folder
 from tests.recorded import Tick, columns_of
 
 
 @pytest.fixture
-def episode(tmp_path: Path) -> Episode:
+def episode(tmp_path: Path) -> Recording:
     ticks = [Tick(number, 0.0, 0.0, b"", b"", {"obs": np.zeros(1000, np.float32)}) for number in range(100)]
-    Folder(str(tmp_path), 10**9).write([Part("e", "s", 1e9, 0, 100)], columns_of(ticks))
+    Folder(str(tmp_path), 10**9).write([SessionPart("e", "s", 1e9, 0, 100)], columns_of(ticks))
     (found,) = brayx.recording.open(str(tmp_path))
     return found
 
 
-def test_a_limited_number_of_files_is_open(episode: Episode) -> None:
+def test_a_limited_number_of_files_is_open(episode: Recording) -> None:
     downloads = Downloads()
     files = [downloads.make(episode, "parquet").file for _ in range(4)]
     with pytest.raises(ServiceFull, match="4 files are being downloaded"):
@@ -43,7 +43,7 @@ def test_a_limited_number_of_files_is_open(episode: Episode) -> None:
 
 
 async def test_a_viewer_who_goes_away_frees_the_file(
-    episode: Episode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    episode: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console_downloads, "_MAX_OPEN", 1)
     app = create_app(Source(f"sqlite:///{tmp_path}/mlflow.db", recordings=str(tmp_path)))
@@ -73,7 +73,9 @@ async def test_a_viewer_who_goes_away_frees_the_file(
             gc.enable()
 
 
-def test_a_session_that_is_too_large_is_left_to_the_command(episode: Episode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_is_too_large_is_left_to_the_command(
+    episode: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(console_downloads, "_MAX_BYTES", 410_000)
     Downloads().make(episode, "parquet").file.close()
     monkeypatch.setattr(console_downloads, "_MAX_BYTES", 390_000)

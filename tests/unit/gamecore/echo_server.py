@@ -32,7 +32,7 @@ from brayx.gamecore.protocol import (
     SESSION_PATH,
     STEP_PATH,
     WS_SUBPROTOCOL,
-    Frame,
+    FrameKind,
     StepKind,
     StepRequest,
     add_header,
@@ -193,7 +193,7 @@ class EchoApp:
                 try:
                     if envelope:
                         mark, body = data[:1].decode("latin-1"), data[1:]
-                        if mark == Frame.NUMBERED.value:
+                        if mark == FrameKind.NUMBERED.value:
                             seq, body = decode_numbered(body)
                             started = session in self.running
                         elif mark in KIND_OF_FRAME:
@@ -207,7 +207,7 @@ class EchoApp:
                     await _send_error(send, error, envelope)
                     continue
                 started = kind is not StepKind.STOP
-                reply = encode_frame(Frame.REPLY, reply) if envelope else reply
+                reply = encode_frame(FrameKind.REPLY, reply) if envelope else reply
                 await send(
                     {"type": "websocket.send", **({"text": reply.decode()} if text is not None else {"bytes": reply})}
                 )
@@ -243,7 +243,7 @@ def _headers(scope: Message) -> dict[str, str]:
 async def _send_error(send: Send, error: BrayxError, envelope: bool) -> None:
     document = error.to_wire()
     if envelope:
-        await send({"type": "websocket.send", "bytes": encode_frame(Frame.ERROR, document)})
+        await send({"type": "websocket.send", "bytes": encode_frame(FrameKind.ERROR, document)})
     else:
         await send({"type": "websocket.send", "text": document.decode()})
 

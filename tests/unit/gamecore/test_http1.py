@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brayx.errors import TransportError
-from brayx.gamecore.transports.http import MAX_HEAD_BYTES, Reply
+from brayx.gamecore.transports.http import MAX_HEAD_BYTES, HttpReply
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2;x=y\r\nhe\r\n3\r\nllo\r\n0\r\nTrailer: t\r\n\r\n"
@@ -22,14 +22,14 @@ UNTIL_END = b"HTTP/1.1 200 OK\r\n\r\nhello"
 )
 @pytest.mark.parametrize("at_a_time", [1, 7, 10_000])
 def test_whole_replies(data: bytes, keep_alive: bool, at_a_time: int) -> None:
-    reply = Reply()
+    reply = HttpReply()
     pieces = [data[at : at + at_a_time] for at in range(0, len(data), at_a_time)]
     assert [reply.feed(piece) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     assert (reply.status, reply.body, reply.keep_alive) == (200, b"hello", keep_alive)
 
 
 def test_reply_that_ends_with_the_connection() -> None:
-    reply = Reply()
+    reply = HttpReply()
     assert not reply.feed(UNTIL_END)
     assert reply.end()
     assert (reply.body, reply.keep_alive) == (b"hello", False)
@@ -38,20 +38,20 @@ def test_reply_that_ends_with_the_connection() -> None:
 @pytest.mark.parametrize("data", [PLAIN, CHUNKED, INTERIM])
 def test_a_cut_reply_is_not_complete(data: bytes) -> None:
     for cut in range(len(data)):
-        reply = Reply()
+        reply = HttpReply()
         reply.feed(data[:cut])
         assert not reply.end()
 
 
 def test_empty_replies() -> None:
     for data in (b"HTTP/1.1 204 No Content\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"):
-        reply = Reply()
+        reply = HttpReply()
         assert reply.feed(data)
         assert (reply.body, reply.keep_alive) == (b"", True)
 
 
 def test_more_than_the_reply_makes_the_connection_unusable() -> None:
-    reply = Reply()
+    reply = HttpReply()
     assert reply.feed(PLAIN + b"HTTP/1.1")
     assert (reply.body, reply.keep_alive) == (b"hello", False)
 
@@ -72,12 +72,12 @@ def test_more_than_the_reply_makes_the_connection_unusable() -> None:
 )
 def test_a_malformed_reply_is_refused(junk: bytes) -> None:
     with pytest.raises(TransportError):
-        Reply().feed(junk)
+        HttpReply().feed(junk)
 
 
 @given(st.lists(st.binary(max_size=40), max_size=10), st.sampled_from([b"", PLAIN[:-2], CHUNKED[:-20]]))
 def test_any_bytes_give_a_reply_or_a_transport_error(pieces: list[bytes], start: bytes) -> None:
-    reply = Reply()
+    reply = HttpReply()
     try:
         for piece in [start, *pieces]:
             if reply.feed(piece):

@@ -7,7 +7,7 @@ import pytest
 from brayx.errors import ConfigError, ProtocolError, SessionLost, TransportError, from_wire
 from brayx.gamecore.doors import DOORS
 from brayx.gamecore.protocol import (
-    Frame,
+    FrameKind,
     StepKind,
     StepRequest,
     close_code,
@@ -80,14 +80,14 @@ def test_malformed_headers_are_named(headers: dict[str, str], named: str) -> Non
 
 
 def test_websocket_frames() -> None:
-    assert encode_frame(Frame.START, b"") == b"S"
-    assert encode_frame(Frame.TICK, b"\xff\x00") == b"T\xff\x00"
-    assert encode_frame(Frame.STOP, b"x") == b"Px"
-    assert encode_frame(Frame.REPLY, b"r") == b"Rr"
-    assert encode_frame(Frame.ERROR, b"{}") == b"E{}"
-    assert decode_frame(b"T\xff\x00") == (Frame.TICK, b"\xff\x00")
+    assert encode_frame(FrameKind.START, b"") == b"S"
+    assert encode_frame(FrameKind.TICK, b"\xff\x00") == b"T\xff\x00"
+    assert encode_frame(FrameKind.STOP, b"x") == b"Px"
+    assert encode_frame(FrameKind.REPLY, b"r") == b"Rr"
+    assert encode_frame(FrameKind.ERROR, b"{}") == b"E{}"
+    assert decode_frame(b"T\xff\x00") == (FrameKind.TICK, b"\xff\x00")
     assert encode_numbered(258, b"x") == b"N\x00\x00\x00\x00\x00\x00\x01\x02x"
-    assert decode_frame(encode_numbered(258, b"x")) == (Frame.NUMBERED, b"\x00\x00\x00\x00\x00\x00\x01\x02x")
+    assert decode_frame(encode_numbered(258, b"x")) == (FrameKind.NUMBERED, b"\x00\x00\x00\x00\x00\x00\x01\x02x")
     assert decode_numbered(b"\x00\x00\x00\x00\x00\x00\x01\x02x") == (258, b"x")
     for bad in (b"", b"\x00" * 7, b"\x80" + b"\x00" * 7):
         with pytest.raises(ProtocolError, match="eight bytes"):

@@ -10,7 +10,7 @@ import pytest
 
 from brayx.errors import ConfigError
 from brayx.jobs.config import KINDS, JobConfig
-from brayx.jobs.document import Document
+from brayx.jobs.document import JobFile
 from brayx.jobs.former import FORMER, Former, options_without_former
 from brayx.jobs.shipped import TEMPLATES
 
@@ -21,7 +21,7 @@ ALL = [(kind, path, former) for kind, formers in FORMER.items() for path, former
 def job_with(kind: str, path: str, value: Any, module: str | None = None) -> tuple[str, str, dict[str, Any]]:
     """A job with a former option: its text, the place of the option, and the job without it."""
     algorithm = ["mixed"] if ".reinforcement." in path else ["impala"] if path.startswith("algorithm.") else []
-    values = Document.parse((TEMPLATES / TEMPLATE.get(kind, "cartpole.yaml")).read_text(), "job").values
+    values = JobFile.parse((TEMPLATES / TEMPLATE.get(kind, "cartpole.yaml")).read_text(), "job").values
     name = next(name for name, part in values.items() if isinstance(part, dict) and part.get("kind") == kind)
     if algorithm:
         values[name]["algorithm"] = {"name": algorithm[0]}

@@ -16,7 +16,7 @@ import pytest
 from brayx.actor.config import GamecoreConfig
 from brayx.errors import StartupError
 from brayx.jobs.gamecores import Gamecores, filled
-from brayx.jobs.guard import Guard
+from brayx.jobs.guard import GamecoreGuard
 from tests.waiting import WAIT_S, until
 
 URLS = {"http": "http://127.0.0.1:1", "ws": "ws://127.0.0.1:1"}
@@ -109,7 +109,7 @@ def test_neither_games_nor_their_children_outlive_a_killed_job(tmp_path: Path) -
 
 def test_a_killed_shell_is_replaced_by_one_that_knows_the_running_games(tmp_path: Path) -> None:
     (tmp_path / "game.sh").write_text("sleep 600")
-    with Guard() as guard:
+    with GamecoreGuard() as guard:
 
         def start() -> subprocess.Popen[bytes]:
             nowhere = subprocess.DEVNULL

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 
-from brayx.cluster.learner import TrialKeeper
+from brayx.cluster.learner import CheckpointKeeper
 from brayx.commands import cli
 from brayx.engines.base import save_weights
 from brayx.errors import ModelNotFound
@@ -21,7 +21,7 @@ from brayx.model.build import build_model
 from brayx.tracking import Trial, files_of, find
 from brayx.tracking.clerk import Clerk
 from brayx.trainer.config import TrainerConfig
-from brayx.trainer.loop import LearnerLoop, Summary
+from brayx.trainer.loop import LearnerLoop, TrainingSummary
 from tests.unit.trainer.parts import Numbers, Weights, batches
 
 
@@ -44,7 +44,7 @@ def test_a_result_names_its_version_or_says_why_there_is_none() -> None:
 
 
 def ended(reason, mean, games):
-    return Summary(reason, 1000, 10, 11, 5.0, mean, games, False)
+    return TrainingSummary(reason, 1000, 10, 11, 5.0, mean, games, False)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def learned(request, tmp_path, tracking_db, monkeypatch):
 
         if request.param == "Ray":
             trial = Trial.open("p", "t", tracking_db)
-            last = end_reason(config, run(TrialKeeper(trial, 1)))
+            last = end_reason(config, run(CheckpointKeeper(trial, 1)))
             _, outcome = promote(job, config, pytest.fail, lambda function, *args: function(trial, *args))
         else:
             clerk = Clerk("p", "t", tracking_db, {}, kept=1)

@@ -15,7 +15,7 @@ from brayx.jobs.checks import check_learning
 from brayx.jobs.config import JobConfig
 from brayx.jobs.sources import Sources, check_sources
 from brayx.replay import npz
-from brayx.replay.packing import Layout, Packer
+from brayx.replay.packing import BatchPacker, Layout
 from brayx.types import DEMONSTRATION, Fragment
 from tests.waiting import until
 
@@ -286,7 +286,7 @@ def test_files_are_marked_as_demonstrations(tmp_path: Path, monkeypatch: pytest.
             assert sources.join(10.0)
         (fragment,) = buffer.fragments
         assert (DEMONSTRATION in fragment.extras) is marked
-        (batch,) = Packer(1, 2).add(fragment)
+        (batch,) = BatchPacker(1, 2).add(fragment)
         assert (DEMONSTRATION in batch) is marked
     with pytest.raises(ConfigError, match="a module marks its fragments"):
         job(tmp_path, "module: given_data, demonstration: true", monkeypatch)

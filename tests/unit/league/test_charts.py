@@ -20,7 +20,7 @@ from brayx.league.charts import (
     draw_ratings,
     keep_curves,
 )
-from brayx.league.ledger import Ledger, Point
+from brayx.league.ledger import Ledger, RatingPoint
 from brayx.league.member import Member
 from brayx.league.payoff import Pair, Payoff
 from brayx.league.ratings import Rating, Ratings
@@ -33,7 +33,7 @@ SNAPSHOT = Snapshot(FIRST, "digest", None, 1000, 1.5e9)
 
 
 def test_a_player_that_learns_has_a_line_with_a_band_its_snapshots_dots_a_script_a_dashed_line() -> None:
-    curve = [Point(0, 1200.0, 1000.0, 1400.0), Point(2000, 1300.0, 1250.0, 1350.0)]
+    curve = [RatingPoint(0, 1200.0, 1000.0, 1400.0), RatingPoint(2000, 1300.0, 1250.0, 1350.0)]
     ratings = Ratings({FIRST: Rating(mu=30.0)})
     (axes,) = draw_ratings({MAIN: curve}, [SNAPSHOT], ratings, [MAIN, FIRST, SCRIPT]).axes
     line, dots, level = axes.lines

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from brayx.league.charts import changed, point_of
-from brayx.league.ledger import MAX_POINTS, Ledger, Point, thinned
+from brayx.league.ledger import MAX_POINTS, Ledger, RatingPoint, thinned
 from brayx.league.member import Member
 from brayx.league.ratings import Ratings
 
 MAIN = Member("main")
-LAST = Point(1000, 1200.0, 1100.0, 1300.0)
+LAST = RatingPoint(1000, 1200.0, 1100.0, 1300.0)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ LAST = Point(1000, 1200.0, 1100.0, 1300.0)
         (LAST._replace(env_steps=1000, points=1300.0), False),
     ],
 )
-def test_a_point_counts_if_steps_came_and_the_rating_or_its_interval_moved(point: Point, expected: bool) -> None:
+def test_a_point_counts_if_steps_came_and_the_rating_or_its_interval_moved(point: RatingPoint, expected: bool) -> None:
     assert changed([LAST], point) is expected
     assert changed([], point)
 

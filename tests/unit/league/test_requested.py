@@ -8,7 +8,7 @@ import random
 import pytest
 
 from brayx.league.member import Member, Rated
-from brayx.league.requested import Mix, draw, mix_of
+from brayx.league.requested import OpponentMix, draw, mix_of
 
 POOL = [Rated(Member("main", version), points) for version, points in ((1, 900.0), (2, 1100.0), (3, 1500.0))]
 
@@ -37,16 +37,16 @@ def test_expected_points_are_the_rating_and_the_neighbours_are_the_nearest() -> 
 @pytest.mark.parametrize(
     ("rating", "expected"),
     [
-        (899.9, Mix(POOL[0], POOL[0], 0.0, "weakest")),
-        (900.0, Mix(POOL[0], POOL[0], 0.0, "")),
-        (1000.0, Mix(POOL[0], POOL[1], 0.5, "")),
-        (1100.0, Mix(POOL[1], POOL[1], 0.0, "")),
-        (1200.0, Mix(POOL[1], POOL[2], 0.25, "")),
-        (1500.0, Mix(POOL[2], POOL[2], 0.0, "")),
-        (1e9, Mix(POOL[2], POOL[2], 0.0, "strongest")),
+        (899.9, OpponentMix(POOL[0], POOL[0], 0.0, "weakest")),
+        (900.0, OpponentMix(POOL[0], POOL[0], 0.0, "")),
+        (1000.0, OpponentMix(POOL[0], POOL[1], 0.5, "")),
+        (1100.0, OpponentMix(POOL[1], POOL[1], 0.0, "")),
+        (1200.0, OpponentMix(POOL[1], POOL[2], 0.25, "")),
+        (1500.0, OpponentMix(POOL[2], POOL[2], 0.0, "")),
+        (1e9, OpponentMix(POOL[2], POOL[2], 0.0, "strongest")),
     ],
 )
-def test_neighbours_and_limits(rating: float, expected: Mix) -> None:
+def test_neighbours_and_limits(rating: float, expected: OpponentMix) -> None:
     assert mix_of(POOL, rating) == expected
     assert mix_of(POOL[::-1], rating) == expected
 

@@ -12,7 +12,7 @@ import pytest
 from brayx.commands import cli
 from brayx.errors import ConfigError
 from brayx.recording.copying import file_name
-from brayx.recording.index import Part
+from brayx.recording.index import SessionPart
 from brayx.recording.minari import write_minari
 from brayx.recording.source import reader
 from brayx.recording.writer import Folder
@@ -94,7 +94,7 @@ def test_reruns_files_have_every_tick(tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("session", ["x" * 3000, "\U0001f600" * 3000, "../../etc/passwd", "a\x00b\n"])
 def test_any_session_has_a_name_for_its_file(tmp_path: Path, session: str) -> None:
-    Folder(str(tmp_path), 10**9).write([Part("e", session, 0.0, 0, 1)], columns_of([tick(0)]))
+    Folder(str(tmp_path), 10**9).write([SessionPart("e", session, 0.0, 0, 1)], columns_of([tick(0)]))
     name = file_name(reader(tmp_path).recordings()[0])
     (tmp_path / f"{name}.mp4").touch()
     assert (tmp_path / f"{name}.mp4").parent.samefile(tmp_path)

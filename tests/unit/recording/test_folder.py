@@ -26,8 +26,8 @@ from brayx.recording import open as open_recordings
 from brayx.recording.chunks import ROWS
 from brayx.recording.columns import concatenated
 from brayx.recording.config import RecordingConfig
-from brayx.recording.index import Part
-from brayx.recording.packer import Packer
+from brayx.recording.index import SessionPart
+from brayx.recording.packer import ChunkPacker
 from brayx.recording.recorder import SessionRecorder
 from brayx.recording.writer import Folder
 from tests.recorded import Tick, columns_of
@@ -44,7 +44,7 @@ def long_session(folder: Folder, chunks: int) -> None:
     """One session over many chunks, two ticks in each."""
     for at in range(chunks):
         end = "stop" if at == chunks - 1 else ""
-        folder.write([Part("e", "long", 0.0, 2 * at, 2, end=end)], ticks(2, 2 * at, x=float(at)))
+        folder.write([SessionPart("e", "long", 0.0, 2 * at, 2, end=end)], ticks(2, 2 * at, x=float(at)))
 
 
 def indices(folder: Path) -> list[Path]:
@@ -139,7 +139,7 @@ def test_the_oldest_chunks_go_without_a_list_of_the_folder_and_their_index_with_
     small = Folder(str(tmp_path), size + 100)
     assert small.trim() == 0
     for at in range(index.CHUNKS):
-        small.write([Part("f", "s", 0.0, at, 1)], ticks(1))
+        small.write([SessionPart("f", "s", 0.0, at, 1)], ticks(1))
         small.trim()
     left = sorted(tmp_path.glob("*.parquet"))
     assert sum(each.stat().st_size for each in left) <= size + 100
@@ -154,7 +154,7 @@ def test_what_another_writer_adds_counts_once_the_folder_is_listed(
     monkeypatch.setattr(writer, "_LIST_S", 0.0)
     one, other = Folder(str(tmp_path), 1), Folder(str(tmp_path), 10**9)
     one.trim()
-    other.write([Part("e", "s", 0.0, 0, 1)], ticks(1))
+    other.write([SessionPart("e", "s", 0.0, 0, 1)], ticks(1))
     assert one.trim() == 1
     assert not list(tmp_path.glob("*.parquet"))
 
@@ -163,7 +163,7 @@ def test_two_writers_at_once_keep_all_sessions(tmp_path: Path) -> None:
     folders = [Folder(str(tmp_path), 10**9) for _ in range(2)]
     for at in range(4):
         for name, folder in zip("ab", folders, strict=True):
-            folder.write([Part(name, name, 0.0, at, 1)], ticks(1, at))
+            folder.write([SessionPart(name, name, 0.0, at, 1)], ticks(1, at))
     for folder in folders:
         folder.write_index()
     episodes = open_recordings(str(tmp_path))
@@ -190,13 +190,13 @@ def test_parts_are_joined_over_chunks_and_writers_whatever_is_indexed(tmp_path: 
     while left:
         some = [left.pop() for _ in range(min(rng.randint(1, 5), len(left)))]
         name = rng.choice(folders).write(
-            [Part(each, each, float(first), first, count) for each, first, count in some],
+            [SessionPart(each, each, float(first), first, count) for each, first, count in some],
             concatenated([ticks(count, first) for _, first, count in some]),
         )
         written[name] = [each for each, *_ in some]
     for at in indexed:
         folders[at].write_index()
-    folders[0].write([Part("new", "new", 0.0, 0, 1)], ticks(1))  # the index is older
+    folders[0].write([SessionPart("new", "new", 0.0, 0, 1)], ticks(1))  # the index is older
     found = open_recordings(str(tmp_path))
     assert {each.id: each.read().number.tolist() for each in found} == {
         **{session: list(range(length)) for session, length in lengths.items()}, "new": [0],
@@ -207,9 +207,9 @@ def test_parts_are_joined_over_chunks_and_writers_whatever_is_indexed(tmp_path: 
 
 
 def test_sessions_of_games_with_other_shapes_share_a_folder(tmp_path: Path) -> None:
-    packer = Packer(lambda: Folder(str(tmp_path), 10**9), flush_s=60.0)
+    packer = ChunkPacker(lambda: Folder(str(tmp_path), 10**9), flush_s=60.0)
     for name, shape in (("a", (3,)), ("b", (2, 2))):
-        packer.add([Part(name, name, 0.0, 0, 2, end="stop")], ticks(2, obs=np.ones(shape, np.float32)))
+        packer.add([SessionPart(name, name, 0.0, 0, 2, end="stop")], ticks(2, obs=np.ones(shape, np.float32)))
     packer.close()
     assert {each.session: each["obs"].shape for each in open_recordings(str(tmp_path))} == {"a": (2, 3), "b": (2, 2, 2)}
 
@@ -227,12 +227,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_loses_nothing_that_fits_later(small_disk: Path) -> None:
-    packer = Packer(lambda: Folder(str(small_disk), 10**9), flush_s=0.0)
+    packer = ChunkPacker(lambda: Folder(str(small_disk), 10**9), flush_s=0.0)
     rng = random.Random(0)
 
     def add(name: str) -> None:
         columns = columns_of([Tick(0, 0.0, 0.0, rng.randbytes(50_000), b"", {})])
-        packer.add([Part(name, name, 0.0, 0, 1, end="stop")], columns)
+        packer.add([SessionPart(name, name, 0.0, 0, 1, end="stop")], columns)
         packer.write_due()
 
     for name in "abcd":
@@ -264,7 +264,7 @@ def _write_forever(address: str) -> None:
     folder, rng = Folder(address, 10**9), np.random.default_rng(0)
     body = rng.bytes(4_000_000)
     for at in range(10_000):
-        folder.write([Part(f"{at}", f"{at}", 0.0, 0, 1)], columns_of([Tick(0, 0.0, 0.0, body, b"", {})]))
+        folder.write([SessionPart(f"{at}", f"{at}", 0.0, 0, 1)], columns_of([Tick(0, 0.0, 0.0, body, b"", {})]))
 
 
 def test_a_writer_that_is_killed_in_the_middle_of_a_chunk_leaves_readable_files(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_writer_that_is_killed_in_the_middle_of_a_chunk_leaves_readable_files(
 
 def test_the_ticks_of_a_copied_file_count_once(tmp_path: Path) -> None:
     for number in range(2):
-        parts = [Part("long", "long", 0.0, 50 * number, 50), Part(f"short-{number}", "short", 0.0, 0, 5)]
+        parts = [SessionPart("long", "long", 0.0, 50 * number, 50), SessionPart(f"short-{number}", "short", 0.0, 0, 5)]
         Folder(str(tmp_path), 10**9).write(parts, ticks(55, x=1.5))
     first, second = sorted(tmp_path.glob("*.parquet"))
     for path, name in ((first, "copy of it.parquet"), (second, "0-copy.parquet")):
@@ -306,9 +306,11 @@ def test_the_ticks_of_a_copied_file_count_once(tmp_path: Path) -> None:
 
 def test_threads_share_recordings(tmp_path: Path) -> None:
     """A long session of three row groups, and more files than stay open."""
-    Folder(str(tmp_path / "long"), 10**9).write([Part("long", "long", 0.0, 0, 3 * ROWS)], ticks(3 * ROWS, x=1.5))
+    Folder(str(tmp_path / "long"), 10**9).write([SessionPart("long", "long", 0.0, 0, 3 * ROWS)], ticks(3 * ROWS, x=1.5))
     for number in range(40):
-        Folder(str(tmp_path / "many"), 10**9).write([Part(f"{number}", "s", 0.0, 0, 5)], ticks(5, x=float(number)))
+        Folder(str(tmp_path / "many"), 10**9).write(
+            [SessionPart(f"{number}", "s", 0.0, 0, 5)], ticks(5, x=float(number))
+        )
     (long,), many = (open_recordings(str(tmp_path / name)) for name in ("long", "many"))
 
     def read(thread: int) -> None:
@@ -327,7 +329,9 @@ def test_the_newest_sessions_of_a_name_are_found_over_many_files(tmp_path: Path)
     folder = Folder(str(tmp_path), 10**9)
     for number in range(6):
         sessions = [f"bot-{number % 2}", f"game-{number}-agent-red"]
-        folder.write([Part(f"{number}-{each}", each, 0.0, 0, 1) for each in sessions], ticks(len(sessions), x=1.0))
+        folder.write(
+            [SessionPart(f"{number}-{each}", each, 0.0, 0, 1) for each in sessions], ticks(len(sessions), x=1.0)
+        )
     found = open_recordings(str(tmp_path))
     for limit, name, newest, selected in (
         (3, "", ["5-game-5-agent-red", "5-bot-1", "4-game-4-agent-red"], 12),

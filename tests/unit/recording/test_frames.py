@@ -38,9 +38,9 @@ from brayx.recording.copying import copy
 from brayx.recording.drawing import Drawing
 from brayx.recording.frames import Encoders, sizes_of, write_video
 from brayx.recording.group import PACK_TICKS
-from brayx.recording.index import Part
+from brayx.recording.index import SessionPart
 from brayx.recording.live_frames import LiveFrames
-from brayx.recording.packer import Packer
+from brayx.recording.packer import ChunkPacker
 from brayx.recording.process import WriterProcess
 from brayx.recording.recorder import SessionRecorder
 from brayx.recording.video import Video
@@ -414,8 +414,8 @@ def ticks(count: int, first: int = 0) -> Any:
 def write(folder: Folder, chunks: int, session: str = "s") -> None:
     """Chunks of four ticks of a session."""
     for at in range(chunks):
-        packer = Packer(lambda: folder, flush_s=60.0)
-        packer.add([Part(session, session, 0.0, 4 * at, 4)], ticks(4, 4 * at))
+        packer = ChunkPacker(lambda: folder, flush_s=60.0)
+        packer.add([SessionPart(session, session, 0.0, 4 * at, 4)], ticks(4, 4 * at))
         packer.close()
 
 
@@ -452,14 +452,14 @@ def test_a_failed_write_leaves_nothing_and_the_frames_go_with_the_next(
     def full(*_: Any) -> None:
         raise OSError("no space left")
 
-    packer = Packer(lambda: Folder(str(tmp_path), 10**9), flush_s=0.0)
-    packer.add([Part("s", "s", 0.0, 0, 4)], ticks(4))
+    packer = ChunkPacker(lambda: Folder(str(tmp_path), 10**9), flush_s=0.0)
+    packer.add([SessionPart("s", "s", 0.0, 0, 4)], ticks(4))
     with monkeypatch.context() as patched:
         patched.setattr(writer, "write_video", full)
         packer.write_due()
     assert "no space left" in packer.failure
     assert list(tmp_path.iterdir()) == []
-    packer.add([Part("s", "s", 0.0, 4, 4)], ticks(4, 4))
+    packer.add([SessionPart("s", "s", 0.0, 4, 4)], ticks(4, 4))
     packer.close()
     (episode,) = open_recordings(str(tmp_path))
     assert all(is_close(found, image(number)) for number, found in enumerate(episode.images()))

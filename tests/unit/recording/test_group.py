@@ -15,8 +15,8 @@ from brayx.metrics import Recorder
 from brayx.recording import open as open_recordings
 from brayx.recording.config import RecordingConfig
 from brayx.recording.group import PACK_TICKS
-from brayx.recording.index import FIELDS, Part
-from brayx.recording.reader import Episode
+from brayx.recording.index import FIELDS, SessionPart
+from brayx.recording.reader import Recording
 from brayx.recording.recorder import SessionRecorder
 from brayx.recording.session import RecordedSession
 from tests.waiting import until
@@ -43,13 +43,13 @@ class Sessions:
         vars(state).update(attributes)
         self.logs[name].tick(state, b"%s asks %d" % (name.encode(), number), b"%d" % number, 0.0, 0.0)
 
-    def recorded(self) -> dict[str, Episode]:
+    def recorded(self) -> dict[str, Recording]:
         self.recorder.close(60.0)
         assert self.recorder.taken == self.recorder.freed
         return {episode.session: episode for episode in open_recordings(str(self._folder))}
 
 
-def check(episode: Episode, ticks: int) -> None:
+def check(episode: Recording, ticks: int) -> None:
     assert episode.read().number.tolist() == list(range(ticks))
     assert episode["obs"].tolist() == [[ord(episode.session[-1]), number] for number in range(ticks)]
     assert episode.inputs() == [b"%s asks %d" % (episode.session.encode(), number) for number in range(ticks)]
@@ -166,7 +166,7 @@ def test_the_row_of_a_part_has_the_fields_of_a_part(tmp_path: Path) -> None:
     log = of.logs["a"]
     log.reported("win")
     row = log.part(log.take(last=True), "stop", 2.0)
-    part = Part(*row)
+    part = SessionPart(*row)
     assert [field.name for field in dataclasses.fields(part)] == FIELDS
     assert (part.session, part.ticks, part.start, part.why, part.end) == ("a", 1, "a", "every", "stop")
     assert (part.result, part.reported, part.left_out, part.row, part.frames) == (2.0, "win", {}, 0, 0)

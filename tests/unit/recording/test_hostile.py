@@ -17,7 +17,7 @@ from brayx.errors import BadRecording
 from brayx.recording import open as open_recordings
 from brayx.recording.chunks import write_chunk
 from brayx.recording.columns import packed
-from brayx.recording.index import Part
+from brayx.recording.index import SessionPart
 from tests.recorded import Tick, columns_of
 
 TICKS = 40
@@ -31,7 +31,7 @@ def chunk(folder: Path, name: str, ticks: int = TICKS) -> Path:
         for n in range(ticks)
     ]
     with path.open("wb") as file:
-        write_chunk(file, [Part(name, name, 0.0, 0, ticks)], packed(columns_of(made)))
+        write_chunk(file, [SessionPart(name, name, 0.0, 0, ticks)], packed(columns_of(made)))
     return path
 
 

@@ -25,8 +25,8 @@ from brayx.recording.chunks import write_chunk
 from brayx.recording.columns import packed
 from brayx.recording.config import RecordingConfig
 from brayx.recording.group import PACK_TICKS
-from brayx.recording.index import Part
-from brayx.recording.packer import CHUNK_BYTES, Packer
+from brayx.recording.index import SessionPart
+from brayx.recording.packer import CHUNK_BYTES, ChunkPacker
 from brayx.recording.recorder import SessionRecorder
 from brayx.recording.writer import Folder
 from brayx.types import Step
@@ -258,7 +258,7 @@ def test_ten_thousand_ticks_of_cartpole_are_small(tmp_path: Path, with_logits: b
     columns = packed(columns_of(ticks))
     path = tmp_path / "a.parquet"
     with path.open("wb") as file:
-        write_chunk(file, [Part("e", "s", 0.0, 0, len(ticks))], columns)
+        write_chunk(file, [SessionPart("e", "s", 0.0, 0, len(ticks))], columns)
     assert path.stat().st_size <= most_bytes
     (episode,) = open_recordings(str(path))
     assert episode.inputs() == [tick.input for tick in ticks]
@@ -275,7 +275,7 @@ def chunk(folder: Path, name: str, ticks: int = 3) -> Path:
     path = folder / f"{name}.parquet"
     with path.open("wb") as file:
         columns = columns_of([Tick(number, 0.0, 0.0, body(number), b"", {"x": 1.5}) for number in range(ticks)])
-        write_chunk(file, [Part(name, name, 0.0, 0, ticks)], columns)
+        write_chunk(file, [SessionPart(name, name, 0.0, 0, ticks)], columns)
     return path
 
 
@@ -284,7 +284,7 @@ def test_the_oldest_chunks_go_first_and_two_writers_share_a_folder(tmp_path: Pat
     size = first.stat().st_size
     columns = columns_of([Tick(0, 0.0, 0.0, b"", b"", {})])
     for folder in (Folder(str(tmp_path), size), Folder(str(tmp_path), size)):
-        folder.write([Part("e", "s", 0.0, 0, 1)], columns)
+        folder.write([SessionPart("e", "s", 0.0, 0, 1)], columns)
     assert len(list(tmp_path.iterdir())) == 3
     assert Folder(str(tmp_path), 10**9).trim() == 0
     assert Folder(str(tmp_path), size * 2).trim() == 1
@@ -293,8 +293,8 @@ def test_the_oldest_chunks_go_first_and_two_writers_share_a_folder(tmp_path: Pat
 
 def test_ticks_are_written_once_although_the_oldest_file_cannot_be_deleted(tmp_path: Path, caplog: Any) -> None:
     (tmp_path / "00000000T000000-a-folder.parquet").mkdir()
-    packer = Packer(lambda: Folder(str(tmp_path), 0), flush_s=0.0)
-    packer.add([Part("a", "a", 0.0, 0, 1)], columns_of([Tick(0, 0.0, 0.0, b"", b"", {})]))
+    packer = ChunkPacker(lambda: Folder(str(tmp_path), 0), flush_s=0.0)
+    packer.add([SessionPart("a", "a", 0.0, 0, 1)], columns_of([Tick(0, 0.0, 0.0, b"", b"", {})]))
     packer.write_due()
     assert packer.failure == ""
     assert "are not deleted: ValueError" in caplog.text
@@ -304,33 +304,33 @@ def test_ticks_are_written_once_although_the_oldest_file_cannot_be_deleted(tmp_p
 
 def test_a_folder_that_is_gone_is_made_again_and_a_broken_one_loses_only_what_does_not_fit(tmp_path: Path) -> None:
     target = tmp_path / "recordings"
-    packer = Packer(lambda: Folder(str(target), 10**9), flush_s=0.0)
+    packer = ChunkPacker(lambda: Folder(str(target), 10**9), flush_s=0.0)
     columns = columns_of([Tick(0, 0.0, 0.0, b"", b"", {})])
-    packer.add([Part("a", "a", 0.0, 0, 1)], columns)
+    packer.add([SessionPart("a", "a", 0.0, 0, 1)], columns)
     packer.write_due()
     for file in target.iterdir():
         file.unlink()
     target.rmdir()
     target.write_text("a file in its place")
-    packer.add([Part("b", "b", 0.0, 0, 1)], columns)
+    packer.add([SessionPart("b", "b", 0.0, 0, 1)], columns)
     packer.write_due()
     assert packer.failure
     assert packer.lost == 0
     large = columns_of([Tick(0, 0.0, 0.0, bytes(5 * CHUNK_BYTES), b"", {})])
-    packer.add([Part("c", "c", 0.0, 0, 1)], large)
+    packer.add([SessionPart("c", "c", 0.0, 0, 1)], large)
     assert packer.lost == 2
     target.unlink()
-    packer.add([Part("d", "d", 0.0, 0, 1)], columns)
+    packer.add([SessionPart("d", "d", 0.0, 0, 1)], columns)
     packer.close()
     assert packer.failure == ""
     assert [each.session for each in open_recordings(str(target))] == ["d"]
 
 
 def test_ticks_of_a_session_that_changes_its_columns_stay_in_order(tmp_path: Path) -> None:
-    packer = Packer(lambda: Folder(str(tmp_path), 10**9), flush_s=60.0)
+    packer = ChunkPacker(lambda: Folder(str(tmp_path), 10**9), flush_s=60.0)
     for first, attributes in ((0, {"x": 1.0}), (2, {"y": 1}), (4, {"x": 2.0})):
         ticks = [Tick(first + each, 0.0, 0.0, b"%d" % (first + each), b"", attributes) for each in range(2)]
-        packer.add([Part("e", "s", 0.0, first, 2, end="stop" if first == 4 else "")], columns_of(ticks))
+        packer.add([SessionPart("e", "s", 0.0, first, 2, end="stop" if first == 4 else "")], columns_of(ticks))
     packer.close()
     (episode,) = open_recordings(str(tmp_path))
     assert episode.read().number.tolist() == list(range(6))
@@ -342,7 +342,7 @@ def test_a_file_of_the_first_format_is_read(tmp_path: Path) -> None:
     table = parquet.ParquetFile(chunk(tmp_path, "a", ticks=2000))
     key = b"brayx.recording"
     about = json.loads(table.metadata.metadata[key])
-    parts = [Part("a", "a", 0.0, 0, 1500), Part("a", "a", 0.0, 1500, 500, end="stop", row=1500)]
+    parts = [SessionPart("a", "a", 0.0, 0, 1500), SessionPart("a", "a", 0.0, 1500, 500, end="stop", row=1500)]
     newer = ("reported", "frames")
     rows = [{name: value for name, value in asdict(part).items() if name not in newer} for part in parts]
     with parquet.ParquetWriter(tmp_path / "b.parquet", table.schema_arrow) as writer:

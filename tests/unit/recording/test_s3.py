@@ -20,7 +20,7 @@ from brayx.metrics import Recorder
 from brayx.recording import index, writer
 from brayx.recording import open as open_recordings
 from brayx.recording.config import RecordingConfig
-from brayx.recording.index import Part
+from brayx.recording.index import SessionPart
 from brayx.recording.recorder import SessionRecorder
 from brayx.recording.writer import Folder
 from brayx.tracking import Trial
@@ -141,7 +141,7 @@ def test_the_oldest_files_go_with_their_videos_and_their_index(bucket: str, monk
     most = 4000
     folder = Folder(address, most)
     for number in range(index.CHUNKS + 1):
-        folder.write([Part(f"{number}", f"{number}", 0.0, 0, 2, end="stop")], ticks(2, x=float(number)))
+        folder.write([SessionPart(f"{number}", f"{number}", 0.0, 0, 2, end="stop")], ticks(2, x=float(number)))
     assert folder.trim() > 0
     assert not set(old) & set(names(address))
     found = open_recordings(address)
@@ -161,7 +161,7 @@ def test_what_another_process_wrote_or_deleted_meanwhile_is_seen(bucket: str) ->
     address, other = f"{bucket}/meanwhile", s3fs.S3FileSystem(skip_instance_cache=True)
     folder = Folder(address, 10**9)
     first, _ = (
-        folder.write([Part(name, name, 0.0, 0, 2, end="stop")], ticks(2, x=1.0)) for name in ("first", "second")
+        folder.write([SessionPart(name, name, 0.0, 0, 2, end="stop")], ticks(2, x=1.0)) for name in ("first", "second")
     )
     other.mv(f"{address}/{first}", f"{bucket}/aside")
     assert [each.session for each in open_recordings(address)] == ["second"]

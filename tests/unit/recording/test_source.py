@@ -21,7 +21,7 @@ from brayx.recording.chunks import write_chunk
 from brayx.recording.columns import packed
 from brayx.recording.config import Selection
 from brayx.recording.fragments import fields_of, fragments
-from brayx.recording.index import Part
+from brayx.recording.index import SessionPart
 from brayx.recording.reader import open as open_recordings
 from brayx.recording.source import selects
 from brayx.replay.packing import Layout
@@ -47,7 +47,7 @@ def encoded(body: Mapping[str, Any] | None) -> bytes:
 def save(folder: Path, name: str, ticks: Sequence[Tick], **part: Any) -> None:
     """Writes a session as one chunk."""
     with (folder / f"{name}.parquet").open("wb") as file:
-        row = Part(name, part.pop("session", name), 0.0, 0, len(ticks), **part)
+        row = SessionPart(name, part.pop("session", name), 0.0, 0, len(ticks), **part)
         write_chunk(file, [row], packed(columns_of(ticks)))
 
 
@@ -123,7 +123,7 @@ def test_ticks_without_the_arrays_are_left_out_alone(tmp_path: Path) -> None:
     save(tmp_path, "1", [tick(0), tick(1), tick(2)])
     failed = Tick(3, 0.1, 0.01, b"{}", b"", {}, "error")
     with (tmp_path / "2.parquet").open("wb") as file:
-        write_chunk(file, [Part("1", "1", 0.0, 3, 1, end="error")], columns_of([failed]))
+        write_chunk(file, [SessionPart("1", "1", 0.0, 3, 1, end="error")], columns_of([failed]))
     assert rewards(list(dataset(tmp_path))) == [[1, 2]]
 
 

@@ -22,7 +22,7 @@ from brayx.recording import open as open_recordings
 from brayx.recording.columns import Forwarded
 from brayx.recording.config import RecordingConfig
 from brayx.recording.group import PACK_TICKS
-from brayx.recording.reader import Episode
+from brayx.recording.reader import Recording
 from brayx.recording.recorder import SessionRecorder
 from brayx.types import Forward, Step
 from tests.recorded import Tick, columns_of
@@ -70,7 +70,7 @@ async def play(actor: AgentActor, *bodies: dict[str, Any]) -> None:
         await actor.tick(json.dumps(body).encode())
 
 
-def only(folder: Path) -> Episode:
+def only(folder: Path) -> Recording:
     (episode,) = open_recordings(str(folder))
     return episode
 

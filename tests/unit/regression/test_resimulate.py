@@ -25,7 +25,7 @@ from brayx.model.build import build_model
 from brayx.recording import open as open_recordings
 from brayx.recording.config import RecordingConfig
 from brayx.recording.copying import copy
-from brayx.recording.reader import Episode
+from brayx.recording.reader import Recording
 from brayx.recording.recorder import SessionRecorder
 from brayx.regression.game import RecordedGame
 from brayx.regression.resimulate import sessions_of
@@ -43,11 +43,11 @@ TICKS = 4
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Callable[..., list[Episode]]:
+def record(tmp_path: Path) -> Callable[..., list[Recording]]:
     """Records sessions by agent, each with this number of ticks, except one that is lost: bodies 0, 1, ..., and replies
     AGENT 0, AGENT 1, ..."""
 
-    def made(events: Sequence[str] = (), end: str = "stop", lost: int = -1, **lengths: int) -> list[Episode]:
+    def made(events: Sequence[str] = (), end: str = "stop", lost: int = -1, **lengths: int) -> list[Recording]:
         recorder = SessionRecorder(RecordingConfig(folder=str(tmp_path)), Recorder())
         for agent, length in lengths.items():
             log = recorder.open(f"old-agent-{agent}", START, reply=f"{agent} started".encode())
@@ -66,7 +66,7 @@ def record(tmp_path: Path) -> Callable[..., list[Episode]]:
 class Play:
     """Plays a recorded game; the agents answer ``new``."""
 
-    def __init__(self, episodes: Sequence[Episode], from_tick: int, name: str = "old", started: str = "") -> None:
+    def __init__(self, episodes: Sequence[Recording], from_tick: int, name: str = "old", started: str = "") -> None:
         self.game = RecordedGame(*sessions_of(episodes, name), from_tick)
         for agent in started:
             self.game.started(f"new-agent-{agent}", START)

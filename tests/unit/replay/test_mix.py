@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brayx.replay.mix import Mix
+from brayx.replay.mix import StreamMix
 
 WEIGHTS = st.dictionaries(st.sampled_from("abcde"), st.floats(0.1, 10), min_size=1)
 
@@ -16,7 +16,7 @@ WEIGHTS = st.dictionaries(st.sampled_from("abcde"), st.floats(0.1, 10), min_size
 @settings(max_examples=200, deadline=None)
 @given(weights=WEIGHTS, turns=st.integers(1, 200))
 def test_shares_follow_the_weights_within_one_turn(weights, turns):
-    mix, counts, total = Mix(weights), dict.fromkeys(weights, 0), sum(weights.values())
+    mix, counts, total = StreamMix(weights), dict.fromkeys(weights, 0), sum(weights.values())
     for _ in range(turns):
         counts[mix.choose(weights)] += 1
     for name, weight in weights.items():
@@ -24,21 +24,21 @@ def test_shares_follow_the_weights_within_one_turn(weights, turns):
 
 
 def test_the_order_of_a_two_to_one_mix():
-    mix = Mix({"a": 2, "b": 1})
+    mix = StreamMix({"a": 2, "b": 1})
     assert [mix.choose("ab") for _ in range(6)].count("a") == 4
 
 
 @settings(max_examples=50, deadline=None)
 @given(weights=WEIGHTS, data=st.data())
 def test_a_stream_with_data_never_waits_for_an_empty_one(weights, data):
-    mix = Mix(weights)
+    mix = StreamMix(weights)
     for _ in range(30):
         there = data.draw(st.sets(st.sampled_from(sorted(weights)), min_size=1))
         assert mix.choose(there) in there
 
 
 def test_a_stream_that_was_empty_for_long_does_not_catch_up_afterwards():
-    mix = Mix({"a": 1, "b": 1})
+    mix = StreamMix({"a": 1, "b": 1})
     for _ in range(1000):
         mix.choose({"a"})
     after = [mix.choose("ab") for _ in range(20)]
@@ -49,4 +49,4 @@ def test_a_stream_that_was_empty_for_long_does_not_catch_up_afterwards():
 @pytest.mark.parametrize("weights", [{}, {"a": 0.0}, {"a": -1.0}, {"a": float("inf")}])
 def test_invalid_weights_are_refused(weights):
     with pytest.raises(ValueError, match="weights"):
-        Mix(weights)
+        StreamMix(weights)

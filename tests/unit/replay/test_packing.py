@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from brayx.actions import ActionSpec
 from brayx.errors import BadFragment
-from brayx.replay.packing import Layout, Packer, check, check_columns
+from brayx.replay.packing import BatchPacker, Layout, check, check_columns
 from brayx.spaces import Limits
 from brayx.types import Columns, Fragment
 
@@ -38,7 +38,7 @@ def fragment(start: int, length: int, end: str = "neither", **changes) -> Fragme
 
 
 def pack(fragments, batch_size=2, unroll_length=4):
-    packer = Packer(batch_size, unroll_length)
+    packer = BatchPacker(batch_size, unroll_length)
     batches = [batch for one in fragments for batch in packer.add(one)]
     last = packer.flush()
     return batches + ([last] if last is not None else [])
@@ -90,7 +90,7 @@ ENDS = st.sampled_from(["terminated", "truncated", "neither"])
 )
 def test_a_fragment_packed_in_parts_equals_one_packed_whole(lengths, unroll_length, rooms):
     fragments = [fragment(100 * number, length, end) for number, (length, end) in enumerate(lengths)]
-    packer, batches, turns = Packer(1, unroll_length), [], itertools.cycle(rooms)
+    packer, batches, turns = BatchPacker(1, unroll_length), [], itertools.cycle(rooms)
     for rest in fragments:
         while rest is not None:
             room = next(turns)
@@ -156,7 +156,7 @@ def test_every_transition_is_packed_once_in_order_with_its_next_observation(leng
     ],
 )
 def test_a_bad_fragment_is_refused_by_name_and_packs_nothing(field, changes):
-    packer = Packer(2, 4)
+    packer = BatchPacker(2, 4)
     list(packer.add(fragment(0, 3)))
     with pytest.raises(BadFragment, match=field):
         packer.add(fragment(0, 3, **changes))
@@ -173,7 +173,7 @@ MODEL = Layout.of_model(({"x": np.zeros((2, 1), np.float32), "y": np.zeros(2, np
 
 def test_an_observation_is_converted_for_the_model_as_in_forward():
     numbers = {"x": np.array([[1], [2], [3]]), "y": np.array([1, 2, 3], np.uint8), "seen": np.zeros(3)}
-    packer = Packer(1, 8, MODEL)
+    packer = BatchPacker(1, 8, MODEL)
     list(packer.add(fragment(0, 2, obs={**numbers, "x": numbers["x"] * 1.5})))  # a list of JSON numbers is float64
     list(packer.add(fragment(0, 2, obs=numbers)))
     batch = packer.flush()
@@ -199,7 +199,7 @@ def test_an_observation_is_converted_for_the_model_as_in_forward():
     ],
 )
 def test_a_mismatched_observation_is_refused_by_name_even_the_first(message, obs):
-    packer = Packer(2, 4, MODEL)
+    packer = BatchPacker(2, 4, MODEL)
     with pytest.raises(BadFragment, match=message):
         packer.add(fragment(0, 3, obs=obs))
     assert packer.layout == MODEL
@@ -241,7 +241,7 @@ def test_columns_count_their_transitions():
 
 
 def test_columns_of_a_batchs_size_become_the_batch_without_a_copy():
-    packer = Packer(2, 4)
+    packer = BatchPacker(2, 4)
     list(packer.add(fragment(0, 3)))
     pushed = columns(10, 2)
     (batch,) = packer.add(pushed)
@@ -255,7 +255,7 @@ def test_columns_of_a_batchs_size_become_the_batch_without_a_copy():
     batch_size=st.integers(1, 4),
 )
 def test_columns_and_fragments_together_are_packed_once_with_next_observations(pushes, batch_size):
-    packer, batches, expected, start = Packer(batch_size, 4), [], [], 1
+    packer, batches, expected, start = BatchPacker(batch_size, 4), [], [], 1
     for is_columns, size, end in pushes:
         pushed = columns(start, size) if is_columns else fragment(start, size, end)
         if is_columns:
@@ -299,7 +299,7 @@ HALF = np.full((2, 5), 0.5, np.float32)
     ],
 )
 def test_bad_columns_are_refused_by_name_and_pack_nothing(message, changes):
-    packer = Packer(3, 4)
+    packer = BatchPacker(3, 4)
     list(packer.add(columns(0, 2)))
     with pytest.raises(BadFragment, match=message):
         packer.add(columns(0, 2, **changes))
@@ -309,22 +309,22 @@ def test_bad_columns_are_refused_by_name_and_pack_nothing(message, changes):
 def test_bad_columns_are_refused_even_if_they_are_the_first():
     for changes in ({"mask": None}, {"obs/x": None, "obs/y": None}, {"action": None}, {"mask": np.zeros((0, 5))}):
         with pytest.raises(BadFragment):
-            Packer(3, 4).add(columns(0, 2, **changes))
+            BatchPacker(3, 4).add(columns(0, 2, **changes))
 
 
 def test_finite_numbers_whose_sum_overflows_pass_as_finite():
-    list(Packer(3, 4).add(columns(0, 2, reward=np.full((2, 5), 3e38, np.float32))))
+    list(BatchPacker(3, 4).add(columns(0, 2, reward=np.full((2, 5), 3e38, np.float32))))
 
 
 def test_observations_of_columns_are_converted_for_the_model():
-    packer = Packer(2, 4, MODEL)
+    packer = BatchPacker(2, 4, MODEL)
     (batch,) = packer.add(columns(0, 2, **{"obs/x": np.ones((2, 5, 1))}))
     assert (batch["obs/x"].dtype, batch["obs/y"].dtype) == (np.float32, np.int64)
 
 
 def test_a_masked_action_may_be_anything():
-    packer = Packer(1, 3, Layout.of_model((np.zeros((1, 2), np.float32),), DISCRETE))
-    (batch,) = Packer(1, 3).add(fragment(0, 3, "terminated", obs=np.zeros((4, 2), np.float32)))
+    packer = BatchPacker(1, 3, Layout.of_model((np.zeros((1, 2), np.float32),), DISCRETE))
+    (batch,) = BatchPacker(1, 3).add(fragment(0, 3, "terminated", obs=np.zeros((4, 2), np.float32)))
     batch["mask"][:, 1:] = 0
     padded = np.where(batch["mask"] > 0, batch["action"], -1)
     (made,) = packer.add(Columns({**batch, "action": padded}))
@@ -348,15 +348,15 @@ def test_actions_outside_the_models_range_are_refused(acts, good, bad, message):
         action = np.array(action)
         plain = fragment(0, 3, "terminated", obs=np.zeros((4, 2), np.float32))
         steps = np.concatenate([action, np.zeros_like(action[:1])])[None]
-        (batch,) = Packer(1, 3).add(plain)
+        (batch,) = BatchPacker(1, 3).add(plain)
         return dataclasses.replace(plain, action=action), Columns({**batch, "action": steps})
 
     layout = Layout.of_model((np.zeros((1, 2), np.float32),), acts)
     for each in pushed(good):
-        (batch,) = Packer(1, 3, layout).add(each)
+        (batch,) = BatchPacker(1, 3, layout).add(each)
         np.testing.assert_array_equal(batch["action"][0, :3], good)
     for each in pushed(bad):
-        packer = Packer(1, 3, layout)
+        packer = BatchPacker(1, 3, layout)
         with pytest.raises(BadFragment, match=message):
             packer.add(each)
         assert packer.layout is layout
@@ -365,9 +365,9 @@ def test_actions_outside_the_models_range_are_refused(acts, good, bad, message):
 def test_whole_numbers_outside_the_limits_are_refused_unless_they_are_masked():
     layout = Layout.of_model((np.zeros((1,), np.int64),), limits={"obs": Limits.of(3, 5)})
     whole = fragment(0, 3, "terminated", obs=np.array([5, 6, 7, 5]))
-    (batch,) = Packer(1, 3, layout).add(whole)
+    (batch,) = BatchPacker(1, 3, layout).add(whole)
     with pytest.raises(BadFragment, match=r"obs: 8 at \[2\], expected 5 to 7"):
-        Packer(1, 3, layout).add(dataclasses.replace(whole, obs=np.array([5, 6, 8, 5])))
+        BatchPacker(1, 3, layout).add(dataclasses.replace(whole, obs=np.array([5, 6, 8, 5])))
     padded = {key: np.concatenate([array, np.zeros_like(array)], 1) for key, array in batch.items()}
     check_columns(Columns(padded), padded["mask"].shape[1] - 1, layout)
     running = {**batch, "terminated": np.zeros((1, 4), bool), "obs": np.array([[5, 6, 7, 4]])}

@@ -17,7 +17,7 @@ from brayx.errors import ConfigError, EnvironmentFailed
 from brayx.replay.packing import check_columns
 from brayx.rollout.collector import Collector, Episode, seed_after
 from brayx.rollout.envs import make_envs
-from brayx.rollout.policy import Policy
+from brayx.rollout.policy import RolloutPolicy
 from tests.unit.rollout.worlds import BoxCounting, Counter, Counting, Gaussian, Kinds, Linear, Masked, MaskedCounting
 from tests.waiting import WAIT_S
 
@@ -30,7 +30,7 @@ def collector(
 ):
     torch.manual_seed(0)
     envs = SyncVectorEnv([env] * num, autoreset_mode=mode)
-    return Collector(envs, Policy(module or Linear(), args, engine=engine), length, **options)
+    return Collector(envs, RolloutPolicy(module or Linear(), args, engine=engine), length, **options)
 
 
 class OfKinds(torch.nn.Module):
@@ -68,7 +68,7 @@ def test_a_whole_number_outside_the_observation_space_is_refused_by_name(name, v
     made.close()
     envs = SyncVectorEnv([Kinds, Outside, Kinds])
     with pytest.raises(EnvironmentFailed, match=refused):
-        Collector(envs, Policy(OfKinds(), (KIND,), engine="torch"), 4)
+        Collector(envs, RolloutPolicy(OfKinds(), (KIND,), engine="torch"), 4)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -260,7 +260,7 @@ def test_moments_are_read_as_a_consistent_whole():
 def test_a_resumed_run_plays_other_episodes():
     def first_run(seed):
         torch.manual_seed(0)
-        policy = Policy(CartPole(), (np.zeros((2, 4), np.float32),))
+        policy = RolloutPolicy(CartPole(), (np.zeros((2, 4), np.float32),))
         made = Collector(make_envs("CartPole-v1", 4), policy, 16, seed=1)
         made.begin_again(seed)
         return made.collect().arrays
@@ -284,7 +284,7 @@ def test_rewards_are_normalised_by_the_deviation_of_discounted_sums():
 def test_the_same_seed_gives_the_same_columns():
     def run(seed):
         torch.manual_seed(0)
-        policy = Policy(CartPole(), (np.zeros((2, 4), np.float32),))
+        policy = RolloutPolicy(CartPole(), (np.zeros((2, 4), np.float32),))
         made = Collector(make_envs("CartPole-v1", 4), policy, 16, seed=seed)
         return [made.collect().arrays for _ in range(3)]
 
@@ -307,7 +307,7 @@ class CartPole(torch.nn.Module):
 def test_a_model_with_other_observations_is_refused_with_the_difference():
     envs = gymnasium.make_vec("CartPole-v1", num_envs=2)
     with pytest.raises(ConfigError, match=r"obs: the environments give \[4\] float32, the model takes \[2\] float32"):
-        Collector(envs, Policy(Linear(), OBS, engine="torch"), 4)
+        Collector(envs, RolloutPolicy(Linear(), OBS, engine="torch"), 4)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

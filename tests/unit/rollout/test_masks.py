@@ -19,7 +19,7 @@ from brayx.rollout.envs import make_envs
 from brayx.rollout.masks import with_masks
 from brayx.rollout.multi import AgentsAsRows
 from brayx.rollout.networks import observation_of, ready_made
-from brayx.rollout.policy import Policy
+from brayx.rollout.policy import RolloutPolicy
 from tests.unit.rollout.test_multi import Count
 from tests.unit.rollout.worlds import Counting, Linear, MaskedCounting
 
@@ -69,7 +69,7 @@ class Several(MasksInInfo):
 def collector(env, mode, **options):
     envs = with_masks(SyncVectorEnv([env] * 3, autoreset_mode=mode))
     module, args = ready_made(None, envs)(observation_of(envs), ActionSpec.of(envs.single_action_space))
-    return Collector(envs, Policy(module, args, engine="torch"), 5, **options)
+    return Collector(envs, RolloutPolicy(module, args, engine="torch"), 5, **options)
 
 
 @pytest.mark.parametrize("greedy", [True, False])
@@ -125,7 +125,7 @@ def test_taxi_takes_no_masked_action(vectorization):
     """Taxi is a Gymnasium game with masks; it forbids actions that would change nothing."""
     envs = make_envs("Taxi-v4", 4, vectorization=vectorization)
     module, args = ready_made(None, envs)(observation_of(envs), ActionSpec.of(envs.single_action_space))
-    made = Collector(envs, Policy(module, args, engine="torch"), 50, seed=3)
+    made = Collector(envs, RolloutPolicy(module, args, engine="torch"), 50, seed=3)
     try:
         arrays = made.collect().arrays
     finally:
@@ -174,7 +174,9 @@ def test_a_model_without_a_mask_input_acts_as_before(caplog):
             return {"action_mask": np.ones(2, np.int8)}
 
     envs = with_masks(SyncVectorEnv([TwoOf] * 2))
-    arrays = Collector(envs, Policy(Linear(), (np.zeros((2, 2), np.float32),), engine="torch"), 4).collect().arrays
+    arrays = (
+        Collector(envs, RolloutPolicy(Linear(), (np.zeros((2, 2), np.float32),), engine="torch"), 4).collect().arrays
+    )
     assert arrays["obs"].shape == (2, 5, 2)
     (warning,) = caplog.messages
     assert "the model takes no action_mask" in warning

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brayx.errors import ConfigError
-from brayx.rollout.moments import Moments, ObsNormaliser, RewardNormaliser, Shared
+from brayx.rollout.moments import Moments, ObsNormaliser, RewardNormaliser, SharedMoments
 
 
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=8), st.integers(0, 2**32 - 1))
@@ -42,7 +42,7 @@ def test_a_saved_state_continues():
 
 def test_processes_with_shared_moments_count_every_sample_once():
     rng, samples, merged = np.random.default_rng(0), [], Moments()
-    processes = [Shared(), Shared()]
+    processes = [SharedMoments(), SharedMoments()]
     for turn in range(6):
         for process in processes:
             samples.append(rng.standard_normal(5) + turn)
@@ -91,7 +91,7 @@ def test_a_discounted_sum_ends_with_its_episode():
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_non_finite_sample_is_left_out_and_counted(bad):
     samples = np.random.default_rng(0).normal(3, 2, (50, 2)).astype(np.float32)
-    whole, shared = Moments((2,)), Shared((2,))
+    whole, shared = Moments((2,)), SharedMoments((2,))
     whole.add(np.delete(samples, [3, 20], axis=0))
     samples[3, 1], samples[20] = bad, bad
     shared.add(samples)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from brayx.rollout.moments import Moments, MomentsStore, Shared
+from brayx.rollout.moments import Moments, MomentsStore, SharedMoments
 
 
 class Worker:
@@ -12,7 +12,7 @@ class Worker:
 
     def __init__(self, store: MomentsStore) -> None:
         self.store = store
-        self.shared = Shared((2,))
+        self.shared = SharedMoments((2,))
 
     def sees(self, samples: np.ndarray) -> None:
         self.shared.add(samples)

@@ -13,7 +13,7 @@ from brayx.nets.central import central_policy_for
 from brayx.nets.policy import NetworkConfig
 from brayx.rollout.collector import Collector
 from brayx.rollout.multi import AgentsAsRows
-from brayx.rollout.policy import Policy
+from brayx.rollout.policy import RolloutPolicy
 
 
 class Count(ParallelEnv):
@@ -75,7 +75,7 @@ def test_columns_have_the_state_for_the_value():
     envs = AgentsAsRows(Count, games=2, state=True)
     first = {"obs": np.zeros(2, np.float32), "state": np.zeros(1, np.float32)}
     module, example = central_policy_for(first, num_actions=3, network=NetworkConfig(hidden=[8]))
-    collector = Collector(envs, Policy(module, example), 5)
+    collector = Collector(envs, RolloutPolicy(module, example), 5)
     arrays = collector.collect().arrays
     assert arrays["obs/obs"].shape == (4, 6, 2)
     assert arrays["obs/state"][0, :, 0].tolist() == [0, 10, 20, 30, 0, 10]

@@ -14,7 +14,7 @@ from brayx.local.training import Training
 from brayx.nets.policy import NetworkConfig
 from brayx.nets.soft import NETWORK
 from brayx.search.space import Domain, arguments, check, parse
-from brayx.search.tune import Outcome, perturbed, table, tune
+from brayx.search.tune import TrialOutcome, perturbed, table, tune
 
 
 def test_lines_are_domains_or_values() -> None:
@@ -267,8 +267,8 @@ def test_a_copy_is_changed_inside_the_domains() -> None:
 
 
 def test_the_table_has_a_line_for_each_trial() -> None:
-    good = Outcome(1, {"gamma": 0.95}, [(1000, 20.0), (2000, 33.25)], clones=[(1, 0)])
-    bad = Outcome(0, {"gamma": 0.5}, error="BadWeights: NaN")
+    good = TrialOutcome(1, {"gamma": 0.95}, [(1000, 20.0), (2000, 33.25)], clones=[(1, 0)])
+    bad = TrialOutcome(0, {"gamma": 0.5}, error="BadWeights: NaN")
     head, first, second = table([good, bad]).splitlines()
     assert head.split() == ["trial", "return", "env", "steps", "gamma"]
     assert first.split() == ["1", "33.25", "2,000", "0.95", "copy", "of", "0"]

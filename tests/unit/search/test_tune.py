@@ -20,7 +20,7 @@ from brayx.commands import cli
 from brayx.commands.tune import options
 from brayx.replay.files import Dataset
 from brayx.search.competition import TrialReport
-from brayx.search.tune import Outcome, _by_whole_path, table, tune
+from brayx.search.tune import TrialOutcome, _by_whole_path, table, tune
 from brayx.search.tune_trial import Spec, train_trial
 from tests.leaning import leaning
 
@@ -236,5 +236,8 @@ def test_flags_of_earlier_versions_still_work(old: str, name: str) -> None:
 
 
 def test_the_table_has_the_digits_of_a_return() -> None:
-    best, worst = Outcome(1, {"gamma": 0.99}, [(4000, 1234.5)]), Outcome(0, {"gamma": 0.9}, [(4000, 0.041239)])
+    best, worst = (
+        TrialOutcome(1, {"gamma": 0.99}, [(4000, 1234.5)]),
+        TrialOutcome(0, {"gamma": 0.9}, [(4000, 0.041239)]),
+    )
     assert [line.split()[1] for line in table([best, worst]).splitlines()] == ["return", "1234", "0.04124"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from brayx.cluster.learner import TrialKeeper
+from brayx.cluster.learner import CheckpointKeeper
 from brayx.errors import TrackingError
 from brayx.tracking import Trial
 from brayx.tracking.pending import BackgroundKeeper, Pending, PendingCheckpoints
@@ -80,7 +80,7 @@ class _Slow:
     """A trial whose saves wait for an event, as for a database that is locked."""
 
     def __init__(self, trial: Trial) -> None:
-        self.keeper, self.may_save = TrialKeeper(trial, 2), threading.Event()
+        self.keeper, self.may_save = CheckpointKeeper(trial, 2), threading.Event()
 
     def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
         assert self.may_save.wait(60)
@@ -107,7 +107,7 @@ def test_a_lost_checkpoint_is_counted_and_its_error_raised_at_the_end(tmp_path: 
     with closing(sqlite3.connect(tracking_db.removeprefix("sqlite:///"))) as other:
         full = "BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"
         other.execute(f"CREATE TRIGGER full BEFORE INSERT ON tags {full}")
-    keeper = BackgroundKeeper(TrialKeeper(trial, 2), 2, lost.set)
+    keeper = BackgroundKeeper(CheckpointKeeper(trial, 2), 2, lost.set)
     keeper.save(checkpoint(tmp_path, 1), 1, {})
     assert lost.wait(120)
     with pytest.raises(TrackingError, match=r"trial 'trial'.*: database or disk is full$"):

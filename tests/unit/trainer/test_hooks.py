@@ -12,7 +12,7 @@ import torch
 
 from brayx.actor.agent import record
 from brayx.algorithms.build import build
-from brayx.algorithms.forward import Forward
+from brayx.algorithms.forward import LearnerForward
 from brayx.algorithms.mixed import MixedConfig
 from brayx.errors import ConfigError, Diverged, ModelError
 from brayx.metrics import Kind
@@ -246,7 +246,7 @@ def test_a_loss_term_keeps_a_recurrent_model_recurrent(stepwise):
     seen = []
     hooks = Hooks(loss=lambda outputs, obs: seen.append(obs) or outputs["logits"].square().mean())
     hooked = WithLoss(module, hooks)
-    plain, forward = Forward(module), Forward(hooked)
+    plain, forward = LearnerForward(module), LearnerForward(hooked)
     assert forward.recurrent
     steps, columns = 5, 2
     obs = torch.randn(steps, columns, 3)

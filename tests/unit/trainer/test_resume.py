@@ -13,7 +13,7 @@ from brayx.nets.policy import NetworkConfig, policy_for
 from brayx.nets.soft import SoftActorCritic
 from brayx.rollout.collector import Collector
 from brayx.rollout.envs import make_envs
-from brayx.rollout.policy import Policy
+from brayx.rollout.policy import RolloutPolicy
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.loop import LearnerLoop
 from tests.unit.trainer.parts import Folders, Numbers, Weights
@@ -56,7 +56,7 @@ def train(keeper, make, runs, seed):
     """
     torch.manual_seed(seed)
     algorithm, module = make()
-    policy = Policy(module, (OBS[None],), engine="torch")
+    policy = RolloutPolicy(module, (OBS[None],), engine="torch")
     collector = Collector(
         make_envs("Pendulum-v1", ENVS), policy, STEPS, seed=seed, normalise_obs=True, normalise_reward=True
     )

@@ -18,7 +18,7 @@ import torch
 from mlflow.tracking import MlflowClient
 
 from brayx.algorithms.ppo import PPOConfig
-from brayx.cluster.learner import TrialKeeper
+from brayx.cluster.learner import CheckpointKeeper
 from brayx.engines.base import load_weights
 from brayx.errors import TrackingError
 from brayx.metrics import Recorder
@@ -69,7 +69,7 @@ def train(trial, stream, numbers, hidden=(8,), **options):
         batches=stream,
         publisher=publisher,
         numbers=numbers,
-        keeper=TrialKeeper(trial, 2),
+        keeper=CheckpointKeeper(trial, 2),
     ).run()
 
 
