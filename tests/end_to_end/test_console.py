@@ -252,10 +252,10 @@ def _body(call: Any, name: str) -> Any:
     """A valid body of a call in OpenAPI."""
     reference = call["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     return {
-        "Reference": {"version": 1, "alias": name},
-        "Share": {"share": 0.5},
-        "NewGame": {"opponent": {"level": name}},
-        "HumanMove": {"move": name},
+        "ReferenceDocument": {"version": 1, "alias": name},
+        "ShareDocument": {"share": 0.5},
+        "NewGameDocument": {"opponent": {"level": name}},
+        "HumanMoveDocument": {"move": name},
     }[reference.rpartition("/")[2]]
 
 
