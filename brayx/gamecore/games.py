@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -111,7 +111,7 @@ class GamesRun(Generic[AnyResult]):
     give_up_after_s: float = 60.0
     should_stop: Callable[[], bool] = lambda: False
     key: str = ""
-    secret: bytes = b""
+    secret: bytes = field(default=b"", repr=False)
 
     @property
     def endpoint(self) -> str:
