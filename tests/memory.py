@@ -125,7 +125,7 @@ class MemoryWatch:
             for process in self._processes():
                 with contextlib.suppress(psutil.Error):
                     key = (process.pid, process.create_time())
-                    name = f"{process.pid} {' '.join(process.cmdline())[:80]}"
+                    name = f"{process.pid} {' '.join(' '.join(process.cmdline()).split())[:200]}"
                     course = self._courses.setdefault(key, Course(name))
                     course.name = course.name if _IDLE in name else name
                     sizes, at = process.memory_full_info(), time.monotonic() - self._began
