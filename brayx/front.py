@@ -1,4 +1,4 @@
-"""The Python front, as of the commands of these names, and the choice of the host that runs a job.
+"""`brayx.train` and `brayx.serve`, what an agent finds by name, and the choice of the host that runs a job.
 
 A job is the path of its YAML file, or the name of a shipped one (``cartpole.yaml``). It runs in this process, unless
 the user names a cluster or the job needs one. `RemoteModel` and `RemoteBuffer` look in this process first, then on the

@@ -44,6 +44,9 @@ SECRET_HEADER = "peer-secret"
 PEER = "peer"
 """Layer of the errors on the way from replica to replica."""
 
+_SECRET = SECRET_HEADER.encode()
+_FORWARDED_STEP = (FORWARDED_PREFIX + STEP_PATH).encode()
+_LOOPBACK = "127.0.0.1"
 _PROBE_TIMEOUT_S = 2.0
 _PROBE_AGAIN_S = 0.01
 _QUESTION = b"GET / HTTP/1.1\r\nhost: peer\r\n\r\n"
@@ -189,10 +192,6 @@ def _shows_death(error: BaseException | None) -> bool:
     """Whether a connection failed because no process listens there any more."""
     return isinstance(error, OSError) and error.errno in _DEAD
 
-
-_SECRET = SECRET_HEADER.encode()
-_FORWARDED_STEP = (FORWARDED_PREFIX + STEP_PATH).encode()
-_LOOPBACK = "127.0.0.1"
 
 Handler = Callable[[StepRequest], Awaitable[bytes | None]]
 """Answers a peer's message; None: with an empty body."""

@@ -74,7 +74,7 @@ class ProcessModel:
                 elif loop.is_running():
                     asyncio.run_coroutine_threadsafe(model.close(), loop)
 
-        background().run(end(), ANSWER_S)
+        background_loop().run(end(), ANSWER_S)
 
     def on_this_loop(self) -> ModelClient | LocalModel:
         """The model for this event loop. Batchers belong to one loop; engine and weights are shared by all loops.
@@ -111,7 +111,7 @@ class ProcessModel:
         self.subscriber = WeightSubscriber(self._store, self._versions.load)
         # Stops when all handles are dropped without `close`, but not at the interpreter's exit.
         weakref.finalize(self, _let_go, self.subscriber).atexit = False
-        background().run(self.subscriber.start(), ANSWER_S)
+        background_loop().run(self.subscriber.start(), ANSWER_S)
 
 
 _known: weakref.WeakValueDictionary[tuple[str, str], ProcessModel] = weakref.WeakValueDictionary()
@@ -147,10 +147,10 @@ def _connection() -> str:
 
 
 @functools.cache
-def background() -> LoopThread:
+def background_loop() -> LoopThread:
     """The event loop for callers without one; started once in a process."""
     return LoopThread("brayx-models")
 
 
 def _let_go(subscriber: WeightSubscriber) -> None:
-    background().start(subscriber.stop())
+    background_loop().start(subscriber.stop())

@@ -134,6 +134,8 @@ class RemoteBuffer:
         if drop:
             self._outbox.push(replays)
             return
+        if self._outbox.closed:
+            raise self._is_closed()
         cancelled = threading.Event()
         # The wait for a thread counts, too.
         work = functools.partial(self._push_all, replays, timeout_s, time.monotonic() + timeout_s, cancelled)
@@ -210,6 +212,7 @@ class RemoteBuffer:
         A push that waits in another thread fails with a `ReplayError`.
         """
         self._outbox.close(timeout_s)
+        self._waiting.shutdown(wait=False)  # what waits there sees that the handle was closed
 
     def _push_all(
         self, replays: Sequence[Replay], timeout_s: float, deadline: float, cancelled: threading.Event

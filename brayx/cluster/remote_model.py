@@ -30,7 +30,7 @@ from brayx.cluster.named_model import (
     remove,
     withdraw,
 )
-from brayx.cluster.process_model import background, process_model
+from brayx.cluster.process_model import background_loop, process_model
 from brayx.cluster.weight_store import create_weight_store
 from brayx.cluster.weights import WeightPublisher, fetch_weights
 from brayx.engines.base import ModelSpec, check_weights
@@ -227,7 +227,7 @@ class RemoteModel:
     ) -> NestedArray:
         """`forward` for synchronous code, such as a notebook; blocks the calling thread."""
         longest_s = (self._deadline_s if deadline_s is None else deadline_s) + ANSWER_S
-        return background().run(self.forward(*args, batch=batch, deadline_s=deadline_s, **kwargs), longest_s)
+        return background_loop().run(self.forward(*args, batch=batch, deadline_s=deadline_s, **kwargs), longest_s)
 
     @classmethod
     async def connect(
@@ -393,7 +393,7 @@ def _weights_of(name: str, store: Any, step: int) -> tuple[int, Weights, int]:
         try:
             if having:
                 version = max(having)
-                return version, background().run(fetch_weights(store, version), ANSWER_S), steps[version]
+                return version, background_loop().run(fetch_weights(store, version), ANSWER_S), steps[version]
             if steps or time.monotonic() > deadline:
                 raise _step_unknown(name, step, steps)
         except ModelError:  # lost with a store that was killed after the call, or replaced by newer ones

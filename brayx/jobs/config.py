@@ -149,8 +149,8 @@ class JobConfig(BaseModel):
 
     @staticmethod
     def of(options: Mapping[str, Any], folder: str) -> JobConfig:
-        """A job from what `as_dict` gave, and the folder of its modules. Former options that do
-        not decide how its models act or learn are left out.
+        """A job from what `as_dict` gave, and the folder of its modules. Former options that do not decide how its
+        models act or learn are left out.
 
         Raises:
             ConfigError: as `load`.

@@ -73,20 +73,14 @@ def remove_former(values: Mapping[str, Any], known: Known) -> Iterator[tuple[Loc
         values: values from the YAML file; changed in place.
         known: options by kind of component.
     """
-    for loc, kind, component in list(components(values, known)):
-        for path, former in FORMER.get(kind, {}).items():
-            *parents, name = path.split(".")
-            for place, options in _reached(component, parents):
-                # An algorithm of the user's may have an option of this name.
-                if name not in options or (options.get("module") is not None and "algorithm" in place):
-                    continue
-                value = options.pop(name)
-                if value != former.default:
-                    yield (
-                        (*loc, *place, name),
-                        f"is {short(value)}, but this version has no such option (it was {short(former.default)} by "
-                        f"default): {former.instead}",
-                    )
+    for loc, options, name, former in _named(values, known):
+        value = options.pop(name)
+        if value != former.default:
+            yield (
+                loc,
+                f"is {short(value)}, but this version has no such option (it was {short(former.default)} by "
+                f"default): {former.instead}",
+            )
 
 
 def forget_former(values: Mapping[str, Any], known: Known) -> None:
@@ -96,12 +90,9 @@ def forget_former(values: Mapping[str, Any], known: Known) -> None:
         values: values of the job; changed in place.
         known: options by kind of component.
     """
-    for _, kind, component in list(components(values, known)):
-        for path, former in FORMER.get(kind, {}).items():
-            *parents, name = path.split(".")
-            for _, options in _reached(component, parents):
-                if not former.learning:
-                    options.pop(name, None)
+    for _, options, name, former in _named(values, known):
+        if not former.learning:
+            del options[name]
 
 
 def options_without_former(options: Mapping[str, Any], algorithm: str) -> tuple[dict[str, Any], list[str]]:
@@ -117,6 +108,17 @@ def options_without_former(options: Mapping[str, Any], algorithm: str) -> tuple[
     parts = {"rollout": {"kind": "rollout", **played}, "trainer": {"kind": "trainer", "algorithm": learned}}
     errors = [f"{loc[-1]} {error}" for loc, error in remove_former(parts, dict.fromkeys(parts, frozenset()))]
     return {name: value for name, value in learned.items() if name not in module}, errors
+
+
+def _named(values: Mapping[str, Any], known: Known) -> Iterator[tuple[Loc, dict[str, Any], str, Former]]:
+    """The former options that a job names: the place, the mapping that has it, its name there, and the option."""
+    for loc, kind, component in list(components(values, known)):
+        for path, former in FORMER.get(kind, {}).items():
+            *parents, name = path.split(".")
+            for place, options in _reached(component, parents):
+                # An algorithm of the user's may have an option of this name.
+                if name in options and (options.get("module") is None or "algorithm" not in place):
+                    yield (*loc, *place, name), options, name, former
 
 
 def _reached(options: Any, parents: list[str]) -> Iterator[tuple[Loc, dict[str, Any]]]:

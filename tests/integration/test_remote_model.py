@@ -28,7 +28,7 @@ from brayx import RemoteModel, Services, forward, pinned
 from brayx.cluster import remote_model as remote
 from brayx.cluster.applications import wait_for_route
 from brayx.cluster.named import call_with_retry, named_lock
-from brayx.cluster.process_model import background
+from brayx.cluster.process_model import background_loop
 from brayx.cluster.serving import ModelArgs, model_app
 from brayx.engines.base import save_weights
 from brayx.engines.scaling import Scaling, to_weights
@@ -570,13 +570,13 @@ def test_a_killed_store_continues_its_versions_and_loses_nothing_published(serve
         model.publish_weights(factor(step), step)
     seen(model, 30)
     follower = model._shared.subscriber
-    background().run(follower.stop(), 10)  # so that no subscriber restores the store
+    background_loop().run(follower.stop(), 10)  # so that no subscriber restores the store
     kill_store(model)
     assert other.step == 30
     assert other.publish_weights(factor(7)) == 5, "it has published nothing before"
     assert (model.version, model.step) == (5, 31)
     assert model.get_model().factor.item() == 7
-    background().run(follower.start(), 30)
+    background_loop().run(follower.start(), 30)
     seen(model, 7)
 
     kill_store(model)
