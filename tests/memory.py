@@ -1,8 +1,9 @@
 """Memory growth of processes: samples them from outside, and fits a line to the samples after the warm-up.
 
 It samples each process's private memory (USS) and open descriptors, and the total memory of all with shared memory
-counted once (PSS), because Ray's object store and weights in shared memory are private to no process. A process that
-ends early is judged by its samples, if they are enough.
+counted once (PSS), because Ray's object store and weights in shared memory are private to no process. Pages of files
+do not count in that total: a process's share of a library rises when somebody else who has it mapped ends. A process
+that ends early is judged by its samples, if they are enough.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 
 import numpy as np
@@ -54,6 +56,16 @@ def _growth(samples: Sequence[tuple[float, int]], after_s: float) -> tuple[float
     times, sizes = np.array(late, float).T
     slope = float(np.polyfit(times - times.mean(), sizes, 1)[0])
     return slope * (times[-1] - times[0]), float(sizes.mean())
+
+
+def _held(number: int) -> int:
+    """Bytes of a process's anonymous and shared memory, each page divided by the processes that have it mapped."""
+    try:
+        rollup = Path(f"/proc/{number}/smaps_rollup").read_text()
+    except OSError as error:
+        raise psutil.NoSuchProcess(number) from error
+    sizes = dict(line.split(":") for line in rollup.splitlines()[1:])
+    return 1024 * sum(int(sizes[kind].split()[0]) for kind in ("Pss_Anon", "Pss_Shmem"))
 
 
 class MemoryWatch:
@@ -131,5 +143,5 @@ class MemoryWatch:
                     sizes, at = process.memory_full_info(), time.monotonic() - self._began
                     course.samples.append((at, sizes.uss))
                     course.descriptors.append((at, process.num_fds()))
-                    together += sizes.pss
+                    together += _held(process.pid)
             self.together.samples.append((time.monotonic() - self._began, together))
