@@ -36,13 +36,13 @@ class _Chosen:
     def add(self, outputs: Mapping[str, Any]) -> None:
         """The outputs of the next ticks."""
         action = actions.greedy(outputs)
-        found = {"action": action}
+        arrays = {"action": action}
         logits, value = outputs.get("logits"), outputs.get("value")
         if isinstance(logits, np.ndarray) and logits.ndim == 2 and self._ticks * logits.shape[1] <= _MAX_LOGITS:
-            found["logits"] = logits.astype(np.float32)
+            arrays["logits"] = logits.astype(np.float32)
         if isinstance(value, np.ndarray) and value.size == len(action):
-            found["value"] = value.reshape(-1).astype(np.float32)
-        for name, array in found.items():
+            arrays["value"] = value.reshape(-1).astype(np.float32)
+        for name, array in arrays.items():
             self._pieces.setdefault(name, []).append(array)
 
     def arrays(self, prefix: str) -> dict[str, np.ndarray]:
@@ -71,31 +71,31 @@ def compared(request: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], dict
 
     episode = _episode(request["folder"], request["recording"])
     say(state="loading the versions", progress=0.0)
-    *reference, version = [version_of(each, request["uri"], trust=request["trust"]) for each in request["versions"]]
+    *reference, version = [version_of(name, request["uri"], trust=request["trust"]) for name in request["versions"]]
     chosen = [_Chosen(len(episode)) for _ in request["versions"]]
     done = 0
 
     def on_piece(_: str, numbers: np.ndarray, outputs: Sequence[Mapping[str, Any]]) -> None:
         nonlocal done
         done += len(numbers)
-        for each, of in zip(chosen, outputs, strict=True):
-            each.add(of)
+        for choices, output in zip(chosen, outputs, strict=True):
+            choices.add(output)
         say(state="comparing", progress=done / len(episode))
 
-    (found,) = compare([episode], version, *reference, on_piece=on_piece)
-    if not isinstance(found, Comparison):
-        raise found.error
-    arrays = {"number": found.number, "equal": found.equal, "kl": found.kl, "value": found.value}
-    for name, each in zip(("version", "reference"), chosen, strict=False):
-        arrays |= each.arrays(name)
-    return {**asdict(ReplaySummary.of([found])), "first_at": _index(episode, found.first)}, arrays
+    (comparison,) = compare([episode], version, *reference, on_piece=on_piece)
+    if not isinstance(comparison, Comparison):
+        raise comparison.error
+    arrays = {"number": comparison.number, "equal": comparison.equal, "kl": comparison.kl, "value": comparison.value}
+    for name, choices in zip(("version", "reference"), chosen, strict=False):
+        arrays |= choices.arrays(name)
+    return {**asdict(ReplaySummary.of([comparison])), "first_at": _index(episode, comparison.first)}, arrays
 
 
 def _episode(folder: str, recording: str) -> Recording:
-    found = brayx.recording.open(folder).find(recording)
-    if found is None:
+    episode = brayx.recording.open(folder).find(recording)
+    if episode is None:
         raise RecordingUnknown(f"there is no recording {recording!r} in {folder}")
-    return found
+    return episode
 
 
 def _index(episode: Recording, number: int | None) -> int | None:

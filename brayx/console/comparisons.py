@@ -271,9 +271,9 @@ class _Running:
             array = np.asarray(self.arrays[name])
             if not np.isfinite(array).any():
                 continue
-            known = np.where(np.isfinite(array), array, 0.0)
-            largest = [int(at + np.abs(known[at : at + every]).argmax()) for at in starts]
-            curves[title] = known[largest].astype(float).tolist()
+            finite = np.where(np.isfinite(array), array, 0.0)
+            largest = [int(start + np.abs(finite[start : start + every]).argmax()) for start in starts]
+            curves[title] = finite[largest].astype(float).tolist()
         return RecordedCurvesDocument(ticks=numbers[starts].tolist(), curves=curves)
 
     def _read(self) -> None:

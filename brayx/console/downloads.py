@@ -81,27 +81,27 @@ class Downloads:
         """
         _check_size(episode)
         # A file without a name, so that nothing is left behind when the job kills the console.
-        made = tempfile.TemporaryFile(prefix="brayx-download-")  # noqa: SIM115
+        file = tempfile.TemporaryFile(prefix="brayx-download-")  # noqa: SIM115
         with self._lock:
             if sum(not file.closed for file in self._files) >= _MAX_OPEN:
-                made.close()
+                file.close()
                 raise ServiceFull(f"{_MAX_OPEN} files are being downloaded here, which is the limit: try again later")
-            self._files.add(made)
+            self._files.add(file)
         try:
             # One after the other, which bounds the memory.
             with self._exporting, temporary_folder("download") as folder:
                 out = folder / file_name(episode)
                 _export(episode, format, out)
-                suffix = _join(out, made)
+                suffix = _join(out, file)
         except OSError as error:
-            made.close()
+            file.close()
             raise Overloaded(f"the file cannot be written: {first_line(error)}") from error
         except BaseException:
-            made.close()
+            file.close()
             raise
-        size = made.tell()
-        made.seek(0)
-        return Download(f"{out.name}{suffix}", size, made)
+        size = file.tell()
+        file.seek(0)
+        return Download(f"{out.name}{suffix}", size, file)
 
 
 def _check_size(episode: Recording) -> None:

@@ -205,7 +205,7 @@ class HumanGame:
         with self._lock:
             if self.over or self._shown is None:
                 raise SessionUnknown("this game has ended: begin another")
-            legal = {json.dumps(known.move, sort_keys=True) for known in self._shown.moves}
+            legal = {json.dumps(possible.move, sort_keys=True) for possible in self._shown.moves}
             if json.dumps(move, sort_keys=True) not in legal:  # in Python, False is 0
                 raise ProtocolError(f"{str(move)[:80]!r} is not a legal move", field="move")
             return self._play(move)
@@ -279,8 +279,8 @@ def _checked(board: Any) -> BoardDocument:
         checked = BoardDocument.model_validate_json(json.dumps(board))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"the board is not one: {where}: {first['msg']}") from None
+        field = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"the board is not one: {field}: {first['msg']}") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"the board is not JSON: {error}") from None
     for move in checked.moves:

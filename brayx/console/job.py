@@ -136,19 +136,19 @@ def open_console(
     port, words = job.console_port, words_of(job, uri)
     if port is None:
         return contextlib.nullcontext()
-    taken = ""
+    failure = ""
     try:
         try:
             console = ConsolePort(job.console_host, port, MODULE, words, parts.answer)
         except StartupError as error:
             if not port:
                 raise
-            taken = f"{error.message}; "
+            failure = f"{error.message}; "
             console = ConsolePort(job.console_host, 0, MODULE, words, parts.answer)
     except StartupError as error:
         say(f"there is no console: {error.message}")
         return contextlib.nullcontext()
-    say(f"{taken}the console is {console.url}")
+    say(f"{failure}the console is {console.url}")
     return contextlib.closing(console)
 
 

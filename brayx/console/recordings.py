@@ -171,11 +171,11 @@ def routes(folder: RecordingFolder) -> APIRouter:
         """The session as a file, by the exporter of `brayx recordings export`. If the format has several files, such as
         a Minari dataset, or a long or filmed session in Parquet, it is a zip archive.
         """
-        name, size, made = downloads.make(folder.episode(recording), format)
+        name, size, content = downloads.make(folder.episode(recording), format)
         plain = name.encode("ascii", "replace").decode().replace("?", "_")  # for programs that do not know `filename*`
         named = f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name)}"
         headers = {"Content-Disposition": named, "Content-Length": str(size)}
-        return _FileResponse(made, headers, _TYPES[PurePath(name).suffix])
+        return _FileResponse(content, headers, _TYPES[PurePath(name).suffix])
 
     return router
 

@@ -128,8 +128,8 @@ async def _passed_on(connect: Connect, request: Request) -> Response:
 
 def _remote(url: str, keys_file: str | None, key: str | None) -> Connect:
     """Connects to a job's console with this command's credentials. Viewers on this machine need none."""
-    given = credentials(keys_file, key)
-    headers = {"Authorization": basic(given["key"], given["secret"])} if given else {}
+    key_pair = credentials(keys_file, key)
+    headers = {"Authorization": basic(key_pair["key"], key_pair["secret"])} if key_pair else {}
     try:
         reply = httpx.get(f"{url.rstrip('/')}/api/job", headers=headers, timeout=20.0)
     except httpx.HTTPError as error:

@@ -106,8 +106,8 @@ def probabilities_of(logits: np.ndarray, mask: np.ndarray | None) -> list[float]
     if not np.isfinite(largest):  # NaN or infinity among them, or nothing is allowed
         return None
     shown = np.exp(shown - largest)
-    found: list[float] = (shown / shown.sum()).tolist()
-    return found
+    probabilities: list[float] = (shown / shown.sum()).tolist()
+    return probabilities
 
 
 def _image(array: np.ndarray) -> str | None:

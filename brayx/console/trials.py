@@ -66,8 +66,8 @@ def routes(source: Source) -> APIRouter:
         """The newest numbers and the curves of a trial."""
         trial = tracking.Trial.attach(source.uri, run_id)
         numbers = trial.metrics()
-        known = dict.fromkeys((*CHARTS.values(), *sorted(numbers)))  # the most important first
-        shown = [name for name in metric or known if name in numbers]
+        names = dict.fromkeys((*CHARTS.values(), *sorted(numbers)))  # the most important first
+        shown = [name for name in metric or names if name in numbers]
         return CurvesDocument(
             run_id=run_id,
             numbers={name: value for name, value in numbers.items() if np.isfinite(value)},

@@ -51,12 +51,12 @@ class Calibration:
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("level", "points", "95 % interval", "target", "games", "beats the one below")]
         below: Strength | None = None
-        for name, each in self.levels.levels.items():
-            beats = "-" if below is None else f"{expected(each.points, below.points):.3f}"
-            interval = f"{each.low:.0f} to {each.high:.0f}"
-            rows.append((name, f"{each.points:.0f}", interval, f"{self.targets[name]:.0f}", f"{each.games:,}", beats))
-            below = each
-        plays = ["plays as", *(rung_of(each).label for each in self.levels.levels.values())]
+        for name, level in self.levels.levels.items():
+            beats = "-" if below is None else f"{expected(level.points, below.points):.3f}"
+            interval = f"{level.low:.0f} to {level.high:.0f}"
+            rows.append((name, f"{level.points:.0f}", interval, f"{self.targets[name]:.0f}", f"{level.games:,}", beats))
+            below = level
+        plays = ["plays as", *(rung_of(level).label for level in self.levels.levels.values())]
         lines = [f"{line}  {label}" for line, label in zip(aligned(rows), plays, strict=True)]
         lines.append(f"{self.games:,} games, {len(self.levels.others)} more strengths measured")
         if self.moved is not None:
@@ -115,15 +115,15 @@ def calibrate(
         raise ConfigError(f"--levels: {error}") from None
     check_playable(job, actor)
     name = pool_name(job, league.model)
-    found = newest_league(uri, job.project, trial, model=name)
-    pool = read_pool(name, uri, project=job.project, trial=found.run_id)
+    source = newest_league(uri, job.project, trial, model=name)
+    pool = read_pool(name, uri, project=job.project, trial=source.run_id)
     rated = candidates(pool, league)
     if not rated:
         raise LeagueError(
-            f"no snapshot of league {found.name!r} of project {found.project!r} has a rating (versions of model "
+            f"no snapshot of league {source.name!r} of project {source.project!r} has a rating (versions of model "
             f"{name!r} in {uri}): train it further, or name another league with --trial"
         )
-    champion = next((each.member for each in rated if each.member.version == pool.champion), None)
+    champion = next((candidate.member for candidate in rated if candidate.member.version == pool.champion), None)
     rungs = ladder(rated, champion, delay)
     if len(names) > len(rungs):
         raise ConfigError(f"--levels: {len(names)} levels, but only {len(rungs)} strengths to choose from")
@@ -131,8 +131,8 @@ def calibrate(
     def played(sides: Sequence[Rung], pairs: Mapping[Pair, int], title: str) -> Mapping[Pair, Tally]:
         return _played(job, actor, uri, name, league, sides, pairs, title, timeout_s)
 
-    known = {each.member: each.points for each in rated}
-    measured = measure(rungs, known, names, games, played)
+    points = {candidate.member: candidate.points for candidate in rated}
+    measured = measure(rungs, points, names, games, played)
     levels = Levels(model=name, levels=measured.levels.levels, others=measured.levels.others)
     file = file or levels_file(job.folder, league)
     day = time.strftime("%Y-%m-%d")
@@ -147,11 +147,11 @@ def candidates(pool: ServedPool, league: LeagueConfig) -> list[Rated]:
     """
     rated = [Rated(member, pool.points[member]) for member in pool.snapshots if member in pool.points]
     mains = [name for name, player in league.players.items() if player.role == "main"]
-    return [each for each in rated if each.member.player in mains] or rated
+    return [candidate for candidate in rated if candidate.member.player in mains] or rated
 
 
 def measure(
-    rungs: Sequence[Rung], known: Mapping[Member, float], names: Sequence[str], games: int, played: Play
+    rungs: Sequence[Rung], points: Mapping[Member, float], names: Sequence[str], games: int, played: Play
 ) -> Calibration:
     """Measures the rungs, chooses levels among them, and measures the levels more precisely.
 
@@ -162,20 +162,20 @@ def measure(
         games: minimum games of each level.
         played: plays the games.
     """
-    anchors = {i: known[each.member] for i, each in enumerate(rungs) if each == Rung(each.member)}
+    anchors = {i: points[rung.member] for i, rung in enumerate(rungs) if rung == Rung(rung.member)}
     results = dict(played(rungs, first_pairs(len(rungs), games), "strengths"))
     first = fit(len(rungs), results, anchors)
-    chosen = choose(rungs, [each.points for each in first], len(names))
+    chosen = choose(rungs, [strength.points for strength in first], len(names))
     sides = [*rungs, *(rung for rung, _ in chosen if rung not in rungs)]
-    guesses = [each.points for each in first] + [points for rung, points in chosen if rung not in rungs]
-    at = [sides.index(rung) for rung, _ in chosen]
-    for pair, tally in played(sides, level_pairs(guesses, at, games), "levels").items():
+    guesses = [strength.points for strength in first] + [points for rung, points in chosen if rung not in rungs]
+    places = [sides.index(rung) for rung, _ in chosen]
+    for pair, tally in played(sides, level_pairs(guesses, places, games), "levels").items():
         results[pair] = Tally(*map(sum, zip(results.get(pair, Tally()), tally, strict=True)))
     fitted = fit(len(sides), results, anchors)
-    ranked = sorted(at, key=lambda i: fitted[i].points)
+    ranked = sorted(places, key=lambda i: fitted[i].points)
     targets = np.linspace(fitted[ranked[0]].points, fitted[ranked[-1]].points, len(names))
     moved = [abs(fitted[i].points - points) for i, points in anchors.items()]
-    others = sorted((i for i in range(len(sides)) if i not in at), key=lambda i: fitted[i].points)
+    others = sorted((i for i in range(len(sides)) if i not in places), key=lambda i: fitted[i].points)
     return Calibration(
         Levels(
             model="",
@@ -207,9 +207,9 @@ def _played(
     """Plays games between rungs through the job's doors; returns the results of each pair."""
     opponents = Opponents(job, uri)
     members = dict.fromkeys(rung.member for rung in rungs)
-    found = {member: opponents.find(f"models:/{name}/{member.version}") for member in members}
+    opponent_of = {member: opponents.find(f"models:/{name}/{member.version}") for member in members}
     sides: list[Opponent] = [
-        replace(found[member], label=member.label, explores=True, temperature=temperature, delay=delay)
+        replace(opponent_of[member], label=member.label, explores=True, temperature=temperature, delay=delay)
         for member, temperature, delay in rungs
     ]
     try:

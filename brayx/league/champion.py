@@ -97,17 +97,17 @@ def meet_champion(
     past = {player.version: name for name, player in config.players.items() if player.version is not None}
     holder = clerk.call(alias_of, pool)
     champion = ledger.champion()
-    for each in ledger.incumbents():  # beaten ones play the gate's games
-        if each != champion and not files.path(each.version).exists():
-            files.put(each.version, clerk.call(registered_weights, pool, each.version))
+    for incumbent in ledger.incumbents():  # beaten ones play the gate's games
+        if incumbent != champion and not files.path(incumbent.version).exists():
+            files.put(incumbent.version, clerk.call(registered_weights, pool, incumbent.version))
     if holder is None or holder in met(ledger):
         if champion is None or champion.player != INCUMBENT:
             return
         holder = champion.version
     member = Member(past.get(holder, INCUMBENT), holder)
     try:
-        kept = files.path(holder).exists()
-        weights = files.read(holder) if kept else clerk.call(registered_weights, pool, holder)
+        has_file = files.path(holder).exists()
+        weights = files.read(holder) if has_file else clerk.call(registered_weights, pool, holder)
         check_weights(layout_of(module_weights(module)), weights)
     except BadWeights as error:
         say(f"version {holder} of {pool}, its champion, does not fit this model: {error.message}; its alias stays")

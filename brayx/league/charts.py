@@ -80,10 +80,10 @@ def draw_league(trial: Trial, books: str, env_steps: Mapping[str, int], pool: st
     trial.log_figure(draw_ratings(curves, snapshots, ratings, shown), RATINGS_FILE)
     trial.log_figure(draw_payoff(payoff, shown), PAYOFF_FILE)
     trial.log_figure(draw_drawn(drawn, shown), DRAWN_FILE)
-    known = {entry.version: entry.tags for entry in versions(pool, trial.uri)}
+    registered = {entry.version: entry.tags for entry in versions(pool, trial.uri)}
     for snapshot in snapshots:
         version = snapshot.member.version
-        before = known.get(version, {})
+        before = registered.get(version, {})
         changed = {name: text for name, text in tags_of(snapshot, ratings).items() if before.get(name, "") != text}
         tag(pool, version, changed, trial.uri)
 
@@ -133,7 +133,7 @@ def draw_ratings(
 
     figure = Figure(figsize=(8, 4.5), dpi=100, layout="constrained")
     axes = figure.add_subplot()
-    players = sorted({member.player for member in curves} | {each.member.player for each in snapshots})
+    players = sorted({member.player for member in curves} | {snapshot.member.player for snapshot in snapshots})
     colours = {player: _COLOURS[place % len(_COLOURS)] for place, player in enumerate(players)}
     for player in players:
         curve = curves.get(Member(player), [])
@@ -141,10 +141,10 @@ def draw_ratings(
         axes.plot(steps, [point.points for point in curve], color=colours[player], linewidth=2, label=player)
         low, high = [point.low for point in curve], [point.high for point in curve]
         axes.fill_between(steps, low, high, color=colours[player], alpha=0.15, linewidth=0)
-        frozen = [each for each in snapshots if each.member.player == player]
+        frozen = [snapshot for snapshot in snapshots if snapshot.member.player == player]
         axes.plot(
-            [each.env_steps for each in frozen],
-            [ratings.points(each.member) for each in frozen],
+            [snapshot.env_steps for snapshot in frozen],
+            [ratings.points(snapshot.member) for snapshot in frozen],
             linestyle="",
             marker="o",
             markersize=4,
@@ -152,7 +152,7 @@ def draw_ratings(
             markeredgecolor="white",
             markeredgewidth=0.5,
         )
-    learned = {*curves, *(each.member for each in snapshots)}
+    learned = {*curves, *(snapshot.member for snapshot in snapshots)}
     styles = ("--", ":", "-.")
     for place, member in enumerate(member for member in members if member not in learned):
         style = styles[place % len(styles)]

@@ -44,7 +44,7 @@ class Checked:
     job: Mapping[str, Any]
 
 
-def score(of: Checked, weights: Weights) -> float:
+def score(checked: Checked, weights: Weights) -> float:
     """Scores weights with the gate's ``check``; less is better.
 
     Raises:
@@ -55,27 +55,27 @@ def score(of: Checked, weights: Weights) -> float:
     from brayx.engines.torch import with_weights
     from brayx.model.build import acting_model
 
-    assert of.gate.check is not None
-    module, _, function = of.gate.check.rpartition(".")
-    check = load(module, function, of.folder)
-    built, _ = acting_model(of.folder, of.job[of.model]["module"], of.model, of.job)
+    assert checked.gate.check is not None
+    module, _, function = checked.gate.check.rpartition(".")
+    check = load(module, function, checked.folder)
+    built, _ = acting_model(checked.folder, checked.job[checked.model]["module"], checked.model, checked.job)
     try:
-        found = float(check(with_weights(built, weights).eval().requires_grad_(False), of.job))
+        value = float(check(with_weights(built, weights).eval().requires_grad_(False), checked.job))
     except BrayxError:
         raise
     except Exception as error:
-        raise LeagueError(f"check {of.gate.check} raised {type(error).__name__}: {first_line(error)}") from error
-    if not math.isfinite(found):
-        raise LeagueError(f"check {of.gate.check} returned {found}, expected a finite number")
-    return found
+        raise LeagueError(f"check {checked.gate.check} raised {type(error).__name__}: {first_line(error)}") from error
+    if not math.isfinite(value):
+        raise LeagueError(f"check {checked.gate.check} returned {value}, expected a finite number")
+    return value
 
 
-def verdict(gate: GateConfig, found: float) -> Verdict:
+def verdict(gate: GateConfig, score: float) -> Verdict:
     """Whether a candidate with this score may become champion."""
     assert gate.at_most is not None
-    if found <= gate.at_most:
-        return Verdict(True, f"{gate.check} is {found:.4g}, at most {gate.at_most:g}")
-    return Verdict(False, f"{gate.check} is {found:.4g}, expected at most {gate.at_most:g}")
+    if score <= gate.at_most:
+        return Verdict(True, f"{gate.check} is {score:.4g}, at most {gate.at_most:g}")
+    return Verdict(False, f"{gate.check} is {score:.4g}, expected at most {gate.at_most:g}")
 
 
 class GateCheck:
@@ -87,8 +87,8 @@ class GateCheck:
         record: records each score.
     """
 
-    def __init__(self, of: Checked, weights: Callable[[int], Weights], record: Callable[[float], None]) -> None:
-        self._of, self._weights, self._record = of, weights, record
+    def __init__(self, checked: Checked, weights: Callable[[int], Weights], record: Callable[[float], None]) -> None:
+        self._inputs, self._weights, self._record = checked, weights, record
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="brayx-check")
         self._child = Child("brayx.league.check")
         self._closed = False
@@ -100,21 +100,21 @@ class GateCheck:
 
         If the check fails, the candidate does not pass, and the verdict says why.
         """
-        known = self._verdicts.get(candidate)
-        if known is not None or self._closed:
-            return known
+        decided = self._verdicts.get(candidate)
+        if decided is not None or self._closed:
+            return decided
         if candidate not in self._running:
             self._running[candidate] = self._threads.submit(self._checked, candidate)
         if not self._running[candidate].done():
             return None
         try:
-            found = self._running.pop(candidate).result()
-            self._record(found)
-            known = verdict(self._of.gate, found)
+            score = self._running.pop(candidate).result()
+            self._record(score)
+            decided = verdict(self._inputs.gate, score)
         except BrayxError as error:
-            known = Verdict(False, f"its check failed: {error.message}")
-        self._verdicts[candidate] = known
-        return known
+            decided = Verdict(False, f"its check failed: {error.message}")
+        self._verdicts[candidate] = decided
+        return decided
 
     def close(self) -> None:
         """Ends the process. Idempotent."""
@@ -127,11 +127,11 @@ class GateCheck:
         weights = self._weights(candidate.version)
         try:
             self._child.start()
-            score_of_candidate: float = self._child.ask(self._of, weights, timeout_s=_DEADLINE_S)
+            score_of_candidate: float = self._child.ask(self._inputs, weights, timeout_s=_DEADLINE_S)
         except TimeoutError:
-            raise LeagueError(f"check {self._of.gate.check} took more than {_DEADLINE_S:.0f} s") from None
+            raise LeagueError(f"check {self._inputs.gate.check} took more than {_DEADLINE_S:.0f} s") from None
         except RequestFailed as error:
-            raise LeagueError(f"the process of check {self._of.gate.check} {error}") from None
+            raise LeagueError(f"the process of check {self._inputs.gate.check} {error}") from None
         finally:
             self._child.end()
         return score_of_candidate

@@ -102,9 +102,9 @@ class PlayerConfig(BaseModel):
             raise ValueError(f"script is {self.script!r}, expected module.function")
         if not self.learns:
             defaults = type(self).model_fields
-            given = [name for name in _ONLY_LEARNERS if getattr(self, name) != defaults[name].default]
-            if given:
-                raise ValueError(f"{given[0]} is for players that learn, and role {self.role} does not")
+            options = [name for name in _ONLY_LEARNERS if getattr(self, name) != defaults[name].default]
+            if options:
+                raise ValueError(f"{options[0]} is for players that learn, and role {self.role} does not")
         if self.against and not sum(self.against.values()):
             raise ValueError("all shares of against are 0, so there is nobody to play")
         if self.restart != "never" and self.role == "main":
@@ -195,8 +195,8 @@ class LeagueConfig(BaseModel):
                 raise ValueError(f"of is {player.of!r} for player {name!r}, expected another player: {others}")
             unknown = [other for other in player.against if other not in POOLS and other not in players]
             if unknown:
-                known = ", ".join([*POOLS, *players])
-                raise ValueError(f"against names {unknown[0]!r} for player {name!r}, expected some of {known}")
+                expected = ", ".join([*POOLS, *players])
+                raise ValueError(f"against names {unknown[0]!r} for player {name!r}, expected some of {expected}")
         if not any(player.learns for player in players.values()):
             raise ValueError(f"no player learns: one needs role {', '.join(LEARNERS[:-1])} or {LEARNERS[-1]}")
         return players

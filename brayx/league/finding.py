@@ -46,21 +46,21 @@ def newest_league(uri: str, project: str = "", trial: str = "", *, model: str = 
             f"name its database with --tracking",
             file=str(path),
         )
-    others: list[str] = []
+    trials: list[str] = []
     for league in leagues(uri, project, model):
         if trial in ("", league.name, league.run_id):
             return league
-        others.append(league.name)
-    of = f" of project {project!r}" if project else ""
-    if others:
-        there = ", ".join(dict.fromkeys(others))
-        raise ConfigError(f"no league{of} has the trial {trial!r}; there are: {there} in {uri}")
+        trials.append(league.name)
+    scope = f" of project {project!r}" if project else ""
+    if trials:
+        listed = ", ".join(dict.fromkeys(trials))
+        raise ConfigError(f"no league{scope} has the trial {trial!r}; there are: {listed} in {uri}")
     _, runs = newest_runs(uri, project)  # names the projects, if there is none of this name
     names = list(dict.fromkeys(run.info.run_name or run.info.run_id for run in runs))
-    there = ", ".join(names[:_TRIALS_NAMED]) + (" ..." if len(names) > _TRIALS_NAMED else "")
-    which = f"none of its trials ({there}) has" if names else "it has no trial with"
+    listed = ", ".join(names[:_TRIALS_NAMED]) + (" ..." if len(names) > _TRIALS_NAMED else "")
+    why = f"none of its trials ({listed}) has" if names else "it has no trial with"
     raise ConfigError(
-        f"there is no league{of} in {uri}: {which} a registered snapshot, or books in {_books_folder(uri)}. Train one "
+        f"there is no league{scope} in {uri}: {why} a registered snapshot, or books in {_books_folder(uri)}. Train one "
         "with `brayx train`, or name another database with --tracking"
     )
 
@@ -121,20 +121,20 @@ def books_of(trial: Trial) -> Path:
 def _snapshot_runs(uri: str, model: str) -> Iterator[str]:
     """Trials of the registered snapshots, that of the newest first, each once."""
     seen, page = set(), ""
-    which = f"tags.`{PLAYER_TAG}` != ''" + (f" and name = '{model}'" if model else "")
+    selection = f"tags.`{PLAYER_TAG}` != ''" + (f" and name = '{model}'" if model else "")
     while True:
         with telling(f"cannot read the snapshots in {uri}"):
-            found = client_of(uri).search_model_versions(
-                which,
+            versions = client_of(uri).search_model_versions(
+                selection,
                 max_results=_SNAPSHOTS_A_PAGE,
                 order_by=["creation_timestamp DESC", "version_number DESC"],
                 page_token=page or None,
             )
-        for run_id in (str(each.run_id) for each in found):
+        for run_id in (str(version.run_id) for version in versions):
             if run_id not in seen:
                 seen.add(run_id)
                 yield run_id
-        page = found.token or ""
+        page = versions.token or ""
         if not page:
             return
 

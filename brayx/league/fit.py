@@ -71,14 +71,14 @@ def fit(
         if np.abs(step).max() < _CLOSE:
             break
     fixed: Sequence[int] = sorted(anchors) if anchors else range(count)
-    known = anchors or dict.fromkeys(fixed, FIRST_POINTS)
+    fixed_points = anchors or dict.fromkeys(fixed, FIRST_POINTS)
     # Games determine only differences, so points and intervals are relative to the mean of the anchors.
     relative = np.eye(count)
     relative[:, fixed] -= 1.0 / len(fixed)
     rate = 0.5 * (1.0 + np.tanh(0.5 * _SCALE * (points[:, None] - points[None, :])))
     spread = relative @ np.linalg.inv(_curvature(games, rate)) @ relative.T
     width = _Z95 * np.sqrt(np.maximum(np.diag(spread), 0.0))
-    points = relative @ points + sum(known.values()) / len(fixed)
+    points = relative @ points + sum(fixed_points.values()) / len(fixed)
     played = games.sum(1)
     return [
         Fitted(float(points[i]), float(points[i] - width[i]), float(points[i] + width[i]), int(played[i]))
@@ -88,6 +88,6 @@ def fit(
 
 def _curvature(games: np.ndarray, rate: np.ndarray) -> np.ndarray:
     """Hessian of the negative log posterior, ``[count, count]``."""
-    each = _SCALE**2 * games * rate * (1.0 - rate)
-    found: np.ndarray = np.diag(each.sum(1) + _PRIOR) - each
-    return found
+    information = _SCALE**2 * games * rate * (1.0 - rate)
+    hessian: np.ndarray = np.diag(information.sum(1) + _PRIOR) - information
+    return hessian

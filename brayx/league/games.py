@@ -90,9 +90,9 @@ class Game:
         Raises:
             BadResult: the value is not a result (see `checked`), or the seat has a different one.
         """
-        kept = checked(value)
-        first = self.results.setdefault(self.sessions[session], kept)
-        if first != kept:
+        result = checked(value)
+        first = self.results.setdefault(self.sessions[session], result)
+        if first != result:
             raise BadResult(f"result of {session!r} is {value!r}, and was {first!r} before", session=session)
 
     def is_over(self, session: str) -> bool:

@@ -127,16 +127,16 @@ def judge(
         reason = f"its win rate against {champion.label} is {_spell(low, high, pair, config)}"
         if not low > 0.5:
             return Verdict(False, f"{reason}, expected a lower bound above 0.5")
-    others = [member for member in past if member not in (candidate, champion)]
-    rivals = _rivals(candidate, champion, payoff, others, config)
+    opponents = [member for member in past if member not in (candidate, champion)]
+    rivals = _rivals(candidate, champion, payoff, opponents, config)
     for rival in rivals:
         if _beats(rival, candidate, payoff, config):
             pair = payoff.pair(candidate, rival)
             spelt = _spell(*_interval(pair, config), pair, config)
             return Verdict(False, f"{rival.label} beats {candidate.label}, whose win rate is {spelt}")
     reason += f", and none of {len(rivals)} past players beats it"
-    if champion is not None and len(others) > len(rivals):
-        reason += f"; {len(others) - len(rivals)} more beat {champion.label}, so they do not count"
+    if champion is not None and len(opponents) > len(rivals):
+        reason += f"; {len(opponents) - len(rivals)} more beat {champion.label}, so they do not count"
     return Verdict(True, reason)
 
 
@@ -284,12 +284,12 @@ def _rivals(
 
     Whether one beats the champion is tested after every game, so the interval is that of `at_every_look`.
     """
-    others = [member for member in past if member not in (candidate, champion)]
+    opponents = [member for member in past if member not in (candidate, champion)]
     if champion is None:
-        return others
+        return opponents
     return [
         rival
-        for rival in others
+        for rival in opponents
         if not payoff.games(champion, rival) or _at_every_look(payoff.pair(champion, rival), config)[1] >= 0.5
     ]
 

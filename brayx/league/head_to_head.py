@@ -72,7 +72,7 @@ class MatchResult:
         lines = [f"{self.a} against {self.b}: {score.all.games} of {self.wanted} games"]
         lines += aligned(rows)
         not_counted = {"broken off": score.broken_off, "with results that contradict each other": score.contradictory}
-        lines += [f"{count} more {what}: {score.reason}" for what, count in not_counted.items() if count]
+        lines += [f"{count} more {fault}: {score.reason}" for fault, count in not_counted.items() if count]
         lines.append(
             "predicted win rate: " + ("-, without two ratings" if self.predicted is None else f"{self.predicted:.3f}")
         )
@@ -115,8 +115,8 @@ def match(
         job = job.model_copy(update={"seed": seed})
     actor = only("actor", job.actors, actor)
     check_playable(job, actor)
-    found = Opponents(job, uri, trial)
-    sides = [replace(found.find(name), explores=explore) for name in (a, b)]
+    opponents = Opponents(job, uri, trial)
+    sides = [replace(opponents.find(name), explores=explore) for name in (a, b)]
     teams = next(iter(job.leagues.values())).teams if job.leagues else {}
     try:
         played = MatchGames(teams, games, job.seed)
@@ -125,9 +125,9 @@ def match(
     a, b = sides[0].label, sides[1].label
     title = f"{a} against {b}"
     score, interrupted = play(
-        job, actor, uri, found.model, sides, played, title=title, total=games, timeout_s=timeout_s
+        job, actor, uri, opponents.model, sides, played, title=title, total=games, timeout_s=timeout_s
     )
-    return MatchResult(a, b, games, score, found.predicted(*sides), job.seed, interrupted)
+    return MatchResult(a, b, games, score, opponents.predicted(*sides), job.seed, interrupted)
 
 
 def _plain(tally: Tally) -> dict[str, Any]:

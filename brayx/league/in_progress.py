@@ -57,20 +57,20 @@ class GamesInProgress:
             ServiceFull: too many games are in progress.
         """
         game = game or session
-        found = self._games.get(game)
-        if self._sessions.get(session, found) is not found:
+        running = self._games.get(game)
+        if self._sessions.get(session, running) is not running:
             raise SessionError(f"session {session!r} plays in another game than {game!r}", session=session)
-        if found is None:
+        if running is None:
             if len(self._games) >= MAX_GAMES:
                 raise ServiceFull(f"{MAX_GAMES} games are in progress: no room for another", games=MAX_GAMES)
-            found = draw(game)
-        seat = found.sessions.get(session)
+            running = draw(game)
+        seat = running.sessions.get(session)
         if seat is None:
-            seat = found.sessions[session] = seat_of(self._names, found, session)
-            self._games[game] = self._sessions[session] = found
-        elif seat in found.ended:
+            seat = running.sessions[session] = seat_of(self._names, running, session)
+            self._games[game] = self._sessions[session] = running
+        elif seat in running.ended:
             raise SessionError(f"session {session!r} has ended, and its game goes on", session=session)
-        return found.members[seat]
+        return running.members[seat]
 
     def learns(self, session: str, learners: Collection[str]) -> bool:
         """Whether a session is learned from: its seat is played by the learner that its game was drawn for.
@@ -117,7 +117,7 @@ class GamesInProgress:
         if game is None or game.is_over(session) or not game.end(session, reason):
             return None
         del self._games[game.id]
-        for each in game.sessions:
-            del self._sessions[each]
+        for seated in game.sessions:
+            del self._sessions[seated]
         game.refused, self.refused = self.refused, 0
         return game

@@ -56,14 +56,14 @@ def ladder(pool: Sequence[Rated], champion: Member | None = None, delay: int = 0
         champion: the league's champion; None: it has none.
         delay: the weakest rung's delay, in ticks.
     """
-    ranked = sorted(pool, key=lambda each: (-each.points, -each.member.version))
-    best = [each for i, each in enumerate(ranked) if i == 0 or each.member == champion]
+    ranked = sorted(pool, key=lambda snapshot: (-snapshot.points, -snapshot.member.version))
+    best = [snapshot for i, snapshot in enumerate(ranked) if i == 0 or snapshot.member == champion]
     targets = np.linspace(ranked[0].points, ranked[-1].points, _SNAPSHOTS)
-    near = [min((abs(each.points - target), i) for i, each in enumerate(ranked))[1] for target in targets]
-    middle = [each.member for i, each in enumerate(ranked) if i in near or each in (*best, ranked[-1])]
+    near = [min((abs(snapshot.points - target), i) for i, snapshot in enumerate(ranked))[1] for target in targets]
+    middle = [snapshot.member for i, snapshot in enumerate(ranked) if i in near or snapshot in (*best, ranked[-1])]
     late = [round(delay * step / len(HOTTER)) for step in range(1, len(HOTTER) + 1)]
     return [
-        *(Rung(each.member, cold) for cold in COLDER for each in best),
+        *(Rung(snapshot.member, cold) for cold in COLDER for snapshot in best),
         *(Rung(member) for member in middle),
         *(Rung(middle[-1], hot, ticks) for hot, ticks in zip(HOTTER, late, strict=True)),
     ]
@@ -71,8 +71,8 @@ def ladder(pool: Sequence[Rated], champion: Member | None = None, delay: int = 0
 
 def first_pairs(count: int, games: int) -> dict[tuple[int, int], int]:
     """Number of games of each pair in the first round: each rung plays its neighbours, about ``games`` games in all."""
-    each = max(1, games // (2 * _REACH))
-    return {(i, j): each for i in range(count) for j in range(i + 1, min(i + 1 + _REACH, count))}
+    games_of_pair = max(1, games // (2 * _REACH))
+    return {(i, j): games_of_pair for i in range(count) for j in range(i + 1, min(i + 1 + _REACH, count))}
 
 
 def choose(rungs: Sequence[Rung], points: Sequence[float], levels: int) -> list[tuple[Rung, float]]:
@@ -86,19 +86,19 @@ def choose(rungs: Sequence[Rung], points: Sequence[float], levels: int) -> list[
         points: points of each rung.
         levels: number of levels, at most the number of rungs.
     """
-    ranked = sorted(zip(rungs, points, strict=True), key=lambda each: each[1])
+    ranked = sorted(zip(rungs, points, strict=True), key=lambda pair: pair[1])
     low, high = ranked[0][1], ranked[-1][1]
     near = (high - low) / (levels - 1) * _NEAR
-    found: list[tuple[Rung, float]] = []
+    chosen: list[tuple[Rung, float]] = []
     for target in map(float, np.linspace(low, high, levels)):
-        nearest = _nearest([each for each in ranked if each not in found], target)
-        made = None if abs(nearest[1] - target) <= near else _between(ranked, target)
-        found.append(nearest if made is None else (made, target))
-    return sorted(found, key=lambda each: each[1])
+        nearest = _nearest([pair for pair in ranked if pair not in chosen], target)
+        between = None if abs(nearest[1] - target) <= near else _between(ranked, target)
+        chosen.append(nearest if between is None else (between, target))
+    return sorted(chosen, key=lambda pair: pair[1])
 
 
 def _nearest(ranked: Sequence[tuple[Rung, float]], target: float) -> tuple[Rung, float]:
-    return min(ranked, key=lambda each: abs(each[1] - target))
+    return min(ranked, key=lambda pair: abs(pair[1] - target))
 
 
 def _between(ranked: Sequence[tuple[Rung, float]], target: float) -> Rung | None:
@@ -109,7 +109,7 @@ def _between(ranked: Sequence[tuple[Rung, float]], target: float) -> Rung | None
     if below.member != above.member or high == low:
         return None
     up = (target - low) / (high - low)
-    cold, hot = (max(each.temperature, _COLDEST) for each in (above, below))
+    cold, hot = (max(rung.temperature, _COLDEST) for rung in (above, below))
     temperature = round(float(hot ** (1 - up) * cold**up), 2)
     return Rung(below.member, temperature, round((1 - up) * below.delay + up * above.delay))
 
@@ -123,11 +123,11 @@ def level_pairs(points: Sequence[float], levels: Sequence[int], games: int) -> d
         games: minimum games of a level.
     """
     order = sorted(range(len(points)), key=lambda i: points[i])
-    found: dict[tuple[int, int], int] = {}
+    pairs: dict[tuple[int, int], int] = {}
     for level in levels:
-        at = order.index(level)
-        others = [*order[max(0, at - _LEVEL_REACH) : at], *order[at + 1 : at + 1 + _LEVEL_REACH]]
-        for other in others:
+        place = order.index(level)
+        neighbours = [*order[max(0, place - _LEVEL_REACH) : place], *order[place + 1 : place + 1 + _LEVEL_REACH]]
+        for other in neighbours:
             pair = (min(level, other), max(level, other))
-            found[pair] = max(found.get(pair, 0), -(-games // len(others)))
-    return found
+            pairs[pair] = max(pairs.get(pair, 0), -(-games // len(neighbours)))
+    return pairs

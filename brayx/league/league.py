@@ -172,23 +172,23 @@ class League:
         member, live = Member(player, version), Member(player)
         if version < 1:
             raise LeagueError(f"version is {version}, expected 1 or more", player=player)
-        for known in self.snapshots:
-            if known.member == member or known.digest == digest:
-                what = "this version" if known.member == member else "the same weights"
-                raise LeagueError(f"{member.label} is not frozen: {known.member.label} has {what}", digest=digest)
+        for frozen in self.snapshots:
+            if frozen.member == member or frozen.digest == digest:
+                same = "this version" if frozen.member == member else "the same weights"
+                raise LeagueError(f"{member.label} is not frozen: {frozen.member.label} has {same}", digest=digest)
         last = self._newest(player)
         grew = last is not None and not restarts
         snapshot = Snapshot(member, digest, last.member if last and grew else None, env_steps, time.time())
         self.ratings.inherit(member, live)
         lost = snapshots.to_drop([*self.pool, member], self.ratings.points, self._champion, self._config.pool_size)
         forgotten = [live] if restarts else []
-        for each in forgotten:
-            self.ratings.forget(each)
-        changed = {each: self.ratings[each] for each in [member, *forgotten]}
+        for forgotten_member in forgotten:
+            self.ratings.forget(forgotten_member)
+        changed = {rated: self.ratings[rated] for rated in [member, *forgotten]}
         self._write(lambda: self._ledger.freeze(snapshot, changed, dropped=lost, forgotten=forgotten))
-        for each in [*lost, *forgotten]:
-            self.payoff.remove(each)
-        self.snapshots = [each._replace(dropped=each.dropped or each.member in lost) for each in self.snapshots]
+        for removed in [*lost, *forgotten]:
+            self.payoff.remove(removed)
+        self.snapshots = [frozen._replace(dropped=frozen.dropped or frozen.member in lost) for frozen in self.snapshots]
         self.snapshots.append(snapshot)
         if restarts:
             self.void_games(player)
@@ -287,8 +287,8 @@ class League:
         """
         if self._candidates is None:
             players = [name for name, player in self._config.players.items() if player.role == "main"]
-            found = [gates.candidate_of(player, self.snapshots, *self._gate, self._unfit) for player in players]
-            self._candidates = [member for member in found if member is not None]
+            newest = [gates.candidate_of(player, self.snapshots, *self._gate, self._unfit) for player in players]
+            self._candidates = [member for member in newest if member is not None]
         return list(self._candidates)
 
     @property
@@ -336,9 +336,9 @@ class League:
 
     def _learner(self, player: str) -> PlayerConfig:
         if player not in self._config.learners:
-            known = ", ".join(self._config.learners)
-            raise LeagueError(f"player is {player!r}, expected one that learns: {known}")
+            learners = ", ".join(self._config.learners)
+            raise LeagueError(f"player is {player!r}, expected one that learns: {learners}")
         return self._config.players[player]
 
     def _newest(self, player: str) -> Snapshot | None:
-        return next((each for each in reversed(self.snapshots) if each.member.player == player), None)
+        return next((snapshot for snapshot in reversed(self.snapshots) if snapshot.member.player == player), None)

@@ -80,9 +80,9 @@ class Ledger:
     def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
         self._path = str(path)
         try:
-            at = read_only_url(path) if read_only else path
+            database = read_only_url(path) if read_only else path
             self._db = sqlite3.connect(
-                at, timeout=_WAIT_S, isolation_level=None, check_same_thread=False, uri=read_only
+                database, timeout=_WAIT_S, isolation_level=None, check_same_thread=False, uri=read_only
             )  # fmt: skip
             if read_only:
                 self._db.execute("BEGIN")  # a transaction reads one consistent state
@@ -93,8 +93,8 @@ class Ledger:
         except sqlite3.Error as error:
             raise self._failed(error) from None
         with self._transaction():
-            (found,) = self._db.execute("PRAGMA user_version").fetchone()
-            if found == 0:
+            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            if version == 0:
                 for statement in _TABLES.split(";"):
                     self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version={_FORMAT}")
@@ -145,10 +145,10 @@ class Ledger:
         """Ratings over env steps by member, each in the order in which they were written."""
         if not self._rows("SELECT 1 FROM sqlite_master WHERE name = 'curves'"):
             return {}
-        found: dict[Member, list[RatingPoint]] = {}
+        curves: dict[Member, list[RatingPoint]] = {}
         for member, *point in self._rows("SELECT member, env_steps, points, low, high FROM curves ORDER BY rowid"):
-            found.setdefault(Member.parse(member), []).append(RatingPoint(*point))
-        return found
+            curves.setdefault(Member.parse(member), []).append(RatingPoint(*point))
+        return curves
 
     def champion(self) -> Member | None:
         """The champion, if there is one."""
@@ -157,8 +157,8 @@ class Ledger:
 
     def incumbents(self) -> list[Member]:
         """Champions from outside the league: the present one, and those that were beaten in its games."""
-        known = {*self.ratings(), self.champion()}
-        return sorted(member for member in known if member is not None and member.player == INCUMBENT)
+        members = {*self.ratings(), self.champion()}
+        return sorted(member for member in members if member is not None and member.player == INCUMBENT)
 
     # Writing
 
@@ -204,16 +204,16 @@ class Ledger:
             dropped: snapshots that leave the pool.
             forgotten: members without results from now on.
         """
-        member, digest, parent, *rest = snapshot
+        member, digest, parent, *numbers = snapshot
         with self._transaction():
             self._db.execute(
                 "INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?)",
-                (member.label, digest, parent.label if parent else "", *rest),
+                (member.label, digest, parent.label if parent else "", *numbers),
             )
             self._write_members(ratings, dict.fromkeys(ratings, 0))
-            labels = [each.label for each in dropped]
+            labels = [snapshot_member.label for snapshot_member in dropped]
             self._db.executemany("UPDATE snapshots SET dropped = 1 WHERE member = ?", [(label,) for label in labels])
-            for label in labels + [each.label for each in forgotten]:
+            for label in labels + [forgotten_member.label for forgotten_member in forgotten]:
                 self._db.execute("DELETE FROM pairs WHERE a = ? OR b = ?", (label, label))
 
     def crown(self, champion: Member) -> None:
@@ -241,9 +241,9 @@ class Ledger:
         )
 
     def _check_format(self) -> None:
-        (found,) = self._db.execute("PRAGMA user_version").fetchone()
-        if found != _FORMAT:
-            raise LeagueError(f"books {self._path}: format is {found}, expected {_FORMAT}", path=self._path)
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version != _FORMAT:
+            raise LeagueError(f"books {self._path}: format is {version}, expected {_FORMAT}", path=self._path)
 
     def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         try:
@@ -275,7 +275,7 @@ def thinned(curve: Sequence[RatingPoint], most: int) -> list[RatingPoint]:
     Args:
         most: 2 or more.
     """
-    kept = list(curve)
-    while len(kept) > most:
-        kept = [kept[0], *kept[:0:-2][::-1]]
-    return kept
+    points = list(curve)
+    while len(points) > most:
+        points = [points[0], *points[:0:-2][::-1]]
+    return points

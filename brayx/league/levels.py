@@ -105,9 +105,9 @@ def read_levels(file: Path) -> Levels | None:
         raise ConfigError(f"{file} is not YAML: {error}", file=str(file)) from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
+        field = ".".join(map(str, first["loc"]))
         raise ConfigError(
-            f"{file}: {where + ': ' if where else ''}{first['msg']}; `brayx league calibrate` writes it anew",
+            f"{file}: {field + ': ' if field else ''}{first['msg']}; `brayx league calibrate` writes it anew",
             file=str(file),
         ) from None
 
@@ -124,9 +124,9 @@ def write_levels(file: Path, levels: Levels, comment: str) -> None:
         ConfigError: the file cannot be written.
     """
     lines = [f"# {comment}", f"model: {levels.model}", "levels:"]
-    lines += [f"  {name}: {_flow(each)}" for name, each in levels.levels.items()]
+    lines += [f"  {name}: {_flow(strength)}" for name, strength in levels.levels.items()]
     lines += ["others:  # also measured; a start's rating may draw from these, too"] if levels.others else []
-    lines += [f"  - {_flow(each)}" for each in levels.others]
+    lines += [f"  - {_flow(strength)}" for strength in levels.others]
     write_whole(file, "\n".join(lines) + "\n")
 
 

@@ -74,7 +74,7 @@ class MatchScore(NamedTuple):
     @property
     def all(self) -> Tally:
         """All games that counted."""
-        return Tally(*(sum(each) for each in zip(*self.by_seat.values(), strict=True)))
+        return Tally(*(sum(counts) for counts in zip(*self.by_seat.values(), strict=True)))
 
 
 @dataclass
@@ -119,16 +119,16 @@ class MatchGames:
 
     def assign(self, session: str) -> int:
         """The player of a session: 0 for the first, 1 for the second; errors as for `GamesInProgress.assign`."""
-        begun: list[_Played] = []
+        new_games: list[_Played] = []
 
         def draw(name: str) -> Game:
-            begun.append(_Played(self._next(name)))
-            return begun[0].game
+            new_games.append(_Played(self._next(name)))
+            return new_games[0].game
 
         with self._lock:
             side = self._games.assign(game_of(session), session, draw)
-            self._played += begun
-            self._running.update((played.game.id, played) for played in begun)
+            self._played += new_games
+            self._running.update((played.game.id, played) for played in new_games)
             return _SIDES.index(side)
 
     def result(self, session: str, value: object) -> None:
@@ -149,12 +149,12 @@ class MatchGames:
             return self._score()
 
     def _score(self) -> MatchScore:
-        begun = self._played
-        names = self._names or _names_of(begun)
+        games = self._played
+        names = self._names or _names_of(games)
         by_seat = dict.fromkeys(names, Tally())
         running = counted = broken_off = contradictory = 0
         reason = ""
-        for played in begun:
+        for played in games:
             if running + counted == self._wanted:
                 break
             if played.finished is None:
@@ -162,13 +162,13 @@ class MatchGames:
             elif played.finished.outcome == "counted":
                 counted += 1
                 team = int(played.game.members[self._teams[1][0]] == _SIDES[0])
-                seen = _seen(played.finished, team)
-                by_seat[names[team]] = Tally(*map(sum, zip(by_seat[names[team]], seen, strict=True)))
+                tally_of_game = _seen(played.finished, team)
+                by_seat[names[team]] = Tally(*map(sum, zip(by_seat[names[team]], tally_of_game, strict=True)))
             else:
                 broken_off += played.finished.outcome == "broken_off"
                 contradictory += played.finished.outcome == "contradictory"
                 reason = played.finished.reason
-        return MatchScore(by_seat, len(begun), broken_off, contradictory, counted == self._wanted, reason)
+        return MatchScore(by_seat, len(games), broken_off, contradictory, counted == self._wanted, reason)
 
     def _next(self, name: str) -> Game:
         block, place = divmod(len(self._played), len(_BLOCK))
@@ -208,7 +208,7 @@ class Tournament:
         with self._lock:
             pair = self._pairs.get(name)
             if pair is None:
-                pair = min(self._begun, key=lambda each: self._begun[each] / self._wanted[each])
+                pair = min(self._begun, key=lambda pairing: self._begun[pairing] / self._wanted[pairing])
             side = self._matches[pair].assign(session)
             if name not in self._pairs:
                 self._pairs[name] = pair
@@ -226,14 +226,14 @@ class Tournament:
     def score(self) -> MatchScore:
         """The score over all matches; a win is one of the pair's first player."""
         scores = [match.score() for match in self._matches.values()]
-        tally = Tally(*map(sum, zip(*(each.all for each in scores), strict=True)))
-        reason = next((each.reason for each in scores if each.reason), "")
+        tally = Tally(*map(sum, zip(*(score.all for score in scores), strict=True)))
+        reason = next((score.reason for score in scores if score.reason), "")
         return MatchScore(
             {"all": tally},
-            sum(each.begun for each in scores),
-            sum(each.broken_off for each in scores),
-            sum(each.contradictory for each in scores),
-            all(each.done for each in scores),
+            sum(score.begun for score in scores),
+            sum(score.broken_off for score in scores),
+            sum(score.contradictory for score in scores),
+            all(score.done for score in scores),
             reason,
         )
 
@@ -248,15 +248,15 @@ class Tournament:
 
 def _seen(finished: Finished, team: int) -> Tally:
     """A counted game as the player of a team sees it."""
-    ours, theirs = finished.ranks[team], finished.ranks[1 - team]
-    return Tally(int(ours < theirs), int(ours == theirs), int(ours > theirs))
+    rank, other_rank = finished.ranks[team], finished.ranks[1 - team]
+    return Tally(int(rank < other_rank), int(rank == other_rank), int(rank > other_rank))
 
 
 def _names_of(games: Sequence[_Played]) -> list[str]:
     """Names of two seats without teams: the AGENT of the session ids, if that is always the same."""
     names = []
     for seat in range(2):
-        sessions = [session for played in games for session, at in played.game.sessions.items() if at == seat]
+        sessions = [session for played in games for session, place in played.game.sessions.items() if place == seat]
         agents = {session.rpartition(AGENT_MARK)[2] for session in sessions if AGENT_MARK in session}
         names.append(agents.pop() if len(agents) == 1 else f"seat {seat + 1}")
     return names if names[0] != names[1] else ["seat 1", "seat 2"]

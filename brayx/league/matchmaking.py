@@ -157,8 +157,8 @@ class Matchmaker:
     def opponents(self, learner: str) -> list[Member]:
         """All members that a learner's shares can draw, except itself."""
         shares = [share for share, weight in self._players[learner].shares.items() if weight]
-        found = {member for share in shares for member in self._members(learner, share)}
-        return sorted(found - {self.member(learner)})
+        members = {member for share in shares for member in self._members(learner, share)}
+        return sorted(members - {self.member(learner)})
 
     def _pool(self, learner: str, share: str) -> _Pool | None:
         key = (learner, share)
@@ -176,13 +176,14 @@ class Matchmaker:
         if share == "latest":
             return [self.member(learner)]
         if share == "past":
-            of = self._players[learner].of
-            whose = {of} if of else {learner, *(name for name, other in self._players.items() if other.of == learner)}
-            return [member for member in self._snapshots if member.player in whose]
+            target = self._players[learner].of
+            exploiters = (name for name, player in self._players.items() if player.of == learner)
+            players = {target} if target else {learner, *exploiters}
+            return [member for member in self._snapshots if member.player in players]
         if share in self._retired:
             return [member for member in self._snapshots if member.player == share][-1:]
         return [self.member(share)]
 
-    def _too_weak(self, learner: str, of: str) -> bool:
-        pair = self._payoff.pair(self.member(learner), self.member(of))
+    def _too_weak(self, learner: str, opponent: str) -> bool:
+        pair = self._payoff.pair(self.member(learner), self.member(opponent))
         return pair.games >= _GAMES_TO_BE_WEAK and pair.recent_score < TOO_WEAK * pair.recent_games

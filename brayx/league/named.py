@@ -127,18 +127,19 @@ class Opponents:
         entry = find(reference, self._uri)
         fixed = f"models:/{entry.name}/{entry.version}"  # an alias may move meanwhile
         member = Member(entry.tags.get(PLAYER_TAG, ""), entry.version)
-        ours = self.books is not None and entry.name == pool_name(self._job, self.model) and self.books.snapshot(member)
-        return Opponent(label or fixed, self._weights(fixed), member=member if ours else None)
+        books = self.books if entry.name == pool_name(self._job, self.model) else None
+        known = books is not None and books.snapshot(member)
+        return Opponent(label or fixed, self._weights(fixed), member=member if known else None)
 
     def _weights(self, reference: str) -> Weights:
         with files_of(reference, self._uri) as folder:
             return load_weights(folder / "weights.npz")
 
     def _unknown(self, name: str) -> ConfigError:
-        snapshots = [] if self.books is None else [each.member.label for each in self.books.snapshots]
-        known = [*snapshots, *self._scripts]
-        own = [each for each in snapshots if Member.parse(each).player == name]
-        near = own[-1:] or difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        snapshots = [] if self.books is None else [snapshot.member.label for snapshot in self.books.snapshots]
+        names = [*snapshots, *self._scripts]
+        of_player = [label for label in snapshots if Member.parse(label).player == name]
+        near = of_player[-1:] or difflib.get_close_matches(name, names, n=1, cutoff=0.4)
         advice = f"; nearest is {near[0]!r}" if near else ""
         league = "a league" if self.league is None else f"league {self.league.name!r} (--trial names another)"
         why = f". No snapshot can be named: {self._no_members}" if self._no_members and ":" in name else ""

@@ -127,10 +127,10 @@ def pair_results(teams: Sequence[Iterable[Member]], ranks: Sequence[float]) -> I
         Two members, and the result of the first: 1, 0.5 or 0.
     """
     distinct = [sorted(set(team)) for team in teams]
-    for i, (ours, our_rank) in enumerate(zip(distinct, ranks, strict=True)):
-        for theirs, their_rank in zip(distinct[i + 1 :], ranks[i + 1 :], strict=True):
-            score = 0.5 if our_rank == their_rank else float(our_rank < their_rank)
-            for a in ours:
-                for b in theirs:
+    for i, (team, rank) in enumerate(zip(distinct, ranks, strict=True)):
+        for other_team, other_rank in zip(distinct[i + 1 :], ranks[i + 1 :], strict=True):
+            score = 0.5 if rank == other_rank else float(rank < other_rank)
+            for a in team:
+                for b in other_team:
                     if a != b:
                         yield a, b, score

@@ -136,28 +136,28 @@ def doors(
         actors: makes the maker of the sessions' actors from the usual one.
     """
     config, as_dict, recorder = on_free_ports(job.actors[actor]), job.in_mode("serve").as_dict(), Recorder()
-    others = {
+    loaded = {
         name: acting_from(pooled(job, name, uri), job, name, as_dict, recorder) for name in job.models if name != model
     }
-    models: dict[str, LocalModel] = {name: acting.model for name, acting in others.items()}
+    models: dict[str, LocalModel] = {name: acting.model for name, acting in loaded.items()}
     versions = _versions(sides)
     acting = _acting(job, model, as_dict, sides, versions, recorder)
-    built = [*others.values(), *([] if acting is None else [acting])]
+    built = [*loaded.values(), *([] if acting is None else [acting])]
     services = []
     for version, side in zip(versions, sides, strict=True):
-        own = {} if acting is None or not version else {model: _Pinned(acting.model, version, side.temperature)}
-        services.append(Services({**models, **own}, {}, recorder))
+        pinned = {} if acting is None or not version else {model: _Pinned(acting.model, version, side.temperature)}
+        services.append(Services({**models, **pinned}, {}, recorder))
     players = _Seated(games, sides, services)
     factory = AgentActorFactory.of(
         config, job.agents, job.folder, as_dict, Services(models, {}, recorder), players=players
     )
-    close: list[Callable[[], Awaitable[None]]] = [each.close for each in built]
+    close: list[Callable[[], Awaitable[None]]] = [model.close for model in built]
     host = LocalHost(config, Runtime(actors(factory), recorder, lambda: {"mode": "serve"}, close), name=actor)
     host.open()
     try:
         with offer(models, dict.fromkeys(job.buffers, NullBuffer()), host.loop):
-            for each in built:
-                each.build(lambda line: None)  # a failure is logged
+            for acting_model in built:
+                acting_model.build(lambda line: None)  # a failure is logged
             yield host.urls
     finally:
         host.close(_CLOSE_S)
@@ -171,8 +171,8 @@ def on_free_ports(config: ActorConfig) -> ActorConfig:
 
 def _versions(sides: Sequence[Opponent]) -> list[int]:
     """Version of each player's weights, from 1; players that share weights share a version. 0: a script."""
-    known: dict[int, int] = {}
-    return [0 if side.weights is None else known.setdefault(id(side.weights), len(known) + 1) for side in sides]
+    numbers: dict[int, int] = {}
+    return [0 if side.weights is None else numbers.setdefault(id(side.weights), len(numbers) + 1) for side in sides]
 
 
 def _acting(
@@ -184,18 +184,18 @@ def _acting(
     recorder: Recorder,
 ) -> ActingModel | None:
     """The model, with every player's weights loaded as its version; None: all players are scripts."""
-    found = {version: side.weights for version, side in zip(versions, sides, strict=True) if side.weights is not None}
-    if not found:
+    loads = {version: side.weights for version, side in zip(versions, sides, strict=True) if side.weights is not None}
+    if not loads:
         return None
     config = job.models[model]
     module, example = acting_model(job.folder, config.module, model, as_dict)
     layout = layout_of(module_weights(module))
     for side in sides:
         check_fits(side, layout)
-    config = config.model_copy(update={"max_versions": max(config.max_versions, len(found) + 1)})
-    (version, weights), *more = found.items()
+    config = config.model_copy(update={"max_versions": max(config.max_versions, len(loads) + 1)})
+    (version, weights), *further = loads.items()
     acting = ActingModel(config, module, example, recorder, version=version, weights=weights)
-    for version, weights in more:
+    for version, weights in further:
         acting.model.load(version, weights)
     return acting
 
@@ -217,7 +217,7 @@ class _Seated:
         """See `brayx.actor.players.Players.seat`."""
         side = self._games.assign(session)
         player = self._sides[side]
-        report, leave = (functools.partial(each, session) for each in (self._games.result, self._games.ended))
+        report, leave = (functools.partial(call, session) for call in (self._games.result, self._games.ended))
         return SeatedPlayer(
             player.label,
             self._services[side],
@@ -263,14 +263,14 @@ def _check_hope(score: MatchScore, cores: Gamecores, urls: Mapping[str, str], wa
         urls: URL of each door by name.
         waited_s: the deadline, if it is over; else None.
     """
-    said = f": {cores.messages[-1]}" if cores.messages else ""
+    last = f": {cores.messages[-1]}" if cores.messages else ""
     within = "" if waited_s is None else f" within {waited_s:g} s"
     if not score.begun and (waited_s is not None or cores.failures):
-        raise StartupError(f"no session came{within}; {cores}, and the doors are {', '.join(urls.values())}{said}")
+        raise StartupError(f"no session came{within}; {cores}, and the doors are {', '.join(urls.values())}{last}")
     lost = score.broken_off + score.contradictory
     if waited_s is not None or lost >= _HOPELESS:
         why = f"; {lost} did not count, the last because {score.reason}" if lost else ""
-        raise StartupError(f"no game has counted{within}, of {score.begun} that began{why}{said}")
+        raise StartupError(f"no game has counted{within}, of {score.begun} that began{why}{last}")
 
 
 class _Display:

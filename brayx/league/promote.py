@@ -68,16 +68,16 @@ def promote_in_league(reference: str, uri: str, *, project: str = "", trial: str
         entry = find(reference, uri)
         if PLAYER_TAG not in entry.tags:
             raise LeagueError(f"version {entry.version} of model {entry.name!r} is not a snapshot of a league")
-        member, of = Member(entry.tags[PLAYER_TAG], entry.version), league_of(entry.run_id, uri)
-        _, config, job = recorded_league(of)
+        member, league_trial = Member(entry.tags[PLAYER_TAG], entry.version), league_of(entry.run_id, uri)
+        _, config, job = recorded_league(league_trial)
     else:
-        member, of = Member.parse(reference), newest_league(uri, project, trial)
+        member, league_trial = Member.parse(reference), newest_league(uri, project, trial)
         if not member.version:
             raise ConfigError(f"snapshot is {reference!r}, expected NAME:VERSION, or models:/NAME/VERSION")
-        pool, config, job = recorded_league(of)
+        pool, config, job = recorded_league(league_trial)
         entry = find(f"models:/{pool}/{member.version}", uri)
-    _refuse_if_running(of)
-    with contextlib.closing(Ledger(books_of(of))) as ledger:
+    _refuse_if_running(league_trial)
+    with contextlib.closing(Ledger(books_of(league_trial))) as ledger:
         league = League(config, ledger)
         holder = aliases(entry.name, uri).get(ALIAS)
         if holder is not None and holder not in (entry.version, *met(ledger)):

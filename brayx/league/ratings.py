@@ -89,10 +89,10 @@ class Ratings:
             return
         before = [[self[member] for member in team] for team in teams]
         after = _MODEL.rate(
-            [[_MODEL.rating(mu=each.mu, sigma=each.sigma) for each in team] for team in before],
+            [[_MODEL.rating(mu=rating.mu, sigma=rating.sigma) for rating in team] for team in before],
             ranks=[float(rank) for rank in ranks],
         )
-        moved = _elo_moves([sum(each.elo for each in team) / len(team) for team in before], ranks)
+        moved = _elo_moves([sum(rating.elo for rating in team) / len(team) for team in before], ranks)
         for place, team in enumerate(teams):
             for member, old, new in zip(team, before[place], after[place], strict=True):
                 if member in rated[place]:
@@ -110,9 +110,9 @@ class Ratings:
 
     def predict(self, a: Member, b: Member) -> float:
         """Predicted win rate of ``a`` against ``b``, a draw as half a win."""
-        ours, theirs = self[a], self[b]
-        c = math.sqrt(2.0 * _MODEL.beta**2 + ours.sigma**2 + theirs.sigma**2)
-        return 0.5 * (1.0 + math.tanh(0.5 * (ours.mu - theirs.mu) / c))  # the logistic function; never overflows
+        rating_a, rating_b = self[a], self[b]
+        c = math.sqrt(2.0 * _MODEL.beta**2 + rating_a.sigma**2 + rating_b.sigma**2)
+        return 0.5 * (1.0 + math.tanh(0.5 * (rating_a.mu - rating_b.mu) / c))  # the logistic function; never overflows
 
     def inherit(self, child: Member, parent: Member) -> None:
         """Gives a new snapshot the rating of its player, with no games of its own."""

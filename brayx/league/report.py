@@ -122,7 +122,7 @@ class Books:
 
     def snapshot(self, member: Member) -> Snapshot | None:
         """The snapshot of a member, if it is one."""
-        return next((each for each in self.snapshots if each.member == member), None)
+        return next((snapshot for snapshot in self.snapshots if snapshot.member == member), None)
 
     def standings(self) -> list[MemberRow]:
         """All that can be drawn and have been rated, the strongest first."""
@@ -144,10 +144,10 @@ class Books:
         A version's rating moves by games against members that learn, whose ratings are late. So it depends on when the
         version was drawn; these points do not.
         """
-        pairs = {(a, b): of for (a, b), of in self.pairs.items() if a.version and b.version}
+        pairs = {(a, b): pair for (a, b), pair in self.pairs.items() if a.version and b.version}
         members = sorted({member for pair in pairs for member in pair})
         number = {member: i for i, member in enumerate(members)}
-        results = {(number[a], number[b]): (of.wins, of.draws, of.losses) for (a, b), of in pairs.items()}
+        results = {(number[a], number[b]): (pair.wins, pair.draws, pair.losses) for (a, b), pair in pairs.items()}
         anchors = {i: self.ratings[member].points for member, i in number.items()}
         return dict(zip(members, fit(len(members), results, anchors), strict=True)) if members else {}
 
@@ -192,11 +192,11 @@ def show(trial: Trial, books: Books, now_s: float | None = None) -> str:
             )
         )  # fmt: skip
     newest = [("snapshot", "parent", "env steps", "age", "digest", "")]
-    for each in reversed(books.snapshots[-_NEWEST:]):
-        parent = "-" if each.parent is None else each.parent.label
-        left = "left the pool" if each.dropped else ""
-        age = age_text(now_s - each.time_s)
-        newest.append((each.member.label, parent, f"{each.env_steps:,}", age, each.digest[:12], left))
+    for snapshot in reversed(books.snapshots[-_NEWEST:]):
+        parent = "-" if snapshot.parent is None else snapshot.parent.label
+        state = "left the pool" if snapshot.dropped else ""
+        age = age_text(now_s - snapshot.time_s)
+        newest.append((snapshot.member.label, parent, f"{snapshot.env_steps:,}", age, snapshot.digest[:12], state))
     counted = {name: f"{value:,}" for name, value in books.counters.items()}
     return "\n".join(
         [
@@ -263,11 +263,11 @@ def document(trial: Trial, books: Books) -> dict[str, Any]:
         ],
         "snapshots": [
             {
-                **each._asdict(),
-                "member": each.member.label,
-                "parent": None if each.parent is None else each.parent.label,
+                **snapshot._asdict(),
+                "member": snapshot.member.label,
+                "parent": None if snapshot.parent is None else snapshot.parent.label,
             }
-            for each in books.snapshots
+            for snapshot in books.snapshots
         ],
     }
 

@@ -72,18 +72,18 @@ class ChosenOpponent(NamedTuple):
     def label(self) -> str:
         """``main:7``, ``tactical`` (a script) or ``7`` (no snapshot), then level, temperature and delay."""
         label = str(self.version) if self.player is None else Member(self.player, self.version or 0).label
-        more = [f"level {self.level}"] if self.level else []
-        more += [f"temperature {self.temperature:g}"] if self.temperature != 1.0 else []
-        more += [f"delay {self.delay}"] if self.delay else []
-        return ", ".join([label, *more])
+        details = [f"level {self.level}"] if self.level else []
+        details += [f"temperature {self.temperature:g}"] if self.temperature != 1.0 else []
+        details += [f"delay {self.delay}"] if self.delay else []
+        return ", ".join([label, *details])
 
     @property
     def reply(self) -> dict[str, Any]:
         """The start's reply."""
         points = None if self.points is None else round(self.points, 1)
-        found: dict[str, Any] = {"player": self.player, "version": self.version, "points": points}
-        more = {"level": self.level, "limit": self.limit}
-        return {"opponent": found | {name: value for name, value in more.items() if value}}
+        opponent: dict[str, Any] = {"player": self.player, "version": self.version, "points": points}
+        optional = {"level": self.level, "limit": self.limit}
+        return {"opponent": opponent | {name: value for name, value in optional.items() if value}}
 
 
 def parse_request(value: Any) -> OpponentRequest:
@@ -96,21 +96,21 @@ def parse_request(value: Any) -> OpponentRequest:
     expected = 'expected one of {"rating": NUMBER}, {"player": NAME}, {"version": NUMBER} and {"level": NAME}'
     if not isinstance(value, dict) or len(value) != 1:
         raise BadBody(f"opponent is {_short(value)}; {expected}", field="opponent")
-    ((key, wanted),) = value.items()
+    ((key, request),) = value.items()
     if key not in KEYS:
         near = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.5)
         advice = f"nearest is {near[0]!r}, " if near else ""
         raise BadBody(f"opponent has {_short(key)}; {advice}{expected}", field="opponent")
-    number = isinstance(wanted, int | float) and not isinstance(wanted, bool)
+    number = isinstance(request, int | float) and not isinstance(request, bool)
     if key == "rating" and number:
         with contextlib.suppress(OverflowError):  # an integer may exceed the range of floats
-            if math.isfinite(wanted):
-                return OpponentRequest(key, float(wanted))
-    elif (key in ("player", "level") and isinstance(wanted, str)) or (
-        key == "version" and type(wanted) is int and wanted > 0
+            if math.isfinite(request):
+                return OpponentRequest(key, float(request))
+    elif (key in ("player", "level") and isinstance(request, str)) or (
+        key == "version" and type(request) is int and request > 0
     ):
-        return OpponentRequest(key, wanted)
-    raise BadBody(f"opponent.{key} is {_short(wanted)}, expected {KEYS[key]}", field=f"opponent.{key}")
+        return OpponentRequest(key, request)
+    raise BadBody(f"opponent.{key} is {_short(request)}, expected {KEYS[key]}", field=f"opponent.{key}")
 
 
 def _short(value: Any) -> str:
@@ -170,9 +170,9 @@ class ServedPool:
     def _rated(self) -> dict[Member, ChosenOpponent]:
         """Candidates for a rating, by unique keys: all measured strengths, or without levels the rated snapshots."""
         if self.levels is not None:
-            found = [ChosenOpponent.of(each, name) for name, each in self.levels.levels.items()]
-            found += [ChosenOpponent.of(each) for each in self.levels.others]
-            return {Member(f"{each.player}/{i}", each.version or 0): each for i, each in enumerate(found)}
+            opponents = [ChosenOpponent.of(strength, name) for name, strength in self.levels.levels.items()]
+            opponents += [ChosenOpponent.of(strength) for strength in self.levels.others]
+            return {Member(f"{given.player}/{i}", given.version or 0): given for i, given in enumerate(opponents)}
         return {
             member: ChosenOpponent(member.version, member.player, self.points[member])
             for member in self.snapshots
@@ -190,18 +190,18 @@ class ServedPool:
         return ChosenOpponent(version, player, points)
 
     def _player(self, player: str) -> ChosenOpponent:
-        own = [member for member in self.snapshots if member.player == player]
-        if not own:
-            known = sorted({*self.scripts, *(member.player for member in self.snapshots)})
-            near = difflib.get_close_matches(player, known, n=1, cutoff=0.0)
+        snapshots = [member for member in self.snapshots if member.player == player]
+        if not snapshots:
+            players = sorted({*self.scripts, *(member.player for member in self.snapshots)})
+            near = difflib.get_close_matches(player, players, n=1, cutoff=0.0)
             raise LeagueError(
-                f"player {_short(player)} has no snapshot, nearest is {near[0]!r}; there are: {', '.join(known)}",
+                f"player {_short(player)} has no snapshot, nearest is {near[0]!r}; there are: {', '.join(players)}",
                 player=player[:80],
                 nearest=near[0],
-                known=list(known),
+                known=list(players),
             )
         champion = Member(player, self.champion or 0)
-        member = champion if champion in own else own[-1]
+        member = champion if champion in snapshots else snapshots[-1]
         return ChosenOpponent(member.version, player, self.points.get(member))
 
 
@@ -235,9 +235,9 @@ def read_pool(name: str, uri: str, scripts: Collection[str] = (), *, project: st
     if books.exists():
         with contextlib.closing(Ledger(books, read_only=True)) as ledger:
             rated = {**members, **{Member(script): {} for script in scripts}}
-            points |= {member: each.points for member, each in ledger.ratings().items() if member in rated}
+            points |= {member: rating.points for member, rating in ledger.ratings().items() if member in rated}
             # After a kill, the registry may have versions that did not reach the pool.
-            frozen = {each.member for each in ledger.snapshots() if not each.dropped}
+            frozen = {snapshot.member for snapshot in ledger.snapshots() if not snapshot.dropped}
             snapshots = [member for member in members if member in frozen]
     return ServedPool(versions, snapshots, points, champion, scripts=scripts)
 
@@ -266,16 +266,16 @@ def mix_of(pool: Iterable[Rated], rating: float) -> OpponentMix:
         pool: members to choose from; at least one.
         rating: finite points.
     """
-    ranked = sorted(pool, key=lambda each: (each.points, each.member.version, each.member.player))
-    newest = {each.points: each for each in ranked}  # of equal points the last one
+    ranked = sorted(pool, key=lambda rated: (rated.points, rated.member.version, rated.member.player))
+    newest = {rated.points: rated for rated in ranked}  # of equal points the last one
     points = sorted(newest)
     weakest, strongest = newest[points[0]], newest[points[-1]]
     if rating < weakest.points:
         return OpponentMix(weakest, weakest, 0.0, "weakest")
     if rating > strongest.points:
         return OpponentMix(strongest, strongest, 0.0, "strongest")
-    lower = newest[max(each for each in points if each <= rating)]
-    upper = newest[min(each for each in points if each >= rating)]
+    lower = newest[max(point for point in points if point <= rating)]
+    upper = newest[min(point for point in points if point >= rating)]
     gap = upper.points - lower.points
     return OpponentMix(lower, upper, (rating - lower.points) / gap if gap else 0.0, "")
 

@@ -40,11 +40,11 @@ class Seats:
     def draw(self, game: str, matchmaker: Matchmaker, rng: random.Random) -> Game:
         """Draws a game: its learner, the learner's team, and an opponent for each other team."""
         learner = choose(self._shares, rng.random())
-        own = int(rng.random() * len(self.teams))
+        learning = int(rng.random() * len(self.teams))
         return self._seated(
             game,
             learner,
-            [Member(learner) if team == own else matchmaker.draw(learner, rng) for team in range(len(self.teams))],
+            [Member(learner) if team == learning else matchmaker.draw(learner, rng) for team in range(len(self.teams))],
         )
 
     def decide(self, game: str, player: Member, opponents: Sequence[Member], rng: random.Random) -> Game:
@@ -82,8 +82,8 @@ def seat_of(names: Sequence[str], game: Game, session: str) -> int:
     if not names:
         if len(game.sessions) < len(game.members):
             return len(game.sessions)
-        what = f"game {game.id!r} has {len(game.members)} seats, and {session!r} is one session more"
-        raise SessionError(what, session=session)
+        message = f"game {game.id!r} has {len(game.members)} seats, and {session!r} is one session more"
+        raise SessionError(message, session=session)
     name = agent_of(session)
     if name not in names:
         expected = ", ".join(names)

@@ -71,8 +71,8 @@ class ServedLeague:
         """A job's models, where the league's keeps ``resident`` opponents in memory, besides what aliases point to."""
         if self.config is None:
             return dict(models)
-        of = models[self.config.model]
-        return {**models, self.config.model: of.model_copy(update={"max_versions": self.config.max_versions})}
+        model = models[self.config.model]
+        return {**models, self.config.model: model.model_copy(update={"max_versions": self.config.max_versions})}
 
     def opponents(self, services: Services, run: Run) -> RequestedOpponents:
         """Opponents for the sessions of one process.
@@ -148,8 +148,8 @@ class ServedOpponents:
         self._levels = levels_file(league.folder, config)
         self._run = run
         scripts = tuple(self._scripts)
-        which = {"project": league.project, "trial": league.trial}
-        self._read = functools.partial(read_pool, league.name, league.uri, scripts, **which)
+        selection = {"project": league.project, "trial": league.trial}
+        self._read = functools.partial(read_pool, league.name, league.uri, scripts, **selection)
         self._pool: ServedPool | None = None
         self._read_at = 0.0
         self._reading: asyncio.Task[None] | None = None

@@ -75,5 +75,5 @@ def to_drop(
         return []
     newest = {member.player: member for member in pool}
     stay = {*newest.values(), max(pool, key=points), champion}
-    others = sorted((member for member in pool if member not in stay), key=points)  # stable: the older of equals first
-    return others[: len(pool) - pool_size]
+    rest = sorted((member for member in pool if member not in stay), key=points)  # stable: the older of equals first
+    return rest[: len(pool) - pool_size]

@@ -150,8 +150,8 @@ class LeagueTraining(Trainees[T]):
         self.mains = [name for name in learners if config.players[name].role == "main"] or learners
         self._check: GateCheck | None = None
         if config.gate.check is not None:
-            of = Checked(config.gate, job.folder, config.model, self._about["job"])
-            self._check = GateCheck(of, files.read, lambda found: host.numbers.add("gate_check", found))
+            checked = Checked(config.gate, job.folder, config.model, self._about["job"])
+            self._check = GateCheck(checked, files.read, lambda score: host.numbers.add("gate_check", score))
         self._complete: set[str] = set()
         self._unverified = {name for name in learners if config.players[name].restarts}
         """Players whose trials were perhaps killed during a restart: not checked yet."""
@@ -239,8 +239,8 @@ class LeagueTraining(Trainees[T]):
             for row in standings:
                 if not row.member.version:
                     self._host.numbers.add("league_points", row.points, label=row.member.player)
-            own = [row for row in standings if row.member.version and row.member.player in self._config.learners]
-            self._host.numbers.add("league_pool", len(own))
+            snapshots = [row for row in standings if row.member.version and row.member.player in self._config.learners]
+            self._host.numbers.add("league_pool", len(snapshots))
             if champion is not None:
                 self._host.numbers.add("league_champion", champion.version)
         if now - self._pictures_at >= _PICTURES_S:
@@ -266,10 +266,11 @@ class LeagueTraining(Trainees[T]):
         of the snapshot, whose steps are already in the books."""
         if player not in self._unverified:
             return False
-        own = [row.member.version for row in self._host.league.standings() if row.member.player == player]
-        found = bool(max(own, default=0)) and self.trainees[player].clerk.call(is_of_trial, self._pool, max(own))
+        versions = [row.member.version for row in self._host.league.standings() if row.member.player == player]
+        newest = max(versions, default=0)
+        killed = newest > 0 and self.trainees[player].clerk.call(is_of_trial, self._pool, newest)
         self._unverified.discard(player)
-        return bool(found)
+        return bool(killed)
 
     def _freeze(self, player: str, reason: str) -> bool:
         """Registers a player's newest weights and adds them to the pool. False: they are already in the pool, the
@@ -414,8 +415,8 @@ def fetch_snapshots(
         try:
             check_weights(layout, load_weights(path))
         except BadWeights as error:
-            of = f"player {player!r}, version {version} of {registered}"
-            raise BadWeights(f"{of}: {error.message}", **error.details) from None
+            source = f"player {player!r}, version {version} of {registered}"
+            raise BadWeights(f"{source}: {error.message}", **error.details) from None
 
 
 def standings_text(standings: Sequence[Standing], champion: Member | None) -> str:

@@ -127,8 +127,8 @@ def grouped(charts: Collection[str]) -> dict[str, list[str]]:
         charts: MLflow's names; one without a group is in the group ``""``.
     """
     groups: dict[str, list[str]] = {}
-    known = [chart for chart in CHARTS.values() if chart in charts]
-    for chart in (*known, *sorted({*charts} - {*known})):
+    declared = [chart for chart in CHARTS.values() if chart in charts]
+    for chart in (*declared, *sorted({*charts} - {*declared})):
         groups.setdefault(chart.rpartition("/")[0].partition("/")[0], []).append(chart)
     return {group: groups[group] for group in (*GROUPS, *sorted({*groups} - {*GROUPS})) if group in groups}
 
@@ -165,19 +165,19 @@ def sums_of(shown: Mapping[str, float], own: Collection[str]) -> dict[str, float
         shown: the last value of each of its metrics in MLflow.
         own: names of the application's own metrics that are sums.
     """
-    known = {CHARTS[name]: name for name in (*_SUMS, GAMES, SECONDS)}
+    name_of = {CHARTS[name]: name for name in (*_SUMS, GAMES, SECONDS)}
     moved = {name.partition(".")[0].removeprefix(_OWN * 2) for name in shown if name.startswith(_OWN * 2)}
     charts = {_own(name, {*own, *moved}): name for name in own}
-    found = {known[name]: value for name, value in shown.items() if name in known}
+    sums = {name_of[name]: value for name, value in shown.items() if name in name_of}
     for name, value in shown.items():
         base, dot, label = name.partition(".")
         if base in charts:
-            found[f"{charts[base]}{dot}{label}"] = value
-    return found
+            sums[f"{charts[base]}{dot}{label}"] = value
+    return sums
 
 
 def _own(name: str, own: Collection[str]) -> str:
     """The chart of an application's own metric: ``game/NAME`` if it has no group, or if its name is another's chart."""
     base = name.partition(".")[0]
-    taken = base in _TAKEN or (base.startswith(_OWN) and base.removeprefix(_OWN) in own)
-    return name if "/" in name and not taken else f"{_OWN}{name}"
+    is_taken = base in _TAKEN or (base.startswith(_OWN) and base.removeprefix(_OWN) in own)
+    return name if "/" in name and not is_taken else f"{_OWN}{name}"

@@ -194,9 +194,9 @@ def kind_of(kind: Kind | str) -> Kind:
     Raises:
         ConfigError: there is none.
     """
-    known = [other for other in Kind if other is not Kind.SHAPE]
-    if kind not in known:
-        raise ConfigError(f"kind is {kind!r}, expected one of {', '.join(known)}", key="kind")
+    kinds = [other for other in Kind if other is not Kind.SHAPE]
+    if kind not in kinds:
+        raise ConfigError(f"kind is {kind!r}, expected one of {', '.join(kinds)}", key="kind")
     return Kind(kind)
 
 

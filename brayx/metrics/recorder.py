@@ -35,8 +35,8 @@ Drained = tuple[Part, dict[str, Metric]]
 
 def without_shapes(part: Drained) -> Drained:
     """The part without distributions: of several models each replaces the other's."""
-    cells, own = part
-    return {place: cell for place, cell in cells.items() if cell.shape is None}, own
+    cells, declared = part
+    return {place: cell for place, cell in cells.items() if cell.shape is None}, declared
 
 
 class Recorder:
@@ -145,19 +145,19 @@ class Recorder:
 
     def merge(self, part: Drained) -> None:
         """Adds the samples that another recorder drained."""
-        cells, own = part
+        cells, declared = part
         with self._lock:
             for key, cell in cells.items():
                 name, label = key
-                mine = self._cells.get(key)
-                if mine is None:
+                merged = self._cells.get(key)
+                if merged is None:
                     if (place := self._place(name, label, cell.count)) is None:
                         continue
-                    key, mine = place, self._cells.get(place)
-                if name in own:
-                    self._own[name] = own[name]
-                if mine is not None:
-                    mine.merge(cell)
+                    key, merged = place, self._cells.get(place)
+                if name in declared:
+                    self._own[name] = declared[name]
+                if merged is not None:
+                    merged.merge(cell)
                 else:
                     self._cells[key] = cell.copy()
 

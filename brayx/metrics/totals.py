@@ -127,12 +127,12 @@ class Totals:
 
     def merge(self, part: Drained) -> None:
         """Merges the metrics that one process has recorded."""
-        cells, own = self._bounded(part)
-        self._interval.merge((cells, own))
+        cells, declared = self._bounded(part)
+        self._interval.merge((cells, declared))
         now = self._clock()
         failed = overloaded = processes = pushed = lost = 0.0
         for (name, label), cell in cells.items():
-            kind = METRICS[name].kind if name in METRICS else own[name].kind if name in own else Kind.MEAN
+            kind = METRICS[name].kind if name in METRICS else declared[name].kind if name in declared else Kind.MEAN
             key = _key(name, label)
             if name not in METRICS:
                 self.own.add(name.partition(".")[0])
@@ -141,7 +141,7 @@ class Totals:
             if cell.shape is not None:
                 self._shapes[name, label] = cell.shape
             if kind in (Kind.PERCENTILE, Kind.HISTOGRAM):
-                self._run.merge(({(name, label): cell}, own))
+                self._run.merge(({(name, label): cell}, declared))
             if name == "ticks":
                 self._ticks += cell.total
             if kind is Kind.SUM:
@@ -216,8 +216,8 @@ class Totals:
 
     def _bounded(self, part: Drained) -> Drained:
         """The part without names that there is no room for, and with counts of the dropped samples."""
-        cells, own = part
-        kept: Part = {}
+        cells, declared = part
+        bounded_cells: Part = {}
         folded: list[tuple[tuple[str, str], Any]] = []
         refused = 0.0
         for (name, label), cell in cells.items():
@@ -228,15 +228,15 @@ class Totals:
             elif not new or len(self._known) < self._max_names or (name in METRICS and not label):
                 self._known.add(key)
                 self._labels[name] += new and label not in ("", OTHER)
-                kept[name, label] = cell
+                bounded_cells[name, label] = cell
             else:
                 refused += cell.count
         if not (refused or folded):
-            return kept, own
+            return bounded_cells, declared
         bounded = self._recorder()
-        bounded.merge((kept, own))
+        bounded.merge((bounded_cells, declared))
         for place, cell in folded:
-            bounded.merge(({place: cell}, own))
+            bounded.merge(({place: cell}, declared))
             self._known.add(_key(*place))
             bounded.add(FOLDED, cell.count)
         if refused:

@@ -153,8 +153,8 @@ class Clerk:
     def totals(self) -> dict[str, float]:
         """The trial's initial sums, see `brayx.tracking.hub.totals_of`; waits as `latest` does."""
         self._begun()
-        found: dict[str, float] = self._result(self._ask("totals"), _ANSWER_S) if self.may_resume else {}
-        return found
+        totals: dict[str, float] = self._result(self._ask("totals"), _ANSWER_S) if self.may_resume else {}
+        return totals
 
     def opened(self, timeout_s: float = 0.0) -> bool:
         """Whether the trial is open; waits up to ``timeout_s`` if it was requested. If not, nothing is saved yet."""
@@ -225,8 +225,8 @@ class Clerk:
         self._begun()
         if not self.may_resume:
             return None
-        found: Path | None = self._result(self._ask("latest"), _ANSWER_S)
-        return found
+        folder: Path | None = self._result(self._ask("latest"), _ANSWER_S)
+        return folder
 
     def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
         """As `Keeper.save`, but never waits for MLflow: copies the folder, and saves it as soon as MLflow can.
@@ -393,10 +393,10 @@ def may_resume(uri: str, project: str, *names: str) -> bool:
     try:
         with contextlib.closing(sqlite3.connect(read_only_url(path), uri=True, timeout=5.0)) as connection:
             for name in names:
-                found = connection.execute(_NEWEST_RUN, (project, name, run_id)).fetchone()
-                if found is None or found[1] == "FINISHED":
+                run = connection.execute(_NEWEST_RUN, (project, name, run_id)).fetchone()
+                if run is None or run[1] == "FINISHED":
                     return False
-                run_id = found[0]
+                run_id = run[0]
     except sqlite3.Error:
         return True
     return True

@@ -95,7 +95,7 @@ class ClerkProcess:
     def forget(self, send: Callable[[], None]) -> None:
         """Stops calling ``send``."""
         with self._lock:
-            self._senders = [each for each in self._senders if each != send]
+            self._senders = [sender for sender in self._senders if sender != send]
 
     @property
     def down(self) -> bool:

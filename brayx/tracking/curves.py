@@ -32,9 +32,9 @@ def curve(trial: Trial, metric: str, against: str) -> Curve:
     # All three are metrics, too. A sum is written when it has grown: until it is again, it is what it was.
     passed = _history(trial, CHARTS[against])
     if not passed and against == "env_steps":  # written without brayx's hub
-        passed = [(at, step, float(step)) for at, step, _ in values]
-    written = [at for at, _, _ in passed]
-    places = [bisect.bisect_right(written, at) for at, _, _ in values]
+        passed = [(time_ms, step, float(step)) for time_ms, step, _ in values]
+    written = [time_ms for time_ms, _, _ in passed]
+    places = [bisect.bisect_right(written, time_ms) for time_ms, _, _ in values]
     points = [(passed[place - 1][2], value) for place, (_, _, value) in zip(places, values, strict=True) if place]
     if not points:
         raise ConfigError(

@@ -35,15 +35,15 @@ def find_trial(reference: str, uri: str) -> Trial:
         client = client_of(uri)
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
         for field in ("run_id", "run_name"):
-            found = client.search_runs(
+            runs = client.search_runs(
                 experiments,
                 f"attributes.{field} = '{reference}'",
                 order_by=["attributes.start_time DESC"],
                 max_results=_SAME_NAME,
             )
-            if not found:
+            if not runs:
                 continue
-            ids = [run.info.run_id for run in sorted(found, key=lambda run: run.info.status == "FAILED")]
+            ids = [run.info.run_id for run in sorted(runs, key=lambda run: run.info.status == "FAILED")]
             if len(ids) > 1:
                 logger.warning(
                     "several trials are called %r: the newest is used, %s; name another by its id, see `brayx trials`",
@@ -73,7 +73,7 @@ def newest_runs(uri: str, project: str = "") -> tuple[dict[str, str], list[Run]]
         )
     with telling(f"cannot read the trials in {uri}"):
         client = client_of(uri)
-        projects = {each.experiment_id: each.name for each in client.search_experiments()}
+        projects = {experiment.experiment_id: experiment.name for experiment in client.search_experiments()}
         chosen = [number for number, name in projects.items() if project in ("", name)]
         if not chosen:
             raise ConfigError(f"there is no project {project!r}; there are: {', '.join(projects.values())}")

@@ -138,5 +138,5 @@ def totals_of(trial: Trial | None) -> dict[str, float]:
     """The sums that an interrupted trial, or a hub that died, had written."""
     if trial is None:
         return {}
-    own = [name.removeprefix(_SUM_TAG) for name in trial.tags() if name.startswith(_SUM_TAG)]
-    return sums_of(trial.metrics(), own)
+    sums = [name.removeprefix(_SUM_TAG) for name in trial.tags() if name.startswith(_SUM_TAG)]
+    return sums_of(trial.metrics(), sums)

@@ -43,7 +43,7 @@ def log_shapes(trial: Trial, shapes: Mapping[tuple[str, str], Bars], step: int) 
         TrackingError: they cannot be saved.
     """
     for name in dict.fromkeys(name for name, _ in shapes):
-        panels = {label: bars for (each, label), bars in shapes.items() if each == name}
+        panels = {label: bars for (chart_name, label), bars in shapes.items() if chart_name == name}
         trial.log_image(chart(name, panels), f"{_SERIES}/{name}", step)
         if trial.tensorboard:
             with writing_events(trial):
@@ -93,12 +93,12 @@ def _draw_bars(draw: ImageDraw, corner: tuple[int, int], title: str, bars: Bars)
         draw.line((across(0.0), top, across(0.0), bottom), fill=_PALE)
     total = sum(bars.counts) or 1.0
     mean = sum(middle * count for middle, count in zip(bars.middles, bars.counts, strict=True)) / total
-    for text, at, anchor in (
+    for text, text_x, anchor in (
         (significant(edges[0], 3), left, "lt"),
         (f"mean {significant(mean, 3)}", (left + right) / 2, "mt"),
         (significant(edges[-1], 3), right, "rt"),
     ):
-        draw.text((at, bottom + 5), text, fill=_INK, font=small, anchor=anchor)
+        draw.text((text_x, bottom + 5), text, fill=_INK, font=small, anchor=anchor)
 
 
 @functools.cache

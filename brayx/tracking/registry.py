@@ -125,8 +125,8 @@ def _known(client: MlflowClient, trial: Trial, model_name: str) -> list[ModelVer
     if get_or_none(client.get_registered_model, model_name) is None:
         about = f"Policies of brayx's project {trial.project!r}. Alias `champion`: the one with the highest return."
         client.create_registered_model(model_name, description=about)
-    found = _versions(client, model_name)
-    return [version for version in found if version.run_id == trial.run_id]
+    all_versions = _versions(client, model_name)
+    return [version for version in all_versions if version.run_id == trial.run_id]
 
 
 def _register(
@@ -211,8 +211,8 @@ def versions(name: str, uri: str) -> list[PoolEntry]:
         TrackingError: the registry could not be read.
     """
     with telling(f"cannot read the versions of model {name!r}"):
-        found = _versions(client_of(uri), name)
-        return sorted(map(_entry, found), key=lambda entry: entry.version)
+        entries = _versions(client_of(uri), name)
+        return sorted(map(_entry, entries), key=lambda entry: entry.version)
 
 
 def aliases(name: str, uri: str) -> dict[str, int]:
@@ -320,12 +320,12 @@ def registered_models(uri: str) -> list[PoolModel]:
         return []
     with telling(f"cannot read the model registry of {uri}"):
         client = client_of(uri)
-        found = []
+        models = []
         for model in client.search_registered_models():
             newest = sorted(_versions(client, model.name, most=1000), key=lambda version: -int(version.version))
-            known = {alias: int(version) for alias, version in model.aliases.items()}
-            found.append(PoolModel(model.name, known, [(_entry(v), v.creation_timestamp / 1e3) for v in newest]))
-        return sorted(found, key=lambda model: model.name)
+            aliases = {alias: int(version) for alias, version in model.aliases.items()}
+            models.append(PoolModel(model.name, aliases, [(_entry(v), v.creation_timestamp / 1e3) for v in newest]))
+        return sorted(models, key=lambda model: model.name)
 
 
 def _versions(client: MlflowClient, name: str, most: int = 10_000) -> list[ModelVersion]:
@@ -363,8 +363,8 @@ def files_of(reference: str, uri: str) -> Iterator[Path]:
     `find`.
     """
     entry = find(reference, uri)
-    what = f"the files of {reference} (version {entry.version}) at {entry.source}"
-    with files_at(entry.source, uri, what) as folder:
+    description = f"the files of {reference} (version {entry.version}) at {entry.source}"
+    with files_at(entry.source, uri, description) as folder:
         yield folder
 
 
@@ -401,10 +401,10 @@ def _content(folder: Path) -> str:
 
 def _lineage(trial: Trial) -> dict[str, str]:
     """The tags of a version with the origin of its trial."""
-    kept = trial.tags().get(LINEAGE_TAG, "")
-    for parent in origins_in(kept)[:1]:
+    lineage = trial.tags().get(LINEAGE_TAG, "")
+    for parent in origins_in(lineage)[:1]:
         numbers = {"parent_version": str(parent.version), "parent_step": str(parent.step)}
-        return {"parent": parent.name, **numbers, "lineage": kept}
+        return {"parent": parent.name, **numbers, "lineage": lineage}
     return {}
 
 
@@ -415,11 +415,11 @@ def _nearest(word: str, known: Mapping[str, Any]) -> str:
     return f"; it has {', '.join(sorted(known)) or 'none'}"
 
 
-def _no_version(reference: str, name: str, number: str | None, there: list[int]) -> ModelNotFound:
+def _no_version(reference: str, name: str, number: str | None, numbers: list[int]) -> ModelNotFound:
     """The error of a version ``number`` that is not among those ``there``."""
-    if number is None or not there:
-        return ModelNotFound(f"model {name!r} has no versions; {_ADVICE}", reference=reference, known=there)
-    hint, details = nearest_version(int(number), there)
+    if number is None or not numbers:
+        return ModelNotFound(f"model {name!r} has no versions; {_ADVICE}", reference=reference, known=numbers)
+    hint, details = nearest_version(int(number), numbers)
     return ModelNotFound(f"model {name!r} has no version {int(number)}, {hint}", reference=reference, **details)
 
 

@@ -81,7 +81,7 @@ class Events:
     def _values(self, step: int, values: list[dict[str, Any]]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self._write(step, summary=Summary(value=[Summary.Value(**each) for each in values]))
+        self._write(step, summary=Summary(value=[Summary.Value(**fields) for fields in values]))
 
     def _write(self, step: int, **content: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -137,18 +137,18 @@ def _graph(model: bytes) -> Any:
 
     graph = onnx.load_model_from_string(model).graph
     makers = {output: _name(node) for node in graph.node for output in node.output}
-    weights = {each.name for each in graph.initializer}
-    inputs = [each for each in graph.input if each.name not in weights]
-    nodes = [NodeDef(name=each.name, op="Input", attr=_shapes([each])) for each in inputs]
-    makers |= {each.name: each.name for each in inputs}
-    shapes = {each.name: each for each in (*graph.value_info, *graph.output)}
+    weights = {tensor.name for tensor in graph.initializer}
+    inputs = [tensor for tensor in graph.input if tensor.name not in weights]
+    nodes = [NodeDef(name=tensor.name, op="Input", attr=_shapes([tensor])) for tensor in inputs]
+    makers |= {tensor.name: tensor.name for tensor in inputs}
+    shapes = {tensor.name: tensor for tensor in (*graph.value_info, *graph.output)}
     for node in graph.node:
-        given = [makers[name] for name in node.input if name in makers]
-        made = [shapes[name] for name in node.output if name in shapes]
-        nodes.append(NodeDef(name=_name(node), op=node.op_type, input=given, attr=_shapes(made)))
+        sources = [makers[name] for name in node.input if name in makers]
+        outputs = [shapes[name] for name in node.output if name in shapes]
+        nodes.append(NodeDef(name=_name(node), op=node.op_type, input=sources, attr=_shapes(outputs)))
     ends = [
-        NodeDef(name=f"output/{each.name}", op="Output", input=[makers[each.name]], attr=_shapes([each]))
-        for each in graph.output
+        NodeDef(name=f"output/{tensor.name}", op="Output", input=[makers[tensor.name]], attr=_shapes([tensor]))
+        for tensor in graph.output
     ]
     return GraphDef(node=[*nodes, *ends])
 
@@ -165,8 +165,8 @@ def _shapes(values: list[onnx.ValueInfoProto]) -> dict[str, Any]:
 
     shapes = [
         TensorShapeProto(
-            dim=[TensorShapeProto.Dim(size=dim.dim_value or -1) for dim in each.type.tensor_type.shape.dim]
+            dim=[TensorShapeProto.Dim(size=dim.dim_value or -1) for dim in tensor.type.tensor_type.shape.dim]
         )
-        for each in values
+        for tensor in values
     ]
     return {"_output_shapes": AttrValue(list=AttrValue.ListValue(shape=shapes))} if shapes else {}

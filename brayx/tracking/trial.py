@@ -118,11 +118,11 @@ class Trial:
         with telling(f"cannot open trial {name!r} of project {project!r} in {uri}"):
             client = client_of(uri)
             experiment_id = _experiment(client, project, uri)
-            found = _newest_run(client, experiment_id, name, parent) if resume else None
-            if found is not None and found.info.status != "FINISHED":
-                run_id = found.info.run_id
-                owner = found.data.tags.get(OWNER_TAG, "")
-                if found.info.status == "RUNNING":
+            run = _newest_run(client, experiment_id, name, parent) if resume else None
+            if run is not None and run.info.status != "FINISHED":
+                run_id = run.info.run_id
+                owner = run.data.tags.get(OWNER_TAG, "")
+                if run.info.status == "RUNNING":
                     refuse_if_owned(name, run_id, owner)
                 events = _events_folder(tensorboard, parent, project, name, run_id)
                 trial = Trial(uri, run_id, project, name, resumed=True, tensorboard=events)
@@ -143,8 +143,8 @@ class Trial:
         with telling(f"cannot look for trial {name!r} of project {project!r} in {uri}"):
             client = client_of(uri)
             experiment = client.get_experiment_by_name(project)
-            found = None if experiment is None else _newest_run(client, experiment.experiment_id, name, None)
-            return found is not None and found.info.status != "FINISHED"
+            run = None if experiment is None else _newest_run(client, experiment.experiment_id, name, None)
+            return run is not None and run.info.status != "FINISHED"
 
     @staticmethod
     def attach(uri: str, run_id: str) -> Trial:
@@ -214,16 +214,16 @@ class Trial:
         from mlflow.entities import Param
 
         with telling(f"cannot write params of trial {self.name!r}"):
-            known = dict(self._run().data.params)
+            written = dict(self._run().data.params)
             fresh = []
             for name, value in _flat(params):
                 key, count = _metric_name(name), 1
-                while key in known and known[key] != value:
+                while key in written and written[key] != value:
                     count += 1
                     number = f":{count}"
                     key = shortened(_metric_name(name), _MAX_KEY_CHARS - len(number)) + number
-                if key not in known:
-                    known[key] = value
+                if key not in written:
+                    written[key] = value
                     fresh.append(Param(key, value))
             for start in range(0, len(fresh), 100):
                 client_of(self.uri).log_batch(self.run_id, params=fresh[start : start + 100])
@@ -331,11 +331,11 @@ class Trial:
 
     def checkpoints(self) -> list[Checkpoint]:
         """Every whole checkpoint, the oldest first."""
-        found = []
+        checkpoints = []
         for key, value in self._run().data.tags.items():
             if key.startswith(_CHECKPOINT_TAG):
-                found.append(_recorded(self.run_id, int(key.removeprefix(_CHECKPOINT_TAG)), value))
-        return sorted(found, key=lambda checkpoint: (checkpoint.saved_at_s, checkpoint.step))
+                checkpoints.append(_recorded(self.run_id, int(key.removeprefix(_CHECKPOINT_TAG)), value))
+        return sorted(checkpoints, key=lambda checkpoint: (checkpoint.saved_at_s, checkpoint.step))
 
     def latest_checkpoint(self) -> Path | None:
         """Local folder of the newest complete checkpoint; None before the first.
@@ -377,13 +377,13 @@ class Trial:
         Raises:
             TrackingError: files are missing.
         """
-        what = f"cannot read checkpoint {checkpoint.step} of trial {self.name!r}"
-        with telling(what):
+        failure = f"cannot read checkpoint {checkpoint.step} of trial {self.name!r}"
+        with telling(failure):
             # Not by the client, which also copies local files, to a temporary folder that it never removes.
             folder = Path(self._artifacts().download_artifacts(checkpoint.artifact_path))
-            there = _count_files(folder)
-        if there < checkpoint.files:
-            raise TrackingError(f"{what}: {folder} has {there} of its {checkpoint.files} files")
+            files = _count_files(folder)
+        if files < checkpoint.files:
+            raise TrackingError(f"{failure}: {folder} has {files} of its {checkpoint.files} files")
         return folder
 
     def _delete_incomplete_checkpoints(self) -> None:
@@ -431,8 +431,8 @@ def _record(checkpoint: Checkpoint) -> str:
 
 def _recorded(run_id: str, step: int, record: str) -> Checkpoint:
     if record.startswith("{"):  # of a trial begun with an earlier brayx
-        kept = json.loads(record)
-        return Checkpoint(run_id, step, kept["path"], kept["metrics"], kept["saved_at_s"], kept.get("files", 0))
+        data = json.loads(record)
+        return Checkpoint(run_id, step, data["path"], data["metrics"], data["saved_at_s"], data.get("files", 0))
     facts = dict(parse_qsl(record))
     path, files, saved_at_s = facts.pop("path"), int(facts.pop("files")), float(facts.pop("saved_at_s"))
     return Checkpoint(run_id, step, path, {name: float(value) for name, value in facts.items()}, saved_at_s, files)
@@ -448,24 +448,24 @@ def _changed_at_s(folder: Path) -> float:
 
 
 def _check_names(project: str, name: str) -> None:
-    for what, text in (("project", project), ("trial", name)):
+    for key, text in (("project", project), ("trial", name)):
         if not _NAME.fullmatch(text):
             raise ConfigError(
-                f"{what} is {text!r}, expected up to 200 letters, digits, spaces or _.:+@=,- not starting with one",
-                key=what,
+                f"{key} is {text!r}, expected up to 200 letters, digits, spaces or _.:+@=,- not starting with one",
+                key=key,
             )
 
 
 def _newest_run(client: MlflowClient, experiment_id: str, name: str, parent: Trial | None) -> Run | None:
     """The newest run of that name which is a child of ``parent``, or of none."""
     of_parent = "" if parent is None else f" and tags.`{PARENT_TAG}` = '{parent.run_id}'"
-    found = client.search_runs(
+    runs = client.search_runs(
         [experiment_id],
         filter_string=f"attributes.run_name = '{name}'{of_parent}",
         order_by=["attributes.start_time DESC"],
         max_results=1 if parent else _SAME_NAME,
     )
-    return next((run for run in found if parent or PARENT_TAG not in run.data.tags), None)
+    return next((run for run in runs if parent or PARENT_TAG not in run.data.tags), None)
 
 
 def _experiment(client: MlflowClient, project: str, uri: str) -> str:

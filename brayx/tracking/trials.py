@@ -92,13 +92,13 @@ def _below_parents(runs: Sequence[Run]) -> list[tuple[Run, bool]]:
     children: dict[str, list[Run]] = {}
     for run in runs:
         children.setdefault(run.data.tags.get(PARENT_TAG, ""), []).append(run)
-    found: list[tuple[Run, bool]] = []
+    ordered: list[tuple[Run, bool]] = []
     for run in runs:
         if run.data.tags.get(PARENT_TAG, "") not in ids:
-            found.append((run, False))
+            ordered.append((run, False))
             below = sorted(children.get(run.info.run_id, []), key=lambda child: child.info.run_name or "")
-            found += [(child, True) for child in below]
-    return found
+            ordered += [(child, True) for child in below]
+    return ordered
 
 
 def _status(status: str, tags: Mapping[str, str]) -> str:

@@ -214,8 +214,8 @@ class Compare:
                 ui.label(text).classes("font-semibold").mark(f"compared-{name}")
                 bars = ActionBars("It has no `logits`, or too many for all ticks.", _COLOURS[name])
                 bars.show(chosen.probabilities, chosen.action)
-            same = "the same action" if tick.equal else "another action"
-            ui.label("; ".join([same, *([] if tick.kl is None else [f"KL {number(tick.kl)}"])])).classes(MUTED)
+            verdict = "the same action" if tick.equal else "another action"
+            ui.label("; ".join([verdict, *([] if tick.kl is None else [f"KL {number(tick.kl)}"])])).classes(MUTED)
 
     async def _to_first(self) -> None:
         if self._first is not None:

@@ -62,9 +62,9 @@ def frame(title: str, connect: Connect) -> Iterator[ApiCaller]:
         ui.link("brayx", "/").classes("text-white text-lg font-bold no-underline")
         with ui.row().classes("brayx-nav no-wrap gap-1 overflow-x-auto grow").props('role="navigation"'):
             for name, target in PAGES.items():
-                here = path == target or (target != "/" and path.startswith(target[:-1]))
+                current = path == target or (target != "/" and path.startswith(target[:-1]))
                 link = ui.link(name, target).classes("text-white no-underline px-2 py-1 rounded whitespace-nowrap")
-                if here:
+                if current:
                     link.classes("bg-black/25 font-semibold").props('aria-current="page"')
         ui.button(icon="contrast", on_click=lambda: _toggle(dark)).props(
             'flat dense color=white aria-label="light or dark"'
@@ -96,9 +96,9 @@ async def _toggle(dark: ui.dark_mode) -> None:
 
 async def _restore(dark: ui.dark_mode) -> None:
     ui.run_javascript(_SHOW_PLACE)
-    kept = await ui.run_javascript(_DARK)
-    if kept in ("0", "1"):
-        dark.value = kept == "1"
+    stored = await ui.run_javascript(_DARK)
+    if stored in ("0", "1"):
+        dark.value = stored == "1"
 
 
 class Panel(Generic[T]):
@@ -177,10 +177,10 @@ def empty(text: str) -> ui.label:
 
 def loading() -> ui.row:
     """The text of a panel that is loading; the caller clears it."""
-    with ui.row().classes("items-center") as made:
+    with ui.row().classes("items-center") as row:
         ui.spinner(size="sm")
         ui.label("Loading …").classes(MUTED)
-    return made
+    return row
 
 
 def heading(text: str) -> ui.label:

@@ -110,8 +110,8 @@ def _version(caller: ApiCaller, model: ModelDocument, version: VersionDocument) 
                 ui.label(f"Version {version.version}").classes("font-semibold")
                 for alias in version.aliases:
                     ui.badge(alias, color="positive" if alias == "champion" else "primary")
-                made = time.strftime("%Y-%m-%d %H:%M", time.localtime(version.created_s))
-                ui.label(f"{number(version.step)} env steps, {made}").classes(MUTED)
+                created = time.strftime("%Y-%m-%d %H:%M", time.localtime(version.created_s))
+                ui.label(f"{number(version.step)} env steps, {created}").classes(MUTED)
             with ui.row().classes("gap-2"):
                 for alias, verb in (("champion", "Promote"), ("candidate", "Make candidate")):
                     if alias not in version.aliases:

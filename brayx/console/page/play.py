@@ -198,8 +198,8 @@ class _CellButton:
         self._shown, self._move = (cell, move), move
         self._text.set_text(cell.text)
         self._text.style(f"color: {cell.colour or 'inherit'}")
-        said = ": ".join(filter(None, [self._where, cell.label or cell.text]))
-        self._button.props["aria-label"] = f"{said}, play {move.label}" if move else said
+        description = ": ".join(filter(None, [self._where, cell.label or cell.text]))
+        self._button.props["aria-label"] = f"{description}, play {move.label}" if move else description
         self._button.props["disabled"] = move is None
         self._button.style(f"background: {_MOVE if move else 'none'}; cursor: {'pointer' if move else 'default'}")
         self._button.update()

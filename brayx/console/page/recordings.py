@@ -58,7 +58,7 @@ def add(connect: Connect) -> None:
 def _recordings(show_more: Callable[[], Awaitable[None]]) -> Callable[[RecordingsDocument], None]:
     with ui.row().classes("w-full items-center gap-3"):
         about = ui.label().classes(MUTED).mark("about")
-        more = ui.button("Show more", on_click=show_more).props("outline dense no-caps")
+        button = ui.button("Show more", on_click=show_more).props("outline dense no-caps")
     nothing = empty("Nothing is recorded yet. A component `kind: recording` in the job records its sessions.")
     none = empty("No recorded session has this id or game. An id may have *: 4f1c* finds those that begin so.")
     rows = Listing[RecordingDocument](
@@ -79,7 +79,7 @@ def _recordings(show_more: Callable[[], Awaitable[None]]) -> Callable[[Recording
     def update(listing: RecordingsDocument) -> None:
         nothing.set_visibility(not listing.total and not listing.unreadable)
         none.set_visibility(bool(listing.total and not listing.recordings))
-        more.set_visibility(len(listing.recordings) < min(listing.selected, _LIMITS[-1]))
+        button.set_visibility(len(listing.recordings) < min(listing.selected, _LIMITS[-1]))
         about.set_text(listed(listing) if listing.folder else "")
         rows.show(listing.recordings)
 

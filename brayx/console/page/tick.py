@@ -130,5 +130,5 @@ def short(value: Any) -> str:
     if isinstance(value, float):
         return number(value)
     if isinstance(value, list):
-        return "[" + ", ".join(short(each) for each in value) + "]"
+        return "[" + ", ".join(short(item) for item in value) + "]"
     return str(value)

@@ -27,8 +27,8 @@ from tests.recorded import Tick, columns_of
 def episode(tmp_path: Path) -> Recording:
     ticks = [Tick(number, 0.0, 0.0, b"", b"", {"obs": np.zeros(1000, np.float32)}) for number in range(100)]
     Folder(str(tmp_path), 10**9).write([SessionPart("e", "s", 1e9, 0, 100)], columns_of(ticks))
-    (found,) = brayx.recording.open(str(tmp_path))
-    return found
+    (recording,) = brayx.recording.open(str(tmp_path))
+    return recording
 
 
 def test_a_limited_number_of_files_is_open(episode: Recording) -> None:

@@ -41,8 +41,8 @@ class Playing(League):
         return None if game is None else self.finish(game)
 
     def counters(self) -> dict[str, int]:
-        found = super().counters()
-        return found | {"refused": found["refused"] + self.games.refused}
+        counters = super().counters()
+        return counters | {"refused": counters["refused"] + self.games.refused}
 
 
 def league_config(players: dict[str, Any] | None = None, **options: Any) -> LeagueConfig:
@@ -94,12 +94,12 @@ def slow_pairs(games: Iterable[Finished], recency: float) -> dict[tuple[Member, 
         (a,), (b,) = game.teams
         score = (1 + np.sign(game.ranks[1] - game.ranks[0])) / 2
         scores.setdefault(min((a, b), (b, a)), []).append(score if a < b else 1 - score)
-    found = {}
+    pairs = {}
     for key, of_pair in scores.items():
         results = np.array(of_pair)
         ages = np.arange(len(results))[::-1]
-        found[key] = Pair(
+        pairs[key] = Pair(
             int((results == 1).sum()), int((results == 0.5).sum()), int((results == 0).sum()),
             float((results * recency**ages).sum()), float((recency**ages).sum()),
         )  # fmt: skip
-    return found
+    return pairs

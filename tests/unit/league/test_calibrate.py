@@ -38,42 +38,42 @@ class Simulated:
         self.games = 0
 
     def __call__(self, sides: Sequence[Rung], pairs: Mapping[Pair, int], title: str) -> Mapping[Pair, Tally]:
-        found = {}
+        tallies = {}
         for (a, b), games in pairs.items():
             rate = expected(truth(sides[a]), truth(sides[b]))
             wins = sum(self.rng.random() < rate for _ in range(games))
-            found[a, b] = Tally(wins, 0, games - wins)
+            tallies[a, b] = Tally(wins, 0, games - wins)
             self.games += games
-        return found
+        return tallies
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("delay", [0, 8])
 def test_levels_have_their_true_points_and_are_spread(seed: int, delay: int) -> None:
-    rungs = ladder([Rated(*each) for each in POINTS.items()], Member("main", 5), delay)
+    rungs = ladder([Rated(*fields) for fields in POINTS.items()], Member("main", 5), delay)
     played = Simulated(seed)
-    found = measure(rungs, POINTS, NAMES, 400, played)
-    levels = found.levels.levels
+    calibration = measure(rungs, POINTS, NAMES, 400, played)
+    levels = calibration.levels.levels
     assert list(levels) == NAMES
-    points = [each.points for each in levels.values()]
+    points = [strength.points for strength in levels.values()]
     assert points == sorted(points)
-    for each, target in zip(levels.values(), found.targets.values(), strict=True):
-        true = truth(rung_of(each))
-        assert each.points == pytest.approx(true, abs=60)
-        assert each.low - 40 < true < each.high + 40
+    for strength, target in zip(levels.values(), calibration.targets.values(), strict=True):
+        true = truth(rung_of(strength))
+        assert strength.points == pytest.approx(true, abs=60)
+        assert strength.low - 40 < true < strength.high + 40
         assert target == pytest.approx(true, abs=110)
-        assert each.games >= 400
-        assert each.high - each.low < 140
+        assert strength.games >= 400
+        assert strength.high - strength.low < 140
     assert levels["expert"].version == 5
     assert levels["beginner"].version == 1
     assert levels["beginner"].delay > 0 or not delay
-    assert found.games == played.games
-    assert found.moved is not None
-    assert found.moved < 40
-    assert {rung_of(each) for each in (*levels.values(), *found.levels.others)} >= set(rungs)
-    text = str(found)
+    assert calibration.games == played.games
+    assert calibration.moved is not None
+    assert calibration.moved < 40
+    assert {rung_of(strength) for strength in (*levels.values(), *calibration.levels.others)} >= set(rungs)
+    text = str(calibration)
     assert all(name in text for name in NAMES)
-    assert f"{found.games:,} games" in text
+    assert f"{calibration.games:,} games" in text
 
 
 def test_levels_are_of_main_players_and_only_of_those_that_are_rated() -> None:

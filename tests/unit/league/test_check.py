@@ -88,7 +88,7 @@ def test_candidates_are_scored_once_each_in_another_process(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "expected"),
     [
         ("nothing", "its check failed: check check_functions.nothing raised TypeError"),
         ("infinite", "its check failed: check check_functions.infinite returned inf, expected a finite number"),
@@ -96,12 +96,12 @@ def test_candidates_are_scored_once_each_in_another_process(tmp_path: Path) -> N
         ("dies", "its check failed: the process of check check_functions.dies ended with exit code 3"),
     ],
 )
-def test_a_check_that_fails_lets_nobody_pass(tmp_path: Path, function: str, said: str) -> None:
+def test_a_check_that_fails_lets_nobody_pass(tmp_path: Path, function: str, expected: str) -> None:
     check = GateCheck(checked(tmp_path, function), weights, pytest.fail)
     try:
         passed, reason = settled(check, MAIN[1])
         assert not passed
-        assert re.match(said, reason), reason
+        assert re.match(expected, reason), reason
     finally:
         check.close()
 

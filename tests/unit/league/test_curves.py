@@ -41,12 +41,12 @@ def test_a_point_is_the_rating_with_its_interval() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "most", "left"),
+    ("count", "most", "steps"),
     [(0, 2, []), (2, 2, [0, 1]), (3, 2, [0, 2]), (6, 4, [0, 1, 3, 5]), (7, 4, [0, 2, 4, 6]), (9, 4, [0, 4, 8])],
 )
-def test_a_thinned_curve_keeps_its_ends_and_every_second_point(count: int, most: int, left: list[int]) -> None:
+def test_a_thinned_curve_keeps_its_ends_and_every_second_point(count: int, most: int, steps: list[int]) -> None:
     curve = [LAST._replace(env_steps=step) for step in range(count)]
-    assert [point.env_steps for point in thinned(curve, most)] == left
+    assert [point.env_steps for point in thinned(curve, most)] == steps
 
 
 def test_the_books_keep_curves_of_bounded_length(tmp_path: Path) -> None:

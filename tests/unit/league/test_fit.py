@@ -44,10 +44,10 @@ def test_the_truth_is_within_the_intervals_and_known_points_fix_the_scale() -> N
     inside = 0
     for seed in range(20):
         results, _ = simulated(100, seed)
-        found = fit(4, results, {0: TRUTH[0], 3: TRUTH[3]})
-        assert found[0].points + found[3].points == pytest.approx(TRUTH[0] + TRUTH[3])
-        inside += sum(each.low <= truth <= each.high for each, truth in zip(found, TRUTH, strict=True))
-        assert all(each.points == pytest.approx(truth, abs=90) for each, truth in zip(found, TRUTH, strict=True))
+        strengths = fit(4, results, {0: TRUTH[0], 3: TRUTH[3]})
+        assert strengths[0].points + strengths[3].points == pytest.approx(TRUTH[0] + TRUTH[3])
+        inside += sum(strength.low <= truth <= strength.high for strength, truth in zip(strengths, TRUTH, strict=True))
+        assert [strength.points for strength in strengths] == pytest.approx(TRUTH, abs=90)
     assert inside >= 70, "of 80 intervals of 95 %"
 
 
@@ -58,15 +58,15 @@ def test_openskill_comes_to_the_same_points_from_the_same_games() -> None:
     for a, b, lost in played:
         ratings.rate([[members[a]], [members[b]]], [lost, 1 - lost])
     mean = sum(map(ratings.points, members)) / 4
-    for member, each in zip(members, fit(4, results, dict.fromkeys(range(4), mean)), strict=True):
-        assert each.points == pytest.approx(ratings.points(member), abs=100)
+    for member, strength in zip(members, fit(4, results, dict.fromkeys(range(4), mean)), strict=True):
+        assert strength.points == pytest.approx(ratings.points(member), abs=100)
 
 
 def test_neither_order_nor_names_matter_and_winning_all_is_finite() -> None:
     results, _ = simulated(50)
     swapped = {(b, a): (losses, draws, wins) for (a, b), (wins, draws, losses) in reversed(results.items())}
-    for one, other in zip(fit(4, results), fit(4, swapped), strict=True):
-        assert one == pytest.approx(other)
+    for strength, other in zip(fit(4, results), fit(4, swapped), strict=True):
+        assert strength == pytest.approx(other)
     best, worst = fit(2, {(0, 1): (500, 0, 0)})
     assert 400 < best.points - worst.points < 3000
     assert best.low < best.points < best.high

@@ -16,12 +16,12 @@ from brayx.league.member import Member
 
 
 @pytest.mark.parametrize(
-    ("value", "kept"),
+    ("value", "expected"),
     [("win", "win"), ("draw", "draw"), ("loss", "loss"), (3, 3.0), (-0.5, -0.5), (np.float64(2.0), 2.0)],
 )
-def test_results_are_words_or_scores(value: Any, kept: str | float) -> None:
-    assert checked(value) == kept
-    assert type(checked(value)) is type(kept) or isinstance(value, np.float64)
+def test_results_are_words_or_scores(value: Any, expected: str | float) -> None:
+    assert checked(value) == expected
+    assert type(checked(value)) is type(expected) or isinstance(value, np.float64)
 
 
 @pytest.mark.parametrize(

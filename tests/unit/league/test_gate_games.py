@@ -72,8 +72,8 @@ def test_without_a_candidate_or_a_share_no_game_decides() -> None:
     alone.freeze("main", 1, "a", 1)
     alone.crown(OLD)
     assert alone.candidates() == []
-    for each in (league, alone):
-        members = [{each.assign(f"g{game}", s) for s in sessions_of(f"g{game}")} for game in range(200)]
+    for training in (league, alone):
+        members = [{training.assign(f"g{game}", s) for s in sessions_of(f"g{game}")} for game in range(200)]
         assert all(MAIN in playing for playing in members)
 
 
@@ -134,17 +134,17 @@ def test_a_candidate_fails_exactly_where_the_rule_says(min_games: int) -> None:
 def test_a_candidate_plays_whom_its_verdict_needs(payoff: Payoff, expected: set[Member]) -> None:
     rng = random.Random(0)
     past = [NEW, OLD, RANDOM]
-    found = [opponents(NEW, OLD, payoff, past, GateConfig(min_games=10), 1, rng) for _ in range(50)]
-    assert {member for members in found for member in members} == expected
+    draws = [opponents(NEW, OLD, payoff, past, GateConfig(min_games=10), 1, rng) for _ in range(50)]
+    assert {member for members in draws for member in members} == expected
 
 
 def test_of_past_players_those_come_first_that_it_has_met_least() -> None:
-    others = [Member(name) for name in "abcd"]
+    past_players = [Member(name) for name in "abcd"]
     payoff, rng = Payoff(), random.Random(0)
     for _ in range(400):
-        (rival,) = opponents(NEW, OLD, payoff, [*others, NEW, OLD], GateConfig(), 1, rng)
+        (rival,) = opponents(NEW, OLD, payoff, [*past_players, NEW, OLD], GateConfig(), 1, rng)
         payoff.add(NEW, rival, 0.5)
-        games = [payoff.games(NEW, other) for other in others]
+        games = [payoff.games(NEW, other) for other in past_players]
         assert max(games) - min(games) <= 1
     assert 160 < payoff.games(NEW, OLD) < 240
 
@@ -157,16 +157,16 @@ def slow_lower(wins: float, games: int, z: float = 1.959964) -> float:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_past_player_that_may_win_most_clearly_comes_first(seed: int) -> None:
-    rng, others = random.Random(seed), [Member(name) for name in "abcdef"]
-    payoff, scores = Payoff(), dict.fromkeys(others, (0.0, 0))
+    rng, past_players = random.Random(seed), [Member(name) for name in "abcdef"]
+    payoff, scores = Payoff(), dict.fromkeys(past_players, (0.0, 0))
     for _ in range(rng.randrange(40)):
-        rival, score = rng.choice(others), rng.choice((0.0, 0.5, 1.0))
+        rival, score = rng.choice(past_players), rng.choice((0.0, 0.5, 1.0))
         payoff.add(NEW, rival, score)
         won, games = scores[rival]
         scores[rival] = won + score, games + 1
-    bounds = {rival: (round(slow_lower(*of), 3), of[1]) for rival, of in scores.items()}
+    bounds = {rival: (round(slow_lower(*results), 3), results[1]) for rival, results in scores.items()}
     expected = {rival for rival, bound in bounds.items() if bound == min(bounds.values())}
-    drawn = [opponents(NEW, OLD, payoff, [*others, NEW, OLD], GateConfig(), 1, rng) for _ in range(100)]
+    drawn = [opponents(NEW, OLD, payoff, [*past_players, NEW, OLD], GateConfig(), 1, rng) for _ in range(100)]
     assert {member for members in drawn for member in members} == {OLD, *expected}
 
 
@@ -178,28 +178,28 @@ def passes(rates: Mapping[Member, float], candidates: int, of_champion: Mapping[
     for _ in range(candidates):
         payoff = Payoff()
         while not failed(NEW, OLD, payoff, past, config):
-            found = opponents(NEW, OLD, payoff, past, config, 1, rng)
-            if not found:
+            rivals = opponents(NEW, OLD, payoff, past, config, 1, rng)
+            if not rivals:
                 passed += judge(NEW, OLD, payoff, past, config).passed
                 break
-            player = plays(NEW, OLD, payoff, found, config)
-            rate = rates[found[0]] if player == NEW else (of_champion or {}).get(found[0], 0.6)
-            payoff.add(player, found[0], float(rng.random() < rate))
+            player = plays(NEW, OLD, payoff, rivals, config)
+            rate = rates[rivals[0]] if player == NEW else (of_champion or {}).get(rivals[0], 0.6)
+            payoff.add(player, rivals[0], float(rng.random() < rate))
     return passed / candidates
 
 
 def test_a_past_player_that_regained_is_found_among_many() -> None:
     """With games spread evenly, 37 % of the first candidates passed."""
-    others = {Member(f"p{number}"): 0.6 for number in range(9)}
-    assert passes({OLD: 0.6, RANDOM: 0.2, **others}, 60) <= 0.2
-    assert passes({OLD: 0.6, RANDOM: 0.6, **others}, 60) >= 0.85
+    past_players = {Member(f"p{number}"): 0.6 for number in range(9)}
+    assert passes({OLD: 0.6, RANDOM: 0.2, **past_players}, 60) <= 0.2
+    assert passes({OLD: 0.6, RANDOM: 0.6, **past_players}, 60) >= 0.85
 
 
 def test_a_past_player_that_beats_the_champion_too_holds_nobody_back() -> None:
     """A perfect script, for example. Before, no candidate ever passed."""
-    others = {Member(f"p{number}"): 0.6 for number in range(9)}
-    assert passes({OLD: 0.6, RANDOM: 0.0, **others}, 60, {RANDOM: 0.0}) >= 0.85
-    assert passes({OLD: 0.4, RANDOM: 0.0, **others}, 60, {RANDOM: 0.0}) <= 0.05
+    past_players = {Member(f"p{number}"): 0.6 for number in range(9)}
+    assert passes({OLD: 0.6, RANDOM: 0.0, **past_players}, 60, {RANDOM: 0.0}) >= 0.85
+    assert passes({OLD: 0.4, RANDOM: 0.0, **past_players}, 60, {RANDOM: 0.0}) <= 0.05
 
 
 def test_the_champion_plays_a_past_player_that_beats_its_candidate() -> None:

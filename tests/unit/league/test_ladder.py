@@ -44,20 +44,20 @@ def test_each_rung_plays_its_neighbours() -> None:
 def test_levels_are_evenly_spread_and_a_rung_is_made_between_two_of_one_snapshot() -> None:
     weak, strong = Member("main", 1), Member("main", 2)
     rungs = [Rung(strong), Rung(strong, 0.0), Rung(weak), Rung(weak, 4.0, 8)]
-    found = choose(rungs, [1600.0, 1590.0, 1200.0, 800.0], 4)
+    chosen = choose(rungs, [1600.0, 1590.0, 1200.0, 800.0], 4)
     between = 800.0 + 800.0 / 3
-    assert [points for _, points in found] == pytest.approx([800.0, between, 1200.0, 1600.0])
-    made, _ = found.pop(1)
-    assert [rung for rung, _ in found] == [rungs[3], rungs[2], rungs[0]]
-    assert made == Rung(weak, pytest.approx(4.0 ** (1 / 3), abs=0.01), 3)
+    assert [points for _, points in chosen] == pytest.approx([800.0, between, 1200.0, 1600.0])
+    interpolated, _ = chosen.pop(1)
+    assert [rung for rung, _ in chosen] == [rungs[3], rungs[2], rungs[0]]
+    assert interpolated == Rung(weak, pytest.approx(4.0 ** (1 / 3), abs=0.01), 3)
 
 
 def test_no_rung_is_two_levels() -> None:
     rungs = [Rung(Member("main", version)) for version in range(1, 7)]
     for levels in (2, 3, 5, 6):
-        found = choose(rungs, [1000.0, 1001.0, 1002.0, 1003.0, 1004.0, 2000.0], levels)
-        assert len({rung for rung, _ in found}) == levels
-        assert found == sorted(found, key=lambda each: each[1])
+        chosen = choose(rungs, [1000.0, 1001.0, 1002.0, 1003.0, 1004.0, 2000.0], levels)
+        assert len({rung for rung, _ in chosen}) == levels
+        assert chosen == sorted(chosen, key=lambda level: level[1])
     assert len(choose(rungs, [1000.0] * 6, 6)) == 6
 
 

@@ -53,13 +53,13 @@ def dropped(league: League) -> list[Member]:
 def test_the_first_session_draws_all_seats_and_the_others_take_the_rest() -> None:
     against = {"against": {"random": 1.0}}
     league = new({"main": {"role": "main", **against}, "random": {"role": "script", "script": "bots.random"}})
-    seen = Counter()
+    drawn = Counter()
     for game in range(400):
         members = [league.assign(f"g{game}", session) for session in sessions_of(f"g{game}")]
         assert sorted(members) == [MAIN, Member("random")]
-        seen[members[0]] += 1
-        assert [league.learns(session) for session in sessions_of(f"g{game}")] == [each == MAIN for each in members]
-    assert 160 < seen[MAIN] < 240, "its seat is uniform"
+        drawn[members[0]] += 1
+        assert [league.learns(session) for session in sessions_of(f"g{game}")] == [member == MAIN for member in members]
+    assert 160 < drawn[MAIN] < 240, "its seat is uniform"
 
 
 def test_learners_get_their_shares_of_the_games() -> None:
@@ -73,7 +73,7 @@ def test_draws_depend_on_seed_and_game_alone() -> None:
 
     def draws(seed: int, games: list[int]) -> dict[int, list[Member]]:
         league = new(players, seed=seed)
-        return {g: [league.assign(f"g{g}", each) for each in sessions_of(f"g{g}")] for g in games}
+        return {g: [league.assign(f"g{g}", session) for session in sessions_of(f"g{g}")] for g in games}
 
     assert draws(1, list(range(60))) == draws(1, list(range(59, -1, -1)))
     assert draws(1, list(range(60))) != draws(2, list(range(60)))
@@ -103,9 +103,9 @@ TEAMS = {"red": ["r1", "r2"], "blue": ["b1", "b2"]}
 def test_a_team_is_played_by_one_player_whoever_comes_first() -> None:
     league = new({"main": {"role": "main"}, "x": {"role": "exploiter", "of": "main"}}, seats=4, teams=TEAMS)
     for game in range(50):
-        got = {seat: league.assign(f"g{game}", f"g{game}-agent-{seat}") for seat in ("b2", "r1", "b1", "r2")}
-        assert got["r1"] == got["r2"]
-        assert got["b1"] == got["b2"]
+        members = {seat: league.assign(f"g{game}", f"g{game}-agent-{seat}") for seat in ("b2", "r1", "b1", "r2")}
+        assert members["r1"] == members["r2"]
+        assert members["b1"] == members["b2"]
 
 
 # Results
@@ -262,7 +262,7 @@ def test_games_that_were_drawn_before_a_restart_count_for_nobody() -> None:
     players = {"main": {"role": "main", "against": {"exploiter": 1.0}}, "exploiter": exploiter}
     league = new(players, gate={"share": 0.0})
 
-    def begun(game: str) -> list[Member]:
+    def begin(game: str) -> list[Member]:
         return sorted(league.assign(game, session) for session in sessions_of(game))
 
     def win(game: str) -> str:
@@ -273,7 +273,7 @@ def test_games_that_were_drawn_before_a_restart_count_for_nobody() -> None:
         assert ends[-1] is not None
         return ends[-1].outcome
 
-    assert begun("before") == begun("meanwhile") == [EXPLOITER, MAIN]
+    assert begin("before") == begin("meanwhile") == [EXPLOITER, MAIN]
     league.freeze("exploiter", 1, "digest", 1000)
     rated = league.ratings.state()
     assert win("before") == "counted"
@@ -281,7 +281,7 @@ def test_games_that_were_drawn_before_a_restart_count_for_nobody() -> None:
     assert win("meanwhile") == "counted"
     assert league.payoff.state() == {}
     assert league.ratings.state() == rated
-    assert begun("after") == [EXPLOITER, MAIN]
+    assert begin("after") == [EXPLOITER, MAIN]
     assert win("after") == "counted"
     assert league.payoff.games(MAIN, EXPLOITER) == league.ratings[EXPLOITER].games == 1
     assert league.counters()["counted"] == 3
@@ -320,15 +320,15 @@ def test_a_champion_from_elsewhere_must_be_beaten_like_any() -> None:
     assert league.payoff.games(first, incumbent) == 10
     assert league.champion() == first
     again = Playing(league_config({"main": {"role": "main"}}, gate={"min_games": 10, "share": 0.99}), ledger)
-    for each in (league, again):
-        second = each.freeze("main", 9 if each is league else 10, str(each), 2)
-        assert incumbent in each.members
-        assert incumbent not in each._matchmaker.opponents("main"), "no learner plays it any more"
+    for training in (league, again):
+        second = training.freeze("main", 9 if training is league else 10, str(training), 2)
+        assert incumbent in training.members
+        assert incumbent not in training._matchmaker.opponents("main"), "no learner plays it any more"
         for _ in range(20):
-            each.payoff.add(second, first, 1.0)
-            each.payoff.add(second, incumbent, 0.0)
+            training.payoff.add(second, first, 1.0)
+            training.payoff.add(second, incumbent, 0.0)
         refused = f"champion:7 beats {second.label}, whose win rate is 0.000 to 0.161 (95% confidence, 20 games)"
-        assert each.crown(second) == (False, refused)
+        assert training.crown(second) == (False, refused)
     again.freeze("main", 11, "unbeaten", 3)
     drawn = {again.assign(f"h{game}", session) for game in range(40) for session in sessions_of(f"h{game}")}
     assert incumbent in drawn, "the gate does"
@@ -353,8 +353,8 @@ def slow_ratings(games: list[Any]) -> Ratings:
 
 def same_times(league: Playing, other: Playing) -> Playing:
     """The league as if its snapshots were frozen when the other's were."""
-    times = [each.time_s for each in other.snapshots]
-    league.snapshots = [each._replace(time_s=time) for each, time in zip(league.snapshots, times, strict=True)]
+    times = [snapshot.time_s for snapshot in other.snapshots]
+    league.snapshots = [snapshot._replace(time_s=time) for snapshot, time in zip(league.snapshots, times, strict=True)]
     return league
 
 
@@ -364,16 +364,16 @@ def test_books_reopened_in_the_middle_of_a_hundred_games_go_on(tmp_path: Path) -
     expected = [play_and_freeze(once, game) for game in range(50)]
     once.crown(once.pool[-1])
     expected += [play_and_freeze(once, game) for game in range(50, 100)]
-    found = []
+    outcomes = []
     for part in (range(37), range(37, 50), range(50, 100)):
         ledger = Ledger(tmp_path / "league.db")
         league = Playing(config, ledger, seed=7)
-        found += [play_and_freeze(league, game) for game in part]
+        outcomes += [play_and_freeze(league, game) for game in part]
         league.assign("cut off", "cut off-agent-0")  # in progress when the process ends
         if part.stop == 50:
             league.crown(league.pool[-1])
         ledger.close()
-    assert found == expected
+    assert outcomes == expected
     again = Playing(config, Ledger(tmp_path / "league.db"), seed=7)
     assert again.champion() is not None
     assert len(dropped(again)) == 4

@@ -48,8 +48,8 @@ def test_the_score_is_that_of_a_plain_count() -> None:
     for number in range(200):
         won = rng.choice((1.0, 0.0, -1.0))
         first, _ = play(games, str(number), (won, -won))
-        ours = won if first == 0 else -won
-        expected["x" if first == 0 else "y"][{1.0: 0, 0.0: 1, -1.0: 2}[ours]] += 1
+        result = won if first == 0 else -won
+        expected["x" if first == 0 else "y"][{1.0: 0, 0.0: 1, -1.0: 2}[result]] += 1
     score = games.score()
     assert score.done
     assert score.by_seat == {name: Tally(*counts) for name, counts in expected.items()}

@@ -32,9 +32,9 @@ def slow_pfsp(win_rates: list[float], weighting: Weighting) -> list[float]:
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.sampled_from(WEIGHTINGS))
 def test_pfsp_equals_the_oracle(win_rates: list[float], weighting: Weighting) -> None:
-    found = pfsp(win_rates, weighting)
-    np.testing.assert_allclose(found, slow_pfsp(win_rates, weighting), rtol=1e-9, atol=1e-12)
-    assert found.sum() == pytest.approx(1.0)
+    probabilities = pfsp(win_rates, weighting)
+    np.testing.assert_allclose(probabilities, slow_pfsp(win_rates, weighting), rtol=1e-9, atol=1e-12)
+    assert probabilities.sum() == pytest.approx(1.0)
 
 
 @given(st.permutations(range(6)), st.lists(st.floats(0, 1), min_size=6, max_size=6), st.sampled_from(WEIGHTINGS))
@@ -77,10 +77,10 @@ def drawn(matchmaker: Matchmaker, learner: str = "main") -> dict[Member, float]:
     return {member: count / DRAWS for member, count in counts.items()}
 
 
-def near(found: dict[Member, float], expected: dict[Member, float]) -> bool:
+def near(shares: dict[Member, float], expected: dict[Member, float]) -> bool:
     """Whether shares are within four deviations of what is expected, and nobody else was drawn."""
-    return found.keys() <= expected.keys() and all(
-        abs(found.get(member, 0.0) - share) <= 4 * np.sqrt(share * (1 - share) / DRAWS)
+    return shares.keys() <= expected.keys() and all(
+        abs(shares.get(member, 0.0) - share) <= 4 * np.sqrt(share * (1 - share) / DRAWS)
         for member, share in expected.items()
     )
 
@@ -138,8 +138,8 @@ def test_a_main_that_beats_everyone_draws_uniformly() -> None:
     payoff = Payoff()
     for other in (RANDOM, FIRST, SECOND, THEIRS):
         payoff.add(MAIN, other, 1.0)
-    found = drawn(a_matchmaker(payoff, {"against": {"pfsp": 1.0}}))
-    assert near(found, dict.fromkeys((RANDOM, FIRST, SECOND, THEIRS), 0.25))
+    shares = drawn(a_matchmaker(payoff, {"against": {"pfsp": 1.0}}))
+    assert near(shares, dict.fromkeys((RANDOM, FIRST, SECOND, THEIRS), 0.25))
 
 
 def test_results_after_the_first_draw_change_the_next_ones() -> None:
@@ -157,9 +157,9 @@ def test_the_cache_equals_a_matchmaker_without_one() -> None:
     rng = np.random.default_rng(3)
     payoff = Payoff()
     cached = a_matchmaker(payoff)
-    others = [RANDOM, FIRST, SECOND, THEIRS, Member("exploiter")]
+    opponents = [RANDOM, FIRST, SECOND, THEIRS, Member("exploiter")]
     for game in range(300):
-        a, b = MAIN, others[rng.integers(len(others))]
+        a, b = MAIN, opponents[rng.integers(len(opponents))]
         payoff.add(a, b, float(rng.integers(3)) / 2)
         cached.played(b, a)
         fresh = a_matchmaker(payoff)

@@ -32,11 +32,11 @@ def counted(scores: Scores, recency: float = 0.9) -> Payoff:
 
 def slow(scores: Scores, a: Member, b: Member, recency: float) -> tuple[int, float, float]:
     """Games, win rate and recent win rate of ``a`` against ``b``, from the list of its scores."""
-    seen = np.array([s if (x, y) == (a, b) else 1 - s for x, y, s in scores if {x, y} == {a, b}])
-    if not len(seen):
+    results = np.array([s if (x, y) == (a, b) else 1 - s for x, y, s in scores if {x, y} == {a, b}])
+    if not len(results):
         return 0, 0.5, 0.5
-    weights = recency ** np.arange(len(seen))[::-1]
-    return len(seen), float(seen.mean()), float((seen * weights).sum() / weights.sum())
+    weights = recency ** np.arange(len(results))[::-1]
+    return len(results), float(results.mean()), float((results * weights).sum() / weights.sum())
 
 
 @given(some_scores)
@@ -44,8 +44,8 @@ def test_numbers_equal_a_slow_count(scores: Scores) -> None:
     payoff = counted(scores)
     for a in MEMBERS:
         for b in MEMBERS:
-            found = payoff.games(a, b), payoff.win_rate(a, b), payoff.recent(a, b)
-            assert found == pytest.approx(slow(scores, a, b, 0.9), abs=1e-12)
+            numbers = payoff.games(a, b), payoff.win_rate(a, b), payoff.recent(a, b)
+            assert numbers == pytest.approx(slow(scores, a, b, 0.9), abs=1e-12)
 
 
 @given(some_scores)

@@ -21,7 +21,7 @@ def skills(ratings: Ratings, *members: Member) -> list[tuple[float, float]]:
 
 
 def about(expected: list[tuple[float, float]]) -> list[object]:
-    return [pytest.approx(each, abs=1e-9) for each in expected]
+    return [pytest.approx(value, abs=1e-9) for value in expected]
 
 
 # The parity vectors of openskill.py 6.2.0, as its sister openskill.js publishes them (parity-plackett-luce.test.ts).
@@ -97,7 +97,7 @@ def test_elo_of_three_is_the_mean_of_their_pairs() -> None:
     ratings = Ratings({C: Rating(elo=1600.0)})
     ratings.rate([[A], [B], [C]], [0, 0, 2])
     against_c = 16 * (1 - 1 / 11)
-    assert [ratings[each].elo for each in (A, B)] == [pytest.approx(1200 + against_c / 2)] * 2
+    assert [ratings[member].elo for member in (A, B)] == [pytest.approx(1200 + against_c / 2)] * 2
     assert ratings[C].elo == pytest.approx(1600 - against_c)
 
 
@@ -112,7 +112,7 @@ def test_elo_is_neither_made_nor_lost(played: list[tuple[list[Member], tuple[int
     ratings = Ratings()
     for (a, b), ranks in played:
         ratings.rate([[a], [b]], ranks)
-    assert sum(ratings[each].elo for each in (A, B, C, D, E)) == pytest.approx(5 * FIRST_POINTS)
+    assert sum(ratings[member].elo for member in (A, B, C, D, E)) == pytest.approx(5 * FIRST_POINTS)
 
 
 @given(games, st.permutations([A, B, C, D, E]))
@@ -129,12 +129,12 @@ def test_relabelling_players_relabels_their_ratings(
 
 @given(games)
 def test_the_order_of_teams_in_a_game_changes_nothing(played: list[tuple[list[Member], tuple[int, int]]]) -> None:
-    one, other = Ratings(), Ratings()
+    ratings, other = Ratings(), Ratings()
     for (a, b), ranks in played:
-        one.rate([[a], [b]], ranks)
+        ratings.rate([[a], [b]], ranks)
         other.rate([[b], [a]], ranks[::-1])
     for member in (A, B, C, D, E):
-        assert one[member] == pytest.approx(other[member], rel=1e-9)
+        assert ratings[member] == pytest.approx(other[member], rel=1e-9)
 
 
 def test_the_order_of_games_without_a_common_member_changes_nothing() -> None:

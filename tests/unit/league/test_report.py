@@ -69,12 +69,12 @@ class Written:
     def play(self, first: int, count: int, result: str) -> None:
         """Plays games of the live player against the champion."""
         for number in range(first, first + count):
-            sessions = {each: self.league.assign(f"g{number}", f"g{number}-agent-{each}") for each in "xy"}
-            for each, member in sessions.items():
+            sessions = {seat: self.league.assign(f"g{number}", f"g{number}-agent-{seat}") for seat in "xy"}
+            for seat, member in sessions.items():
                 other = {"win": "loss", "loss": "win", "draw": "draw"}[result]
-                self.league.result(f"g{number}-agent-{each}", other if member.version else result)
-            for each in sessions:
-                self.league.ended(f"g{number}-agent-{each}", "stop")
+                self.league.result(f"g{number}-agent-{seat}", other if member.version else result)
+            for seat in sessions:
+                self.league.ended(f"g{number}-agent-{seat}", "stop")
 
 
 def new_league(uri: str, name: str = "league") -> Written:
@@ -89,12 +89,12 @@ def new_league(uri: str, name: str = "league") -> Written:
 @pytest.fixture
 def written(tracking_db: str, tmp_path: Path) -> Written:
     """A league whose champion is main:1, which main:2 has not played."""
-    made = new_league(tracking_db)
-    first = made.freeze(tmp_path / "files", 1.0, 1000)
-    assert made.league.crown(first).passed
-    made.play(0, 30, "win")
-    made.freeze(tmp_path / "files", 2.0, 2000)
-    return made
+    league = new_league(tracking_db)
+    first = league.freeze(tmp_path / "files", 1.0, 1000)
+    assert league.league.crown(first).passed
+    league.play(0, 30, "win")
+    league.freeze(tmp_path / "files", 2.0, 2000)
+    return league
 
 
 def finish(written: Written) -> None:
@@ -117,15 +117,15 @@ def test_a_league_is_shown_while_it_is_written(written: Written, command: Run) -
 
 def test_the_table_is_that_of_the_league(written: Written) -> None:
     rows = Books.read(written.trial).standings()
-    theirs = [row for row in written.league.standings() if row.member.player != "random"]  # it has never played
-    assert [(row.member, row.points, row.mu, row.sigma, row.elo, row.games, row.drawn) for row in rows] == theirs
+    expected = [row for row in written.league.standings() if row.member.player != "random"]  # it has never played
+    assert [(row.member, row.points, row.mu, row.sigma, row.elo, row.games, row.drawn) for row in rows] == expected
     for row in rows:
         assert (row.low, row.high) == written.league.ratings.interval(row.member)
 
 
 def test_versions_have_points_by_their_games_against_each_other_alone() -> None:
     first, second, alone, live = Member("main", 1), Member("main", 2), Member("main", 3), Member("main")
-    rated = Ratings({each: Rating() for each in (first, second, alone, live)})
+    rated = Ratings({member: Rating() for member in (first, second, alone, live)})
     between = {(first, second): Pair(wins=50, draws=20, losses=130)}
     books = Books(rated, {}, between, (), None, {})
     fitted = books.fitted()
@@ -141,30 +141,30 @@ def test_ratings_are_csv_or_json(written: Written, command: Run) -> None:
     text = command("league", "ratings", "four", "--tracking", written.trial.uri).stdout
     objects = json.loads(command("league", "ratings", "four", "--json", "--tracking", written.trial.uri).stdout)
     rows = list(csv.DictReader(text.splitlines()))
-    assert [row["member"] for row in rows] == [each["member"] for each in objects] == ["main", "main:2", "main:1"]
-    assert [float(row["points"]) for row in rows] == [each["points"] for each in objects]
+    assert [row["member"] for row in rows] == [row["member"] for row in objects] == ["main", "main:2", "main:1"]
+    assert [float(row["points"]) for row in rows] == [row["points"] for row in objects]
     assert [row["env_steps"] for row in rows] == ["", "2000", "1000"]
-    assert [each["env_steps"] for each in objects] == [None, 2000, 1000]
+    assert [row["env_steps"] for row in objects] == [None, 2000, 1000]
 
 
 def test_an_export_holds_all_that_the_books_do(written: Written, command: Run, tmp_path: Path) -> None:
     file = tmp_path / "league.json"
     assert command("league", "export", str(file), "--tracking", written.trial.uri).returncode == 0
-    found = json.loads(file.read_text())
-    assert (found["format"], found["project"], found["trial"]) == (1, "four", "league")
-    assert (found["champion"], found["run_id"]) == ("main:1", written.trial.run_id)
-    assert found["counters"] == written.league.counters()
-    assert found["payoff"] == [
+    exported = json.loads(file.read_text())
+    assert (exported["format"], exported["project"], exported["trial"]) == (1, "four", "league")
+    assert (exported["champion"], exported["run_id"]) == ("main:1", written.trial.run_id)
+    assert exported["counters"] == written.league.counters()
+    assert exported["payoff"] == [
         {"a": "main", "b": "main:1", "wins": 30, "draws": 0, "losses": 0, "win_rate": 1.0, "recent_win_rate": 1.0}
     ]
-    times = [snapshot.pop("time_s") for snapshot in found["snapshots"]]
-    assert times == [each.time_s for each in written.league.snapshots]
-    assert found["snapshots"] == [
+    times = [snapshot.pop("time_s") for snapshot in exported["snapshots"]]
+    assert times == [snapshot.time_s for snapshot in written.league.snapshots]
+    assert exported["snapshots"] == [
         {"member": "main:1", "digest": "digest of 1.0", "parent": None, "env_steps": 1000, "dropped": False},
         {"member": "main:2", "digest": "digest of 2.0", "parent": "main:1", "env_steps": 2000, "dropped": False},
     ]
-    assert len(found["ratings"]) == 3
-    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".league")] == []
+    assert len(exported["ratings"]) == 3
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".league")] == []
 
 
 def test_an_export_to_nowhere_is_one_line(written: Written, command: Run, tmp_path: Path) -> None:
@@ -200,13 +200,13 @@ def test_every_command_takes_the_league_with_the_newest_snapshot_or_that_of_a_tr
         """What the commands take; the pool that is served, by its oldest snapshot."""
         served = read_pool("four", uri, project="four", trial=trial).snapshots
         oldest = {"league": Member("main", 1), "second": Member("main", 3)}
-        found = {
+        names = {
             newest_league(uri, "four", trial).name,
             Opponents(job, uri, trial).league.name,
             *(name for name, first in oldest.items() if served[:1] == [first]),
         }
         shown = command("league", "show", "four", *(["--trial", trial] if trial else []), "--tracking", uri)
-        return found | {shown.stdout.split("'")[1]}
+        return names | {shown.stdout.split("'")[1]}
 
     second = new_league(uri, "second")
     assert newest() == {"league"}, "the second one has no snapshot yet"
@@ -292,13 +292,13 @@ def test_what_passes_the_gate_is_champion_in_the_registry_and_the_books(
     pair = written.league.payoff.pair(Member("main", 1), Member("main", 2))
     written.ledger.count_game("test", {(Member("main", 1), Member("main", 2)): pair}, {}, {}, {"counted": 1})
     finish(written)
-    for said, now in (
+    for verdict, now in (
         ("none of 1 past players beats it", "now; before it was none"),
         ("was the league's champion already", "already"),
     ):
         promoted = command("promote", "--league", reference, "--tracking", written.trial.uri)
         assert promoted.returncode == 0, promoted.stderr
-        assert said in promoted.stdout
+        assert verdict in promoted.stdout
         assert promoted.stdout.endswith(f"four version 2 is champion {now}\n")
         assert aliases("four", written.trial.uri) == {"champion": 2}
         assert Books.read(written.trial).champion == Member("main", 2)
@@ -375,14 +375,14 @@ def test_a_league_in_training_promotes_nobody(written: Written, command: Run) ->
 def test_what_is_no_snapshot_of_a_league_cannot_pass_its_gate(written: Written, command: Run, tmp_path: Path) -> None:
     register_files(Trial.open("four", "alone", written.trial.uri), tmp_path / "files", "four", 1, tags={})
     finish(written)
-    for reference, said in {
+    for reference, reason in {
         "models:/four/3": "version 3 of model 'four' is not a snapshot of a league",
         "main": "expected NAME:VERSION",
         "main:3": "main:3 is not a snapshot of the pool",
         "models:/four/9": "no version 9",
     }.items():
         refused = command("promote", "--league", reference, "--tracking", written.trial.uri)
-        assert (refused.returncode, said in refused.stderr) == (2, True), refused.stderr
+        assert (refused.returncode, reason in refused.stderr) == (2, True), refused.stderr
     assert command("promote", "--league", "main:1", "--to", "x", "--tracking", written.trial.uri).returncode == 2
 
 
@@ -394,12 +394,12 @@ def test_a_trial_records_the_leagues_options(tracking_db: str) -> None:
     trial.log_params(first)
     trial.log_params({**first, "league": config.model_dump(mode="json")})
     trial.log_params({"league": {"gate": {"min_games": 300}}})  # a resumed trial with another option
-    pool, found, job = recorded_league(trial)
+    pool, recorded, job = recorded_league(trial)
     assert pool == "four-model"
     assert job["value"] == {"kind": "model"}
-    assert found.gate == CONFIG.gate.model_copy(update={"min_games": 300})
+    assert recorded.gate == CONFIG.gate.model_copy(update={"min_games": 300})
     expected = {name: player.model_copy(update={"trainer": {}}) for name, player in config.players.items()}
-    assert found.players == expected
+    assert recorded.players == expected
     with pytest.raises(LeagueError, match="has no league options recorded"):
         recorded_league(Trial.open("four", "plain", tracking_db))
 

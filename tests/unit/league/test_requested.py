@@ -24,7 +24,7 @@ def test_expected_points_are_the_rating_and_the_neighbours_are_the_nearest() -> 
     rng = random.Random(1)
     for _ in range(300):
         pool = [Rated(Member("p", v + 1), float(rng.randrange(800, 1400, 20))) for v in range(rng.randrange(1, 12))]
-        low, high = min(each.points for each in pool), max(each.points for each in pool)
+        low, high = min(rated.points for rated in pool), max(rated.points for rated in pool)
         rating = rng.uniform(low, high)
         mix = mix_of(pool, rating)
         assert mix.limit == ""

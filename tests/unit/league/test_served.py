@@ -106,8 +106,8 @@ def test_a_start_gets_the_opponent_that_it_asks_for(serving: Serving, door: str)
         ({"rating": 1}, {"player": "main", "version": 1, "points": 900.0, "limit": "weakest"}),
         ({"rating": 1500.5}, {"player": "main", "version": 4, "points": 1500.0, "limit": "strongest"}),
     ]
-    for asked, expected in cases:
-        reply, (value, version) = start(serving, asked, door)
+    for request, expected in cases:
+        reply, (value, version) = start(serving, request, door)
         assert reply == {"opponent": expected}
         assert value == version == expected["version"], "the weights are those of the version that the reply names"
 
@@ -117,8 +117,8 @@ def test_the_protocols_examples_are_true(serving: Serving) -> None:
     block = page.partition("## Opponents and results")[2].partition("```json\n")[2].partition("```")[0]
     examples = json.loads(block)
     assert len(examples) == 4
-    for each in examples:
-        assert start(serving, each["start"]["opponent"])[0] == each["reply"]
+    for example in examples:
+        assert start(serving, example["start"]["opponent"])[0] == example["reply"]
 
 
 def test_who_asks_for_nothing_gets_the_alias_while_others_have_their_opponents(serving: Serving) -> None:
@@ -135,7 +135,7 @@ def test_who_asks_for_nothing_gets_the_alias_while_others_have_their_opponents(s
 @pytest.mark.parametrize("resident", [1, 2])
 def test_beside_the_champion_as_many_opponents_stay_in_memory_as_may(pool: Pool, folder: Path, resident: int) -> None:
     job = load(folder, league=True, engine="torch")
-    leagues = {name: of.model_copy(update={"resident": resident}) for name, of in job.leagues.items()}
+    leagues = {name: league.model_copy(update={"resident": resident}) for name, league in job.leagues.items()}
     with Serving(job.model_copy(update={"leagues": leagues}), pool.uri) as serving:
         for version in (1, 3, 4, 5, 6):
             assert start(serving, {"version": version}, "tcp")[1] == [version, version]
@@ -167,11 +167,11 @@ def test_what_cannot_be_is_refused_and_others_play_on(serving: Serving) -> None:
     ]
     with Client(serving.urls["tcp"]) as running:
         running.start(b'{"opponent": {"version": 3}}')
-        for asked, error, message in refused:
+        for request, error, message in refused:
             for door in ("http", "tcp"):
                 with Client(serving.urls[door]) as client:
                     with pytest.raises(error, match=message):
-                        client.start(json.dumps({"opponent": asked}), session="refused")
+                        client.start(json.dumps({"opponent": request}), session="refused")
                     assert client.start(b"{}", session="refused") == b"Game Started", "the id is free again"
                     client.stop()
             assert ticked(running) == [3.0, 3]
@@ -205,8 +205,8 @@ def test_without_the_books_the_tags_say_the_ratings(pool: Pool, job: JobConfig) 
     tag(PROJECT, 1, {POINTS_TAG: "812.5"}, pool.uri)
     tag(PROJECT, 4, {POINTS_TAG: "nan"}, pool.uri)
     with Serving(job, pool.uri) as serving:
-        found = {"player": "main", "version": 1, "points": 812.5}
-        assert start(serving, {"rating": 812.5})[0] == {"opponent": found}
+        opponent = {"player": "main", "version": 1, "points": 812.5}
+        assert start(serving, {"rating": 812.5})[0] == {"opponent": opponent}
         assert start(serving, {"version": 4})[0] == {"opponent": {"player": "main", "version": 4, "points": None}}
 
 
@@ -249,9 +249,9 @@ HEADERS: list[tuple[dict[str, Any], int]] = [
 def test_a_start_may_ask_in_a_header_and_then_its_body_is_the_games_own(
     levels: Path, serving: Serving, door: str
 ) -> None:
-    for asked, version in HEADERS:
+    for header, version in HEADERS:
         with Client(serving.urls[door]) as client:
-            reply = json.loads(client.start(b'"not an object"', opponent=asked))
+            reply = json.loads(client.start(b'"not an object"', opponent=header))
             assert reply["opponent"]["version"] == version
             assert ticked(client) == [version, version]
     refused: list[tuple[dict[str, Any], type[BrayxError], str]] = [
@@ -262,9 +262,9 @@ def test_a_start_may_ask_in_a_header_and_then_its_body_is_the_games_own(
         ({"version": 70}, VersionUnknown, "nearest is 6"),
         ({"level": "x" * 300}, HeaderTooLarge, "at most 256"),
     ]
-    for asked, error, message in refused:
+    for header, error, message in refused:
         with Client(serving.urls[door]) as client, pytest.raises(error, match=message):
-            client.start(opponent=asked)
+            client.start(opponent=header)
 
 
 def test_a_bare_websocket_asks_in_its_url(serving: Serving) -> None:
@@ -328,8 +328,8 @@ async def test_a_registry_that_hangs_holds_up_no_start_but_the_first(
 
     opponents = league.opponents(Services({"model": model}), run)
 
-    async def start(asked: dict[str, Any]) -> Any:
-        seated = await asyncio.wait_for(opponents.seat("session", asked), WAIT_S)
+    async def start(request: dict[str, Any]) -> Any:
+        seated = await asyncio.wait_for(opponents.seat("session", request), WAIT_S)
         assert seated is not None
         assert seated.reply is not None
         return seated.reply["opponent"]["version"]
@@ -353,10 +353,10 @@ async def test_a_read_that_hangs_takes_one_thread_however_many_start(
     league, model = served(pool, job)
     opponents = league.opponents(Services({"model": model}), asyncio.to_thread)
     assert isinstance(opponents, ServedOpponents)
-    read, answers, begun = opponents._read, threading.Event(), []
+    read, answers, threads = opponents._read, threading.Event(), []
 
     def hangs() -> ServedPool:
-        begun.append(threading.current_thread())
+        threads.append(threading.current_thread())
         answers.wait(WAIT_S)
         return read()
 
@@ -365,7 +365,7 @@ async def test_a_read_that_hangs_takes_one_thread_however_many_start(
         for _ in range(20):
             assert await opponents.seat("session", {"version": 6}) is not None
             await until_awaited(lambda: opponents._reading is None, "the read has timed out", WAIT_S)
-        assert len(begun) == 1
+        assert len(threads) == 1
     finally:
         answers.set()
     await asyncio.to_thread(pool.add, 7)
@@ -380,20 +380,20 @@ def test_a_player_whose_trial_was_removed_for_good_is_left_out_and_trials_are_re
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     MlflowClient(pool.uri)._tracking_client.store._hard_delete_run(pool.players["exploiter"].run_id)
-    asked: list[str] = []
+    run_ids: list[str] = []
     get_run = MlflowClient.get_run
 
     def counted(self: MlflowClient, run_id: str) -> Any:
-        asked.append(run_id)
+        run_ids.append(run_id)
         return get_run(self, run_id)
 
     monkeypatch.setattr(MlflowClient, "get_run", counted)
     for _ in range(3):
-        found = read_pool(PROJECT, pool.uri)
-        assert [member.label for member in found.snapshots] == ["main:1", "main:2", "main:4", "main:5"]
-        assert found.versions.keys() == set(range(1, 7))
+        served = read_pool(PROJECT, pool.uri)
+        assert [member.label for member in served.snapshots] == ["main:1", "main:2", "main:4", "main:5"]
+        assert served.versions.keys() == set(range(1, 7))
     players = [trial.run_id for trial in pool.players.values()]
-    assert sorted(run for run in asked if run in players) == sorted(players)
+    assert sorted(run for run in run_ids if run in players) == sorted(players)
 
 
 async def test_a_session_that_moves_keeps_its_opponent_and_how_late_it_sees(
@@ -409,7 +409,7 @@ async def test_a_session_that_moves_keeps_its_opponent_and_how_late_it_sees(
         return AgentActorFactory.of(job.actors["actor"], job.agents, job.folder, as_dict, services, opponents=opponents)
 
     async def ticks(actor: AgentActor, *seen: int) -> list[Any]:
-        return [json.loads(await actor.tick(json.dumps({"seen": each}).encode())) for each in seen]
+        return [json.loads(await actor.tick(json.dumps({"seen": observation}).encode())) for observation in seen]
 
     before, after = replica()(), replica()
     await before.start("moves", b'{"opponent": {"level": "easy"}}')
@@ -418,9 +418,9 @@ async def test_a_session_that_moves_keeps_its_opponent_and_how_late_it_sees(
     assert snapshot is not None
     changed = LEVELS.replace("version: 1, temperature: 4.0, delay: 2", "version: 4, temperature: 1.0, delay: 0")
     await asyncio.to_thread(levels.write_text, changed)
-    here, fresh = after(), after()
-    await here.restore("moves", snapshot)
-    assert await ticks(here, 2, 3) == [[1.0, 1, "train", 0.5, 0], [1.0, 1, "train", 0.5, 1]]
+    moved, fresh = after(), after()
+    await moved.restore("moves", snapshot)
+    assert await ticks(moved, 2, 3) == [[1.0, 1, "train", 0.5, 0], [1.0, 1, "train", 0.5, 1]]
     await fresh.start("starts", b'{"opponent": {"level": "easy"}}')
     assert await ticks(fresh, 7) == [[4.0, 4, "train", 2.0, 7]]
     await model.close()
@@ -434,8 +434,8 @@ def test_with_levels_a_rating_is_mixed_of_what_was_calibrated(levels: Path, serv
     ]
     for rating, expected in cases:
         assert start(serving, {"rating": rating})[0] == {"opponent": expected}
-    seen = {start(serving, {"rating": 975.0}, "tcp", f"g{i}")[0]["opponent"]["points"] for i in range(20)}
-    assert seen == {700.0, 1250.0}
+    points = {start(serving, {"rating": 975.0}, "tcp", f"g{i}")[0]["opponent"]["points"] for i in range(20)}
+    assert points == {700.0, 1250.0}
 
 
 def test_a_scripted_player_can_be_asked_for(serving: Serving) -> None:

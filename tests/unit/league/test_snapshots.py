@@ -49,34 +49,36 @@ def test_a_snapshot_is_due_for_a_reason(config: PlayerConfig, steps: int, win_ra
     st.none() | st.integers(1, 200),
     st.none() | st.floats(0.05, 0.95),
 )
-def test_it_is_due_where_the_rule_says(steps: int, win_rates: list[float], every: int | None, at: float | None) -> None:
-    config = player(snapshot_every=every, snapshot_at=at)
+def test_it_is_due_where_the_rule_says(
+    steps: int, win_rates: list[float], every: int | None, win_rate: float | None
+) -> None:
+    config = player(snapshot_every=every, snapshot_at=win_rate)
     least = 50_000 if every is None else max(1, every // 4)
-    wins = at is not None and (not win_rates or sum(win_rates) / len(win_rates) >= at)
+    wins = win_rate is not None and (not win_rates or sum(win_rates) / len(win_rates) >= win_rate)
     expected = (every is not None and steps >= every) or (wins and steps >= least)
     assert bool(due(config, steps, win_rates)) is expected
 
 
 def slow_drop(pool: list[Member], points: dict[Member, float], champion: Member | None, size: int) -> list[Member]:
     """Drops one at a time, as the rule is told."""
-    left = list(pool)
-    gone = []
+    members = list(pool)
+    dropped = []
     best = max(np.array([points[member] for member in pool]), default=0.0)
     strongest = next((member for member in pool if points[member] == best), None)
-    while len(left) > size:
+    while len(members) > size:
         free = [
             member
             for place, member in enumerate(pool)
-            if member in left
+            if member in members
             and member not in (champion, strongest)
             and any(later.player == member.player for later in pool[place + 1 :])
         ]
         if not free:
             break
         weakest = min(free, key=lambda member: (points[member], pool.index(member)))
-        left.remove(weakest)
-        gone.append(weakest)
-    return gone
+        members.remove(weakest)
+        dropped.append(weakest)
+    return dropped
 
 
 @given(

@@ -127,90 +127,90 @@ def host(tracking_db: str, tmp_path: Path) -> Iterator[Callable[[str], Host]]:
     with contextlib.ExitStack() as stack:
 
         def make(players: str) -> Host:
-            made = Host(tracking_db, players, tmp_path)
-            stack.callback(made.ledger.close)
-            stack.callback(made.clerk.trial.finish)
-            return made
+            league = Host(tracking_db, players, tmp_path)
+            stack.callback(league.ledger.close)
+            stack.callback(league.clerk.trial.finish)
+            return league
 
         yield make
 
 
 def test_the_league_finishes_if_the_last_main_player_that_learns_fails(host: Callable[[str], Host]) -> None:
-    made = host("{a: {role: main}, b: {role: main}}")
-    first, second = made.training.trainees["a"], made.training.trainees["b"]
+    league = host("{a: {role: main}, b: {role: main}}")
+    first, second = league.training.trainees["a"], league.training.trainees["b"]
     first.learner.running = False
-    made.training.look()
-    assert made.training.running
+    league.training.look()
+    assert league.training.running
     second.learner.running, second.learner.error = False, Diverged("loss is NaN")
-    made.training.look()
-    assert made.said == ["player 'b' is out, and the others have all their steps: loss is NaN"]
-    assert (made.training.wait(0.0), made.training.result(0.0)) == (True, "summary")
-    made.training.look()
-    made.training.close(finished=True)
+    league.training.look()
+    assert league.said == ["player 'b' is out, and the others have all their steps: loss is NaN"]
+    assert (league.training.wait(0.0), league.training.result(0.0)) == (True, "summary")
+    league.training.look()
+    league.training.close(finished=True)
     assert (first.status, second.status) == ("FINISHED", "FAILED")
 
 
 def test_the_league_fails_with_its_last_main_player(host: Callable[[str], Host]) -> None:
-    made = host("{a: {role: main}, b: {role: main}}")
-    for name, said in (("a", "loss is NaN"), ("b", "loss is infinite")):
-        learner = made.training.trainees[name].learner
-        learner.running, learner.error = False, Diverged(said)
+    league = host("{a: {role: main}, b: {role: main}}")
+    for name, reason in (("a", "loss is NaN"), ("b", "loss is infinite")):
+        learner = league.training.trainees[name].learner
+        learner.running, learner.error = False, Diverged(reason)
         if name == "a":
-            made.training.look()
-    assert made.said == ["player 'a' is out, the league continues: loss is NaN"]
+            league.training.look()
+    assert league.said == ["player 'a' is out, the league continues: loss is NaN"]
     with pytest.raises(Diverged, match="loss is infinite"):
-        made.training.look()
+        league.training.look()
 
 
 def test_an_exploiter_that_cannot_restart_is_out_and_the_league_goes_on(host: Callable[[str], Host]) -> None:
-    made = host("{main: {role: main}, x: {role: exploiter, of: main, snapshot_every: 150, restart: snapshot}}")
-    before = made.training.trainees["x"]
+    league = host("{main: {role: main}, x: {role: exploiter, of: main, snapshot_every: 150, restart: snapshot}}")
+    before = league.training.trainees["x"]
     before.learn(150)
-    made.fails.append(TrackingError("MLflow is away"))
-    made.training.look()
-    assert made.said == [
+    league.fails.append(TrackingError("MLflow is away"))
+    league.training.look()
+    assert league.said == [
         "x:1 joins the pool: 150 env steps since the last snapshot, snapshot_every is 150",
         "player 'x' is out, the league continues: MLflow is away",
     ]
     assert before.status == "FINISHED"
-    made.training.look()
-    assert list(made.training.trainees) == ["main"]
-    assert made.training.running
+    league.training.look()
+    assert list(league.training.trainees) == ["main"]
+    assert league.training.running
 
 
 def test_a_registry_that_fails_delays_a_snapshot_and_ends_nothing(
     host: Callable[[str], Host], tracking_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = host("{main: {role: main, snapshot_every: 150}}")
-    player = made.training.trainees["main"]
+    league = host("{main: {role: main, snapshot_every: 150}}")
+    player = league.training.trainees["main"]
     player.learn(150)
     with contextlib.closing(sqlite3.connect(tracking_db.removeprefix("sqlite:///"))) as database:
         full = "BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"
         database.execute(f"CREATE TRIGGER full BEFORE INSERT ON model_versions {full}")
         for _ in range(3):
-            made.training.look()
-        assert len(made.said) == 1
-        assert "retries every 10 s: cannot register weights of trial 'league' as 'higher'" in made.said[0]
+            league.training.look()
+        assert len(league.said) == 1
+        assert "retries every 10 s: cannot register weights of trial 'league' as 'higher'" in league.said[0]
         with pytest.raises(TrackingError, match="cannot register weights"):
-            made.training.register(made.said.append)
+            league.training.register(league.said.append)
         database.execute("DROP TRIGGER full")
-    made.training.look()
-    assert len(made.said) == 1, "it was tried just now"
-    monkeypatch.setattr(made.training, "_registry_at", 0.0)
-    made.training.look()
-    assert made.said[1] == "main:1 joins the pool: 150 env steps since the last snapshot, snapshot_every is 150"
+    league.training.look()
+    assert len(league.said) == 1, "it was tried just now"
+    monkeypatch.setattr(league.training, "_registry_at", 0.0)
+    league.training.look()
+    assert league.said[1] == "main:1 joins the pool: 150 env steps since the last snapshot, snapshot_every is 150"
 
 
 def test_a_registered_snapshot_is_built_from_what_is_registered(host: Callable[[str], Host], tracking_db: str) -> None:
-    made = host("{main: {role: main, snapshot_every: 150}}")
-    player, job = made.training.trainees["main"], JobConfig.load(JOB)
+    league = host("{main: {role: main, snapshot_every: 150}}")
+    player, job = league.training.trainees["main"], JobConfig.load(JOB)
     module, _ = build_model(job.folder, "league_parts", "model", {})
     weights = module_weights(module)
     player.learn(150)
     player.newest_weights = lambda: weights
-    made.training.look()
-    with stored_model("models:/higher/1", tracking_db) as found:
-        assert found.job().leagues["league"].players["main"].snapshot_every == 150
-        built, (example,) = found.build()
+    league.training.look()
+    with stored_model("models:/higher/1", tracking_db) as stored:
+        assert stored.job().leagues["league"].players["main"].snapshot_every == 150
+        built, (example,) = stored.build()
     assert example.shape == (2, 1)
     assert all(np.array_equal(array, weights[name]) for name, array in module_weights(built).items())

@@ -76,8 +76,8 @@ def test_an_own_metric_never_replaces_another_metrics_chart() -> None:
         recorder.add(name, value, kind=Kind.SUM)
     totals.merge(recorder.drain())
     shown = charted(totals.take_interval(), totals.sums, totals.own)
-    own = ("game/gold", "game/game/gold", "game/learner/loss", "game/learner/loss.x", "learner/loss", "game/kills")
-    assert [shown[name] for name in own] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    charts = ("game/gold", "game/game/gold", "game/learner/loss", "game/learner/loss.x", "learner/loss", "game/kills")
+    assert [shown[name] for name in charts] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     sums = dict(zip(names, range(6), strict=True))
     assert (
         sums_of(shown, [name for name in names if name not in METRICS]).items()

@@ -46,11 +46,11 @@ def test_add_all_equals_single_adds() -> None:
         2e-4,
         2e-4,
     ]
-    each, all_ = Recorder(), Recorder()
+    one_by_one, at_once = Recorder(), Recorder()
     for value in values:
-        each.add("tick_seconds", value)
-    all_.add_all("tick_seconds", values)
-    assert all_.drain() == each.drain()
+        one_by_one.add("tick_seconds", value)
+    at_once.add_all("tick_seconds", values)
+    assert at_once.drain() == one_by_one.drain()
 
 
 def test_a_weight_counts_as_that_many_samples() -> None:
@@ -124,14 +124,14 @@ def test_merged_parts_equal_one_recorder_in_any_order() -> None:
 
 
 def test_merging_does_not_share_cells() -> None:
-    source, one = Recorder(), Recorder()
+    source, first = Recorder(), Recorder()
     source.add("ticks", 1)
     part = source.drain()
-    one.merge(part)
-    one.add("ticks", 1)
-    two = Recorder()
-    two.merge(part)
-    assert two.summary() == {"ticks": 1}
+    first.merge(part)
+    first.add("ticks", 1)
+    second = Recorder()
+    second.merge(part)
+    assert second.summary() == {"ticks": 1}
 
 
 def test_drain_empties_the_recorder() -> None:

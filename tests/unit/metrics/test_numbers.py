@@ -10,9 +10,9 @@ from tests.waiting import until
 
 
 def test_samples_of_all_threads_are_in_the_numbers_and_are_kept_once():
-    kept = Recorder()
+    listener = Recorder()
     numbers = LocalNumbers({"env_steps": 100.0}, "env_steps")
-    numbers.listen(kept.merge)
+    numbers.listen(listener.merge)
 
     def work():
         for _ in range(500):
@@ -25,7 +25,7 @@ def test_samples_of_all_threads_are_in_the_numbers_and_are_kept_once():
     for thread in threads:
         thread.join()
     assert numbers.snapshot()["env_steps"] == 2100.0, "an interrupted trial's go on"
-    assert kept.summary()["env_steps"] == 2000.0
+    assert listener.summary()["env_steps"] == 2000.0
 
 
 def test_the_newest_numbers_are_a_moment_old_at_most():

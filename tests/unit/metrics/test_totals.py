@@ -68,10 +68,10 @@ class TestTotals:
         totals, way = Totals(), Recorder()
         for start in (0, 80):
             way.add_all("episode_return", [float(value) for value in range(start, start + 80)])
-            held = Recorder()
-            held.merge(way.drain())
-            held.add("episode_return", 1000.0, weight=2)
-            way.merge(held.drain())
+            games = Recorder()
+            games.merge(way.drain())
+            games.add("episode_return", 1000.0, weight=2)
+            way.merge(games.drain())
         totals.merge(way.drain())
         assert (
             totals.snapshot()["episode_return.last100"]

@@ -81,14 +81,14 @@ def test_a_trial_is_saved_interrupted_and_resumed(tmp_path, tracking_db, monkeyp
             clerk.save(checkpoint(tmp_path, number), number, {"episode_return": -float(number)})
         exchange, late = clerk._process.exchange, [4]
 
-        def exchange_late(verb, *rest):
+        def exchange_late(verb, *arguments):
             """A learner that is too slow for the interrupt saves while its trial's last metrics are written."""
             if verb == "write" and late:
                 clerk.save(checkpoint(tmp_path, 4), late.pop(), {"episode_return": -4.0})
             if verb == "finish":
                 with pytest.raises(TrackingError, match="too late"):
                     clerk.save(checkpoint(tmp_path, 5), 5, {})
-            return exchange(verb, *rest)
+            return exchange(verb, *arguments)
 
         with monkeypatch.context() as patch:
             patch.setattr(clerk._process, "exchange", exchange_late)
@@ -99,7 +99,7 @@ def test_a_trial_is_saved_interrupted_and_resumed(tmp_path, tracking_db, monkeyp
         clerk.end()
     assert trial.metrics()["replay/env_steps"] == 100
     assert trial.status == "KILLED"
-    assert [each.step for each in trial.checkpoints()] == [0, 3, 4]  # the best, and the newest two
+    assert [saved.step for saved in trial.checkpoints()] == [0, 3, 4]  # the best, and the newest two
     assert not list(tmp_path.glob("brayx-temporary-checkpoints-*"))
 
     assert may_resume(uri, "project", "name")
@@ -131,7 +131,7 @@ def test_nothing_waits_for_mlflow_to_start(tmp_path, tracking_db):
         clerk.settle()
         assert clerk.opened()
         trial = clerk.trial()
-        assert [each.step for each in trial.checkpoints()] == [4, 11]
+        assert [saved.step for saved in trial.checkpoints()] == [4, 11]
         assert int(np.load(trial.latest_checkpoint() / "weights.npz")["number"]) == 12
         assert trial.metrics()["replay/env_steps"] == 120
         assert clerk.totals() == {}, "of a trial that is not resumed"
@@ -168,9 +168,9 @@ def test_a_checkpoint_that_cannot_be_kept_costs_neither_the_next_nor_the_trials_
     clerk = Clerk("project", "name", tracking_db, {})
     try:
         trial = clerk.trial()
-        kept = Path(unquote(urlparse(MlflowClient(tracking_db).get_run(trial.run_id).info.artifact_uri).path))
-        kept.mkdir(parents=True, exist_ok=True)
-        in_the_way = kept / "checkpoints"
+        artifacts = Path(unquote(urlparse(MlflowClient(tracking_db).get_run(trial.run_id).info.artifact_uri).path))
+        artifacts.mkdir(parents=True, exist_ok=True)
+        in_the_way = artifacts / "checkpoints"
         in_the_way.write_text("where a folder should be")
         clerk.save(checkpoint(tmp_path, 1), 1, {"episode_return": 1.0})
         with pytest.raises(TrackingError):
@@ -179,8 +179,8 @@ def test_a_checkpoint_that_cannot_be_kept_costs_neither_the_next_nor_the_trials_
         in_the_way.unlink()
         clerk.save(checkpoint(tmp_path, 2), 2, {"episode_return": 1.0})
         clerk.settle()
-        assert [each.step for each in trial.checkpoints()] == [2]
-        in_the_way.rename(kept / "aside")
+        assert [saved.step for saved in trial.checkpoints()] == [2]
+        in_the_way.rename(artifacts / "aside")
         in_the_way.write_text("once more")
         clerk.save(checkpoint(tmp_path, 3), 3, {"episode_return": 1.0})
         with pytest.raises(TrackingError):
@@ -246,7 +246,7 @@ def test_a_killed_process_is_restarted_and_continues_the_same_runs(tmp_path, tra
     assert "was killed by SIGKILL (the system does this when memory runs out): it is restarted" in caplog.text
     assert [trial.status for trial in trials] == ["FINISHED"] * 3
     assert [trial.metrics()["replay/env_steps"] for trial in trials] == [110, 116, 112]
-    assert [[each.step for each in trial.checkpoints()] for trial in trials] == [[1, 2], [6, 7], [1, 2]]
+    assert [[saved.step for saved in trial.checkpoints()] for trial in trials] == [[1, 2], [6, 7], [1, 2]]
     assert len(MlflowClient(tracking_db).search_runs(["1"])) == 3
 
 

@@ -116,7 +116,7 @@ def test_trials_that_are_written_at_once_stay_apart(tmp_path, tracking_db):
         returns = [value for _, value in trial.history("return/mean")]
         assert returns
         assert all(100 * number <= value < 100 * number + 40 for value in returns)
-        assert [each.step for each in trial.checkpoints()] == ([30] if number == 0 else [20, 30])
+        assert [saved.step for saved in trial.checkpoints()] == ([30] if number == 0 else [20, 30])
         assert number_in(trial.latest_checkpoint()) == 100 * number + 30
         assert trial.tags()["number"] == str(number)
         assert trial.tags().get(PARENT_TAG) == (None if number == 0 else trials[0].run_id)
@@ -135,16 +135,16 @@ def test_a_killed_league_resumes_with_its_children(tmp_path, tracking_db):
             clerk.push(part(env_steps=10 * (number + 1)))
             clerk.save(checkpoint(tmp_path, number), number, {})
             clerk.settle()
-        begun = [clerk.trial() for clerk in (parent, *children)]
+        trials = [clerk.trial() for clerk in (parent, *children)]
         children[2].close("FINISHED")
         os.kill(parent._process.child.pid, signal.SIGKILL)  # with the job
-    assert [trial.status for trial in begun] == ["RUNNING", "RUNNING", "RUNNING", "FINISHED"]
+    assert [trial.status for trial in trials] == ["RUNNING", "RUNNING", "RUNNING", "FINISHED"]
 
     with league(tracking_db) as parent:
-        one, two, done, new = (parent.child(name, {}) for name in ("one", "two", "done", "new"))
-        assert [clerk.may_resume for clerk in (parent, one, two, done, new)] == [True, True, True, False, False]
-        for number, clerk in enumerate((parent, one, two)):
-            assert clerk.trial().run_id == begun[number].run_id
+        first, second, done, new = (parent.child(name, {}) for name in ("one", "two", "done", "new"))
+        assert [clerk.may_resume for clerk in (parent, first, second, done, new)] == [True, True, True, False, False]
+        for number, clerk in enumerate((parent, first, second)):
+            assert clerk.trial().run_id == trials[number].run_id
             assert clerk.trial().resumed
             assert number_in(clerk.latest()) == number
             assert clerk.totals()["env_steps"] == 10 * (number + 1)
@@ -152,20 +152,20 @@ def test_a_killed_league_resumes_with_its_children(tmp_path, tracking_db):
         for clerk in (done, new):
             assert not clerk.trial().resumed
             assert (clerk.latest(), clerk.totals()) == (None, {})
-        assert done.trial().run_id != begun[3].run_id, "a finished child starts anew"
+        assert done.trial().run_id != trials[3].run_id, "a finished child starts anew"
         parent.close("KILLED")
-    assert [trial.metrics()["replay/env_steps"] for trial in begun] == [11, 21, 31, 40]
-    assert [trial.status for trial in begun] == ["KILLED", "KILLED", "KILLED", "FINISHED"]
+    assert [trial.metrics()["replay/env_steps"] for trial in trials] == [11, 21, 31, 40]
+    assert [trial.status for trial in trials] == ["KILLED", "KILLED", "KILLED", "FINISHED"]
 
 
 @pytest.mark.usefixtures("shared_mlflow")
 def test_leagues_do_not_share_the_names_of_their_children(tmp_path, tracking_db):
     killed = {}
     for number, name in enumerate(("left", "right")):
-        of = Trial.open("project", name, tracking_db)
-        killed[name] = Trial.open("project", "main", tracking_db, parent=of)
+        league_trial = Trial.open("project", name, tracking_db)
+        killed[name] = Trial.open("project", "main", tracking_db, parent=league_trial)
         killed[name].save_checkpoint(checkpoint(tmp_path, number), 5)
-        for trial in (of, killed[name]):
+        for trial in (league_trial, killed[name]):
             trial.finish("KILLED")
     with league(tracking_db, "left") as parent:
         child = parent.child("main", {})
@@ -237,7 +237,7 @@ def test_what_fails_for_one_trial_does_not_affect_the_others(tmp_path, tracking_
         good.settle()
         for clerk in (parent, bad, good):
             clerk.check()
-        assert [each.step for each in good.trial().checkpoints()] == [0, 1]
+        assert [saved.step for saved in good.trial().checkpoints()] == [0, 1]
         trials = [clerk.trial() for clerk in (parent, bad, good)]
         with pytest.raises(TrackingError, match="cannot save a checkpoint of trial 'bad'"):
             parent.close("FINISHED")

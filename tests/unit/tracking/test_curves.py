@@ -14,14 +14,14 @@ from brayx.tracking.hub import Hub
 
 @pytest.fixture
 def trials(tracking_db):
-    made = []
+    opened = []
     for number, name in enumerate(["first", "second", "second"]):
         trial = Trial.open(f"project {number}", name, tracking_db)
         for step in (100, 200):
             trial.log_metrics({"return/last_100_games": step + number, "learner/seconds": step / 10}, step)
         trial.finish()
-        made.append(trial)
-    return made
+        opened.append(trial)
+    return opened
 
 
 def test_a_trial_is_found_by_id_and_by_name_the_newest(trials, caplog):

@@ -30,8 +30,8 @@ def test_the_newest_and_the_best_wait_and_others_are_deleted(tmp_path: Path) -> 
     assert len(list(pending.folder.iterdir())) == 3
     fails = [False, True, True, False]
 
-    def save(each: Pending) -> None:
-        tried.append(each.step)
+    def save(pending: Pending) -> None:
+        tried.append(pending.step)
         if fails.pop(0):
             raise TrackingError("down")
 
@@ -98,7 +98,7 @@ def test_save_never_waits_and_close_waits_for_the_last_checkpoint(tmp_path: Path
             keeper.save(checkpoint(tmp_path, step), step, {"episode_return": -abs(step - 5.0)})
         assert trial.checkpoints() == []
         slow.may_save.set()
-    assert [each.step for each in trial.checkpoints()] == [5, 18, 19]
+    assert [saved.step for saved in trial.checkpoints()] == [5, 18, 19]
     assert not lost
 
 

@@ -117,7 +117,7 @@ def test_the_graph_that_tensorboard_shows_is_the_onnx_files(tracking_db: str, tm
     assert len(names) == len(graph.node)
     assert all(all(name.split("/")) for name in names), "TensorBoard's page draws nothing if a part is empty"
     assert any(name.count("/") > 1 for name in names), "layers are a tree"
-    assert all(given in names for node in graph.node for given in node.input)
+    assert all(source in names for node in graph.node for source in node.input)
     (start,) = (node for node in graph.node if node.op == "Input")
     (shape,) = start.attr["_output_shapes"].list.shape
     assert [dim.size for dim in shape.dim] == [-1, 3]
@@ -143,14 +143,14 @@ def test_a_graph_that_gives_its_input_back_can_be_shown(tmp_path: Path) -> None:
 
 
 def test_a_chart_has_a_panel_for_each_distribution_and_draws_the_bars_where_they_are() -> None:
-    one = chart("actions", {"": Bars((0.0, 1.0, 2.0), (0.0, 5.0))})
-    assert one.shape == (200, 320, 3)
-    bar = np.all(one == (47, 111, 176), axis=2)
+    image = chart("actions", {"": Bars((0.0, 1.0, 2.0), (0.0, 5.0))})
+    assert image.shape == (200, 320, 3)
+    bar = np.all(image == (47, 111, 176), axis=2)
     assert not bar[:, :160].any()
     assert bar[100, 170:300].all()
     assert chart("weights", {str(index): BARS for index in range(6)}).shape == (400, 1280, 3)
     chart("constant", {"": Bars((1.0, 1.0), (2.0,))})
-    assert Image.fromarray(one).size == (320, 200)
+    assert Image.fromarray(image).size == (320, 200)
 
 
 def test_an_image_that_cannot_be_saved_is_an_error(tracking_db: str) -> None:

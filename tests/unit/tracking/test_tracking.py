@@ -128,8 +128,8 @@ class TestInitialise:
             read = (
                 "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('SELECT * FROM numbers').fetchall())"
             )
-            seen = subprocess.run([sys.executable, "-c", read, path], check=True, capture_output=True, text=True)
-            assert seen.stdout.strip() == "[(1,)]"
+            reader = subprocess.run([sys.executable, "-c", read, path], check=True, capture_output=True, text=True)
+            assert reader.stdout.strip() == "[(1,)]"
 
     def test_a_file_that_is_no_database_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "mlflow.db").write_text("this is not a database, it is a text " * 100)
@@ -312,8 +312,8 @@ class TestCheckpoints:
         assert Trial.open("project", "trial", tracking_db).run_id == trial.run_id
         assert trial.checkpoints() == [whole]
         assert text_of(trial.latest_checkpoint()) == "whole"
-        left = {path.parent.name for path in tmp_path.glob("mlartifacts/**/meta.json")}
-        assert left == {"000000000001", "other", *([] if dead and not copies else ["000000000002"])}
+        folders = {path.parent.name for path in tmp_path.glob("mlartifacts/**/meta.json")}
+        assert folders == {"000000000001", "other", *([] if dead and not copies else ["000000000002"])}
 
     def test_saving_the_same_step_again_replaces_it(self, tracking_db: str, tmp_path: Path) -> None:
         trial = Trial.open("project", "trial", tracking_db)
@@ -357,7 +357,7 @@ class TestCheckpoints:
     def test_the_previous_one_is_used_if_the_newest_has_lost_files(self, tracking_db: str, tmp_path: Path) -> None:
         trial = Trial.open("project", "trial", tracking_db)
         saved = [trial.save_checkpoint(folder_with(tmp_path, str(n)), n) for n in range(3)]
-        first, second, third = (next(tmp_path.glob(f"mlartifacts/**/{one.artifact_path}")) for one in saved)
+        first, second, third = (next(tmp_path.glob(f"mlartifacts/**/{entry.artifact_path}")) for entry in saved)
         shutil.rmtree(third)
         assert text_of(trial.latest_checkpoint()) == "1"
         (second / "weights.npz").unlink()
@@ -405,8 +405,8 @@ class TestCheckpoints:
             for name in names:
                 (tmp_path / name).write_text(text)
             trial.replace_files(tmp_path, names, "export/m-1")
-        kept = Path(download_artifacts(run_id=trial.run_id, artifact_path="export/m-1", tracking_uri=tracking_db))
-        assert {path.name: path.read_text() for path in kept.iterdir()} == {"model.onnx": "old", "report.json": "new"}
+        folder = Path(download_artifacts(run_id=trial.run_id, artifact_path="export/m-1", tracking_uri=tracking_db))
+        assert {path.name: path.read_text() for path in folder.iterdir()} == {"model.onnx": "old", "report.json": "new"}
         (warning,) = [record.message for record in caplog.records if record.name == "brayx.tracking.trial"]
         assert warning.startswith("export/m-1 of trial 'trial' overwrites what the store has there: ")
         assert warning.endswith("not allowed" if refused else "it deletes nothing")
@@ -585,8 +585,8 @@ class TestRegistry:
         client = MlflowClient(trial.uri)
         for _ in range(2, 21):
             client.create_model_version("cartpole", source=entry.source, run_id=trial.run_id)
-        for gone in (3, 4):
-            client.delete_model_version("cartpole", str(gone))
+        for deleted in (3, 4):
+            client.delete_model_version("cartpole", str(deleted))
         for version, nearest in ((99, 20), (3, 2), (4, 5)):
             with pytest.raises(ModelNotFound) as raised:
                 find(f"models:/cartpole/{version}", trial.uri)

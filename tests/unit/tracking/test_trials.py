@@ -15,13 +15,13 @@ ENDED = 2**22 + 1
 
 
 def test_a_trial_whose_process_was_killed_is_interrupted(tracking_db: str) -> None:
-    here, mine = socket.gethostname(), Trial.open("p", "mine", tracking_db)
-    owners = {"killed": f"{here}:{ENDED}:1", "used again": f"{here}:{os.getpid()}:1", "elsewhere": f"not-{here}:1:1"}
+    host, running = socket.gethostname(), Trial.open("p", "mine", tracking_db)
+    owners = {"killed": f"{host}:{ENDED}:1", "used again": f"{host}:{os.getpid()}:1", "elsewhere": f"not-{host}:1:1"}
     for name, owner in owners.items():
         Trial.open("p", name, tracking_db).set_tag("brayx.owner", owner)
     Trial.open("p", "done", tracking_db).finish()
     assert {row.name: row.status for row in trials(tracking_db)} == {
-        mine.name: "running",
+        running.name: "running",
         "killed": "interrupted",
         "used again": "interrupted",
         "elsewhere": "running",
