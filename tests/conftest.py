@@ -69,7 +69,8 @@ def _lines_of_one_test() -> None:
 def _interrupts_of_one_test() -> Iterator[None]:
     """Restores what Ctrl-C does. Otherwise a command that ran in this process ends it 8 s after an interrupt in a later
     test."""
-    hook, handlers = sys.unraisablehook, {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    hook = sys.unraisablehook
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     sys.unraisablehook = hook
     for number, handler in handlers.items():
@@ -83,10 +84,10 @@ def _modules_of_one_file() -> Iterator[None]:
     folder only: whether two files may use the same name must not depend on which of them share a worker."""
     path = list(sys.path)
     yield
-    added = [each for each in sys.path if each not in path]
+    added = [folder for folder in sys.path if folder not in path]
     # Packages extend the path too, such as Ray by what it brings along.
-    folders = [each for each in added if not Path(each).is_relative_to(sys.prefix)]
-    sys.path[:] = [*path, *(each for each in added if each not in folders)]
+    folders = [folder for folder in added if not Path(folder).is_relative_to(sys.prefix)]
+    sys.path[:] = [*path, *(folder for folder in added if folder not in folders)]
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file and any(Path(file).is_relative_to(folder) for folder in folders):

@@ -50,7 +50,7 @@ class Course:
 
 
 def _growth(samples: Sequence[tuple[float, int]], after_s: float) -> tuple[float, float] | None:
-    late = [(at, size) for at, size in samples if at >= after_s]
+    late = [(time_s, size) for time_s, size in samples if time_s >= after_s]
     if len(late) < _LEAST:
         return None
     times, sizes = np.array(late, float).T
@@ -93,7 +93,9 @@ class MemoryWatch:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stop.set()
         self._thread.join(30)
 
@@ -111,24 +113,24 @@ class MemoryWatch:
             share: of the mean memory that it may rise.
             descriptors: that the fitted line of a process may rise in the rest.
         """
-        found = []
+        growing = []
         for course in (*self.courses, self.together):
             grown = course.growth(warm_up_s)
             if grown is not None and grown[0] > max(mib * MIB, share * grown[1]):
-                found.append(f"{course.name}: +{grown[0] / MIB:.1f} MiB at {grown[1] / MIB:.0f} MiB")
-            held = course.descriptor_growth(warm_up_s)
-            if held is not None and held[0] > descriptors:
-                found.append(f"{course.name}: +{held[0]:.1f} descriptors at {held[1]:.0f}")
-        return found
+                growing.append(f"{course.name}: +{grown[0] / MIB:.1f} MiB at {grown[1] / MIB:.0f} MiB")
+            descriptors_grown = course.descriptor_growth(warm_up_s)
+            if descriptors_grown is not None and descriptors_grown[0] > descriptors:
+                growing.append(f"{course.name}: +{descriptors_grown[0]:.1f} descriptors at {descriptors_grown[1]:.0f}")
+        return growing
 
     def table(self, warm_up_s: float) -> str:
         """Everything watched with its mean and its growth, for people."""
         lines = []
         for course in (*self.courses, self.together):
-            grown, held = course.growth(warm_up_s), course.descriptor_growth(warm_up_s)
+            grown, descriptors = course.growth(warm_up_s), course.descriptor_growth(warm_up_s)
             if grown is not None:
-                of = "" if held is None else f"{held[1]:4.0f} {held[0]:+5.1f}"
-                lines.append(f"{grown[1] / MIB:8.1f} MiB {grown[0] / MIB:+7.2f} MiB {of:>10}  {course.name}")
+                shown = "" if descriptors is None else f"{descriptors[1]:4.0f} {descriptors[0]:+5.1f}"
+                lines.append(f"{grown[1] / MIB:8.1f} MiB {grown[0] / MIB:+7.2f} MiB {shown:>10}  {course.name}")
         return "\n".join(sorted(lines, reverse=True))
 
     def _run(self) -> None:
@@ -140,8 +142,8 @@ class MemoryWatch:
                     name = f"{process.pid} {' '.join(' '.join(process.cmdline()).split())[:200]}"
                     course = self._courses.setdefault(key, Course(name))
                     course.name = course.name if _IDLE in name else name
-                    sizes, at = process.memory_full_info(), time.monotonic() - self._began
-                    course.samples.append((at, sizes.uss))
-                    course.descriptors.append((at, process.num_fds()))
+                    sizes, elapsed_s = process.memory_full_info(), time.monotonic() - self._began
+                    course.samples.append((elapsed_s, sizes.uss))
+                    course.descriptors.append((elapsed_s, process.num_fds()))
                     together += _held(process.pid)
             self.together.samples.append((time.monotonic() - self._began, together))

@@ -113,18 +113,18 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
             await spec.pool.flush()
 
     # The version of the deployment may be outdated or deleted by now.
-    at = await spec.pool.look() if spec.pool is not None and spec.followed else None
+    aliases = await spec.pool.look() if spec.pool is not None and spec.followed else None
     models: dict[str, LocalModel | ModelClient] = {}
     for name, config in spec.models.items():
         if name in handles:
             models[name] = await _remote_model(config, handles[name], runtime)
         elif spec.league is None or name != spec.league.config.model:
-            models[name] = await _local_model(name, spec, at, runtime)
+            models[name] = await _local_model(name, spec, aliases, runtime)
     league, learners = await _league(spec, runtime)
     players = None if league is None else league.seats(await _snapshots(spec, league, runtime), models)
     if spec.league is not None:  # requests without a session use the first learner's
         models[spec.league.config.model] = next(iter(learners.values()))
-    following = runtime.follower = await _following(spec, models, at, runtime)
+    following = runtime.follower = await _following(spec, models, aliases, runtime)
     buffers: dict[str, Any] = {}
     for name, actor_name in spec.buffers.items():
         rollout = _normalising(spec.config)
@@ -152,10 +152,10 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
     )
 
     def versions() -> dict[str, int]:
-        found = {name: model.version for name, model in models.items()}
+        acting = {name: model.version for name, model in models.items()}
         if spec.league is not None:
-            found[spec.league.config.model] = min(model.version for model in learners.values())
-        return found
+            acting[spec.league.config.model] = min(model.version for model in learners.values())
+        return acting
 
     runtime.versions = versions
     runtime.describe = lambda: {
@@ -172,8 +172,8 @@ async def _league(spec: ActorSpec, runtime: ActorRuntime) -> tuple[LeagueInRepli
         return None, {}
     name, models = spec.league.config.model, {}
     for player, store in spec.league.stores.items():
-        own = dataclasses.replace(spec, weights={**spec.weights, name: WeightSource(store=store)})
-        models[player] = await _local_model(name, own, None, runtime)
+        player_spec = dataclasses.replace(spec, weights={**spec.weights, name: WeightSource(store=store)})
+        models[player] = await _local_model(name, player_spec, None, runtime)
     return LeagueInReplica(spec.league, spec.folder, models, runtime.recorder), models
 
 
@@ -212,13 +212,13 @@ class _Refused:
 
 
 async def _following(
-    spec: ActorSpec, models: Mapping[str, LocalModel | ModelClient], at: Aliases | None, runtime: ActorRuntime
+    spec: ActorSpec, models: Mapping[str, LocalModel | ModelClient], aliases: Aliases | None, runtime: ActorRuntime
 ) -> AliasFollower | None:
     """Follows the models that are served by an alias, if there are any."""
     if spec.pool is None or not spec.followed:
         return None
     following = AliasFollower(spec.pool, spec.followed, models)
-    await following.start(at)
+    await following.start(aliases)
     runtime.close.insert(0, following.stop)
 
     def check(check_others: Callable[[], None] = runtime.check) -> None:
@@ -252,14 +252,14 @@ async def _remote_model(config: ModelConfig, handle: Any, runtime: ActorRuntime)
     return model
 
 
-async def _local_model(name: str, spec: ActorSpec, at: Aliases | None, runtime: ActorRuntime) -> LocalModel:
+async def _local_model(name: str, spec: ActorSpec, aliases: Aliases | None, runtime: ActorRuntime) -> LocalModel:
     config, source = spec.models[name], spec.weights[name]
     module, example = acting_model(spec.folder, config.module, name, spec.config)
     if source.store:
         refuse_frozen(config.engine)
     named: tuple[int, Weights] | None = None
     if spec.pool is not None and source.followed is not None:
-        named = await initial_version(spec.pool, name, source.followed.alias, at, source.version)
+        named = await initial_version(spec.pool, name, source.followed.alias, aliases, source.version)
     deployed = source.checkpoint or None, source.tracking, source.version
     engine, version = await asyncio.to_thread(engine_from, config, module, example, *deployed, named)
     store = get_actor(source.store, WEIGHT_STORE) if source.store else None

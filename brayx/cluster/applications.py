@@ -115,6 +115,6 @@ def _why_not_running(name: str, what: str) -> str | None:
     messages = [deployment.message.strip() for deployment in application.deployments.values() if deployment.message]
     lines = [message.splitlines() for message in (*messages, application.message.strip()) if message]
     if application.status in _FAILED:  # a message is a traceback then, whose last line is the error
-        why = "; ".join(each[-1] for each in lines[: len(messages) or 1])
+        why = "; ".join(message[-1] for message in lines[: len(messages) or 1])
         raise StartupError(f"{what} did not start ({application.status.value}): {why}", name=name)
     return lines[0][0] if lines else application.status.value

@@ -156,9 +156,9 @@ class BufferActor:
                         self._buffer.push(rest)
                         rest = None
                     else:
-                        held = _parts(rest)
+                        before = _parts(rest)
                         rest = self._buffer.push_what_fits(rest)
-                        taken = held - _parts(rest)
+                        taken = before - _parts(rest)
                         part += taken
                         if rest is None:
                             break
@@ -352,13 +352,13 @@ class BufferActor:
         try:
             if self._store is None:
                 self._store = get_actor(self._weights, WEIGHT_STORE)
-            found = await asyncio.wait_for(self._store.newest.remote(), _STORE_ANSWER_S)
+            newest = await asyncio.wait_for(self._store.newest.remote(), _STORE_ANSWER_S)
         except (StartupError, TimeoutError, RayError) as error:
             self._store = None
             logger.warning("the weight store does not say which versions there are: %s", error)
             return
-        if found is not None:
-            self._buffer.published(found[0])
+        if newest is not None:
+            self._buffer.published(newest[0])
 
 
 def _parts(replay: Fragment | Columns | None) -> int:

@@ -187,7 +187,7 @@ def _haproxies() -> Iterator[tuple[psutil.Process, str]]:
     """HAProxy processes of Ray and the ids of their nodes: the folder of the configuration is named after the node."""
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        nodes = [found[1] for word in words if (found := re.search(r"/([0-9a-f]{56})/[^/]+$", word))]
+        nodes = [match[1] for word in words if (match := re.search(r"/([0-9a-f]{56})/[^/]+$", word))]
         if nodes and words[0].endswith("haproxy"):
             yield process, nodes[0]
 

@@ -441,10 +441,10 @@ class Directory:
     def _unassign(self, session: str) -> None:
         owner = self._owner_of.pop(session)
         self._leave_game(session)
-        held = self._sessions.get(owner)
-        if held is not None:
-            held.discard(session)
-            if not held and not self._alive(owner):
+        sessions = self._sessions.get(owner)
+        if sessions is not None:
+            sessions.discard(session)
+            if not sessions and not self._alive(owner):
                 self._sessions.pop(owner, None)
                 self._address.pop(owner, None)
                 self._seen.pop(owner, None)

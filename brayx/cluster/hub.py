@@ -78,8 +78,8 @@ def create_hub(
 
 def numbers_of(hub: Any, timeout_s: float = 2.0) -> tuple[dict[str, float], dict[str, str]] | None:
     """A hub's snapshot and notes; None while it is slow or being restarted."""
-    found = result_or(None, [hub.snapshot.remote(), hub.notes.remote()], timeout_s)
-    return None if found is None else (found[0], found[1])
+    reply = result_or(None, [hub.snapshot.remote(), hub.notes.remote()], timeout_s)
+    return None if reply is None else (reply[0], reply[1])
 
 
 def end_hub(hub: Any, client: HubClient, within: Callable[[float], float]) -> tuple[dict[str, float], dict[str, str]]:
@@ -99,8 +99,8 @@ def end_hub(hub: Any, client: HubClient, within: Callable[[float], float]) -> tu
 
 def take_requests(hub: Any, timeout_s: float = 2.0) -> list[tuple[str, Any]]:
     """Requests that `ask_job` has put into a hub since the last call, by key; none while the hub is slow."""
-    found: list[tuple[str, Any]] = result_or([], hub.take.remote(), timeout_s)
-    return found
+    requests: list[tuple[str, Any]] = result_or([], hub.take.remote(), timeout_s)
+    return requests
 
 
 def ask_job(hub: str, request: Any, timeout_s: float) -> Any:

@@ -107,8 +107,8 @@ def check_store_reachable(uri: str, in_process: bool, nodes: Iterable[Mapping[st
         ConfigError: the store is a file of this machine, and there are others.
     """
     alive = [node for node in nodes if node["Alive"]]
-    own = {node["NodeManagerAddress"] for node in alive if node["NodeID"] == here}
-    others = sorted({node["NodeManagerAddress"] for node in alive} - own)
+    own_addresses = {node["NodeManagerAddress"] for node in alive if node["NodeID"] == here}
+    others = sorted({node["NodeManagerAddress"] for node in alive} - own_addresses)
     if not in_process and others and (sqlite_path(uri) is not None or uri.startswith("file:")):
         raise ConfigError(
             f"{uri} is a file of this machine, and a learner on {others[0]} could not reach it: start `mlflow server "

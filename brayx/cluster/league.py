@@ -165,7 +165,7 @@ class RemoteLeague(RunningLeague):
     def call(self, method: str, *args: Any) -> Any:
         began = time.monotonic()
         try:
-            found = call_with_retry(getattr(self._actor, method), *args, timeout_s=self._timeout_s, what=THE_LEAGUE)
+            answer = call_with_retry(getattr(self._actor, method), *args, timeout_s=self._timeout_s, what=THE_LEAGUE)
         except DeadlineExceeded as error:
             if self._away_since is None:
                 self._away_since = began
@@ -178,4 +178,4 @@ class RemoteLeague(RunningLeague):
             self._away_since = None
             raise
         self._away_since = None
-        return found
+        return answer

@@ -105,8 +105,8 @@ class LeagueInReplica:
             weights: Weights = await self._league.weights.remote(version)
             return weights
 
-        found: Weights = await answer_with_retry(call, ANSWER_S, THE_LEAGUE)
-        return found
+        reply: Weights = await answer_with_retry(call, ANSWER_S, THE_LEAGUE)
+        return reply
 
     def seats(self, snapshots: LocalModel, others: Mapping[str, Any]) -> LeagueSeats:
         """Gives sessions their players. The players' buffers are opened with the first draw, which names them.
@@ -295,8 +295,8 @@ class EndedGames:
 
         while True:
             try:
-                found: Finished = await answer_with_retry(call, self._timeout_s, THE_LEAGUE)
-                return found
+                reply: Finished = await answer_with_retry(call, self._timeout_s, THE_LEAGUE)
+                return reply
             except DeadlineExceeded as error:
                 log.warning("game %s is not counted yet: %s", game.id, error.message)
 

@@ -70,7 +70,7 @@ class RayLeagueTraining:
         )
         clerk = InProcessClerk(trial)
         with contextlib.closing(Ledger(books)) as ledger:
-            pool = [each.member for each in ledger.snapshots() if not each.dropped]
+            pool = [snapshot.member for snapshot in ledger.snapshots() if not snapshot.dropped]
             meet_champion(job, ledger, files, clerk, module, say)
         fetch_snapshots(job, pool, files, clerk, module)
         self._made: list[RayTrainee] = []
@@ -96,10 +96,10 @@ class RayLeagueTraining:
 
     def trainee(self, player: str) -> RayTrainee:
         """See `LeagueHost.trainee`."""
-        own = job_of(self._job, self._name, player)
+        learner_job = job_of(self._job, self._name, player)
         trial = Trial.open(self._job.project, player, self.trial.uri, resume=True, parent=self.trial)
-        trial.log_params({"player": player, **own.as_dict()})
-        made = RayTrainee(own, self._layout, trial, store=self._stores[player], part_of=self.names["hub"])
+        trial.log_params({"player": player, **learner_job.as_dict()})
+        made = RayTrainee(learner_job, self._layout, trial, store=self._stores[player], part_of=self.names["hub"])
         self._made.append(made)
         return made
 

@@ -111,9 +111,9 @@ class TrialNumbers(HubClient):
 class CheckpointKeeper:
     """`loop.Keeper` over a trial: its newest checkpoints and its best."""
 
-    def __init__(self, trial: Trial, kept: int) -> None:
+    def __init__(self, trial: Trial, checkpoints_kept: int) -> None:
         self._trial = trial
-        self._kept = kept
+        self._kept = checkpoints_kept
 
     def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
         """Copies ``folder`` into the trial, then prunes."""
@@ -167,11 +167,11 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks, numbers: Trial
     batches.holds = ranks.size == 1 and not spec.config.prefetch
     batches.readers = ranks.size
     evaluated = {name: _acknowledged(actor) for name, actor in spec.eval_buffers.items()}
-    kept = spec.config.checkpoints_kept
+    checkpoints_kept = spec.config.checkpoints_kept
     failed = functools.partial(numbers.add, "checkpoints_failed", 1)
     try:
         measured = [Shards.find(actor) for actor in spec.eval_buffers.values()]
-        with BackgroundKeeper(CheckpointKeeper(spec.trial, kept), kept, failed) as keeper:
+        with BackgroundKeeper(CheckpointKeeper(spec.trial, checkpoints_kept), checkpoints_kept, failed) as keeper:
             summary = LearnerLoop(
                 spec.config,
                 module,
@@ -340,12 +340,12 @@ class Learner(LearnerThread):
         """A few words about its state, for display."""
         if not self.running:
             return "has ended"
-        found = None
+        newest = None
         with contextlib.suppress(StartupError):
             store = get_actor(self._spec.weight_store, WEIGHT_STORE)
-            found = result_or(None, store.newest.remote(), 5.0)
-        if found is not None:
-            return f"has published weights, version {found[0]}"
+            newest = result_or(None, store.newest.remote(), 5.0)
+        if newest is not None:
+            return f"has published weights, version {newest[0]}"
         config = self._spec.config
         if config.in_process:
             return "has published no weights yet"
@@ -384,5 +384,5 @@ def _inside(error: BaseException) -> Iterator[BaseException]:
 def _wrapped(error: BaseException) -> list[BaseException]:
     """The errors inside an error of Ray or Ray Train."""
     failures: Mapping[int, BaseException] = getattr(error, "worker_failures", None) or {}
-    found = [*failures.values(), getattr(error, "controller_failure", None), getattr(error, "cause", None)]
-    return [each for each in found if isinstance(each, BaseException)]
+    errors = [*failures.values(), getattr(error, "controller_failure", None), getattr(error, "cause", None)]
+    return [wrapped for wrapped in errors if isinstance(wrapped, BaseException)]

@@ -176,12 +176,12 @@ class _DirectoryActor(Directory):
             warnings.simplefilter("ignore")
             restarted = ray.get_runtime_context().was_current_actor_reconstructed
         store = renewals(name)
-        found = store.read_all()
+        renewed = store.read_all()
         if not restarted:
-            for owner in found:
+            for owner in renewed:
                 store.put(owner, None)
-            found = {}
-        super().__init__(recovery_s=RECOVERY_S if restarted else 0.0, renewed=found, write=store.write)
+            renewed = {}
+        super().__init__(recovery_s=RECOVERY_S if restarted else 0.0, renewed=renewed, write=store.write)
 
     def interface(self) -> int:
         """See `INTERFACE`."""
@@ -213,10 +213,10 @@ async def check_directory(name: str, directory: Any) -> None:
         StartupError: it has another interface.
     """
     # A handle has the methods of the class that the actor was created from.
-    found = await directory.interface.remote() if hasattr(directory, "interface") else 1
-    if found != INTERFACE:
+    interface = await directory.interface.remote() if hasattr(directory, "interface") else 1
+    if interface != INTERFACE:
         raise StartupError(
-            f"the session directory {name!r} was started by another version of brayx (its interface is {found}, "
+            f"the session directory {name!r} was started by another version of brayx (its interface is {interface}, "
             f"expected {INTERFACE}): delete the application, end the directory with brayx.cluster.directory."
             f"stop_directory({name!r}) in a process connected to this Ray cluster, and deploy again",
             name=name,

@@ -106,11 +106,11 @@ class ModelReplica:
         self._store: StoreHandle | None = None
         self._subscriber: WeightSubscriber | AliasFollower | None = None
 
-    async def start(self, at: Aliases | None = None) -> None:
+    async def start(self, aliases: Aliases | None = None) -> None:
         """Loads the newest weights of the store, if it holds any, and follows it from then on.
 
         Args:
-            at: current versions of the aliases, for a model that follows one.
+            aliases: current versions of the aliases, for a model that follows one.
 
         Raises:
             StartupError: the store does not exist, or its published weights cannot be read.
@@ -122,7 +122,7 @@ class ModelReplica:
             await subscriber.start_abreast()
         elif self._pool is not None and followed is not None:
             self._subscriber = follows = AliasFollower(self._pool, {name: followed}, {name: self.model})
-            await follows.start(at)
+            await follows.start(aliases)
 
     async def forward(
         self, columns: Sequence[np.ndarray], version: int | None = None, deadline_s: float | None = None
@@ -202,14 +202,14 @@ class _ServedModel(ModelReplica, ModelDoor):
     async def __init__(  # type: ignore[misc]
         self, build: BuildModel, config: ModelConfig, source: WeightSource, name: str, pool: PoolClient | None, hub: str
     ) -> None:
-        at, preferred = None, None
+        aliases, preferred = None, None
         if pool is not None and source.followed is not None:
             # The version it was deployed with may be old by now, or deleted.
-            at = await pool.look()
-            preferred = await initial_version(pool, name, source.followed.alias, at, source.version)
+            aliases = await pool.look()
+            preferred = await initial_version(pool, name, source.followed.alias, aliases, source.version)
         is_local = await serve_is_on_loopback()
         super().__init__(build, config, source, name, pool, hub, preferred=preferred, is_local=is_local)
-        await self.start(at)
+        await self.start(aliases)
         warn_if_open(logging.getLogger("ray.serve"))
         limit_others()
         here = serve.get_replica_context()

@@ -231,7 +231,7 @@ def named_lock(name: str, until: float) -> Iterator[None]:
     lock = named_actor(_Lock, f"lock/{name}", max_restarts=0, get_if_exists=False)
     while True:
         try:
-            held = lock.remote()
+            holder = lock.remote()
             break
         except ActorAlreadyExistsError as error:
             if time.monotonic() > until:
@@ -242,4 +242,4 @@ def named_lock(name: str, until: float) -> Iterator[None]:
     try:
         yield
     finally:
-        ray.kill(held)
+        ray.kill(holder)

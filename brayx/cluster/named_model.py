@@ -203,12 +203,12 @@ def _on_device(module: torch.nn.Module, device: str) -> None:
     """Moves the tensors of the state dict in place, without their values; shared tensors stay shared."""
     import torch
 
-    kept = set(module.state_dict())
+    names = set(module.state_dict())
     moved: dict[int, Any] = {}
     for prefix, part in module.named_modules(remove_duplicate=False):
         for tensors in (part._parameters, part._buffers):
             for name, tensor in tensors.items():
-                if tensor is None or (f"{prefix}.{name}" if prefix else name) not in kept:
+                if tensor is None or (f"{prefix}.{name}" if prefix else name) not in names:
                     continue
                 if id(tensor) not in moved:
                     empty: torch.Tensor = torch.empty_like(tensor.detach(), device=device)
@@ -267,13 +267,13 @@ def _build_in_replica(name: str) -> tuple[torch.nn.Module, tuple[NestedArray, ..
     """The module with the newest weights; raises while there are none, so that Serve retries."""
     store = get_actor(f"model/{name}", WEIGHT_STORE)
     recipe: Recipe = recipe_of(store, ANSWER_S)
-    found = call_with_retry(store.newest)
-    if found is None and recipe.trial is not None:
+    newest = call_with_retry(store.newest)
+    if newest is None and recipe.trial is not None:
         weights = _from_checkpoint(store, recipe.trial)
-    elif found is None:
+    elif newest is None:
         raise StartupError(f"the weight store of model {name!r} holds nothing yet", name=name)
     else:
-        weights = taken(found[2][0])
+        weights = taken(newest[2][0])
     return recipe.module(weights), recipe.example_args
 
 
@@ -298,16 +298,16 @@ def deployed(name: str, timeout_s: float) -> Any:
             time.sleep(0.2)
 
 
-def remove(name: str, of: Any = None) -> None:
+def remove(name: str, expected: Any = None) -> None:
     """Ends the model of that name, if it runs: its replicas, weights and name. Then its trial can be resumed.
 
     Args:
         name: name of the model.
-        of: weight store of the model, so that a newer model of that name, with another store, is not ended. None: end
-            any.
+        expected: weight store of the model, so that a newer model of that name, with another store, is not ended. None:
+            end any.
     """
     store = find(name)
-    if store is None or (of is not None and store != of):
+    if store is None or (expected is not None and store != expected):
         return
     try:
         trial = recipe_of(store, ANSWER_S).trial
@@ -399,15 +399,15 @@ def first_weights(name: str, store: Any, trial: Trial | None) -> tuple[int, Weig
     """
     deadline, longest_s = time.monotonic() + ANSWER_S, AGAIN_S
     while True:
-        found = call_with_retry(store.wait_newer, 0, _GIVEN_BACK_S, timeout_s=2 * ANSWER_S)
-        if not isinstance(found, tuple):
+        newest = call_with_retry(store.wait_newer, 0, _GIVEN_BACK_S, timeout_s=2 * ANSWER_S)
+        if not isinstance(newest, tuple):
             if time.monotonic() > deadline:
                 raise StartupError(f"the weight store of model {name!r} holds nothing; {_ANEW}", name=name)
             # A store that never had weights is about to get its first.
             if trial is not None and call_with_retry(store.standing)[0] and trial.checkpoints():
                 _from_checkpoint(store, trial)
             continue
-        version, _, [reference] = found
+        version, _, [reference] = newest
         try:
             return version, taken(reference, longest_s)
         except (ModelError, DeadlineExceeded):  # lost with a killed store, which will get these or newer ones back

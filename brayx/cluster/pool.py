@@ -72,10 +72,10 @@ class _PoolActor:
         return [self._kept[key]]
 
     async def _fetched(self, key: tuple[str, int]) -> Any:
-        kept = self._kept[key] = ray.put(await self._pool.weights(*key))
+        reference = self._kept[key] = ray.put(await self._pool.weights(*key))
         while len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
-        return kept
+        return reference
 
     async def run(self, function: Callable[[], Any]) -> Any:
         self._start()
@@ -139,8 +139,10 @@ class PoolClient:
         self._made_of = (uri, project, dict(followed), alone_s)
         self.models = frozenset(followed)
         # Replicas choose the share of the canary, not the pool: a larger share starts no new runs of results.
-        of = sorted((model, one.name, one.alias, one.canary, one.every_s) for model, one in followed.items())
-        made_of = repr((uri, project, of, alone_s)).encode()
+        aliases = sorted(
+            (model, target.name, target.alias, target.canary, target.every_s) for model, target in followed.items()
+        )
+        made_of = repr((uri, project, aliases, alone_s)).encode()
         self.actor = f"{actor}/{hashlib.blake2b(made_of, digest_size=8).hexdigest()}"
 
     @property
@@ -166,9 +168,9 @@ class PoolClient:
         """
         if not ray.is_initialized():
             raise ModelError(f"pool {self.actor!r} is not there: Ray is not running")
-        found = find_actor(self.actor)
-        if found is not None:
-            return found
+        actor = find_actor(self.actor)
+        if actor is not None:
+            return actor
         options = {"lifetime": "detached", "max_restarts": 0, "max_concurrency": 10_000}
         return named_actor(_PoolActor, self.actor, **options).remote(*self._made_of)
 
@@ -179,8 +181,8 @@ class PoolClient:
             DeadlineExceeded, ModelError: the pool does not answer, or failed.
         """
         longest_s, call = timeout_s + _MARGIN_S, functools.partial(self._call, "newer", than, timeout_s)
-        found: Aliases | None = await answer_with_retry(call, longest_s, f"pool {self.actor!r}", finds_actor=True)
-        return found
+        aliases: Aliases | None = await answer_with_retry(call, longest_s, f"pool {self.actor!r}", finds_actor=True)
+        return aliases
 
     async def look(self, timeout_s: float = _FIRST_LOOK_S) -> Aliases | None:
         """The versions of the aliases; None if the registry was not read within ``timeout_s``."""
@@ -219,8 +221,8 @@ class PoolClient:
             DeadlineExceeded, ModelError: the pool does not answer, or failed.
         """
         call = functools.partial(self._call, "run", function)
-        found: _Result = await answer_with_retry(call, timeout_s, f"pool {self.actor!r}", finds_actor=True)
-        return found
+        result: _Result = await answer_with_retry(call, timeout_s, f"pool {self.actor!r}", finds_actor=True)
+        return result
 
     async def _call(self, method: str, *args: Any) -> Any:
         """Looks the actor up for each call, since an idle one may have just ended."""

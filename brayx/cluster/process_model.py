@@ -131,9 +131,9 @@ def process_model(name: str, store: Any, recipe: Recipe, timeout_s: float, handl
         StartupError: the deployment did not start in time.
     """
     key = recipe.token, _connection()
-    found = _known.get(key)
-    if found is not None and found.join(handle):
-        return found
+    known = _known.get(key)
+    if known is not None and known.join(handle):
+        return known
     # Without a lock, since it takes seconds: two threads that arrive at once each make one.
     made = _known[key] = ProcessModel(name, store, recipe, timeout_s)
     made.join(handle)

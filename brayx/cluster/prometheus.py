@@ -94,7 +94,7 @@ _DECLARED: dict[str, tuple[Declared, ...]] = {
     **{metric.name: _declare(metric, ("metric", "label")) for metric in _OWN.values()},
 }
 
-EXPORTED: dict[str, Declared] = {declared.name: declared for each in _DECLARED.values() for declared in each}
+EXPORTED: dict[str, Declared] = {declared.name: declared for group in _DECLARED.values() for declared in group}
 """All metrics that can be exported, by name; Ray adds the prefix ``ray_``, and ``_total`` to counters."""
 
 
@@ -122,7 +122,7 @@ class Fold:
 
     def points(self, part: tuple[Part, Mapping[str, Metric]]) -> Iterator[MetricUpdate]:
         """The points of one part; skips sums that fell and values that are not numbers."""
-        cells, own = part
+        cells, metrics = part
         dropped = 0.0
         for (name, label), cell in cells.items():
             if cell.count <= 0:
@@ -130,7 +130,7 @@ class Fold:
             if not self._has_room(name, label):
                 dropped += cell.count
                 continue
-            metric = METRICS.get(name) or own.get(name) or Metric(name, "", Kind.MEAN, "")
+            metric = METRICS.get(name) or metrics.get(name) or Metric(name, "", Kind.MEAN, "")
             tags = {"label": _clean(label)}
             if name not in METRICS:
                 tags["metric"] = _clean(name)

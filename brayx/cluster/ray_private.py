@@ -79,16 +79,16 @@ class KeyValueStore:
         """
         from ray.experimental.internal_kv import _internal_kv_get
 
-        found = _internal_kv_get(self._prefix + key.encode(), namespace=self._namespace)
-        return json.loads(found) if found else None
+        stored = _internal_kv_get(self._prefix + key.encode(), namespace=self._namespace)
+        return json.loads(stored) if stored else None
 
     def read_all(self) -> dict[str, Any]:
         """All values by key; errors as `read`."""
         from ray.experimental.internal_kv import _internal_kv_list
 
         keys = _internal_kv_list(self._prefix, namespace=self._namespace)
-        found = {key: self.read(key) for key in (key.removeprefix(self._prefix).decode() for key in keys)}
-        return {key: value for key, value in found.items() if value}
+        values = {key: self.read(key) for key in (key.removeprefix(self._prefix).decode() for key in keys)}
+        return {key: value for key, value in values.items() if value}
 
     def put(self, key: str, value: Any) -> None:
         """As `write`, at once and in this thread; errors as `read`."""
@@ -125,8 +125,8 @@ def address_of_ray(address: str | None) -> str | None:
     """``host:port`` that ``ray.init`` would join for an address; None: it would start a new cluster."""
     from ray._private.services import canonicalize_bootstrap_address
 
-    found: str | None = canonicalize_bootstrap_address(address)  # type: ignore[arg-type]  # None is allowed
-    return found
+    bootstrap: str | None = canonicalize_bootstrap_address(address)  # type: ignore[arg-type]  # None is allowed
+    return bootstrap
 
 
 def address_file() -> Path:
@@ -214,7 +214,7 @@ def serve_route(controller: Any, application: str, timeout_s: float) -> str | No
     import ray
 
     endpoints: Any = ray.get(controller.get_all_endpoints.remote(), timeout=timeout_s)
-    return next((each["route"] for name, each in endpoints.items() if name.app_name == application), None)
+    return next((endpoint["route"] for name, endpoint in endpoints.items() if name.app_name == application), None)
 
 
 def calls_to_proxies(controller: Any, timeout_s: float) -> list[Any]:

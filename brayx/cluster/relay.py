@@ -158,9 +158,9 @@ class Relay:
     async def _pack(self) -> None:
         wanted = self._version
         try:
-            found = await self._newest()
-            if found is not None:
-                version, step, weights = found
+            newest = await self._newest()
+            if newest is not None:
+                version, step, weights = newest
                 self._hold((version, step, await asyncio.to_thread(_sealed, weights)))
         except Exception:
             _log.exception("version %d could not be relayed", wanted)

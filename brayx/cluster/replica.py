@@ -99,13 +99,13 @@ async def _is_going(application: str) -> bool:
     """Whether Serve is deleting the application with all its replicas; False if Serve does not answer."""
     try:
         async with asyncio.timeout(_STATUS_S):
-            of = (await asyncio.to_thread(serve.status)).applications.get(application)
+            overview = (await asyncio.to_thread(serve.status)).applications.get(application)
     except Exception as error:  # the controller does not answer; Ray documents only some of its errors
         logger.warning(
             "Serve did not say whether the application is being deleted: %s: %s", type(error).__name__, error
         )
         return False
-    return of is None or of.status == ApplicationStatus.DELETING
+    return overview is None or overview.status == ApplicationStatus.DELETING
 
 
 @dataclass
@@ -152,10 +152,10 @@ class ActorReplica(GrpcDoor, ActorService):
     ) -> None:
         keys = self._keys = Keys.configured(config.keys_file) if requires_keys else None
         runtime = self._replica = await build(handles)
-        found = create_directory(directory)
-        await check_directory(directory, found)
+        directory_actor = create_directory(directory)
+        await check_directory(directory, directory_actor)
         is_local = await _on_loopback(config)
-        self._assemble(runtime, config, directory, found, keys, runtime.follower, runtime.drawing, is_local)
+        self._assemble(runtime, config, directory, directory_actor, keys, runtime.follower, runtime.drawing, is_local)
         await self._member.agree(fresh=True)
         try:
             self._member.address = await self._peer_doors.open()  # first: connections' names contain it

@@ -105,10 +105,10 @@ class Routing(Ownership):
     async def disconnect(self, session: str, holder: str, for_good: bool) -> None:
         """Reports to a session's owner that the session's connection to this replica has ended."""
         try:
-            found = await self._member.ask("locate", session)
-            if isinstance(found, Location) and found.owner != self._member.owner:
+            location = await self._member.ask("locate", session)
+            if isinstance(location, Location) and location.owner != self._member.owner:
                 left = StepRequest(StepKind.STOP, session, b"1" if for_good else b"", holder=holder)
-                await self._member.peers.tell(found.address, LEFT_PREFIX, left)
+                await self._member.peers.tell(location.address, LEFT_PREFIX, left)
         except BrayxError as error:
             logger.info("session %s: could not tell its owner that the connection broke: %s", session, error)
 
@@ -147,19 +147,19 @@ class Routing(Ownership):
     async def _elsewhere(self, request: StepRequest, reply: Reply, *, again: bool = False) -> None:
         """Finds the replica of a session that is not here, and gets the request answered there."""
         known = self._known.pop(request.session, None)
-        found = await self._locate(request) if known is None else known
-        if isinstance(found, SessionSnapshot):
-            self.table.resume(request.session, found, request, reply)
-        elif found is None or found.owner == self._member.owner:
+        location = await self._locate(request) if known is None else known
+        if isinstance(location, SessionSnapshot):
+            self.table.resume(request.session, location, request, reply)
+        elif location is None or location.owner == self._member.owner:
             self.table.submit(request, reply)
         else:
             began = time.perf_counter()
-            answer = await self._forward(found, request)
+            answer = await self._forward(location, request)
             if not isinstance(answer, BrayxError):
                 self._recorder.add("ticks_forwarded", 1.0)
                 self._recorder.add("forwarded_seconds", time.perf_counter() - began)
-                if request.kind is StepKind.TICK and self._member.peers.knows(found.address):
-                    self._remember(request.session, found)
+                if request.kind is StepKind.TICK and self._member.peers.knows(location.address):
+                    self._remember(request.session, location)
             if not again and isinstance(answer, BrayxError) and _has_left(answer):
                 await self._elsewhere(request, reply, again=True)  # the directory has the new owner, or the error
             else:
@@ -179,13 +179,13 @@ class Routing(Ownership):
         table = self.table
         taker = "" if table.is_shut or table.is_ending(request.session) else self._member.owner
         try:
-            found: Location | SessionSnapshot | None = await self._member.ask("locate", request.session, taker)
+            location: Location | SessionSnapshot | None = await self._member.ask("locate", request.session, taker)
         except SessionLost:
             if not may_be_repeat(request):
                 with contextlib.suppress(Overloaded):  # the client gets the loss in any case
                     await self._member.ask("acknowledge", request.session)
             raise
-        return found
+        return location
 
     async def _start_in_game(self, request: StepRequest, reply: Reply, forwarded: bool, again: bool = False) -> None:
         """Starts a session of a game on the replica that has the game; here if none has it.
@@ -193,13 +193,13 @@ class Routing(Ownership):
         The claim decides which of several concurrent starts is the first. The table claims the session again, as for
         any start; it can only have lost the game if the session ended in between.
         """
-        found: Location | None = await self._member.ask("claim", request.session, self._member.owner, True)
-        if found is None:
+        owner: Location | None = await self._member.ask("claim", request.session, self._member.owner, True)
+        if owner is None:
             await self._start_claimed(request, reply)
         elif forwarded:
             reply(_gone_elsewhere(request.session))
         else:
-            answer = await self._forward(found, request)
+            answer = await self._forward(owner, request)
             if not again and isinstance(answer, BrayxError) and answer.details.get("layer") == BETWEEN:
                 await self._start_in_game(request, reply, forwarded, again=True)
             else:
@@ -235,13 +235,13 @@ class Routing(Ownership):
         if request.kind is StepKind.START:
             await self._start_in_game(request, reply, False)
         else:
-            found = await self._locate(request)
-            if isinstance(found, Location):
-                return await self._forward(found, request)  # a third replica took the session first
-            if found is None:
+            location = await self._locate(request)
+            if isinstance(location, Location):
+                return await self._forward(location, request)  # a third replica took the session first
+            if location is None:
                 self.table.submit(request, reply)
             else:
-                self.table.resume(request.session, found, request, reply)
+                self.table.resume(request.session, location, request, reply)
         try:
             return await answer
         except BrayxError as error:

@@ -74,19 +74,19 @@ def scale(
             ``blocking`` and so many would wait for each other.
         DeadlineExceeded: the job did not accept the request in time; the request is withdrawn.
     """
-    found, where = _running(trial, tracking_uri(tracking))
+    target, where = _running(trial, tracking_uri(tracking))
     request = {"rollout": rollout, "num_workers": num_workers}
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     with connected(where["address"], where["auth"], namespace=NAMESPACE, **quiet):
         try:
-            return Scaled(*ask_job(hub_name(found), request, timeout_s))
+            return Scaled(*ask_job(hub_name(target), request, timeout_s))
         except StartupError as error:
-            raise _not_running(found, "its Ray has no such job any more") from error
+            raise _not_running(target, "its Ray has no such job any more") from error
         except DeadlineExceeded as error:
             raise DeadlineExceeded(
-                f"trial {found.name!r} of project {found.project!r} did not take the request within {timeout_s:g} s, "
+                f"trial {target.name!r} of project {target.project!r} did not take the request within {timeout_s:g} s, "
                 "and will not do so later: it is starting, ending, or hangs",
-                trial=found.name,
+                trial=target.name,
             ) from error
 
 

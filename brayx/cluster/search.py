@@ -59,10 +59,10 @@ def _fit(
     folder: str,
 ) -> None:
     cpus = float(sum(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]))  # type: ignore[no-untyped-call]
-    each, at_once = shares(competition, len(drawn), cpus)
+    cpus_each, at_once = shares(competition, len(drawn), cpus)
     train = tune.with_parameters(_train, work=work, path=tuple(sys.path))
     tuner = tune.Tuner(
-        tune.with_resources(train, {"cpu": each}),
+        tune.with_resources(train, {"cpu": cpus_each}),
         param_space={"options": tune.grid_search([dict(options) for options in drawn])},
         tune_config=tune.TuneConfig(
             metric="score",
@@ -92,11 +92,11 @@ def _handlers_kept() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)}
     try:
         yield
     finally:
-        for number, handler in kept.items():
+        for number, handler in handlers.items():
             if handler is not None:  # it was not set by Python
                 signal.signal(number, handler)
 
@@ -146,8 +146,8 @@ def _train(config: dict[str, Any], work: Work, path: tuple[str, ...]) -> None:
         )
 
     number = int(tune.get_context().get_trial_id().rsplit("_", 1)[-1])
-    kept = tune.get_checkpoint()
-    with contextlib.nullcontext() if kept is None else kept.as_directory() as begun:
+    checkpoint = tune.get_checkpoint()
+    with contextlib.nullcontext() if checkpoint is None else checkpoint.as_directory() as begun:
         work(number, config["options"], send_report, None if begun is None else Path(begun))
 
 

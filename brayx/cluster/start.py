@@ -136,16 +136,16 @@ def check_address(address: str | None) -> None:
     Raises:
         StartupError: nothing listens. A Ray of `ray start` that died leaves a file with its address behind.
     """
-    found = ray_private.address_of_ray(address)
-    if found is None or answers(found):
+    resolved = ray_private.address_of_ray(address)
+    if resolved is None or answers(resolved):
         return
     file = ray_private.address_file()
-    if file.is_file() and ray_private.address_of_ray(file.read_text().strip()) == found:
+    if file.is_file() and ray_private.address_of_ray(file.read_text().strip()) == resolved:
         raise StartupError(
-            f"nothing listens at {found}, where Ray was started last according to {file}: remove that file, or start "
-            "Ray again"
+            f"nothing listens at {resolved}, where Ray was started last according to {file}: remove that file, or "
+            "start Ray again"
         )
-    raise StartupError(f"cannot join Ray at {found}: nothing listens there")
+    raise StartupError(f"cannot join Ray at {resolved}: nothing listens there")
 
 
 def answers(address: str) -> bool:

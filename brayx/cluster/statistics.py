@@ -47,24 +47,24 @@ class StoredMoments:
     def scalings(self) -> dict[str, Scaling]:
         """As `Collector.scalings`; does not wait, so they may be as old as the last call."""
         if self._call is not None and is_done(self._call):
-            found: AllMoments | None = result_or(None, self._call)  # None: the store is being restarted
+            moments: AllMoments | None = result_or(None, self._call)  # None: the store is being restarted
             self._call = None
-            if found is not None:
-                self._know(found)
+            if moments is not None:
+                self._know(moments)
         if self._call is None:
             self._call = self._store.get.remote()
         return self._scalings
 
-    def _know(self, found: AllMoments) -> None:
-        self._scalings = obs_scalings(found)
+    def _know(self, moments: AllMoments) -> None:
+        self._scalings = obs_scalings(moments)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """As `Collector.state_dict`; if the store does not answer, the last known moments, so that a checkpoint never
         waits."""
-        found: AllMoments | None = result_or(None, self._store.get.remote(), _ANSWER_S)
-        if found is not None:
-            self._know(found)
-            self._last = to_arrays(found)
+        moments: AllMoments | None = result_or(None, self._store.get.remote(), _ANSWER_S)
+        if moments is not None:
+            self._know(moments)
+            self._last = to_arrays(moments)
         return self._last
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -111,9 +111,9 @@ class RemoteExchange:
             if not is_done(self._call):
                 return
             # None also while the store restarts: it gets all moments back below.
-            found: AllMoments | None = result_or(None, self._call)
-            if found is not None:
-                self._adopt(found)
+            moments: AllMoments | None = result_or(None, self._call)
+            if moments is not None:
+                self._adopt(moments)
             else:
                 self._give_back()
         self._call = self._store.exchange.remote(self._collector.drain_moments(), self._known)

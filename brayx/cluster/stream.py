@@ -152,19 +152,19 @@ def read(buffers: Buffers) -> Generator[tuple[Batch, BatchOrigin] | None]:
         for lane in lanes:
             lane.ask()
         calls = {lane.coming: lane for lane in lanes if lane.coming is not None}
-        held = any(lane.batch is not None for lane in lanes)
+        has_batches = any(lane.batch is not None for lane in lanes)
         if calls:
-            done, _ = ray.wait(list(calls), num_returns=1, timeout=0 if held else _POLL_S)
+            done, _ = ray.wait(list(calls), num_returns=1, timeout=0 if has_batches else _POLL_S)
             if len(lanes) > 1:
                 done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
             for call in done:
                 calls[call].answer()
                 calls[call].ask()
-        elif not held:
+        elif not has_batches:
             time.sleep(0.05)  # all remaining shards are restarting
         if all(lane.ended and lane.batch is None for lane in lanes):
             return
-        if all(lane.is_lost for lane in lanes if not lane.ended) and not held:
+        if all(lane.is_lost for lane in lanes if not lane.ended) and not has_batches:
             raise next(lane for lane in lanes if not lane.ended).lost()
         ready = {lane.buffer for lane in lanes if lane.batch is not None}
         if not ready:

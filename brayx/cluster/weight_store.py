@@ -78,18 +78,18 @@ class WeightStore(Generic[Kept]):
         # Plain integers, since NumPy's serialise differently.
         return int(max(at_least, version + 1)), int(last_step + 1 if step < 0 else step)
 
-    def publish(self, step: int, kept: Kept, at_least: int = 1) -> int:
-        """Makes ``kept`` the newest and returns its version; other arguments as for `following`."""
+    def publish(self, step: int, item: Kept, at_least: int = 1) -> int:
+        """Makes ``item`` the newest and returns its version; other arguments as for `following`."""
         version, step = self.following(step, at_least)
-        self._add(version, step, kept)
+        self._add(version, step, item)
         return version
 
-    def restore(self, version: int, step: int, kept: Kept) -> bool:
+    def restore(self, version: int, step: int, item: Kept) -> bool:
         """Restores an item that was lost in a restart; returns False if the store already has one at least as new."""
         newest = self.newest()
         if newest is not None and newest[0] >= version:
             return False
-        self._add(version, step, kept)
+        self._add(version, step, item)
         return True
 
     def newest(self) -> tuple[int, int, Kept] | None:
@@ -130,8 +130,8 @@ class WeightStore(Generic[Kept]):
         except TimeoutError:
             return None
 
-    def _add(self, version: int, step: int, kept: Kept) -> None:
-        self._kept[version] = (version, step, kept)
+    def _add(self, version: int, step: int, item: Kept) -> None:
+        self._kept[version] = (version, step, item)
         self._last = max(self._last, (version, step))
         while len(self._kept) > self._keep:
             self._kept.popitem(last=False)
@@ -221,10 +221,10 @@ class _WeightStoreActor(WeightStore[list[Any]]):
         return None if self._relay is None else self._relay.address
 
     async def _read_newest(self) -> tuple[int, int, Weights] | None:
-        found = self.newest()
-        if found is None:
+        newest = self.newest()
+        if newest is None:
             return None
-        version, step, [reference] = found
+        version, step, [reference] = newest
         return version, step, await asyncio.to_thread(ray.get, reference, timeout=MARGIN_S)
 
     async def about(self) -> bytes:

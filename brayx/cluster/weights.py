@@ -56,10 +56,10 @@ async def fetch_weights(store: StoreHandle, version: int, timeout_s: float = MAR
     async def call() -> Weights:
         nonlocal longest_s
         while True:
-            found = await store.get.remote(version)
-            if found is None:
+            entry = await store.get.remote(version)
+            if entry is None:
                 raise version_unknown(version, await store.steps.remote())
-            _, _, [reference] = found
+            _, _, [reference] = entry
             try:
                 return await asyncio.to_thread(ray.get, reference, timeout=min(longest_s, timeout_s))
             except GetTimeoutError:
@@ -71,10 +71,10 @@ async def fetch_weights(store: StoreHandle, version: int, timeout_s: float = MAR
 
 def fetch_newest(store: StoreHandle, timeout_s: float = MARGIN_S) -> Weights | None:
     """The newest weights, as read-only views; None: there are none, or they did not come in time. Blocking."""
-    found = result_or(None, store.newest.remote(), timeout_s)
-    if found is None:
+    newest = result_or(None, store.newest.remote(), timeout_s)
+    if newest is None:
         return None
-    _, _, [reference] = found
+    _, _, [reference] = newest
     weights: Weights | None = result_or(None, reference, timeout_s)
     return weights
 
@@ -283,15 +283,15 @@ class WeightSubscriber:
             await self._poll(self._poll_s)
             return
         try:
-            found = await self._line.newer(self.version, self._quiet_s)
+            newer = await self._line.newer(self.version, self._quiet_s)
         except OSError as error:  # the relay has ended, perhaps with the store
             _log.info("the line to the relay of this node has ended: %s", error)
             self._hang_up()
             await asyncio.sleep(_AGAIN_AFTER_S)
             return
-        if found is not None:
+        if newer is not None:
             self._dial_at = 0.0  # relays work here: if this one ends, connect to the next one at once
-            version, step, content = found
+            version, step, content = newer
             await asyncio.to_thread(lambda: self._take(version, step, weights_in(content)))
             return
         before = self.version
@@ -318,13 +318,13 @@ class WeightSubscriber:
 
     async def _poll(self, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s + MARGIN_S):
-            found = await self._connected_store().wait_newer.remote(self.version, timeout_s)
-        if found is None:
+            newer = await self._connected_store().wait_newer.remote(self.version, timeout_s)
+        if newer is None:
             return
-        if isinstance(found, int):
+        if isinstance(newer, int):
             await self._give_back()
             return
-        version, step, [reference] = found
+        version, step, [reference] = newer
         self._connected_store()
         # A blocking get in a thread polls for the object. Awaiting a borrowed reference relies on one notification;
         # that hung once on a loaded machine.

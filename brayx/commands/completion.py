@@ -38,24 +38,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def script(parser: argparse.ArgumentParser, shell: str, own: Mapping[str, argparse.ArgumentParser]) -> str:
+def script(parser: argparse.ArgumentParser, shell: str, subparsers: Mapping[str, argparse.ArgumentParser]) -> str:
     """A script that completes ``brayx``: ``source <(brayx completion bash)``.
 
     Args:
         parser: parser of the command, with its subcommands.
         shell: ``bash`` or ``zsh``.
-        own: parsers of subcommands that ``parser`` has by name only, by their words, such as ``gamecore gym``.
+        subparsers: parsers of subcommands that ``parser`` has by name only, by their words, such as ``gamecore gym``.
     """
     commands, *_ = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     cases = "\n".join(
-        f'        *:"{name} "*) words="{" ".join(words)}" ;;' for name, words in _commands(parser, own, "")
+        f'        *:"{name} "*) words="{" ".join(words)}" ;;' for name, words in _commands(parser, subparsers, "")
     )
     head = "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n" if shell == "zsh" else ""
     return head + _SCRIPT.format(commands=" ".join(commands), cases=cases)
 
 
 def _commands(
-    parser: argparse.ArgumentParser, own: Mapping[str, argparse.ArgumentParser], before: str
+    parser: argparse.ArgumentParser, subparsers: Mapping[str, argparse.ArgumentParser], before: str
 ) -> Iterator[tuple[str, list[str]]]:
     """Each command, and the words that may follow it: options and verbs. ``keys new`` comes before ``keys``, as the
     script takes the first that fits."""
@@ -63,8 +63,8 @@ def _commands(
         if isinstance(action, argparse._SubParsersAction):
             for word, command in action.choices.items():
                 name = f"{before}{word}"
-                command = own.get(name, command)
-                yield from _commands(command, own, f"{name} ")
+                command = subparsers.get(name, command)
+                yield from _commands(command, subparsers, f"{name} ")
                 actions = [action for action in command._actions if action.help != argparse.SUPPRESS]
                 yield name, [word for action in actions for word in (*action.option_strings, *_verbs(action))]
 

@@ -182,7 +182,7 @@ def _put(part: dict[str, Any], option: Same, value: Any) -> str | None:
     for key in parents:
         target = target.setdefault(key, {})
         # For an algorithm with another one inside, the option is the inner one's.
-        if isinstance(target, dict) and any(each.inner and each.name == target.get("name") for each in OURS):
+        if isinstance(target, dict) and any(option.inner and option.name == target.get("name") for option in OURS):
             target = target.setdefault("reinforcement", {})
     if not isinstance(target, dict):
         return f"is here {option.path}: write `{parents[-1]}` as {{name: ..., {last}: ...}}, it is {target!r}"

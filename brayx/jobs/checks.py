@@ -47,11 +47,11 @@ def check_job(job: JobConfig) -> tuple[str, Layout]:
     learners = check_league(job)
     if not learners:
         return name, check_learning(job)
-    for player, own in learners.items():
+    for player, learner_job in learners.items():
         try:
-            layout = check_learning(own)
+            layout = check_learning(learner_job)
         except (ConfigError, ModelError) as error:
-            if own.trainers == job.trainers:
+            if learner_job.trainers == job.trainers:
                 raise
             raise type(error)(f"player {player!r}: {error.message}", **error.details) from None
     return name, layout
@@ -59,8 +59,8 @@ def check_job(job: JobConfig) -> tuple[str, Layout]:
 
 def check_weights(job: JobConfig, name: str, uri: str, resume: bool, run: Callable[..., Any]) -> None:
     """Checks the weights that the job's training starts from; arguments and errors as for `check_initial_weights`."""
-    for own in (check_league(job) or {"": job}).values():
-        check_initial_weights(own, name, uri, resume, run)
+    for learner_job in (check_league(job) or {"": job}).values():
+        check_initial_weights(learner_job, name, uri, resume, run)
 
 
 def check_league(job: JobConfig) -> dict[str, JobConfig]:
@@ -82,13 +82,13 @@ def check_league(job: JobConfig) -> dict[str, JobConfig]:
     if not job.needs_games or not job.actors:
         others = ", ".join([*job.rollouts, *job.sources]) or "no actor"
         raise ConfigError(f"{job.file}: {name} needs all its data from games at an actor's doors; the job has {others}")
-    found: dict[str, JobConfig] = {}
+    distinct: dict[str, JobConfig] = {}
     for player in league.learners:
-        own = job_of(job, name, player)
-        if all(own.trainers != other.trainers for other in found.values()):
-            found[player] = own
+        learner_job = job_of(job, name, player)
+        if all(learner_job.trainers != other.trainers for other in distinct.values()):
+            distinct[player] = learner_job
     scripts_of(league, job.folder)
-    return found
+    return distinct
 
 
 def check_gamecores(job: JobConfig) -> None:
@@ -112,24 +112,24 @@ def check_files(job: JobConfig, opened: Opened) -> None:
     Raises:
         ConfigError: files are missing or cannot be used; the message names all of them.
     """
-    found = list(_missing_of_gamecores(job))
+    problems = list(_missing_of_gamecores(job))
     for name, actor in job.actors.items():
         if actor.keys_file is not None:
             try:
                 Keys.load(actor.keys_file)
             except ConfigError as error:
-                found.append(f"{name}.keys_file: {error.message}")
+                problems.append(f"{name}.keys_file: {error.message}")
     for name, source in job.sources.items():
         try:
             check_sources(job.model_copy(update={"sources": {name: source}}), opened=opened)
         except ConfigError as error:
-            found.append(error.message)
-    _raise_if_any(job, found)
+            problems.append(error.message)
+    _raise_if_any(job, problems)
 
 
-def _raise_if_any(job: JobConfig, found: list[str]) -> None:
-    if found:
-        raise ConfigError(f"{job.file}: {'; '.join(found)}", errors=found)
+def _raise_if_any(job: JobConfig, problems: list[str]) -> None:
+    if problems:
+        raise ConfigError(f"{job.file}: {'; '.join(problems)}", errors=problems)
 
 
 def _missing_of_gamecores(job: JobConfig) -> Iterator[str]:

@@ -92,9 +92,9 @@ def scripts_of(config: LeagueConfig, folder: str) -> dict[str, type[Agent]]:
     Raises:
         ConfigError: a script cannot be loaded.
     """
-    found = {}
+    scripts = {}
     for name, player in config.players.items():
         if player.script is not None:
             module, _, function = player.script.rpartition(".")
-            found[name] = scripted(load(module, function, folder))
-    return found
+            scripts[name] = scripted(load(module, function, folder))
+    return scripts

@@ -244,10 +244,10 @@ def job_of(job: JobConfig, league: str, player: str) -> JobConfig:
     return job.model_copy(update={"trainers": {name: trainer}})
 
 
-def _merged(plain: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Options, overridden by those of ``own``, mapping by mapping."""
+def _merged(plain: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
+    """Options, overridden by those of ``overriding``, mapping by mapping."""
     merged = dict(plain)
-    for key, value in own.items():
+    for key, value in overriding.items():
         before = merged.get(key)
         merged[key] = _merged(before, value) if isinstance(value, dict) and isinstance(before, dict) else value
     return merged
@@ -293,7 +293,7 @@ class _Validation:
         """The algorithm's `Sampling` for each buffer that the trainer learns from, by name; empty unless there is
         exactly one trainer and it is valid.
         """
-        found: dict[str, Sampling] = {}
+        sampling: dict[str, Sampling] = {}
         trainers = [part for part in values.values() if isinstance(part, dict) and part.get("kind") == "trainer"]
         if len(trainers) == 1:
             part = trainers[0]
@@ -303,8 +303,8 @@ class _Validation:
                 names = part.get("buffers")
                 any_options = Sampling(unroll_length=32, batch_steps=256, sampler="uniform")
                 return {name: any_options for name in names if isinstance(name, str)} if isinstance(names, list) else {}
-            found = dict.fromkeys(trainer.buffers, trainer.algorithm.sampling)
-        return found
+            sampling = dict.fromkeys(trainer.buffers, trainer.algorithm.sampling)
+        return sampling
 
     def _component(
         self, name: str, value: Any, groups: dict[str, dict[str, BaseModel]], sampling: Sampling | None
@@ -388,10 +388,10 @@ class _Validation:
         for name, league in groups["leagues"].items():
             assert isinstance(league, LeagueConfig)
             check("models", (name, "model"), league.model)
-            for player, each in league.players.items():
-                if each.script is not None:
+            for player, config in league.players.items():
+                if config.script is not None:
                     try:
-                        check_module(each.script.rpartition(".")[0], self.folder)
+                        check_module(config.script.rpartition(".")[0], self.folder)
                     except ConfigError as error:
                         self._add((name, "players", player, "script"), error.message)
         for name, source in groups["sources"].items():
@@ -428,7 +428,9 @@ def _walk(model: type[BaseModel], loc: Loc) -> tuple[Loc, list[str]]:
     plain: list[int | str] = []
     choices = [model]
     for part in loc:
-        named = [each for each in choices if "name" in each.model_fields and each.model_fields["name"].default == part]
+        named = [
+            model for model in choices if "name" in model.model_fields and model.model_fields["name"].default == part
+        ]
         if len(choices) > 1 and named:  # pydantic's note of which of several models it took
             choices = named
             continue
@@ -436,8 +438,8 @@ def _walk(model: type[BaseModel], loc: Loc) -> tuple[Loc, list[str]]:
         if isinstance(part, str):
             choices = [
                 inner
-                for each in choices
-                for name, field in each.model_fields.items()
+                for model in choices
+                for name, field in model.model_fields.items()
                 if part in (name, field.alias)
                 for inner in _models_in(field.annotation)
             ]

@@ -31,7 +31,7 @@ def check_rollouts(job: JobConfig) -> dict[str, tuple[ActionSpec, set[str]]]:
         BrayxError: the environment does not exist, cannot be made or raises; the model does not fit it, or its value
             takes other states; or the workers would wait for each other. Names the file and the component.
     """
-    found = {}
+    checked = {}
     for name, config in job.rollouts.items():
         place = f"{job.file}: {name}"
         (trainer,) = job.trainers.values()
@@ -42,14 +42,14 @@ def check_rollouts(job: JobConfig) -> dict[str, tuple[ActionSpec, set[str]]]:
         try:
             spec = spec_of(job, name)
             acts, batch = check_rollout(spec)
-            found[name] = acts, set(batch)
+            checked[name] = acts, set(batch)
             critic = trainer.algorithm.critic
             if critic is not None and "state" in critic.takes and STATE in batch:
                 module, example = build_model(job.folder, spec.model.module, spec.model_name, dict(spec.job))
                 check_model(trainer.algorithm, module, example, name=spec.model_name, state=batch[STATE][0, 0])
         except BrayxError as error:
             raise type(error)(f"{job.file}: {error.message}", **error.details) from error
-    return found
+    return checked
 
 
 def normalises(config: RolloutComponent) -> bool:
@@ -103,7 +103,7 @@ def _modes(job: JobConfig, name: str) -> list[str]:
 def _besides(job: JobConfig, name: str) -> list[str]:
     """Reasons why the buffer is not filled by one rollout only and read by one rank in order."""
     buffer, (trainer,) = job.buffers[name], job.trainers.values()
-    found = {
+    conditions = {
         "several rollouts fill the buffer": len(_modes(job, name)) > 1,
         "a source fills the buffer, too": any(source.buffer == name for source in job.sources.values()),
         "games play through the door, too": bool(job.actors),
@@ -112,7 +112,7 @@ def _besides(job: JobConfig, name: str) -> list[str]:
         f"the trainer has {trainer.num_workers} ranks": trainer.num_workers > 1,
         f"prefetch is {trainer.prefetch}": trainer.prefetch > 0,
     }
-    return [what for what, there in found.items() if there]
+    return [what for what, there in conditions.items() if there]
 
 
 def spec_of(job: JobConfig, name: str, env_steps: int = 0) -> RolloutSpec:

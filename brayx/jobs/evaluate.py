@@ -117,15 +117,15 @@ def evaluate(
             game ended in time. If some games ended in time, they are the result.
     """
     url = service if isinstance(service, str) else service.url
-    own = credentials(keys_file, key)
+    client_key = credentials(keys_file, key)
     _check_listening(url)
     if bool(env_id) == bool(gamecore):
         raise ConfigError("expected either a Gymnasium id or the command of a gamecore")
     processes = min(at_once, games)
     shares = [games // processes + (index < games % processes) for index in range(processes)]
     variables: dict[str, str] = {}
-    if own:
-        variables = {KEYS_VARIABLE: f"{own['key']}: {own['secret'].decode()}", KEYS_FILE_VARIABLE: ""}
+    if client_key:
+        variables = {KEYS_VARIABLE: f"{client_key['key']}: {client_key['secret'].decode()}", KEYS_FILE_VARIABLE: ""}
     if gamecore:
         urls = _doors(url)
         commands = [filled(gamecore, urls, door=urlsplit(url).scheme, index=index) for index in range(processes)]

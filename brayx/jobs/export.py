@@ -76,28 +76,28 @@ def show(report: Mapping[str, Any], console: Console | None = None) -> None:
     """Prints a report as tables."""
     console = console or Console()
     errors = Table("runtime", "output", "batch", *_MEASURES.values(), "within", title="against torch")
-    for runtime, of in report["runtimes"].items():
-        for output, sizes in of.get("errors", {}).items():
+    for runtime, part in report["runtimes"].items():
+        for output, sizes in part.get("errors", {}).items():
             for size, error in sizes.items():
                 numbers = [f"{float(error[name]):.2e}" if name in error else "" for name in _MEASURES]
-                errors.add_row(runtime, output, size, *numbers, "yes" if of["within"] else "NO")
+                errors.add_row(runtime, output, size, *numbers, "yes" if part["within"] else "NO")
     times = Table("runtime", "file", "bytes", "batch", "p50, µs", "p99, µs", title="latency of a forward")
     for runtime, by_size in report["latency_us"].items():
-        of = report["runtimes"].get(runtime, {"file": "", "bytes": ""})
+        part = report["runtimes"].get(runtime, {"file": "", "bytes": ""})
         for size, latency in by_size.items():
-            times.add_row(runtime, of["file"], str(of["bytes"]), size, f"{latency['p50']:g}", f"{latency['p99']:g}")
+            times.add_row(runtime, part["file"], str(part["bytes"]), size, f"{latency['p50']:g}", f"{latency['p99']:g}")
     console.print(errors, times)
-    for runtime, of in report["runtimes"].items():
-        if "error" in of:
-            console.print(f"{runtime} failed: {of['error']}", markup=False)
+    for runtime, part in report["runtimes"].items():
+        if "error" in part:
+            console.print(f"{runtime} failed: {part['error']}", markup=False)
     samples = report["samples"]
     console.print(f"compared over {samples['compared']} rows: {samples['source']}")
 
 
-def allowed(of: Mapping[str, Any]) -> str:
+def allowed(part: Mapping[str, Any]) -> str:
     """The tolerance in a runtime's part of a report, for the kinds of outputs that it has."""
-    tolerance = Tolerance(**of["tolerance"])
-    measured = {name for by_size in of["errors"].values() for error in by_size.values() for name in error}
+    tolerance = Tolerance(**part["tolerance"])
+    measured = {name for by_size in part["errors"].values() for error in by_size.values() for name in error}
     parts = [f"{tolerance.atol:g}"]
     parts += [f"{tolerance.rtol:g} * max(1, |want|)"] if tolerance.rtol else []
     parts += [f"{tolerance.of_peak:g} * the output's peak"] if tolerance.of_peak else []

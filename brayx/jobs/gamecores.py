@@ -71,10 +71,10 @@ class Gamecores:
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._folder = folder
-        each = [config for config in configs for _ in range(config.num)]
+        expanded = [config for config in configs for _ in range(config.num)]
         self._games = [
             _Game(filled(config.command, urls, door=config.door, index=index), Output(f"gamecore-{index}.txt"))
-            for index, config in enumerate(each)
+            for index, config in enumerate(expanded)
         ]
         self._guard = GamecoreGuard()
         self._outputs = contextlib.ExitStack()
@@ -97,9 +97,9 @@ class Gamecores:
         given = Counter(next((url for url in self._urls if url in " ".join(game.argv)), "") for game in self._games)
         parts = []
         for url, num in given.items():
-            one = num == 1
-            shown = f"play{'s' * one} at {url}" if url else f"{'was' if one else 'were'} given no URL"
-            parts.append(f"{num} gamecore{'' if one else 's'} {shown}")
+            is_single = num == 1
+            shown = f"play{'s' * is_single} at {url}" if url else f"{'was' if is_single else 'were'} given no URL"
+            parts.append(f"{num} gamecore{'' if is_single else 's'} {shown}")
         return "; ".join(parts) or "no gamecore is started here"
 
     @property

@@ -41,10 +41,10 @@ def build_model(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, tuple[
 
     parts = {key: part for key, part in config.items() if isinstance(part, Mapping)}
     rollouts = {key: part for key, part in parts.items() if part.get("kind") == "rollout"}
-    found = next((key for key, part in rollouts.items() if part["model"] == name), None)
-    if found is None:
+    rollout_name = next((key for key, part in rollouts.items() if part["model"] == name), None)
+    if rollout_name is None:
         raise ConfigError(f"model {name!r}: brayx.jobs.models makes a network for a rollout, but no rollout uses it")
-    rollout = RolloutComponent.model_validate(rollouts[found])
+    rollout = RolloutComponent.model_validate(rollouts[rollout_name])
     try:
         options = {key: value for key, value in config.get(NETWORK, {}).items() if key != "kind"}
         network = NetworkConfig.model_validate(options) if options else None  # none given: what suits the algorithm
@@ -56,7 +56,10 @@ def build_model(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, tuple[
     algorithm = next((trainer.algorithm for trainer in trainers if trainer.model == name), None)
     num_envs = 1 if rollout.func is None else rollout.num_envs  # a function may make them all at once
     envs = make_envs(
-        env_source(found, rollout, config), num_envs, vectorization=rollout.vectorization, options=rollout.env_options
+        env_source(rollout_name, rollout, config),
+        num_envs,
+        vectorization=rollout.vectorization,
+        options=rollout.env_options,
     )
     try:
         spec = ActionSpec.of(envs.single_action_space)

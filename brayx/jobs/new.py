@@ -89,7 +89,7 @@ def _origin(template: str) -> tuple[Path, str, str]:
 
 def _renamed(text: str, old: str, name: str) -> str:
     pattern = rf"\b{old}_|(?<=test_){old}\b|(?<=project: ){old}\b"
-    return re.sub(pattern, lambda of: of[0].replace(old, name), text)
+    return re.sub(pattern, lambda match: match[0].replace(old, name), text)
 
 
 def _readme(name: str, template: str) -> str:

@@ -43,11 +43,11 @@ def documented(job: JobConfig) -> str:
 @cache
 def option_docs(model: type[BaseModel]) -> Mapping[str, str]:
     """The docstring under each field, by its name in the YAML; empty if there is none."""
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, BaseModel) and base is not BaseModel:
-            found.update(_docs_in(base))
-    return {field.alias or name: found.get(name, "") for name, field in model.model_fields.items()}
+            docs.update(_docs_in(base))
+    return {field.alias or name: docs.get(name, "") for name, field in model.model_fields.items()}
 
 
 def class_doc(model: type[BaseModel]) -> str:
@@ -73,20 +73,20 @@ def _fields(part: BaseModel, values: Mapping[str, Any], depth: int) -> Iterator[
     docs = option_docs(type(part))
     inner = {field.alias or name: getattr(part, name) for name, field in type(part).model_fields.items()}
     for name, value in values.items():
-        held = inner.get(name)
-        if isinstance(held, BaseModel):
+        option = inner.get(name)
+        if isinstance(option, BaseModel):
             yield from comment_lines(docs.get(name, ""), depth)
             yield f"{'  ' * depth}{name}:"
-            yield from _fields(held, value, depth + 1)
-        elif isinstance(held, Mapping) and held and all(isinstance(each, BaseModel) for each in held.values()):
+            yield from _fields(option, value, depth + 1)
+        elif isinstance(option, Mapping) and option and all(isinstance(item, BaseModel) for item in option.values()):
             yield from comment_lines(docs.get(name, ""), depth)
             yield f"{'  ' * depth}{name}:"
-            yield from _named(held, value, depth + 1)
-        elif isinstance(held, (list, tuple)) and held and all(isinstance(each, BaseModel) for each in held):
+            yield from _named(option, value, depth + 1)
+        elif isinstance(option, (list, tuple)) and option and all(isinstance(item, BaseModel) for item in option):
             yield from comment_lines(docs.get(name, ""), depth)
             yield f"{'  ' * depth}{name}:"
-            for each, plain in zip(held, value, strict=True):
-                lines = list(_fields(each, plain, depth + 2))
+            for item, plain in zip(option, value, strict=True):
+                lines = list(_fields(item, plain, depth + 2))
                 first = next(index for index, line in enumerate(lines) if not line.lstrip().startswith("#"))
                 yield from (line[2:] for line in lines[:first])  # a comment stands before its item
                 yield f"{'  ' * (depth + 1)}- {lines[first].lstrip()}"

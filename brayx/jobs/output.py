@@ -79,10 +79,10 @@ class Output:
         else:
             self._read = size
         if size > MAX_BYTES:
-            kept = self._bytes(size - MAX_BYTES // 2, size)
+            newest = self._bytes(size - MAX_BYTES // 2, size)
             self._opened.truncate(0)
-            self._opened.write(kept)
-            self._began, self._read = 0, len(kept)
+            self._opened.write(newest)
+            self._began, self._read = 0, len(newest)
         return _lines(data)
 
     def said(self) -> tuple[str, list[str]]:

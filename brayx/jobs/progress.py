@@ -115,7 +115,9 @@ def error_lines(numbers: Mapping[str, float], notes: Mapping[str, str]) -> list[
         if metric in _WHAT and name in notes:
             lines.append(f"{_counted(metric, label, count)}; the newest: {notes[name]}")
     shares = [
-        f"{lost:.0f} of the last {of:.0f} {what} ({lost / of:.0%})" for what, lost, of in lost_of(numbers) if lost
+        f"{lost:.0f} of the last {total:.0f} {what} ({lost / total:.0%})"
+        for what, lost, total in lost_of(numbers)
+        if lost
     ]
     return [*lines, f"lost: {', '.join(shares)}"] if shares else lines
 
@@ -129,8 +131,8 @@ def dropped_line(numbers: Mapping[str, float]) -> str:
 
 def losses_of_recordings(numbers: Mapping[str, float]) -> list[str]:
     """What recordings lack, one line for each cause. Of a service, whose numbers come without notes."""
-    found = [(*name.partition(".")[::2], count) for name, count in sorted(numbers.items())]
-    return [_counted(*each) for each in found if each[0].startswith("recording") and each[0] in _WHAT and each[1]]
+    losses = [(*name.partition(".")[::2], count) for name, count in sorted(numbers.items())]
+    return [_counted(*loss) for loss in losses if loss[0].startswith("recording") and loss[0] in _WHAT and loss[1]]
 
 
 def _counted(metric: str, label: str, count: float) -> str:

@@ -27,7 +27,7 @@ def registered_versions(url: str) -> dict[str, list[str]]:
     registered = None if page is None else page.get("registered")
     if not isinstance(registered, dict):
         raise StartupError(f"{url} has no status page that names registered versions, so there is nothing to rate")
-    return {model: list(of or []) for model, of in registered.items()}
+    return {model: list(references or []) for model, references in registered.items()}
 
 
 def served(url: str, uri: str) -> PoolEntry:
@@ -45,9 +45,10 @@ def served(url: str, uri: str) -> PoolEntry:
         TrackingError: the registry cannot be read.
     """
     registered = registered_versions(url)
-    references = {reference for of in registered.values() for reference in of or [""]}
+    references = {reference for versions in registered.values() for reference in versions or [""]}
     if len(references) != 1 or "" in references:
-        what = "; ".join(f"{model}: {', '.join(of) or 'none'}" for model, of in registered.items()) or "none"
+        served = [f"{model}: {', '.join(versions) or 'none'}" for model, versions in registered.items()]
+        what = "; ".join(served) or "none"
         raise ConfigError(f"a rating is of one registered version, and sessions of {url} get {what}")
     return find(references.pop(), uri)
 

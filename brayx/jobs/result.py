@@ -191,13 +191,13 @@ def promote(
     from brayx.engines.onnx import standalone
     from brayx.engines.torch import describe, with_weights
 
-    model, found = config.model, call(best_of)
-    if found is None:
+    model, best_checkpoint = config.model, call(best_of)
+    if best_checkpoint is None:
         if job.sources and not (job.actors or job.rollouts):
             return None, "not registered: nothing played, so no checkpoint has a return; `runs:/TRIAL` names the newest"
         few = f"fewer than {config.target_games} games (`target_games`) with an `episode_return`"
         return None, f"no champion: {few} were seen when its checkpoints were saved"
-    best, folder = found
+    best, folder = best_checkpoint
     module, example = build_model(job.folder, job.models[model].module, model, job.as_dict())
     module = with_weights(module, load_weights(folder / "weights.npz"))
     onnx = None

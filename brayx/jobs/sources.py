@@ -58,7 +58,7 @@ def check_sources(
         ConfigError: the data do not fit, or the source's buffer drops old data, which would drop all of it. Names the
             source, its fields and what would fit.
     """
-    found = {}
+    fields_of = {}
     opened = {} if opened is None else opened
     for name, source in job.sources.items():
         lag = job.buffers[source.buffer].max_policy_lag
@@ -77,7 +77,7 @@ def check_sources(
                 if layout is not None:
                     dataset = dataset.for_env(layout.env)
                     first = dataset.finished(first)
-                fields = found[name] = dataset.check(layout, first)
+                fields = fields_of[name] = dataset.check(layout, first)
                 for trainer in job.trainers.values():
                     if source.buffer in trainer.buffers:
                         check_recorded(trainer.algorithm, fields)
@@ -89,7 +89,7 @@ def check_sources(
                             )
             except ConfigError as error:
                 raise ConfigError(f"source {name!r}: {error.message}", source=name) from error
-    return found
+    return fields_of
 
 
 def only_imitated(algorithm: AlgorithmConfig, source: SourceConfig) -> bool:

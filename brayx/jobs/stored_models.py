@@ -178,8 +178,8 @@ def initial_weights(
     if config.initial_weights is None:
         return None
     with _telling_option():
-        found: Weights | None = call(_weights_to_start, *_reference_and_layout(config, folder, module()))
-    return found
+        weights: Weights | None = call(_weights_to_start, *_reference_and_layout(config, folder, module()))
+    return weights
 
 
 def check_initial_weights(job: JobConfig, name: str, uri: str, resume: bool, run: Callable[..., Any]) -> None:
@@ -237,19 +237,19 @@ def _weights_to_start(trial: Trial, reference: str, layout: Mapping[str, LeafSpe
 
 def _fitting_weights(reference: str, layout: Mapping[str, LeafSpec], uri: str) -> tuple[str, Weights]:
     """The label and the weights of a stored model."""
-    with stored_model(reference, uri) as found:
-        weights = load_weights(found.folder / "weights.npz")
+    with stored_model(reference, uri) as stored:
+        weights = load_weights(stored.folder / "weights.npz")
         if len(learned(weights)) < len(weights):
             raise ConfigError(
-                f"{found.label} was trained with normalised observations (normalise_obs), and a new training would "
+                f"{stored.label} was trained with normalised observations (normalise_obs), and a new training would "
                 "normalise them otherwise: name a version that was trained without"
             )
         try:
             check_weights(layout, weights)
         except BadWeights as error:
-            message = f"{found.label} does not fit this job's model, which needs the same layers: {error.message}"
+            message = f"{stored.label} does not fit this job's model, which needs the same layers: {error.message}"
             raise BadWeights(message, **error.details) from None
-    return found.label, weights
+    return stored.label, weights
 
 
 def _meta(folder: Path) -> Mapping[str, Any]:
@@ -276,11 +276,11 @@ def _policy_version(folder: Path) -> dict[str, int]:
     return {} if version is None else {"policy_version": int(version)}
 
 
-def _component(of: StoredModel, project: str, parts: Mapping[str, Any], models: Sequence[str]) -> str | None:
+def _component(stored: StoredModel, project: str, parts: Mapping[str, Any], models: Sequence[str]) -> str | None:
     """The model component that a stored model is of; None: not known.
 
     It is the job's only one, or the one that is registered under this name, or the one that its trainer learns.
     """
-    registered = [name for name in models if of.about["model"] == pool_name_of(project, name, models)]
+    registered = [name for name in models if stored.about["model"] == pool_name_of(project, name, models)]
     learned = [part["model"] for part in parts.values() if part.get("kind") == "trainer"]
     return next(iter((models if len(models) == 1 else registered) or learned), None)

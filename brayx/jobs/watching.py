@@ -140,7 +140,7 @@ class Losses:
 
     def is_over(self, numbers: Mapping[str, float]) -> bool:
         """Whether to give up, by the hub's newest numbers."""
-        worst = max((lost / of for _, lost, of in lost_of(numbers) if of >= _FEW), default=0.0)
+        worst = max((lost / total for _, lost, total in lost_of(numbers) if total >= _FEW), default=0.0)
         if worst <= self._max_share:
             self._since = None
         elif self._since is None:

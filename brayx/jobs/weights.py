@@ -77,7 +77,7 @@ def pool_args(
         others: models that follow no alias, and whose versions are requested.
     """
     followed = {**(others or {}), **followed_by(sources)}
-    return uri, job.project if any(of.canary for of in followed.values()) else "", followed
+    return uri, job.project if any(alias.canary for alias in followed.values()) else "", followed
 
 
 def registered(sources: Mapping[str, WeightSource], followed: Mapping[str, Collection[int]]) -> dict[str, list[str]]:
@@ -89,8 +89,8 @@ def registered(sources: Mapping[str, WeightSource], followed: Mapping[str, Colle
     """
     versions = {name: followed.get(name, [source.version or 0]) for name, source in sources.items()}
     return {
-        name: [f"models:/{sources[name].name}/{version}" for version in sorted(of) if version]
-        for name, of in versions.items()
+        name: [f"models:/{sources[name].name}/{version}" for version in sorted(served) if version]
+        for name, served in versions.items()
     }
 
 

@@ -42,16 +42,16 @@ _DOORS_END_S = 2.0
 
 def beyond_local(job: JobConfig) -> list[str]:
     """Parts of a job that the local host cannot run, one short clause each; empty: it can run all of it."""
-    found, cpus = [], len(os.sched_getaffinity(0))
+    obstacles, cpus = [], len(os.sched_getaffinity(0))
     for name, rollout in job.rollouts.items():
         wanted = rollout.num_workers * rollout.cpus_per_worker
         if wanted > cpus:
-            found.append(f"the workers of {name} reserve {wanted:g} CPUs, and this machine has {cpus}")
+            obstacles.append(f"the workers of {name} reserve {wanted:g} CPUs, and this machine has {cpus}")
     remote = {name: model for name, model in job.models.items() if model.placement == "remote"}
     for group in (job.actors, job.trainers, remote):
         workers = {name: int(getattr(part, "num_workers", 1)) for name, part in group.items()}
-        found += [f"{name}.num_workers is {count}" for name, count in workers.items() if count > 1]
-    return found
+        obstacles += [f"{name}.num_workers is {count}" for name, count in workers.items() if count > 1]
+    return obstacles
 
 
 def in_one_process(job: JobConfig) -> tuple[JobConfig, list[str]]:

@@ -109,10 +109,10 @@ class LocalLeagueTraining:
 
     def trainee(self, player: str) -> LocalTrainee:
         """See `LeagueHost.trainee`."""
-        own = job_of(self._job, self._name, player)
-        kept = own.trainers[only("trainer", own.trainers)].checkpoints_kept
-        clerk = self._clerk.child(player, {"player": player, **own.as_dict()}, kept=kept)
-        trainee = LocalTrainee(own, self._layout, clerk, acts=True)
+        learner_job = job_of(self._job, self._name, player)
+        checkpoints_kept = learner_job.trainers[only("trainer", learner_job.trainers)].checkpoints_kept
+        clerk = self._clerk.child(player, {"player": player, **learner_job.as_dict()}, kept=checkpoints_kept)
+        trainee = LocalTrainee(learner_job, self._layout, clerk, acts=True)
         trainee.numbers.listen(lambda part: self.numbers.merge(without_shapes(part)))
         return trainee
 

@@ -96,7 +96,7 @@ class Serving:
             name: acting_from(source, job, name, as_dict, recorder, fetch=fetches.get(name))
             for name, source in self._sources.items()
         }
-        self._models: dict[str, LocalModel] = {name: each.model for name, each in acting.items()}
+        self._models: dict[str, LocalModel] = {name: acting_model.model for name, acting_model in acting.items()}
         followed = followed_by(self._sources)
         self._follower = AliasFollower(pool, followed, self._models) if followed else None
         self._work: list[asyncio.Task[None]] = []
@@ -120,7 +120,7 @@ class Serving:
                 ),
                 recorder,
                 self._facts,
-                [self._end_work, *closing(recorders), *(each.close for each in acting.values())],
+                [self._end_work, *closing(recorders), *(acting_model.close for acting_model in acting.values())],
             ),
             name=actor,
             keys=keys,
@@ -130,8 +130,8 @@ class Serving:
         self._host.run(self._start_work(), _START_S)
         self._offered.enter_context(offer(self._models, dict.fromkeys(job.buffers, NullBuffer()), self._host.loop))
         self.urls = self._host.urls
-        for name, each in acting.items():
-            each.build(functools.partial(_say_of, name, say))
+        for name, acting_model in acting.items():
+            acting_model.build(functools.partial(_say_of, name, say))
 
     def __enter__(self) -> Self:
         return self
@@ -141,7 +141,8 @@ class Serving:
 
     def __repr__(self) -> str:
         acting = ", ".join(
-            f"{name} acts with {' or '.join(of) or 'weights as built'}" for name, of in self.registered.items()
+            f"{name} acts with {' or '.join(versions) or 'weights as built'}"
+            for name, versions in self.registered.items()
         )
         return f"{', '.join(self.urls.values())}: {acting}"
 
@@ -225,7 +226,7 @@ def serve(
         shown: dict[str, list[str]] = {}
         while not stopped.is_set():
             if shown != (shown := serving.registered):
-                acting = {name: " or ".join(of) or "weights as built" for name, of in shown.items()}
+                acting = {name: " or ".join(versions) or "weights as built" for name, versions in shown.items()}
                 _say("; ".join(f"{name} acts with {what}" for name, what in acting.items()))
             stopped.wait(_RECORD_S)
         _say(f"ending: sessions have {serving.config.drain_timeout_s:g} s to finish; Ctrl-C ends them now")

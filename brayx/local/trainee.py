@@ -105,8 +105,8 @@ class LocalTrainee:
 
     def newest_weights(self) -> Weights | None:
         """The newest published weights; None before the first."""
-        found = self.newest.get(0)
-        return None if found is None else found[1]
+        published = self.newest.get(0)
+        return None if published is None else published[1]
 
     def start(self, timeout_s: float) -> bool:
         """Starts the learner, and waits for its first weights; False: they did not come in time."""

@@ -78,7 +78,7 @@ class Exploiting:
     def judge(self, number: int, report: TrialReport) -> Verdict:
         """The verdict on a trial, by the newest score of each that still runs."""
         self._scores[number] = report.score
-        ranked = sorted(self._scores, key=lambda each: self._scores[each])
+        ranked = sorted(self._scores, key=lambda trial: self._scores[trial])
         quarter = min(math.ceil(len(ranked) * _QUARTER), len(ranked) // 2)
         if number in ranked[:quarter]:
             return Copy(self._rng.choice(ranked[-quarter:]))
@@ -204,12 +204,12 @@ class _Search:
     def _judged(self, number: int, report: TrialReport, checkpoint: Path) -> tuple[str, Options, Path | None]:
         """Keeps the checkpoint, calls the listener, and returns the verdict with a copy's initial state."""
         with self._lock:
-            former, kept = self._kept.get(number), self._new_folder(number)
-            shutil.copytree(checkpoint, kept)
-            self._kept[number] = kept
+            former, saved = self._kept.get(number), self._new_folder(number)
+            shutil.copytree(checkpoint, saved)
+            self._kept[number] = saved
             if former is not None:
                 shutil.rmtree(former, ignore_errors=True)
-            self._listener.on_report(number, report, kept)
+            self._listener.on_report(number, report, saved)
             if report.over:  # a finished trial is not copied
                 self._judge.leave(number)
                 return "go on", {}, None

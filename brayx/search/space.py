@@ -46,13 +46,13 @@ class Domain:
             raise ConfigError(f"{self} is empty", key="search")
         if self.kind == "choice":
             return
-        if len(self.arguments) != 2 or not all(type(each) in (int, float) for each in self.arguments):
+        if len(self.arguments) != 2 or not all(type(bound) in (int, float) for bound in self.arguments):
             raise ConfigError(f"{self}: expected the least and the largest value", key="search")
         low, high = self.arguments
         if not low < high or (self.kind == "loguniform" and low <= 0):
             positive = "0 < " if self.kind == "loguniform" else ""
             raise ConfigError(f"{self}: expected {positive}least < largest", key="search")
-        if self.kind == "randint" and not all(isinstance(each, int) for each in self.arguments):
+        if self.kind == "randint" and not all(isinstance(bound, int) for bound in self.arguments):
             raise ConfigError(f"{self}: expected whole numbers", key="search")
 
     def draw(self, rng: random.Random) -> Any:
@@ -96,7 +96,7 @@ def parse(lines: Sequence[str]) -> dict[str, Domain | Any]:
         try:
             tree = ast.parse(text.strip(), mode="eval").body if equals else None
             if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and not tree.keywords:
-                value: Any = Domain(tree.func.id, tuple(ast.literal_eval(each) for each in tree.args))
+                value: Any = Domain(tree.func.id, tuple(ast.literal_eval(argument) for argument in tree.args))
             elif tree is not None:
                 value = ast.literal_eval(tree)
             else:
@@ -148,5 +148,5 @@ def check(
     extremes = {name: domain.extremes for name, domain in space.items() if isinstance(domain, Domain)}
     draw = {**fixed, **{name: values[0] for name, values in extremes.items()}}
     for first, second in itertools.combinations_with_replacement(extremes, 2):
-        for one, other in itertools.product(extremes[first], extremes[second]):
-            fits(*arguments(algorithm, {**draw, first: one, second: other}))
+        for first_value, second_value in itertools.product(extremes[first], extremes[second]):
+            fits(*arguments(algorithm, {**draw, first: first_value, second: second_value}))

@@ -105,8 +105,8 @@ class TuneResult:
                 steps, means, color="#1f77b4" if best else "#bbbbbb", linewidth=2 if best else 1,
                 label=f"trial {outcome.number}" if best else None, zorder=3 if best else 2,
             )  # fmt: skip
-            at = [index for index, _ in outcome.clones if index < len(steps)]
-            axes.scatter([steps[i] for i in at], [means[i] for i in at], s=14, color="#d62728", zorder=4)
+            copied_at = [index for index, _ in outcome.clones if index < len(steps)]
+            axes.scatter([steps[i] for i in copied_at], [means[i] for i in copied_at], s=14, color="#d62728", zorder=4)
         axes.set_xlabel(self.steps)
         axes.set_ylabel("return, mean of the last games")
         axes.legend(frameon=False)
@@ -193,7 +193,7 @@ def tune(
     stack = contextlib.ExitStack()
     folder = stack.enter_context(temporary_folder("tune"))
     plays = algorithm_options(algorithm, os.getcwd()).imitates != "everything"
-    found = _Outcomes(parent, say, _ENV_STEPS if plays else "transitions", folder)
+    outcomes = _Outcomes(parent, say, _ENV_STEPS if plays else "transitions", folder)
     status: Status = "FAILED"
     rng = random.Random(seed)
     domains = {name: value for name, value in space.items() if isinstance(value, Domain)}
@@ -207,24 +207,24 @@ def tune(
         competition = Population(partial(perturbed, domains=domains, rng=rng), seed)
     work = partial(train_trial, Spec(env, algorithm, num_steps, interval, target_return, seed, demonstrations))
     try:
-        found.expect(drawn)
+        outcomes.expect(drawn)
         if cluster is None:
             from brayx.search.local import run_trials
 
-            run_trials(work, drawn, competition, found, deadline_s=_TIMEOUT_S)
+            run_trials(work, drawn, competition, outcomes, deadline_s=_TIMEOUT_S)
         else:
             os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # as in `brayx.front.train_job`
             from brayx.cluster.search import run_trials as run_on_ray
 
-            run_on_ray(work, drawn, competition, found, deadline_s=_TIMEOUT_S, address=cluster)
-        result = _finish(found, parent)
+            run_on_ray(work, drawn, competition, outcomes, deadline_s=_TIMEOUT_S, address=cluster)
+        result = _finish(outcomes, parent)
         status = "FINISHED"
         return result
     except KeyboardInterrupt:
         status = "KILLED"
         raise
     finally:
-        found.close(status)
+        outcomes.close(status)
         parent.finish(status)
         stack.close()
 
@@ -321,9 +321,9 @@ class _Outcomes:
             numbers[CHARTS["episode_return"]] = mean
         run.log_metrics(numbers | self.counted(steps), steps)
         if checkpoint is not None:
-            kept = self.checkpoint(number)
-            shutil.rmtree(kept, ignore_errors=True)
-            shutil.copytree(checkpoint, kept)
+            saved = self.checkpoint(number)
+            shutil.rmtree(saved, ignore_errors=True)
+            shutil.copytree(checkpoint, saved)
         self._say(said)
 
     def counted(self, steps: int) -> dict[str, float]:
@@ -353,9 +353,9 @@ class _Outcomes:
         from brayx.tracking import Trial
 
         if number not in self._runs:
-            of = self._trial
-            run = Trial.open(of.project, f"{of.name} {number:02d}", of.uri, resume=False)
-            run.set_tag("mlflow.parentRunId", of.run_id)
+            parent = self._trial
+            run = Trial.open(parent.project, f"{parent.name} {number:02d}", parent.uri, resume=False)
+            run.set_tag("mlflow.parentRunId", parent.run_id)
             run.log_params(self.outcomes[number].options)
             self._runs[number] = run
         return self._runs[number]
@@ -379,24 +379,27 @@ def perturbed(options: Mapping[str, Any], domains: Mapping[str, Domain], rng: ra
     return changed
 
 
-def _finish(found: _Outcomes, trial: Trial) -> TuneResult:
+def _finish(outcomes: _Outcomes, trial: Trial) -> TuneResult:
     """Ranks the trials, and logs the table, the picture and the best trial's checkpoint to the parent run."""
     from brayx.search.tune_trial import or_least
 
-    ranked = sorted(found.outcomes, key=lambda each: (bool(each.error) or not each.curve, -or_least(each.return_mean)))
+    ranked = sorted(
+        outcomes.outcomes,
+        key=lambda outcome: (bool(outcome.error) or not outcome.curve, -or_least(outcome.return_mean)),
+    )
     if not ranked or not ranked[0].curve:
-        why = next((each.error for each in ranked if each.error), "none reported anything")
+        why = next((outcome.error for outcome in ranked if outcome.error), "none reported anything")
         raise StartupError(f"every trial failed; the first: {why}")
     best = ranked[0]
-    trial.log_dict({"trials": [asdict(each) for each in ranked]}, "tuning.json")
-    result = TuneResult(tuple(ranked), trial, found.steps)
+    trial.log_dict({"trials": [asdict(outcome) for outcome in ranked]}, "tuning.json")
+    result = TuneResult(tuple(ranked), trial, outcomes.steps)
     trial.log_figure(result.draw(), "tuning.png")
-    kept = found.checkpoint(best.number)
+    checkpoint = outcomes.checkpoint(best.number)
     steps, mean = best.curve[-1]
-    if kept.exists():
-        trial.save_checkpoint(kept, steps, {"episode_return": mean})
+    if checkpoint.exists():
+        trial.save_checkpoint(checkpoint, steps, {"episode_return": mean})
     numbers = {CHARTS["episode_return"]: mean, "return/best_trial": best.number}
-    trial.log_metrics(numbers | found.counted(steps), steps)
+    trial.log_metrics(numbers | outcomes.counted(steps), steps)
     return result
 
 

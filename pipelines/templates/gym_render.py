@@ -15,9 +15,9 @@ def each_tick(states: list[State]) -> list[np.ndarray]:
 def _bars(obs: np.ndarray, action: int) -> np.ndarray:
     image = np.full((96, 160, 3), 255, np.uint8)
     image[40] = 128
-    for at, value in enumerate(np.tanh(obs)):
+    for index, value in enumerate(np.tanh(obs)):
         low, high = sorted((40, 40 - round(36 * float(value))))
-        image[low : high + 1, 20 * at + 2 : 20 * at + 18] = (31, 119, 180)
+        image[low : high + 1, 20 * index + 2 : 20 * index + 18] = (31, 119, 180)
     if action < 8:
         image[84:94, 20 * action + 2 : 20 * action + 18] = (213, 94, 0)
     return image

@@ -81,11 +81,11 @@ class Oracle:
         if ask.kind is STOP:
             del self._sessions[ask.session]
             return ask.body
-        expected, kept = session
+        expected, last_reply = session
         if ask.seq is None:
             return ask.body
-        if ask.seq == expected - 1 and kept is not None:
-            return kept
+        if ask.seq == expected - 1 and last_reply is not None:
+            return last_reply
         if ask.seq != expected:
             return "out_of_sequence"
         self._sessions[ask.session] = (expected + 1, ask.body)
@@ -94,14 +94,14 @@ class Oracle:
 
 def send(connection: socket.socket, data: bytes, sizes: list[int]) -> None:
     """Sends a stream in pieces; many small ones only at its beginning, since each costs a call."""
-    at = 0
+    sent = 0
     for number in range(200):
         size = sizes[number % len(sizes)]
-        connection.sendall(data[at : at + size])
-        at += size
-        if at >= len(data):
+        connection.sendall(data[sent : sent + size])
+        sent += size
+        if sent >= len(data):
             return
-    connection.sendall(data[at:])
+    connection.sendall(data[sent:])
 
 
 def connect(address: tuple[str, int]) -> socket.socket:
@@ -133,16 +133,16 @@ def stops(made: list[StepRequest]) -> list[StepRequest]:
 def talk_tcp(address: tuple[str, int], talk: list[Ask], sizes: list[int]) -> None:
     """Sends all requests ahead; each gets its answer, those of a session in their order."""
     stopped: set[int] = set()
-    kept = []
+    sendable = []
     for ask in talk:
         if ask.kind is START and ask.session in stopped:
             continue  # sent ahead, it comes before the stop has ended its session: its answer is a matter of time
         if ask.kind is STOP:
             stopped.add(ask.session)
-        kept.append(ask)
+        sendable.append(ask)
     oracle, reader = Oracle(), ReplyReader(2 * MAX_BODY_BYTES)
-    expected = dict(enumerate(oracle.answer(ask) for ask in kept))
-    made = requests(kept)
+    expected = dict(enumerate(oracle.answer(ask) for ask in sendable))
+    made = requests(sendable)
     got: dict[int, bytes | str] = {}
     order: dict[bytes, list[int]] = {}
     with connect(address) as connection:
@@ -315,10 +315,10 @@ def _frame(buffer: bytes) -> tuple[tuple[int, bytes] | None, bytes]:
     """The first frame of a server, opcode and payload, if it is complete; and the rest of the data."""
     if len(buffer) < 2:
         return None, buffer
-    size, at = buffer[1], 2
+    size, start = buffer[1], 2
     if size >= 126:
-        at = 4 if size == 126 else 10
-        size = int.from_bytes(buffer[2:at], "big")
-    if len(buffer) < at + size:
+        start = 4 if size == 126 else 10
+        size = int.from_bytes(buffer[2:start], "big")
+    if len(buffer) < start + size:
         return None, buffer
-    return (buffer[0] & 0x0F, buffer[at : at + size]), buffer[at + size :]
+    return (buffer[0] & 0x0F, buffer[start : start + size]), buffer[start + size :]

@@ -84,8 +84,8 @@ async def dawdling(target: Target, door: Door, pause_s: float) -> float:
         await loop.sock_connect(connection, target.address(door))
         data = _OPENING if door.endswith("ws") else request(door, bytes(1000))
         with contextlib.suppress(ConnectionError):
-            for at in range(len(data)):
-                await loop.sock_sendall(connection, data[at : at + 1])
+            for index in range(len(data)):
+                await loop.sock_sendall(connection, data[index : index + 1])
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
                         if not await loop.sock_recv(connection, 65536):

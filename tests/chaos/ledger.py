@@ -96,9 +96,9 @@ class LedgerActor(Actor):
         return None if self._plain else self._entry()
 
     async def restore(self, session: str, snapshot: bytes) -> None:
-        kept = Entry.decode(snapshot)
-        assert kept.session == session, f"the snapshot of {kept.session} was given to {session}"
-        self._begin(session, kept.ticks, kept.digest, before=kept.run)
+        entry = Entry.decode(snapshot)
+        assert entry.session == session, f"the snapshot of {entry.session} was given to {session}"
+        self._begin(session, entry.ticks, entry.digest, before=entry.run)
 
     async def on_end(self, reason: str) -> None:
         self._write("end", reason=reason)
@@ -144,8 +144,8 @@ class Event:
 
 def events(folder: Path) -> list[Event]:
     """What the replicas have written down, by time."""
-    found = [Event(**json.loads(line)) for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
-    return sorted(found, key=lambda event: event.at)
+    read = [Event(**json.loads(line)) for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
+    return sorted(read, key=lambda event: event.at)
 
 
 class LedgerArgs(BaseModel):

@@ -74,14 +74,14 @@ class Faults(logging.Handler):
         self._count(f"loop: {context.get('message')} {context.get('exception')!r}", context.get("exception"))
 
     def _count(self, what: str, error: BaseException | None) -> None:
-        at = ""
+        where = ""
         if error is not None and error.__traceback__ is not None:
             trace = error.__traceback__
             while trace.tb_next is not None:
                 trace = trace.tb_next
-            at = f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+            where = f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
         if len(self.seen) < 1000:
-            self.seen[f"{what}{at}"] += 1
+            self.seen[f"{what}{where}"] += 1
 
 
 async def _serve(options: dict[str, Any]) -> None:
@@ -233,7 +233,7 @@ class Target:
         self.urls = json.loads(self._line())
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:

@@ -313,12 +313,12 @@ class Chaos:
     def _replicas(self) -> set[int]:
         return self._command.pids("ray::ServeReplica:")
 
-    def _kill_one(self, of: set[int]) -> None:
-        pid = self._random.choice(sorted(of))
+    def _kill_one(self, pids: set[int]) -> None:
+        pid = self._random.choice(sorted(pids))
         self.hurt.setdefault(pid, time.time())
         os.kill(pid, signal.SIGKILL)
         self.killed[pid] = time.time()
-        self._say(f"killed {pid} of {sorted(of)}")
+        self._say(f"killed {pid} of {sorted(pids)}")
 
     async def _bring_about(self, wish: Wish) -> None:
         self._wish = wish
@@ -350,10 +350,10 @@ def playing(doors: dict[str, str], records: Records, seed: int) -> list[Player |
 
     made: list[Player | Pair] = []
     for number in range(0, SESSIONS, 4):
-        at = number // 4
-        made.append(player(number, at, plain=False))
-        made.append(player(number + 1, at, plain=True))
-        two = (player(number + 2, at, plain=False), player(number + 3, at + 1, plain=bool(at % 2)))
+        place = number // 4
+        made.append(player(number, place, plain=False))
+        made.append(player(number + 1, place, plain=True))
+        two = (player(number + 2, place, plain=False), player(number + 3, place + 1, plain=bool(place % 2)))
         made.append(Pair(two, records))
     return made
 
@@ -384,7 +384,7 @@ async def test_sessions_survive_kills_scaling_and_redeployment(tmp_path: Path) -
         await asyncio.to_thread(command.until, (tmp_path / "done.json").exists, "three replicas ran")
         chaos = Chaos(command, tmp_path, seed)
         over = asyncio.Event()
-        players = [asyncio.create_task(each.play(over)) for each in playing(doors, records, seed)]
+        players = [asyncio.create_task(player.play(over)) for player in playing(doors, records, seed)]
         try:
             await asyncio.sleep(5.0)
             await chaos.run(SECONDS)

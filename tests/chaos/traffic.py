@@ -53,22 +53,22 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
     for _ in range(rng.choice((1, 1, 2, 5))):
         if not data:
             return data
-        at, size = rng.randrange(len(data)), rng.choice((1, 1, 2, 8, 50))
+        start, size = rng.randrange(len(data)), rng.choice((1, 1, 2, 8, 50))
         match rng.randrange(7):
             case 0:
-                data = data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+                data = data[:start] + bytes([data[start] ^ 1 << rng.randrange(8)]) + data[start + 1 :]
             case 1:
-                data = data[:at] + rng.randbytes(size) + data[at + size :]
+                data = data[:start] + rng.randbytes(size) + data[start + size :]
             case 2:
-                data = data[:at] + data[at + size :]
+                data = data[:start] + data[start + size :]
             case 3:
-                data = data[:at] + data[at : at + size] * rng.choice((2, 3, 20)) + data[at + size :]
+                data = data[:start] + data[start : start + size] * rng.choice((2, 3, 20)) + data[start + size :]
             case 4:
-                data = data[:at] + rng.randbytes(size) + data[at:]
+                data = data[:start] + rng.randbytes(size) + data[start:]
             case 5:
-                data = data[at:] + data[:at]
+                data = data[start:] + data[:start]
             case 6:
-                data = data[:at]
+                data = data[:start]
     return data
 
 
@@ -124,7 +124,7 @@ def http_request(rng: random.Random, wild: bool) -> bytes:
     rng.shuffle(headers)
     body = _body(rng)
     if rng.random() < 0.15:
-        pieces = [body[at : at + 50] for at in range(0, len(body), 50)]
+        pieces = [body[start : start + 50] for start in range(0, len(body), 50)]
         body = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
         headers.append(("transfer-encoding", "chunked"))
     else:
@@ -315,16 +315,16 @@ class WsFrames:
     def feed(self, data: bytes) -> None:
         self._buffer += data
         while len(self._buffer) >= 2:
-            opcode, size, at = self._buffer[0] & 0x0F, self._buffer[1], 2
+            opcode, size, start = self._buffer[0] & 0x0F, self._buffer[1], 2
             assert opcode in (0, 1, 2, 8, 9, 10), f"no frame of a server: {self._buffer[:20]!r}"
             assert size < 128, f"a masked frame from the server: {self._buffer[:20]!r}"
             if size >= 126:
-                at = 4 if size == 126 else 10
-                size = int.from_bytes(self._buffer[2:at], "big")
+                start = 4 if size == 126 else 10
+                size = int.from_bytes(self._buffer[2:start], "big")
                 assert size <= 2 * MAX_BODY_BYTES, f"a frame of {size} bytes"
-            if len(self._buffer) < at + size:
+            if len(self._buffer) < start + size:
                 return
-            payload, self._buffer = self._buffer[at : at + size], self._buffer[at + size :]
+            payload, self._buffer = self._buffer[start : start + size], self._buffer[start + size :]
             if opcode == 8 and payload:
                 code = int.from_bytes(payload[:2], "big")  # from 3000: ours, or the client's own come back
                 assert code in (1000, 1001, 1002, 1003, 1007, 1009, 1012) or code in range(
@@ -455,11 +455,11 @@ async def _exchange(
                 await asyncio.wait((receiving,), timeout=_QUIET_S / 20)
                 patience_s -= _QUIET_S / 20
         most = rng.choice((1 << 20,) * 8 + (1500, max(7, len(data) // 100)))
-        at = 0
-        while at < len(data) and not receiving.done():
+        sent = 0
+        while sent < len(data) and not receiving.done():
             size = rng.randint(1, most)
-            writer.write(data[at : at + size])
-            at += size
+            writer.write(data[sent : sent + size])
+            sent += size
             if most > 4096 or rng.random() < 0.02:
                 await asyncio.wait_for(writer.drain(), WAIT_S)
                 await asyncio.sleep(0)

@@ -102,8 +102,8 @@ def check_interruptions(
         # A lost session ended in its last replica; a resumed one left any of its replicas since its last reply.
         may_explain = [last] if error.code == "session_lost" else known[since:]
         for event in may_explain:
-            at = killed.get(pid_of(event.run))
-            if at is not None and event.at <= at <= error.at and event.run not in explained:
+            killed_at = killed.get(pid_of(event.run))
+            if killed_at is not None and event.at <= killed_at <= error.at and event.run not in explained:
                 explained.add(event.run)
                 break
         else:
@@ -137,8 +137,8 @@ def check_ends(records: Records, seen: list[Event], killed: Mapping[int, float])
             reasons[event.session].append(event.reason)
 
     def died_with(run: str) -> bool:
-        at = killed.get(pid_of(run))
-        return at is not None and at < records.stopped.get(begun[run].session, at) + SETTLE_S
+        killed_at = killed.get(pid_of(run))
+        return killed_at is not None and killed_at < records.stopped.get(begun[run].session, killed_at) + SETTLE_S
 
     wrong = []
     for run, event in begun.items():

@@ -18,12 +18,12 @@ LAYOUT_S = 2.0
 def overflow(page: Page) -> int:
     """Pixels by which a page is wider than its window, once it has had time for its layout."""
 
-    def found() -> int:
+    def pixels() -> int:
         return int(page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
 
     with contextlib.suppress(AssertionError):
-        until(lambda: found() == 0, "it fits", LAYOUT_S)
-    return found()
+        until(lambda: pixels() == 0, "it fits", LAYOUT_S)
+    return pixels()
 
 
 @pytest.fixture(scope="module")

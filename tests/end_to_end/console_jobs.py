@@ -55,7 +55,8 @@ class WatchedAgent(Agent):
 
 def draw(states):
     sides = [state.input.get("side", 32) for state in states]
-    return [np.full((side, side, 3), 10 * each.tick % 256, np.uint8) for side, each in zip(sides, states, strict=True)]
+    shades = [10 * state.tick % 256 for state in states]
+    return [np.full((side, side, 3), shade, np.uint8) for side, shade in zip(sides, shades, strict=True)]
 """
 
 
@@ -76,8 +77,8 @@ def new_keys(file: Path) -> dict[str, dict[str, str]]:
 
 def unframed(reply: httpx.Response) -> None:
     """Asserts that browsers refuse to show a response in a frame."""
-    found = reply.headers.get("Content-Security-Policy"), reply.headers.get("X-Frame-Options")
-    assert found == ("frame-ancestors 'none'", "DENY"), (reply.request.url, reply.headers)
+    policies = reply.headers.get("Content-Security-Policy"), reply.headers.get("X-Frame-Options")
+    assert policies == ("frame-ancestors 'none'", "DENY"), (reply.request.url, reply.headers)
 
 
 class Console:

@@ -300,12 +300,12 @@ def trials(folder: Path, project: str = "cartpole") -> dict[str, list[Trial]]:
 
     client = MlflowClient(tracking_uri(folder / "mlflow.db"))
     experiment = client.get_experiment_by_name(project)
-    found: dict[str, list[Trial]] = {}
+    trials_by_name: dict[str, list[Trial]] = {}
     if experiment is not None:
         for run in client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"]):
             trial = Trial(tracking_uri(folder / "mlflow.db"), run.info.run_id, project, run.info.run_name or "")
-            found.setdefault(trial.name, []).append(trial)
-    return found
+            trials_by_name.setdefault(trial.name, []).append(trial)
+    return trials_by_name
 
 
 def written(trial: Trial, metric: str) -> list[tuple[int, float]]:

@@ -49,8 +49,8 @@ class Terminal:
     def __init__(self, words: list[str], folder: Path) -> None:
         self.end, end = pty.openpty()
         # Ray in the process of the tests sets its own debugger, which a child would inherit.
-        own = {"TERM": "xterm", "COLUMNS": "120", "LINES": "40", "PYTHONBREAKPOINT": None}
-        variables = {**os.environ, **without_ray(folder), **own}
+        terminal = {"TERM": "xterm", "COLUMNS": "120", "LINES": "40", "PYTHONBREAKPOINT": None}
+        variables = {**os.environ, **without_ray(folder), **terminal}
         self.process = subprocess.Popen(
             [str(BIN / words[0]), *words[1:]],
             cwd=folder,

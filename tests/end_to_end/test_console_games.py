@@ -59,21 +59,21 @@ def marks(game: Any) -> int:
 
 def test_a_human_plays_a_requested_version_to_the_end(served: tuple[Serving, Console]) -> None:
     _, console = served
-    found = console.get("/api/opponents")
-    assert (found["why_not"], found["think_s"]) == ("", 60.0)
+    opponents = console.get("/api/opponents")
+    assert (opponents["why_not"], opponents["think_s"]) == ("", 60.0)
     levels = {"level easy": {"level": "easy"}, "level hard": {"level": "hard"}}
-    assert found["opponents"] == {**levels, "version 2": {"version": 2}, "version 1": {"version": 1}}
+    assert opponents["opponents"] == {**levels, "version 2": {"version": 2}, "version 1": {"version": 1}}
     game = console.post("/api/games", {"opponent": {"level": "easy"}})
     assert (game["opponent"]["level"], game["opponent"]["version"]) == ("easy", 1)
     console.http.delete(f"/api/games/{game['game']}")
     game = console.post("/api/games", {"opponent": {"version": 2}})
     assert (game["opponent"]["version"], game["over"]) == (2, False)
     assert marks(game) in (0, 1), "either may begin"
-    assert [each["label"] for each in game["board"]["moves"]] == [f"column {column}" for column in range(1, 8)]
+    assert [move["label"] for move in game["board"]["moves"]] == [f"column {column}" for column in range(1, 8)]
     path = f"/api/games/{game['game']}/moves"
     for wrong in (7, "1", None, [0], False):
         assert console.refusal("POST", path, json={"move": wrong}) == (400, "bad_request")
-    (session,) = [each["session"] for each in console.get("/api/sessions")]
+    (session,) = [row["session"] for row in console.get("/api/sessions")]
     assert session == f"{game['game']}-agent-red"
     while not game["over"]:
         before = marks(game)

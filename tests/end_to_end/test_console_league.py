@@ -48,46 +48,46 @@ def _has_all(league: Any) -> bool:
 
 
 def _found(pattern: str, command: Command, before: str = "") -> str:
-    found = re.search(pattern, command.err)
-    assert found is not None, command.err
-    return before + found[1]
+    match = re.search(pattern, command.err)
+    assert match is not None, command.err
+    return before + match[1]
 
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_league_page_shows_what_the_api_gives(league: Console, browser: Browser, width: int) -> None:
-    found = league.get("/api/league")
-    names = [each["member"] for each in found["standings"]]
+    state = league.get("/api/league")
+    names = [row["member"] for row in state["standings"]]
     assert {"main:1", "zero"} <= set(names)
-    assert any(pair["win_rate"] is not None for pair in found["payoff"])
-    assert found["curves"]["main"]
+    assert any(pair["win_rate"] is not None for pair in state["payoff"])
+    assert state["curves"]["main"]
     with browser.new_context(viewport={"width": width, "height": 844}) as context:
         page = context.new_page()
         page.set_default_timeout(SHOWN_MS)
         page.goto(f"{league.url}/league")
-        expect(page.get_by_text(f"{found['project']} / {found['trial']}")).to_be_visible()
+        expect(page.get_by_text(f"{state['project']} / {state['trial']}")).to_be_visible()
         rows = {cells[0].removesuffix(" ★"): cells[1:] for cells in _table(page)}
         assert rows == {
-            each["member"]: [
-                str(round(each["points"])),
-                f"{each['low']:.0f} to {each['high']:.0f}",
-                str(round(each["elo"])),
-                str(each["games"]),
-                "-" if each["env_steps"] is None else f"{each['env_steps']:,}",
+            row["member"]: [
+                str(round(row["points"])),
+                f"{row['low']:.0f} to {row['high']:.0f}",
+                str(round(row["elo"])),
+                str(row["games"]),
+                "-" if row["env_steps"] is None else f"{row['env_steps']:,}",
             ]
-            for each in found["standings"]
+            for row in state["standings"]
         }
-        expect(page.get_by_role("cell", name=f"{found['champion']} ★", exact=True)).to_have_count(
-            int(found["champion"] is not None)
+        expect(page.get_by_role("cell", name=f"{state['champion']} ★", exact=True)).to_have_count(
+            int(state["champion"] is not None)
         )
-        heat, ratings = (_series(page, at) for at in range(2))
+        heat, ratings = (_series(page, number) for number in range(2))
         (cells,) = heat
         rates = {(names[row], names[column]): rate for column, row, rate in cells["data"]}
-        for pair in found["payoff"]:
+        for pair in state["payoff"]:
             if pair["win_rate"] is not None:
                 assert rates[pair["a"], pair["b"]] == pytest.approx(pair["win_rate"], abs=0.01)
                 assert rates[pair["b"], pair["a"]] == pytest.approx(1.0 - pair["win_rate"], abs=0.01)
-        assert {each["name"]: each["data"] for each in ratings} == {
-            player: [[step, points] for step, points in curve] for player, curve in found["curves"].items()
+        assert {series["name"]: series["data"] for series in ratings} == {
+            player: [[step, points] for step, points in curve] for player, curve in state["curves"].items()
         }
         assert overflow(page) == 0
 
@@ -99,8 +99,8 @@ def _table(page: Page) -> list[list[str]]:
     return [[cell.inner_text().strip() for cell in row.locator("td").all()] for row in rows]
 
 
-def _series(page: Page, at: int) -> Any:
+def _series(page: Page, number: int) -> Any:
     """The series that a chart of the page draws."""
     charts = page.locator(".nicegui-echart")
-    expect(charts.nth(at).locator("canvas").first).to_be_visible()
-    return charts.nth(at).evaluate("(element) => getElement(Number(element.id.slice(1))).chart.getOption().series")
+    expect(charts.nth(number).locator("canvas").first).to_be_visible()
+    return charts.nth(number).evaluate("(element) => getElement(Number(element.id.slice(1))).chart.getOption().series")

@@ -164,10 +164,16 @@ def test_a_recording_is_scrubbed_by_the_keyboard(served: tuple[Job, Serving, Con
     expect(number).to_have_text("0")
     expect(page.get_by_text("300 ticks, end: stop, return 7")).to_be_visible()
     expect(page.get_by_text("its reply: Game Started")).to_be_visible()
-    for key, at in (("ArrowRight", 1), ("Shift+ArrowRight", 11), ("PageDown", 111), ("ArrowLeft", 110), ("End", 299)):
+    for key, shown in (
+        ("ArrowRight", 1),
+        ("Shift+ArrowRight", 11),
+        ("PageDown", 111),
+        ("ArrowLeft", 110),
+        ("End", 299),
+    ):
         page.keyboard.press(key)
-        expect(number).to_have_text(str(at))
-        expect(page.get_by_text(re.compile(rf'"x": {at}\.0'))).to_be_visible()
+        expect(number).to_have_text(str(shown))
+        expect(page.get_by_text(re.compile(rf'"x": {shown}\.0'))).to_be_visible()
     with page.expect_download() as download:
         page.get_by_role("link", name="Parquet").click()
     (episode,) = brayx.recording.open(str(download.value.path()))
@@ -193,7 +199,7 @@ def test_a_recordings_frames_are_scrubbed(served: tuple[Job, Serving, Console], 
         if key is not None:
             page.keyboard.press(key)
         until(
-            lambda at=tick_at: abs(grey(page) - 10 * at) <= 3,
+            lambda tick=tick_at: abs(grey(page) - 10 * tick) <= 3,
             "its frame is shown",
             WAIT_S,
         )
@@ -206,8 +212,8 @@ def grey(page: Page) -> int:
         canvas.getContext("2d").drawImage(image, 0, 0);
         return canvas.getContext("2d").getImageData(5, 5, 1, 1).data[0];
     }"""
-    found: int = page.locator("img.q-img__image").last.evaluate(script)
-    return found
+    shade: int = page.locator("img.q-img__image").last.evaluate(script)
+    return shade
 
 
 def test_a_render_draws_a_session_that_is_followed(
@@ -301,9 +307,9 @@ def contrast(*colours: str) -> float:
     """Contrast ratio of two colours such as ``rgb(0, 114, 178)``, by WCAG 2; a transparent one counts as white."""
     luminances = []
     for colour in colours:
-        *parts, alpha = [float(each) for each in re.findall(r"[\d.]+", colour)] + ([] if "rgba" in colour else [1.0])
-        shares = [each / 255 if alpha else 1.0 for each in parts]
-        linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in shares]
+        *parts, alpha = [float(part) for part in re.findall(r"[\d.]+", colour)] + ([] if "rgba" in colour else [1.0])
+        shares = [part / 255 if alpha else 1.0 for part in parts]
+        linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
         luminances.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
     low, high = sorted(luminances)
     return (high + 0.05) / (low + 0.05)
@@ -362,12 +368,12 @@ def test_a_reader_sees_and_cannot_control_and_a_lost_job_is_told(
         words = ["console", console.url, "--keys-file", str(file), "--key", key]
         with command(tmp_path, *words) as remote:
             remote.until(remote.says("is http://127.0.0.1:"), "it listens")
-            at = re.findall(r"is (http://127\.0\.0\.1:\d+)", remote.err)[-1]
-            page.goto(at)
+            url = re.findall(r"is (http://127\.0\.0\.1:\d+)", remote.err)[-1]
+            page.goto(url)
             expect(page.get_by_text(PROJECT, exact=True)).to_be_visible()
             console.http.close()
             followed = direct.new_page()
-            followed.goto(f"{at}/session?id=left")
+            followed.goto(f"{url}/session?id=left")
             expect(followed.get_by_text("Session 'left' is not running.")).to_be_visible()
             with playing(serving.url, "left") as tick:
                 followed.reload()
@@ -377,10 +383,10 @@ def test_a_reader_sees_and_cannot_control_and_a_lost_job_is_told(
                 until(lambda: (tick(1.0), followed.get_by_text("Live", exact=True).count())[1], "it goes on", WAIT_S)
             until(lambda: [*tmp_path.glob("recordings/[0-9]*.parquet")], "it is recorded", WAIT_S)
             (left,) = brayx.recording.open(str(tmp_path / "recordings"))
-            file = httpx.get(f"{at}/api/recordings/{left.id}/file", timeout=WAIT_S)
+            file = httpx.get(f"{url}/api/recordings/{left.id}/file", timeout=WAIT_S)
             assert file.headers["content-disposition"].startswith('attachment; filename="left-')
             assert file.content.startswith(b"PAR1")
-            refused = httpx.get(f"{at}/api/recordings/none/file", timeout=WAIT_S)
+            refused = httpx.get(f"{url}/api/recordings/none/file", timeout=WAIT_S)
             assert (refused.status_code, refused.json()["error"]) == (404, "recording_unknown")
             remote.control_c(group=False)
             assert remote.ended() == 0

@@ -238,14 +238,14 @@ def run(driver: Path) -> Iterator[Run]:
         return started[-1]
 
     yield start
-    for each in started:
+    for begun in started:
         try:
-            _, errors = each.process.communicate(timeout=30)
+            _, errors = begun.process.communicate(timeout=30)
         except subprocess.TimeoutExpired:
-            each.process.kill()
-            each.process.communicate()
+            begun.process.kill()
+            begun.process.communicate()
             raise
-        assert each.process.returncode == 0, errors
+        assert begun.process.returncode == 0, errors
         assert errors == ""
 
 
@@ -649,8 +649,8 @@ def test_a_connection_that_breaks_while_its_session_moves(run: Run, service: Bot
 def test_a_stop_that_was_only_refused_does_not_take_unknown_for_done(run: Run) -> None:
     def script(sock: socket.socket) -> None:
         for error in (None, Overloaded("moving", layer="between"), SessionUnknown("gone")):
-            (session, *_), at = read_frame(sock)
-            sock.sendall(encode_reply(session, b"", at) if error is None else encode_error(session, error, at))
+            (session, *_), stamp = read_frame(sock)
+            sock.sendall(encode_reply(session, b"", stamp) if error is None else encode_error(session, error, stamp))
 
     with scripted(script) as (address, _):
         client = run("sync", f"tcp://{address}", "reconnect_ms", 20_000)
@@ -671,10 +671,12 @@ def test_a_resumed_session_goes_on_at_its_tick(run: Run) -> None:
 
     def script(sock: socket.socket) -> None:
         for number in range(10):
-            (session, kind, _, _, body), at = read_frame(sock)
+            (session, kind, _, _, body), stamp = read_frame(sock)
             kinds.append(kind)
             resumed = SessionResumed("resumed from a snapshot", tick=7)
-            sock.sendall(encode_error(session, resumed, at) if number in (2, 4) else encode_reply(session, body, at))
+            sock.sendall(
+                encode_error(session, resumed, stamp) if number in (2, 4) else encode_reply(session, body, stamp)
+            )
             if kind == b"stop" and number > 4:
                 return
 
@@ -702,17 +704,17 @@ def test_a_resume_notice_that_is_lost_with_its_connection(run: Run, kind: str) -
 
     def lose(sock: socket.socket) -> None:
         for number in range(4):
-            (session, what, _, _, body), at = read_frame(sock)
+            (session, what, _, _, body), stamp = read_frame(sock)
             kinds.append(what)
             if number < 3:
-                sock.sendall(encode_reply(session, body, at))
+                sock.sendall(encode_reply(session, body, stamp))
 
     def refuse(sock: socket.socket) -> None:
         for number in range(3):
-            (session, what, _, _, body), at = read_frame(sock)
+            (session, what, _, _, body), stamp = read_frame(sock)
             kinds.append(what)
             error = OutOfSequence("the next tick is 1", expected=1, got=2)
-            sock.sendall(encode_reply(session, body, at) if number else encode_error(session, error, at))
+            sock.sendall(encode_reply(session, body, stamp) if number else encode_error(session, error, stamp))
 
     def tick(body: bytes) -> bytes:
         if kind == "sync":
@@ -737,10 +739,10 @@ def test_a_resume_notice_that_is_lost_with_its_connection(run: Run, kind: str) -
 
 def test_only_a_repeated_stop_takes_unknown_for_done(run: Run) -> None:
     def script(sock: socket.socket) -> None:
-        (session, *_), at = read_frame(sock)
-        sock.sendall(encode_reply(session, b"", at))
-        (session, *_), at = read_frame(sock)
-        sock.sendall(encode_error(session, SessionUnknown("gone"), at))
+        (session, *_), stamp = read_frame(sock)
+        sock.sendall(encode_reply(session, b"", stamp))
+        (session, *_), stamp = read_frame(sock)
+        sock.sendall(encode_error(session, SessionUnknown("gone"), stamp))
 
     with scripted(script) as (address, _):
         client = run("sync", f"tcp://{address}", "reconnect_ms", 1000)
@@ -754,9 +756,9 @@ def test_ticks_have_no_number_unless_asked_for(run: Run) -> None:
 
     def script(sock: socket.socket) -> None:
         for _ in range(3):
-            (session, kind, key, token, body), at = read_frame(sock)
+            (session, kind, key, token, body), stamp = read_frame(sock)
             kinds.append((kind, key, token))
-            sock.sendall(encode_reply(session, body, at))
+            sock.sendall(encode_reply(session, body, stamp))
 
     with scripted(script) as (address, _):
         client = run("sync", f"tcp://{address}")
@@ -771,9 +773,9 @@ def test_a_start_asks_for_a_recording_if_the_option_says_so(run: Run) -> None:
 
     def script(sock: socket.socket) -> None:
         for _ in range(2):
-            (session, kind, _, _, body), at = read_frame(sock)
+            (session, kind, _, _, body), stamp = read_frame(sock)
             kinds.append(kind)
-            sock.sendall(encode_reply(session, body, at))
+            sock.sendall(encode_reply(session, body, stamp))
 
     with scripted(script) as (address, _):
         client = run("sync", f"tcp://{address}", "record", "1")
@@ -1108,7 +1110,7 @@ def test_the_example_plays_connect_four(connect_four: Path) -> None:
     firsts = [rules.RED, rules.YELLOW] * 10
     for number, (seats, first, line) in enumerate(zip(games.values(), firsts, done.stdout.splitlines(), strict=True)):
         game, bodies = rules.Four(first), {rules.RED: iter(seats["red"]), rules.YELLOW: iter(seats["yellow"])}
-        assert [next(each) for each in bodies.values()] == [{"against": ""}] * 2
+        assert [next(seat_bodies) for seat_bodies in bodies.values()] == [{"against": ""}] * 2
         while not game.over:
             tick = next(bodies[game.turn])
             move = tick.pop("move")

@@ -59,8 +59,8 @@ def saved(folder: Path) -> list[int]:
     """Steps of the trial's checkpoints. The store must not be touched before the command has made it."""
     if not any(folder.glob("mlartifacts/**/weights.npz")):
         return []
-    found = trials(folder, "ppo_env").get("main")
-    return [checkpoint.step for checkpoint in found[-1].checkpoints()] if found else []
+    main_trials = trials(folder, "ppo_env").get("main")
+    return [checkpoint.step for checkpoint in main_trials[-1].checkpoints()] if main_trials else []
 
 
 def seen(trial: Trial) -> int:
@@ -175,22 +175,22 @@ def killed(begun: Begun) -> Iterator[Killed]:
     with on_a_cluster(folder, *ENDLESS) as command, said_on_failure(command):
         command.until(command.says("Ray is up"), "Ray is up")
         assert "ppo_env / main (resumed)" in command.err
-        at = steps_of(command)
-        command.until(lambda: steps_of(command) > at + 1500, "environments were stepped")
+        steps = steps_of(command)
+        command.until(lambda: steps_of(command) > steps + 1500, "environments were stepped")
         (victim, *_) = command.processes("ray::RolloutWorker")
         victim.send_signal(signal.SIGKILL)
         command.until(
             lambda: numbers_of(trial_of(command)).get("rollout_workers_lost.died", 0) == 1, "the worker was missed"
         )
-        at = steps_of(command)
+        steps = steps_of(command)
         command.until(lambda: len(command.processes("ray::RolloutWorker")) == 2, "another one is there")
-        command.until(lambda: steps_of(command) > at + 1500, "it goes on with two")
+        command.until(lambda: steps_of(command) > steps + 1500, "it goes on with two")
         command.until(lambda: max(saved(folder)) > resumed, "there is a checkpoint")
         lost = numbers_of(trial_of(command))
         refused, scaled = scale(folder, "3"), scale(folder, "1")
         command.until(lambda: len(command.processes("ray::RolloutWorker")) == 1, "the other one has left")
-        at = steps_of(command)
-        command.until(lambda: steps_of(command) > at + 600, "it goes on with one")
+        steps = steps_of(command)
+        command.until(lambda: steps_of(command) > steps + 600, "it goes on with one")
         at_kill = steps_of(command)
         workers = [value for _, value in written(trial_of(command), "rollout/workers.rollout")]
         os.kill(command.process.pid, signal.SIGKILL)
@@ -267,8 +267,8 @@ def make(name, config):
 
 def test_an_environment_that_always_raises_ends_the_training_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "breaking.py").write_text(BREAKING)
-    own = ("rollout.env=null", "rollout.module=breaking", "rollout.func=make", "rollout.max_failures=1")
-    with locally(tmp_path, *ENDLESS, *own) as command, said_on_failure(command):
+    overrides = ("rollout.env=null", "rollout.module=breaking", "rollout.func=make", "rollout.max_failures=1")
+    with locally(tmp_path, *ENDLESS, *overrides) as command, said_on_failure(command):
         assert command.ended() == 2
         last = command.err.strip().splitlines()[-1]
         command.gone()

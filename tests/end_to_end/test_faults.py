@@ -501,8 +501,8 @@ def test_a_job_that_cannot_learn_gives_up_and_says_why(
     assert trial.status == "FAILED"
     if RECORDED[0] in overrides:
         assert "recorded sessions are artifacts of the trial" in command.err
-        kept = open_recordings(f"runs:/{trial.run_id}/recordings", tracking=trial.uri)
-        assert "error" in {each.end for each in kept}, "what led there can be seen"
+        recordings = open_recordings(f"runs:/{trial.run_id}/recordings", tracking=trial.uri)
+        assert "error" in {recording.end for recording in recordings}, "what led there can be seen"
 
 
 def test_a_missing_agent_is_named_before_anything_starts(tmp_path: Path) -> None:

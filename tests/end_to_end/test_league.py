@@ -42,9 +42,9 @@ def train(folder: Path, *options: str) -> Command:
 def door(command: Command) -> str:
     """The WebSocket door's URL: there a session ends with its connection."""
     command.until(command.says("the door is http://"), "the door is open")
-    found = re.search(r"the door is (http://127\.0\.0\.1:\d+)", command.err)
-    assert found is not None
-    return found[1].replace("http", "ws")
+    match = re.search(r"the door is (http://127\.0\.0\.1:\d+)", command.err)
+    assert match is not None
+    return match[1].replace("http", "ws")
 
 
 def books(folder: Path) -> League:
@@ -63,7 +63,9 @@ def children(folder: Path, parent: Trial) -> dict[str, list[str]]:
             "ORDER BY start_time",
             (parent.run_id,),
         ).fetchall()
-    return {name: [status for _, status in of] for name, of in itertools.groupby(sorted(rows), lambda row: row[0])}
+    return {
+        name: [status for _, status in group] for name, group in itertools.groupby(sorted(rows), lambda row: row[0])
+    }
 
 
 @pytest.mark.cluster
@@ -102,7 +104,7 @@ def test_a_league_is_killed_resumed_and_finished_and_its_books_have_each_game_on
     status = children(folder, trial)
     assert status["main"] == ["FINISHED"]
     assert set(status["exploiter"]) == {"FINISHED"}
-    frozen = [each for each in after if each.player == "exploiter"]
+    frozen = [snapshot for snapshot in after if snapshot.player == "exploiter"]
     # After each of its snapshots, but the last at the end of the training.
     assert len(frozen) - 1 <= len(status["exploiter"]) <= len(frozen) + 1, (frozen, status)
     for member, digest in after.items():
@@ -128,7 +130,7 @@ def test_ctrl_c_prints_the_standings_and_a_restart_that_was_killed_goes_on(folde
 
     # As if a kill had come between the snapshot and the end of its trial.
     client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
-    newest = [each for each in league.snapshots if each.member.player == "exploiter"][-1]
+    newest = [snapshot for snapshot in league.snapshots if snapshot.member.player == "exploiter"][-1]
     before = client.get_model_version("higher", str(newest.member.version)).run_id
     for run in client.search_runs([client.get_run(before).info.experiment_id], "attributes.run_name = 'exploiter'"):
         if run.info.start_time > client.get_run(before).info.start_time:
@@ -212,7 +214,8 @@ def test_players_with_other_reward_weights_learn_other_styles(folder: Path) -> N
         assert command.process.wait(60) == 0, command.err
     numbers = {}
     for player in ("bold", "timid"):
-        newest = [each.member.version for each in books(folder).snapshots if each.member.player == player][-1]
+        members = [snapshot.member for snapshot in books(folder).snapshots]
+        newest = [member.version for member in members if member.player == player][-1]
         with files_of(f"models:/higher/{newest}", f"sqlite:///{folder / 'mlflow.db'}") as version:
             weights = load_weights(version / "weights.npz")
         scores = np.exp(weights["logits.weight"][:, 0] + weights["logits.bias"])  # of the one observation, 1

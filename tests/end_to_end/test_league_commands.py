@@ -82,7 +82,7 @@ def test_players_of_a_league_are_shown_matched_and_promoted(tmp_path: Path) -> N
         ended(played)
     result = json.loads(played.out)
     assert (result["games"], result["a"], result["b"]) == (30, newest, "random")
-    assert {name: of["games"] for name, of in result["seats"].items()} == {"red": 15, "yellow": 15}
+    assert {name: seat["games"] for name, seat in result["seats"].items()} == {"red": 15, "yellow": 15}
     assert result["wins"] + result["draws"] + result["losses"] == 30
     assert 0.0 < result["predicted"] < 1.0
 
@@ -97,10 +97,10 @@ def test_players_of_a_league_are_shown_matched_and_promoted(tmp_path: Path) -> N
     port = free_port()
     with brayx(folder, "serve", "four.yaml", *small, *setting(f"actor.port={port}")) as serving:
         serving.until(lambda: serves(f"http://127.0.0.1:{port}", "model"), "it served the champion")
-        for level, one in levels.items():
+        for level, rated in levels.items():
             with Client(f"http://127.0.0.1:{port}", timeout_s=120.0) as client:
                 said = json.loads(client.start(opponent={"level": level}))["opponent"]
-                assert (said["level"], said["version"], said["points"]) == (level, one["version"], one["points"])
+                assert (said["level"], said["version"], said["points"]) == (level, rated["version"], rated["points"])
                 assert json.loads(client.tick(json.dumps(EMPTY)))["move"] in range(7)
         with Client(f"http://127.0.0.1:{port}", timeout_s=120.0) as client:
             assert json.loads(client.start(b'{"opponent": {"player": "random"}}'))["opponent"]["version"] is None
@@ -116,7 +116,7 @@ def test_players_of_a_league_are_shown_matched_and_promoted(tmp_path: Path) -> N
     assert "broken off" not in long.out
 
     champion = Member.parse(books["champion"])
-    other = next(member for each in books["snapshots"] if (member := Member.parse(each["member"])) != champion)
+    other = next(member for snapshot in books["snapshots"] if (member := Member.parse(snapshot["member"])) != champion)
     for wins, code, said in (
         (0, 2, f"{other.label} does not become champion: its win rate against {champion.label} is 0.000 to "),
         (40, 0, f"its win rate against {champion.label} is "),
@@ -132,7 +132,7 @@ def test_players_of_a_league_are_shown_matched_and_promoted(tmp_path: Path) -> N
 def decide(folder: Path, books: dict[str, Any], member: Member, champion: Member, wins: int) -> None:
     """Writes games into the books: a member has so many wins of 40 against the champion, and all against the others."""
     (file,) = folder.glob("leagues/*/books.sqlite")
-    rivals = {Member.parse(each["member"]) for each in books["ratings"]} - {member}
+    rivals = {Member.parse(row["member"]) for row in books["ratings"]} - {member}
     pairs = {}
     for rival in rivals:
         won = wins if rival == champion else 40

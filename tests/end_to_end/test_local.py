@@ -55,17 +55,17 @@ def train(folder: Path, num_steps: int) -> Command:
 def door(command: Command) -> str:
     """The door's URL, once games play through it."""
     command.until(command.says("2 gamecores play at tcp://"), "games play")
-    found = re.search(r"the door is (http://127\.0\.0\.1:\d+)", command.err)
-    assert found is not None
-    return found[1]
+    match = re.search(r"the door is (http://127\.0\.0\.1:\d+)", command.err)
+    assert match is not None
+    return match[1]
 
 
 def saved(folder: Path) -> list[int]:
     """Steps of the trial's checkpoints."""
     if not (folder / "mlflow.db").is_file():
         return []
-    found = trials(folder).get("main")
-    return [checkpoint.step for checkpoint in found[-1].checkpoints()] if found else []
+    main_trials = trials(folder).get("main")
+    return [checkpoint.step for checkpoint in main_trials[-1].checkpoints()] if main_trials else []
 
 
 def the_trial(folder: Path) -> Trial:
@@ -82,12 +82,12 @@ def acts_with(command: Command) -> str:
 
 def recorded(folder: Path) -> list[Recording]:
     """The recorded sessions, all of which can be read."""
-    found = open_recordings(str(folder / "recordings"))
-    assert found.unreadable == {}
-    for each in found:
-        assert each["obs"].shape == (len(each), 4)
-        assert [json.loads(reply)["action"] for reply in each.outputs()] == each["action"].tolist()
-    return list(found)
+    recordings = open_recordings(str(folder / "recordings"))
+    assert recordings.unreadable == {}
+    for recording in recordings:
+        assert recording["obs"].shape == (len(recording), 4)
+        assert [json.loads(reply)["action"] for reply in recording.outputs()] == recording["action"].tolist()
+    return list(recordings)
 
 
 def shown(folder: Path, trial: Trial, part: str = "") -> EventAccumulator:
@@ -111,7 +111,7 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
         killed.process.kill()
         killed.gone()
     before = recorded(folder)
-    assert "stop" in {each.end for each in before}
+    assert "stop" in {recording.end for recording in before}
     steps = max(saved(folder))
     assert the_trial(folder).status == "RUNNING"
     assert is_free(int(url.rpartition(":")[2]))
@@ -124,7 +124,8 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
         interrupted.until(lambda: the_trial(folder).tags()["brayx.engine.model"] == engine, "the engine is recorded")
         interrupted.until(
             lambda: any(
-                each.result is not None for each in list(open_recordings(str(folder / "recordings")))[len(before) :]
+                recording.result is not None
+                for recording in list(open_recordings(str(folder / "recordings")))[len(before) :]
             ),
             "a game is recorded",
         )
@@ -140,10 +141,10 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
     trial = the_trial(folder)
     assert trial.status == "KILLED"
     assert max(saved(folder)) > steps
-    kept = open_recordings(copied[2], tracking=trial.uri)
-    assert len(kept) == int(copied[1]) >= 1, "the best of the interrupted run"
-    interrupted_ids = {each.id for each in kept}
-    assert interrupted_ids <= {each.id for each in recorded(folder)} - {each.id for each in before}
+    copies = open_recordings(copied[2], tracking=trial.uri)
+    assert len(copies) == int(copied[1]) >= 1, "the best of the interrupted run"
+    interrupted_ids = {recording.id for recording in copies}
+    assert interrupted_ids <= {recording.id for recording in recorded(folder)} - {recording.id for recording in before}
     steps = max(saved(folder))
     assert is_free(int(url.rpartition(":")[2]))
 
@@ -175,19 +176,21 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
     assert set(curves.Tags()["histograms"]) >= {"actions", "advantages", "weights/policy.layers.0.weight"}
     assert shown(folder, trial, "model").Graph().node
     after = recorded(folder)
-    assert {each.id for each in before} < {each.id for each in after}
-    assert {each.end for each in after} <= {"stop", "shutdown", "disconnect", "drained", ""}
+    assert {recording.id for recording in before} < {recording.id for recording in after}
+    assert {recording.end for recording in after} <= {"stop", "shutdown", "disconnect", "drained", ""}
     of_trial = open_recordings(f"runs:/{trial.run_id}/recordings", tracking=trial.uri)
-    assert any(each.frames for each in of_trial), "the render has drawn their ticks"
-    kept = {each.id for each in of_trial}
-    assert interrupted_ids < kept <= {each.id for each in after} - {each.id for each in before}
-    assert 2 <= len(kept - interrupted_ids) <= 4, "the best and the worst of the last run"
+    assert any(recording.frames for recording in of_trial), "the render has drawn their ticks"
+    copied_ids = {recording.id for recording in of_trial}
+    assert (
+        interrupted_ids < copied_ids <= {recording.id for recording in after} - {recording.id for recording in before}
+    )
+    assert 2 <= len(copied_ids - interrupted_ids) <= 4, "the best and the worst of the last run"
     words = ("replay", "recordings", "--model", "models:/cartpole@champion", "--json")
     with brayx(folder, *words, environment=without_ray(folder)) as replayed, said_on_failure(replayed):
         assert replayed.ended() == 0
     report = json.loads(replayed.out)
     assert report["model"] == "models:/cartpole/1"
-    assert [row["recording"] for row in report["recordings"]] == [each.id for each in after]
+    assert [row["recording"] for row in report["recordings"]] == [recording.id for recording in after]
     assert report["total"]["ticks"] == sum(map(len, after))
     assert 0.0 < report["total"]["agreement"] < 1.0, "a training explores"
     assert report["total"]["kl"] > 0.0
@@ -220,7 +223,7 @@ def test_the_models_of_a_job_that_are_not_learned_act_with_their_champions(folde
             assert command.ended() == 0
             assert says in command.err
             assert f"champion: cartpole-{learned} version 1" in command.out
-    versions = {name: written(of[-1], "game/other_version") for name, of in trials(folder).items()}
+    versions = {name: written(named[-1], "game/other_version") for name, named in trials(folder).items()}
     assert {value for _, value in versions["left"]} == {0.0}
     assert {value for _, value in versions["right"]} == {1.0}
 

@@ -90,21 +90,21 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ended(folder: Path) -> int:
     """The recorded sessions whose end is written."""
-    return sum(each.end != "" for each in brayx.recording.open(str(folder)))
+    return sum(episode.end != "" for episode in brayx.recording.open(str(folder)))
 
 
 def test_every_tick_became_a_transition(recordings: Path) -> None:
     episodes = brayx.recording.open(str(recordings))
-    ticks = [len(each) for each in episodes]
-    found = list(brayx.recording.dataset(recordings))
-    assert len(found) == len(episodes) == GAMES
+    ticks = [len(episode) for episode in episodes]
+    bodies = list(brayx.recording.dataset(recordings))
+    assert len(bodies) == len(episodes) == GAMES
     # The first game has no known end, and the others are cut off by the time limit, without an observation after it.
-    assert [len(each) for each in found] == [count - 1 for count in ticks]
-    assert all(each.reward.tolist() == [1.0] * len(each) for each in found)
+    assert [len(body) for body in bodies] == [count - 1 for count in ticks]
+    assert all(body.reward.tolist() == [1.0] * len(body) for body in bodies)
     assert json.loads(episodes[-1].stop)["truncated"] is True
     with_end = brayx.recording.dataset(recordings, fields={"obs": "input/obs"}, only={"human": False})
-    assert [len(each) for each in with_end] == ticks[1:]
-    for seen, body in zip(found[1:], with_end, strict=True):
+    assert [len(body) for body in with_end] == ticks[1:]
+    for seen, body in zip(bodies[1:], with_end, strict=True):
         assert np.array_equal(body.obs[:-1], seen.obs)
 
 
@@ -115,12 +115,12 @@ def test_an_export_to_minari_is_read_back_equal(recordings: Path, tmp_path: Path
         assert command.ended() == 0, command.err
     want = list(brayx.recording.dataset(recordings, only={"human": False}))
     assert command.out == f"{len(want)} episodes of {sum(map(len, want))} steps: cartpole\n"
-    found = list(Dataset(tmp_path / "cartpole"))
-    assert len(found) == len(want)
-    for ours, theirs in zip(want, found, strict=True):
+    read_back = list(Dataset(tmp_path / "cartpole"))
+    assert len(read_back) == len(want)
+    for ours, theirs in zip(want, read_back, strict=True):
         for name in ("obs", "action", "reward", "terminated", "truncated"):
-            one, other = np.asarray(getattr(ours, name)), np.asarray(getattr(theirs, name))
-            assert (one.dtype, one.tolist()) == (other.dtype, other.tolist())
+            expected, other = np.asarray(getattr(ours, name)), np.asarray(getattr(theirs, name))
+            assert (expected.dtype, expected.tolist()) == (other.dtype, other.tolist())
     with run_brayx(tmp_path, *words, "--out", "cartpole") as again:
         assert again.ended() == 2
     assert "cartpole is not empty" in again.err
@@ -151,14 +151,14 @@ def test_a_clone_acts_like_the_records(recordings: Path, tmp_path: Path) -> None
         assert "versions old" not in command.out, "no version acted"
         assert "through the door" not in command.out, "nothing played"
         assert "not registered: nothing played" in command.out
-    (checkpoint,) = [each[-1].latest_checkpoint() for each in trials(tmp_path).values()]
+    (checkpoint,) = [named[-1].latest_checkpoint() for named in trials(tmp_path).values()]
     assert checkpoint is not None
     module, _ = build_model("model", job)
     module.load_state_dict(optree.tree_map(torch.from_numpy, read_checkpoint(checkpoint)[1]))
-    obs = np.concatenate([each.obs for each in brayx.recording.dataset(recordings)])
+    obs = np.concatenate([body.obs for body in brayx.recording.dataset(recordings)])
     with torch.no_grad():
         acted = module(torch.from_numpy(obs))["logits"].argmax(-1).numpy()
-    alike = acted == [balance(each) for each in obs]
+    alike = acted == [balance(row) for row in obs]
     assert alike.mean() > 0.9
 
 

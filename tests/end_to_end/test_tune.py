@@ -22,32 +22,32 @@ pytestmark = pytest.mark.slow
 def test_trials_behind_are_stopped_before_the_end_and_ray_is_not_imported(tmp_path: Path) -> None:
     """Trials with a learning rate that learns nothing get fewer env steps than the one that learns."""
     searched = ["learning_rate=choice(1e-9, 1e-3)", *(f"{name}={value}" for name, value in SMALL.items())]
-    words = ["tune", "--env", "CartPole-v1", *(word for each in searched for word in ("--search", each))]
+    words = ["tune", "--env", "CartPole-v1", *(word for setting in searched for word in ("--search", setting))]
     words += ["--num-trials", "4", "--num-steps", "16000", "--interval-steps", "4000", "--seed", "4"]
     with brayx(tmp_path, *words, environment=without_ray(tmp_path)) as command, said_on_failure(command):
         assert command.ended() == 0
     imported = tmp_path / "imported.txt"
     assert not imported.exists(), imported.read_text()
     (file,) = tmp_path.rglob("tuning.json")
-    best, *others = found = json.loads(file.read_text())["trials"]
-    assert {each["options"]["learning_rate"] for each in found} == {1e-9, 1e-3}, "the draws of this seed"
+    best, *others = rows = json.loads(file.read_text())["trials"]
+    assert {row["options"]["learning_rate"] for row in rows} == {1e-9, 1e-3}, "the draws of this seed"
     assert best["options"]["learning_rate"] == 1e-3
     assert best["curve"][-1][0] >= 16_000
-    assert [each for each in others if each["curve"][-1][0] < 16_000]
-    assert {each["error"] for each in found} == {""}
-    runs = [trial for of in trials(tmp_path, "tuning").values() for trial in of]
+    assert [row for row in others if row["curve"][-1][0] < 16_000]
+    assert {row["error"] for row in rows} == {""}
+    runs = [trial for named in trials(tmp_path, "tuning").values() for trial in named]
     assert len(runs) == 5
     assert {run.status for run in runs} == {"FINISHED"}, "a trial that was stopped is done"
     listed = listing(tracking_uri(tmp_path / "mlflow.db"))
-    assert sorted(row.env_steps for row in listed) == sorted(each["curve"][-1][0] for each in [best, *found])
-    assert sorted(row.mean_return for row in listed) == sorted(each["curve"][-1][1] for each in [best, *found])
+    assert sorted(row.env_steps for row in listed) == sorted(row["curve"][-1][0] for row in [best, *rows])
+    assert sorted(row.mean_return for row in listed) == sorted(row["curve"][-1][1] for row in [best, *rows])
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("method", ["asha", "pbt"])
 def test_every_trial_imitates_the_demonstrations(tmp_path: Path, method: Method) -> None:
     """Demonstrations are imitated at one learning rate, not at the other; a copy plays like the trial that imitated."""
-    found = tune(
+    result = tune(
         "CartPole-v1",
         {"learning_rate": Domain("choice", (1e-9, 1e-2)), "num_envs": 4, "batch_size": 8, "imitation_updates": 200},
         algorithm="mixed",
@@ -60,11 +60,11 @@ def test_every_trial_imitates_the_demonstrations(tmp_path: Path, method: Method)
         tracking=str(tmp_path),
         say=lambda line: None,
     )
-    assert {outcome.error for outcome in found.trials} == {""}
-    first = {outcome.number: outcome.curve[0][1] for outcome in found.trials}
+    assert {outcome.error for outcome in result.trials} == {""}
+    first = {outcome.number: outcome.curve[0][1] for outcome in result.trials}
     best, other = max(first, key=lambda number: first[number]), min(first, key=lambda number: first[number])
     assert first[best] > 1.5 * first[other]
-    (copies,) = ([origin for _, origin in each.clones] for each in found.trials if each.number == other)
+    (copies,) = ([origin for _, origin in outcome.clones] for outcome in result.trials if outcome.number == other)
     assert set(copies) == ({best} if method == "pbt" else set())
 
 
@@ -73,7 +73,7 @@ def test_clones_are_compared_by_games_and_those_behind_are_stopped(
 ) -> None:
     """It prints only the search's own lines, with transitions instead of env steps."""
     said: list[str] = []
-    found = tune(
+    result = tune(
         "CartPole-v1",
         {"learning_rate": Domain("choice", (1e-9, 1e-2)), "network.hidden": [16], "batch_size": 8},
         algorithm="bc",
@@ -85,13 +85,13 @@ def test_clones_are_compared_by_games_and_those_behind_are_stopped(
         tracking=str(tmp_path),
         say=said.append,
     )
-    assert {outcome.error for outcome in found.trials} == {""}
-    assert found.best.options["learning_rate"] == 1e-2
-    assert found.best.return_mean > 150
-    assert found.best.curve[-1][0] >= 24_000
-    assert any(outcome.curve[-1][0] < 24_000 for outcome in found.trials)
+    assert {outcome.error for outcome in result.trials} == {""}
+    assert result.best.options["learning_rate"] == 1e-2
+    assert result.best.return_mean > 150
+    assert result.best.curve[-1][0] >= 24_000
+    assert any(outcome.curve[-1][0] < 24_000 for outcome in result.trials)
     assert all(" transitions, return " in line for line in said)
-    assert "transitions" in table(found.trials, found.steps).splitlines()[0]
+    assert "transitions" in table(result.trials, result.steps).splitlines()[0]
     assert capfd.readouterr().out == ""
 
 
@@ -106,7 +106,7 @@ def copy_plays_as_the_one_ahead(tmp_path: Path, cluster: str | None = None) -> N
 
     What else a copy is given: tests/unit/search/test_tune.py.
     """
-    found = tune(
+    result = tune(
         "CartPole-v1",
         {"learning_rate": Domain("choice", (1e-9, 1e-3)), "num_envs": 8, "unroll_length": 64},
         method="pbt",
@@ -118,7 +118,7 @@ def copy_plays_as_the_one_ahead(tmp_path: Path, cluster: str | None = None) -> N
         cluster=cluster,
         say=lambda line: None,
     )
-    source, copy = sorted(found.trials, key=lambda outcome: outcome.number)
+    source, copy = sorted(result.trials, key=lambda outcome: outcome.number)
     after, origin = copy.clones[0]
     assert origin == source.number
     (_, without), (steps, mean) = copy.curve[after - 1 : after + 1]
@@ -127,15 +127,15 @@ def copy_plays_as_the_one_ahead(tmp_path: Path, cluster: str | None = None) -> N
     # A hundred games of a policy that is not learned further vary by a tenth.
     assert min(mean, before[-1][1]) > 1.5 * without
     assert mean > 0.7 * before[-1][1]
-    client = mlflow.MlflowClient(found.trial.uri)
+    client = mlflow.MlflowClient(result.trial.uri)
     experiment = client.get_experiment_by_name("tuning").experiment_id
     runs = client.search_runs([experiment])
-    nested = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == found.trial.run_id]
+    nested = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == result.trial.run_id]
     assert len(nested) == 2
     (run,) = (run for run in nested if run.info.run_name.endswith(f"{copy.number:02d}"))
     rates = {rate.step: rate.value for rate in client.get_metric_history(run.info.run_id, "option/learning_rate")}
     assert rates[steps] == 1e-9
     assert {run.info.status for run in runs} == {"FINISHED"}
-    assert found.trial.latest_checkpoint() is not None
-    artifacts = {file.path for file in client.list_artifacts(found.trial.run_id)}
+    assert result.trial.latest_checkpoint() is not None
+    artifacts = {file.path for file in client.list_artifacts(result.trial.run_id)}
     assert {"tuning.json", "tuning.png"} <= artifacts

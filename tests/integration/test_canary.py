@@ -101,11 +101,11 @@ def test_a_service_redeployed_with_another_model_gets_its_weights(
         return PoolClient("pool-anew", tracking_db, "", followed, alone_s=2)
 
     before, after = client("a"), client("b")
-    for of, factor in ((before, 1), (after, 2)):
-        assert ray.get(of.handle().newer.remote(None, WAIT_S), timeout=WAIT_S) == {"model": {"champion": 1}}
-        assert asyncio.run(of.weights("model", 1, WAIT_S))["factor"] == factor
-    for of in (before, after):
-        until(lambda actor=of.actor: not there(actor), "each pool ends by itself", WAIT_S)
+    for pool_client, factor in ((before, 1), (after, 2)):
+        assert ray.get(pool_client.handle().newer.remote(None, WAIT_S), timeout=WAIT_S) == {"model": {"champion": 1}}
+        assert asyncio.run(pool_client.weights("model", 1, WAIT_S))["factor"] == factor
+    for pool_client in (before, after):
+        until(lambda actor=pool_client.actor: not there(actor), "each pool ends by itself", WAIT_S)
 
 
 def test_concurrent_requests_for_a_version_share_one_copy(ray_cluster: str, tracking_db: str, tmp_path: Path) -> None:
@@ -132,23 +132,23 @@ async def test_a_starting_replica_gets_the_version_of_its_alias_if_available_in_
         save_weights(folder / "weights.npz", {"factor": np.array([step], np.float32)})
         register(trial, trial.save_checkpoint(folder, step), "begins")
     client = PoolClient("pool-begins", tracking_db, "", {"model": Followed("begins", every_s=0.1)})
-    at = await client.look(WAIT_S)
-    assert at == {"model": {"champion": 2}}
-    named = await initial_version(client, "model", "champion", at, 1)
+    aliases = await client.look(WAIT_S)
+    assert aliases == {"model": {"champion": 2}}
+    named = await initial_version(client, "model", "champion", aliases, 1)
     assert named is not None
     assert (named[0], named[1]["factor"].tolist()) == (2, [2])
     for deployed in (
-        initial_version(client, "model", "champion", at, 2),
-        initial_version(client, "model", "candidate", at, 1),
+        initial_version(client, "model", "champion", aliases, 2),
+        initial_version(client, "model", "candidate", aliases, 1),
         initial_version(client, "model", "champion", {"model": {"champion": 9}}, 1),
     ):
         assert await deployed is None, "it is deployed already, or the alias or the version does not exist"
     ray.kill(client.handle())
 
     away = PoolClient("pool-away", "http://127.0.0.1:1", "", {"model": Followed("begins", every_s=0.1)})
-    at = await away.look(1.0)
-    assert at is None, "the registry does not answer"
-    assert await initial_version(away, "model", "champion", at, 1) is None
+    aliases = await away.look(1.0)
+    assert aliases is None, "the registry does not answer"
+    assert await initial_version(away, "model", "champion", aliases, 1) is None
     ray.kill(away.handle())
 
 
@@ -230,9 +230,11 @@ def test_a_canary_its_promotion_and_a_replica_that_is_killed(
     until(lambda: sum(new() == 2 for _ in range(40)) >= 4, "on both replicas", WAIT_S)
     assert registered() == [f"models:/{project}/1", f"models:/{project}/2"], "the versions that a session may get"
 
-    of = Followed(project, canary="candidate", share=SHARE)
+    followed = Followed(project, canary="candidate", share=SHARE)
     names = [f"session-{i}" for i in range(60)]
-    expected = {name: 2 if of.choose(name, {"champion": 1, "candidate": 2}) == "candidate" else 1 for name in names}
+    expected = {
+        name: 2 if followed.choose(name, {"champion": 1, "candidate": 2}) == "candidate" else 1 for name in names
+    }
     running = {name: begin(name) for name in names}
     assert {name: ask(client) for name, client in running.items()} == expected, "the session's id alone decides"
     assert Counter(expected.values())[2] > 5
@@ -248,8 +250,8 @@ def test_a_canary_its_promotion_and_a_replica_that_is_killed(
 
     def runs() -> dict[str, Any]:
         experiment = booked.get_experiment_by_name(project)
-        found = booked.search_runs([experiment.experiment_id], "attributes.run_name LIKE 'serving%'")
-        return {run.info.run_name: run.data.metrics for run in found}
+        logged_runs = booked.search_runs([experiment.experiment_id], "attributes.run_name LIKE 'serving%'")
+        return {run.info.run_name: run.data.metrics for run in logged_runs}
 
     def sessions() -> dict[str, float]:
         return {name: metrics.get("session/sessions", 0.0) for name, metrics in runs().items()}
@@ -292,14 +294,14 @@ def test_a_canary_its_promotion_and_a_replica_that_is_killed(
 
     def acting() -> dict[str, int]:
         """The versions of some new sessions by name, as far as a replica answers."""
-        found = {}
+        versions = {}
         with contextlib.suppress(BrayxError):
             for name in (uuid.uuid4().hex for _ in range(10)):
                 with Client(url, timeout_s=10.0) as client:
                     client.start(session=name)
-                    found[name] = ask(client)
+                    versions[name] = ask(client)
                     client.stop()
-        return found
+        return versions
 
     until(lambda: set(acting().values()) == {2, 3}, "both aliases are followed", WAIT_S)
     killed = replicas()
@@ -308,8 +310,8 @@ def test_a_canary_its_promotion_and_a_replica_that_is_killed(
         os.kill(pid, signal.SIGKILL)
     first: dict[str, int] = {}
     until(lambda: first.update(acting()) or first, "new replicas answer", WAIT_S)
-    at = {"champion": 2, "candidate": 3}
-    assert first == {name: at[of.choose(name, at)] for name in first}, "from the first session on"
+    aliases = {"champion": 2, "candidate": 3}
+    assert first == {name: aliases[followed.choose(name, aliases)] for name in first}, "from the first session on"
     until(lambda: len(replicas()) == len(killed), "as many as before", WAIT_S)
     assert not replicas() & killed
     end(project)

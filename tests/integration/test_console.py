@@ -88,11 +88,11 @@ class Served:
 
     def acts_with(self) -> set[int]:
         """The versions that some new sessions act with."""
-        found = set()
+        versions = set()
         for _ in range(8):
             with playing(self.door, os.urandom(8).hex()) as tick:
-                found.add(int(tick(1.0)["version"]))
-        return found
+                versions.add(int(tick(1.0)["version"]))
+        return versions
 
 
 @pytest.fixture(scope="module")
@@ -123,14 +123,14 @@ def both_replicas(served: Served) -> Iterator[dict[str, Any]]:
 
 def owner(session: str) -> Location:
     directory = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
-    found = ray.get(directory.locate.remote(session), timeout=WAIT_S)
-    assert isinstance(found, Location)
-    return found
+    location = ray.get(directory.locate.remote(session), timeout=WAIT_S)
+    assert isinstance(location, Location)
+    return location
 
 
 def test_sessions_of_both_replicas_are_listed_and_one_is_followed_and_ended(served: Served) -> None:
     with both_replicas(served) as sessions:
-        listed = {each["session"]: each for each in served.console.get("/api/sessions")}
+        listed = {row["session"]: row for row in served.console.get("/api/sessions")}
         assert set(listed) == set(sessions)
         assert listed["session/0"]["arms"] == ["model/champion/1"]
         job = served.console.get("/api/job")
@@ -138,7 +138,7 @@ def test_sessions_of_both_replicas_are_listed_and_one_is_followed_and_ended(serv
         assert job["registered"]["model"][0] == f"models:/{PROJECT}/1"
 
         for name, tick in list(sessions.items())[:4]:
-            found, losses = [], list[str]()
+            ticks, losses = [], list[str]()
 
             def play(tick: Any = tick, losses: list[str] = losses) -> None:
                 try:
@@ -155,9 +155,9 @@ def test_sessions_of_both_replicas_are_listed_and_one_is_followed_and_ended(serv
                 for line in stream.iter_lines():
                     if line.startswith("data: "):
                         message = json.loads(line.removeprefix("data: "))
-                        found += message["ticks"]
-                        is_drawn = message["frame"] is not None or len(found) > 5000
-                        if len(found) > 10 and is_drawn and not ended:
+                        ticks += message["ticks"]
+                        is_drawn = message["frame"] is not None or len(ticks) > 5000
+                        if len(ticks) > 10 and is_drawn and not ended:
                             ended = True
                             served.console.http.delete("/api/sessions", params={"session": name}).raise_for_status()
                     elif line.startswith("event: "):
@@ -165,8 +165,8 @@ def test_sessions_of_both_replicas_are_listed_and_one_is_followed_and_ended(serv
             player.join(WAIT_S)
             assert message["end"] == "ended"
             assert message["frame"]["image"].startswith("data:image/png;base64,"), message["frame"]["failure"]
-            assert [each["number"] for each in found[-5:]] == list(range(found[-5]["number"], found[-1]["number"] + 1))
-            shown = found[-1]
+            assert [row["number"] for row in ticks[-5:]] == list(range(ticks[-5]["number"], ticks[-1]["number"] + 1))
+            shown = ticks[-1]
             assert (shown["arrays"]["obs"], shown["output"]) == ([shown["input"]["x"], 0.0], {"version": 1})
             assert len(shown["probabilities"]) == 2
             assert len(losses) == 1
@@ -204,7 +204,7 @@ def test_health_refusals_recordings_and_trials(served: Served) -> None:
     numbers = served.reader.get("/api/job")["numbers"]
     assert numbers["sessions_started"] == numbers["sessions_ended.stop"] + numbers.get("sessions_ended.ended", 0.0)
     until(lambda: served.reader.get("/api/recordings")["total"] > 10, "recordings are written", WAIT_S)
-    assert {each["project"] for each in served.reader.get("/api/trials")} == {PROJECT}
+    assert {trial["project"] for trial in served.reader.get("/api/trials")} == {PROJECT}
     assert served.reader.get("/api/league") is None
 
 
@@ -215,9 +215,9 @@ def test_a_session_with_images_has_a_video_of_its_frames(served: Served) -> None
 
     def filmed() -> list[Any]:
         return [
-            each
-            for each in served.reader.get("/api/recordings")["recordings"]
-            if each["session"] == "filmed" and each["end"]
+            recording
+            for recording in served.reader.get("/api/recordings")["recordings"]
+            if recording["session"] == "filmed" and recording["end"]
         ]
 
     until(filmed, "it is recorded", WAIT_S)
@@ -227,12 +227,12 @@ def test_a_session_with_images_has_a_video_of_its_frames(served: Served) -> None
     episode = brayx.recording.open(recording.folder).find(row["id"])
     assert episode is not None
     assert row["frames"] == episode.frames == 3
-    for at in range(3):
-        image = episode.image(at)
+    for index in range(3):
+        image = episode.image(index)
         assert image is not None
         assert image.shape == (48, 48, 3)
-        assert np.abs(image.astype(int) - 10 * at).max() < 5
-        reply = served.reader.http.get(f"/api/recordings/{row['id']}/frames/{at}")
+        assert np.abs(image.astype(int) - 10 * index).max() < 5
+        reply = served.reader.http.get(f"/api/recordings/{row['id']}/frames/{index}")
         assert reply.content.startswith(b"\x89PNG")
     assert list(Path(recording.folder).glob("*.mp4"))
     episode.save_video(served.job.folder / "filmed.mp4")
@@ -243,13 +243,13 @@ def test_a_human_plays_at_serves_ingress(served: Served) -> None:
     assert served.reader.get("/api/opponents")["why_not"] == ""
     game = served.console.post("/api/games", {})
     session = f"{game['game']}-agent-me"
-    assert session in {each["session"] for each in served.reader.get("/api/sessions")}
+    assert session in {row["session"] for row in served.reader.get("/api/sessions")}
     path = f"/api/games/{game['game']}/moves"
     game = served.console.post(path, {"move": 1})
     assert (game["board"]["text"], game["over"]) == ("version 1", False)
     game = served.console.post(path, {"move": 2})
     assert (game["board"]["result"], game["over"]) == ("draw", True)
-    assert session not in {each["session"] for each in served.reader.get("/api/sessions")}
+    assert session not in {row["session"] for row in served.reader.get("/api/sessions")}
 
 
 def test_keys_have_scopes_and_a_games_door_has_no_control(served: Served) -> None:
@@ -288,7 +288,10 @@ def test_a_replica_that_is_killed_while_its_session_is_followed_is_reported(serv
         (pid,) = [
             pid
             for pid, process in pids.items()
-            if any(each.laddr.port == port and each.status == "LISTEN" for each in process.net_connections())
+            if any(
+                connection.laddr.port == port and connection.status == "LISTEN"
+                for connection in process.net_connections()
+            )
         ]
         lines = []
         with served.console.http.stream("GET", "/api/sessions/follow", params={"session": name}) as stream:
@@ -301,7 +304,7 @@ def test_a_replica_that_is_killed_while_its_session_is_followed_is_reported(serv
         error = json.loads(lines[-2].removeprefix("data: "))
         assert error["error"] == "session_lost"
         assert "the replica that ran it died" in error["message"]
-        left = {each["session"] for each in served.console.get("/api/sessions")}
+        left = {row["session"] for row in served.console.get("/api/sessions")}
         assert name not in left
         assert left, "the other replica's sessions go on"
         # The new replica is asked, too.

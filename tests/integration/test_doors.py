@@ -174,8 +174,8 @@ async def test_a_killed_replica_loses_its_own_sessions_and_each_loss_is_reported
     async with sessions(echo, 16) as clients:
         where = {client: locate(client.session) for client in clients}
         victim = next(iter(where.values()))
-        lost = [client for client, at in where.items() if at == victim]
-        kept = [client for client, at in where.items() if at != victim]
+        lost = [client for client, owner in where.items() if owner == victim]
+        survivors = [client for client, owner in where.items() if owner != victim]
         ids = [str(client.session) for client in lost]
         os.kill(pid_of(victim.address), signal.SIGKILL)
         answers: dict[str, list[tuple[int, str]]] = {}
@@ -185,7 +185,7 @@ async def test_a_killed_replica_loses_its_own_sessions_and_each_loss_is_reported
                 answers[session] = [post(echo, "tick", session) for _ in range(3)]
 
         asking = asyncio.create_task(asyncio.to_thread(ask))
-        assert await play_until(kept, asking.done) > 0
+        assert await play_until(survivors, asking.done) > 0
         await asking
         for session, replies in answers.items():
             assert replies == [(410, "session_lost"), (404, "session_unknown"), (404, "session_unknown")], session
@@ -211,8 +211,8 @@ async def test_sessions_with_snapshots_survive_a_killed_replica_and_report_the_t
         victim = next(iter(where.values()))
         assert victim is not None
         os.kill(pid_of(victim.address), signal.SIGKILL)
-        for client, at in where.items():
-            if at == victim:
+        for client, owner in where.items():
+            if owner == victim:
                 with pytest.raises(SessionResumed) as raised:
                     await client.tick(b"21")
                 assert raised.value.details == {"tick": 16}
@@ -295,8 +295,8 @@ async def test_sessions_move_without_an_error_when_their_replica_is_scaled_away(
                 clients.append(AsyncClient(url, timeout_s=WAIT_S, reconnect_s=WAIT_S))
                 stack.push_async_callback(clients[-1].close)
                 await clients[-1].start()
-        one = echo_app(ECHO.model_copy(update={"num_workers": 1}))
-        scaling = asyncio.create_task(asyncio.to_thread(serve.run, one, name="echo", route_prefix="/echo"))
+        smaller = echo_app(ECHO.model_copy(update={"num_workers": 1}))
+        scaling = asyncio.create_task(asyncio.to_thread(serve.run, smaller, name="echo", route_prefix="/echo"))
         assert await play_until(clients, lambda: scaling.done() and len(replicas()) == 1) > 0
         await scaling
         assert await play_until(clients, iter([False] * 24 + [True] * len(clients)).__next__) > 0
@@ -333,13 +333,13 @@ async def test_a_session_whose_owner_died_while_the_directory_was_down_is_report
     async with sessions(echo, 8) as clients:
         where = {str(client.session): locate(str(client.session)) for client in clients}
         await until_awaited(
-            lambda: set(where) <= {s for of in written.read_all().values() for s in of}, "a renewal", WAIT_S
+            lambda: set(where) <= {s for sessions in written.read_all().values() for s in sessions}, "a renewal", WAIT_S
         )
         victim = next(iter(where.values()))
         assert victim is not None
         os.kill(pid_of(victim.address), signal.SIGKILL)
         ray.kill(ray.get_actor(DIRECTORY, namespace=NAMESPACE), no_restart=False)
-        replies: dict[str, list[tuple[int, str]]] = {session: [] for session, at in where.items() if at == victim}
+        replies: dict[str, list[tuple[int, str]]] = {session: [] for session, owner in where.items() if owner == victim}
         deadline = time.monotonic() + WAIT_S
         for session, answers in replies.items():
             while len(answers) < 2 and time.monotonic() < deadline:

@@ -71,10 +71,10 @@ def owner(session: str) -> str:
 async def test_sessions_of_a_game_exchange_values_through_any_replica_and_door(
     replicas: list[str],
 ) -> None:
-    one, other = replicas
+    first, other = replicas
     owners = set()
     async with contextlib.AsyncExitStack() as stack, asyncio.timeout(2 * WAIT_S):
-        for game, urls in enumerate([(one, other), (other, one.replace("http", "ws", 1))]):
+        for game, urls in enumerate([(first, other), (other, first.replace("http", "ws", 1))]):
             left, right = (AsyncClient(url, timeout_s=WAIT_S) for url in urls)
             for client in (left, right):
                 stack.push_async_callback(client.close)

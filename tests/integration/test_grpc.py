@@ -90,23 +90,23 @@ def play(stub: GamecoreStub) -> None:
 def resume(stub: GamecoreStub) -> None:
     """A numbered session continues on another stream after its own is cut, at any replica."""
     session = uuid.uuid4().hex
-    held = Held(stub)
-    assert held.ask(session=session, kind=START, body=b"a") == b"a"
-    assert held.ask(kind=TICK, seq=0, body=b"zero") == b"zero"
-    held.call.cancel()
+    stream = Held(stub)
+    assert stream.ask(session=session, kind=START, body=b"a") == b"a"
+    assert stream.ask(kind=TICK, seq=0, body=b"zero") == b"zero"
+    stream.call.cancel()
     for seq, body, reply in ((0, b"was it lost?", b"zero"), (1, b"one", b"one"), (2, b"two", b"two"), (2, b"", b"two")):
-        held = Held(stub)  # at either replica
-        assert held.ask(session=session, kind=TICK, seq=seq, body=body) == reply
-        held.call.cancel()
+        stream = Held(stub)  # at either replica
+        assert stream.ask(session=session, kind=TICK, seq=seq, body=body) == reply
+        stream.call.cancel()
     assert replies(stub.Play(iter([pb.StepRequest(session=session, kind=STOP)]), timeout=WAIT_S)) == [b""]
 
 
 def free_again(stub: GamecoreStub) -> None:
     """A stream that is cut off ends its session."""
     session = uuid.uuid4().hex
-    held = Held(stub)
-    assert held.ask(session=session, kind=START, body=b"a") == b"a"
-    held.call.cancel()
+    stream = Held(stub)
+    assert stream.ask(session=session, kind=START, body=b"a") == b"a"
+    stream.call.cancel()
     until(lambda: replies(stub.Play(game(session), timeout=WAIT_S)) == [b"", b"bye"], "a free session", WAIT_S)
 
 
@@ -133,11 +133,11 @@ def test_streams(stub: GamecoreStub, what: Callable[[GamecoreStub], None]) -> No
 
 
 def test_a_session_stopped_at_another_replica_ends_its_stream(stub: GamecoreStub) -> None:
-    held = Held(stub)
+    stream = Held(stub)
     session = uuid.uuid4().hex
-    assert held.ask(session=session, kind=START, body=b"a") == b"a"
+    assert stream.ask(session=session, kind=START, body=b"a") == b"a"
     stub.Step(pb.StepRequest(session=session, kind=STOP), timeout=WAIT_S)
-    reply = held.next()
+    reply = stream.next()
     assert isinstance(reply, SessionLost)
     assert reply.details == {"reason": "stop"}
-    assert next(held.call, None) is None
+    assert next(stream.call, None) is None

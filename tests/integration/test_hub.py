@@ -80,11 +80,11 @@ def test_the_learner_and_the_progress_read_the_newest_numbers_at_once(
     numbers, taken = TrialNumbers(hub[0], every_s=100.0), list[Any]()  # so that there is one request
 
     def look(call: Any) -> bool:
-        found = is_done(call)
-        if found and not taken:
+        done = is_done(call)
+        if done and not taken:
             taken.append(call)
             numbers.newest()
-        return found
+        return done
 
     monkeypatch.setattr("brayx.cluster.learner.is_done", look)
     until(lambda: (numbers.newest(), bool(taken))[1], "an answer")
@@ -205,12 +205,12 @@ def test_exceptions_of_agents_in_a_replica_are_shown_by_the_job_and_end_it(
     out = io.StringIO()
     progress = Progress("t", num_steps=1, console=Console(file=out))
     games = SimpleNamespace(num=1, running=1, failures=0, messages=[])
-    found = numbers_of(hub)
-    assert found is not None
-    Watch(progress, SimpleNamespace(), games, [], 8, 0.8).look(*found)  # type: ignore[arg-type]
+    latest = numbers_of(hub)
+    assert latest is not None
+    Watch(progress, SimpleNamespace(), games, [], 8, 0.8).look(*latest)  # type: ignore[arg-type]
     assert [line.strip() for line in out.getvalue().splitlines()[1:]] == lines
     with pytest.raises(AgentError) as raised:
-        Watch(progress, SimpleNamespace(), games, [], 8, 0.79).look(*found)  # type: ignore[arg-type]
+        Watch(progress, SimpleNamespace(), games, [], 8, 0.79).look(*latest)  # type: ignore[arg-type]
     assert raised.value.message == "; ".join(
         [f"errors take more than trainer.max_lost_share 0.79 allows: {lines[0]}", lines[1]]
     )

@@ -177,14 +177,14 @@ def untrained(folder: Path) -> str:
 
 def children(uri: str, parent: str) -> dict[str, list[str]]:
     """Status of the players' trials, by name."""
-    found: dict[str, list[str]] = {}
+    statuses: dict[str, list[str]] = {}
     with closing(sqlite3.connect(uri.removeprefix("sqlite:///"))) as database:
         query = (
             "SELECT name, status FROM runs JOIN tags USING (run_uuid) WHERE key = 'mlflow.parentRunId' AND value = ?"
         )
         for name, status in database.execute(query, (parent,)):
-            found.setdefault(name, []).append(status)
-    return found
+            statuses.setdefault(name, []).append(status)
+    return statuses
 
 
 def test_a_league_on_ray_goes_on_after_kills_moves_to_one_process_and_back_and_ends(
@@ -261,10 +261,10 @@ def a_game_is_watched(console: Console, door: str) -> str:
         red.start(session=sessions[0])
         blue.start(session=sessions[1])
         running = console.get("/api/sessions")
-        assert {each["session"] for each in running} == set(sessions)
+        assert {row["session"] for row in running} == set(sessions)
         assert console.get("/api/job")["sessions"] == 2
         # The script asks no model, and the league draws its seat; every game has at least one other player.
-        session = next(each["session"] for each in running if each["player"] != "zero")
+        session = next(row["session"] for row in running if row["player"] != "zero")
         console.get("/api/sessions/ticks", session=session)  # so that it is followed before the game is played
         ticks, end = list[Any](), ""
         with console.http.stream("GET", "/api/sessions/follow", params={"session": session}) as stream:
@@ -286,11 +286,11 @@ def what_the_console_shows(console: Console, uri: str, folder: Path) -> None:
     job = console.get("/api/job")
     assert (job["mode"], job["project"], job["trial"]) == ("train", "higher", "league")
     assert job["numbers"]["env_steps"] > 0
-    assert league_trial(uri, folder).run_id in {each["run_id"] for each in console.get("/api/trials")}
+    assert league_trial(uri, folder).run_id in {trial["run_id"] for trial in console.get("/api/trials")}
     (model,) = console.get("/api/models")
     assert model["name"] == "higher"
     assert model["aliases"] == aliases("higher", uri)
-    assert model["aliases"]["champion"] in {each["version"] for each in model["versions"]}
+    assert model["aliases"]["champion"] in {version["version"] for version in model["versions"]}
     assert console.get("/api/league")["champion"]
     promotion = {"json": {"version": model["versions"][0]["version"]}}
     assert console.refusal("POST", "/api/models/higher/promote", **promotion) == (403, "forbidden")
@@ -386,8 +386,8 @@ def its_actor_a_learner_and_a_replica_are_killed(
 
 def replicas() -> list[str]:
     """Names of the actors that are the job's replicas."""
-    found = ray.util.list_named_actors(all_namespaces=True)
-    return [each["name"] for each in found if each["name"].startswith("SERVE_REPLICA::actor#")]
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in actors if actor["name"].startswith("SERVE_REPLICA::actor#")]
 
 
 def is_whole(*, without: str) -> bool:
@@ -399,8 +399,8 @@ def is_whole(*, without: str) -> bool:
 
 def named_actors() -> list[str]:
     """Names of the actors of jobs."""
-    found = ray.util.list_named_actors(all_namespaces=True)
-    return [each["name"] for each in found if each["namespace"] == NAMESPACE]
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
 
 
 def process_of(actor: str) -> psutil.Process:

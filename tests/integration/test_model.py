@@ -210,7 +210,9 @@ async def test_a_killed_store_without_a_publisher_gets_the_newest_back_from_a_su
     await until(lambda: seen and seen[-1] == (3, 3) and also and also[-1] == (3, 3), timeout_s=40)
     await asyncio.to_thread(kill_9, store)
     await until(lambda: ray.get(store.steps.remote(), timeout=60) == {3: 30}, timeout_s=60)
-    subscribers.append(WeightSubscriber(store, lambda *found: late.append((found[0], found[1]["factor"][-1]))))
+    subscribers.append(
+        WeightSubscriber(store, lambda *published: late.append((published[0], published[1]["factor"][-1])))
+    )
     assert await subscribers[-1].start() == 3
     assert late == [(3, 3)], "a subscriber that joins after the restart gets the newest at once"
     assert ray.get(store.about.remote(), timeout=60) == b"what it is"
@@ -252,7 +254,7 @@ async def test_a_thousand_publishes_leave_the_newest_and_nothing_else(store):
         psutil.Process(),
         psutil.Process(await store.pid.remote()),
     ]  # the publisher and follower, and the store
-    held = []  # private bytes and open descriptors, after each hundred
+    used = []  # private bytes and open descriptors, after each hundred
 
     def publish():
         nonlocal most
@@ -260,14 +262,14 @@ async def test_a_thousand_publishes_leave_the_newest_and_nothing_else(store):
             publisher.publish(factor(value, size), value)
             if value % 100 == 0:
                 most = max(most, objects_in_shared_memory() - before)
-                held.append([(each.memory_full_info().uss, each.num_fds()) for each in processes])
+                used.append([(process.memory_full_info().uss, process.num_fds()) for process in processes])
 
     await asyncio.to_thread(publish)
     await until(lambda: seen[-1] == (1000, 1000), timeout_s=60)
     versions = [version for version, _ in seen]
     assert versions == sorted(set(versions))
     assert most <= 400, "of 2000: four are kept, and Ray frees what was dropped a hundred at a time"
-    for of_each in zip(*held, strict=True):
+    for of_each in zip(*used, strict=True):
         sizes, descriptors = np.array(of_each).T
         # The 800 after the first 200, which fill what is kept, are 800 MB and a descriptor each.
         assert sizes[2:].max() - sizes[1] < 100 * 2**20, sizes

@@ -58,8 +58,8 @@ def url(grpc_ingress: Ingress, pool: Pool) -> Iterator[str]:
 
 def ticked(client: Client) -> list[Any]:
     """Value, version and mode of a tick."""
-    found: list[Any] = json.loads(client.tick(b"{}"))[:3]
-    return found
+    answer: list[Any] = json.loads(client.tick(b"{}"))[:3]
+    return answer
 
 
 def test_a_start_gets_the_opponent_that_its_header_or_body_asks_for(url: str) -> None:
@@ -105,10 +105,10 @@ def test_the_console_offers_levels_and_versions_to_a_human(url: str, pool: Pool)
     serve.run(console_application(job, pool.uri), name="console", route_prefix=None)
     try:
         console = Console(serve.get_app_handle("console").remote().result(timeout_s=WAIT_S))
-        found = console.get("/api/opponents")["opponents"]
+        opponents = console.get("/api/opponents")["opponents"]
     finally:
         serve.delete("console")
-    assert [*found.items()][:3] == [
+    assert [*opponents.items()][:3] == [
         ("level easy", {"level": "easy"}),
         ("level hard", {"level": "hard"}),
         ("version 6", {"version": 6}),
@@ -155,7 +155,7 @@ def test_a_session_keeps_its_opponent_at_another_replica(url: str, pool: Pool) -
 def pid_of(session: str) -> int:
     """The replica that owns a session."""
     directory = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
-    at: Location = ray.get(directory.locate.remote(session), timeout=WAIT_S)
-    port = int(at.address.rpartition(":")[2])
+    location: Location = ray.get(directory.locate.remote(session), timeout=WAIT_S)
+    port = int(location.address.rpartition(":")[2])
     (pid,) = {c.pid for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port}
     return int(pid or 0)

@@ -42,14 +42,14 @@ def counter(ingress: Ingress, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.mark.parametrize("scheme", ["http", "ws"])
 def test_it_keeps_its_sessions_apart(counter: str, scheme: str) -> None:
     url = counter.replace("http", scheme, 1)
-    with Client(url, timeout_s=WAIT_S) as one, Client(url, timeout_s=WAIT_S) as other:
-        assert (one.start(), other.start()) == (b"ready", b"ready")
-        assert [one.tick(b"1.5"), other.tick(b"10"), one.tick(b"2")] == [b"1.5", b"10.0", b"3.5"]
+    with Client(url, timeout_s=WAIT_S) as first, Client(url, timeout_s=WAIT_S) as other:
+        assert (first.start(), other.start()) == (b"ready", b"ready")
+        assert [first.tick(b"1.5"), other.tick(b"10"), first.tick(b"2")] == [b"1.5", b"10.0", b"3.5"]
         with pytest.raises(BrayxError, match="b'two' is not a number") as raised:
-            one.tick(b"two")
+            first.tick(b"two")
         assert raised.value.code == "bad_body"
-        assert one.tick(b"1") == b"4.5", "the session goes on"
-        assert (one.stop(), other.stop()) == (b"4.5", b"10.0")
+        assert first.tick(b"1") == b"4.5", "the session goes on"
+        assert (first.stop(), other.stop()) == (b"4.5", b"10.0")
 
 
 def test_a_stateless_call_is_refused(counter: str) -> None:

@@ -111,8 +111,8 @@ def totals(families: Mapping[str, Any]) -> dict[str, dict[str, float]]:
             whole = sample.name == name or sample.name.endswith(("_total", "_count"))
             if whole and sample.labels["application"] == APPLICATION:
                 label = sample.labels["label"]
-                of = numbers[name.removeprefix("ray_brayx_")]
-                of[label] = of.get(label, 0.0) + sample.value
+                by_label = numbers[name.removeprefix("ray_brayx_")]
+                by_label[label] = by_label.get(label, 0.0) + sample.value
     return numbers
 
 
@@ -165,13 +165,13 @@ def test_the_endpoint_shows_exactly_what_was_played(url: str) -> None:
     assert expected["ticks"][""] - 2 * 7 <= waits <= expected["ticks"][""], "one tick in eight is sampled"
     assert numbers["acting_version"]["policy"] == 2 * 7
 
-    declared = {name.removesuffix("_total") for each in EXPORTED.values() for name in each.series}
+    declared = {name.removesuffix("_total") for exported in EXPORTED.values() for name in exported.series}
     for name, family in families.items():
         mine = [sample for sample in family.samples if sample.labels["application"] == APPLICATION]
         assert {sample.name.removesuffix("_total") for sample in mine} <= declared
         assert all(sample.labels["deployment"] == "counting" and sample.labels["replica"] for sample in mine)
-        of = EXPORTED[name.removeprefix("ray_")]
-        assert (family.type, family.documentation) == (of.type, of.help)
+        exported = EXPORTED[name.removeprefix("ray_")]
+        assert (family.type, family.documentation) == (exported.type, exported.help)
     assert families["ray_brayx_ticks"].documentation == f"{METRICS['ticks'].help} [{METRICS['ticks'].unit}]"
     assert {s.labels["metric"] for s in families["ray_brayx_own_sum"].samples} == {'coins "found" \\u2603\\n'}
     active = families["ray_brayx_sessions_active"].samples

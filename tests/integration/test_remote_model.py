@@ -77,10 +77,10 @@ class Held(torch.nn.Module):
         self.factor = torch.nn.Parameter(torch.tensor([2.0]))
 
     def forward(self, x):
-        held = self.folder / "held"
-        if held.exists():
+        marker = self.folder / "held"
+        if marker.exists():
             (self.folder / f"{os.getpid()}.pid").touch()
-        while held.exists():
+        while marker.exists():
             time.sleep(0.01)
         return x * self.factor
 
@@ -149,9 +149,9 @@ class Elsewhere:
         find, create = remote.find, remote.create_weight_store
 
         def looked(name):
-            found = find(name)
+            store = find(name)
             (folder / "looked").touch()
-            return found
+            return store
 
         def made(*args, **options):
             (folder / "begun").touch()
@@ -463,11 +463,11 @@ def test_clones_made_concurrently_have_different_names(serve_instance, tracking_
         thread.start()
     for thread in threads:
         thread.join()
-    one, other = sorted(clones, key=lambda made: made.name)
-    assert (one.name, other.name) == ("many-1", "many-2")
-    one.publish_weights(factor(3), step=1)
-    assert (one.version, other.version) == (2, 1)
-    one.delete()
+    first, other = sorted(clones, key=lambda made: made.name)
+    assert (first.name, other.name) == ("many-1", "many-2")
+    first.publish_weights(factor(3), step=1)
+    assert (first.version, other.version) == (2, 1)
+    first.delete()
     again = RemoteModel(
         "many-1", Scale(1), EXAMPLE, OFFSET, local_mode=True, checkpoint_interval=1, tracking=tracking_db
     )
@@ -493,7 +493,7 @@ def test_processes_that_start_a_model_with_checkpoints_together_get_one_model(
     until((tmp_path / "begun").exists, "the first has its trial")
     second = processes[1].start.remote(name, local_mode, tracking_db, tmp_path, False)
     made = ray.get([first, second], timeout=200)
-    tokens, trials, answers, pids = (set(of) for of in zip(*made, strict=True))
+    tokens, trials, answers, pids = (set(values) for values in zip(*made, strict=True))
     assert (len(tokens), len(trials), len(pids)) == (1, 1, 2)
     assert answers == {learned}
     model = RemoteModel(name)
@@ -635,9 +635,9 @@ def test_replicas_are_in_ray_s_prometheus_export(serve_instance):
 
         wanted = {"forward_batch_size", "forward_seconds_count", "forward_wait_seconds_count", "acting_version"}
         until(lambda: wanted <= exported().keys(), "the replica's metrics", timeout_s=60)
-        found = exported()
-        assert found["forward_batch_size"] == 8
-        assert (found["forward_seconds_samples_total"], found["acting_version"]) == (1, 1)
+        values = exported()
+        assert values["forward_batch_size"] == 8
+        assert (values["forward_seconds_samples_total"], values["acting_version"]) == (1, 1)
         with pytest.raises(DeadlineExceeded):
             model(X, offset=ZERO, deadline_s=1e-6)
     finally:

@@ -104,8 +104,8 @@ async def test_replicas_killed_under_load_answer_right_or_fail_in_time_and_are_r
 
 
 async def test_a_store_killed_while_publishing_fails_no_forward_and_gets_the_newest_back(ingress):
-    one = np.ones(1, np.float32)
-    model = await RemoteModel.connect("published", Number(), (one[None],), num_workers=2, use_onnx=False)
+    x = np.ones(1, np.float32)
+    model = await RemoteModel.connect("published", Number(), (x[None],), num_workers=2, use_onnx=False)
     client = model.client()
     newest, last, seen, numbers = 1, 1, 0, {1: 1.0}
     ended, enough = asyncio.Event(), threading.Event()
@@ -113,7 +113,7 @@ async def test_a_store_killed_while_publishing_fails_no_forward_and_gets_the_new
     async def ask():
         nonlocal seen
         while not ended.is_set():
-            outputs, version = await client.forward(one)
+            outputs, version = await client.forward(x)
             assert numbers.setdefault(version, float(outputs[0])) == outputs[0], "a version is one set of weights"
             seen = max(seen, version)
 
@@ -148,8 +148,8 @@ async def test_a_store_killed_while_publishing_fails_no_forward_and_gets_the_new
         await asyncio.to_thread(kill)
 
         def kept():
-            found = call_with_retry(model._store.newest)
-            return found is not None and found[:2] == (newest, 10 * last)
+            published = call_with_retry(model._store.newest)
+            return published is not None and published[:2] == (newest, 10 * last)
 
         await asyncio.to_thread(until, kept, "the store has the newest back", COMES_BACK_S)
         assert (model.version, model.step, model.get_model().number.item()) == (newest, 10 * last, last)

@@ -255,9 +255,9 @@ def test_a_worker_without_a_learner_waits_for_room(job):
     made.publish()
     with made.workers() as workers:
         until(lambda: made.stats()["batches"] == 2, "the buffer is full", WAIT_S)
-        held = workers.collected.fragments
+        before = workers.collected.fragments
         made.take()
-        until(lambda: workers.collected.fragments > held and made.stats()["batches"] == 2, "it went on", WAIT_S)
+        until(lambda: workers.collected.fragments > before and made.stats()["batches"] == 2, "it went on", WAIT_S)
         assert "dropped.full" not in made.stats(), "a worker does not collect without room"
 
 
@@ -299,8 +299,8 @@ def test_a_killed_worker_is_replaced_and_loses_only_its_fragment_and_others_join
         workers.scale(1)
         until(lambda: len(pids(workers)) == 1, "two have left", WAIT_S)
         assert pids(workers)[0] == before[0]
-        held = workers.collected
-        until(lambda: made.take() is not None and workers.collected.steps > held.steps, "the last goes on", WAIT_S)
+        collected = workers.collected
+        until(lambda: made.take() is not None and workers.collected.steps > collected.steps, "the last goes on", WAIT_S)
         assert workers.failures == failures
         assert made.events == events, "joining and leaving lose nothing"
 
@@ -446,10 +446,10 @@ def test_workers_share_their_moments_and_a_restarted_store_gets_them_back(job):
 
     def seen():
         try:
-            found = ray.get(made.moments.get.remote())
+            counted = ray.get(made.moments.get.remote())
         except ray.exceptions.RayError:  # it is being restarted
             return {}
-        return {name: moments.count for name, moments in found.items()}
+        return {name: moments.count for name, moments in counted.items()}
 
     with made.workers(2) as workers:
         until(lambda: made.take() is not None and workers.running == 2, "both collect", WAIT_S)

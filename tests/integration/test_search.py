@@ -36,7 +36,7 @@ def test_asha_on_ray_stops_who_is_behind(ray_cluster: str, tmp_path: Path) -> No
     others = placement_group([{"CPU": 3}])  # leaves one CPU
     assert others.wait(30)
     try:
-        found = tune(
+        result = tune(
             "CartPole-v1",
             {"learning_rate": Domain("choice", (1e-9, 1e-3)), "num_envs": 8, "unroll_length": 64},
             num_trials=2,
@@ -49,8 +49,8 @@ def test_asha_on_ray_stops_who_is_behind(ray_cluster: str, tmp_path: Path) -> No
         )
     finally:
         remove_placement_group(others)
-    assert {outcome.error for outcome in found.trials} == {""}
-    ahead, behind = found.trials
+    assert {outcome.error for outcome in result.trials} == {""}
+    ahead, behind = result.trials
     assert [outcome.options["learning_rate"] for outcome in (ahead, behind)] == [1e-3, 1e-9], "the draws of this seed"
     assert ahead.curve[-1][0] >= 12_000
     assert [4_000 <= steps < 12_000 for steps, _ in behind.curve] == [True]

@@ -266,7 +266,9 @@ def _objects():
 
 def _statistics(executor):
     operators = executor._topology
-    blocks = [len(each) for operator in operators for each in operator.get_stats().values() if isinstance(each, list)]
+    blocks = [
+        len(value) for operator in operators for value in operator.get_stats().values() if isinstance(value, list)
+    ]
     return sum(blocks)
 
 
@@ -276,7 +278,7 @@ def test_the_stream_reads_from_all_shards_and_goes_on_when_one_dies(ray_cluster,
     hub_name = f"hub-{uuid.uuid4().hex[:8]}"
     hub = create_hub(hub_name, None)
     with running(num_workers=2, hub=hub_name) as buffer:
-        one, other = (shard.actor for shard in buffer.shards)
+        first, other = (shard.actor for shard in buffer.shards)
         stream = batches_of(replay_dataset(buffer.name), buffer.name) if through_ray_data else read_buffer(buffer.name)
         got, failed = [], []
 
@@ -290,12 +292,12 @@ def test_the_stream_reads_from_all_shards_and_goes_on_when_one_dies(ray_cluster,
 
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
-        ray.get([one.push.remote([columns(2, 1)]), other.push.remote([columns(2, 2)])])
+        ray.get([first.push.remote([columns(2, 1)]), other.push.remote([columns(2, 2)])])
         until(lambda: sorted(got) == [1, 2], "a batch of each shard", timeout_s=60)
         before = pid(buffer.shards[1])
         os.kill(before, signal.SIGKILL)
         for number in range(3):
-            ray.get(one.push.remote([columns(2, 10 + number)]))
+            ray.get(first.push.remote([columns(2, 10 + number)]))
         until(lambda: len(got) == 5, "the other shard's", timeout_s=60)
         until(lambda: pid(buffer.shards[1]) not in (None, before), "the shard's restart", timeout_s=60)
         ray.get(other.push.remote([columns(2, 3)]))
@@ -356,8 +358,8 @@ def test_a_push_goes_on_to_the_next_shard_when_the_first_is_full_or_dead(ray_clu
     with running(num_workers=2, size=1) as buffer:
         for number in range(2):
             buffer.push(columns(2, number), drop=False, timeout_s=30)
-        held = ray.get([shard.actor.stats.remote() for shard in buffer.shards])
-        assert [stats["batches"] for stats in held] == [1, 1]
+        numbers = ray.get([shard.actor.stats.remote() for shard in buffer.shards])
+        assert [stats["batches"] for stats in numbers] == [1, 1]
     with running(num_workers=1, size=1) as buffer:
         os.kill(pid(buffer.shards[0]), signal.SIGKILL)
         buffer.push(columns(2), drop=False, timeout_s=60)

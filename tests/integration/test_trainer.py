@@ -113,8 +113,8 @@ class Job:
         return learner
 
     def newest(self):
-        found = ray.get(self.store.newest.remote())
-        return 0 if found is None else found[0]
+        newest = ray.get(self.store.newest.remote())
+        return 0 if newest is None else newest[0]
 
     def close(self):
         self._playing.set()
@@ -159,9 +159,9 @@ def test_in_process_to_the_end_with_hooks_and_an_evaluation_buffer(job, tmp_path
     (tmp_path / f"{name}.py").write_text(textwrap.dedent(HOOKS))
     options = {"hooks": name, "eval_buffers": ["held"], "eval_interval": 5, "prefetch": 1}
     job = job(where="process", num_steps=20 * STEPS, **options)
-    held = f"held-{name}"
-    remote = RemoteBuffer(held, batch_size=2, unroll_length=16)
-    job.spec = dataclasses.replace(job.spec, eval_buffers={"held": held})
+    buffer_name = f"held-{name}"
+    remote = RemoteBuffer(buffer_name, batch_size=2, unroll_length=16)
+    job.spec = dataclasses.replace(job.spec, eval_buffers={"held": buffer_name})
     remote.push(fragment(), fragment())
     assert remote.flush(60)
     summary = job.learner().result(120)
@@ -336,8 +336,8 @@ def stop_in_console(url, headers, uri, over):
         assert (job["mode"], job["project"], job["can_stop"]) == ("train", "ppo_env", True)
         assert reader.refusal("GET", "/api/sessions") == (400, "bad_config"), "it has no actor"
         (model,) = reader.get("/api/models")
-        assert (model["name"], [each["version"] for each in model["versions"]]) == ("clone", [1])
-        (run_id,) = [each["run_id"] for each in reader.get("/api/trials") if each["can_stop"]]
+        assert (model["name"], [version["version"] for version in model["versions"]]) == ("clone", [1])
+        (run_id,) = [trial["run_id"] for trial in reader.get("/api/trials") if trial["can_stop"]]
         until(Trial.attach(uri, run_id).checkpoints, "a checkpoint", timeout_s=60)
         stop = f"/api/trials/{run_id}/stop"
         assert reader.refusal("POST", stop) == (403, "forbidden")

@@ -56,8 +56,8 @@ class Follower:
         self._subscriber = WeightSubscriber(store, self._take, quiet_s=1.0)
         await self._subscriber.start()
 
-    def _take(self, version: int, found: dict[str, np.ndarray]) -> None:
-        self._seen.append((version, float(found["w"][-1])))
+    def _take(self, version: int, weights: dict[str, np.ndarray]) -> None:
+        self._seen.append((version, float(weights["w"][-1])))
 
     async def seen(self) -> tuple[list[tuple[int, float]], bool]:
         """The received versions and weights, and whether a relay sent them."""
@@ -121,14 +121,14 @@ def follow(nodes: list[str]) -> dict[str, Any]:
     store = create_weight_store("weights")
     places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes for _ in range(2)]
     everybody = [Follower.options(scheduling_strategy=place).remote() for place in places]
-    ray.get([each.follow.remote(store) for each in everybody], timeout=WAIT_S)
+    ray.get([follower.follow.remote(store) for follower in everybody], timeout=WAIT_S)
 
     def all_relayed() -> bool:
-        return all(relayed for _, relayed in ray.get([each.seen.remote() for each in everybody]))
+        return all(relayed for _, relayed in ray.get([follower.seen.remote() for follower in everybody]))
 
     def all_have(version: int) -> bool:
-        found = ray.get([each.seen.remote() for each in everybody])
-        return all(came and came[-1] == (version, float(version)) for came, _ in found)
+        seen = ray.get([follower.seen.remote() for follower in everybody])
+        return all(came and came[-1] == (version, float(version)) for came, _ in seen)
 
     until(all_relayed, "a relay for each node", WAIT_S)
     publisher = WeightPublisher(store)
@@ -148,12 +148,12 @@ def follow(nodes: list[str]) -> dict[str, Any]:
     os.kill(other, signal.SIGSTOP)
     publisher.publish({"w": np.full(300_000, 6, np.float32)}, 6)
     until(lambda: all_have(6), "the weights in spite of a relay that says nothing", WAIT_S)
-    came = [[version for version, _ in came] for came, _ in ray.get([each.seen.remote() for each in everybody])]
+    came = [[version for version, _ in came] for came, _ in ray.get([follower.seen.remote() for follower in everybody])]
     os.kill(other, signal.SIGCONT)
     ray.kill(store)
     until(lambda: not runs(other), "the relay's end with its store", WAIT_S)
-    for each in everybody:
-        ray.kill(each)
+    for follower in everybody:
+        ray.kill(follower)
     return {"weights": came, "another": other != pid}
 
 

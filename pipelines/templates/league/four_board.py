@@ -34,5 +34,5 @@ def shown(seen, over=False):
         cell = landing(seen, column)
         if cell is not None and not over:
             moves.append({"move": column, "at": divmod(cell, WIDTH), "label": f"column {column + 1}"})
-    rows = [[CELLS[stone] for stone in seen[at : at + WIDTH]] for at in range(0, len(seen), WIDTH)]
+    rows = [[CELLS[stone] for stone in seen[start : start + WIDTH]] for start in range(0, len(seen), WIDTH)]
     return {"text": "You play yellow.", "rows": rows, "moves": moves}

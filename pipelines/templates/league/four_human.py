@@ -12,7 +12,7 @@ COLOURED = {0: ".", 1: "\033[33m●\033[0m", -1: "\033[31m●\033[0m"}
 def drawn(board):
     """The board as text, from the human's view; coloured in a terminal."""
     stones = COLOURED if sys.stdout.isatty() else STONES
-    rows = [board[at : at + WIDTH] for at in range(0, len(board), WIDTH)]
+    rows = [board[start : start + WIDTH] for start in range(0, len(board), WIDTH)]
     numbers = " ".join(str(column + 1) for column in range(WIDTH))
     legend = f"{stones[1]} you, {stones[-1]} your opponent"
     return "\n".join([*(" ".join(stones[stone] for stone in row) for row in rows), numbers, legend])

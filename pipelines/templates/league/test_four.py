@@ -101,8 +101,8 @@ def test_a_fragment_has_the_turns_of_its_seat():
     for seat, fragment in fragments.items():
         turns = np.arange(len(fragment))
         # Between two of its turns, each seat drops one stone.
-        own, other = fragment.obs["board"][:-1].sum((2, 3)).T
-        np.testing.assert_array_equal(own, turns)
+        mine, other = fragment.obs["board"][:-1].sum((2, 3)).T
+        np.testing.assert_array_equal(mine, turns)
         np.testing.assert_array_equal(other, turns + (seat == YELLOW))
         assert fragment.obs["action_mask"][turns, fragment.action].all(), "each column was legal"
         assert fragment.reward.tolist() == [0.0] * (len(fragment) - 1) + [game.winner * seat]

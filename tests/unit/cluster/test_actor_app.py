@@ -66,8 +66,10 @@ def test_the_league_application_serves_a_job_with_a_league_only(tracking_db: str
     assert isinstance(league.app(args), type(actor.app(args)))
 
 
-@pytest.mark.parametrize("at", ["folder", "registry"])
-async def test_a_model_in_its_agents_process_starts_with_its_version(tracking_db: str, tmp_path: Path, at: str) -> None:
+@pytest.mark.parametrize("origin", ["folder", "registry"])
+async def test_a_model_in_its_agents_process_starts_with_its_version(
+    tracking_db: str, tmp_path: Path, origin: str
+) -> None:
     job = JobConfig.load(ROOT / "pipelines" / "templates" / "cartpole.yaml")
     module, _ = build_model(job.folder, job.models["model"].module, "model", job.as_dict())
     (tmp_path / "made").mkdir()
@@ -75,7 +77,7 @@ async def test_a_model_in_its_agents_process_starts_with_its_version(tracking_db
     trial = Trial.open(job.project, "t", tracking_db)
     register(trial, trial.save_checkpoint(tmp_path / "made", 1), job.project)
     source = pooled(job, "model", tracking_db)
-    if at == "registry":
+    if origin == "registry":
         source = replace(source, checkpoint=f"models:/{job.project}/1")
     runtime = await build_runtime(actor_spec(job, "actor", mode="serve", weights={"model": source}), {})
     assert runtime.versions() == {"model": 1}

@@ -81,9 +81,9 @@ def test_the_image_and_the_guide_serve_with_the_settings_of_jobs() -> None:
     words = ["sh", str(folder / "serve.sh"), "env", "-0"]
     given = subprocess.run(words, env=clean, capture_output=True, text=True, check=True, timeout=30).stdout
     shipped = dict(entry.split("=", 1) for entry in given.split("\0") if entry.startswith("RAY_"))
-    own = Cluster(ingress="haproxy").environment()
+    environment = Cluster(ingress="haproxy").environment()
     assert "hash-type consistent" in shipped["RAY_SERVE_HAPROXY_BALANCE_ALGORITHM"]
-    assert shipped == {name: own[name] for name in shipped}
+    assert shipped == {name: environment[name] for name in shipped}
     assert '"sh", "/brayx/docker/serve.sh", "serve", "run"' in (folder / "Dockerfile").read_text()
     assert "sh docker/serve.sh serve run" in (folder.parent / "docs" / "guide-serve.md").read_text()
 
@@ -95,9 +95,9 @@ def test_jobs_and_the_environment_file_have_the_same_settings() -> None:
         for line in (Path(__file__).parents[3] / "docker" / "serve.env").read_text().splitlines()
         if line[:1] not in ("", "#")
     )
-    own = Cluster(ingress="haproxy").environment()
-    own = {name: value.splitlines()[0] for name, value in own.items()}
-    assert {name: value.strip('"') for name, value in shipped.items()} == {name: own[name] for name in shipped}
+    environment = Cluster(ingress="haproxy").environment()
+    environment = {name: value.splitlines()[0] for name, value in environment.items()}
+    assert {name: value.strip('"') for name, value in shipped.items()} == {name: environment[name] for name in shipped}
 
 
 def test_urls() -> None:

@@ -32,7 +32,7 @@ def directory(clock: Clock) -> Directory:
 
 def owners(directory: Directory) -> dict[str, int]:
     """Number of sessions by living owner."""
-    return {owner: len(held) for owner, held in directory._sessions.items() if directory._alive(owner)}
+    return {owner: len(sessions) for owner, sessions in directory._sessions.items() if directory._alive(owner)}
 
 
 def test_a_session_has_one_owner(directory: Directory) -> None:
@@ -149,23 +149,23 @@ def test_owners_get_the_canaries_shares_also_after_a_restart(directory: Director
 
 class TestRenewals:
     @pytest.fixture
-    def kept(self) -> Kept:
+    def renewals(self) -> Kept:
         return Kept()
 
     @pytest.fixture
-    def directory(self, clock: Clock, kept: Kept) -> Directory:
+    def directory(self, clock: Clock, renewals: Kept) -> Directory:
         """A restarted directory; at the last renewal "a" had two sessions and "b" another two."""
-        first = Directory(lease_s=5.0, clock=clock, renewed=kept, write=kept.write)
+        first = Directory(lease_s=5.0, clock=clock, renewed=renewals, write=renewals.write)
         for session, owner in {"a1": "a", "a2": "a", "b1": "b", "b2": "b"}.items():
             first.claim(session, owner)
         for owner in "ab":
             first.renew(owner, f"http://{owner}", [])
             first.renew(owner, f"http://{owner}")
-        assert kept == {"a": ["a1", "a2"], "b": ["b1", "b2"]}
-        return Directory(lease_s=5.0, recovery_s=3.0, clock=clock, renewed=kept, write=kept.write)
+        assert renewals == {"a": ["a1", "a2"], "b": ["b1", "b2"]}
+        return Directory(lease_s=5.0, recovery_s=3.0, clock=clock, renewed=renewals, write=renewals.write)
 
     def test_sessions_that_died_during_a_restart_are_reported_and_counted_once(
-        self, directory: Directory, clock: Clock, kept: Kept
+        self, directory: Directory, clock: Clock, renewals: Kept
     ) -> None:
         for request in (lambda: directory.locate("a1"), lambda: directory.claim("a1", "b")):
             with pytest.raises(DirectoryRecovering):
@@ -180,7 +180,7 @@ class TestRenewals:
         assert directory.locate("a1", "b") is None
         directory.claim("a2", "b")
         assert directory.renew("b", "http://b") == Renewal([], 2)
-        assert kept == {"b": ["a2", "b1", "b2", "b3"]}
+        assert renewals == {"b": ["a2", "b1", "b2", "b3"]}
 
     def test_a_living_owner_reports_its_sessions(self, directory: Directory, clock: Clock) -> None:
         assert directory.renew("a", "http://a", ["a2", "a3"]) == Renewal([], 0)
@@ -190,28 +190,28 @@ class TestRenewals:
         assert directory.renew("a", "http://a") == Renewal([], 0)
 
     def test_a_session_taken_over_meanwhile_belongs_to_the_new_owner(self, clock: Clock) -> None:
-        kept = Kept(a=["s"], b=["s"])
-        directory = Directory(lease_s=5.0, recovery_s=3.0, clock=clock, renewed=kept, write=kept.write)
+        renewals = Kept(a=["s"], b=["s"])
+        directory = Directory(lease_s=5.0, recovery_s=3.0, clock=clock, renewed=renewals, write=renewals.write)
         assert directory.renew("b", "http://b", ["s"]) == Renewal([], 0)
         assert directory.renew("a", "http://a", ["s"]) == Renewal(["s"], 0)
         assert directory.locate("s") == Location("b", "http://b")
 
-    def test_a_parked_session_is_lost_with_its_snapshot(self, clock: Clock, kept: Kept) -> None:
-        first = Directory(lease_s=5.0, clock=clock, renewed=kept, write=kept.write)
+    def test_a_parked_session_is_lost_with_its_snapshot(self, clock: Clock, renewals: Kept) -> None:
+        first = Directory(lease_s=5.0, clock=clock, renewed=renewals, write=renewals.write)
         first.renew("a", "http://a", [])
         first.claim("s", "a")
         first.park("s", "a", snapshot(exact=True))
         first.leave("a")
         first.renew("b", "http://b", [])
-        second = Directory(lease_s=5.0, clock=clock, renewed=kept, write=kept.write)
+        second = Directory(lease_s=5.0, clock=clock, renewed=renewals, write=renewals.write)
         with pytest.raises(SessionLost):
             second.locate("s", "b")
 
-    def test_an_owner_that_leaves_properly_leaves_no_record(self, directory: Directory, kept: Kept) -> None:
+    def test_an_owner_that_leaves_properly_leaves_no_record(self, directory: Directory, renewals: Kept) -> None:
         for owner in "ab":
             directory.renew(owner, f"http://{owner}", [f"{owner}1"])
             directory.leave(owner)
-        assert kept == {}
+        assert renewals == {}
 
 
 def test_a_buried_owner_that_lives_comes_back_with_its_sessions(directory: Directory) -> None:

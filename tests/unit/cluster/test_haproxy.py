@@ -27,9 +27,9 @@ REPLICAS = 3
 
 
 def documented_algorithm() -> str:
-    found = re.search(r"^RAY_SERVE_HAPROXY_BALANCE_ALGORITHM=\$'(.+?)' serve run", GUIDE.read_text(), re.M)
-    assert found
-    return found[1].replace("\\n", "\n")
+    match = re.search(r"^RAY_SERVE_HAPROXY_BALANCE_ALGORITHM=\$'(.+?)' serve run", GUIDE.read_text(), re.M)
+    assert match
+    return match[1].replace("\\n", "\n")
 
 
 @contextlib.contextmanager

@@ -73,11 +73,11 @@ class Actor:
         if name in self.unheard:
             self.unheard.remove(name)
             raise ActorUnavailableError("away", None)
-        found = getattr(self.league, name)(*args, **kwargs)
+        answer = getattr(self.league, name)(*args, **kwargs)
         if name in self.unanswered:
             self.unanswered.remove(name)
             raise ActorUnavailableError("away", None)
-        return found
+        return answer
 
 
 class Replica:
@@ -293,12 +293,12 @@ def test_a_training_waits_for_a_league_that_is_away_but_not_forever(
     now, said = [0.0], []
 
     def call(*_: Any, timeout_s: float, **__: Any) -> Any:
-        found = answers.pop(0)
-        if isinstance(found, DeadlineExceeded):
+        answer = answers.pop(0)
+        if isinstance(answer, DeadlineExceeded):
             now[0] += timeout_s
-        if isinstance(found, Exception):
-            raise found
-        return found
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     monkeypatch.setattr(job_module, "call_with_retry", call)
     monkeypatch.setattr(job_module.time, "monotonic", lambda: now[0])
@@ -324,10 +324,10 @@ def test_the_end_of_a_training_waits_for_a_league_that_is_away() -> None:
     answers: list[Any] = [DeadlineExceeded("the league did not answer"), (7, "the table")]
 
     def register(_: Any) -> Any:
-        found = answers.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     training: LeagueTraining[Any] = LeagueTraining.__new__(LeagueTraining)
     training._register = register  # type: ignore[method-assign]

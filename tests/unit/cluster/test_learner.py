@@ -163,9 +163,9 @@ def test_every_policy_that_the_algorithm_learns_is_accepted(spec, returns):
     ],
 )
 def test_the_actions_of_a_model_are_known_in_advance(spec, returns, acts):
-    found = layout(spec(returns)).acts
-    assert found == acts
-    assert (found.low is None) == ("tanh" not in returns)
+    described = layout(spec(returns)).acts
+    assert described == acts
+    assert (described.low is None) == ("tanh" not in returns)
 
 
 def test_with_a_handle_hook_the_models_actions_are_unknown(spec, tmp_path):

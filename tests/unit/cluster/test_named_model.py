@@ -65,8 +65,8 @@ def trial(tracking_db):
 
 def test_a_store_that_lost_its_weights_takes_those_of_the_newest_checkpoint(trial):
     store = RestartedStore()
-    version, found = named.first_weights("m", store, trial)
-    assert (version, found["factor"]) == (4, 4)
+    version, first = named.first_weights("m", store, trial)
+    assert (version, first["factor"]) == (4, 4)
     assert store.newest()[:2] == (4, 40)
     assert store.publish(41, [weights(6)]) == 6, "versions continue from the last one"
 
@@ -74,16 +74,16 @@ def test_a_store_that_lost_its_weights_takes_those_of_the_newest_checkpoint(tria
 def test_weights_in_the_store_come_before_a_checkpoint(trial):
     store = RestartedStore()
     store.store.publish(60, [weights(6)])
-    version, found = named.first_weights("m", store, trial)
-    assert (version, found["factor"]) == (6, 6)
+    version, first = named.first_weights("m", store, trial)
+    assert (version, first["factor"]) == (6, 6)
 
 
 @pytest.mark.parametrize("last", [(0, 0), (5, 50)], ids=["never published", "no checkpoint"])
 def test_a_missing_start_is_reported_with_a_remedy(trial, tracking_db, monkeypatch, last):
     monkeypatch.setattr(named, "ANSWER_S", 0.1)
-    of = trial if last == (0, 0) else Trial.open("brayx-models", "empty", tracking_db)
+    other_trial = trial if last == (0, 0) else Trial.open("brayx-models", "empty", tracking_db)
     with pytest.raises(StartupError, match=r"store of model 'm' holds nothing; .*`override_model=True`"):
-        named.first_weights("m", RestartedStore(last), of)
+        named.first_weights("m", RestartedStore(last), other_trial)
 
 
 def test_missing_replicas_are_reported_with_a_remedy(monkeypatch):
@@ -100,7 +100,7 @@ def test_a_failed_start_withdraws_only_what_it_made(monkeypatch, token, removed)
     ended = []
     monkeypatch.setattr(named, "find", lambda name: RestartedStore())
     monkeypatch.setattr(named, "recipe_of", lambda store, timeout_s: SimpleNamespace(token=token))
-    monkeypatch.setattr(named, "remove", lambda name, of: ended.append(name))
+    monkeypatch.setattr(named, "remove", lambda name, expected: ended.append(name))
     named.withdraw("m", "mine", None)
     assert ended == removed
 

@@ -216,8 +216,8 @@ def test_the_dashboard_s_panels_have_unique_names_and_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in panels:
         assert panel["title"]
-        at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        box = panel["gridPos"]
+        cells = {(x, y) for x in range(box["x"], box["x"] + box["w"]) for y in range(box["y"], box["y"] + box["h"])}
         assert not cells & taken, panel["title"]
-        assert at["x"] + at["w"] <= 24
+        assert box["x"] + box["w"] <= 24
         taken |= cells

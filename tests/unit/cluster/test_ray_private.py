@@ -15,14 +15,14 @@ from tests.waiting import until
 def test_a_store_that_hangs_or_fails_blocks_nothing_and_gets_the_newest_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hangs, fails, kept = threading.Event(), [True], dict[str, list[str]]()
+    hangs, fails, written = threading.Event(), [True], dict[str, list[str]]()
 
     class Flaky(KeyValueStore):
         def put(self, owner: str, sessions: list[str]) -> None:
             hangs.wait(30)
             if fails.pop() if fails else False:
                 raise RuntimeError("the control service is away")
-            kept[owner] = sessions
+            written[owner] = sessions
 
     monkeypatch.setattr(ray_private, "_RETRY_S", 0.01)
     flaky: Any = Flaky("brayx", "it/sessions/")
@@ -32,5 +32,5 @@ def test_a_store_that_hangs_or_fails_blocks_nothing_and_gets_the_newest_later(
     flaky.write("b", ["s"])
     assert not flaky.flush(0.01)
     hangs.set()
-    until(lambda: kept == {"a": ["new"], "b": ["s"]}, "the write of the last value")
+    until(lambda: written == {"a": ["new"], "b": ["s"]}, "the write of the last value")
     assert flaky.flush(30)

@@ -34,10 +34,10 @@ class Source:
 
     async def __call__(self) -> tuple[int, int, Weights] | None:
         self.reads += 1
-        found = self.found
+        newest = self.found
         async with asyncio.timeout(10):
             await self.go_on.wait()
-        return found
+        return newest
 
     def put(self, version: int, size: int = 3) -> int:
         self.found = version, 10 * version, {"w": np.full(size, version, np.float32)}
@@ -57,9 +57,9 @@ async def relay(source: Source) -> AsyncIterator[Relay]:
 
 
 async def first(line: Line, than: int) -> tuple[int, int, float]:
-    found = await line.newer(than, 10)
-    assert found is not None
-    version, step, content = found
+    newer = await line.newer(than, 10)
+    assert newer is not None
+    version, step, content = newer
     return version, step, float(weights_in(content)["w"][0])
 
 
@@ -113,8 +113,8 @@ async def test_a_version_older_than_announced_is_read_and_delivered_once(
     line = Line(relay.address)
     request = asyncio.create_task(line.newer(5, 0.2))
     relay.changed(9)
-    found = await request
-    assert (found is None) == (not there)
+    newer = await request
+    assert (newer is None) == (not there)
     assert await line.newer(8, 0.1) is None
     assert source.reads <= 2, "reads are bounded"
     relay.changed(source.put(10))
@@ -164,9 +164,9 @@ async def test_every_kind_of_array_arrives_whole_aligned_and_unchangeable(relay:
     source.found = 1, 0, weights
     relay.changed(1)
     line = Line(relay.address)
-    found = await line.newer(0, 10)
-    assert found is not None
-    got = weights_in(found[2])
+    newer = await line.newer(0, 10)
+    assert newer is not None
+    got = weights_in(newer[2])
     assert got.keys() == weights.keys()
     for name, array in weights.items():
         assert got[name].dtype == array.dtype
@@ -180,15 +180,15 @@ async def test_weights_stay_after_the_relay_and_the_line_are_gone(source: Source
     relay = Relay(source)
     relay.changed(source.put(1, 300_000))
     line = Line(relay.address)
-    found = await line.newer(0, 10)
-    assert found is not None
-    weights = weights_in(found[2])
+    newer = await line.newer(0, 10)
+    assert newer is not None
+    weights = weights_in(newer[2])
     await relay.close()
     await relay.close()
     with pytest.raises(OSError):
         await line.newer(1, 10)
     line.close()
-    del found
+    del newer
     assert (weights["w"] == 1).all()
     with pytest.raises(OSError, match="refused"):
         Line(relay.address)

@@ -51,7 +51,7 @@ class Running:
         self.removed: list[str] = []
         self.connection = "1"
         monkeypatch.setattr(remote, "find", lambda name: self)
-        monkeypatch.setattr(remote, "remove", lambda name, of: self.removed.append(name))
+        monkeypatch.setattr(remote, "remove", lambda name, expected: self.removed.append(name))
         monkeypatch.setattr(remote, "recipe_of", lambda store, timeout_s: self.recipe)
         monkeypatch.setattr(process_module, "deployed", lambda name, timeout_s: self)
         monkeypatch.setattr(process_module, "first_weights", lambda name, store, trial: self._newest())
@@ -98,10 +98,10 @@ async def test_forwards_of_many_handles_are_one_call(running):
 
 
 async def test_closing_a_handle_does_not_affect_the_others(running):
-    one, other = RemoteModel("m"), RemoteModel("m")
-    client = one.client()
+    first, other = RemoteModel("m"), RemoteModel("m")
+    client = first.client()
     assert other.client() is client
-    await asyncio.to_thread(one.close)
+    await asyncio.to_thread(first.close)
     await other.forward(X)
     await asyncio.to_thread(other.close)
     with pytest.raises(ModelError, match="closed"):
@@ -114,11 +114,11 @@ async def test_closing_a_handle_does_not_affect_the_others(running):
 @pytest.mark.parametrize("local", [True, False])
 async def test_a_closed_handle_refuses_forwards(monkeypatch, local):
     running = Running(monkeypatch, local=local)
-    one, last = RemoteModel("m"), RemoteModel("m")
+    first, last = RemoteModel("m"), RemoteModel("m")
     shared = last._shared
-    await asyncio.to_thread(one.close)
+    await asyncio.to_thread(first.close)
     with pytest.raises(ModelError, match="closed"):
-        await one.forward(X)
+        await first.forward(X)
     await last.forward(X)
     await asyncio.to_thread(last.close)
     with pytest.raises(ModelError, match="closed"):
@@ -133,26 +133,26 @@ async def test_a_closed_handle_refuses_forwards(monkeypatch, local):
 
 
 async def test_another_ray_connection_or_model_of_that_name_shares_nothing(running):
-    one = RemoteModel("m")
+    first = RemoteModel("m")
     running.connection = "2"
     other = RemoteModel("m")
-    assert other.client() is not one.client()
-    for handle in (one, other):
+    assert other.client() is not first.client()
+    for handle in (first, other):
         await asyncio.to_thread(handle.close)
 
 
 def test_in_local_mode_a_process_builds_one_engine_at_the_newest_version(monkeypatch):
     running = Running(monkeypatch, local=True)
-    one, other = RemoteModel("m"), RemoteModel("m")
+    first, other = RemoteModel("m"), RemoteModel("m")
     assert running.built == 1
-    assert one(X) == other(X)
-    subscriber = one._shared.subscriber
+    assert first(X) == other(X)
+    subscriber = first._shared.subscriber
 
     async def version():
         return other.client().version
 
     assert asyncio.run(version()) == 3
-    one.close()
+    first.close()
     assert subscriber.running
     other.close()
     assert not subscriber.running
@@ -160,9 +160,9 @@ def test_in_local_mode_a_process_builds_one_engine_at_the_newest_version(monkeyp
 
 def test_dropped_handles_stop_following(monkeypatch):
     Running(monkeypatch, local=True)
-    one, other = RemoteModel("m"), RemoteModel("m")
-    subscriber = one._shared.subscriber
-    del one
+    first, other = RemoteModel("m"), RemoteModel("m")
+    subscriber = first._shared.subscriber
+    del first
     gc.collect()
     assert subscriber.running
     del other
@@ -187,11 +187,11 @@ async def test_in_local_mode_others_are_served_between_the_calls_of_a_batch(monk
     newest.run = gated
     large = asyncio.create_task(model.forward(np.ones((9 * 64, 2), np.float32), batch=True))
     await entered.wait()
-    one = asyncio.create_task(model.forward(X))
+    single = asyncio.create_task(model.forward(X))
     await asyncio.sleep(0)
     gate.set()
     assert (await large).shape == (9 * 64, 1)
-    await one
+    await single
     assert running.calls == [64, 1, *[64] * 8]
     await asyncio.to_thread(model.close)
     await running.replica.close()
@@ -267,7 +267,7 @@ async def test_a_faulty_model_does_not_end_the_running_one(running):
 
 
 @pytest.fixture
-def kept(monkeypatch):
+def recipes(monkeypatch):
     """The recipes stored by starts; no model of that name exists before a start, and one exists after it."""
     running, recipes = Running(monkeypatch, local=True), []
 
@@ -281,7 +281,7 @@ def kept(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DeadlineExceeded])
-def test_a_start_interrupted_after_it_took_the_name_releases_it(kept, monkeypatch, error):
+def test_a_start_interrupted_after_it_took_the_name_releases_it(recipes, monkeypatch, error):
     def interrupted(store, timeout_s):
         raise error("while the store starts")
 
@@ -290,14 +290,14 @@ def test_a_start_interrupted_after_it_took_the_name_releases_it(kept, monkeypatc
     monkeypatch.setattr(remote, "withdraw", lambda *args: withdrawn.append(args))
     with pytest.raises(error):
         RemoteModel("m", *build())
-    assert withdrawn == [("m", kept[0].token, None)]
+    assert withdrawn == [("m", recipes[0].token, None)]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RaySystemError])
 @pytest.mark.parametrize(
     "where", ["InitialWeights", "initial_recipe", "create_weight_store", "recipe_of", "WeightPublisher"]
 )
-def test_a_failed_start_never_leaves_its_trial_running(kept, monkeypatch, tracking_db, where, error):
+def test_a_failed_start_never_leaves_its_trial_running(recipes, monkeypatch, tracking_db, where, error):
     """Otherwise no other process could start the model while this one lives."""
     opened, begin = [], Trial.open
 
@@ -319,16 +319,16 @@ def test_a_failed_start_never_leaves_its_trial_running(kept, monkeypatch, tracki
     assert (run.lifecycle_stage, run.status) in {("deleted", "RUNNING"), ("active", "KILLED")}
 
 
-def test_batching_options_are_stored_for_every_process(kept):
+def test_batching_options_are_stored_for_every_process(recipes):
     options = {"max_wait_ms": 5, "max_queue": 2, "threads": 2}
     RemoteModel("m", *build(), local_mode=True, **options).close()
-    assert kept[0].config.model_dump(include={*options}) == options
+    assert recipes[0].config.model_dump(include={*options}) == options
 
 
-def test_options_match_those_of_a_model_component(kept):
+def test_options_match_those_of_a_model_component(recipes):
     config = ModelConfig(module="unused", engine="torch", max_versions=3, threads=2)
     RemoteModel("m", *build(), config=config, threads=4, deadline_s=1).close()
-    assert kept[0].config == config.model_copy(update={"threads": 4, "deadline_s": 1.0})
+    assert recipes[0].config == config.model_copy(update={"threads": 4, "deadline_s": 1.0})
     for options, message in (
         ({"max_batchsize": 8}, "a model has no option 'max_batchsize', nearest is 'max_batch_size'"),
         ({"num_workers": 0}, "num_workers is 0: Input should be greater than or equal to 1"),
@@ -336,27 +336,27 @@ def test_options_match_those_of_a_model_component(kept):
     ):
         with pytest.raises(ConfigError, match=message):
             RemoteModel("other", *build(), **options)
-    assert len(kept) == 1
+    assert len(recipes) == 1
 
 
 @pytest.mark.parametrize(
     "interval", ["5m", 0, -1, True, 2.5, float("nan"), timedelta(0), timedelta(seconds=-1), np.float32(3)]
 )
-def test_an_invalid_checkpoint_interval_is_refused_before_anything_starts(kept, interval):
+def test_an_invalid_checkpoint_interval_is_refused_before_anything_starts(recipes, interval):
     with pytest.raises(ConfigError, match=r"expected steps, an integer from 1; or time .*minutes=5") as refused:
         RemoteModel("m", *build(), checkpoint_interval=interval)
     assert refused.value.details == {"key": "checkpoint_interval"}
     assert refused.value.message.startswith(f"checkpoint_interval is {interval!r}, ")
-    assert kept == []
+    assert recipes == []
 
 
-def test_a_gpu_that_onnx_runtime_would_not_use_is_refused_by_constructor_argument(kept):
+def test_a_gpu_that_onnx_runtime_would_not_use_is_refused_by_constructor_argument(recipes):
     with pytest.raises(ConfigError, match=r"^gpus_per_worker is 1, expected 0 .* use_onnx=False torch acts") as refused:
         RemoteModel("m", *build(), gpus_per_worker=1)
     assert refused.value.details == {"key": "gpus_per_worker"}
-    assert kept == []
+    assert recipes == []
     RemoteModel("m", *build(), gpus_per_worker=1, use_onnx=False).close()
-    assert (kept[0].config.device, kept[0].config.gpus_per_worker) == ("cuda", 1)
+    assert (recipes[0].config.device, recipes[0].config.gpus_per_worker) == ("cuda", 1)
 
 
 @pytest.mark.parametrize("step", [1.0, True, -2, "7", None, np.float32(1), np.bool_(True), np.int64(-5)])

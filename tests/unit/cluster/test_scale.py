@@ -60,8 +60,8 @@ def test_a_trial_that_was_killed_or_runs_elsewhere_says_where_it_was(tracking_db
 def test_among_trials_of_one_name_the_one_that_answers_is_chosen(tracking_db: str, listening: str) -> None:
     killed = running(tracking_db, "games", f"127.0.0.1:{free_port()}")
     alive = running(tracking_db, "more games", listening)
-    found, where = _running("main", tracking_db)
-    assert (found.run_id, where["address"]) == (alive.run_id, listening)
+    running_trial, where = _running("main", tracking_db)
+    assert (running_trial.run_id, where["address"]) == (alive.run_id, listening)
     killed.set_tag(_RAY_TAG, urlencode({**where, "host": "here"}))
     said = refusal(tracking_db, "main", ConfigError)
     assert said.startswith("2 trials named 'main' run: name one by its id, ")

@@ -59,9 +59,9 @@ def test_only_serve_run_opens_that_port(taken: int) -> None:
 
 
 def test_a_ray_that_has_ended_is_reported_at_once_with_the_file_that_names_it(last_started: Path) -> None:
-    with socket.socket() as held:  # bound, so that nothing else can listen there
-        held.bind(("", 0))
-        gone = held.getsockname()[1]
+    with socket.socket() as taken_port:  # bound, so that nothing else can listen there
+        taken_port.bind(("", 0))
+        gone = taken_port.getsockname()[1]
         last_started.write_text(f"127.0.0.1:{gone}")
         with pytest.raises(
             SystemExit,

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 def test_two_lines_of_the_shipped_config_turn_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     lines = (ROOT / "serve_config.yaml").read_text().splitlines()
-    [first] = [at for at, line in enumerate(lines) if line.startswith("  # - {name: console")]
+    [first] = [index for index, line in enumerate(lines) if line.startswith("  # - {name: console")]
     lines[first : first + 2] = [line.replace("# ", "", 1) for line in lines[first : first + 2]]
     config = ServeDeploySchema.model_validate(yaml.safe_load("\n".join(lines)))
     actor, console = config.applications

@@ -62,7 +62,7 @@ class RestartedStore:
 
 @pytest.fixture
 def at_once(monkeypatch):
-    monkeypatch.setattr(weights_module.ray, "get", lambda kept, timeout: kept)
+    monkeypatch.setattr(weights_module.ray, "get", lambda reference, timeout: reference)
     monkeypatch.setattr(weights_module, "_AGAIN_AFTER_S", 0.01)
 
 
@@ -130,7 +130,7 @@ class SlowEngine(TorchEngine):
 async def test_forwards_continue_while_new_weights_are_prepared(monkeypatch):
     engine = SlowEngine()
     model = LocalModel(engine)
-    monkeypatch.setattr(weights_module.ray, "get", lambda kept, timeout: kept)
+    monkeypatch.setattr(weights_module.ray, "get", lambda reference, timeout: reference)
 
     async def wait_newer(than, timeout_s):
         if than:

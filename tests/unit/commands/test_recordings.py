@@ -18,8 +18,8 @@ from tests.recorded import Tick, columns_of
 
 def write(folder: Path, sessions: int) -> None:
     parts = [
-        SessionPart(f"e{at}", f"game-{at}", 1e9, 0, 1, why="every", player="main:7", end="stop", result=at / 2)
-        for at in range(sessions)
+        SessionPart(f"e{i}", f"game-{i}", 1e9, 0, 1, why="every", player="main:7", end="stop", result=i / 2)
+        for i in range(sessions)
     ]
     Folder(str(folder), 10**9).write(parts, columns_of([Tick(0, 0.0, 0.0, b"", b"", {})] * sessions))
 
@@ -31,8 +31,8 @@ def test_sessions_are_listed_a_line_each(tmp_path: Path, capsys: pytest.CaptureF
     assert heading.split() == ["session", "began", "ticks", "end", "result", "player", "why", "unusual", "lost"]
     began = ["2001-09-09", "01:46:40"]
     assert [line.split() for line in lines] == [
-        [f"game-{at}", *began, "1", "stop", result, "main:7", "every", "0", "0"]
-        for at, result in enumerate(("0", "0.5", "1"))
+        [f"game-{number}", *began, "1", "stop", result, "main:7", "every", "0", "0"]
+        for number, result in enumerate(("0", "0.5", "1"))
     ]
     assert main(["recordings", "list", str(tmp_path), "--only", "min_result=1"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["session", "game-2"]
@@ -66,7 +66,7 @@ def test_chosen_sessions_are_copied(tmp_path: Path, capsys: pytest.CaptureFixtur
     words = ["recordings", "export", str(tmp_path / "in"), "--format", "parquet", "--out", str(tmp_path / "out")]
     assert main([*words, "--session", "game-1"]) == 0
     assert capsys.readouterr().out == f"1 sessions of 1 ticks: {tmp_path / 'out'}\n"
-    assert [each.session for each in brayx.recording.open(str(tmp_path / "out"))] == ["game-1"]
+    assert [episode.session for episode in brayx.recording.open(str(tmp_path / "out"))] == ["game-1"]
 
 
 def test_sessions_without_a_return_are_said_to_have_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,10 +83,10 @@ def test_a_session_is_named_by_its_id_a_pattern_or_its_game(
 ) -> None:
     ids = ["game-1", "game-2", "other-agent-a", "other-agent-b"]
     columns = columns_of([Tick(0, 0.0, 0.0, b"", b"", {})] * len(ids))
-    Folder(str(tmp_path), 10**9).write([SessionPart(each, each, 1e9, 0, 1) for each in ids], columns)
+    Folder(str(tmp_path), 10**9).write([SessionPart(session, session, 1e9, 0, 1) for session in ids], columns)
     assert main(["recordings", "list", str(tmp_path), "--session", name]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
-    assert listed == [each.session for each in recorded(str(tmp_path), name)[0]]
+    assert listed == [episode.session for episode in recorded(str(tmp_path), name)[0]]
     assert listed == {"game-1": ids[:1], "game-*": ids[:2], "other": ids[2:4], "*-agent-b": ids[3:4]}.get(name, [name])
 
 

@@ -206,12 +206,12 @@ def test_every_reference_of_the_page_exists() -> None:
 
 def _is_there(path: str, attribute: str | None, argument: str | None) -> bool:
     first, *names = [*path.split("."), *([attribute] if attribute else [])]
-    found: Any = importlib.import_module(first)
+    target: Any = importlib.import_module(first)
     for name in names:
-        if not hasattr(found, name):
+        if not hasattr(target, name):
             try:
-                importlib.import_module(f"{found.__name__}.{name}")
+                importlib.import_module(f"{target.__name__}.{name}")
             except ModuleNotFoundError:
                 return False
-        found = getattr(found, name)
-    return argument is None or argument in inspect.signature(found).parameters
+        target = getattr(target, name)
+    return argument is None or argument in inspect.signature(target).parameters

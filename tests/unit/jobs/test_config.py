@@ -161,8 +161,8 @@ class TestOverrides:
         assert job.as_dict()["net"] == {"kind": "config", "size": 5, "deep": {"er": [1, 2]}}
 
     def test_a_kind_adds_a_component(self, write: Any) -> None:
-        found = JobConfig.load(write(JOB), ["record.kind=recording", "record.every=7"]).recording
-        assert (found.folder, found.every) == ("recordings", 7)
+        recording = JobConfig.load(write(JOB), ["record.kind=recording", "record.every=7"]).recording
+        assert (recording.folder, recording.every) == ("recordings", 7)
 
     def test_the_last_wins(self, write: Any) -> None:
         assert JobConfig.load(write(JOB), ["seed=1", "seed=2"]).seed == 2

@@ -60,11 +60,11 @@ def test_the_champion_is_exported_and_the_bundle_is_in_its_trial(tmp_path, track
     assert "observations that the checkpoint was learned from" in shown
     from mlflow.artifacts import download_artifacts
 
-    kept = Path(download_artifacts(run_id=trial.run_id, artifact_path="export/cartpole-1", tracking_uri=tracking_db))
+    bundle = Path(download_artifacts(run_id=trial.run_id, artifact_path="export/cartpole-1", tracking_uri=tracking_db))
     ours = {path.relative_to(out) for path in out.rglob("*.*")} - {Path("secrets.env")}
-    assert {path.relative_to(kept) for path in kept.rglob("*.*")} == ours
+    assert {path.relative_to(bundle) for path in bundle.rglob("*.*")} == ours
     assert Path("samples/in-0-obs.bin") in ours
-    assert (kept / "report.json").read_bytes() == (out / "report.json").read_bytes()
+    assert (bundle / "report.json").read_bytes() == (out / "report.json").read_bytes()
 
 
 def test_a_second_export_replaces_the_trials_bundle(tmp_path, tracking_db):
@@ -76,8 +76,8 @@ def test_a_second_export_replaces_the_trials_bundle(tmp_path, tracking_db):
         assert run("models:/cartpole/1", "--to", *runtimes, "--out", out, "--tracking", tracking_db) == 0
         from mlflow.artifacts import download_artifacts
 
-        kept = Path(download_artifacts(run_id=trial.run_id, artifact_path="export", tracking_uri=tracking_db))
-        there = {path.relative_to(kept).as_posix(): path.read_bytes() for path in kept.rglob("*") if path.is_file()}
+        bundle = Path(download_artifacts(run_id=trial.run_id, artifact_path="export", tracking_uri=tracking_db))
+        there = {path.relative_to(bundle).as_posix(): path.read_bytes() for path in bundle.rglob("*") if path.is_file()}
         ours = {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
         assert there.pop("other.json")
         assert there == {f"cartpole-1/{name}": content for name, content in ours.items()}

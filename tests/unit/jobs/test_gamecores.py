@@ -64,16 +64,16 @@ raise RuntimeError("the board is gone")
         until(lambda: running.failures >= 2)
     (text,) = said
     first, *last = text.splitlines()
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"a gamecore ended with status 1 after \d+ s; it said: RuntimeError: the board is gone; "
         r"its whole output: (\S+gamecore-0.txt); its last lines:",
         first,
     )
-    assert found, first
+    assert match, first
     assert len(last) == 10
     assert last[-1] == "RuntimeError: the board is gone"
     assert all("the board is gone" in line for line in failed)
-    output = Path(found[1])
+    output = Path(match[1])
     try:
         assert output.read_text().count("the game begins") >= 2, "it stays, with standard output, of each run"
     finally:
@@ -102,7 +102,7 @@ def test_neither_games_nor_their_children_outlive_a_killed_job(tmp_path: Path) -
         game, child = map(int, pids.read_text().split())
         assert alive(game)
         assert alive(child)
-        (watch,) = [each for each in psutil.Process(job.pid).children() if each.pid != game]
+        (watch,) = [process for process in psutil.Process(job.pid).children() if process.pid != game]
         job.kill()
     until(lambda: not alive(game) and not alive(child) and not alive(watch.pid))
 
@@ -117,7 +117,7 @@ def test_a_killed_shell_is_replaced_by_one_that_knows_the_running_games(tmp_path
 
         first = start()
         until(lambda: psutil.Process(first.pid).cmdline() == ["sh", "game.sh"])  # it has told the shell its id
-        (watch,) = [each for each in psutil.Process().children() if each.pid == guard._watch.pid]
+        (watch,) = [process for process in psutil.Process().children() if process.pid == guard._watch.pid]
         watch.kill()
         until(lambda: not alive(watch.pid))
         second = start()
@@ -236,8 +236,8 @@ def test_each_door_has_a_placeholder_and_the_summary_has_each_gamecores_url(tmp_
     )
     with pytest.raises(StartupError, match="plays by tcp, which is not open; open doors: http, ws"):
         filled("game {tcp_url}", URLS, door="ws", index=0)
-    each = [GamecoreConfig(command="game {url}", num=4), GamecoreConfig(command="game {http_url}", num=2)]
-    assert str(Gamecores(each, URLS, tmp_path)) == (
+    configs = [GamecoreConfig(command="game {url}", num=4), GamecoreConfig(command="game {http_url}", num=2)]
+    assert str(Gamecores(configs, URLS, tmp_path)) == (
         "4 gamecores play at ws://127.0.0.1:1; 2 gamecores play at http://127.0.0.1:1"
     )
     assert str(Gamecores([GamecoreConfig(command="game")], URLS, tmp_path)) == "1 gamecore was given no URL"

@@ -55,9 +55,9 @@ class Named(brayx.Agent):
     async def on_tick(self, state: brayx.State) -> None:
         model = await brayx.RemoteModel.connect("policy")
         again = brayx.RemoteModel("policy")
-        one, many = await again.forward(OBS), await model.forward(np.stack([OBS, 2 * OBS]), batch=True)
+        single, many = await again.forward(OBS), await model.forward(np.stack([OBS, 2 * OBS]), batch=True)
         brayx.RemoteBuffer("buffer").push(fragment())
-        state.output = {"one": float(one), "many": many.tolist(), "version": model.version}
+        state.output = {"one": float(single), "many": many.tolist(), "version": model.version}
         try:
             model(OBS)
         except ModelError as error:

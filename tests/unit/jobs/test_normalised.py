@@ -55,12 +55,12 @@ def played(env: str, count: int = 300) -> np.ndarray:
     """Observations ``[N, ...]`` of the environment, as it gives them."""
     envs = make_envs(env, 4)
     obs, _ = envs.reset(seed=5)
-    found = [obs]
-    while len(found) * 4 < count:
+    seen = [obs]
+    while len(seen) * 4 < count:
         obs, *_ = envs.step(envs.action_space.sample())
-        found.append(obs)
+        seen.append(obs)
     envs.close()
-    return np.concatenate(found).astype(np.float32)
+    return np.concatenate(seen).astype(np.float32)
 
 
 @pytest.fixture(scope="module", params=ENVIRONMENTS)

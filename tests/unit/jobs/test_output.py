@@ -127,8 +127,8 @@ def test_the_file_has_the_error_of_a_game_that_fails(
     output.open(tmp_path)
     words = [runtime, str(tmp_path / file)]
     assert subprocess.run(words, stdout=output.begin(), stderr=output.begin(), timeout=2 * WAIT_S).returncode != 0
-    found, last = output.said()
-    assert found.endswith(error)
+    summary, last = output.said()
+    assert summary.endswith(error)
     assert len(last) <= 10
     output.close(keep=False)
     assert not output.path.exists()

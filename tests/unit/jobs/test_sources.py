@@ -180,8 +180,8 @@ def test_records_without_what_a_memory_held_are_refused_beforehand(
         check_learning(made)
     check_learning(JobConfig.load(tmp_path / "job.yaml", ["trainer.hooks=given_hooks"]))
     with np.load(tmp_path / "set.npz") as rows:
-        held = {f"state/{name}": np.zeros((2, 3), np.float32) for name in "hc"}
-        np.savez(tmp_path / "set.npz", **rows, **held)
+        memories = {f"state/{name}": np.zeros((2, 3), np.float32) for name in "hc"}
+        np.savez(tmp_path / "set.npz", **rows, **memories)
     check_learning(made)
 
 

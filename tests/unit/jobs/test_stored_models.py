@@ -81,11 +81,11 @@ def test_each_way_to_name_them(stored: Stored) -> None:
         (by_id, by_id),
         ("good", str(stored.folder / "good")),
     ):
-        found = stored.start(reference)
-        assert found is not None
-        assert found.keys() == stored.weights.keys()
+        weights = stored.start(reference)
+        assert weights is not None
+        assert weights.keys() == stored.weights.keys()
         for name, array in stored.weights.items():
-            np.testing.assert_array_equal(found[name], array)
+            np.testing.assert_array_equal(weights[name], array)
         assert stored.trial.tags()[INITIAL_TAG] == label
 
 
@@ -181,15 +181,15 @@ def test_a_checkpoints_code_runs_only_if_it_is_trusted(
     assert "--job" in refused.stderr
     assert "--trust" in refused.stderr
     for trust in (False, "", str(tmp_path)):
-        with stored_model(str(folder), uri, trust) as found:
-            for load in (found.job, found.build):
+        with stored_model(str(folder), uri, trust) as model:
+            for load in (model.job, model.build):
                 with pytest.raises(ConfigError, match="names code to run"):
                     load()
     assert not list(folder.glob("*.ran"))
     monkeypatch.setattr(sys, "path", [*sys.path])  # loading puts the folder there
     for trust in (True, str(folder)):
-        with stored_model(str(folder), uri, trust) as found:
-            assert isinstance(found.build()[0], torch.nn.Linear)
+        with stored_model(str(folder), uri, trust) as model:
+            assert isinstance(model.build()[0], torch.nn.Linear)
     assert [path.stem for path in folder.glob("*.ran")] == ["strangers_model"]
 
 
@@ -202,5 +202,5 @@ def test_a_registry_is_trusted_only_if_it_is_a_database_file(
         trial = Trial.open("theirs", "clone", uri)
         register(trial, trial.save_checkpoint(folder, 1), "theirs")
         for reference in ("models:/theirs/1", f"runs:/{trial.run_id}"):
-            with stored_model(reference, uri, trust) as found:
-                assert found.trust is trusted
+            with stored_model(reference, uri, trust) as model:
+                assert model.trust is trusted

@@ -43,10 +43,10 @@ def learning(mains: list[str], **learners: Learner) -> Any:
 
 def test_one_model_is_its_own_learner() -> None:
     learner = Learner("done")
-    one: Any = Trainees(SimpleNamespace(), SimpleNamespace(learner=learner))  # type: ignore[arg-type,type-var]
-    assert (one.state(), one.running, one.wait(0.0), one.result(0.0)) == ("runs", True, False, None)
-    one.stop()
-    assert (one.state(), one.running, one.wait(0.0), one.result(0.0)) == ("has ended", False, True, "done")
+    single: Any = Trainees(SimpleNamespace(), SimpleNamespace(learner=learner))  # type: ignore[arg-type,type-var]
+    assert (single.state(), single.running, single.wait(0.0), single.result(0.0)) == ("runs", True, False, None)
+    single.stop()
+    assert (single.state(), single.running, single.wait(0.0), single.result(0.0)) == ("has ended", False, True, "done")
 
 
 def test_players_end_with_the_main_players() -> None:

@@ -70,8 +70,10 @@ def test_gamecores_that_never_come_to_the_door_are_named_once_and_then_given_up(
 
 
 @pytest.mark.parametrize("cluster", [False, True], ids=["local", "cluster"])
-@pytest.mark.parametrize(("games", "at"), [(0, 20), (60, 20), (90, 30)], ids=["only such", "a quarter", "few at first"])
-def test_the_hint_about_stops_without_a_return_is_shown_once(cluster, games, at, tracking_db):
+@pytest.mark.parametrize(
+    ("games", "due"), [(0, 20), (60, 20), (90, 30)], ids=["only such", "a quarter", "few at first"]
+)
+def test_the_hint_about_stops_without_a_return_is_shown_once(cluster, games, due, tracking_db):
     hub, recorder, out = Hub(Trial.open("p", "t", tracking_db)), Recorder(), io.StringIO()
     numbers = recorder if cluster else LocalNumbers({}, "env_steps")
     progress = Progress("t", num_steps=1, log_interval=1, console=Console(file=out, width=1000))
@@ -79,18 +81,18 @@ def test_the_hint_about_stops_without_a_return_is_shown_once(cluster, games, at,
 
     def said():
         hub.push(recorder.drain())
-        found = hub if cluster else numbers
-        watch.look(found.snapshot(), found.notes())
+        source = hub if cluster else numbers
+        watch.look(source.snapshot(), source.notes())
         return out.getvalue()
 
     assert not said()
     for _ in range(games):
         numbers.add("episode_return", 1.0)
-    for _ in range(at - 1):
+    for _ in range(due - 1):
         numbers.add("games_without_return", 1.0, note="its stop had no body")
     assert not said()
     numbers.add("games_without_return", 1.0, note='its stop had {"obs": [1]}')
-    text = f'{at} games stopped without a return; the newest: its stop had {{"obs": [1]}}. The body of a stop must say'
+    text = f'{due} games stopped without a return; the newest: its stop had {{"obs": [1]}}. The body of a stop must say'
     assert text in said()
     numbers.add("games_without_return", 100.0, note="its stop had no body")
     assert said().count("without a return") == 1

@@ -201,10 +201,10 @@ def test_pushes_return_while_the_learner_is_in_an_update_that_does_not_end():
     batches = Batches({"b": buffer}, {"b": 1.0})
     buffer.push(fragment(1.0), fragment(2.0))
     assert values(next(batches)) == [1.0, 2.0]
-    pusher = threading.Thread(target=lambda: [buffer.push(fragment(float(value))) for value in range(20)])
-    pusher.start()
-    pusher.join(WAIT_S)
-    assert not pusher.is_alive()
+    part = threading.Thread(target=lambda: [buffer.push(fragment(float(value))) for value in range(20)])
+    part.start()
+    part.join(WAIT_S)
+    assert not part.is_alive()
     assert sink.summary()["replay_dropped.full"] == 16 * T
 
 
@@ -214,8 +214,8 @@ def test_pushes_of_many_threads_all_arrive_while_another_reads():
     reader = threading.Thread(target=lambda: [seen.update(values(batch)) for batch in batches])
     reader.start()
     pushers = [
-        threading.Thread(target=lambda at=at: [buffer.push(fragment(float(at * 50 + i))) for i in range(50)])
-        for at in range(4)
+        threading.Thread(target=lambda part=part: [buffer.push(fragment(float(part * 50 + i))) for i in range(50)])
+        for part in range(4)
     ]
     for thread in pushers:
         thread.start()

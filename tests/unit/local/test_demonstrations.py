@@ -42,11 +42,11 @@ def test_batches_are_views_of_one_block_however_many_are_kept(tmp_path: Path) ->
     """As those of `mixed` are, which keeps tensors of many."""
     recorded = Demonstrations(written(tmp_path / "a.npz", [5] * 20), LAYOUT, batch_size=6, unroll_length=5, seed=0)
     prepare = Prepare((torch.from_numpy(EXAMPLE),), torch.device("cpu"))
-    kept = [prepare(recorded.draw()).tensors["obs"][0] for _ in range(40)]
-    assert {tuple(obs.shape) for obs in kept} == {(6, 6, 1)}
-    at = [obs.data_ptr() for obs in kept]
-    assert max(at) - min(at) <= (20 - 6) * kept[0][0].nbytes
-    assert len({obs[:, 0, 0].sum().item() for obs in kept}) > 4, "other columns are together in another pass"
+    batches = [prepare(recorded.draw()).tensors["obs"][0] for _ in range(40)]
+    assert {tuple(obs.shape) for obs in batches} == {(6, 6, 1)}
+    addresses = [obs.data_ptr() for obs in batches]
+    assert max(addresses) - min(addresses) <= (20 - 6) * batches[0][0].nbytes
+    assert len({obs[:, 0, 0].sum().item() for obs in batches}) > 4, "other columns are together in another pass"
 
 
 def test_every_column_comes_in_each_pass(tmp_path: Path) -> None:
@@ -76,12 +76,12 @@ def test_a_memory_that_was_not_recorded_begins_with_each_episode_and_none_is_cut
     batch = recorded.draw()
     assert (batch["state/h"][batch["mask"] > 0] == 0.5).all()
     assert batch["mask"].sum() == sum(lengths)
-    found = sorted(
+    columns = sorted(
         [*zip(obs[mask > 0, 0].astype(int).tolist(), action[mask > 0].tolist(), strict=True)]
         for obs, action, mask in zip(batch["obs"], batch["action"], batch["mask"], strict=True)
     )
     whole = [[(number, step) for step in range(length)] for number, length in enumerate(lengths)]
-    assert found == [whole[0] + whole[1], whole[2], whole[3] + whole[4], whole[5][:7], whole[5][7:] + whole[6]]
+    assert columns == [whole[0] + whole[1], whole[2], whole[3] + whole[4], whole[5][:7], whole[5][7:] + whole[6]]
     assert "1 of 7 demonstrations have more than unroll_length (7) steps" in caplog.text
 
 

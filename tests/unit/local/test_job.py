@@ -40,10 +40,10 @@ def test_all_obstacles_are_named_at_once(tmp_path: Path) -> None:
         "data: {kind: source, module: mine, buffer: buffer}\n"
         "games: {kind: rollout, env: CartPole-v1, model: right, buffer: buffer, num_workers: 64, cpus_per_worker: 64}\n"
     )
-    found = beyond_local(JobConfig.load(tmp_path / "job.yaml"))
+    obstacles = beyond_local(JobConfig.load(tmp_path / "job.yaml"))
     cpus = len(os.sched_getaffinity(0))
     reserved = f"the workers of games reserve 4096 CPUs, and this machine has {cpus}"
-    assert found == [reserved, "left.num_workers is 2"]
+    assert obstacles == [reserved, "left.num_workers is 2"]
 
 
 def test_shards_and_rollout_workers_become_one_buffer_and_one_thread() -> None:
@@ -51,18 +51,18 @@ def test_shards_and_rollout_workers_become_one_buffer_and_one_thread() -> None:
         TEMPLATES / "ppo_env.yaml", ["rollout.mode=non_blocking", "rollout.num_workers=3", "buffer.num_workers=2"]
     )
     assert beyond_local(job) == []
-    one, said = in_one_process(job)
-    assert (one.rollouts["rollout"].num_workers, one.rollouts["rollout"].num_envs) == (1, 24)
-    assert (one.buffers["buffer"].num_workers, one.buffers["buffer"].size) == (1, 8)
+    local_job, said = in_one_process(job)
+    assert (local_job.rollouts["rollout"].num_workers, local_job.rollouts["rollout"].num_envs) == (1, 24)
+    assert (local_job.buffers["buffer"].num_workers, local_job.buffers["buffer"].size) == (1, 8)
     assert said == [
         "buffer.num_workers is 2: one buffer keeps their 8 batches",
         "rollout.num_workers is 3: one thread steps their 24 environments",
     ]
-    assert in_one_process(one) == (one, [])
+    assert in_one_process(local_job) == (local_job, [])
 
 
 def test_workers_whose_function_makes_their_environments_at_once_keep_their_number() -> None:
-    own = ("rollout.env=null", "rollout.module=brayx.rollout.multi", "rollout.func=AgentsAsRows")
-    one, said = in_one_process(JobConfig.load(TEMPLATES / "ppo_env.yaml", own))
-    assert (one.rollouts["rollout"].num_workers, one.rollouts["rollout"].num_envs) == (2, 8)
+    overrides = ("rollout.env=null", "rollout.module=brayx.rollout.multi", "rollout.func=AgentsAsRows")
+    local_job, said = in_one_process(JobConfig.load(TEMPLATES / "ppo_env.yaml", overrides))
+    assert (local_job.rollouts["rollout"].num_workers, local_job.rollouts["rollout"].num_envs) == (2, 8)
     assert said == ["rollout.num_workers is 2: one thread steps their 16 environments"]

@@ -99,10 +99,10 @@ class Played:
             sessions = [f"{number}-agent-{seat}" for seat in ("red", "blue")]
             members = [self.league.assign(str(number), session) for session in sessions]
             if sorted(member.label for member in members) == sorted([learner, opponent]):
-                at = {member.label: session for member, session in zip(members, sessions, strict=True)}
-                if self.league.learns(at[learner]):
-                    actors = {label: self.make() for label in at}
-                    for label, session in at.items():
+                session_of = {member.label: session for member, session in zip(members, sessions, strict=True)}
+                if self.league.learns(session_of[learner]):
+                    actors = {label: self.make() for label in session_of}
+                    for label, session in session_of.items():
                         await actors[label].start(session, b"")
                     return actors
         raise AssertionError
@@ -312,7 +312,7 @@ def test_a_digest_is_of_names_shapes_dtypes_and_values_and_not_of_their_order():
         {"a": weights["b"], "b": weights["a"]},
         {"a": weights["a"]},
     ]
-    digests = [digest_of(each) for each in [weights, *others]]
+    digests = [digest_of(arrays) for arrays in [weights, *others]]
     assert len(set(digests)) == len(digests)
     assert digest_of(dict(reversed(weights.items()))) == digests[0]
     apart = np.zeros((6, 2), np.float32)

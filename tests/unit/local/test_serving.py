@@ -159,9 +159,11 @@ def test_a_canary_and_its_promotion(serving: Serving, registry: Registry) -> Non
     page = read_status(Endpoint.parse(serving.url), WAIT_S)
     assert page is not None
     assert page["registered"] == both
-    of = Followed(PROJECT, canary="candidate", share=SHARE)
+    followed = Followed(PROJECT, canary="candidate", share=SHARE)
     names = [f"session-{i}" for i in range(60)]
-    expected = {name: 2 if of.choose(name, {"champion": 1, "candidate": 2}) == "candidate" else 1 for name in names}
+    expected = {
+        name: 2 if followed.choose(name, {"champion": 1, "candidate": 2}) == "candidate" else 1 for name in names
+    }
     running = {name: players.begin(name) for name in names}
     assert {name: version_of(client) for name, client in running.items()} == expected, "by the session's id alone"
     assert Counter(expected.values())[2] > 5
@@ -179,8 +181,8 @@ def test_a_canary_and_its_promotion(serving: Serving, registry: Registry) -> Non
     logged = MlflowClient(registry.uri)
     experiment = logged.get_experiment_by_name(PROJECT)
     assert experiment is not None
-    found = logged.search_runs([experiment.experiment_id], "attributes.run_name LIKE 'serving%'")
-    runs = {run.info.run_name: run.data.metrics for run in found}
+    logged_runs = logged.search_runs([experiment.experiment_id], "attributes.run_name LIKE 'serving%'")
+    runs = {run.info.run_name: run.data.metrics for run in logged_runs}
     assert len(runs) == 3, "champion 1, candidate 2, champion 2"
     assert sum(metrics["session/sessions"] for metrics in runs.values()) == players.count
     for name, metrics in runs.items():
@@ -298,5 +300,5 @@ def test_a_render_draws_the_frames_of_recorded_sessions(job: JobConfig, registry
         client.close()
     (episode,) = open_recordings(str(tmp_path / "recorded"))
     assert (len(episode), episode.frames) == (10, 10)
-    shades = [float(found.mean()) for found in episode.images() if found is not None]
+    shades = [float(image.mean()) for image in episode.images() if image is not None]
     assert shades == pytest.approx([20 * tick for tick in range(10)], abs=3)

@@ -109,7 +109,7 @@ def test_any_space_is_learned_from(env):
     result = train_local(env, PPOConfig(epochs=1), Training(**QUICK, normalise_reward=True))
     assert result.reason == "num_steps"
     assert 200 <= result.env_steps < 200 + 4 * 8
-    assert all(torch.isfinite(each).all() for each in result.module.parameters())
+    assert all(torch.isfinite(parameter).all() for parameter in result.module.parameters())
 
 
 class Picture(Right):
@@ -139,7 +139,7 @@ def test_images_are_learned_from_by_every_convolution_that_fits_and_every_engine
     )
     result = train_local(lambda: Picture(size, channels), PPOConfig(epochs=1), training)
     assert result.updates > 0
-    assert all(torch.isfinite(each).all() for each in result.module.parameters())
+    assert all(torch.isfinite(parameter).all() for parameter in result.module.parameters())
 
 
 def test_an_image_that_is_too_small_is_refused_with_the_networks_that_fit():
@@ -217,9 +217,9 @@ class Flawed(Right):
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
-        at, reward, *rest = super().step(action)
-        flawed = (self.episode + self.number) % 16 == 3 and at == 2
-        obs = np.full(1, np.nan if flawed and self.number % 2 else at, np.float32)
+        tick, reward, *rest = super().step(action)
+        flawed = (self.episode + self.number) % 16 == 3 and tick == 2
+        obs = np.full(1, np.nan if flawed and self.number % 2 else tick, np.float32)
         return obs, np.inf if flawed and not self.number % 2 else reward, *rest
 
 
@@ -240,7 +240,7 @@ def test_data_that_are_not_finite_are_dropped_and_counted_and_the_rest_is_learne
     assert 0 < result.dropped < 800
     assert numbers["replay_dropped.bad_fragment"] == result.dropped
     assert result.updates > 50
-    assert all(torch.isfinite(each).all() for each in result.module.parameters())
+    assert all(torch.isfinite(parameter).all() for parameter in result.module.parameters())
     assert all(np.isfinite(array).all() for array in result.normaliser.values())
     assert result.return_mean > 0
     assert "holds NaN or infinity" in caplog.text
@@ -272,8 +272,8 @@ def test_a_table_that_is_never_full_enough_to_be_sampled_is_refused():
 
 def test_an_algorithm_has_its_own_default_batches():
     def settled(algorithm, **options):
-        found = Training(**options).of(algorithm)
-        return found.sampler, found.unroll_length, found.batch_size, found.samples_per_insert
+        filled = Training(**options).of(algorithm)
+        return filled.sampler, filled.unroll_length, filled.batch_size, filled.samples_per_insert
 
     assert settled(PPOConfig()) == ("fifo", 64, 32, 1)
     assert settled(MixedConfig()) == settled(MAPPOConfig()) == settled(PPOConfig())
@@ -963,9 +963,9 @@ def test_a_reward_that_is_not_finite_makes_the_return_of_its_evaluation_episode_
             obs, reward, *rest = super().step(action)
             return obs, np.inf if self.evaluated and self.first and reward == 2 else reward, *rest
 
-    found = train_local(Late, PPOConfig(epochs=1), Training(**QUICK, evaluation_episodes=8)).evaluation
-    np.testing.assert_array_equal([each.ret for each in found.episodes], [np.nan] * 4 + [6] * 4)
-    assert np.isnan(found.mean)
+    evaluation = train_local(Late, PPOConfig(epochs=1), Training(**QUICK, evaluation_episodes=8)).evaluation
+    np.testing.assert_array_equal([episode.ret for episode in evaluation.episodes], [np.nan] * 4 + [6] * 4)
+    assert np.isnan(evaluation.mean)
 
 
 @pytest.mark.parametrize("blocking", [True, False])
@@ -1003,12 +1003,12 @@ def test_an_evaluation_episode_that_never_ends_is_cut_and_counts_its_return_so_f
     Endless.made = 0
     training = Training(**QUICK, blocking=blocking, evaluation_episodes=8, evaluation_steps=limit)
     result = train_local(Endless, PPOConfig(epochs=1), training)
-    found = result.evaluation
-    assert (result.reason, found.cut) == ("num_steps", 1)
-    assert [each.ret for each in found.episodes if each.env] == [6.0] * 6
-    (cut,) = [each for each in found.episodes if not each.env]
+    evaluation = result.evaluation
+    assert (result.reason, evaluation.cut) == ("num_steps", 1)
+    assert [episode.ret for episode in evaluation.episodes if episode.env] == [6.0] * 6
+    (cut,) = [episode for episode in evaluation.episodes if not episode.env]
     assert cut.ret == cut.length == limit
-    assert found.mean == (limit + 36) / 7
+    assert evaluation.mean == (limit + 36) / 7
     assert f"1 of 7 episodes had not ended after {limit} steps" in caplog.text
 
 

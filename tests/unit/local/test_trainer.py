@@ -132,17 +132,17 @@ def test_a_checkpoint_has_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def test_evaluating_and_acting_do_not_disturb_training():
-    with Trainer("CartPole-v1", **QUICK) as one, Trainer("CartPole-v1", **QUICK) as other:
-        first = one.train()
-        assert len(one.evaluate(games=3).episodes) == 3
-        assert one.act(np.zeros(4)) in (0, 1)
-        assert first["env_steps"] == one._running.run.env_steps
+    with Trainer("CartPole-v1", **QUICK) as trainer, Trainer("CartPole-v1", **QUICK) as other:
+        first = trainer.train()
+        assert len(trainer.evaluate(games=3).episodes) == 3
+        assert trainer.act(np.zeros(4)) in (0, 1)
+        assert first["env_steps"] == trainer._running.run.env_steps
         other.train()
         torch.manual_seed(1)
-        one.train()
+        trainer.train()
         torch.manual_seed(1)
         other.train()
-        for name, weight in weights(one).items():
+        for name, weight in weights(trainer).items():
             assert torch.equal(weight, weights(other)[name])
 
 
@@ -262,7 +262,7 @@ def test_a_job_has_the_options_that_it_was_made_of(algorithm):
     env, algorithm, model, options = of_job(JobConfig.of({"project": "pendulum", "trial": "one", **components}, ""))
     assert (env, algorithm, model) == ("Pendulum-v1", config, None)
     settled = training.of(config)
-    kept = Training(**options).of(config)
+    again = Training(**options).of(config)
     table = settled.sampler != "fifo"
     apart = {"network", "batch_size"} | ({"blocking"} if table else {"capacity", "min_columns"})
-    assert {name for name in Training.model_fields if getattr(kept, name) != getattr(settled, name)} <= apart
+    assert {name for name in Training.model_fields if getattr(again, name) != getattr(settled, name)} <= apart

@@ -17,11 +17,11 @@ BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 def bounds(config: type[BaseModel]) -> dict[str, dict[str, float]]:
     """Of each field, whether it may be null or not."""
-    found = {}
+    bounds_of = {}
     for name, schema in config.model_json_schema()["properties"].items():
         number = next((kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"), {})
-        found[name] = {bound: number[bound] for bound in BOUNDS if bound in number}
-    return found
+        bounds_of[name] = {bound: number[bound] for bound in BOUNDS if bound in number}
+    return bounds_of
 
 
 @pytest.mark.parametrize("part", [TrainerConfig, BufferConfig, RolloutComponent])

@@ -107,19 +107,19 @@ def count(folder: str, total: int, number: int, options: Options, report: Report
 
 
 def heard(tmp_path: Path, drawn: list[Options], competition: Any, total: int = 9000) -> Heard:
-    found = Heard()
-    run_trials(partial(count, str(tmp_path), total), drawn, competition, found, deadline_s=DEADLINE_S)
-    return found
+    results = Heard()
+    run_trials(partial(count, str(tmp_path), total), drawn, competition, results, deadline_s=DEADLINE_S)
+    return results
 
 
 def test_trials_behind_the_others_are_stopped(tmp_path: Path) -> None:
-    found = heard(tmp_path, [{"rate": 1.0}, {"rate": 0.9}, {"rate": 0.1}, {"rate": 0.2}, {"rate": 0.3}], ASHA)
-    assert sorted(found.ended) == [0, 1, 2, 3, 4]
-    assert not found.errors
-    steps = {number: looks[-1].env_steps for number, looks in found.looks.items()}
+    results = heard(tmp_path, [{"rate": 1.0}, {"rate": 0.9}, {"rate": 0.1}, {"rate": 0.2}, {"rate": 0.3}], ASHA)
+    assert sorted(results.ended) == [0, 1, 2, 3, 4]
+    assert not results.errors
+    steps = {number: looks[-1].env_steps for number, looks in results.looks.items()}
     assert steps[0] == 9000
     assert min(steps.values()) < 9000
-    assert [each.env_steps for each in found.looks[0]] == list(range(1000, 10_000, 1000))
+    assert [report.env_steps for report in results.looks[0]] == list(range(1000, 10_000, 1000))
 
 
 def test_a_copy_goes_on_from_the_checkpoint_and_the_changed_options_of_the_other(tmp_path: Path) -> None:
@@ -127,18 +127,20 @@ def test_a_copy_goes_on_from_the_checkpoint_and_the_changed_options_of_the_other
         return {**options, "rate": options["rate"] + 100.0}
 
     drawn: list[Options] = [{"rate": 1.0, "beside": 1}, {"rate": 2.0, "beside": 0}]
-    found = heard(tmp_path, drawn, Population(change), total=30_000)
-    copied = [(number, each) for number, looks in found.looks.items() for each in looks if each.origin != number]
+    results = heard(tmp_path, drawn, Population(change), total=30_000)
+    copied = [
+        (number, report) for number, looks in results.looks.items() for report in looks if report.origin != number
+    ]
     assert copied
-    assert all(each.options["rate"] > 100.0 for _, each in copied)
-    assert sorted(found.ended) == [0, 1]
+    assert all(report.options["rate"] > 100.0 for _, report in copied)
+    assert sorted(results.ended) == [0, 1]
 
 
 def test_a_trial_that_fails_says_why_and_one_that_dies_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    found = heard(tmp_path, [{"rate": 1.0, "dies": True}, {"rate": 1.0, "fails": True}], ASHA, total=3000)
-    assert found.errors == {1: "rate is wrong"}
-    assert [each.env_steps for each in found.looks[0]] == [1000, 2000, 3000]
-    assert found.ended == [0]
+    results = heard(tmp_path, [{"rate": 1.0, "dies": True}, {"rate": 1.0, "fails": True}], ASHA, total=3000)
+    assert results.errors == {1: "rate is wrong"}
+    assert [report.env_steps for report in results.looks[0]] == [1000, 2000, 3000]
+    assert results.ended == [0]
 
 
 def test_an_interrupted_search_leaves_no_process(tmp_path: Path) -> None:

@@ -259,10 +259,10 @@ def test_a_copy_is_changed_inside_the_domains() -> None:
     rng, options = random.Random(0), {"gamma": 0.99, "epochs": 4, "kind": "a", "num_envs": 8}
     seen = [perturbed(options, domains, rng) for _ in range(200)]
     assert all(
-        0.9 <= each["gamma"] <= 1.0 and each["epochs"] in (1, 2, 3, 4) and each["num_envs"] == 8 for each in seen
+        0.9 <= draw["gamma"] <= 1.0 and draw["epochs"] in (1, 2, 3, 4) and draw["num_envs"] == 8 for draw in seen
     )
-    assert sum(each["gamma"] != 0.99 for each in seen) > 150
-    assert {each["kind"] for each in seen} == {"a", "b"}
+    assert sum(draw["gamma"] != 0.99 for draw in seen) > 150
+    assert {draw["kind"] for draw in seen} == {"a", "b"}
     assert options == {"gamma": 0.99, "epochs": 4, "kind": "a", "num_envs": 8}
 
 

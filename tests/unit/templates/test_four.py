@@ -46,7 +46,7 @@ def played(*columns: int, first: int = RED) -> Any:
 def winner_of(board: list[int]) -> int:
     """The rules in another way: the seat with four in a row, or 0."""
     grid = np.array(board).reshape(6, 7)
-    rows = [*grid, *grid.T, *(way.diagonal(at) for way in (grid, grid[:, ::-1]) for at in range(-5, 7))]
+    rows = [*grid, *grid.T, *(way.diagonal(offset) for way in (grid, grid[:, ::-1]) for offset in range(-5, 7))]
     text = "/".join("".join(".xo"[stone] for stone in row) for row in rows)
     return RED if "xxxx" in text else YELLOW if "oooo" in text else 0
 
@@ -65,9 +65,9 @@ def test_games_end_when_another_way_to_count_says_so() -> None:
 
 
 def test_there_are_69_lines() -> None:
-    at = module("four_rules").LINES_AT
-    assert len({tuple(line) for lines in at for line in lines}) == 69
-    assert sum(map(len, at)) == 4 * 69
+    lines_at = module("four_rules").LINES_AT
+    assert len({tuple(line) for lines in lines_at for line in lines}) == 69
+    assert sum(map(len, lines_at)) == 4 * 69
 
 
 @pytest.mark.parametrize("seat", [RED, YELLOW])
@@ -213,10 +213,10 @@ async def test_it_explores_in_training_and_is_greedy_when_it_serves_unless_told_
 async def test_a_served_agent_plays_a_mirrored_board_as_the_mirror_of_its_move() -> None:
     for columns in ((0,), (0, 1), (5, 5, 2)):
         moves = []
-        for each in (columns, tuple(6 - column for column in columns)):
+        for moved in (columns, tuple(6 - column for column in columns)):
             actor = factory(Box(), Recorder(), mode="serve", model=Skewed())()
             await actor.start("game-agent-red", b'{"against":""}')
-            moves.append(json.loads(await actor.tick(tick(*each)))["move"])
+            moves.append(json.loads(await actor.tick(tick(*moved)))["move"])
         assert moves[0] == 6 - moves[1]
 
 
@@ -315,9 +315,9 @@ def test_agents_play_each_other(service: Service, seed: int, at_once: int, first
     done = run(url, "--games", 7, "--seed", seed, "--at-once", at_once)
     assert done.returncode == 0, done.stderr
     games: dict[str, dict[str, list[Any]]] = {}
-    for session, own in bodies.items():
+    for session, seat_bodies in bodies.items():
         game, seat = session.split("-agent-")
-        games.setdefault(game, {})[seat] = own
+        games.setdefault(game, {})[seat] = seat_bodies
     assert len(games) == 7
     begun = []
     for seats in games.values():
@@ -339,7 +339,7 @@ def test_a_script_plays_yellow(service: Service, at_once: int) -> None:
     assert done.returncode == 0, done.stderr
     assert len(bodies) == 4
     assert all(session.endswith("-agent-red") for session in bodies)
-    assert all(own[0] == {"against": "tactical"} for own in bodies.values())
+    assert all(seat_bodies[0] == {"against": "tactical"} for seat_bodies in bodies.values())
     assert done.stdout.splitlines()[-1].startswith("red won ")
 
 
@@ -406,11 +406,18 @@ def test_a_game_that_breaks_off_is_followed_by_another(at_once: int) -> None:
     with serving(lambda: Breaking(bodies)) as (server, _):
         process = subprocess.Popen(command(server.url, "--at-once", at_once), stderr=subprocess.PIPE, text=True)
         try:
-            until(lambda: sum(1 for own in list(bodies.values()) if own[-1] and "result" in own[-1]) >= 6)
+            until(
+                lambda: (
+                    sum(1 for seat_bodies in list(bodies.values()) if seat_bodies[-1] and "result" in seat_bodies[-1])
+                    >= 6
+                )
+            )
         finally:
             process.terminate()
             process.communicate(timeout=30)
-    assert any(own[-1] is None for own in bodies.values()), "the other seat's session was stopped without a result"
+    assert any(seat_bodies[-1] is None for seat_bodies in bodies.values()), (
+        "the other seat's session was stopped without a result"
+    )
 
 
 def test_many_games_need_tcp() -> None:
