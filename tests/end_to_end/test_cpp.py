@@ -457,7 +457,7 @@ def test_a_deadline(run: Run, service: Both) -> None:
     server, _ = service
     client = run("sync", server.url, "timeout_ms", 300, "numbered", 1)
     client.start("s")
-    with pytest.raises(Refused, match="no reply within 300 ms for the tick of session s") as refused:
+    with pytest.raises(Refused, match=r"within 300 ms .*tick of session s") as refused:
         client.step("tick", b"slow")
     assert refused.value.code == "deadline_exceeded"
     assert client.state == ["running", "s", "0"]

@@ -181,7 +181,7 @@ async def test_a_named_model_from_start_to_end(model):
 
     again = RemoteModel(model.name)
     assert again.spec == model.spec
-    with pytest.raises(ModelNotFound, match=f"no model '{model.name}s' runs, nearest is '{model.name}'"):
+    with pytest.raises(ModelNotFound, match=f"'{model.name}s' .*'{model.name}'"):
         RemoteModel(f"{model.name}s")
 
     batch = {"x": np.arange(600, dtype=np.float32).reshape(200, 3)}
@@ -206,13 +206,13 @@ async def test_a_named_model_from_start_to_end(model):
     await asyncio.to_thread(seen, model, 7)
     with pytest.raises(BadWeights, match="'factor' holds 1 values that are NaN"):
         model.publish_weights(factor(np.nan))
-    with pytest.raises(BadWeights, match=r"expected factor: \[1\] float32, got \[2\] float32"):
+    with pytest.raises(BadWeights, match=r"factor: \[1\] float32, got \[2\] float32"):
         model.publish_weights({"factor": np.zeros(2, np.float32)})
     assert model.step == 11
 
     assert model.get_model().factor.item() == 7
     assert model.get_model(10).factor.item() == 5
-    with pytest.raises(VersionUnknown, match="keeps nothing of step 4, nearest is 0; there are 0, 10, 11"):
+    with pytest.raises(VersionUnknown, match=r"step 4, nearest is 0; .* 0, 10, 11"):
         model.get_model(4)
 
     elsewhere = Elsewhere.remote()
@@ -528,7 +528,7 @@ def test_a_process_killed_while_it_overrides_a_model_is_not_waited_for(ray_clust
     other, has = Elsewhere.remote(), tmp_path / "pid"
     other.take_the_lock.remote("abandoned", has)
     until(lambda: has.exists() and has.read_text(), "it has the turn")
-    with pytest.raises(StartupError, match="another process is starting or overriding model 'abandoned', and did not"):
+    with pytest.raises(StartupError, match=r"another process .*'abandoned'"):
         override(0.5)
     os.kill(int(has.read_text()), signal.SIGKILL)
     model = override(60)
@@ -550,7 +550,7 @@ def test_a_door_that_hangs_is_waited_for_as_long_as_the_start_may_take(serve_ins
     (door,) = ours("ray::ProxyActor")
     door.suspend()
     try:
-        with pytest.raises(StartupError, match="1 of 1 doors did not know the path of model 'unheard' in time"):
+        with pytest.raises(StartupError, match=r"1 of 1 doors .*'unheard' in time"):
             wait_for_route("model 'unheard'", time.monotonic() + 1)
     finally:
         door.resume()

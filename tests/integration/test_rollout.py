@@ -416,7 +416,7 @@ def test_errors_of_an_environment_that_are_far_apart_do_not_end_the_rollout(job,
 def test_scaling_redistributes_an_update_among_blocking_workers(job):
     made = job(mode="blocking", num_workers=2)
     with made.workers(2) as workers:
-        with pytest.raises(ConfigError, match="3 workers x 4 environments give 12 columns"):
+        with pytest.raises(ConfigError, match=r"3 workers x 4 environments .* 12 columns"):
             workers.scale(3)
         workers.scale(1)
         for version in (1, 2):

@@ -25,7 +25,7 @@ def door(port: int) -> dict[str, tuple[str, int]]:
 def test_a_taken_port_is_reported_with_its_holder_and_a_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        with pytest.raises(StartupError, match=rf"port {port} of 127.0.0.1 is taken.*pid {os.getpid()}.*--set"):
+        with pytest.raises(StartupError, match=rf"{port} .*pid {os.getpid()}.*--set"):
             check_ports(door(port))
         with pytest.raises(StartupError, match=r"is taken.*--set actor\.port=0$"):
             Cluster(port=port).__enter__()
@@ -56,7 +56,7 @@ def test_all_taken_ports_of_a_job_are_reported_at_once_with_remedies(tmp_path: P
 
 def test_a_cluster_that_does_not_answer_is_not_waited_for() -> None:
     port = free_port()
-    with pytest.raises(StartupError, match=rf"cannot join Ray at \S+:{port}: nothing listens there"):
+    with pytest.raises(StartupError, match=rf"at \S+:{port}: nothing listens"):
         Cluster(address=f"127.0.0.1:{port}").__enter__()
 
 

@@ -291,9 +291,7 @@ async def test_a_directory_of_another_version_is_refused(version: int | None) ->
 
     # Like the handle of a Ray actor, which lacks methods that its class did not have.
     other = SimpleNamespace(**({} if version is None else {"interface": SimpleNamespace(remote=interface)}))
-    with pytest.raises(
-        StartupError, match=r"'it/sessions' was started by another version .*stop_directory\('it/sessions'\)"
-    ):
+    with pytest.raises(StartupError, match=r"stop_directory\('it/sessions'\)"):
         await check_directory("it/sessions", other)
     version = INTERFACE
     await check_directory("it/sessions", SimpleNamespace(interface=SimpleNamespace(remote=interface)))

@@ -26,7 +26,7 @@ class Starting:
 def test_a_service_that_is_not_ready_names_the_learners_state(monkeypatch):
     monkeypatch.setattr(train_module, "READY_TIMEOUT_S", 0.2)
     progress = Progress("t", num_steps=1, console=Console(file=io.StringIO()))
-    with pytest.raises(StartupError, match=r"refused.*; the learner has published no weights yet"):
+    with pytest.raises(StartupError, match=r"refused.*; .*published no weights"):
         _wait_for_weights(f"http://127.0.0.1:{free_port()}", Starting(), "model", progress)
 
 
@@ -45,7 +45,7 @@ def test_a_store_in_a_file_is_refused_where_a_learner_on_another_machine_could_n
 
     here, beside, gone = node("a", "10.0.0.1"), node("b", "10.0.0.1"), node("c", "10.0.0.2", alive=False)
     far = node("d", "10.0.0.3")
-    with pytest.raises(ConfigError, match=r"a learner on 10\.0\.0\.3 could not reach it: start `mlflow server"):
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.3 .* `mlflow server"):
         check_store_reachable(uri, False, [here, beside, gone, far], "a")
     check_store_reachable(uri, True, [here, far], "a")
     check_store_reachable(uri, False, [here, beside, gone], "a")

@@ -187,7 +187,7 @@ def test_with_a_handle_hook_the_models_actions_are_unknown(spec, tmp_path):
     ],
 )
 def test_a_missing_critic_is_refused_before_anything_starts(spec, algorithm, returns, called, args):
-    with pytest.raises(ModelError, match=f"model 'model': algorithm '{algorithm}' needs a critic: .*{called}"):
+    with pytest.raises(ModelError, match=f"'model': .*'{algorithm}' .*critic.*{called}"):
         learned_model(spec(returns, algorithm=algorithm))
     with_one = f"made = Model(); made.critic = Critic(); return made, ({args},)"
     learned_model(spec(returns, begin=with_one, algorithm=algorithm))
@@ -199,25 +199,25 @@ def test_a_critic_with_a_wrong_shape_is_refused_before_anything_starts(spec):
         ("torch.nn.Linear(2, 1)", "calls the critic .*, which raised TypeError"),
     ]:
         begin = f"made = Model(); made.critic = {gives}; return made, (torch.zeros(1, 2),)"
-        with pytest.raises(ModelError, match=f"model 'model': algorithm 'sac' {message}"):
+        with pytest.raises(ModelError, match=f"'model': .*'sac' {message}"):
             learned_model(spec('"tanh_mean": x, "tanh_log_std": x', begin=begin, algorithm="sac"))
 
 
 def test_a_value_per_reward_head_may_be_learned_beside_imitation(spec):
     heads = {"reinforcement": {"name": "ppo", "reward_heads": [{}, {}]}}
     learned_model(spec('"logits": x, "value": x[:, :2]', algorithm="mixed", **heads))
-    with pytest.raises(ModelError, match=r"gave value \[N\], expected value \[N, K\]"):
+    with pytest.raises(ModelError, match=r"\[N\], expected value \[N, K\]"):
         learned_model(spec(GOOD, algorithm="mixed", **heads))
 
 
 def test_an_observation_without_room_for_a_state_is_refused_before_anything_starts(spec):
     begin = "made = Model(); made.critic = torch.nn.Linear(2, 1); return made, (torch.zeros(1, 2),)"
-    with pytest.raises(ModelError, match=r"model 'model': algorithm 'mappo' learns from obs/state as well, .* a dict"):
+    with pytest.raises(ModelError, match=r"'model': .*'mappo' .*obs/state.* dict"):
         learned_model(spec('"logits": x', begin=begin, algorithm="mappo"))
 
 
 def test_an_error_of_the_users_function_is_one_line(spec):
-    with pytest.raises(ModelError, match="model 'model': build_model raised KeyError: 'hidden'"):
+    with pytest.raises(ModelError, match=r"'model': build_model.*KeyError: 'hidden'"):
         learned_model(spec(GOOD, begin='config["hidden"]'))
 
 

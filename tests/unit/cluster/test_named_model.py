@@ -82,7 +82,7 @@ def test_weights_in_the_store_come_before_a_checkpoint(trial):
 def test_a_missing_start_is_reported_with_a_remedy(trial, tracking_db, monkeypatch, last):
     monkeypatch.setattr(named, "ANSWER_S", 0.1)
     other_trial = trial if last == (0, 0) else Trial.open("brayx-models", "empty", tracking_db)
-    with pytest.raises(StartupError, match=r"store of model 'm' holds nothing; .*`override_model=True`"):
+    with pytest.raises(StartupError, match=r"model 'm' .*; .*`override_model=True`"):
         named.first_weights("m", RestartedStore(last), other_trial)
 
 
@@ -91,7 +91,7 @@ def test_missing_replicas_are_reported_with_a_remedy(monkeypatch):
         raise RayServeException("no application")
 
     monkeypatch.setattr(named.serve, "get_app_handle", nowhere)
-    with pytest.raises(StartupError, match=r"did not start within 0 s: no application; .*`override_model=True`"):
+    with pytest.raises(StartupError, match=r"no application; .*`override_model=True`"):
         named.deployed("m", 0)
 
 
@@ -182,7 +182,7 @@ def test_named_arguments_take_their_position():
 
 
 def test_a_model_that_fails_on_its_example_is_refused():
-    with pytest.raises(ModelError, match=r"forward_args and forward_kwargs: .* got msk"):
+    with pytest.raises(ModelError, match=r"forward_args and .*: .* got msk"):
         prepare(SharedWeights(), EXAMPLE[:1], {"msk": EXAMPLE[1]}, CONFIG)
     with pytest.raises(ModelError, match="fails on its own forward_args"):
         prepare(SharedWeights(), (np.ones((1, 3), np.float32), EXAMPLE[1]), {}, CONFIG)
@@ -193,5 +193,5 @@ def test_a_model_that_fails_on_its_example_is_refused():
 def test_missing_code_is_named(monkeypatch):
     recipe, weights = recipe_of(SharedWeights())
     lost = Recipe(**{**vars(recipe), "skeleton": b"cnowhere\nthing\n."})
-    with pytest.raises(ModelError, match="code cannot be loaded here: No module named 'nowhere'"):
+    with pytest.raises(ModelError, match="No module named 'nowhere'"):
         lost.module(weights)

@@ -343,7 +343,7 @@ def test_options_match_those_of_a_model_component(recipes):
     "interval", ["5m", 0, -1, True, 2.5, float("nan"), timedelta(0), timedelta(seconds=-1), np.float32(3)]
 )
 def test_an_invalid_checkpoint_interval_is_refused_before_anything_starts(recipes, interval):
-    with pytest.raises(ConfigError, match=r"expected steps, an integer from 1; or time .*minutes=5") as refused:
+    with pytest.raises(ConfigError, match=r"expected .* from 1; or time .*minutes=5") as refused:
         RemoteModel("m", *build(), checkpoint_interval=interval)
     assert refused.value.details == {"key": "checkpoint_interval"}
     assert refused.value.message.startswith(f"checkpoint_interval is {interval!r}, ")
@@ -351,7 +351,7 @@ def test_an_invalid_checkpoint_interval_is_refused_before_anything_starts(recipe
 
 
 def test_a_gpu_that_onnx_runtime_would_not_use_is_refused_by_constructor_argument(recipes):
-    with pytest.raises(ConfigError, match=r"^gpus_per_worker is 1, expected 0 .* use_onnx=False torch acts") as refused:
+    with pytest.raises(ConfigError, match=r"^gpus_per_worker is 1, .*use_onnx=False") as refused:
         RemoteModel("m", *build(), gpus_per_worker=1)
     assert refused.value.details == {"key": "gpus_per_worker"}
     assert recipes == []

@@ -69,7 +69,7 @@ def starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.Fixt
 )
 def test_after_five_failed_tries_the_error_is_the_last_reason(starts: Starts, reason: str) -> None:
     lines: list[str] = []
-    with pytest.raises(StartupError, match=f"^Ray did not start in 5 tries: {LATE}{reason}"):
+    with pytest.raises(StartupError, match=f" 5 tries: {LATE}{reason}"):
         start_ray(lines.append, num_cpus=2)
     assert starts.given == [{"address": "local", "num_cpus": 2}] * 5
     assert [line.partition(": ")[0] for line in lines] == [

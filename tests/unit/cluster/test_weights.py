@@ -166,7 +166,7 @@ async def test_a_fetch_that_hangs_in_ray_is_repeated_with_a_new_reference(monkey
     monkeypatch.setattr(weights_module.ray, "get", ray_get)
     store = SimpleNamespace(get=SimpleNamespace(remote=get))
     assert await fetch_weights(store, 3) == {"w": "comes"}
-    with pytest.raises(DeadlineExceeded, match=r"the weight store did not answer in 0\.05 s"):
+    with pytest.raises(DeadlineExceeded, match=r"weight store did not answer in 0\.05 s"):
         await fetch_weights(SimpleNamespace(get=SimpleNamespace(remote=hanging)), 3, timeout_s=0.05)
 
 

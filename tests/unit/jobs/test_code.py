@@ -65,7 +65,7 @@ def test_missing_code_is_reported_with_file_and_key(file: Path, override: str, k
 def test_a_module_that_raises_is_reported_with_its_key(file: Path) -> None:
     name = f"raises_{file.parent.name}"
     (file.parent / f"{name}.py").write_text("raise RuntimeError('no display')")
-    with pytest.raises(ConfigError, match=r": picture\.module: module 'raises_.*RuntimeError: no display"):
+    with pytest.raises(ConfigError, match=r"picture\.module: .*raises_.*no display"):
         check_code(JobConfig.load(file, [f"picture.module={name}"]), ["actor"], mode="train")
 
 
@@ -73,7 +73,7 @@ def test_hooks_that_cannot_be_called_are_refused_before_anything_starts(file: Pa
     name = f"hooks_{file.parent.name}"
     (file.parent / f"{name}.py").write_text("def handle(): ...")
     job = JobConfig.load(file, [f"trainer.hooks={name}"])
-    with pytest.raises(ConfigError, match=r": trainer\.hooks: hooks_.*\.handle takes \(\), expected handle\(batch\)"):
+    with pytest.raises(ConfigError, match=r"trainer\.hooks: .* handle\(batch\)"):
         check_code(job, ["actor"], mode="train")
     check_code(job, ["actor"], mode="serve")
 
@@ -87,12 +87,12 @@ def test_serving_needs_the_render_that_draws_frames_of_recordings(file: Path, mo
     job = JobConfig.load(file)
     assert job.drawing == Drawing(f"code_of_{file.parent.name}", "render", str(file.parent))
     check_code(job, ["actor"], mode="serve")
-    with pytest.raises(ConfigError, match=r"picture\.func: .*'rendr'; nearest is 'render'"):
+    with pytest.raises(ConfigError, match=r"picture\.func: .*'rendr'.*'render'"):
         check_code(JobConfig.load(file, ["picture.func=rendr"]), ["actor"], mode="serve")
     assert JobConfig.load(file, ["recording.frames=obs/image"]).drawing is None
     assert JobConfig.load(file, ["recording.frames=null"]).drawing is None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"recording\.frames: .* pip install 'brayx\[video\]'"):
+    with pytest.raises(ConfigError, match=r"recording\.frames: .*'brayx\[video\]'"):
         check_code(job, ["actor"], mode="serve")
 
 

@@ -168,7 +168,7 @@ def test_data_of_another_shape_than_the_model_observes_are_refused_before_anythi
     np.savez(tmp_path / "games.npz", obs=np.zeros((3, 5), np.float32), action=np.zeros(3, np.int64), **rows)
     file = tmp_path / "job.yaml"
     file.write_text(TEMPLATE.read_text() + "\nrecorded:\n  kind: source\n  path: games.npz\n  buffer: buffer\n")
-    with pytest.raises(ConfigError, match=r"source 'recorded': .*expected shape \(4,\)"):
+    with pytest.raises(ConfigError, match=r"'recorded': .*expected shape \(4,\)"):
         check_job(JobConfig.load(file, ["trainer.algorithm={name: bc}"]))
 
 
@@ -211,7 +211,7 @@ def test_data_as_they_are_beside_play_that_is_changed_are_refused(
 def test_data_as_they_are_are_not_measured_either_where_observations_are_normalised(tmp_path: Path) -> None:
     file = recorded(tmp_path, "path: games.npz, buffer: other")
     overrides = ["trainer.eval_buffers=[other]", "trainer.eval_interval=5", "rollout.normalise_obs=true"]
-    with pytest.raises(ConfigError, match="'recorded' as they are: expected normalise_obs off, or none of recorded"):
+    with pytest.raises(ConfigError, match=r"expected normalise_obs off, .*recorded"):
         check_job(JobConfig.load(file, overrides))
 
 
@@ -235,7 +235,7 @@ def test_a_rollout_feeds_what_the_trainer_reads_with_the_model_that_learns(tmp_p
     plain["rollout"]["buffer"] = "other"
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(plain))
-    with pytest.raises(ConfigError, match=r"rollout.buffer: is 'other', but the trainer reads \['buffer'\]"):
+    with pytest.raises(ConfigError, match=r"rollout.buffer: .*'other'.*\['buffer'\]"):
         check_rollouts(JobConfig.load(file))
 
 
@@ -300,14 +300,12 @@ def test_a_value_of_the_state_that_is_a_column_is_refused_before_anything_starts
     """
     (tmp_path / "own_model.py").write_text(textwrap.dedent(model))
     made = own(tmp_path, "game", "own_game_of_a_column").file
-    with pytest.raises(ModelError, match=r"job.yaml: model 'model': .*needs a critic .*it gave \[2, 1\]"):
+    with pytest.raises(ModelError, match=r"job.yaml: .*'model': .*critic.*\[2, 1\]"):
         check_job(JobConfig.load(made, ["model.module=own_model"]))
 
 
 def test_an_environment_that_raises_is_reported_by_name(tmp_path: Path) -> None:
-    with pytest.raises(
-        EnvironmentFailed, match=r"\(own_broken.broken\): the environment raised ZeroDivisionError in reset"
-    ):
+    with pytest.raises(EnvironmentFailed, match=r"own_broken.*ZeroDivisionError.*reset"):
         check_rollouts(own(tmp_path, "broken"))
 
 

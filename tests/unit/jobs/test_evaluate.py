@@ -55,7 +55,7 @@ def test_games_of_several_processes_meet() -> None:
 
 @pytest.mark.parametrize("program", ["import time; time.sleep(60)", "import os, time; os.close(1); time.sleep(60)"])
 def test_a_game_that_does_not_end_is_reported_and_stopped(program: str) -> None:
-    with pytest.raises(StartupError, match=r"^no game of the evaluation has ended for 0\.3 s$"):
+    with pytest.raises(StartupError, match=r"^no game .* 0\.3 s$"):
         play([python(program)], timeout_s=0.3)
 
 
@@ -64,13 +64,13 @@ def test_games_that_ended_count_even_if_the_others_never_end() -> None:
     assert play([python(program)], timeout_s=3.0) == [3.0, 5.0]
     cut = Evaluation([3.0, 5.0], 4)
     assert str(cut).endswith("; 4 more did not end and were given up")
-    with pytest.raises(ConfigError, match="4 games did not end: the finished ones alone give no rating"):
+    with pytest.raises(ConfigError, match="4 games did not end"):
         rate("pool", 1, "CartPole-v1", cut, "sqlite:///no.db")
 
 
 def test_a_gamecore_that_fails_is_reported_while_others_play() -> None:
     fails = "import sys; print('first', file=sys.stderr); print('the door is shut', file=sys.stderr); sys.exit(3)"
-    with pytest.raises(StartupError, match="a gamecore ended with status 3 and said: the door is shut"):
+    with pytest.raises(StartupError, match=r"status 3 .*: the door is shut"):
         play([python("import time; time.sleep(60)"), python(fails)], timeout_s=60.0)
 
 
@@ -95,7 +95,7 @@ def test_a_custom_gamecore_plays_its_share_however_many_games_a_process_plays(ga
 
 
 def test_a_gamecore_that_writes_no_return_is_named() -> None:
-    with pytest.raises(StartupError, match="ended without the return of a game, expected as a line"):
+    with pytest.raises(StartupError, match="without the return of a game"):
         play([python("print('well played')")], [1], timeout_s=60.0)
     either = pytest.raises(ConfigError, match="either a Gymnasium id or the command")
     with serving(EchoApp(lambda body: body)) as address, either:

@@ -218,7 +218,7 @@ time.sleep(60)
 
 def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with (
-        pytest.raises(StartupError, match=r"'no-such-game --url ws://127.0.0.1:1' did not start: No such file"),
+        pytest.raises(StartupError, match=r"no-such-game --url ws://127.0.0.1:1' did"),
         Gamecores([GamecoreConfig(command="no-such-game --url {url}")], URLS, tmp_path),
     ):
         pass
@@ -234,7 +234,7 @@ def test_each_door_has_a_placeholder_and_the_summary_has_each_gamecores_url(tmp_
     assert (
         filled("game {grpc_url}", {**URLS, "grpc": "grpc://127.0.0.1:2"}, door="ws", index=0)[1] == "grpc://127.0.0.1:2"
     )
-    with pytest.raises(StartupError, match="plays by tcp, which is not open; open doors: http, ws"):
+    with pytest.raises(StartupError, match=r"tcp, .* not open; .*: http, ws"):
         filled("game {tcp_url}", URLS, door="ws", index=0)
     configs = [GamecoreConfig(command="game {url}", num=4), GamecoreConfig(command="game {http_url}", num=2)]
     assert str(Gamecores(configs, URLS, tmp_path)) == (

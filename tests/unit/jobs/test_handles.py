@@ -140,14 +140,14 @@ def test_a_push_that_may_not_drop_waits_for_room(job: Job) -> None:
 
 
 def test_options_that_belong_to_the_job_are_refused(job: Job) -> None:
-    with pytest.raises(ConfigError, match="its options are in the job, got Sum, tuple, override_model"):
+    with pytest.raises(ConfigError, match="got Sum, tuple, override_model"):
         brayx.RemoteModel("policy", Sum(), (OBS[None],), override_model=True)
     with pytest.raises(ConfigError, match="got num_workers"):
         brayx.RemoteModel("policy", num_workers=2)
     with pytest.raises(ConfigError, match="got Sum"):
         asyncio.run(brayx.RemoteModel.connect("policy", Sum()))
     for make in (brayx.RemoteBuffer, brayx.RemoteBuffer.attach):
-        with pytest.raises(ConfigError, match="buffer 'buffer' is the job's: its options are in the job, got size"):
+        with pytest.raises(ConfigError, match=r"buffer 'buffer' .* got size"):
             make("buffer", size=8)
 
 
@@ -158,5 +158,5 @@ def test_a_served_job_discards_pushes() -> None:
 
 def test_unknown_names_are_looked_up_on_the_cluster(job: Job) -> None:
     for make in (brayx.RemoteModel, brayx.RemoteBuffer):
-        with pytest.raises(ImportError, match=r"import of brayx\.cluster\.remote_\w+ halted"):
+        with pytest.raises(ImportError, match=r"brayx\.cluster\.remote_\w+ halted"):
             make("other")

@@ -39,7 +39,7 @@ def test_failed_games_are_beside_the_return_of_the_others(failed: float, finishe
 def test_a_result_names_its_version_or_says_why_there_is_none() -> None:
     trial = Trial("sqlite:///none.db", "id", "p", "t")
     assert TrainResult(trial, {}, True, "cartpole", 3, 1.0, [], "").reference == "models:/cartpole/3"
-    with pytest.raises(ModelNotFound, match="trial 't' registered no version: no champion: fewer than 20 games"):
+    with pytest.raises(ModelNotFound, match=r"trial 't' .*: fewer than 20 games"):
         _ = TrainResult(trial, {}, True, "cartpole", None, 1.0, [], "no champion: fewer than 20 games").reference
 
 

@@ -111,9 +111,9 @@ def test_a_dataset_that_does_not_fit_is_refused_naming_what_does(
     save(tmp_path / "set.npz", width=3)
     made = job(tmp_path, "path: set.npz, fields: {obs: observations}", monkeypatch)
     check_sources(made)
-    with pytest.raises(ConfigError, match=r"source 'data': .*expected shape \(2,\).*fits: obs \(2,\)"):
+    with pytest.raises(ConfigError, match=r"'data': .*shape \(2,\).*fits: obs \(2,\)"):
         check_sources(made, Layout.of_model((np.zeros((1, 2), np.float32),)))
-    with pytest.raises(ConfigError, match=r"source 'data': .*has no obs; it has .*observations"):
+    with pytest.raises(ConfigError, match=r"'data': .* no obs; .*observations"):
         check_sources(job(tmp_path, "path: set.npz", monkeypatch))
     with pytest.raises(ConfigError, match="no such file"):
         check_sources(job(tmp_path, "path: other.npz", monkeypatch))
@@ -176,7 +176,7 @@ def test_records_without_what_a_memory_held_are_refused_beforehand(
     (tmp_path / "given_hooks.py").write_text(HANDLE)
     save(tmp_path / "set.npz", action=np.array([1, 3]))
     made = job(tmp_path, f"path: set.npz, {BESIDE}", monkeypatch)
-    with pytest.raises(ConfigError, match=r"source 'data': has no state/c, state/h, .* with train_local\("):
+    with pytest.raises(ConfigError, match=r"'data': .*state/c, state/h.*train_local"):
         check_learning(made)
     check_learning(JobConfig.load(tmp_path / "job.yaml", ["trainer.hooks=given_hooks"]))
     with np.load(tmp_path / "set.npz") as rows:
@@ -190,7 +190,7 @@ def test_a_buffer_that_drops_what_is_old_takes_no_source(tmp_path: Path, monkeyp
     check_sources(made)
     (buffer,) = made.buffers
     aged = JobConfig.load(tmp_path / "job.yaml", [f"{buffer}.max_policy_lag=1"])
-    with pytest.raises(ConfigError, match="max_policy_lag is 1: a source's data has policy version 0"):
+    with pytest.raises(ConfigError, match=r"max_policy_lag is 1: .* version 0"):
         check_sources(aged)
 
 
@@ -200,9 +200,9 @@ def test_actions_that_the_model_does_not_have_are_refused_beforehand(
     save(tmp_path / "set.npz", action=np.array([1, 5]))
     made = job(tmp_path, "path: set.npz, fields: {obs: observations}", monkeypatch)
     example = (np.zeros((1, 2), np.float32),)
-    with pytest.raises(ConfigError, match=r"source 'data': .*action: expected 0 to 3, the model's range, got 5"):
+    with pytest.raises(ConfigError, match=r"'data': .*action: .*0 to 3, .*got 5"):
         check_sources(made, Layout.of_model(example, ActionSpec("discrete", (4,), ())))
-    with pytest.raises(ConfigError, match=r"source 'data': .*action: expected the model's shape \(2,\) a step"):
+    with pytest.raises(ConfigError, match=r"'data': .*action: expected .*\(2,\)"):
         check_sources(made, Layout.of_model(example, ActionSpec("box", (), (2,))))
     check_sources(made, Layout.of_model(example, ActionSpec("discrete", (6,), ())))
 
@@ -214,7 +214,7 @@ def test_a_source_is_a_module_or_files(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_function_that_raises_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="source 'data' raised OSError: no such place"):
+    with pytest.raises(ConfigError, match="'data' raised OSError: no such place"):
         Sources(job(tmp_path, "module: given_data, func: raises", monkeypatch), {"buffer": Buffer()})  # type: ignore[dict-item]
 
 
@@ -310,7 +310,7 @@ def test_actions_of_the_rollouts_environment_are_converted(tmp_path: Path) -> No
     np.savez(tmp_path / "set.npz", **rows, action=np.array([[-2.0], [0.5], [2.0]], np.float32))
     file = tmp_path / "job.yaml"
     file.write_text(PLAYS.replace("ACTIONS", ""))
-    with pytest.raises(ConfigError, match=r"source 'data': .*Box \[1\] from -2 to 2, or a policy's, -1 to 1"):
+    with pytest.raises(ConfigError, match=r"'data': .*Box \[1\] .*-2 to 2, .*-1 to 1"):
         check_learning(JobConfig.load(file))
     file.write_text(PLAYS.replace("ACTIONS", "actions: environment"))
     made = JobConfig.load(file)

@@ -313,5 +313,5 @@ class Hanging:
 
 
 def test_a_learner_that_does_not_end_after_its_stream_is_given_up():
-    with pytest.raises(DeadlineExceeded, match="not ended within 600 s after the last batch; it has published weights"):
+    with pytest.raises(DeadlineExceeded, match=r"600 s .*; it has published weights"):
         last_of(Hanging())

@@ -102,7 +102,7 @@ def test_a_memory_that_was_recorded_is_taken_as_it_is(tmp_path: Path, caplog: py
 def test_what_batches_of_a_job_lack_of_a_memory_is_said(tmp_path: Path) -> None:
     recorded = Demonstrations(written(tmp_path / "a.npz", [3]), LAYOUT, batch_size=9, unroll_length=3, seed=0)
     prepare = Prepare((EXAMPLE, {"h": np.zeros((2, 3), np.float32)}), torch.device("cpu"), state_at=1)
-    with pytest.raises(ConfigError, match=r"no 'state/h', .*memory before each step.* cloned with train_local"):
+    with pytest.raises(ConfigError, match=r"no 'state/h', .* train_local"):
         prepare(recorded.draw())
 
 
@@ -113,7 +113,7 @@ def test_recorded_actions_of_the_environment_are_converted_before_imitation(tmp_
     layout = replace(LAYOUT, env=ActionSpec.of(gymnasium.spaces.Box(0, 10, (1,)), scale=True))
     recorded = Demonstrations(Dataset(path, actions="environment"), layout, batch_size=1, unroll_length=3, seed=0)
     assert recorded.draw()["action"].tolist() == [[[-1], [-0.5], [1], [0]]]
-    with pytest.raises(ConfigError, match="nothing says whether its actions are the environment's"):
+    with pytest.raises(ConfigError, match="its actions are the environment's"):
         Demonstrations(path, layout, batch_size=1, unroll_length=3, seed=0)
 
 
@@ -124,5 +124,5 @@ def test_a_training_refuses_demonstrations_that_do_not_say_whose_actions_they_ha
     """`Pendulum-v1` takes -2 to 2."""
     path = tmp_path / "a.npz"
     np.savez(path, obs=np.zeros((3, 3), np.float32), action=np.ones((3, 1)), reward=np.ones(3), terminated=[0, 0, 1])
-    with pytest.raises(ConfigError, match=r"Box \[1\] from -2 to 2, or a policy's, -1 to 1"):
+    with pytest.raises(ConfigError, match=r"Box \[1\] from -2 to 2, .* -1 to 1"):
         train_local("Pendulum-v1", algorithm, Training(num_steps=100), demonstrations=path)

@@ -143,7 +143,7 @@ def test_images_are_learned_from_by_every_convolution_that_fits_and_every_engine
 
 
 def test_an_image_that_is_too_small_is_refused_with_the_networks_that_fit():
-    with pytest.raises(ConfigError, match=r"20 x 20 pixels.*'nature'.* at least 36 x 36; these fit: small, impala"):
+    with pytest.raises(ConfigError, match=r"20 x 20 .*36 x 36; .*small, impala"):
         train_local(lambda: Picture(20, 3), training=Training(**QUICK))
 
 
@@ -255,7 +255,7 @@ def test_an_error_in_the_collectors_thread_is_raised():
 
     with pytest.raises(
         EnvironmentFailed,
-        match=r"^the environment raised RuntimeError in step: out of order \(\S+/test_train\.py:\d+\)$",
+        match=r"RuntimeError in step.*test_train\.py:\d+",
     ):
         train_local(Breaking, training=Training(**QUICK, blocking=False))
 
@@ -266,7 +266,7 @@ def test_a_table_that_could_never_be_sampled_is_refused():
 
 
 def test_a_table_that_is_never_full_enough_to_be_sampled_is_refused():
-    with pytest.raises(ConfigError, match=r"min_columns is 1000, and 100000 num_steps are 781 columns of unroll_"):
+    with pytest.raises(ConfigError, match=r"min_columns is 1000, .* 781 columns"):
         train_local(Counting, ImpalaConfig(), Training(sampler="uniform", unroll_length=128, vectorization="sync"))
 
 
@@ -322,14 +322,14 @@ def test_a_training_that_would_learn_next_to_nothing_is_refused(algorithm, optio
 def test_cloning_with_few_gradients_is_refused_by_the_size_of_its_data(tmp_path: Path):
     data = written(tmp_path / "expert.npz", 4000)  # 625 columns of 32
     training = Training(num_steps=100_000, batch_size=256)
-    with pytest.raises(ConfigError, match="100,000 transitions come to 13 gradients of algorithm 'bc', of 8,192 "):
+    with pytest.raises(ConfigError, match=r"100,000 .* 13 gradients .*'bc', of 8,192"):
         train_local(Odd, BCConfig(), training, demonstrations=data)
     data = written(tmp_path / "few.npz")  # 7 columns: no batch has more
     assert train_local(Odd, BCConfig(), training, demonstrations=data).updates > 400
 
 
 def test_priorities_that_the_algorithm_does_not_compute_are_refused():
-    with pytest.raises(ConfigError, match=r"'ppo' neither gives priorities .* these do: impala$"):
+    with pytest.raises(ConfigError, match=r"'ppo' .*priorities.*: impala$"):
         train_local(Counting, training=Training(**QUICK, sampler="prioritised", min_columns=8, capacity=64))
 
 
@@ -414,7 +414,7 @@ class Whole(gymnasium.Env):
 
 
 def test_a_custom_model_of_another_output_shape_is_refused_at_the_start() -> None:
-    with pytest.raises(ModelError, match=r"gave value \[N, 1\], expected value \[N\]"):
+    with pytest.raises(ModelError, match=r"\[N, 1\], expected value \[N\]"):
         train_local(
             "CartPole-v1",
             training=Training(**QUICK),
@@ -428,9 +428,9 @@ def test_a_custom_model_of_another_output_shape_is_refused_at_the_start() -> Non
         module.critic = critic or module.critic
         return lambda obs, spec: (module, example)
 
-    with pytest.raises(ModelError, match=r"needs a critic states .* -> values \[N\]; for N = 2 it gave \[2, 1\]"):
+    with pytest.raises(ModelError, match=r"critic .*values \[N\]; .*gave \[2, 1\]"):
         train_local(Whole, MAPPOConfig(), Training(**QUICK), model=central(torch.nn.Linear(5, 1)))
-    with pytest.raises(ModelError, match=r"calls the critic states .*, which raised RuntimeError"):
+    with pytest.raises(ModelError, match=r"critic .* raised RuntimeError"):
         train_local(Whole, MAPPOConfig(), Training(**QUICK), model=central(torch.nn.Linear(4, 1)))
     assert train_local(Whole, MAPPOConfig(epochs=1), Training(**QUICK), model=central(None)).updates > 0
 
@@ -485,7 +485,7 @@ def test_the_networks_of_sac_and_mappo_see_whole_numbers_one_hot_too() -> None:
 def test_a_dict_in_a_dict_is_seen_by_the_network(network) -> None:
     train = functools.partial(train_local, Nested, PPOConfig(epochs=1), Training(**QUICK, network=network))
     if network.entities:
-        with pytest.raises(ConfigError, match=r"entities has 'me/hand/x': .* are \['me/place', 'me/hand/card', 'many'"):
+        with pytest.raises(ConfigError, match=r"entities .*'me/hand/x'.*'me/hand/card'"):
             train()
         return
     module, (example, *_) = (result := train()).module, result.forward_args
@@ -926,9 +926,7 @@ def test_a_custom_model_gets_the_parts_of_a_tuple() -> None:
 @pytest.mark.parametrize("algorithm", [PPOConfig(epochs=1), ImpalaConfig(), SACConfig()])
 def test_rewards_too_large_to_learn_from_are_named(algorithm: Any) -> None:
     options = QUICK | (TABLE if algorithm.name == "sac" else {})
-    with pytest.raises(
-        Diverged, match=r"diverged at update 1: .*; the batch's rewards reach 1e\+30, .* normalise_reward"
-    ):
+    with pytest.raises(Diverged, match=r"update 1: .*1e\+30, .*normalise_reward"):
         train_local(lambda: Shown(reward=1e30), algorithm, Training(**options))
     training = Training(**options, normalise_reward=True)
     assert train_local(lambda: Shown(reward=1e30), algorithm, training).updates > 0
@@ -937,9 +935,7 @@ def test_rewards_too_large_to_learn_from_are_named(algorithm: Any) -> None:
 @pytest.mark.parametrize("reward", [np.inf, np.nan, 1e39, None])
 @pytest.mark.parametrize(("algorithm", "options"), [(PPOConfig(epochs=1), {"blocking": False}), (SACConfig(), TABLE)])
 def test_a_training_without_a_finite_reward_ends_and_names_them(algorithm, options, reward) -> None:
-    with pytest.raises(
-        Diverged, match=r"nothing was learned: all 2\d\d transitions .*; reward: holds NaN or inf"
-    ) as diverged:
+    with pytest.raises(Diverged, match=r"all 2\d\d transitions .*; reward: .*NaN") as diverged:
         train_local(lambda: Shown(reward=reward), algorithm, Training(**QUICK, **options, evaluation_episodes=4))
     assert diverged.value.details == {"fields": ["reward"]}
 

@@ -100,7 +100,7 @@ def fits_unroll(algorithm, training) -> None:  # type: ignore[no-untyped-def]
 
 def test_options_that_do_not_go_together_in_any_draw_are_refused() -> None:
     lines = ["n_step=choice(1, 8)", "unroll_length=choice(16, 4)", "gamma=uniform(0.9, 0.99)"]
-    with pytest.raises(ConfigError, match="n_step 8, and columns have unroll_length 4"):
+    with pytest.raises(ConfigError, match=r"n_step 8, .*unroll_length 4"):
         check("sac", parse(lines), fits_unroll)
     check("sac", parse([lines[0], "unroll_length=choice(16, 8)", lines[2]]), fits_unroll)
     check("sac", parse(["n_step=choice(1, 500)", "unroll_length=500"]), fits_unroll)
@@ -122,7 +122,7 @@ def test_options_of_the_reinforcement_that_is_mixed_are_searched_by_name() -> No
     ):
         with pytest.raises(ConfigError, match=message):
             arguments("mixed", values)
-    with pytest.raises(ConfigError, match=r"no option 'reinforcement.clip_param'; nearest is 'clip_param'"):
+    with pytest.raises(ConfigError, match=r"'reinforcement.clip_param'.*'clip_param'"):
         arguments("ppo", {"reinforcement.clip_param": 0.3})
 
 
@@ -130,7 +130,7 @@ def test_clones_that_play_nothing_cannot_be_compared(tmp_path: Path) -> None:
     steps = {"action": np.zeros(10, np.int64), "reward": np.ones(10), "terminated": np.arange(10) == 9}
     np.savez(tmp_path / "games.npz", obs=np.zeros((10, 4), np.float32), **steps)
     space = parse(["learning_rate=loguniform(1e-4, 1e-2)", "evaluation_episodes=choice(0, 5)"])
-    with pytest.raises(ConfigError, match="evaluation_episodes is 0, and trials of 'bc' are compared by those alone"):
+    with pytest.raises(ConfigError, match=r"evaluation_episodes is 0, .*'bc'"):
         tune("CartPole-v1", space, algorithm="bc", demonstrations=tmp_path / "games.npz", tracking=str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["games.npz"]
 
@@ -214,7 +214,7 @@ def test_demonstrations_that_no_trial_can_imitate_start_nothing(
 )
 def test_options_that_a_copy_cannot_change_are_refused(tmp_path: Path, option: str) -> None:
     name = option.partition("=")[0]
-    with pytest.raises(ConfigError, match=f"pbt copies what was learned.*: {name} has a domain"):
+    with pytest.raises(ConfigError, match=f"pbt .*: {name} has a domain"):
         tune("CartPole-v1", parse([option, "gamma=uniform(0.9, 0.99)"]), method="pbt", tracking=str(tmp_path))
     assert not list(tmp_path.iterdir())
 
@@ -236,7 +236,7 @@ def test_an_invalid_count_starts_nothing(tmp_path: Path, counts: dict[str, int],
 
 
 def test_an_unknown_algorithm_is_refused_with_the_known_names() -> None:
-    with pytest.raises(ConfigError, match="algorithm is 'dqn', expected one of ppo, impala"):
+    with pytest.raises(ConfigError, match="'dqn', expected one of ppo, impala"):
         check("dqn", {"gamma": Domain("uniform", (0.9, 0.99))})
 
 
