@@ -9,6 +9,7 @@ observations:
     mean, log_std  [N, D]                    Gaussian: action [N, D] float32
     ... with latent [N, L], sde_std [N, L, D]   noise that depends on the state: mean + latent @ (sde_std * noise)
     tanh_mean, tanh_log_std  [N, D]          Gaussian squashed into (-1, 1)
+    logits with mean, log_std                hybrid, both at once: action [N, H + D] float32, heads first
 
 `choose`, `log_prob` and `greedy` allow more leading axes, such as ``[T, N, ...]``. Knows nothing of engines, torch or
 environments; Gymnasium's spaces are recognised by their attributes.
@@ -30,7 +31,7 @@ from brayx.spaces import outside
 Outputs: TypeAlias = Mapping[str, Any]
 """A model's outputs, by name."""
 Noise: TypeAlias = Any
-"""Standard noise: an array, or a tuple of one for each head."""
+"""Standard noise: an array, or a tuple of one for each head; for a hybrid policy the Gaussian's comes last."""
 
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 _LEAST = np.float32(1e-30)
@@ -54,6 +55,9 @@ def noise(outputs: Outputs, rng: np.random.Generator, steps: int | None = None) 
     Raises:
         ModelError: these are not a policy's outputs.
     """
+    if (parts := _hybrid(outputs)) is not None:
+        categorical, gaussian = (noise(part, rng, steps) for part in parts)
+        return (*categorical, gaussian)
     lead = () if steps is None else (steps,)
     if "logits" in outputs:
         logits = outputs["logits"]
@@ -75,6 +79,8 @@ def choose(outputs: Outputs, noise: Noise) -> np.ndarray:
     Raises:
         ModelError: these are not a policy's outputs.
     """
+    if (parts := _hybrid(outputs)) is not None:
+        return _joined(choose(parts[0], noise[:-1]), choose(parts[1], noise[-1]))
     if "logits" in outputs:
         logits = outputs["logits"]
         if isinstance(logits, tuple | list):
@@ -101,11 +107,15 @@ def log_prob(outputs: Outputs, action: np.ndarray) -> np.ndarray:
     Raises:
         ModelError: these are not a policy's outputs.
     """
+    if (parts := _hybrid(outputs)) is not None:
+        heads = len(parts[0]["logits"])
+        both: np.ndarray = log_prob(parts[0], action[..., :heads]) + log_prob(parts[1], action[..., heads:])
+        return both
     if "logits" in outputs:
         logits = outputs["logits"]
         if isinstance(logits, tuple | list):
-            parts = [_log_softmax_at(head, action[..., index]) for index, head in enumerate(logits)]
-            joint: np.ndarray = np.stack(parts).sum(0)
+            by_head = [_log_softmax_at(head, action[..., index]) for index, head in enumerate(logits)]
+            joint: np.ndarray = np.stack(by_head).sum(0)
             return joint
         return _log_softmax_at(logits, action)
     if "tanh_mean" in outputs:
@@ -136,6 +146,8 @@ def greedy(outputs: Outputs) -> np.ndarray:
     Raises:
         ModelError: these are not a policy's outputs.
     """
+    if (parts := _hybrid(outputs)) is not None:
+        return _joined(*map(greedy, parts))
     if "logits" in outputs:
         logits = outputs["logits"]
         if isinstance(logits, tuple | list):
@@ -158,6 +170,12 @@ def kl_divergence(outputs: Outputs, reference: Outputs) -> np.ndarray:
     Raises:
         ModelError: these are not a policy's outputs, or the two are for different actions.
     """
+    parts, others = _hybrid(outputs), _hybrid(reference)
+    if parts is not None and others is not None:
+        both: np.ndarray = kl_divergence(parts[0], others[0]) + kl_divergence(parts[1], others[1])
+        return both
+    if parts is not None or others is not None:
+        raise _other_actions(outputs, reference)
     if "logits" in outputs and "logits" in reference:
         ours, theirs = _heads(outputs["logits"]), _heads(reference["logits"])
         if len(ours) == len(theirs):
@@ -176,6 +194,19 @@ def kl_divergence(outputs: Outputs, reference: Outputs) -> np.ndarray:
             found: np.ndarray = np.maximum(0.5 * (np.exp(2 * spread) + distance**2 - 1) - spread, 0.0).sum(-1)
             return found
     raise _other_actions(outputs, reference)
+
+
+def _hybrid(outputs: Outputs) -> tuple[Outputs, Outputs] | None:
+    """Outputs of the heads (a tuple of logits) and of the Gaussian of a hybrid policy; None for another policy."""
+    if not ("logits" in outputs and "mean" in outputs and "log_std" in outputs):
+        return None
+    gaussian = {name: output for name, output in outputs.items() if name != "logits"}
+    return {"logits": tuple(_heads(outputs["logits"]))}, gaussian
+
+
+def _joined(categories: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """A hybrid policy's action ``[..., H + D]``; float32 holds categories below 2 ** 24 exactly."""
+    return np.concatenate([categories, values], -1, dtype=np.float32)
 
 
 def _heads(logits: Any) -> Sequence[np.ndarray]:
@@ -199,10 +230,9 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 def _other_actions(outputs: Outputs, reference: Outputs) -> ModelError:
     def policy(of: Outputs) -> str:
-        if "logits" in of:
-            return f"logits {', '.join(str(list(np.shape(head)[-1:])) for head in _heads(of['logits']))}"
-        means = [f"{name} {list(np.shape(of[name])[-1:])}" for name in ("mean", "tanh_mean") if name in of]
-        return means[0] if means else f"only {sorted(of)}"
+        names = [name for name in ("logits", "mean", "tanh_mean") if name in of][: 1 if _hybrid(of) is None else 2]
+        shapes = {name: ", ".join(str(list(np.shape(head)[-1:])) for head in _heads(of[name])) for name in names}
+        return " and ".join(f"{name} {shape}" for name, shape in shapes.items()) or f"only {sorted(of)}"
 
     return ModelError(f"the two policies act differently: one has {policy(outputs)}, the other {policy(reference)}")
 
@@ -221,6 +251,8 @@ def tempered(outputs: Outputs, temperature: float) -> dict[str, Any]:
     Raises:
         ModelError: these are not a policy's outputs, or the policy has state-dependent noise.
     """
+    if (parts := _hybrid(outputs)) is not None:
+        return {**tempered(parts[1], temperature), **tempered({"logits": outputs["logits"]}, temperature)}
     if "logits" in outputs:
         logits = outputs["logits"]
         if isinstance(logits, tuple | list):
@@ -280,16 +312,16 @@ class ActionSpec:
     """The shape of a policy's actions, and their conversion to an environment's actions and back.
 
     Attributes:
-        kind: kind of policy that fits.
+        kind: kind of policy that fits; no environment's space is ``hybrid``.
         sizes: categories of each head; empty for a Box.
-        shape: shape of one action of the policy: ``()``, ``(H,)`` or ``(D,)``.
+        shape: shape of one action of the policy: ``()``, ``(H,)``, ``(D,)``, or ``(H + D,)`` if hybrid.
         low, high: bounds of a Box, ``[D]`` float64, flat; None for other spaces.
         start: added to a category, ``[H]``; None: nothing.
         env_shape, env_dtype: shape and dtype of one action of the environment.
         scale: map the policy's -1 to 1 onto the bounds of a Box, if these are finite.
     """
 
-    kind: Literal["discrete", "multi_discrete", "box"]
+    kind: Literal["discrete", "multi_discrete", "box", "hybrid"]
     sizes: tuple[int, ...]
     shape: tuple[int, ...]
     low: np.ndarray | None = field(default=None, compare=False)

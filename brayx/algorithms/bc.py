@@ -25,12 +25,12 @@ from brayx.algorithms import columns
 from brayx.algorithms.base import Across, Algorithm
 from brayx.algorithms.config import Sampling
 from brayx.algorithms.optimise import OptimiseConfig
-from brayx.nets.distributions import log_prob_entropy, mode
+from brayx.nets.distributions import is_discrete, log_prob_entropy, mode
 from brayx.types import DEMONSTRATION
 
 METRICS = ("loss", "accuracy", "entropy", "grad_norm")
-"""Metrics of `BC.update`, besides ``learning_rate``. For continuous actions the mean absolute ``error`` replaces
-``accuracy``. Held-out steps add ``holdout_loss`` and ``holdout_accuracy`` or ``holdout_error``."""
+"""Metrics of `BC.update`, besides ``learning_rate``. For continuous and hybrid actions ``error``, see `mistaken`,
+replaces ``accuracy``. Held-out steps add ``holdout_loss`` and ``holdout_accuracy`` or ``holdout_error``."""
 
 _ODD, _BITS = 0x9E3779B97F4A7C15 - 2**64, 20
 
@@ -70,12 +70,16 @@ def clone_loss(log_prob: Tensor, weight: Tensor) -> Tensor:
 @torch.no_grad()
 def mistaken(outputs: Mapping[str, Any], action: Tensor) -> Tensor:
     """Error ``[...]`` of the policy's most likely action against ``action``: 0 or 1 for discrete actions, the mean
-    absolute difference for continuous ones."""
+    absolute difference for continuous ones. For a hybrid action the mean over both, where a wrong category is 1."""
     chosen = mode(outputs)
-    if "logits" in outputs:
+    if is_discrete(outputs):
         wrong = chosen != action
         return (wrong.any(-1) if isinstance(outputs["logits"], tuple | list) else wrong).float()
-    return (chosen - action).abs().mean(-1)
+    difference = (chosen - action).abs()
+    if "logits" in outputs:
+        heads = len(outputs["logits"]) if isinstance(outputs["logits"], tuple | list) else 1
+        difference[..., :heads].clamp_(max=1)
+    return difference.mean(-1)
 
 
 @torch.no_grad()
@@ -148,7 +152,7 @@ class BC(Algorithm):
         loss = clone_loss(log_prob, learned)
         with torch.no_grad():
             mistakes = mistaken(outputs, action)
-            discrete = torch.full_like(loss, float("logits" in outputs))
+            discrete = torch.full_like(loss, float(is_discrete(outputs)))
             numbers = [(learned * x).sum() for x in (mistakes, entropy)]
             held = [clone_loss(log_prob, hidden), (hidden * mistakes).sum()]
         measured = torch.stack([loss.detach(), *numbers, *held, discrete])

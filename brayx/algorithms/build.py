@@ -46,11 +46,13 @@ _OUTPUTS: Mapping[Policy, tuple[str, ...]] = {
     "categorical": ("logits",),
     "gaussian": ("mean", "log_std"),
     "squashed": ("tanh_mean", "tanh_log_std"),
+    "hybrid": ("logits", "mean", "log_std"),
 }
 _SPACES: Mapping[str, tuple[Policy, ...]] = {
     "discrete": ("categorical",),
     "multi_discrete": ("categorical",),
     "box": ("gaussian", "squashed"),
+    "hybrid": ("hybrid",),
 }
 _LEAST_GRADIENTS = 50
 """Least gradient steps of a training, or one per `_MAX_STEPS` transitions if that is fewer. A training with fewer
@@ -179,7 +181,7 @@ def check_space(config: AlgorithmConfig, kind: str) -> None:
 
     Args:
         config: options of the algorithm.
-        kind: ``discrete``, ``multi_discrete`` or ``box``, as `brayx.actions.ActionSpec` names spaces.
+        kind: ``discrete``, ``multi_discrete``, ``box`` or ``hybrid``, as `brayx.actions.ActionSpec` names spaces.
 
     Raises:
         ConfigError: names the algorithms that fit.
@@ -326,7 +328,8 @@ def check_outputs(config: AlgorithmConfig, outputs: Collection[str], *, recurren
         ConfigError: names what is missing, or the algorithms that fit.
     """
     given = {name.split("/")[0] for name in outputs}
-    policy = next((kind for kind, names in _OUTPUTS.items() if given.issuperset(names)), None)
+    # A hybrid policy has the outputs of two others.
+    policy = next((kind for kind in ("hybrid", *_OUTPUTS) if given.issuperset(_OUTPUTS[kind])), None)
     if policy is None:
         raise ConfigError(
             f"the model's outputs are {sorted(given)}, and name no policy: expected "

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from brayx.algorithms.base import Across, Algorithm
 
-Policy = Literal["categorical", "gaussian", "squashed"]
+Policy = Literal["categorical", "gaussian", "squashed", "hybrid"]
 """A distribution over actions, see `brayx.nets.distributions`."""
 
 
@@ -89,7 +89,7 @@ class AlgorithmConfig(BaseModel):
     module: str | None = None
     """Import path of the module that defines the algorithm, searched in the YAML file's folder first; null: brayx."""
 
-    policies: ClassVar[tuple[Policy, ...]] = ("categorical", "gaussian", "squashed")
+    policies: ClassVar[tuple[Policy, ...]] = ("categorical", "gaussian", "squashed", "hybrid")
     """Policies that it can train."""
     outputs: ClassVar[tuple[str, ...]] = ("value",)
     """Outputs that a model must return besides its policy's."""

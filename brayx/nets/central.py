@@ -61,13 +61,13 @@ class CentralisedPolicy(nn.Module):
         own: one agent's observation without batch axis, for its shapes and dtypes: an array, or a dict of arrays.
             A leaf ``action_mask`` masks the logits.
         state: one state of the game.
-        num_actions: number of discrete actions; a sequence for several heads; None: continuous.
-        action_size: length of a continuous action.
+        num_actions: number of discrete actions; a sequence for several heads; None: there are none.
+        action_size: length of a continuous action; with ``num_actions``, too, actions are hybrid.
         categories: for ``obs`` and ``state``, each as for `policy_for`.
         network: options; in ``entities`` the state's name is ``state``.
 
     Raises:
-        ValueError: not exactly one kind of action, or options that do not apply: a memory, layers shared with the
+        ValueError: no kind of action, or options that do not apply: a memory, layers shared with the
             value, several values, and those of `policy_for`.
     """
 
@@ -90,8 +90,6 @@ class CentralisedPolicy(nn.Module):
             shared="shares no layers with its value, which has another input",
             value_heads="has a single value",
         )
-        if (num_actions is None) == (action_size is None):
-            raise ValueError(f"expected num_actions or action_size, got {num_actions} and {action_size}")
         self.activation = network.activation
         self.encoder = observation_for(own, categories.get(OWN), network)
         features = features_of(self.encoder)

@@ -7,6 +7,7 @@ The names of the outputs determine the distribution (``N`` is the batch):
     ``mean``, ``log_std`` ``[N, D]``          Gaussian; action ``[N, D]``. With state-dependent exploration this is the
                                               marginal, and there are also ``latent`` and ``sde_std``
     ``tanh_mean``, ``tanh_log_std`` ``[N, D]``  tanh of a Gaussian; action ``[N, D]`` in (-1, 1)
+    ``logits``, ``mean`` and ``log_std``      hybrid, both at once; action ``[N, H + D]`` float, heads first
 
 Half precision is computed in float32. The network masks its logits (`brayx.nets.heads`); this module knows nothing of
 masks.
@@ -32,6 +33,7 @@ _NAMES = {
     "heads": ("logits",),
     "gaussian": ("mean", "log_std"),
     "squashed": ("tanh_mean", "tanh_log_std"),
+    "hybrid": ("logits", "mean", "log_std"),
 }
 """The outputs of each kind of distribution."""
 _NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(20)
@@ -44,7 +46,7 @@ def log_prob_entropy(outputs: Mapping[str, Any], action: Tensor) -> tuple[Tensor
 
     Args:
         outputs: a model's outputs.
-        action: ``[N]`` or ``[N, H]`` int64, or ``[N, D]`` float.
+        action: ``[N]`` or ``[N, H]`` int64, or ``[N, D]`` or ``[N, H + D]`` float.
 
     Returns:
         ``[N]`` and ``[N]``, float32 or float64.
@@ -53,18 +55,26 @@ def log_prob_entropy(outputs: Mapping[str, Any], action: Tensor) -> tuple[Tensor
         ValueError: the outputs match no distribution, or the action has another shape.
     """
     kind = _kind(outputs)
+    if kind == "hybrid":
+        heads, gaussian = _parts(outputs)
+        count, mean = len(heads["logits"]), gaussian["mean"]
+        if action.shape != (*mean.shape[:-1], count + mean.shape[-1]):
+            raise _misfit(action, (*mean.shape[:-1], count + mean.shape[-1]))
+        log_prob, entropy = log_prob_entropy(heads, action[..., :count])
+        continuous = log_prob_entropy(gaussian, action[..., count:])
+        return log_prob + continuous[0], entropy + continuous[1]
     if kind == "categorical":
         logits = outputs["logits"]
         if action.shape != logits.shape[:-1]:
             raise _misfit(action, tuple(logits.shape[:-1]))
         return categorical(logits, action)
     if kind == "heads":
-        heads: Sequence[Tensor] = outputs["logits"]
-        if action.shape != (*heads[0].shape[:-1], len(heads)):
-            raise _misfit(action, (*heads[0].shape[:-1], len(heads)))
-        log_prob, entropy = categorical(heads[0], action[..., 0])
-        for index in range(1, len(heads)):
-            each = categorical(heads[index], action[..., index])
+        logits = outputs["logits"]
+        if action.shape != (*logits[0].shape[:-1], len(logits)):
+            raise _misfit(action, (*logits[0].shape[:-1], len(logits)))
+        log_prob, entropy = categorical(logits[0], action[..., 0])
+        for index in range(1, len(logits)):
+            each = categorical(logits[index], action[..., index])
             log_prob, entropy = log_prob + each[0], entropy + each[1]
         return log_prob, entropy
     prefix = "tanh_" if kind == "squashed" else ""
@@ -79,6 +89,15 @@ def log_prob_entropy(outputs: Mapping[str, Any], action: Tensor) -> tuple[Tensor
     weights = torch.as_tensor(_NODE_WEIGHTS / math.sqrt(2 * math.pi), dtype=mean.dtype, device=mean.device)
     spread = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * nodes
     return log_prob - _squash(inner).sum(-1), entropy + (_squash(spread) * weights).sum((-2, -1))
+
+
+def is_discrete(outputs: Mapping[str, Any]) -> bool:
+    """Whether an action consists of categories only.
+
+    Raises:
+        ValueError: the outputs match no distribution.
+    """
+    return _kind(outputs) in ("categorical", "heads")
 
 
 def distribution_outputs(outputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,11 +124,14 @@ def kl_divergence(outputs: Mapping[str, Any], reference: Mapping[str, Any]) -> T
     kind = _kind(outputs)
     if kind != _kind(reference):
         raise ValueError(f"reference: expected a {kind} distribution like the model's, got a {_kind(reference)} one")
+    if kind == "hybrid":
+        pairs = zip(_parts(outputs), _parts(reference), strict=True)
+        return torch.stack([kl_divergence(*pair) for pair in pairs]).sum(0)
     if kind == "categorical":
         return _categorical_kl(outputs["logits"], reference["logits"])
     if kind == "heads":
-        pairs = zip(outputs["logits"], reference["logits"], strict=True)
-        return torch.stack([_categorical_kl(*pair) for pair in pairs]).sum(0)
+        heads = zip(outputs["logits"], reference["logits"], strict=True)
+        return torch.stack([_categorical_kl(*pair) for pair in heads]).sum(0)
     mean, log_std = (_full(outputs[name]) for name in _NAMES[kind])
     other_mean, other_log_std = (_full(reference[name]) for name in _NAMES[kind])
     spread = log_std - other_log_std
@@ -125,6 +147,9 @@ def sample(outputs: Mapping[str, Any], noise: Tensor | None = None) -> tuple[Ten
         noise: standard Gaussian noise ``[N, D]`` for a continuous action; None: drawn here.
     """
     kind = _kind(outputs)
+    if kind == "hybrid":
+        (categories, log_prob), (values, density) = (sample(part, noise) for part in _parts(outputs))
+        return torch.cat([categories.to(values.dtype), values], -1), log_prob + density
     if kind in ("categorical", "heads"):
         heads: Sequence[Tensor] = outputs["logits"] if kind == "heads" else [outputs["logits"]]
         # Gumbel-max: needs no normalisation, and no synchronisation with the device.
@@ -150,6 +175,9 @@ def mode(outputs: Mapping[str, Any]) -> Tensor:
         return action
     if kind == "heads":
         return torch.stack([head.argmax(-1) for head in outputs["logits"]], -1)
+    if kind == "hybrid":
+        categories, values = map(mode, _parts(outputs))
+        return torch.cat([categories.to(values.dtype), values], -1)
     return _full(outputs["tanh_mean"]).tanh() if kind == "squashed" else _full(outputs["mean"])
 
 
@@ -184,6 +212,8 @@ def _squash(inner: Tensor) -> Tensor:
 
 def _kind(outputs: Mapping[str, Any]) -> str:
     if "logits" in outputs:
+        if "mean" in outputs and "log_std" in outputs:
+            return "hybrid"
         return "categorical" if isinstance(outputs["logits"], Tensor) else "heads"
     if "mean" in outputs and "log_std" in outputs:
         return "gaussian"
@@ -193,6 +223,13 @@ def _kind(outputs: Mapping[str, Any]) -> str:
         "outputs match no distribution: expected 'logits', 'mean' and 'log_std', or 'tanh_mean' and 'tanh_log_std', "
         f"got {sorted(outputs)}"
     )
+
+
+def _parts(outputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Outputs of the heads (a tuple of logits) and of the Gaussian of a hybrid distribution."""
+    logits = outputs["logits"]
+    heads = (logits,) if isinstance(logits, Tensor) else tuple(logits)
+    return {"logits": heads}, {name: outputs[name] for name in _NAMES["gaussian"]}
 
 
 def _misfit(action: Tensor, expected: tuple[int, ...]) -> ValueError:

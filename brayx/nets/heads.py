@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -156,6 +157,23 @@ class StateDependent(nn.Module):
             "latent": latent,
             "sde_std": std.expand(*x.shape[:-1], *std.shape),
         }
+
+
+class Hybrid(nn.Module):
+    """Discrete and continuous actions at once: the outputs of two heads.
+
+    Args:
+        discrete: `Categorical` or `MultiHead`.
+        continuous: `Gaussian` or `StateDependent`.
+    """
+
+    def __init__(self, discrete: nn.Module, continuous: nn.Module) -> None:
+        super().__init__()
+        self.discrete, self.continuous = discrete, continuous
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> dict[str, Any]:
+        """``mask`` is that of the discrete head."""
+        return {**self.discrete(x, mask), **self.continuous(x)}
 
 
 class Value(nn.Module):

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from brayx.nets.encoders import Numbers, Observation, OneHot, Spatial, features_of
-from brayx.nets.heads import Categorical, Gaussian, MultiHead, Squashed, StateDependent, Value
+from brayx.nets.heads import Categorical, Gaussian, Hybrid, MultiHead, Squashed, StateDependent, Value
 from brayx.nets.lstm import LSTM, State
 from brayx.nets.mlp import MLP, Towers, linears
 from brayx.nets.transformer import Entities
@@ -147,18 +147,16 @@ def policy_for(
     Args:
         obs: one observation without batch axis, for its shapes and dtypes: an array, or a dict of arrays or dicts.
         num_actions: number of discrete actions; a sequence for several heads.
-        action_size: length of a continuous action.
+        action_size: length of a continuous action; with ``num_actions``, too, actions are hybrid.
         categories: for integer leaves, the number of categories or their `Limits`, by name of the leaf; for a bare
             array without names.
         network: options.
 
     Raises:
-        ValueError: not exactly one of ``num_actions`` and ``action_size``, an observation that fits no network, or
-            options that do not apply.
+        ValueError: neither ``num_actions`` nor ``action_size``, an observation that fits no network, or options that
+            do not apply.
     """
     network = network or NetworkConfig()
-    if (num_actions is None) == (action_size is None):
-        raise ValueError(f"expected num_actions or action_size, got {num_actions} and {action_size}")
     encoder = observation_for(obs, categories, network)
     seen = leaf_encoders(encoder)
     refuse_unused(network, seen, continuous=action_size is not None)
@@ -315,7 +313,18 @@ def trunk_for(features: int, config: NetworkConfig) -> nn.Module:
 
 
 def head_for(num_actions: int | Sequence[int] | None, action_size: int | None, config: NetworkConfig) -> Any:
-    """A function that makes the head of a policy from the number of features."""
+    """A function that makes the head of a policy from the number of features.
+
+    Raises:
+        ValueError: there is no action, or no such hybrid policy.
+    """
+    if num_actions is None and action_size is None:
+        raise ValueError("expected num_actions, action_size or both, got neither")
+    if num_actions is not None and action_size is not None:
+        if config.distribution == "squashed":
+            raise ValueError("network.distribution is squashed, but actions are hybrid: expected gaussian or sde")
+        heads = head_for(num_actions, None, config), head_for(None, action_size, config)
+        return lambda features: Hybrid(*(make(features) for make in heads))
 
     def head(features: int) -> nn.Module:
         if isinstance(num_actions, int):

@@ -52,6 +52,8 @@ class Decisions:
         heads = [arrays[f"logits/{head}"] for head in range(len(arrays)) if f"logits/{head}" in arrays]
         if "logits" in arrays or heads:
             policy = {"logits": arrays["logits"] if "logits" in arrays else tuple(heads)}
+            if arrays["action"].dtype.kind == "f" and "mean" in arrays and "log_std" in arrays:  # hybrid
+                policy |= {name: arrays[name] for name in ("mean", "log_std")}
         for names in _CONTINUOUS:
             if policy is None and all(name in arrays for name in names):
                 policy = {name: arrays[name] for name in names}
@@ -152,19 +154,18 @@ def _check_outputs(outputs: Mapping[str, Any]) -> None:
 def _check_action(recorded: np.ndarray, action: np.ndarray, outputs: Mapping[str, Any]) -> None:
     continuous = action.dtype.kind == "f"
     if recorded.shape != action.shape or (recorded.dtype.kind == "f") != continuous:
-        kind = "continuous" if continuous else "discrete"
+        kind = "discrete" if not continuous else "hybrid" if "logits" in outputs else "continuous"
         raise BadRecording(
             f"the recorded action is {recorded.dtype} {list(recorded.shape[1:])}, the model's {kind} "
             f"{list(action.shape[1:])}",
             column="action",
         )
-    if continuous:
+    if "logits" not in outputs:
         return
     logits = outputs["logits"]
     sizes = [head.shape[-1] for head in logits] if isinstance(logits, tuple | list) else [logits.shape[-1]]
     for head, size in enumerate(sizes):
-        chosen = recorded.reshape(len(recorded), len(sizes))[:, head]
+        chosen = _rows(recorded)[:, head]
         if len(chosen) and (chosen.min() < 0 or chosen.max() >= size):
-            raise BadRecording(
-                f"the recorded actions go from {chosen.min()} to {chosen.max()}, the model has {size}", column="action"
-            )
+            span = f"{chosen.min():g} to {chosen.max():g}"
+            raise BadRecording(f"the recorded actions go from {span}, the model has {size}", column="action")

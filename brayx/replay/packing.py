@@ -24,6 +24,7 @@ Knows nothing of queues, Ray or torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -312,15 +313,16 @@ def _check_action(action: np.ndarray, axes: int, acts: ActionSpec | None) -> Non
             f"action: expected the model's shape {acts.shape} a step, got {action.shape[axes:]}",
             field="action",
         )
+    steps = action.reshape(-1, max(math.prod(acts.shape), 1))
     if acts.sizes:
-        if action.dtype.kind == "f" and (action != np.floor(action)).any():
+        steps = steps[:, : len(acts.sizes)]  # after the heads of a hybrid action come values without bounds
+        if action.dtype.kind == "f" and (steps != np.floor(steps)).any():
             raise BadFragment("action: expected whole numbers, got fractions", field="action")
         low, high = np.zeros(len(acts.sizes)), np.subtract(acts.sizes, 1.0)
     elif acts.low is not None and acts.high is not None:
         low, high = acts.low, acts.high
     else:
         return
-    steps = action.reshape(-1, len(low))
     if not len(steps):
         return
     lowest, highest = steps.min(0), steps.max(0)

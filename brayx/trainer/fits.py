@@ -122,6 +122,8 @@ def actions_of(given: ModelSpec) -> ActionSpec:
     """The actions of a policy with these outputs, which `check_model` has accepted."""
     shapes = {leaf.path: leaf.shape for leaf in given.outputs}
     sizes = tuple(shape[-1] for path, shape in shapes.items() if path.split("/")[0] == "logits")
+    if sizes and "mean" in shapes and "log_std" in shapes:
+        return ActionSpec("hybrid", sizes, (len(sizes) + shapes["mean"][-1],))
     if "logits" in shapes:
         return ActionSpec("discrete", sizes, ())
     if sizes:
@@ -149,7 +151,8 @@ def _critic_args(
             found += given.input_tree.unflatten(leaves)
         elif argument == "action":
             actions = actions_of(given)
-            found.append(torch.zeros(2, *actions.shape, dtype=torch.float32 if actions.kind == "box" else torch.int64))
+            dtype = torch.float32 if actions.kind in ("box", "hybrid") else torch.int64
+            found.append(torch.zeros(2, *actions.shape, dtype=dtype))
         elif state is None:
             return None
         else:

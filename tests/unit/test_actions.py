@@ -77,6 +77,31 @@ def test_a_squashed_action_at_the_very_end_has_a_finite_density():
     assert np.isfinite(actions.log_prob(outputs, np.asarray([[1.0], [-1.0]], np.float32))).all()
 
 
+@pytest.mark.parametrize("single", [False, True])
+def test_a_hybrid_action_is_its_categories_and_then_its_values(single):
+    heads = (many([0.0, 1.0]),) if single else (many([0.0, 1.0]), many([0.0, 0.0, 2.0]))
+    logits, gaussian = heads[0] if single else heads, {"mean": many([1.0, -2.0]), "log_std": many([0.0, -1.0])}
+    outputs = {"logits": logits, **gaussian, "value": many([0.0])}
+    action, log_prob = actions.sample(outputs, rng())
+    assert (action.shape, action.dtype, log_prob.dtype) == ((COUNT, len(heads) + 2), np.float32, np.float32)
+    categories, values = action[:, : len(heads)].astype(np.int64), action[:, len(heads) :]
+    np.testing.assert_allclose(
+        log_prob, actions.log_prob({"logits": heads}, categories) + actions.log_prob(gaussian, values), rtol=1e-5
+    )
+    np.testing.assert_allclose(np.mean(categories[:, 0]), math.e / (1 + math.e), atol=0.01)
+    np.testing.assert_allclose(values.mean(0), [1, -2], atol=0.02)
+    assert actions.greedy(outputs)[0].tolist() == ([1, 1, -2] if single else [1, 2, 1, -2])
+    cold = actions.tempered(outputs, 0.0)
+    assert isinstance(cold["logits"], tuple) != single
+    np.testing.assert_allclose(actions.sample(cold, rng())[0], actions.greedy(outputs), atol=1e-5)
+    other = {"logits": logits, **gaussian, "mean": gaussian["mean"] + 1}
+    np.testing.assert_allclose(
+        actions.kl_divergence(outputs, other), actions.kl_divergence(gaussian, {**gaussian, "mean": other["mean"]})
+    )
+    with pytest.raises(ModelError, match=r"one has logits \[2\].* and mean \[2\], the other"):
+        actions.kl_divergence(outputs, gaussian)
+
+
 def test_noise_that_depends_on_the_state_has_the_marginal_deviation():
     latent, sde_std = many([0.6, 0.8]), np.tile(np.asarray([[[2.0], [1.0]]], np.float32), (COUNT, 1, 1))
     deviation = math.sqrt((0.6 * 2) ** 2 + 0.8**2)
@@ -97,6 +122,7 @@ def test_noise_that_depends_on_the_state_has_the_marginal_deviation():
         {"logits": (many([0.0, 2.0])[:7], many([1.0, 0.0, 0.5])[:7])},
         {"mean": many([0.0, 2.0])[:7], "log_std": many([0.0, 0.0])[:7]},
         {"tanh_mean": many([0.0, 2.0])[:7], "tanh_log_std": many([0.0, 0.0])[:7]},
+        {"logits": many([0.0, 2.0])[:7], "mean": many([0.0])[:7], "log_std": many([0.0])[:7]},
     ],
 )
 def test_noise_for_many_steps_draws_what_one_step_draws(outputs):

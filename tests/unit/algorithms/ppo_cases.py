@@ -27,6 +27,12 @@ CASES = {
     "gaussian": (FLAT, {"action_size": 2}, {}, {"entropy_coef": 0.1}),
     "sde": (FLAT, {"action_size": 2}, {"distribution": "sde"}, {"entropy_coef": 0.1}),
     "squashed": (FLAT, {"action_size": 2}, {"distribution": "squashed"}, {}),
+    "hybrid": (
+        {"action_mask": np.zeros(5, np.int8), "x": FLAT},
+        {"num_actions": [3, 2], "action_size": 2},
+        {},
+        {"entropy_coef": 0.1},
+    ),
     "reward heads": (FLAT, {"num_actions": 3}, {"value_heads": 2}, {"reward_heads": HEADS}),
     "clipped value": (FLAT, {"num_actions": 3}, {}, {"clip_value": 0.05}),
     "clipped value heads": (FLAT, {"num_actions": 3}, {"value_heads": 2}, {"reward_heads": HEADS, "clip_value": 0.05}),
@@ -101,10 +107,14 @@ def make_batch(case, columns=5, steps=9, seed=0):
 
 
 def distribution(outputs, at=0):
-    """torch's distributions for the outputs of one observation; a list for joint heads."""
+    """torch's distributions for the outputs of one observation: a list of heads, and of dimensions beside heads."""
     if "logits" in outputs:
         heads = outputs["logits"] if isinstance(outputs["logits"], tuple) else (outputs["logits"],)
-        return [distributions.Categorical(logits=head[at]) for head in heads]
+        found = [distributions.Categorical(logits=head[at]) for head in heads]
+        if "mean" in outputs:
+            pairs = zip(outputs["mean"][at], outputs["log_std"][at].exp(), strict=True)
+            found += [distributions.Normal(*pair) for pair in pairs]
+        return found
     prefix = "tanh_" if "tanh_mean" in outputs else ""
     base = distributions.Normal(outputs[f"{prefix}mean"][at], outputs[f"{prefix}log_std"][at].exp())
     return [distributions.TransformedDistribution(base, distributions.TanhTransform()) if prefix else base]

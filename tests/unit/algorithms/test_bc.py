@@ -218,3 +218,11 @@ def test_packing_does_not_change_which_steps_are_held_out(dtype):
 def test_one_wrong_head_makes_the_action_wrong():
     outputs = {"logits": (torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[0.0, 0.0, 1.0]] * 2))}
     assert mistaken(outputs, torch.tensor([[0, 2], [0, 1]])).tolist() == [0.0, 1.0]
+
+
+def test_the_error_of_a_hybrid_action_is_the_mean_over_its_parts():
+    outputs = {"logits": torch.tensor([[0.0, 0.0, 1.0]] * 2), "mean": torch.zeros(2, 3), "log_std": torch.zeros(2, 3)}
+    action = torch.tensor([[2.0, 0.5, -0.5, 0.0], [0.0, 0.0, 0.0, 2.0]])
+    assert mistaken(outputs, action).tolist() == [0.25, 0.75]
+    batch, module = make_batch("hybrid"), make("hybrid").module
+    assert BC(module, sgd(module), BCConfig()).update(batch, 0.0)["error"] > 0

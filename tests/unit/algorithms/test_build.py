@@ -40,13 +40,19 @@ def test_an_unknown_name_or_option_is_refused():
 
 
 @pytest.mark.parametrize("name", ["ppo", "impala"])
-@pytest.mark.parametrize("kind", ["discrete", "multi_discrete", "box"])
+@pytest.mark.parametrize("kind", ["discrete", "multi_discrete", "box", "hybrid"])
 def test_these_algorithms_accept_every_action_space(name, kind):
     check_space(CONFIGS.validate_python({"name": name}), kind)
 
 
 @pytest.mark.parametrize(
-    "outputs", [["logits", "value"], ["logits/0", "logits/1", "value"], ["mean", "log_std", "value"]]
+    "outputs",
+    [
+        ["logits", "value"],
+        ["logits/0", "logits/1", "value"],
+        ["mean", "log_std", "value"],
+        ["logits/0", "mean", "log_std", "value"],
+    ],
 )
 def test_matching_outputs_pass(outputs):
     check_outputs(CONFIGS.validate_python({"name": "impala"}), outputs)
@@ -63,6 +69,10 @@ def test_wrong_outputs_are_refused_with_a_remedy():
         ConfigError, match="either the model gives tanh_mean and tanh_log_std, or one of these learns: ppo"
     ):
         check_outputs(sac, ["logits", "value"])
+    with pytest.raises(
+        ConfigError, match="does not learn from logits and mean and log_std: either the model gives tanh"
+    ):
+        check_outputs(sac, ["logits", "mean", "log_std", "value"])
     with pytest.raises(ConfigError, match="with a memory; ppo"):
         check_outputs(sac, ["tanh_mean", "tanh_log_std", "state/h"], recurrent=True)
     check_outputs(sac, ["tanh_mean", "tanh_log_std"])
@@ -73,6 +83,8 @@ def test_a_wrong_action_space_is_refused_with_a_remedy():
     check_space(sac, "box")
     with pytest.raises(ConfigError, match="actions that are multi_discrete; these do: ppo, impala, bc"):
         check_space(sac, "multi_discrete")
+    with pytest.raises(ConfigError, match="actions that are hybrid; these do: ppo, impala, bc"):
+        check_space(sac, "hybrid")
 
 
 @pytest.mark.parametrize(

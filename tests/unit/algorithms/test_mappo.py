@@ -64,7 +64,7 @@ class PolicyAndCritic(nn.Module):
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("options", [{}, {"normalise_value": True}, {"clip_value": 0.05}, {"accumulate": 3}])
-@pytest.mark.parametrize("case", ["entropy", "masked", "gaussian", "squashed"])
+@pytest.mark.parametrize("case", ["entropy", "masked", "gaussian", "squashed", "hybrid"])
 def test_an_update_matches_the_paper_with_a_value_of_states(case, options, seed):
     """Compared with the slow step-by-step PPO, on the ready-made networks, whose value sees only the step's state."""
     own, actions, network, more = CASES[case]

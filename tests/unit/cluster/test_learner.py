@@ -122,7 +122,8 @@ def test_a_recurrent_state_other_than_declared_is_refused(spec, returns, begin, 
         (
             '"value": x[:, 0], "policy": x',
             "model 'model': the model's outputs are ['policy', 'value'], and name no policy: expected logits, or mean "
-            "and log_std, or tanh_mean and tanh_log_std; it gave: policy [N, 3], value [N]",
+            "and log_std, or tanh_mean and tanh_log_std, or logits and mean and log_std; it gave: policy [N, 3], "
+            "value [N]",
         ),
         (
             '"logits": x',
@@ -146,8 +147,12 @@ def test_unusable_outputs_are_named(spec, returns, message):
 
 @pytest.mark.parametrize(
     "returns",
-    ['"logits": (x, x[:, :2]), "value": x[:, 0]', '"mean": x, "log_std": x, "value": x[:, 0]'],
-    ids=["several heads", "Gaussian"],
+    [
+        '"logits": (x, x[:, :2]), "value": x[:, 0]',
+        '"mean": x, "log_std": x, "value": x[:, 0]',
+        '"logits": x, "mean": x, "log_std": x, "value": x[:, 0]',
+    ],
+    ids=["several heads", "Gaussian", "hybrid"],
 )
 def test_every_policy_that_the_algorithm_learns_is_accepted(spec, returns):
     learned_model(spec(returns))
@@ -160,6 +165,11 @@ def test_every_policy_that_the_algorithm_learns_is_accepted(spec, returns):
         ('"logits": (x, x[:, :2]), "value": x[:, 0]', ActionSpec("multi_discrete", (3, 2), (2,))),
         ('"mean": x, "log_std": x, "value": x[:, 0]', ActionSpec("box", (), (3,))),
         ('"tanh_mean": x, "tanh_log_std": x, "value": x[:, 0]', ActionSpec("box", (), (3,))),
+        ('"logits": x, "mean": x, "log_std": x, "value": x[:, 0]', ActionSpec("hybrid", (3,), (4,))),
+        (
+            '"logits": (x, x[:, :2]), "mean": x[:, :1], "log_std": x[:, :1], "value": x[:, 0]',
+            ActionSpec("hybrid", (3, 2), (3,)),
+        ),
     ],
 )
 def test_the_actions_of_a_model_are_known_in_advance(spec, returns, acts):

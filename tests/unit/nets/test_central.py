@@ -55,7 +55,7 @@ def test_recurrent_options_are_refused():
 def test_an_observation_without_a_state_is_refused():
     with pytest.raises(ValueError, match="'obs' and 'state', got ndarray"):
         central_policy_for(np.zeros(3, np.float32), num_actions=2)
-    with pytest.raises(ValueError, match="num_actions or action_size"):
+    with pytest.raises(ValueError, match="num_actions, action_size or both"):
         central_policy_for({"obs": np.zeros(3), "state": np.zeros(3)})
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import distributions as reference
 
 from brayx import actions
-from brayx.nets.distributions import distribution_outputs, kl_divergence, log_prob_entropy, mode, sample
+from brayx.nets.distributions import distribution_outputs, is_discrete, kl_divergence, log_prob_entropy, mode, sample
 from brayx.nets.heads import StateDependent, masked
 
 N, D = 7, 3
@@ -54,6 +54,35 @@ def test_gaussian():
     close(log_prob, normal.log_prob(action))
     close(entropy, normal.entropy())
     assert mode({"mean": mean, "log_std": log_std}) is mean
+
+
+def hybrid(logits):
+    return {"logits": logits, "mean": torch.randn(N, D), "log_std": torch.randn(N, D)}
+
+
+@pytest.mark.parametrize("sizes", [[5], [5, 2]])
+def test_a_hybrid_action_is_its_categories_and_then_its_values(sizes):
+    """Log-probability, entropy and divergence are the sums of both parts'."""
+    heads, others = (tuple(torch.randn(N, size) for size in sizes) for _ in range(2))
+    outputs, other = (hybrid(heads if len(sizes) > 1 else heads[0]) for heads in (heads, others))
+    categories = [reference.Categorical(logits=head) for head in heads]
+    normal = reference.Independent(reference.Normal(outputs["mean"], outputs["log_std"].exp()), 1)
+    action, drawn = sample(outputs)
+    assert action.shape == (N, len(sizes) + D)
+    log_prob, entropy = log_prob_entropy({**outputs, "value": torch.zeros(N)}, action)
+    close(
+        log_prob,
+        sum(d.log_prob(action[:, i]) for i, d in enumerate(categories)) + normal.log_prob(action[:, len(sizes) :]),
+    )
+    close(entropy, sum(d.entropy() for d in categories) + normal.entropy())
+    close(drawn, log_prob)
+    close(mode(outputs), torch.cat([torch.stack([head.argmax(-1) for head in heads], -1), outputs["mean"]], -1))
+    gaussians = [{name: part[name] for name in ("mean", "log_std")} for part in (outputs, other)]
+    close(
+        kl_divergence(outputs, other), kl_divergence({"logits": heads}, {"logits": others}) + kl_divergence(*gaussians)
+    )
+    assert set(distribution_outputs({**outputs, "value": torch.zeros(N)})) == set(outputs)
+    assert not is_discrete(outputs)
 
 
 def test_state_dependent_exploration_matches_its_marginal():
@@ -211,7 +240,7 @@ def test_samples_follow_their_probabilities(kind):
         close(often, head[0].softmax(-1), atol=0.02)
 
 
-@pytest.mark.parametrize("kind", ["categorical", "heads", "gaussian", "sde", "squashed"])
+@pytest.mark.parametrize("kind", ["categorical", "heads", "gaussian", "sde", "squashed", "hybrid", "hybrid sde"])
 def test_acting_uses_the_same_distributions(kind):
     """`brayx.actions` is the NumPy counterpart and draws the actions while acting."""
     rng = np.random.default_rng(0)
@@ -221,6 +250,8 @@ def test_acting_uses_the_same_distributions(kind):
         "gaussian": {"mean": torch.randn(N, D), "log_std": torch.randn(N, D)},
         "sde": StateDependent(4, D)(torch.randn(N, 4)),
         "squashed": {"tanh_mean": torch.randn(N, D), "tanh_log_std": torch.randn(N, D).clamp(-2, 0)},
+        "hybrid": hybrid((torch.randn(N, 5), torch.randn(N, 2))),
+        "hybrid sde": {"logits": torch.randn(N, 5), **StateDependent(4, D)(torch.randn(N, 4))},
     }[kind]
     acting = optree.tree_map(lambda x: x.detach().numpy().astype(np.float32), outputs)
     action, log_prob = actions.sample(acting, rng)
@@ -241,6 +272,11 @@ def test_half_precision_is_computed_in_float32():
         ({"logits": torch.zeros(N, 2)}, torch.zeros(N, 1), r"\(7,\)"),
         ({"logits": (torch.zeros(N, 2),) * 2}, torch.zeros(N, 3), r"\(7, 2\)"),
         ({"mean": torch.zeros(N, D), "log_std": torch.zeros(N, D)}, torch.zeros(N), r"\(7, 3\)"),
+        (
+            {"logits": torch.zeros(N, 2), "mean": torch.zeros(N, D), "log_std": torch.zeros(N, D)},
+            torch.zeros(N, D),
+            r"\(7, 4\)",
+        ),
     ],
 )
 def test_mismatched_outputs_and_actions_are_refused(outputs, action, message):

@@ -22,7 +22,7 @@ from brayx.engines.onnx import OnnxEngine, open_session
 from brayx.nets.central import Central, CentralisedPolicy
 from brayx.nets.cnn import ImpalaCNN, NatureCNN, SmallCNN
 from brayx.nets.encoders import Binary, Embedding, Numbers, Observation, OneHot, Spatial
-from brayx.nets.heads import Categorical, Gaussian, MultiHead, Pointer, Squashed, StateDependent, Value
+from brayx.nets.heads import Categorical, Gaussian, Hybrid, MultiHead, Pointer, Squashed, StateDependent, Value
 from brayx.nets.lstm import LSTM
 from brayx.nets.mlp import MLP, ActorCritic
 from brayx.nets.policy import NetworkConfig
@@ -64,6 +64,7 @@ def cases():
         (Gaussian(3, 2), (FLAT,)),
         (Squashed(3, 2), (FLAT,)),
         (StateDependent(3, 2), (FLAT,)),
+        (Hybrid(Categorical(3, 2), Gaussian(3, 1)), (FLAT,)),
         (Value(3, 2), (FLAT,)),
         (LSTM(3, 4), (FLAT, LSTM(3, 4).initial(2))),
         (MLP([3, 4, 2]), (FLAT,)),

@@ -60,17 +60,25 @@ POLICIES: dict[str, Callable[[int], dict[str, Any]]] = {
     "masked": lambda seed: {"logits": np.where(np.arange(4) % 2, actions.MASKED, normals(4, seed=seed))},
     "forbidden": lambda seed: {"logits": np.where(np.arange(4) == 1, -np.inf, normals(4, seed=seed))},
     "gaussian": lambda seed: {"mean": normals(2, seed=seed), "log_std": 0.3 * normals(2, seed=seed + 9)},
+    "hybrid": lambda seed: {
+        "logits": (normals(4, seed=seed), normals(2, seed=seed + 5)),
+        "mean": normals(2, seed=seed),
+        "log_std": 0.3 * normals(2, seed=seed + 9),
+    },
     "squashed": lambda seed: {"tanh_mean": normals(2, seed=seed), "tanh_log_std": 0.3 * normals(2, seed=seed + 9)},
 }
 
 
 def oracle_kl(p: Mapping[str, Any], q: Mapping[str, Any], tick: int) -> float:
+    total = 0.0
     if "logits" in p:
         ours, theirs = ([each] if isinstance(each, np.ndarray) else each for each in (p["logits"], q["logits"]))
         pairs = zip(ours, theirs, strict=True)
-        return math.fsum(categorical_kl(a[tick].tolist(), b[tick].tolist()) for a, b in pairs)
-    mean, log_std = p
-    return math.fsum(
+        total = math.fsum(categorical_kl(a[tick].tolist(), b[tick].tolist()) for a, b in pairs)
+    if not (names := [name for name in p if name != "logits"]):
+        return total
+    mean, log_std = names
+    return total + math.fsum(
         gaussian_kl(*numbers)
         for numbers in zip(*(each[name][tick].tolist() for each in (p, q) for name in (mean, log_std)), strict=True)
     )

@@ -19,6 +19,7 @@ from brayx.types import Columns, Fragment
 DISCRETE = ActionSpec("discrete", (4,), ())
 HEADS = ActionSpec("multi_discrete", (2, 3), (2,))
 GAUSSIAN = ActionSpec("box", (), (2,))
+HYBRID = ActionSpec("hybrid", (2, 3), (4,))
 SQUASHED = ActionSpec("box", (), (2,), -np.ones(2, np.float32), np.ones(2, np.float32))
 
 
@@ -340,6 +341,9 @@ def test_a_masked_action_may_be_anything():
         (DISCRETE, [0, 3, 1], [[0], [3], [1]], r"expected the model's shape \(\) a step, got \(1,\)"),
         (HEADS, [[1, 2]] * 3, [[1, 2], [2, 1], [0, 0]], "action: expected 0 to 1, the model's range, got 2"),
         (SQUASHED, [[0.5, -1.0]] * 3, [[0.5, -1.5]] * 3, "action: expected -1 to 1, the model's range, got -1.5"),
+        (HYBRID, [[1, 2, -9.5, 7]] * 3, [[1, 3, 0, 0]] * 3, "action: expected 0 to 2, the model's range, got 3"),
+        (HYBRID, [[1, 2, -9.5, 7]] * 3, [[1, 0.5, 0, 0]] * 3, "action: expected whole numbers, got fractions"),
+        (HYBRID, [[1, 2, -9.5, 7]] * 3, [[1, 2]] * 3, r"expected the model's shape \(4,\) a step"),
         (GAUSSIAN, [[7.0, -9.0]] * 3, [[7.0]] * 3, r"expected the model's shape \(2,\) a step"),
     ],
 )
