@@ -1,4 +1,4 @@
-"""The processes of this test run: those with its mark, which `tests/conftest.py` sets."""
+"""The processes of this test run: those with its mark, which `tests/conftest.py` sets; and whether one runs."""
 
 from __future__ import annotations
 
@@ -19,3 +19,11 @@ ray_trouble: list[str] = []
 def ours(*words: str) -> list[psutil.Process]:
     """Living processes that this run has started, with all ``words`` in their command line."""
     return marked(SESSION_MARK, os.environ[SESSION_MARK], *words)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs: it has neither ended nor become a zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

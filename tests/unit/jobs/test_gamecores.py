@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from brayx.actor.config import GamecoreConfig
 from brayx.errors import StartupError
 from brayx.jobs.gamecores import Gamecores, filled
-from brayx.jobs.guard import GamecoreGuard
-from tests.waiting import WAIT_S, until
+from tests.processes import alive
+from tests.waiting import until
 
 URLS = {"http": "http://127.0.0.1:1", "ws": "ws://127.0.0.1:1"}
 
@@ -80,50 +77,6 @@ raise RuntimeError("the board is gone")
         shutil.rmtree(output.parent)
 
 
-JOB = """
-import sys
-from brayx.actor.config import GamecoreConfig
-from brayx.jobs.gamecores import Gamecores
-with Gamecores([GamecoreConfig(command="sh game.sh")], {}, "."):
-    sys.stdin.read()
-"""
-GAME = """
-(trap '' TERM; while :; do sleep 1; done) &
-echo $$ $! > pids
-wait
-"""
-
-
-def test_neither_games_nor_their_children_outlive_a_killed_job(tmp_path: Path) -> None:
-    (tmp_path / "game.sh").write_text(GAME)
-    pids = tmp_path / "pids"
-    with subprocess.Popen([sys.executable, "-c", JOB], cwd=tmp_path, stdin=subprocess.PIPE) as job:
-        until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
-        game, child = map(int, pids.read_text().split())
-        assert alive(game)
-        assert alive(child)
-        (watch,) = [process for process in psutil.Process(job.pid).children() if process.pid != game]
-        job.kill()
-    until(lambda: not alive(game) and not alive(child) and not alive(watch.pid))
-
-
-def test_a_killed_shell_is_replaced_by_one_that_knows_the_running_games(tmp_path: Path) -> None:
-    (tmp_path / "game.sh").write_text("sleep 600")
-    with GamecoreGuard() as guard:
-
-        def start() -> subprocess.Popen[bytes]:
-            nowhere = subprocess.DEVNULL
-            return guard.start(["sh", "game.sh"], folder=tmp_path, stdout=nowhere, stderr=nowhere)
-
-        first = start()
-        until(lambda: psutil.Process(first.pid).cmdline() == ["sh", "game.sh"])  # it has told the shell its id
-        (watch,) = [process for process in psutil.Process().children() if process.pid == guard._watch.pid]
-        watch.kill()
-        until(lambda: not alive(watch.pid))
-        second = start()
-    assert first.wait(WAIT_S) == second.wait(WAIT_S) == -signal.SIGTERM
-
-
 def test_a_killed_game_is_started_again(tmp_path: Path) -> None:
     with games(tmp_path, "import time; time.sleep(60)") as running:
         (first,) = pids(running)
@@ -170,13 +123,6 @@ time.sleep(60)
 def children(tmp_path: Path) -> list[int]:
     file = tmp_path / "child"
     return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_stop_ends_a_child_that_outlives_its_parent(tmp_path: Path) -> None:

@@ -1,238 +1,150 @@
-"""One trial of a search, without Ray: compared while it runs, and started as a copy of another."""
+"""A search: refused before anything starts, how copies are changed, and its table."""
 
 from __future__ import annotations
 
-import argparse
-import inspect
-import json
-import math
-import pickle
-import shutil
-from dataclasses import dataclass
+import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from brayx.commands import cli
-from brayx.commands.tune import options
-from brayx.replay.files import Dataset
-from brayx.search.competition import TrialReport
-from brayx.search.tune import TrialOutcome, _by_whole_path, table, tune
-from brayx.search.tune_trial import Spec, train_trial
-from tests.leaning import leaning
-
-PPO = {"num_envs": 4, "unroll_length": 20, "epochs": 1, "network.hidden": [8]}
+from brayx.errors import ConfigError, ModelError
+from brayx.search.space import Domain, parse
+from brayx.search.tune import TrialOutcome, perturbed, table, tune
 
 
-@dataclass
-class Look:
-    """What one report said, with a copy of its checkpoint."""
-
-    numbers: TrialReport
-    folder: Path
-
-    @property
-    def counters(self) -> dict[str, Any]:
-        """Of the learner."""
-        return json.loads((self.folder / "meta.json").read_text())["counters"]
-
-    @property
-    def weights(self) -> dict[str, np.ndarray]:
-        """Of the network."""
-        return dict(np.load(self.folder / "weights.npz"))
-
-    @property
-    def adam(self) -> list[dict[str, torch.Tensor]]:
-        """The optimiser's state of each parameter."""
-        state = torch.load(self.folder / "trainer.pt", weights_only=True)["optimizer"]["state"]
-        return [state[index] for index in sorted(state)]
-
-
-def looks_at(
-    folder: Path, env: str, options: dict[str, Any], *, total: int, interval: int, algorithm: str = "ppo",
-    number: int = 0, target: float | None = None, begun: Path | None = None, data: Dataset | None = None,
-) -> list[Look]:  # fmt: skip
-    """Every report of a trial."""
-    looks: list[Look] = []
-
-    def report(numbers: TrialReport, checkpoint: Path) -> None:
-        copy = folder / f"{number}-{len(looks)}"
-        shutil.copytree(checkpoint, copy)
-        looks.append(Look(numbers, copy))
-
-    spec = Spec(env, algorithm, total, interval, target, 0, data)
-    train_trial(spec, number, options, report, begun)
-    return looks
-
-
-def test_games_go_on_from_one_look_to_the_next(tmp_path: Path) -> None:
-    """A game of Pendulum takes 200 steps, and between two looks each environment takes 100."""
-    looks = looks_at(tmp_path, "Pendulum-v1", PPO, total=2200, interval=400)
-    steps = [look.numbers.env_steps for look in looks]
-    means = [look.numbers.return_mean for look in looks]
-    assert steps[0] >= 800, "the first look comes once each environment has ended a game"
-    assert len(looks) == 4
-    assert all(math.isfinite(mean) for mean in means)
-    assert means[1] == means[0], "of the same games"
-    assert len(set(means)) > 1
-    assert [look.numbers.over for look in looks] == [False, False, False, True]
-    assert [step - step % 400 for step in steps[:-1]] == [800, 1200, 1600]
-    assert all(step % 400 < 4 * 20 for step in steps[:-1]), "the first run that is past it"
-    assert steps[-1] - steps[-2] >= 400, "the return of a short rest would decide about the whole trial"
-    saved = [look.counters["env_steps"] for look in looks]
-    assert saved == steps, "a checkpoint is of when it was looked at"
-
-
-def test_what_was_collected_stays_in_the_table_from_one_look_to_the_next(tmp_path: Path) -> None:
-    """Learning begins after 600 columns, and 400 come between two looks."""
-    table = {"sampler": "uniform", "min_columns": 600, "batch_size": 8, "samples_per_insert": 1.0}
-    options = {"num_envs": 2, "unroll_length": 1, "network.hidden": [8], **table}
-    looks = looks_at(tmp_path, "Pendulum-v1", options, total=1600, interval=400, algorithm="sac")
-    updates = [look.counters["updates"] for look in looks]
-    assert len(looks) > 1
-    assert updates[0] > 0
-    assert updates[-1] - updates[0] > 0.8 * (looks[-1].numbers.env_steps - looks[0].numbers.env_steps) / 8
-
-
-def test_sac_learns_once_for_each_transition_where_nothing_else_is_said(tmp_path: Path) -> None:
-    options = {"min_columns": 100, "num_envs": 2, "network.hidden": [8]}
-    (look,) = looks_at(tmp_path, "Pendulum-v1", options, total=500, interval=500, algorithm="sac")
-    assert 390 <= look.counters["updates"] <= 410
-
-
-CLONE = {"num_envs": 4, "network.hidden": [16], "batch_size": 8, "evaluation_episodes": 6}
-
-
-def test_a_clone_plays_at_each_look_what_it_has_learned_by_then(tmp_path: Path) -> None:
-    data = leaning(tmp_path / "games.npz")
-    options = {**CLONE, "learning_rate": 1e-2}
-    looks = looks_at(tmp_path, "CartPole-v1", options, total=60_000, interval=2000, algorithm="bc", data=data)
-    means = [look.numbers.return_mean for look in looks]
-    assert means[0] < means[-1]
-    assert means[-1] > 150
-    assert [look.numbers.over for look in looks] == [*[False] * (len(looks) - 1), True]
-    steps = [look.numbers.env_steps for look in looks]
-    assert [step // 2000 for step in steps] == [*range(1, 29), 30]
-
-    idle = {**CLONE, "learning_rate": 1e-9}
-    bound = looks_at(tmp_path, "CartPole-v1", idle, total=6000, interval=2000, algorithm="bc", data=data, number=1)
-    assert len({look.numbers.return_mean for look in bound}) == 1, "the same weights play the same games"
-
-
-def test_a_clone_that_reaches_its_target_is_over(tmp_path: Path) -> None:
-    data = leaning(tmp_path / "games.npz")
-    options = {**CLONE, "learning_rate": 1e-2}
-    looks = looks_at(
-        tmp_path, "CartPole-v1", options, total=10**9, interval=2000, algorithm="bc", data=data, target=150.0
-    )
-    assert [look.numbers.return_mean >= 150.0 for look in looks] == [*[False] * (len(looks) - 2), True, True]
-    assert looks[-1].numbers.over
-
-
-@pytest.mark.parametrize("algorithm", ["bc", "mixed"])
-def test_a_copy_that_imitates_goes_on_where_the_other_was(tmp_path: Path, algorithm: str) -> None:
-    """Those of `mixed` that come before any play are not imitated a second time."""
-    data = leaning(tmp_path / "games.npz")
-    options = {**CLONE, "unroll_length": 20, "learning_rate": 1e-2}
-    options |= {} if algorithm == "bc" else {"imitation_updates": 50}
-    about = {"algorithm": algorithm, "data": data, "interval": 800}
-    first, *_ = looks_at(tmp_path, "CartPole-v1", options, total=2400, **about)
-    total = first.numbers.env_steps
-    (ended,) = looks_at(tmp_path, "CartPole-v1", options, total=total, number=1, begun=first.folder, **about)
-    assert ended.counters["updates"] == first.counters["updates"] > 0
-    for name, array in first.weights.items():
-        np.testing.assert_array_equal(ended.weights[name], array)
-    for of_first, of_copy in zip(first.adam, ended.adam, strict=True):
-        torch.testing.assert_close(of_copy["exp_avg_sq"], of_first["exp_avg_sq"], rtol=0, atol=0)
-    copy, *_ = looks_at(tmp_path, "CartPole-v1", options, total=total + 1600, number=2, begun=first.folder, **about)
-    assert copy.numbers.origin == 0
-    assert copy.numbers.env_steps >= total + 800
-    assert 0 < copy.counters["updates"] - first.counters["updates"] <= 45, "two of a run of 80 steps at most"
-
-
-def test_a_trial_imitates_demonstrations_that_were_named_from_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A trial that imitated plays longer than one that learned nothing from 20 steps."""
-    leaning(tmp_path / "games.npz")
-    (elsewhere := tmp_path / "trial").mkdir()
-    monkeypatch.chdir(tmp_path)
-    data: Dataset = pickle.loads(pickle.dumps(_by_whole_path("games.npz")))
-    monkeypatch.chdir(elsewhere)
-    options = {name: value for name, value in PPO.items() if name != "epochs"}
-    options |= {"learning_rate": 1e-2, "imitation_updates": 200}
-    looks = looks_at(tmp_path, "CartPole-v1", options, total=1600, interval=400, algorithm="mixed", data=data)
-    assert looks[0].numbers.return_mean > 60, "a policy that learned nothing plays for 22 steps"
-
-
-def test_a_trial_that_reaches_its_target_reports_once_more_and_ends(tmp_path: Path) -> None:
-    looks = looks_at(tmp_path, "CartPole-v1", PPO, total=40_000, interval=4000, target=5.0)
-    assert [look.numbers.over for look in looks] == [True]
-    assert looks[-1].numbers.return_mean >= 5.0
-
-
-def test_a_copy_begins_with_the_weights_the_optimiser_and_the_counters_of_the_other(tmp_path: Path) -> None:
-    """A copy with no steps left ends as it began."""
-    first, *_ = looks_at(tmp_path, "CartPole-v1", {**PPO, "learning_rate": 1e-2}, total=4000, interval=1600)
-    total = first.numbers.env_steps
-    other = {**PPO, "learning_rate": 1e-3}
-    (copy,) = looks_at(tmp_path, "CartPole-v1", other, total=total, interval=1600, number=1, begun=first.folder)
-    assert (copy.numbers.origin, copy.numbers.env_steps, copy.numbers.over) == (0, total, True)
-    for name in ("env_steps", "updates"):
-        assert copy.counters[name] == first.counters[name] > 0
-    assert first.weights.keys() == copy.weights.keys()
-    for name, array in first.weights.items():
-        np.testing.assert_array_equal(copy.weights[name], array)
-    for of_first, of_copy in zip(first.adam, copy.adam, strict=True):
-        assert of_first["step"] > 0
-        for name, tensor in of_first.items():
-            torch.testing.assert_close(of_copy[name], tensor, rtol=0, atol=0)
-
-
-def test_a_copy_is_looked_at_after_an_interval_of_its_own(tmp_path: Path) -> None:
-    first, *_ = looks_at(tmp_path, "CartPole-v1", PPO, total=4000, interval=1600)
-    looks = looks_at(tmp_path, "CartPole-v1", PPO, total=8000, interval=1600, number=1, begun=first.folder)
-    assert [look.numbers.origin for look in looks] == [0, 1, 1]
-    steps = [look.numbers.env_steps for look in (first, *looks)]
-    assert all(0 <= step - 1600 * number < 80 for number, step in enumerate(steps[:-1], 1))
-
-
-@pytest.mark.parametrize("num_envs", [1, 4, 16])
-def test_trials_are_looked_at_at_the_same_env_steps_however_many_environments_they_step(
-    tmp_path: Path, num_envs: int
-) -> None:
-    """Runs of 300, 1200 and 4800 steps do not drift from looks that are 6000 apart."""
-    options = {**PPO, "num_envs": num_envs, "unroll_length": 300, "learning_rate": 1e-9}
-    looks = looks_at(tmp_path, "CartPole-v1", options, total=36_000, interval=6000)
-    steps = [look.numbers.env_steps for look in looks[:-1]]
-    assert [step // 6000 for step in steps] == [1, 2, 3, 4]
-    assert all(step % 6000 < num_envs * 300 for step in steps)
-
-
-def test_an_option_has_the_same_name_on_the_command_line_and_in_python() -> None:
-    parser = argparse.ArgumentParser()
-    options(parser)
-    flags = vars(parser.parse_args(["--env", "CartPole-v1"]))
-    assert set(flags) - {"lines"} <= set(inspect.signature(tune).parameters)
-    for action in parser._actions:
-        if action.help != "==SUPPRESS==" and action.dest not in ("help", "lines"):
-            assert action.option_strings == [f"--{action.dest.replace('_', '-')}"]
+def test_clones_that_play_nothing_cannot_be_compared(tmp_path: Path) -> None:
+    steps = {"action": np.zeros(10, np.int64), "reward": np.ones(10), "terminated": np.arange(10) == 9}
+    np.savez(tmp_path / "games.npz", obs=np.zeros((10, 4), np.float32), **steps)
+    space = parse(["learning_rate=loguniform(1e-4, 1e-2)", "evaluation_episodes=choice(0, 5)"])
+    with pytest.raises(ConfigError, match=r"evaluation_episodes is 0, .*'bc'"):
+        tune("CartPole-v1", space, algorithm="bc", demonstrations=tmp_path / "games.npz", tracking=str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["games.npz"]
 
 
 @pytest.mark.parametrize(
-    ("old", "name"),
+    ("env", "algorithm", "more", "message"),
     [
-        ("--trials", "num_trials"),
-        ("--timesteps", "num_steps"),
-        ("--total-steps", "num_steps"),
-        ("--interval", "interval_steps"),
+        ("CartPole-v1", "sac", "", "actions that are discrete; these do: ppo"),
+        ("gymnasium.envs.classic_control:CartPole-v1", "sac", "", "actions that are discrete; these do: ppo"),
+        ("CartPoel-v1", "ppo", "", "no environment 'CartPoel-v1': the nearest known id is 'CartPole-v1'"),
+        ("Pendulum-v1", "bc", "", "'bc' imitates recorded steps, but there are none"),
+        (
+            "CartPole-v1",
+            "mixed",
+            "",
+            "'mixed' imitates demonstrations, but no data is marked as such.*learn without: ppo",
+        ),
+        ("Pendulum-v1", "ppo", "sde_steps=choice(1, 4)", "sde_steps is 4, but the model's noise does not depend on"),
+        ("Pendulum-v1", "sac", "n_step=500;unroll_length=1", "n_step 500, and columns have unroll_length 1"),
+        ("Pendulum-v1", "sac", "env_options={'gravity': 9, 'wind': 1}", "wind"),
+        ("Pendulum-v1", "sac", "network.lstm=choice(0, 64)", "lstm"),
+        ("CartPole-v1", "ppo", "network.value_heads=choice(None, 2)", r"gave value \[N, 2\], expected value \[N\]"),
+        (
+            "CartPole-v1",
+            "impala",
+            "sampler='uniform';unroll_length=128",
+            "min_columns is 1000, and 60000 num_steps are 468 columns",
+        ),
+        ("Pendulum-v1", "sac", "capacity=choice(500, 100000)", "min_size is 1000, and there is room for 500"),
+        (
+            "CartPole-v1",
+            "ppo",
+            "min_columns=8;sampler=choice('uniform', 'prioritised')",
+            "'ppo' neither gives priorities",
+        ),
     ],
 )
-def test_flags_of_earlier_versions_still_work(old: str, name: str) -> None:
-    assert vars(cli.parser(["tune"]).parse_args(["tune", "--env", "CartPole-v1", old, "3"]))[name] == 3
+def test_a_search_whose_trials_cannot_start_starts_nothing(
+    tmp_path: Path, env: str, algorithm: str, more: str, message: str
+) -> None:
+    space = parse(["learning_rate=loguniform(1e-4, 1e-2)", *filter(None, more.split(";"))])
+    with pytest.raises((ConfigError, ModelError), match=message):
+        tune(env, space, algorithm=algorithm, tracking=str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def recorded(path: Path, **fields: np.ndarray) -> str:
+    """Two steps of CartPole, or what ``fields`` makes of them, in a file."""
+    steps = {"obs": np.zeros((2, 4), np.float32), "action": np.zeros(2, np.int64), "reward": np.ones(2, np.float32)}
+    steps |= {"episode": np.zeros(2, np.int64), "terminated": np.array([False, True])}
+    np.savez(path, **(steps | fields))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more", "fields", "message"),
+    [
+        ("ppo", [], {}, "'ppo' does not imitate, but there are demonstrations; these do: bc, mixed"),
+        ("mixed", [], {"obs": np.zeros((2, 3), np.float32)}, "obs"),
+        ("mixed", ["normalise_obs=choice(False, True)"], {}, "the observations of demonstrations stay as they are"),
+    ],
+)
+def test_demonstrations_that_no_trial_can_imitate_start_nothing(
+    tmp_path: Path, algorithm: str, more: list[str], fields: dict[str, np.ndarray], message: str
+) -> None:
+    data = recorded(tmp_path / "games.npz", **fields)
+    space = parse(["learning_rate=loguniform(1e-4, 1e-2)", *more])
+    with pytest.raises(ConfigError, match=message):
+        tune("CartPole-v1", space, algorithm=algorithm, demonstrations=data, tracking=str(tmp_path / "tracking"))
+    with pytest.raises(ConfigError, match=r"none\.npz: there is no such file"):
+        tune("CartPole-v1", space, algorithm=algorithm, demonstrations=tmp_path / "none.npz", tracking=str(tmp_path))
+    assert [file.name for file in tmp_path.iterdir()] == ["games.npz"]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "network.hidden=choice([8], [16])",
+        *(f"{name}=choice(False, True)" for name in ("normalise_obs", "normalise_reward", "normalise_value")),
+    ],
+)
+def test_options_that_a_copy_cannot_change_are_refused(tmp_path: Path, option: str) -> None:
+    name = option.partition("=")[0]
+    with pytest.raises(ConfigError, match=f"pbt .*: {name} has a domain"):
+        tune("CartPole-v1", parse([option, "gamma=uniform(0.9, 0.99)"]), method="pbt", tracking=str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ({"num_steps": 0}, "num_steps is 0, expected 1 at least"),
+        ({"num_steps": -5}, "num_steps is -5"),
+        ({"interval_steps": 0}, "interval_steps is 0"),
+        ({"interval_steps": -1}, "interval_steps is -1"),
+        ({"num_trials": 0}, "num_trials is 0"),
+    ],
+)
+def test_an_invalid_count_starts_nothing(tmp_path: Path, counts: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tune("CartPole-v1", {"gamma": Domain("uniform", (0.9, 0.99))}, **counts, tracking=str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_copy_is_changed_inside_the_domains() -> None:
+    domains = {
+        "gamma": Domain("uniform", (0.9, 1.0)),
+        "epochs": Domain("randint", (1, 4)),
+        "kind": Domain("choice", "ab"),
+    }
+    rng, options = random.Random(0), {"gamma": 0.99, "epochs": 4, "kind": "a", "num_envs": 8}
+    seen = [perturbed(options, domains, rng) for _ in range(200)]
+    assert all(
+        0.9 <= draw["gamma"] <= 1.0 and draw["epochs"] in (1, 2, 3, 4) and draw["num_envs"] == 8 for draw in seen
+    )
+    assert sum(draw["gamma"] != 0.99 for draw in seen) > 150
+    assert {draw["kind"] for draw in seen} == {"a", "b"}
+    assert options == {"gamma": 0.99, "epochs": 4, "kind": "a", "num_envs": 8}
+
+
+def test_the_table_has_a_line_for_each_trial() -> None:
+    good = TrialOutcome(1, {"gamma": 0.95}, [(1000, 20.0), (2000, 33.25)], clones=[(1, 0)])
+    bad = TrialOutcome(0, {"gamma": 0.5}, error="BadWeights: NaN")
+    head, first, second = table([good, bad]).splitlines()
+    assert head.split() == ["trial", "return", "env", "steps", "gamma"]
+    assert first.split() == ["1", "33.25", "2,000", "0.95", "copy", "of", "0"]
+    assert second.split() == ["0", "nan", "-", "0.5", "BadWeights:", "NaN"]
 
 
 def test_the_table_has_the_digits_of_a_return() -> None:
