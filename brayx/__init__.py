@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from brayx.actor.agent import Agent, Services, State, forward, keep_recording, pinned, push, record, result
     from brayx.actor.config import ActorConfig
     from brayx.actor.decode import sample_categorical
-    from brayx.actor.fields import array_field, index_field, number_field
     from brayx.cluster.remote_buffer import RemoteBuffer
     from brayx.cluster.remote_model import RemoteModel
     from brayx.cluster.replica import ActorRuntime, actor_deployment
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from brayx.errors import BrayxError
     from brayx.front import serve, train
     from brayx.gamecore.client import AsyncClient, Client
+    from brayx.gamecore.fields import array_field, index_field, number_field
     from brayx.jobs.evaluate import evaluate
     from brayx.local.train import train_local
     from brayx.local.trainer import Trainer
@@ -68,14 +68,14 @@ _HOME = {
     "Training": "brayx.local.training",
     "Weights": "brayx.types",
     "actor_deployment": "brayx.cluster.replica",
-    "array_field": "brayx.actor.fields",
+    "array_field": "brayx.gamecore.fields",
     "build_engine": "brayx.engines",
     "evaluate": "brayx.jobs.evaluate",
     "flatten": "brayx.types",
     "forward": "brayx.actor.agent",
-    "index_field": "brayx.actor.fields",
+    "index_field": "brayx.gamecore.fields",
     "keep_recording": "brayx.actor.agent",
-    "number_field": "brayx.actor.fields",
+    "number_field": "brayx.gamecore.fields",
     "pinned": "brayx.actor.agent",
     "push": "brayx.actor.agent",
     "record": "brayx.actor.agent",

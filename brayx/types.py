@@ -52,6 +52,24 @@ def is_finite(array: np.ndarray) -> bool:
     return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
 
 
+def as_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
+    """``array`` converted to ``dtype``; None if its values do not fit.
+
+    Whole numbers must stay the same; they may become floats, but floats no whole numbers. A float that is too large
+    becomes infinite.
+    """
+    if array.dtype == dtype:
+        return array
+    integers = array.dtype.kind in "iu" and dtype.kind in "iu"
+    if array.dtype.kind not in "biuf" or not (integers or np.can_cast(array.dtype, dtype, "same_kind")):
+        return None
+    with np.errstate(over="ignore"):
+        converted = array.astype(dtype, order="C")
+    if dtype.kind in "iu" and not np.array_equal(converted, array):
+        return None
+    return converted
+
+
 def place_of(name: str, index: Sequence[int]) -> str:
     """Names a value in an array for an error message: ``obs[2, 0]``."""
     return f"{name}[{', '.join(map(str, index))}]" if index else name

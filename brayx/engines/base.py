@@ -21,7 +21,7 @@ import optree
 
 from brayx.errors import BadWeights, ModelError, ShapeMismatch
 from brayx.spaces import Limits
-from brayx.types import NestedArray, Weights
+from brayx.types import NestedArray, Weights, as_dtype
 
 
 @dataclass(frozen=True)
@@ -198,20 +198,6 @@ def _convert(leaf: Any, spec: LeafSpec) -> np.ndarray | None:
     converted = as_dtype(array, spec.dtype)
     # reshape, because ascontiguousarray turns shape [] into [1]
     return None if converted is None else np.ascontiguousarray(converted).reshape(spec.shape)
-
-
-def as_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
-    """``array`` converted by the rules of `ModelSpec.flatten_inputs`; None where its values do not fit ``dtype``."""
-    if array.dtype == dtype:
-        return array
-    integers = array.dtype.kind in "iu" and dtype.kind in "iu"
-    if array.dtype.kind not in "biuf" or not (integers or np.can_cast(array.dtype, dtype, "same_kind")):
-        return None
-    with np.errstate(over="ignore"):  # too large a float becomes infinite; callers check that
-        converted = array.astype(dtype, order="C")
-    if dtype.kind in "iu" and not np.array_equal(converted, array):
-        return None
-    return converted
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ Knows nothing of bodies' encodings (`brayx.gamecore.contract_bodies`), networks,
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -21,6 +20,7 @@ from typing import Any, Literal, Self, TypeAlias
 import numpy as np
 
 from brayx.errors import BadBody
+from brayx.gamecore.fields import check_names
 from brayx.spaces import MASK
 
 Kind: TypeAlias = Literal["vector", "image", "entities", "category", "text"]
@@ -296,12 +296,7 @@ class _Fields:
             raise _refusal(place or "the body", document, f"an object: {whole or 'its fields by name'}")
         self._place = place
         self._values = document
-        for name in document:
-            if name not in known:
-                word = str(name)[:_MAX_NAME]
-                near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-                hint = f"nearest is {near[0]!r}" if near else f"expected {', '.join(known)}"
-                raise BadBody(f"{self.place(word)} is an unknown field; {hint}", field=self.place(word))
+        check_names(document, known, self.place(""))
 
     def place(self, name: str) -> str:
         """Where a field is in the document."""

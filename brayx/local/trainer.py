@@ -25,7 +25,6 @@ import numpy as np
 from brayx import actions
 from brayx.algorithms.build import algorithm_options
 from brayx.algorithms.config import AlgorithmConfig
-from brayx.engines.base import as_dtype
 from brayx.errors import ConfigError
 from brayx.jobs.former import options_without_former
 from brayx.jobs.shipped import job_file
@@ -36,7 +35,7 @@ from brayx.rollout.evaluate import PolicyEvaluation
 from brayx.rollout.policy import RolloutPolicy
 from brayx.temporary import temporary_folder
 from brayx.trainer.loop import RETURN_METRIC
-from brayx.types import NestedArray, flatten
+from brayx.types import NestedArray, as_dtype, flatten
 
 if TYPE_CHECKING:
     from brayx.actions import ActionSpec

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optree
 
-from brayx.engines.base import Engine, as_dtype
+from brayx.engines.base import Engine
 from brayx.errors import ModelError, ShapeMismatch
-from brayx.types import NestedArray
+from brayx.types import NestedArray, as_dtype
 
 if TYPE_CHECKING:
     import torch

@@ -32,10 +32,9 @@ from typing import Any
 import numpy as np
 
 from brayx.actions import ActionSpec
-from brayx.engines.base import as_dtype
 from brayx.errors import BadFragment
 from brayx.spaces import Limits
-from brayx.types import Columns, Fragment, NestedArray, flatten, is_finite
+from brayx.types import Columns, Fragment, NestedArray, as_dtype, flatten, is_finite
 
 Batch = dict[str, np.ndarray]
 """A learner batch, ``[B, T + 1, ...]``."""

@@ -27,7 +27,6 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from brayx import actions
 from brayx.actions import ActionSpec
-from brayx.engines.base import as_dtype
 from brayx.engines.scaling import Scaling
 from brayx.errors import ConfigError, EnvironmentFailed
 from brayx.metrics import Recorder
@@ -36,7 +35,7 @@ from brayx.rollout.masks import InfoMasks, is_observed
 from brayx.rollout.moments import AllMoments, ObsNormaliser, RewardNormaliser, SharedMoments, from_arrays, to_arrays
 from brayx.rollout.policy import RolloutPolicy
 from brayx.spaces import MASK, by_path, limits_of, row_without_action
-from brayx.types import Columns, NestedArray, Weights, flatten
+from brayx.types import Columns, NestedArray, Weights, as_dtype, flatten
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brayx.actor.fields import array_field, index_field, number_field
 from brayx.components import load
 from brayx.errors import BadBody
+from brayx.gamecore.fields import array_field, index_field, number_field
 from brayx.jobs.shipped import TEMPLATES
 
 

@@ -1,20 +1,21 @@
-"""Reads numbers from the fields of a JSON body. Refuses what is not finite, naming the field and the index.
+"""Reads fields of a JSON body, most of all numbers. Refuses what is not finite, naming the field and the index.
 
 NumPy alone would turn ``null`` into NaN. Knows nothing of agents or models.
 """
 
 from __future__ import annotations
 
+import difflib
 import reprlib
+from collections.abc import Collection, Mapping
 from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from brayx.engines.base import as_dtype
 from brayx.errors import BadBody
-from brayx.types import is_finite, place_of
+from brayx.types import as_dtype, is_finite, place_of
 
 _LARGEST = float(np.finfo(np.float32).max)
 _PLAIN = {int, float}
@@ -37,20 +38,24 @@ def array_field(
         BadBody: the field is missing; a value is not a finite number that ``dtype`` can hold; or the numbers do not
             fill ``shape``. The session continues.
     """
+    return array_of(_field(body, name), name, dtype, shape)
+
+
+def array_of(value: Any, place: str, dtype: DTypeLike = np.float32, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """As `array_field`, of a value at ``place`` in its body."""
     try:
-        value = body[name]
         # A direct conversion takes a third of the time. For integer dtypes it would truncate floats.
         array = np.asarray(value, np.float32) if dtype is np.float32 else None
-    except (KeyError, TypeError, IndexError, ValueError, OverflowError):
-        value, array = _field(body, name), None
+    except (TypeError, ValueError, OverflowError):
+        array = None
     if array is None or not (is_finite(array) and _are_numbers(value, array.ndim)):
-        array = _converted(name, value, np.dtype(dtype))
+        array = _converted(place, value, np.dtype(dtype))
     if shape is None or array.shape == shape:
         return array
     try:
         return array.reshape(shape)
     except ValueError:
-        raise _refused(name, f"shape {list(array.shape)}", f"numbers of shape {list(shape)}") from None
+        raise _refused(place, f"shape {list(array.shape)}", f"numbers of shape {list(shape)}") from None
 
 
 def number_field(body: Any, name: str, least: float = -_LARGEST, most: float = _LARGEST) -> float:
@@ -68,6 +73,21 @@ def index_field(body: Any, name: str, count: int) -> int:
     if isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= value < count:
         return int(value)
     raise _refused(name, reprlib.repr(value), f"a whole number from 0 to {count - 1}")
+
+
+def check_names(value: Mapping[str, Any], known: Collection[str], prefix: str = "") -> Mapping[str, Any]:
+    """Refuses an object with a name that is not among the known ones; otherwise returns it.
+
+    Raises:
+        BadBody: names the field after ``prefix``, and the nearest known name.
+    """
+    for name in value:
+        if name not in known:
+            word = str(name)[:64]
+            near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+            hint = f"nearest is {near[0]!r}" if near else f"expected {', '.join(known) or 'none'}"
+            raise BadBody(f"{prefix}{word} is unknown; {hint}", field=f"{prefix}{word}")
+    return value
 
 
 def _field(body: Any, name: str) -> Any:
