@@ -184,15 +184,15 @@ def kl_divergence(outputs: Outputs, reference: Outputs) -> np.ndarray:
             return joint
     for mean, log_std in (("mean", "log_std"), ("tanh_mean", "tanh_log_std")):
         if mean in outputs and mean in reference:
-            means = [np.asarray(each[mean], np.float64) for each in (outputs, reference)]
-            log_stds = [np.asarray(each[log_std], np.float64) for each in (outputs, reference)]
+            means = [np.asarray(policy[mean], np.float64) for policy in (outputs, reference)]
+            log_stds = [np.asarray(policy[log_std], np.float64) for policy in (outputs, reference)]
             if means[0].shape != means[1].shape:
                 break
             spread = log_stds[0] - log_stds[1]
             distance = (means[0] - means[1]) * np.exp(-log_stds[1])
             # Rounding may end below 0.
-            found: np.ndarray = np.maximum(0.5 * (np.exp(2 * spread) + distance**2 - 1) - spread, 0.0).sum(-1)
-            return found
+            divergence: np.ndarray = np.maximum(0.5 * (np.exp(2 * spread) + distance**2 - 1) - spread, 0.0).sum(-1)
+            return divergence
     raise _other_actions(outputs, reference)
 
 
@@ -216,23 +216,24 @@ def _heads(logits: Any) -> Sequence[np.ndarray]:
 def _categorical_kl(logits: np.ndarray, reference: np.ndarray) -> np.ndarray:
     if np.shape(logits) != np.shape(reference):
         raise _other_actions({"logits": logits}, {"logits": reference})
-    ours, theirs = (np.maximum(_log_softmax(each), MASKED) for each in (logits, reference))
-    found: np.ndarray = np.maximum((np.exp(ours) * (ours - theirs)).sum(-1), 0.0)  # rounding may end below 0
-    return found
+    ours, theirs = (np.maximum(_log_softmax(head), MASKED) for head in (logits, reference))
+    divergence: np.ndarray = np.maximum((np.exp(ours) * (ours - theirs)).sum(-1), 0.0)  # rounding may end below 0
+    return divergence
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
     wide = np.asarray(logits, np.float64)
     shifted = wide - wide.max(-1, keepdims=True)
-    found: np.ndarray = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return found
+    log_probs: np.ndarray = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return log_probs
 
 
 def _other_actions(outputs: Outputs, reference: Outputs) -> ModelError:
-    def policy(of: Outputs) -> str:
-        names = [name for name in ("logits", "mean", "tanh_mean") if name in of][: 1 if _hybrid(of) is None else 2]
-        shapes = {name: ", ".join(str(list(np.shape(head)[-1:])) for head in _heads(of[name])) for name in names}
-        return " and ".join(f"{name} {shape}" for name, shape in shapes.items()) or f"only {sorted(of)}"
+    def policy(outputs: Outputs) -> str:
+        count = 1 if _hybrid(outputs) is None else 2
+        names = [name for name in ("logits", "mean", "tanh_mean") if name in outputs][:count]
+        shapes = {name: ", ".join(str(list(np.shape(head)[-1:])) for head in _heads(outputs[name])) for name in names}
+        return " and ".join(f"{name} {shape}" for name, shape in shapes.items()) or f"only {sorted(outputs)}"
 
     return ModelError(f"the two policies act differently: one has {policy(outputs)}, the other {policy(reference)}")
 
@@ -284,8 +285,8 @@ def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 def _location(outputs: Outputs) -> np.ndarray:
     for name in ("mean", "tanh_mean"):
         if name in outputs:
-            found: np.ndarray = outputs[name]
-            return found
+            location: np.ndarray = outputs[name]
+            return location
     raise ModelError(
         f"a policy's outputs have logits, mean with log_std, or tanh_mean with tanh_log_std; got {sorted(outputs)}"
     )
@@ -295,10 +296,11 @@ def _log_softmax_at(logits: np.ndarray, action: np.ndarray) -> np.ndarray:
     # Categories first: there are few of them, and NumPy reduces a short last axis row by row.
     shifted = np.ascontiguousarray(np.moveaxis(logits, -1, 0))
     shifted = shifted - shifted.max(0)
-    at = action.ravel().astype(np.intp) * action.size + np.arange(action.size)  # a third of the time of take_along_axis
-    chosen = shifted.reshape(-1)[at].reshape(action.shape)
-    found: np.ndarray = chosen - np.log(np.exp(shifted).sum(0))
-    return found.astype(np.float32, copy=False)
+    # A third of the time of take_along_axis.
+    flat = action.ravel().astype(np.intp) * action.size + np.arange(action.size)
+    chosen = shifted.reshape(-1)[flat].reshape(action.shape)
+    log_probs: np.ndarray = chosen - np.log(np.exp(shifted).sum(0))
+    return log_probs.astype(np.float32, copy=False)
 
 
 def _gaussian(mean: np.ndarray, log_std: np.ndarray, x: np.ndarray) -> np.ndarray:

@@ -33,13 +33,13 @@ def held_s() -> float:
 def hold() -> Iterator[None]:
     """A context in which the clock stands still. One thread at a time; a hold within a hold does nothing."""
     global _state
-    since, held = _state
+    since, total = _state
     if since is not None:
         yield
         return
     since = monotonic()
-    _state = since, held
+    _state = since, total
     try:
         yield
     finally:
-        _state = None, held + monotonic() - since
+        _state = None, total + monotonic() - since

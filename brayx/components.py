@@ -86,16 +86,16 @@ def check_module(module: str, folder: str = "") -> None:
 
 def _refuse_other_of_same_name(module: str, folder: str) -> None:
     top = module.split(".")[0]
-    own = next((path for path in (Path(folder, f"{top}.py"), Path(folder, top)) if path.exists()), None)
+    intended = next((path for path in (Path(folder, f"{top}.py"), Path(folder, top)) if path.exists()), None)
     loaded = sys.modules.get(top)
-    if own is None or loaded is None:
+    if intended is None or loaded is None:
         return
     places = [loaded.__file__] if getattr(loaded, "__file__", None) else []
     places += list(getattr(loaded, "__path__", []))
-    if not any(place and Path(place).resolve().is_relative_to(own.resolve()) for place in places):
+    if not any(place and Path(place).resolve().is_relative_to(intended.resolve()) for place in places):
         came_from = places[0] if places else "Python itself"
         raise ConfigError(
-            f"module {module!r}: {own} cannot be loaded, because another module {top!r} was loaded before from "
+            f"module {module!r}: {intended} cannot be loaded, because another module {top!r} was loaded before from "
             f"{came_from}; rename one",
             module=module,
         )

@@ -109,8 +109,8 @@ def raised_at(error: BaseException) -> str:
     Empty for an error that was never raised.
     """
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = [place for place in places if not place[0].startswith(_LIBRARIES)]
-    return "{}:{}".format(*(own or places)[-1]) if places else ""
+    user_places = [place for place in places if not place[0].startswith(_LIBRARIES)]
+    return "{}:{}".format(*(user_places or places)[-1]) if places else ""
 
 
 def called_from() -> str:

@@ -95,7 +95,7 @@ def limit_others() -> None:
 def one_line(text: str) -> str:
     """A text without line breaks and control characters, cut if it is very long."""
     cut = text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}…"
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], cut.strip())
+    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], cut.strip())
 
 
 def in_one_line(error: BaseException) -> str:

@@ -21,20 +21,20 @@ def escape_of(refused: str) -> Callable[[str], str]:
     # Also escape an underscore that would be read as the start of an escape.
     pattern = re.compile(rf"{refused}|_(?={_CODE}(?:_|{refused}))")
 
-    def escaped(found: re.Match[str]) -> str:
-        code = found["code"]
-        return found[0] if code and not _escapable(code) else f"_u{ord(found[0]):04x}_"
+    def escaped(match: re.Match[str]) -> str:
+        code = match["code"]
+        return match[0] if code and not _escapable(code) else f"_u{ord(match[0]):04x}_"
 
     return lambda name: pattern.sub(escaped, name)
 
 
 def unescaped(name: str) -> str:
     """Reverses a function of `escape_of`; leaves what such a function never returns, as ``pos_x_mean``."""
-    at = 0
-    while found := _ESCAPED.search(name, at):
-        if _escapable(found["code"]):
-            name = f"{name[: found.start()]}{chr(int(found['code'], 16))}{name[found.end() :]}"
-        at = found.start() + 1  # an underscore may end one code and start another
+    start = 0
+    while match := _ESCAPED.search(name, start):
+        if _escapable(match["code"]):
+            name = f"{name[: match.start()]}{chr(int(match['code'], 16))}{name[match.end() :]}"
+        start = match.start() + 1  # an underscore may end one code and start another
     return name
 
 

@@ -191,7 +191,7 @@ def marked(name: str, value: str, *words: str) -> list[psutil.Process]:
     Args:
         words: words that the process's command line must all contain.
     """
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.pid == os.getpid() or process.environ().get(name) != value:
@@ -200,5 +200,5 @@ def marked(name: str, value: str, *words: str) -> list[psutil.Process]:
                 continue
             line = " ".join(process.cmdline()) if words else ""
             if all(word in line for word in words):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes

@@ -76,14 +76,14 @@ class Services:
 class _Use(AbstractContextManager[Services]):
     """Context manager of `Services.use`. A class, because a generator costs three times as much per tick."""
 
-    __slots__ = ("_of", "_token")
+    __slots__ = ("_services", "_token")
 
-    def __init__(self, of: Services) -> None:
-        self._of = of
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     def __enter__(self) -> Services:
-        self._token = _services.set(self._of)
-        return self._of
+        self._token = _services.set(self._services)
+        return self._services
 
     def __exit__(self, *_: object) -> None:
         _services.reset(self._token)
@@ -138,9 +138,9 @@ async def forward(model: str, *args: NestedArray, deadline_s: float | None = Non
             return await handle.forward(*args)
         return await handle.forward(*args, deadline_s=deadline_s)
     began = monotonic()
-    found = await (handle.forward(*args) if deadline_s is None else handle.forward(*args, deadline_s=deadline_s))
-    services.seen(model, found, monotonic() - began)
-    return found
+    result = await (handle.forward(*args) if deadline_s is None else handle.forward(*args, deadline_s=deadline_s))
+    services.seen(model, result, monotonic() - began)
+    return result
 
 
 def pinned(model: str, version: int | None = None) -> PinnedHandle:
@@ -263,8 +263,8 @@ class State:
     end: str
 
     def __init__(self, session: str, *, tick: int = 0, kind: str = "tick", input: Any = None, output: Any = None):
-        game, found, agent = session.rpartition(AGENT_MARK)
-        if not found:
+        game, mark, agent = session.rpartition(AGENT_MARK)
+        if not mark:
             game, agent = session, ""
         self.__dict__.update(
             session=session, game=game, agent=agent, tick=tick, kind=kind, input=input, output=output, end=""

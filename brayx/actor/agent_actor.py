@@ -191,8 +191,8 @@ class AgentActor(Actor):
                 return None
             self._count_ticks()
         # Between Ray's own processes only: no door ever reads it.
-        kept = self._start, self._request, self._delay, self._logs.why, self._tick
-        return pickle.dumps((*kept, snapshots, self._models.carried()))
+        session = self._start, self._request, self._delay, self._logs.why, self._tick
+        return pickle.dumps((*session, snapshots, self._models.carried()))
 
     async def restore(self, session: str, snapshot: bytes) -> None:
         start, self._request, delay, self._recorded_for, self._tick, snapshots, self._carried = pickle.loads(snapshot)
@@ -352,9 +352,9 @@ class AgentActor(Actor):
         if factory.players is not None:
             return await factory.players.seat(start.session)
         if factory.opponents is not None:
-            found = await seated(factory.opponents, start, self._request)
-            if found is not None:
-                return found
+            player = await seated(factory.opponents, start, self._request)
+            if player is not None:
+                return player
         return no_league(factory.services)
 
     def _drawn_by(self, session: str) -> str:

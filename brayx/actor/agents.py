@@ -102,8 +102,8 @@ class SessionAgents:
             return
         try:
             async with asyncio.TaskGroup() as group:
-                for agent, own in zip(self._agents, of_agent, strict=True):
-                    group.create_task(self._on_tick(agent, state, own))
+                for agent, agent_services in zip(self._agents, of_agent, strict=True):
+                    group.create_task(self._on_tick(agent, state, agent_services))
         except* BrayxError as errors:
             first = _first(errors)
             raise first from first.__cause__

@@ -95,13 +95,13 @@ class Episodes:
 
     async def _on_episode(self, episode: list[State], done: bool) -> None:
         agents = self._agents
-        for at, agent in enumerate(agents):
+        for index, agent in enumerate(agents):
             try:
                 await agent.on_episode(episode, done)
             except asyncio.CancelledError as error:
                 logger.error("session %s: %s.on_episode was cancelled, the episode is lost", self._session, agent.name)
                 self._lose("on_episode")
-                lost = len(agents) - at if is_cancelled() else 1  # the agents after it do not get the episode
+                lost = len(agents) - index if is_cancelled() else 1  # the agents after it do not get the episode
                 why = note(agent.name, "on_episode", error)
                 self._services.recorder.add("fragments_dropped", float(lost), label="cancelled", note=why)
                 if is_cancelled():

@@ -91,8 +91,8 @@ class SharedState(State):
             ) from None
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: value for name, value in self.__dict__.items() if name not in ("_seat", "_board")}
-        return {**self._board.values, **own}
+        attributes = {name: value for name, value in self.__dict__.items() if name not in ("_seat", "_board")}
+        return {**self._board.values, **attributes}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _plain, (self.__getstate__(),)

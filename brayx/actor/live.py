@@ -54,7 +54,7 @@ class NewTicks(NamedTuple):
 
     def shown(self) -> LiveTicks:
         """The ticks for another process. It may take milliseconds, and may run in any thread."""
-        ticks = [_shown(*each, newest=each is self.kept[-1]) for each in self.kept]
+        ticks = [_shown(*tick, newest=tick is self.kept[-1]) for tick in self.kept]
         return LiveTicks(ticks, self.after, self.end, self.result)
 
 
@@ -70,9 +70,9 @@ class FollowedSession(SessionLog):
         self._event = ""
         self._outputs: dict[str, NestedArray] = {}
 
-    def forward(self, model: str, found: Forward, seconds: float) -> None:
+    def forward(self, model: str, forward: Forward, seconds: float) -> None:
         """See `brayx.actor.logs.SessionLog.forward`."""
-        self._outputs[model] = found.outputs
+        self._outputs[model] = forward.outputs
 
     def tick(self, state: State, body: bytes, reply: bytes, began: float, arrived: float) -> None:
         """See `brayx.actor.logs.SessionLog.tick`; ``began`` is 0 if the tick began before the log was attached."""
@@ -141,20 +141,20 @@ class LiveTable:
             ServiceFull: too many are followed.
         """
         session = self._table.get(name)
-        found = self._followed.get(name)
+        followed = self._followed.get(name)
         # Not followed so far, or a new session of the same id.
-        if session is not None and (found is None or (found.end_reason and not after)):
+        if session is not None and (followed is None or (followed.end_reason and not after)):
             if len(self._followed) >= _MAX_FOLLOWED:
                 raise ServiceFull(f"{len(self._followed)} sessions are followed, which is the limit: close a view")
-            found = FollowedSession()
-            session.actor.attach(found)
+            followed = FollowedSession()
+            session.actor.attach(followed)
             if not self._followed:
                 asyncio.get_running_loop().call_later(_FOLLOWED_S, self._unfollow)
-            self._followed[name] = found
-        if found is None:
+            self._followed[name] = followed
+        if followed is None:
             raise unknown_session(name)
-        found.asked_at = clock.now()
-        return NewTicks(*found.newer(after), found.end_reason, found.result)
+        followed.asked_at = clock.now()
+        return NewTicks(*followed.newer(after), followed.end_reason, followed.result)
 
     def end(self, name: str) -> None:
         """Ends a session; its client gets `SessionLost` with reason ``ended``.
@@ -168,12 +168,12 @@ class LiveTable:
     def _unfollow(self) -> None:
         """Detaches from sessions that nobody has asked for lately; runs while any is followed."""
         now = clock.now()
-        for name, found in list(self._followed.items()):
-            if now - found.asked_at > _FOLLOWED_S:
+        for name, followed in list(self._followed.items()):
+            if now - followed.asked_at > _FOLLOWED_S:
                 del self._followed[name]
                 session = self._table.get(name)
                 if session is not None:
-                    session.actor.detach(found)
+                    session.actor.detach(followed)
         if self._followed:
             asyncio.get_running_loop().call_later(_FOLLOWED_S / 2, self._unfollow)
 

@@ -41,7 +41,7 @@ class SessionLog:
         self.event(f"error: {why}")
         self.tick(state, body, b"", began, arrived)
 
-    def forward(self, model: str, found: Forward, seconds: float) -> None:
+    def forward(self, model: str, forward: Forward, seconds: float) -> None:
         """Adds a forward of the running tick: the model's name, its result, and how long the agent waited."""
 
     def event(self, what: str, *, last: bool = False) -> None:
@@ -103,7 +103,7 @@ class SessionLogs:
         why: str = "",
         reply: bytes = b"",
     ) -> None:
-        opened = [each.open(session, start, player, why, reply) for each in recorders]
+        opened = [recorder.open(session, start, player, why, reply) for recorder in recorders]
         self._all = tuple(log for log in opened if log is not None)
         self.taking: tuple[SessionLog, ...] = ()
         self._choose()
@@ -118,10 +118,10 @@ class SessionLogs:
         for log in self._all:
             log.failed(state, body, began, arrived, why)
 
-    def forward(self, model: str, found: Forward, seconds: float) -> None:
+    def forward(self, model: str, forward: Forward, seconds: float) -> None:
         """See `SessionLog.forward`."""
         for log in self.taking:
-            log.forward(model, found, seconds)
+            log.forward(model, forward, seconds)
 
     def attach(self, log: SessionLog) -> None:
         """Adds a log to a running session."""
@@ -130,7 +130,7 @@ class SessionLogs:
 
     def detach(self, log: SessionLog) -> None:
         """Removes a log, if it is among them."""
-        self._all = tuple(each for each in self._all if each is not log)
+        self._all = tuple(other for other in self._all if other is not log)
         self._choose()
 
     def event(self, what: str, *, last: bool = False) -> None:

@@ -81,10 +81,10 @@ class SessionModels:
             VersionUnknown, Overloaded, DeadlineExceeded, ModelError: its arm's version is not available.
         """
         # Each session is a separate caller, so that none starves the others of a shared model.
-        own = {
+        models = {
             name: getattr(model, "as_caller", lambda model=model: model)() for name, model in services.models.items()
         }
-        services = replace(services, models=own, outcome=Outcome() if carried is None else carried.outcome)
+        services = replace(services, models=models, outcome=Outcome() if carried is None else carried.outcome)
         if arms is None:
             return cls(services, {}, {})
         chosen = arms.choose(session) if carried is None else carried.arms
@@ -97,7 +97,7 @@ class SessionModels:
         self._states = []
         if not self._recurrent:
             return [self.shared] * count
-        found = []
+        services = []
         for index in range(count):
             models: dict[str, Any] = dict(self.shared.models)
             states: dict[str, Recurrence] = {}
@@ -108,8 +108,8 @@ class SessionModels:
                     states[name].state = carried.states[index][name]
                 models[name] = _RecurrentModel(models[name], spec, states[name], asyncio.Lock())
             self._states.append(states)
-            found.append(replace(self.shared, models=models))
-        return found
+            services.append(replace(self.shared, models=models))
+        return services
 
     def count(self, name: str, value: float) -> None:
         """Counts for each arm of the session."""
@@ -118,7 +118,7 @@ class SessionModels:
 
     def carried(self) -> Carried:
         """State with which another replica continues the session."""
-        states = [{name: memory.state for name, memory in of.items()} for of in self._states]
+        states = [{name: memory.state for name, memory in memories.items()} for memories in self._states]
         return Carried(dict(self.arms), states, self.shared.outcome)
 
 

@@ -149,9 +149,9 @@ class Holders:
         self._ownership = ownership
         self._here: weakref.WeakValueDictionary[str, Holder] = weakref.WeakValueDictionary()
 
-    def add(self, on_end: Callable[[str], None], at: str = "") -> Holder:
-        """Registers a connection; its name starts with ``at``, the address of this process."""
-        holder = Holder(f"{at}{HOLDER_MARK}{uuid.uuid4().hex}", on_end)
+    def add(self, on_end: Callable[[str], None], address: str = "") -> Holder:
+        """Registers a connection; its name starts with ``address``, the address of this process."""
+        holder = Holder(f"{address}{HOLDER_MARK}{uuid.uuid4().hex}", on_end)
         self._here[holder.name] = holder
         return holder
 

@@ -116,10 +116,10 @@ async def seated(opponents: RequestedOpponents, start: State, request: Any) -> S
         if not isinstance(start.input, dict) or OPPONENT not in start.input:
             return None
         return await opponents.seat(start.session, start.input[OPPONENT])
-    found = await opponents.seat(start.session, request)
-    if found is None:  # outside the body, every request is for us
+    player = await opponents.seat(start.session, request)
+    if player is None:  # outside the body, every request is for us
         raise LeagueError("a start cannot request an opponent: no league is served here")
-    return found
+    return player
 
 
 def request_in_header(text: str) -> dict[str, Any]:

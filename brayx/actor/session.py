@@ -324,8 +324,8 @@ class Session:
             data = await self.guard(self.actor.snapshot(), "snapshot")
             if data is None or self.ended:
                 return
-            kept = SessionSnapshot(*self.position, data, exact=True, announced=self.announced, holder=self.holder)
-            await park(self.id, kept)
+            snapshot = SessionSnapshot(*self.position, data, exact=True, announced=self.announced, holder=self.holder)
+            await park(self.id, snapshot)
         except BrayxError as error:
             logger.warning("session %s: it could not be moved: %s", self.id, error)
             return

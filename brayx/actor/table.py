@@ -113,9 +113,9 @@ class SessionTable(Service):
         """See `Service.refused`."""
         self.recorder.add("requests_refused", 1.0, label=error.code)
 
-    def holder(self, on_end: Callable[[str], None], at: str = "") -> Holder:
-        """See `Service.holder`; the name starts with ``at``."""
-        return self._services.holders.add(on_end, at)
+    def holder(self, on_end: Callable[[str], None], address: str = "") -> Holder:
+        """See `Service.holder`; the name starts with ``address``."""
+        return self._services.holders.add(on_end, address)
 
     def end_holder(self, holder: str, reason: str) -> None:
         """Notifies a connection of this process that it lost its session, if it still exists."""

@@ -165,8 +165,8 @@ class Recurrence:
 
     def args(self, *args: NestedArray) -> tuple[NestedArray, ...]:
         """The model's arguments: those given, with the state inserted at its position."""
-        at = self._spec.argument
-        return (*args[:at], self.state, *args[at:])
+        position = self._spec.argument
+        return (*args[:position], self.state, *args[position:])
 
     def keep(self, outputs: Any) -> Any:
         """Stores the state from a forward's outputs, and returns the outputs without ``state``."""

@@ -194,7 +194,7 @@ def _make(
     report = {
         **about,
         "samples": {"source": samples.source, "compared": len(inputs[0])},
-        "within": all(each["within"] for each in reports.values()),
+        "within": all(comparison["within"] for comparison in reports.values()),
         "runtimes": reports,
         "latency_us": timed,
     }
@@ -276,7 +276,7 @@ def _errors(
 
 def _latencies(run: Run, inputs: Sequence[np.ndarray], batch_sizes: Sequence[int]) -> dict[str, dict[str, float]]:
     """Latency of a run in microseconds, by batch size: median and 99th percentile."""
-    found = {}
+    latencies = {}
     for size in batch_sizes:
         batch = [np.ascontiguousarray(leaf[np.arange(size) % len(leaf)]) for leaf in inputs]
         for _ in range(3):
@@ -288,8 +288,8 @@ def _latencies(run: Run, inputs: Sequence[np.ndarray], batch_sizes: Sequence[int
             run(batch)
             taken.append(time.perf_counter() - began)
         p50, p99 = np.percentile(taken, [50, 99]) * 1e6
-        found[str(size)] = {"p50": round(float(p50), 1), "p99": round(float(p99), 1)}
-    return found
+        latencies[str(size)] = {"p50": round(float(p50), 1), "p99": round(float(p99), 1)}
+    return latencies
 
 
 def _write_samples(

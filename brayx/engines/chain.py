@@ -43,9 +43,9 @@ def chain_of(
     if len(inputs) != 1 or len(outputs) != 1:
         return ()
     layers: list[Layer] = []
-    at = inputs[0]
+    tensor = inputs[0]
     for node in onnx.load_model_from_string(proto).graph.node:
-        if node.domain not in ("", "ai.onnx") or list(node.input[:1]) != [at]:  # a constant has no input
+        if node.domain not in ("", "ai.onnx") or list(node.input[:1]) != [tensor]:  # a constant has no input
             return ()
         if node.op_type == "Gemm" and len(node.input) == 3 and set(node.input[1:]) <= set(weights) and _is_linear(node):
             layers.append(Layer(node.input[1], node.input[2]))
@@ -53,8 +53,8 @@ def chain_of(
             layers[-1] = layers[-1]._replace(activation=_ACTIVATIONS[node.op_type])
         else:
             return ()
-        at = node.output[0]
-    return tuple(layers) if at == outputs[0] else ()
+        tensor = node.output[0]
+    return tuple(layers) if tensor == outputs[0] else ()
 
 
 def chained(
@@ -63,15 +63,15 @@ def chained(
     """A function that computes ``result`` ``[B, out]`` from ``given`` ``[B, in]``; None if a layer is too large or not
     float32."""
     steps: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Activation | None]] = []
-    at = given
+    source = given
     for index, layer in enumerate(layers):
         weight, bias = weights[layer.weight], weights[layer.bias]
-        if len(given) * weight.size > _LARGEST or any(array.dtype != np.float32 for array in (weight, bias, at)):
+        if len(given) * weight.size > _LARGEST or any(array.dtype != np.float32 for array in (weight, bias, source)):
             return None
         room = result if index == len(layers) - 1 else np.empty((len(given), len(weight)), np.float32)
         # Transpose once: BLAS also takes the weight as stored, but is slower on each run.
-        steps.append((at, np.ascontiguousarray(weight.T), bias, room, layer.activation))
-        at = room
+        steps.append((source, np.ascontiguousarray(weight.T), bias, room, layer.activation))
+        source = room
 
     def run() -> None:
         for given, weight, bias, room, activate in steps:

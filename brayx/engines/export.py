@@ -173,9 +173,9 @@ def with_constants(graph: OnnxGraph, weights: Weights) -> bytes:
 
     proto = onnx.load_model_from_string(graph.proto)
     names = set(graph.weights.values())
-    kept = [value for value in proto.graph.input if value.name not in names]
+    inputs = [value for value in proto.graph.input if value.name not in names]
     del proto.graph.input[:]
-    proto.graph.input.extend(kept)
+    proto.graph.input.extend(inputs)
     proto.graph.initializer.extend(
         numpy_helper.from_array(np.ascontiguousarray(weights[name]).reshape(weights[name].shape), graph_name)
         for name, graph_name in graph.weights.items()
@@ -268,7 +268,7 @@ def verify(
             theirs = carried(functools.partial(reference.run, bound_reference), state, batches)
             for step, (got, want) in enumerate(zip(ours, theirs, strict=True)):
                 errors = compare(got, want, allowed, peaks)
-                worst = max(range(len(errors)), key=lambda at: errors[at].excess)
+                worst = max(range(len(errors)), key=lambda leaf_index: errors[leaf_index].excess)
                 if not errors[worst].excess <= 0:
                     path = outputs[worst].path
                     raise EngineMismatch(
@@ -334,7 +334,7 @@ def compare(
         tolerance: the allowed error.
         peaks: `peak` of each leaf over many rows.
     """
-    return [_error(*each, tolerance) for each in zip(got, want, peaks, strict=True)]
+    return [_error(*arrays, tolerance) for arrays in zip(got, want, peaks, strict=True)]
 
 
 def first_outside(
@@ -449,7 +449,7 @@ def with_states(
     def inputs(order: np.ndarray) -> list[np.ndarray]:
         rest = iter(observed)
         places = range(len(engine.spec.inputs))
-        return [states[state.inputs.index(at)] if at in state.inputs else next(rest)[order] for at in places]
+        return [states[state.inputs.index(index)] if index in state.inputs else next(rest)[order] for index in places]
 
     ages = np.arange(rows) % _AGES
     batches = (inputs(rng.permutation(rows)) for _ in range(_AGES - 1))

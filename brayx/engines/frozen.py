@@ -106,7 +106,9 @@ class FrozenOnnxEngine(Engine):
 
     def bind(self, weights: Weights) -> None:
         check_weights(self.layout, weights, finite=False)
-        other = next((name for name, own in self.initial.items() if own.tobytes() != weights[name].tobytes()), None)
+        other = next(
+            (name for name, initial in self.initial.items() if initial.tobytes() != weights[name].tobytes()), None
+        )
         if other is not None:
             raise WeightsFrozen(
                 f"{type(self).__name__} is frozen and was built with different weights ({other!r} differs); "
@@ -125,9 +127,9 @@ class _Samples(CalibrationDataReader):  # type: ignore[misc]  # it has no type a
         rows = len(next(iter(feed.values())))
         both = (feed, {name: _wider(leaf) for name, leaf in feed.items()})
         self._parts: Iterator[dict[str, np.ndarray]] = (
-            {name: leaf[at : at + _BATCH] for name, leaf in part.items()}
+            {name: leaf[start : start + _BATCH] for name, leaf in part.items()}
             for part in both
-            for at in range(0, rows, _BATCH)
+            for start in range(0, rows, _BATCH)
         )
 
     def get_next(self) -> dict[str, np.ndarray] | None:

@@ -38,7 +38,7 @@ def layer_table(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) 
         (name, layer, sum(parameter.numel() for parameter in layer.parameters(recurse=False)))
         for name, layer in copy.named_modules()
     ]
-    shown = [each for each in layers if each[2] or (each[0] and not list(each[1].children()))]
+    shown = [row for row in layers if row[2] or (row[0] and not list(row[1].children()))]
     for name, layer, _ in shown:
         layer.register_forward_hook(partial(note, name))
     leaves = [torch.as_tensor(array) for array in example_leaves(example_args, batch_size=_ROWS)]

@@ -239,6 +239,6 @@ def _empty(leaf: LeafSpec, size: int, device: torch.device) -> torch.Tensor:
     return torch.empty((size, *leaf.shape), dtype=dtype, device=device)
 
 
-def _done(succeeded: bool, what: str, of: str) -> None:
+def _done(succeeded: bool, what: str, graph: str) -> None:
     if not succeeded:
-        raise ModelError(f"TensorRT's {what} failed for {of}; its log says why")
+        raise ModelError(f"TensorRT's {what} failed for {graph}; its log says why")

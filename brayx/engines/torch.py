@@ -111,8 +111,8 @@ class TorchEngine(Engine):
             outputs = self._compiled({**weights, **dict(bound.named_buffers(remove_duplicate=False))}, leaves)
         else:
             outputs = bound(*self.spec.input_tree.unflatten(leaves))
-        found: list[Any] = optree.tree_leaves(outputs)
-        return found
+        output_leaves: list[Any] = optree.tree_leaves(outputs)
+        return output_leaves
 
     def _call(self, weights: dict[str, torch.Tensor], leaves: list[torch.Tensor]) -> Any:
         return torch.func.functional_call(self._module, weights, tuple(self.spec.input_tree.unflatten(leaves)))

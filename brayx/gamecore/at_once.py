@@ -102,10 +102,10 @@ def play_at_once(
 class _Table:
     """The running games by session."""
 
-    def __init__(self, begin: Callable[[int, int | None], Game], each: list[Iterator[int | None]]) -> None:  # type: ignore[type-arg]
+    def __init__(self, begin: Callable[[int, int | None], Game], seeds: list[Iterator[int | None]]) -> None:  # type: ignore[type-arg]
         self.running: dict[str, _Running] = {}
         self._begin = begin
-        self._seeds = each
+        self._seeds = seeds
         self._looked_at = 0.0
 
     def start(self, sessions: TcpSessions, index: int) -> None:

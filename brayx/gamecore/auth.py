@@ -281,7 +281,7 @@ def _read(path: Path) -> dict[str, bytes]:
 
 
 def _parse(text: str, source: str) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+    secrets: dict[str, bytes] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -291,7 +291,7 @@ def _parse(text: str, source: str) -> dict[str, bytes]:
             raise ConfigError(f"{where}: expected `id: secret`")
         _check_key(key, where)
         _check_secret(key, secret.encode(), where)
-        if key in found:
+        if key in secrets:
             raise ConfigError(f"{where}: key {key!r} is given twice")
-        found[key] = secret.encode()
-    return found
+        secrets[key] = secret.encode()
+    return secrets

@@ -43,20 +43,20 @@ class Cors:
         if not self._origins:
             return []
         allowed = ANY in self._origins or origin in self._origins
-        found = [] if ANY in self._origins else [(b"vary", b"origin")]
+        headers = [] if ANY in self._origins else [(b"vary", b"origin")]
         if origin is not None and allowed:
             shown = ANY if ANY in self._origins else origin
-            found += [
+            headers += [
                 (b"access-control-allow-origin", shown.encode()),
                 (b"access-control-expose-headers", b"retry-after"),
             ]
             if method == "OPTIONS":
-                found += [
+                headers += [
                     (b"access-control-allow-methods", _METHODS),
                     (b"access-control-allow-headers", _HEADERS),
                     (b"access-control-max-age", _MAX_AGE_S),
                 ]
-        return found
+        return headers
 
 
 class Hosts:

@@ -46,8 +46,8 @@ class ServerDeflate(ServerPerMessageDeflateFactory):
         self, params: Sequence[ExtensionParameter], accepted_extensions: Sequence[Extension]
     ) -> tuple[list[ExtensionParameter], Deflate]:
         """As the base class."""
-        answer, found = super().process_request_params(params, accepted_extensions)
-        return answer, Deflate(found)
+        answer, extension = super().process_request_params(params, accepted_extensions)
+        return answer, Deflate(extension)
 
 
 class ClientDeflate(ClientPerMessageDeflateFactory):

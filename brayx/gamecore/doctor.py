@@ -163,12 +163,14 @@ class _Patient:
 
     def resolve(self) -> str:
         host, port = self._endpoint.host, self._endpoint.port
-        found: list[str] = []
+        addresses: list[str] = []
         errors: list[OSError] = []
 
         def look_up() -> None:
             try:
-                found.extend(str(address[0]) for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+                addresses.extend(
+                    str(address[0]) for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                )
             except OSError as error:
                 errors.append(error)
 
@@ -178,7 +180,7 @@ class _Patient:
         if errors or lookup.is_alive():
             said = errors[0].strerror if errors else f"no answer within {self._timeout_s:g} s"
             raise _Failed(f"{host!r}: {said}", "is the host name spelt right, and known to this machine's resolver?")
-        return ", ".join(dict.fromkeys(found))
+        return ", ".join(dict.fromkeys(addresses))
 
     def connect(self) -> str:
         try:
@@ -321,15 +323,15 @@ def report(findings: Iterable[Finding], url: str, *, as_json: bool = False) -> i
         url: URL of the service.
         as_json: print one JSON document at the end instead.
     """
-    kept: list[Finding] = []
+    printed: list[Finding] = []
     for finding in findings:
-        kept.append(finding)
+        printed.append(finding)
         if not as_json:
             took = f"{finding.ms:9.1f} ms" if finding.outcome != "skipped" else " " * 12
             print(f"{finding.layer:<{_WIDTH}}  {finding.outcome:<7} {took}  {finding.said}".rstrip(), flush=True)
-    failed = next((finding for finding in kept if finding.outcome == "failed"), None)
+    failed = next((finding for finding in printed if finding.outcome == "failed"), None)
     if as_json:
-        document = {"url": url, "ok": failed is None, "layers": [asdict(finding) for finding in kept]}
+        document = {"url": url, "ok": failed is None, "layers": [asdict(finding) for finding in printed]}
         print(json.dumps(document, indent=2))
     elif failed is None:
         print(f"{url} is well")

@@ -108,7 +108,7 @@ def _are_numbers(value: Any, ndim: int, *, bools: bool = False) -> bool:
     for _ in range(ndim - 1):
         value = chain.from_iterable(value)
     types = set(map(type, value)) if ndim else {type(value)}
-    return types <= _PLAIN or all(issubclass(each, _NUMBERS) and (bools or each is not bool) for each in types)
+    return types <= _PLAIN or all(issubclass(kind, _NUMBERS) and (bools or kind is not bool) for kind in types)
 
 
 def _converted(name: str, value: Any, dtype: np.dtype[Any]) -> np.ndarray:
@@ -127,7 +127,7 @@ def _converted(name: str, value: Any, dtype: np.dtype[Any]) -> np.ndarray:
     for place, single in enumerate(given.flat):
         if not isinstance(single, kinds) or (is_float and isinstance(single, bool)) or not least <= single <= most:
             expected = "a finite number" if is_float else f"a whole number that {dtype} can hold"
-            index = [int(each) for each in np.unravel_index(place, given.shape)]
+            index = [int(coordinate) for coordinate in np.unravel_index(place, given.shape)]
             plain = single.item() if isinstance(single, np.generic) else single
             raise _refused(place_of(name, index), reprlib.repr(plain), expected)
     return given.astype(dtype)

@@ -397,8 +397,8 @@ def run_command(
     code = 0
     with _signals(stop):
         try:
-            own = {name: getattr(options, name) for name in more}
-            run_games(options.env_id, on_game=on_game, should_stop=stop, **own, **_run_options(options))
+            extra = {name: getattr(options, name) for name in more}
+            run_games(options.env_id, on_game=on_game, should_stop=stop, **extra, **_run_options(options))
         except KeyboardInterrupt:
             pass  # a second signal, or the service took too long to end the game
         except BrayxError as error:

@@ -175,9 +175,9 @@ class RequestReader:
         elif self._buffer:
             data = self._buffer + data
             self._buffer = b""
-        at, size = 0, len(data)
-        while size - at >= _REQUEST_HEAD_BYTES:
-            session_size, kind_size, key_size, token_size, body_size, time = _UNPACK_REQUEST(data, at)
+        start, size = 0, len(data)
+        while size - start >= _REQUEST_HEAD_BYTES:
+            session_size, kind_size, key_size, token_size, body_size, time = _UNPACK_REQUEST(data, start)
             # Few comparisons for a usual frame; all others are checked in full.
             if (
                 (session_size | kind_size | key_size | token_size) >> 8
@@ -185,7 +185,7 @@ class RequestReader:
                 or body_size > MAX_SKIPPED_BYTES
             ):
                 _check_head(session_size, kind_size, key_size, token_size, body_size, time)
-            kind_at = at + _REQUEST_HEAD_BYTES + session_size
+            kind_at = start + _REQUEST_HEAD_BYTES + session_size
             key_at = kind_at + kind_size
             token_at = key_at + key_size
             body_at = token_at + token_size
@@ -193,19 +193,19 @@ class RequestReader:
             if body_size > self._max_body_bytes:
                 if size < body_at:
                     break
-                session = data[at + _REQUEST_HEAD_BYTES : kind_at]
+                session = data[start + _REQUEST_HEAD_BYTES : kind_at]
                 error = BodyTooLarge(
                     f"body has {body_size} bytes, at most {self._max_body_bytes} are allowed",
                     limit=self._max_body_bytes,
                 )
                 yield session, time, error
                 self._skip = max(0, end - size)
-                at = min(end, size)
+                start = min(end, size)
                 continue
             if size < end:
                 self._missing = end - size
                 break
-            session = data[at + _REQUEST_HEAD_BYTES : kind_at]
+            session = data[start + _REQUEST_HEAD_BYTES : kind_at]
             request: StepRequest | ProtocolError
             try:
                 request = _request(
@@ -218,15 +218,15 @@ class RequestReader:
                 )
             except ProtocolError as error:
                 request = error
-            at = end
+            start = end
             yield session, time, request
-        if at < size:
-            rest = data[at:] if at else data
+        if start < size:
+            rest = data[start:] if start else data
             if self._missing > 0:
                 self._large += rest
             else:
                 self._buffer = rest
-        self.in_frame = at < size or self._skip > 0
+        self.in_frame = start < size or self._skip > 0
 
 
 def _check_head(*head: int) -> None:

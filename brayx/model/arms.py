@@ -59,14 +59,14 @@ class Followed:
     share: float = 0.0
     every_s: float = 10.0
 
-    def choose(self, session: str, at: Mapping[str, int]) -> str:
+    def choose(self, session: str, versions: Mapping[str, int]) -> str:
         """The alias of a session, a function of its id.
 
         Args:
             session: id of the session.
-            at: the version of each alias that has one.
+            versions: the version of each alias that has one.
         """
-        if not self.canary or self.canary not in at:
+        if not self.canary or self.canary not in versions:
             return self.alias
         digest = hashlib.blake2b(f"{self.name}/{session}".encode(), digest_size=8).digest()
         return self.canary if int.from_bytes(digest, "big") < self.share * 2**64 else self.alias
@@ -136,9 +136,9 @@ class Results:
 
 def results_of(part: tuple[Part, Mapping[str, Metric]]) -> dict[Arm, Results]:
     """Results by arm, from a recorder's drained metrics."""
-    found: dict[Arm, Results] = {}
+    by_arm: dict[Arm, Results] = {}
     for (metric, label), cell in part[0].items():
         if metric in RESULTS and label.count("/") >= 2:
             model, alias, version = label.rsplit("/", 2)
-            found.setdefault(Arm(model, alias, int(version)), Results()).add(metric, cell.count, cell.total)
-    return found
+            by_arm.setdefault(Arm(model, alias, int(version)), Results()).add(metric, cell.count, cell.total)
+    return by_arm

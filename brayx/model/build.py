@@ -137,7 +137,7 @@ def recorded_samples(folder: Path, module: nn.Module, example_args: tuple[Nested
     leaves = [recorded[key] for key in observed(module, example_args) if key in recorded]
     spec = describe(module, example_args)
     given = spec.state.inputs if spec.state is not None else ()
-    wanted = [(leaf.shape, leaf.dtype) for at, leaf in enumerate(spec.inputs) if at not in given]
+    wanted = [(leaf.shape, leaf.dtype) for index, leaf in enumerate(spec.inputs) if index not in given]
     if [(leaf.shape[1:], leaf.dtype) for leaf in leaves] != wanted or not leaves or not len(leaves[0]):
         return None
     return leaves if spec.state is None else with_states(with_weights(module, weights), example_args, leaves)

@@ -128,12 +128,13 @@ def checkpoint_folder(checkpoint: str, uri: str) -> Iterator[Path]:
 
 
 def starting_weights(
-    own: Weights | None, trial: Trial | None, checkpoint: str | None, uri: str
+    initial: Weights | None, trial: Trial | None, checkpoint: str | None, uri: str
 ) -> tuple[int, int, Weights]:
-    """Policy version, step and weights to start with: the trial's newest checkpoint, else ``checkpoint``, else ``own``.
+    """Policy version, step and weights to start with: the trial's newest checkpoint, else ``checkpoint``, else
+    ``initial``.
 
     Args:
-        own: the module's weights.
+        initial: the module's weights.
         trial: the trial with this model's checkpoints.
         checkpoint: folder, or ``models:/name@alias``; its version and step belong to another lineage and are ignored.
         uri: tracking URI of such a reference.
@@ -150,11 +151,11 @@ def starting_weights(
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(f"{folder / 'meta.json'} cannot be read: {error}") from error
     if checkpoint is not None:
-        with checkpoint_folder(checkpoint, uri) as found:
-            return 0, 0, load_weights(found / "weights.npz")
-    if own is None:
+        with checkpoint_folder(checkpoint, uri) as checkpoint_dir:
+            return 0, 0, load_weights(checkpoint_dir / "weights.npz")
+    if initial is None:
         raise BadWeights("there are no weights to start with")
-    return 0, 0, own
+    return 0, 0, initial
 
 
 def engine_from(
@@ -191,9 +192,9 @@ def engine_from(
     if checkpoint is None:
         return engine_of(config, module, example_args), version or 0
     with checkpoint_folder(checkpoint, tracking) as folder:
-        found, weights = read_checkpoint(folder)
+        stored, weights = read_checkpoint(folder)
         engine = engine_of(config, module, example_args, weights, folder)
-    return engine, found if version is None else version
+    return engine, stored if version is None else version
 
 
 def read_checkpoint(folder: Path) -> tuple[int, Weights]:
@@ -233,12 +234,12 @@ class InitialWeights:
 
     @classmethod
     def of(
-        cls, own: Weights, trial: Trial | None, checkpoint: str | None, uri: str, lineage: tuple[Origin, ...]
+        cls, initial: Weights, trial: Trial | None, checkpoint: str | None, uri: str, lineage: tuple[Origin, ...]
     ) -> InitialWeights:
-        """Takes weights from the newest checkpoint of a resumed trial, else from ``checkpoint``, else from ``own``.
+        """Takes weights from the newest checkpoint of a resumed trial, else from ``checkpoint``, else from ``initial``.
 
         Args:
-            own: the module's weights.
+            initial: the module's weights.
             trial: the model's trial; a new lineage is written to it. A clone does not resume an earlier model's
                 checkpoints in a trial of that name.
             checkpoint: a folder, or ``models:/name@alias`` in the registry of ``uri``.
@@ -254,7 +255,7 @@ class InitialWeights:
             entry = find(checkpoint, uri)
             checkpoint = f"models:/{entry.name}/{entry.version}"  # the alias may move meanwhile
             lineage = lineage or _origins(entry)
-        version, step, weights = starting_weights(own, trial if resumed else None, checkpoint, uri)
+        version, step, weights = starting_weights(initial, trial if resumed else None, checkpoint, uri)
         if trial is not None and resumed:
             lineage = origins_in(trial.tags().get(LINEAGE_TAG, ""))
         elif trial is not None and (lineage or trial.resumed):

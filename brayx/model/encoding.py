@@ -193,8 +193,8 @@ def spec_of(inputs: Sequence[LeafSpec], outputs: Sequence[LeafSpec]) -> ModelSpe
         )
 
     arguments: NestedArray = tuple(nested(value) for value in tree(inputs).values())
-    found = tree(outputs)
-    result: NestedArray = 0 if list(found) == ["output"] and found["output"] == 0 else nested(found)
+    structure = tree(outputs)
+    result: NestedArray = 0 if list(structure) == ["output"] and structure["output"] == 0 else nested(structure)
     into, input_tree = optree.tree_flatten(arguments)
     out_of, output_tree = optree.tree_flatten(result)
     return ModelSpec(tuple(inputs[i] for i in into), tuple(outputs[i] for i in out_of), input_tree, output_tree)

@@ -38,7 +38,7 @@ class RemotelyServed(Protocol):
 
 
 async def initial_version(
-    source: AliasSource, model: str, alias: str, at: Aliases | None, version: int | None
+    source: AliasSource, model: str, alias: str, aliases: Aliases | None, version: int | None
 ) -> tuple[int, Weights] | None:
     """Version and weights that a replica starts with, which may start long after its application was deployed.
 
@@ -46,15 +46,15 @@ async def initial_version(
         source: source of aliases and weights.
         model: component name.
         alias: alias that it is served by.
-        at: version of each alias; None: the registry cannot be read.
+        aliases: version of each alias; None: the registry cannot be read.
         version: version that the application was deployed with; None: as built.
 
     Returns:
         None: keep the deployed version, because the alias points to it or is not set, or its version cannot be fetched,
         which is logged.
     """
-    now = version if at is None else at.get(model, {}).get(alias, version)
-    if at is None:
+    now = version if aliases is None else aliases.get(model, {}).get(alias, version)
+    if aliases is None:
         _log.warning("model %r starts with its deployed version: the registry does not resolve alias %r", model, alias)
     if now is None or now == version:
         return None
@@ -82,7 +82,7 @@ class AliasFollower:
         self._configured = dict(followed)
         self._models = {name: models[name] for name in followed}
         self._held: dict[str, dict[str, PinnedHandle]] = {
-            name: {of.alias: models[name].pinned()} for name, of in followed.items()
+            name: {entry.alias: models[name].pinned()} for name, entry in followed.items()
         }
         self._task: asyncio.Task[None] | None = None
 
@@ -91,11 +91,11 @@ class AliasFollower:
         """Whether it follows now."""
         return self._task is not None and not self._task.done()
 
-    async def start(self, at: Aliases | None = None) -> None:
+    async def start(self, aliases: Aliases | None = None) -> None:
         """Makes the aliases' versions ready, as far as they can be fetched, and follows the aliases in a task."""
-        if at is not None:
+        if aliases is not None:
             try:
-                await self.move(at)
+                await self.move(aliases)
             except BrayxError as error:
                 _log.warning("cannot follow the registry's aliases yet: %s", error)
         self._task = asyncio.get_running_loop().create_task(self._follow())
@@ -109,25 +109,28 @@ class AliasFollower:
 
     def versions(self) -> dict[str, set[int]]:
         """The versions that a new session may get, by model."""
-        return {model: {held.version for held in of.values()} for model, of in self._held.items()}
+        return {model: {handle.version for handle in handles.values()} for model, handles in self._held.items()}
 
     def choose(self, session: str) -> dict[str, Arm]:
         """The arm of a new session, by model."""
         chosen = {}
-        for model, of in self._followed.items():
-            at = {alias: held.version for alias, held in self._held[model].items()}
-            alias = of.choose(session, at)
-            chosen[model] = Arm(model, alias, at[alias])
+        for model, followed in self._followed.items():
+            versions = {alias: handle.version for alias, handle in self._held[model].items()}
+            alias = followed.choose(session, versions)
+            chosen[model] = Arm(model, alias, versions[alias])
         return chosen
 
     @property
     def canaries(self) -> dict[str, Followed]:
         """What is followed for each model that has a canary."""
-        return {name: of for name, of in self._followed.items() if of.canary}
+        return {name: followed for name, followed in self._followed.items() if followed.canary}
 
     def shares(self) -> dict[str, dict[str, Any]]:
         """``name``, ``alias`` and ``share`` of each canary by model, as JSON values."""
-        return {model: {"name": of.name, "alias": of.canary, "share": of.share} for model, of in self.canaries.items()}
+        return {
+            model: {"name": followed.name, "alias": followed.canary, "share": followed.share}
+            for model, followed in self.canaries.items()
+        }
 
     def check_share(self, model: str, share: float) -> str:
         """Checks a share before `take_shares`; returns its name there.
@@ -146,18 +149,18 @@ class AliasFollower:
 
     def take_shares(self, shares: Mapping[str, float]) -> None:
         """Changes the canaries' shares of the sessions that start from now on; one that is not named stays."""
-        for model, of in self._followed.items():
-            share = shares.get(self._share_name(model), of.share)
-            if share != of.share:
-                self._followed[model] = replace(of, share=share)
+        for model, followed in self._followed.items():
+            share = shares.get(self._share_name(model), followed.share)
+            if share != followed.share:
+                self._followed[model] = replace(followed, share=share)
 
     def set_share(self, model: str, share: float) -> None:
         """Checks and sets one share; errors as for `check_share`."""
         self.take_shares({self.check_share(model, share): share})
 
     def _share_name(self, model: str) -> str:
-        of = self._configured[model]
-        return f"{model}/{of.name}/{of.canary}/{of.share:g}"
+        followed = self._configured[model]
+        return f"{model}/{followed.name}/{followed.canary}/{followed.share:g}"
 
     async def pinned(self, model: str, arm: Arm) -> PinnedHandle:
         """A new handle at an arm's version, which is fetched if it is not ready.
@@ -168,46 +171,46 @@ class AliasFollower:
         """
         return await self._models[model].pin(arm.version)
 
-    async def move(self, at: Aliases) -> None:
+    async def move(self, aliases: Aliases) -> None:
         """Makes the versions ready that aliases point to; sessions that start from now on get them.
 
         Raises:
             BrayxError: one of them could not be fetched; the others were.
         """
         failed: BrayxError | None = None
-        for name, of in self._followed.items():
-            for alias in (of.alias, of.canary):
-                version = at.get(name, {}).get(alias)
+        for name, followed in self._followed.items():
+            for alias in (followed.alias, followed.canary):
+                version = aliases.get(name, {}).get(alias)
                 try:
-                    await self._move(name, alias, version, newest=alias == of.alias)
+                    await self._move(name, alias, version, newest=alias == followed.alias)
                 except BrayxError as error:
                     failed = failed or error
         if failed is not None:
             raise failed
 
     async def _move(self, name: str, alias: str, version: int | None, *, newest: bool) -> None:
-        held, model = self._held[name], self._models[name]
+        handles, model = self._held[name], self._models[name]
         if version is None:
             if not newest:  # no new session gets it; a champion without a version stays until there is another
-                held.pop(alias, None)
+                handles.pop(alias, None)
             return
-        if alias in held and held[alias].version == version:
+        if alias in handles and handles[alias].version == version:
             return
         if not isinstance(model, LocalModel):
             await model.ready(version)
         elif newest:
             weights = await self._source.weights(name, version)
             await asyncio.to_thread(model.load, version, weights)
-        held[alias] = await model.pin(version)
+        handles[alias] = await model.pin(version)
 
     async def _follow(self) -> None:
-        at: Aliases | None = None
+        aliases: Aliases | None = None
         failing = False
         while True:
             try:
-                if (found := await self._source.newer(at, _WAIT_S)) is not None:
-                    await self.move(found)
-                    at = found
+                if (newer := await self._source.newer(aliases, _WAIT_S)) is not None:
+                    await self.move(newer)
+                    aliases = newer
                 failing = False
             except Exception as error:  # any error: an exception here would end following without notice
                 if not failing:

@@ -72,8 +72,8 @@ class InputCheck:
             if not is_finite(leaves[number]):
                 return _not_finite(path, leaves[number])
         for number, path, sizes in self._masks:
-            if (found := row_without_action(leaves[number], sizes)) is not None:
-                row, head = found
+            if (place := row_without_action(leaves[number], sizes)) is not None:
+                row, head = place
                 actions = f"{sizes[head]} actions" + (f" of head {head}" if len(sizes) > 1 else "")
                 message = f"{place_of(path, row)} allows none of the {actions}, expected one or more"
                 return BadBody(message, field=path, head=head)

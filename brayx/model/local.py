@@ -211,7 +211,8 @@ class LocalModel:
         # One block after the other, so that other callers have a turn between two, and room in the queue.
         size = self._max_batch_size
         parts = [
-            await self._block([leaf[at : at + size] for leaf in columns], key, until) for at in range(0, count, size)
+            await self._block([leaf[start : start + size] for leaf in columns], key, until)
+            for start in range(0, count, size)
         ]
         if len(parts) == 1:
             return parts[0]

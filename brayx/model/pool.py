@@ -85,7 +85,7 @@ class Pool:
                 await asyncio.sleep(_WRITE_S)
                 await asyncio.to_thread(self.write)
 
-        every_s = min((of.every_s for of in self._followed.values()), default=_LOOK_S)
+        every_s = min((followed.every_s for followed in self._followed.values()), default=_LOOK_S)
         async with asyncio.TaskGroup() as group:
             group.create_task(write())
             while True:
@@ -95,15 +95,17 @@ class Pool:
     async def look(self) -> None:
         """Reads the aliases once; if the registry cannot be read, the last known ones stay."""
         try:
-            found = {model: await asyncio.to_thread(self._aliases, of) for model, of in self._followed.items()}
+            current = {
+                model: await asyncio.to_thread(self._aliases, followed) for model, followed in self._followed.items()
+            }
         except Exception as error:  # any error: an exception here would end `run` without notice
             if not self._failing:
                 _log.warning("the aliases stay as they are: %s: %s", type(error).__name__, error)
             self._failing = True
             return
         self._failing = False
-        if found != self._at:
-            self._at = found
+        if current != self._at:
+            self._at = current
             self._changed.set()
             self._changed = asyncio.Event()
 
@@ -191,8 +193,9 @@ class Pool:
                 raise version_unknown(version, known) from None
             raise VersionUnknown(error.message, version=version, known=[]) from None
 
-    def _aliases(self, of: Followed) -> dict[str, int]:
-        return {alias: v for alias, v in aliases(of.name, self._uri).items() if alias in (of.alias, of.canary)}
+    def _aliases(self, followed: Followed) -> dict[str, int]:
+        served = (followed.alias, followed.canary)
+        return {alias: version for alias, version in aliases(followed.name, self._uri).items() if alias in served}
 
     def _write(self, arm: Arm) -> None:
         name = self._followed[arm.model].name

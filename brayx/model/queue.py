@@ -115,8 +115,8 @@ class FairQueue(Generic[Row]):
             if request.caller == caller:
                 del self._waiting[-back]
                 return request
-        own = [(key, callers) for key, callers in self._lanes.items() if caller in callers]
-        key, callers = max(own, key=lambda found: found[1][caller][-1].arrived)
+        lanes = [(key, callers) for key, callers in self._lanes.items() if caller in callers]
+        key, callers = max(lanes, key=lambda lane: lane[1][caller][-1].arrived)
         request = callers[caller].pop()
         self._in_lanes -= 1
         if not callers[caller]:
@@ -194,9 +194,9 @@ class FairQueue(Generic[Row]):
         return batch
 
     def _let_go(self, caller: Hashable) -> None:
-        held = self._held[caller] - 1
-        if held:
-            self._held[caller] = held
+        rows = self._held[caller] - 1
+        if rows:
+            self._held[caller] = rows
         else:
             del self._held[caller]
 

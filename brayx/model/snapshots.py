@@ -108,29 +108,29 @@ def _stored(archive: bytes) -> Weights | None:
     versions wait. This function holds it for 30 us: only reading, checking and copying take longer, and they release
     it.
     """
-    found: Weights = {}
-    at, view = 0, memoryview(archive)
+    weights: Weights = {}
+    offset, view = 0, memoryview(archive)
     try:
-        while archive[at : at + 4] != b"PK\1\2":  # the directory, after the last member
-            mark, flags, method, checksum, size, name_size, extra_size = _MEMBER.unpack_from(archive, at)
-            name_at = at + _MEMBER.size
+        while archive[offset : offset + 4] != b"PK\1\2":  # the directory, after the last member
+            mark, flags, method, checksum, size, name_size, extra_size = _MEMBER.unpack_from(archive, offset)
+            name_at = offset + _MEMBER.size
             extra_at = name_at + name_size
             kind, _, size_64, _ = _SIZES.unpack_from(archive, extra_at)
             begin = extra_at + extra_size
             if (mark, method, flags & 8, size, kind) != (b"PK\3\4", 0, 0, 0xFFFFFFFF, 1):
                 return None
-            at = begin + size_64
-            if zlib.crc32(view[begin:at]) != checksum:
+            offset = begin + size_64
+            if zlib.crc32(view[begin:offset]) != checksum:
                 return None
             header = begin + 10 + int.from_bytes(archive[begin + 8 : begin + 10], "little")
             shape, fortran, dtype = _described(archive[begin:header])
-            flat = np.frombuffer(view[header:at], dtype)
+            flat = np.frombuffer(view[header:offset], dtype)
             array = flat.reshape(shape, order="F" if fortran else "C").copy()  # aligned
             array.flags.writeable = False
-            found[archive[name_at:extra_at].decode().removesuffix(".npy")] = array
+            weights[archive[name_at:extra_at].decode().removesuffix(".npy")] = array
     except (struct.error, ValueError):
         return None
-    return found
+    return weights
 
 
 @functools.lru_cache(4096)

@@ -95,10 +95,10 @@ class Versions:
         with self._binding:
             with self._lock:
                 ready = list(self._alive.values())
-            bound = [_bind(engine, weights_of(each.bound)) for each in ready]
+            bound = [_bind(engine, weights_of(weight_set.bound)) for weight_set in ready]
             self._engine = engine
-            for each, its in zip(ready, bound, strict=True):
-                each.use(engine, its)
+            for weight_set, weights in zip(ready, bound, strict=True):
+                weight_set.use(engine, weights)
 
     def add(self, version: int, weights: Weights) -> WeightSet:
         """Keeps a version ready that is not the newest, and returns it; a version that is ready already stays.
@@ -109,10 +109,10 @@ class Versions:
         with self._binding:
             made = self._made(version, weights)
             with self._lock:
-                found = self._alive.setdefault(version, made)
-                if found is not self.newest:
-                    self._keep_ready(found)
-                return found
+                weight_set = self._alive.setdefault(version, made)
+                if weight_set is not self.newest:
+                    self._keep_ready(weight_set)
+                return weight_set
 
     def get(self, version: int) -> WeightSet:
         """The weight set of ``version``.
@@ -121,12 +121,12 @@ class Versions:
             VersionUnknown: it is not ready; names the nearest.
         """
         with self._lock:
-            found = self._alive.get(version)
-            if found is None:
+            weight_set = self._alive.get(version)
+            if weight_set is None:
                 raise version_unknown(version, self._alive)
             if version in self._others:
                 self._others.move_to_end(version)
-            return found
+            return weight_set
 
     def pin(self, version: int | None = None) -> WeightSet:
         """As `get`, by default of the newest; the caller holds the result.
@@ -135,21 +135,21 @@ class Versions:
             VersionUnknown: it is not ready; names the nearest.
             Overloaded: pins keep ``max_pinned`` versions alive already.
         """
-        found = self.newest if version is None else self.get(version)
+        weight_set = self.newest if version is None else self.get(version)
         with self._lock:
             pinned = len(self._alive) - len(self._others) - 1
             if pinned >= self._max_pinned:
                 raise Overloaded(
                     f"{pinned} policy versions are pinned, and max_pinned allows no more", max_pinned=pinned
                 )
-        return found
+        return weight_set
 
     def _made(self, version: int, weights: Weights) -> WeightSet:
         return WeightSet(version, self._engine, _bind(self._engine, weights))
 
-    def _keep_ready(self, kept: WeightSet) -> None:
-        self._others[kept.version] = kept
-        self._others.move_to_end(kept.version)
+    def _keep_ready(self, weight_set: WeightSet) -> None:
+        self._others[weight_set.version] = weight_set
+        self._others.move_to_end(weight_set.version)
         while len(self._others) >= self._keep:
             self._others.popitem(last=False)
 

@@ -153,12 +153,12 @@ def probabilities(logits):
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0, 1e6])
 def test_a_temperature_raises_probabilities_to_its_inverse_and_forbids_what_was_forbidden(temperature):
     logits = np.asarray([0.0, 2.0, -3e4, -np.inf, -1.0], np.float32)
-    found = actions.tempered({"logits": logits, "value": 7.0}, temperature)
+    tempered = actions.tempered({"logits": logits, "value": 7.0}, temperature)
     expected = probabilities(logits.astype(np.float64)) ** (1 / temperature)
-    np.testing.assert_allclose(probabilities(found["logits"]), expected / expected.sum(), rtol=1e-5, atol=1e-12)
-    assert np.isfinite(found["logits"]).all()
-    assert found["value"] == 7.0
-    assert found["logits"].dtype == np.float32
+    np.testing.assert_allclose(probabilities(tempered["logits"]), expected / expected.sum(), rtol=1e-5, atol=1e-12)
+    assert np.isfinite(tempered["logits"]).all()
+    assert tempered["value"] == 7.0
+    assert tempered["logits"].dtype == np.float32
 
 
 def test_at_temperature_0_the_best_action_alone_is_left():
@@ -172,8 +172,8 @@ def test_at_temperature_0_the_best_action_alone_is_left():
 def test_a_gaussians_variance_is_multiplied_by_its_temperature(names):
     mean, log_std = names
     outputs = {mean: np.ones(2, np.float32), log_std: np.asarray([0.0, -1.0], np.float32)}
-    found = actions.tempered(outputs, 4.0)
-    np.testing.assert_allclose(np.exp(found[log_std]) ** 2, 4.0 * np.exp(outputs[log_std]) ** 2, rtol=1e-6)
+    tempered = actions.tempered(outputs, 4.0)
+    np.testing.assert_allclose(np.exp(tempered[log_std]) ** 2, 4.0 * np.exp(outputs[log_std]) ** 2, rtol=1e-6)
     assert np.isfinite(actions.tempered(outputs, 0.0)[log_std]).all()
 
 
@@ -234,11 +234,11 @@ def test_every_sampled_action_is_in_the_space(space, kind, sizes, shape, scale):
 def test_scaled_actions_span_the_bounds():
     space = SPACES.Box(np.asarray([-2.0, 0.0]), np.asarray([2.0, 10.0]), dtype=np.float64)
     policy = np.asarray([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0], [-3.0, 3.0]], np.float32)
-    scaled, own = ActionSpec.of(space, scale=True), ActionSpec.of(space)
+    scaled, unscaled = ActionSpec.of(space, scale=True), ActionSpec.of(space)
     assert scaled.to_env(policy).tolist() == [[-2, 0], [0, 5], [2, 10], [-2, 10]]
-    assert own.to_env(policy).tolist() == [[-1, 0], [0, 0], [1, 1], [-2, 3]]
+    assert unscaled.to_env(policy).tolist() == [[-1, 0], [0, 0], [1, 1], [-2, 3]]
     assert scaled.to_policy(np.asarray([[-2.0, 10.0], [1.0, 2.5]])).tolist() == [[-1, 1], [0.5, -0.5]]
-    assert own.to_policy(np.asarray([[-2.0, 10.0]])).tolist() == [[-2, 10]]
+    assert unscaled.to_policy(np.asarray([[-2.0, 10.0]])).tolist() == [[-2, 10]]
 
 
 @pytest.mark.parametrize(

@@ -180,15 +180,15 @@ def test_a_child_that_works_ends_with_its_parent(started: Callable[..., Child]) 
 
 def test_a_process_without_children_talks_over_any_pipes() -> None:
     (for_one, to_one), (for_other, to_other) = os.pipe(), os.pipe()
-    one, other = Channel(for_one, to_other), Channel(for_other, to_one)
-    thread = threading.Thread(target=other.serve, args=(lambda *request: sum(request),))
+    near, far = Channel(for_one, to_other), Channel(for_other, to_one)
+    thread = threading.Thread(target=far.serve, args=(lambda *request: sum(request),))
     thread.start()
-    assert one.ask(1, 2, 3) == 6
+    assert near.ask(1, 2, 3) == 6
     os.close(to_other)
     thread.join(10.0)
     os.close(to_one)
     with pytest.raises(EOFError):
-        one.receive()
+        near.receive()
     for number in (for_one, for_other):
         os.close(number)
 

@@ -189,9 +189,15 @@ class DocService(SessionTable):
 
     def status(self) -> dict[str, Any]:
         """As `ActorReplica`'s; tests/end_to_end/test_serve_run.py compares the guide with that one."""
-        own = {"service": "brayx", "application": "cartpole/actor/sessions", "sessions": len(self), "draining": False}
+        described = {
+            "service": "brayx",
+            "application": "cartpole/actor/sessions",
+            "sessions": len(self),
+            "draining": False,
+            "mode": "serve",
+        }
         doors = {door: f"{door}://127.0.0.1:0" for door in ("http", "ws", "tcp")}
-        return {**own, "doors": doors, "mode": "serve", "policy_versions": {"model": 1}, "registered": {"model": []}}
+        return described | {"doors": doors, "policy_versions": {"model": 1}, "registered": {"model": []}}
 
 
 @pytest.fixture(scope="module")
@@ -214,8 +220,8 @@ def test_the_model_made_of_parts_acts_and_learns(examples: Path) -> None:
         "phase": rng.integers(0, 5, 5),
         "units": rng.normal(size=(5, 8, 6)).astype(np.float32),
     }
-    found = engine.run(engine.bind(engine.initial), [obs[name] for name in sorted(obs)])
-    outputs = {leaf.path: array for leaf, array in zip(engine.spec.outputs, found, strict=True)}
+    arrays = engine.run(engine.bind(engine.initial), [obs[name] for name in sorted(obs)])
+    outputs = {leaf.path: array for leaf, array in zip(engine.spec.outputs, arrays, strict=True)}
     assert outputs["logits"].shape == (5, 8)
     assert outputs["value"].shape == (5,)
     assert (outputs["logits"][obs["action_mask"] == 0] == MASKED).all()
@@ -255,9 +261,9 @@ def imported(code: str) -> Iterator[str]:
     """The imports of code, and the attributes of `brayx` that it uses, as dotted names."""
     for node in ast.walk(ast.parse(re.sub(r"^ *[%!].*", "", code, flags=re.M))):
         if isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{each.name}" for each in node.names)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
-            yield from (each.name for each in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "brayx":
             yield f"brayx.{node.attr}"
 
@@ -340,12 +346,12 @@ def test_sh(snippet: Snippet, door: str, examples: Path) -> None:
 
 def commands_in(line: str) -> list[list[str]]:
     """The commands of a line as words, without the variables set for them."""
-    found: list[list[str]] = [[]]
+    commands: list[list[str]] = [[]]
     for word in shlex.split(line, comments=True):
-        found[-1].append(word.removesuffix(";"))
+        commands[-1].append(word.removesuffix(";"))
         if word.endswith(";"):
-            found.append([])
-    without = [list(itertools.dropwhile(lambda word: re.match(r"[A-Z_]+=", word), words)) for words in found]
+            commands.append([])
+    without = [list(itertools.dropwhile(lambda word: re.match(r"[A-Z_]+=", word), words)) for words in commands]
     return [words for words in without if words]
 
 
@@ -423,7 +429,7 @@ def check_options(words: list[str], usage: str) -> None:
 @contextlib.contextmanager
 def own_modules(folder: Path) -> Iterator[None]:
     """Forgets modules named like an example's, which other tests may have imported from elsewhere, for the time."""
-    names = {file.stem for each in folder.iterdir() if not each.is_symlink() for file in each.glob("*.py")}
+    names = {file.stem for path in folder.iterdir() if not path.is_symlink() for file in path.glob("*.py")}
     others = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
     try:
         yield
@@ -463,11 +469,11 @@ def test_yaml(snippet: Snippet, examples: Path, tmp_path: Path) -> None:
         return
     assert snippet.is_("job"), f"{snippet}: a comment before a YAML snippet says what it is"
     parts = yaml.safe_load(snippet.text)
-    if of := re.match(r"job: part of (\w+)\.yaml(?:; with (\w+))?", snippet.mark):
-        shutil.copytree(examples / of[1], tmp_path, dirs_exist_ok=True)
-        if of[2]:
-            (tmp_path / f"{of[2]}.py").touch()
-        whole = yaml.safe_load((tmp_path / f"{of[1]}.yaml").read_text())
+    if match := re.match(r"job: part of (\w+)\.yaml(?:; with (\w+))?", snippet.mark):
+        shutil.copytree(examples / match[1], tmp_path, dirs_exist_ok=True)
+        if match[2]:
+            (tmp_path / f"{match[2]}.py").touch()
+        whole = yaml.safe_load((tmp_path / f"{match[1]}.yaml").read_text())
         merged = {name: whole.get(name, {}) | part if isinstance(part, dict) else part for name, part in parts.items()}
         parts = whole | merged
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(parts))
@@ -653,9 +659,9 @@ def test_glossary_is_in_order() -> None:
 def section(file: str, title: str) -> str:
     """A section of a document, including its subsections."""
     text = (ROOT / file).read_text()
-    found = re.search(rf"^(#+) {re.escape(title)}\n(.*?)(?=^#{{1,2}} |\Z)", text, re.M | re.S)
-    assert found, f"{file} has no section {title!r}"
-    return found[2]
+    match = re.search(rf"^(#+) {re.escape(title)}\n(.*?)(?=^#{{1,2}} |\Z)", text, re.M | re.S)
+    assert match, f"{file} has no section {title!r}"
+    return match[2]
 
 
 def prose(file: Path) -> str:

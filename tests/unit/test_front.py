@@ -34,7 +34,12 @@ def test_every_public_name_exists() -> None:
 def test_editors_see_every_name_from_where_it_comes() -> None:
     """An editor reads the imports for types; a missing name has the type `Any`."""
     (types,) = [node for node in ast.parse(inspect.getsource(brayx)).body if isinstance(node, ast.If)]
-    seen = {name.name: each.module for each in types.body if isinstance(each, ast.ImportFrom) for name in each.names}
+    seen = {
+        name.name: statement.module
+        for statement in types.body
+        if isinstance(statement, ast.ImportFrom)
+        for name in statement.names
+    }
     # These classes of `brayx.front` return the cluster's, or on the local host one with the same members.
     either = {"RemoteBuffer": "brayx.front", "RemoteModel": "brayx.front"}
     assert {**seen, **either} == brayx._HOME

@@ -16,12 +16,12 @@ def project() -> dict[str, Any]:
 
 def pins(lines: list[str]) -> dict[str, str]:
     """Version by normalised name (PEP 503), of lines that each pin one."""
-    found = {}
+    versions = {}
     for line in lines:
         match = re.fullmatch(r"([A-Za-z0-9._-]+)(\[[a-z,]+\])?==([0-9][0-9a-z.]*)", line)
         assert match, f"{line!r} is not a plain pin"
-        found[re.sub(r"[-_.]+", "-", match[1]).lower()] = match[3]
-    return found
+        versions[re.sub(r"[-_.]+", "-", match[1]).lower()] = match[3]
+    return versions
 
 
 def lock() -> dict[str, str]:

@@ -40,8 +40,8 @@ def test_a_leaking_process_is_reported_and_a_steady_one_is_not() -> None:
         with MemoryWatch(lambda: [leaking, steady], every_s=0.05) as watch:
             until(lambda: len(watch.courses) == 2 and all(len(course.samples) >= 60 for course in watch.courses))
         warm_up_s = watch.courses[0].samples[30][0]
-        found = watch.growing(warm_up_s, mib=2.0, share=0.02, descriptors=5.0)
-    assert [line.split()[0] for line in found] == [f"{leaking.pid}", "all"], watch.table(warm_up_s)
+        lines = watch.growing(warm_up_s, mib=2.0, share=0.02, descriptors=5.0)
+    assert [line.split()[0] for line in lines] == [f"{leaking.pid}", "all"], watch.table(warm_up_s)
 
 
 def test_leaked_descriptors_are_reported() -> None:
@@ -49,10 +49,10 @@ def test_leaked_descriptors_are_reported() -> None:
         with MemoryWatch(lambda: [forgetting], every_s=0.05) as watch:
             until(lambda: bool(watch.courses) and len(watch.courses[0].samples) >= 60)
         warm_up_s = watch.courses[0].samples[30][0]
-        found = watch.growing(warm_up_s, mib=2.0, share=0.02, descriptors=5.0)
-    assert len(found) == 1, watch.table(warm_up_s)
-    assert found[0].startswith(f"{forgetting.pid} ")
-    assert "descriptors" in found[0]
+        lines = watch.growing(warm_up_s, mib=2.0, share=0.02, descriptors=5.0)
+    assert len(lines) == 1, watch.table(warm_up_s)
+    assert lines[0].startswith(f"{forgetting.pid} ")
+    assert "descriptors" in lines[0]
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def page(status: Mapping[str, Any]) -> str:
 
 def _shown(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {_shown(of)}" for name, of in value.items()) or "none"
+        return ", ".join(f"{name}: {_shown(item)}" for name, item in value.items()) or "none"
     if isinstance(value, list):
         return ", ".join(map(_shown, value)) or "none"
     return {True: "yes", False: "no"}.get(value, "") if isinstance(value, bool) else str(value)

@@ -248,8 +248,8 @@ class HttpConnection(Connection):
         for _ in range(_SLICES_OF_A_TURN):
             start, size = self._at, self._announced_bytes - self._body_bytes
             if size <= 0:  # not in a body of known length
-                found = data.find(b"\r\n\r\n", start, start + _SLICE_BYTES)
-                size = _SLICE_BYTES if found < 0 else found + 4 - start
+                head_end = data.find(b"\r\n\r\n", start, start + _SLICE_BYTES)
+                size = _SLICE_BYTES if head_end < 0 else head_end + 4 - start
             self._at = start + size
             if not self._parse(view[start : self._at]):
                 return

@@ -91,8 +91,8 @@ class NativeDoors:
         """Accepts no more connections."""
         for listener in self._listeners:
             listener.shut()
-        for held in self._held:
-            held.release()
+        for port in self._held:
+            port.release()
 
     async def close(self) -> None:
         """Closes all listeners and connections."""

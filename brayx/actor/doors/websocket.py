@@ -80,12 +80,12 @@ def fields_of(headers: Mapping[str, str], query: bytes) -> dict[str, str]:
     Raises:
         ProtocolError: a field has two values.
     """
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     given = [(name, value) for name, value in headers.items() if value] + parse_qsl(query.decode("latin-1"))
     for name, value in given:
         if name in _FIELDS:
-            add_header(found, name, value)
-    return {name: found.get(name, "") for name in _FIELDS}
+            add_header(fields, name, value)
+    return {name: fields.get(name, "") for name in _FIELDS}
 
 
 class _Closed(Exception):

@@ -21,27 +21,27 @@ class HeldSessions(WebSocketTests, GrpcTests):
     """The tests named ``test_held_*``."""
 
     def test_held_session_goes_on_after_another_takes_it_over(self, door: Door) -> None:
-        for held in self.holders():
+        for hold in self.holders():
             session = uuid.uuid4().hex
-            with held(session) as old, self.step(door) as step:
+            with hold(session) as old, self.step(door) as step:
                 assert step(StepKind.TICK, session, b"zero", 0) == b"zero"
                 old.assert_taken_and_closed()
                 assert step(StepKind.TICK, session, b"one", 1) == b"one"
                 step(StepKind.STOP, session, b"", None)
 
     def test_held_session_is_untouched_by_an_old_connection_that_has_not_read_the_takeover(self, door: Door) -> None:
-        for held in self.unread_holders():
+        for hold in self.unread_holders():
             session = uuid.uuid4().hex
-            with held(session) as tick_and_leave, self.step(door) as step:
+            with hold(session) as tick_and_leave, self.step(door) as step:
                 assert step(StepKind.TICK, session, b"zero", 0) == b"zero"
                 tick_and_leave()
                 assert step(StepKind.TICK, session, b"one", 1) == b"one"
                 step(StepKind.STOP, session, b"", None)
 
     def test_held_session_stays_with_its_connection_if_ticks_have_no_number(self, door: Door) -> None:
-        for held in self.holders():
+        for hold in self.holders():
             session = uuid.uuid4().hex
-            with held(session) as connection:
+            with hold(session) as connection:
                 with self.step(door) as step:
                     error = error_of(lambda step=step, session=session: step(StepKind.TICK, session, b"beside", None))
                     assert error is None or isinstance(error, SessionUnknown), error

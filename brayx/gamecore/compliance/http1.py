@@ -143,15 +143,16 @@ class HttpTests(Doors):
                 ("POST", STEP_PATH, b"", {"origin": came, "session": session, "step_kind": "tick"}),
                 ("GET", "/no-such-path", b"", {"origin": came}),
             ):
-                status, found, _ = self.exchange(method, path, body, headers)
-                assert found.get("access-control-allow-origin") == (came if allowed else None), (method, path, found)
+                status, received, _ = self.exchange(method, path, body, headers)
+                expected = came if allowed else None
+                assert received.get("access-control-allow-origin") == expected, (method, path, received)
                 if method == "OPTIONS" and allowed:
                     assert status == 200
-                    assert "POST" in found["access-control-allow-methods"]
-                    names = {name.strip() for name in found["access-control-allow-headers"].split(",")}
+                    assert "POST" in received["access-control-allow-methods"]
+                    names = {name.strip() for name in received["access-control-allow-headers"].split(",")}
                     assert {"session", "step_kind", "seq", "key", "time", "token"} <= names
                 if self.cors_origin:
-                    assert found["vary"] == "origin"  # or a cache gives one origin the other's answer
+                    assert received["vary"] == "origin"  # or a cache gives one origin the other's answer
 
     @contextmanager
     def http(self) -> Iterator[http.client.HTTPConnection]:

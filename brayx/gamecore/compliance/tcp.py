@@ -38,11 +38,11 @@ class TcpTests(Doors):
         sessions = [uuid.uuid4().hex for _ in range(8)]
         with self.tcp() as peer:
             peer.send(*(("start", session, b"", time_) for time_, session in enumerate(sessions)))
-            assert {peer.receive()[::2] for _ in sessions} == {(s.encode(), at) for at, s in enumerate(sessions)}
+            assert {peer.receive()[::2] for _ in sessions} == {(s.encode(), index) for index, s in enumerate(sessions)}
             times = {
-                100 * (number + 1) + at: (session, f"{session} {number}".encode())
+                100 * (number + 1) + index: (session, f"{session} {number}".encode())
                 for number in range(5)
-                for at, session in enumerate(sessions)
+                for index, session in enumerate(sessions)
             }
             peer.send(*(("tick", session, body, time_) for time_, (session, body) in times.items()))
             came: dict[str, list[int]] = defaultdict(list)

@@ -218,12 +218,12 @@ class _Chunks:
 
 def _field(head: bytes, name: bytes) -> bytes:
     """The value of header ``name`` in lower-case ``head``, empty if absent."""
-    at = head.find(b"\r\n" + name + b":")
-    if at < 0:
+    start = head.find(b"\r\n" + name + b":")
+    if start < 0:
         return b""
-    at += len(name) + 3
-    end = head.find(b"\r\n", at)
-    return head[at : end if end >= 0 else len(head)].strip()
+    start += len(name) + 3
+    end = head.find(b"\r\n", start)
+    return head[start : end if end >= 0 else len(head)].strip()
 
 
 def _may_be_http(buffer: bytearray) -> bool:

@@ -76,7 +76,7 @@ class TcpSessions:
             DeadlineExceeded: no reply came in time.
             TransportError: the received bytes are not in this framing.
         """
-        found: list[tuple[str, bytes | BrayxError]] = []
+        replies: list[tuple[str, bytes | BrayxError]] = []
         broken = False
         try:
             if self._unsent:
@@ -84,12 +84,12 @@ class TcpSessions:
                 self._unsent.clear()
                 self._connection.send(data, self._timeout_s)
             deadline = clock.monotonic() + self._timeout_s
-            while not found:
+            while not replies:
                 received = self._connection.recv(deadline)
                 if not received:
                     raise ConnectionResetError("closed by the service")
                 for session, body, time in self._reader.feed(received):
-                    found.append((session.decode("latin-1"), from_wire(body) if time < 0 else body))
+                    replies.append((session.decode("latin-1"), from_wire(body) if time < 0 else body))
                     broken = time == NO_REQUEST
         except TimeoutError:
             raise self._endpoint.deadline_exceeded("reply", self._timeout_s, layer="tcp") from None
@@ -98,10 +98,10 @@ class TcpSessions:
         except ProtocolError as error:
             message = f"{self._endpoint.url}: {error.message}; is this a brayx TCP door?"
             raise TransportError(message, url=self._endpoint.url) from None
-        last = found[-1][1]
+        last = replies[-1][1]
         if broken and isinstance(last, BrayxError):
             raise last  # of the connection, which ends with it
-        return found
+        return replies
 
 
 class _Tcp:

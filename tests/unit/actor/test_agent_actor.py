@@ -343,7 +343,7 @@ async def test_a_game_that_ends_in_an_error_outside_of_its_agents_has_failed() -
 def line_of(hook: Any, text: str) -> str:
     """``FILE:LINE`` of the line in a hook that contains a text."""
     lines, first = inspect.getsourcelines(hook)
-    return f"{__file__}:{first + next(at for at, line in enumerate(lines) if text in line)}"
+    return f"{__file__}:{first + next(index for index, line in enumerate(lines) if text in line)}"
 
 
 async def timed_out(call: Coroutine[Any, Any, object]) -> None:
@@ -463,8 +463,8 @@ class Results(SessionLog):
 
     on_request = False
 
-    def __init__(self, kept: list[float | None]) -> None:
-        self.kept = kept
+    def __init__(self, results: list[float | None]) -> None:
+        self.kept = results
 
     def open(self, session: str, start: bytes, player: str, why: str, reply: bytes) -> SessionLog:
         return self
@@ -486,14 +486,14 @@ class Results(SessionLog):
 async def test_a_game_with_a_lost_episode_has_failed_even_if_it_records_a_return_later(
     error: BaseException, label: str, moved: bool
 ) -> None:
-    kept: list[float | None] = []
+    results: list[float | None] = []
     counted = MetricsRecorder()
     factory = AgentActorFactory(
         {"agent": type("Failing", (Sums,), {"error": error})},
         {},
         Services(recorder=counted),
         episode_length=2,
-        recorders=[Results(kept)],
+        recorders=[Results(results)],
     )
     actor = factory()
     await actor.start("s", b"")
@@ -511,7 +511,7 @@ async def test_a_game_with_a_lost_episode_has_failed_even_if_it_records_a_return
     assert {name: value for name, value in numbers.items() if "games_failed" in name} == {f"games_failed.{label}": 1}
     assert not {"episode_return", "episode_length"} & set(numbers)
     assert numbers["rounds"] == 1
-    assert kept == [None]
+    assert results == [None]
 
 
 async def test_protobuf_bodies() -> None:

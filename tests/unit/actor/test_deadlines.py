@@ -152,10 +152,10 @@ class TestFallback:
         ]
         assert recorder.summary()["ticks_skipped"] in (4, 5)
         await until(lambda: len(others.kept) == 2)
-        kept = [snapshot for _, snapshot in others.kept]
-        assert (kept[0].tick, kept[0].seq, kept[0].kept) in ((5, 5, b"-"), (6, 6, b"-"))
-        assert kept[0].actor.endswith(b"skipped %d" % (kept[0].tick - 1))
-        assert (kept[1].tick, kept[1].seq, kept[1].kept) == (8, 8, b"s:7")
+        snapshots = [snapshot for _, snapshot in others.kept]
+        assert (snapshots[0].tick, snapshots[0].seq, snapshots[0].kept) in ((5, 5, b"-"), (6, 6, b"-"))
+        assert snapshots[0].actor.endswith(b"skipped %d" % (snapshots[0].tick - 1))
+        assert (snapshots[1].tick, snapshots[1].seq, snapshots[1].kept) == (8, 8, b"s:7")
         await bench.ask("stop")
         assert recorder.summary()["ticks"] == 8
 
@@ -167,8 +167,8 @@ class TestFallback:
             await bench.number(seq, body)
         bench.actors[0].gate.set()
         await until(lambda: bool(others.kept))
-        kept = others.kept[0][1]
-        assert (kept.tick, kept.seq, kept.kept, kept.actor) == (2, 2, b"own", b"|0|wait")
+        snapshot = others.kept[0][1]
+        assert (snapshot.tick, snapshot.seq, snapshot.kept, snapshot.actor) == (2, 2, b"own", b"|0|wait")
 
     async def test_a_stop_runs_after_the_ticks_answered_before_it(self) -> None:
         bench = Bench(tick_deadline_ms=10, fallback="default")

@@ -229,15 +229,17 @@ class TestBounds:
             else:
                 tick = now[seat] = following[seat]
                 following[seat] += 1
-                own = f"left_{turn}"
-                left.setdefault(tick, set()).add(own)
+                attribute = f"left_{turn}"
+                left.setdefault(tick, set()).add(attribute)
                 state = at(seat, tick)
-                setattr(state, own, True)
+                setattr(state, attribute, True)
                 seen = {name for name in state.__getstate__() if name.startswith("left_")}
-                assert seen == (left[tick] if tick > max(left) - bound else {own})
+                assert seen == (left[tick] if tick > max(left) - bound else {attribute})
             assert len(games) == bool(now)
-            kept = [tick for tick in sorted(left) if tick > max(left) - bound and tick >= min(now.values(), default=0)]
-            assert games.boards("g") == (kept if now else [])
+            boards = [
+                tick for tick in sorted(left) if tick > max(left) - bound and tick >= min(now.values(), default=0)
+            ]
+            assert games.boards("g") == (boards if now else [])
 
     def test_a_session_without_a_game_shares_nothing(self) -> None:
         games = Games()

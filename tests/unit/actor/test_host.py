@@ -146,8 +146,8 @@ def test_a_client_without_valid_credentials_may_not_compress(right: bool) -> Non
 
 def status(url: str) -> dict[str, object]:
     with urllib.request.urlopen(url, timeout=10) as reply:
-        found: dict[str, object] = json.load(reply)
-    return found
+        document: dict[str, object] = json.load(reply)
+    return document
 
 
 def test_the_status_page_lists_the_native_doors_as_a_replica_does(host: LocalHost) -> None:

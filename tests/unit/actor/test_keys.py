@@ -26,8 +26,8 @@ SECRET = b"a secret that is long enough for one"
 OTHER = b"another secret, as long as the one before"
 
 
-def credentials(session: str, at: float | None = None) -> dict[str, str]:
-    now = str(int(time.time() if at is None else at))
+def credentials(session: str, seconds: float | None = None) -> dict[str, str]:
+    now = str(int(time.time() if seconds is None else seconds))
     return {"key": "studio", "time": now, "token": sign(SECRET, "studio", session, now)}
 
 
@@ -57,9 +57,9 @@ async def started(replica: Replica, session: str) -> AsyncIterator[AsyncClient]:
         client._session = None  # the client that took it over has stopped it
 
 
-def websocket(replica: Replica, session: str, *subprotocols: str, at: float | None = None) -> connect:
-    headers = {"session": session, **credentials(session, at)}
-    named = [Subprotocol(each) for each in subprotocols]
+def websocket(replica: Replica, session: str, *subprotocols: str, seconds: float | None = None) -> connect:
+    headers = {"session": session, **credentials(session, seconds)}
+    named = [Subprotocol(name) for name in subprotocols]
     return connect(f"{url(replica, 'ws')}/session", additional_headers=headers, subprotocols=named or None, proxy=None)
 
 
@@ -115,7 +115,7 @@ async def test_a_websocket_is_authorized_once_for_all_its_requests(replicas: tup
 
 async def test_a_websocket_with_old_credentials_is_refused(replicas: tuple[Replica, Replica]) -> None:
     owner, _ = replicas
-    async with websocket(owner, "s", at=time.time() - 3600) as connection:
+    async with websocket(owner, "s", seconds=time.time() - 3600) as connection:
         assert json.loads(await reply(connection))["error"] == "unauthorized"
     assert owner.sessions == []
 

@@ -171,14 +171,14 @@ async def test_sessions_that_start_together_on_two_replicas_meet_on_one_and_talk
     a, b = await replicas("ab")
     for number in range(4):
         left, right = f"g{number}-agent-left", f"g{number}-agent-right"
-        one, other = (a, b) if number % 2 else (b, a)
-        assert set(await asyncio.gather(one.ask("start", left), other.ask("start", right))) == {b"Game Started"}
+        first, second = (a, b) if number % 2 else (b, a)
+        assert set(await asyncio.gather(first.ask("start", left), second.ask("start", right))) == {b"Game Started"}
         for tick in range(3):
-            ticks = one.ask("tick", left, body(tick)), other.ask("tick", right, body(10 + tick))
+            ticks = first.ask("tick", left, body(tick)), second.ask("tick", right, body(10 + tick))
             replies = await asyncio.gather(*ticks)
             assert [json.loads(reply)["action"] for reply in replies] == [10 + tick, tick]
-        await other.ask("stop", right)
-        await one.ask("stop", left)
+        await second.ask("stop", right)
+        await first.ask("stop", left)
     assert a.sessions == b.sessions == []
     assert len(a.games) == len(b.games) == 0
 

@@ -42,13 +42,13 @@ GAME = [[float(t), 1.0 - t] for t in range(6)]
 
 def expected(observations):
     """Torch's own outputs, step by step."""
-    module, state, found = Memory(), tuple(torch.zeros(1, 4) for _ in range(2)), []
+    module, state, logits = Memory(), tuple(torch.zeros(1, 4) for _ in range(2)), []
     for obs in observations:
         with torch.inference_mode():
             outputs = module(torch.tensor([obs]), state)
         state = outputs["state"]
-        found.append(outputs["logits"][0].numpy())
-    return np.array(found)
+        logits.append(outputs["logits"][0].numpy())
+    return np.array(logits)
 
 
 class Player(Agent):
@@ -83,12 +83,12 @@ async def ticks(actor, observations, name="a"):
 
 async def test_a_recurrent_models_state_is_kept_for_its_agent(model):
     make = factory(model)
-    one, other = make(), make()
-    for name, actor in (("one", one), ("other", other)):
+    observed, other = make(), make()
+    for name, actor in (("one", observed), ("other", other)):
         await actor.start(name, b"")
     got = []
     for obs in GAME:  # two sessions in turn: neither sees the other's state
-        got += await ticks(one, [obs])
+        got += await ticks(observed, [obs])
         await ticks(other, [[9.0, 9.0]])
     np.testing.assert_allclose(got, expected(GAME), rtol=1e-4, atol=1e-5)
 
@@ -98,7 +98,7 @@ async def test_several_agents_of_a_session_have_a_state_each(model):
     await actor.start("s", b"")
     got = [json.loads(await actor.tick(json.dumps(obs).encode()))["logits"] for obs in GAME]
     for name in ("a", "b"):
-        np.testing.assert_allclose([of[name] for of in got], expected(GAME), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose([logits[name] for logits in got], expected(GAME), rtol=1e-4, atol=1e-5)
 
 
 async def test_the_state_moves_with_its_session(model):
@@ -211,7 +211,7 @@ class WithDeadline(Agent):
         obs, given = np.zeros(state.input["width"], np.float32), self.config["state"]
         forwards = [forward("policy", obs, deadline_s=state.input["deadline_s"])]
         forwards += [self.mine.forward(obs, deadline_s=state.input["deadline_s"])]
-        forwards += [forward("policy", obs, own, deadline_s=state.input["deadline_s"]) for own in given]
+        forwards += [forward("policy", obs, model_state, deadline_s=state.input["deadline_s"]) for model_state in given]
         results = await asyncio.gather(*forwards, return_exceptions=True)
         state.output = [type(result).__name__ for result in results]
 
@@ -300,14 +300,14 @@ async def test_a_session_keeps_the_version_of_its_arm_when_it_moves_and_is_count
     recorder = Recorder()
     services = Services(models={"policy": arms.model}, recorder=recorder)
     make = AgentActorFactory({"a": Versioned}, {}, services, arms=arms)
-    one, canary = make(), make()
-    await one.start("s", b"")
+    champion, canary = make(), make()
+    await champion.start("s", b"")
     await canary.start("c", b"")
-    assert json.loads(await one.tick(b"{}")) == [1, 1]
+    assert json.loads(await champion.tick(b"{}")) == [1, 1]
     assert json.loads(await canary.tick(b"{}")) == [2, 2]
     arms.champion, arms.candidate = 3, 4  # the aliases move
     arms.model.load(3, {"factor": np.array([3], np.float32)})
-    assert json.loads(await one.tick(b"{}")) == [1, 1]
+    assert json.loads(await champion.tick(b"{}")) == [1, 1]
     later, moved = make(), make()
     await later.start("t", b"")
     assert json.loads(await later.tick(b"{}")) == [3, 3]
@@ -316,7 +316,7 @@ async def test_a_session_keeps_the_version_of_its_arm_when_it_moves_and_is_count
     with pytest.raises(ShapeMismatch):
         await moved.tick(b'"bad"')
     await moved.on_end("error")
-    await one.on_end("stop")
+    await champion.on_end("stop")
     numbers = recorder.summary()
     by_arm = {key: value for key, value in numbers.items() if key.startswith("arm_")}
     assert by_arm == {

@@ -27,11 +27,11 @@ async def resumed(bench: Bench, snapshot: SessionSnapshot, request: StepRequest)
 
 async def test_a_tick_that_comes_while_its_session_moves_must_be_retried() -> None:
     bench = Bench()
-    kept: list[SessionSnapshot] = []
+    snapshots: list[SessionSnapshot] = []
     parking, parked = asyncio.Event(), asyncio.Event()
 
     async def park(session: str, snapshot: SessionSnapshot) -> None:
-        kept.append(snapshot)
+        snapshots.append(snapshot)
         parking.set()
         await parked.wait()
 
@@ -48,7 +48,7 @@ async def test_a_tick_that_comes_while_its_session_moves_must_be_retried() -> No
         assert raised.value.details == {"layer": BETWEEN}
     assert bench.actors[0].seen == [b"", b"0"], "a refused tick was applied"
     elsewhere = Bench()
-    assert await resumed(elsewhere, kept[0], tick(1, b"1")) == b"s:1"
+    assert await resumed(elsewhere, snapshots[0], tick(1, b"1")) == b"s:1"
     assert elsewhere.actors[0].seen == [b"", b"0", b"1"]
 
 
@@ -76,12 +76,12 @@ class TestSnapshots:
         return result
 
     async def test_one_is_taken_every_so_many_ticks(self) -> None:
-        bench, kept = self.bench(snapshot_every=2)
+        bench, snapshots = self.bench(snapshot_every=2)
         await bench.ask("start")
         for number in range(5):
             await bench.number(number, b"%d" % number)
-        await until(lambda: len(kept) == 2)
-        assert kept == [
+        await until(lambda: len(snapshots) == 2)
+        assert snapshots == [
             ("s", SessionSnapshot(2, 2, b"s:1", b"|0|1")),
             ("s", SessionSnapshot(4, 4, b"s:3", b"|0|1|2|3")),
         ]

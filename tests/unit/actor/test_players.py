@@ -102,8 +102,8 @@ def by_player(actors: dict[str, AgentActor], seats: Seats) -> dict[str, str]:
 async def test_each_session_is_played_by_its_player_and_only_the_learners_data_are_learned_from(seats: Seats) -> None:
     actors = two(seats)
     await start(actors)
-    at = by_player(actors, seats)
-    for player, session in at.items():
+    sessions = by_player(actors, seats)
+    for player, session in sessions.items():
         replies = [json.loads(await actors[session].tick(b"{}")) for _ in range(2)]
         script = [{"by": "script", "tick": tick} for tick in range(2)]
         assert replies == (script if player == "random" else [{"by": "agent"}] * 2)
@@ -118,10 +118,10 @@ async def test_each_session_is_played_by_its_player_and_only_the_learners_data_a
 async def test_a_result_in_the_stop_is_kept_before_the_stop_is_answered(seats: Seats) -> None:
     actors = two(seats)
     await start(actors)
-    at = by_player(actors, seats)
-    await actors[at["main"]].stop(b'{"result": "win"}')
+    sessions = by_player(actors, seats)
+    await actors[sessions["main"]].stop(b'{"result": "win"}')
     assert seats.league.counters()["counted"] == 0
-    await actors[at["random"]].stop(b'{"result": "loss"}')
+    await actors[sessions["random"]].stop(b'{"result": "loss"}')
     assert seats.league.counters()["counted"] == 1
     assert seats.league.standings()[0].member.player == "main"
 
@@ -132,12 +132,12 @@ async def test_an_agent_may_report_the_result_instead(seats: Seats) -> None:
 
     actors = two(seats, agent=Own)
     await start(actors)
-    at = by_player(actors, seats)
-    await actors[at["main"]].tick(b"{}")
-    await actors[at["main"]].stop(b'{"agent_says": "loss"}')
-    await actors[at["main"]].on_end("stop")
-    await actors[at["random"]].stop(b'{"result": "win"}')
-    await actors[at["random"]].on_end("stop")
+    sessions = by_player(actors, seats)
+    await actors[sessions["main"]].tick(b"{}")
+    await actors[sessions["main"]].stop(b'{"agent_says": "loss"}')
+    await actors[sessions["main"]].on_end("stop")
+    await actors[sessions["random"]].stop(b'{"result": "win"}')
+    await actors[sessions["random"]].on_end("stop")
     assert seats.league.counters()["counted"] == 1
     assert seats.league.standings()[0].member.player == "random"
 
@@ -145,9 +145,9 @@ async def test_an_agent_may_report_the_result_instead(seats: Seats) -> None:
 async def test_a_game_that_is_broken_off_counts_for_nothing(seats: Seats) -> None:
     actors = two(seats)
     await start(actors)
-    at = by_player(actors, seats)
-    await actors[at["main"]].stop(b'{"result": "win"}')
-    await actors[at["random"]].on_end("disconnect")
+    sessions = by_player(actors, seats)
+    await actors[sessions["main"]].stop(b'{"result": "win"}')
+    await actors[sessions["random"]].on_end("disconnect")
     assert seats.league.counters() == {"counted": 0, "broken_off": 1, "contradictory": 0, "refused": 0}
 
 
@@ -155,12 +155,12 @@ async def test_a_game_that_is_broken_off_counts_for_nothing(seats: Seats) -> Non
 async def test_a_bad_result_is_refused_and_the_stop_may_be_sent_again(seats: Seats, bad: str) -> None:
     actors = two(seats)
     await start(actors)
-    at = by_player(actors, seats)
+    sessions = by_player(actors, seats)
     with pytest.raises(BadResult, match="expected 'win', 'draw', 'loss' or a finite score") as refused:
-        await actors[at["main"]].stop(f'{{"result": {bad}}}'.encode())
+        await actors[sessions["main"]].stop(f'{{"result": {bad}}}'.encode())
     assert isinstance(refused.value, BadBody)  # which does not end the session
-    await actors[at["main"]].stop(b'{"result": 1}')
-    await actors[at["random"]].stop(b'{"result": -0.5}')
+    await actors[sessions["main"]].stop(b'{"result": 1}')
+    await actors[sessions["random"]].stop(b'{"result": -0.5}')
     assert seats.league.counters() == {"counted": 1, "broken_off": 0, "contradictory": 0, "refused": 1}
 
 

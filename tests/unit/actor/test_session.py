@@ -80,14 +80,14 @@ async def test_one_slow_session_does_not_hold_up_another() -> None:
 async def test_requests_waiting_in_one_session_are_bounded() -> None:
     bench = Bench(max_waiting=2)
     await bench.ask("start")
-    held = []
+    ticks = []
     for _ in range(3):  # one runs, two wait
-        held.append(asyncio.ensure_future(bench.ask("tick", body=b"wait")))
+        ticks.append(asyncio.ensure_future(bench.ask("tick", body=b"wait")))
         await asyncio.sleep(0.01)
     with pytest.raises(QueueFull, match="at most 2"):
         await bench.ask("tick")
     bench.actors[0].gate.set()
-    await asyncio.gather(*held)
+    await asyncio.gather(*ticks)
 
 
 async def test_an_agent_that_raises_ends_its_session_only_and_says_why_once() -> None:
@@ -258,8 +258,8 @@ async def test_the_wait_of_one_tick_in_eight_is_sampled() -> None:
         await bench.ask("start", session)
     for count in range(1, 33):
         await bench.ask("tick", "ab"[count % 2], b"x")
-        cells, own = recorder.drain()
-        recorder.merge((cells, own))
+        cells, windows = recorder.drain()
+        recorder.merge((cells, windows))
         waits = cells.get(("tick_wait_seconds", ""))
         assert (waits.count if waits else 0) == count // 8 * 8
 
@@ -385,14 +385,14 @@ class TestNumberedTicks:
 async def test_stops_that_wait_are_bounded_like_ticks() -> None:
     bench = Bench(max_waiting=2)
     await bench.ask("start")
-    held = [asyncio.ensure_future(bench.ask("tick", body=b"wait"))]
+    requests = [asyncio.ensure_future(bench.ask("tick", body=b"wait"))]
     await asyncio.sleep(0.01)
-    held += [asyncio.ensure_future(bench.ask("stop")) for _ in range(2)]
+    requests += [asyncio.ensure_future(bench.ask("stop")) for _ in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(QueueFull, match="at most 2"):
         await bench.ask("stop")
     bench.actors[0].gate.set()
-    results = await asyncio.gather(*held, return_exceptions=True)
+    results = await asyncio.gather(*requests, return_exceptions=True)
     assert [type(result) for result in results] == [bytes, bytes, SessionUnknown]
 
 

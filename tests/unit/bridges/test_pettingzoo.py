@@ -201,8 +201,8 @@ class Gathering(Agent):
         here = self.waiting.setdefault(state.game, [])
         here.append(event)
         if len(here) == 2:
-            for each in self.waiting.pop(state.game):
-                each.set()
+            for waiter in self.waiting.pop(state.game):
+                waiter.set()
         await event.wait()
         state.output = {"action": 0}
 
@@ -435,7 +435,7 @@ def test_a_game_outlives_its_connection_and_a_resumed_session(
         starts = [request.session for request in app.requests if request.kind is StepKind.START]
         assert len(starts) == len(set(starts)) == len({session for session, *_ in app.applied})
         for session in starts:
-            numbers = [seq for of, seq, _ in app.applied if of == session]
+            numbers = [seq for applied_session, seq, _ in app.applied if applied_session == session]
             assert numbers == list(range(len(numbers)))
         assert not app.running
 

@@ -59,7 +59,7 @@ class Turns(AECEnv):
         if agent == "blue" and self.turns["blue"] == 3:
             self.truncations = dict.fromkeys(self.agents, True)
         order = self.agents[self.agents.index(agent) + 1 :] + self.agents
-        self.agent_selection = next(each for each in order if not self.terminations[each])
+        self.agent_selection = next(candidate for candidate in order if not self.terminations[candidate])
         self._accumulate_rewards()
         self._deads_step_first()
 

@@ -77,9 +77,9 @@ def test_the_report_has_errors_latencies_and_bytes(bundle):
     folder, report = bundle
     assert report["samples"] == {"source": "a test", "compared": 50}
     assert report["within"]
-    for runtime, of in report["runtimes"].items():
-        assert of["bytes"] == (folder / of["file"]).stat().st_size
-        for sizes in of["errors"].values():
+    for runtime, comparison in report["runtimes"].items():
+        assert comparison["bytes"] == (folder / comparison["file"]).stat().st_size
+        for sizes in comparison["errors"].values():
             assert set(sizes) == {"1", "7"}
             for error in sizes.values():
                 assert 0 < error["relative"] < (1e-4 if runtime == "onnx" else 0.1)
@@ -88,13 +88,17 @@ def test_the_report_has_errors_latencies_and_bytes(bundle):
         assert all(0 < latency["p50"] <= latency["p99"] for latency in sizes.values())
 
 
+def within_of(report):
+    return {runtime: comparison["within"] for runtime, comparison in report["runtimes"].items()}
+
+
 def test_a_missed_tolerance_is_in_the_report(tmp_path):
     strict = {"int8": Tolerance(rtol=0.0, atol=1e-9)}
     report = write_bundle(
         tmp_path, *cartpole(), ["onnx", "int8"], Samples(observations(8), ""), batch_sizes=(1,), tolerances=strict
     )
     assert not report["within"]
-    assert {name: of["within"] for name, of in report["runtimes"].items()} == {"onnx": True, "int8": False}
+    assert within_of(report) == {"onnx": True, "int8": False}
 
 
 @pytest.mark.parametrize(("gap", "within"), [(1.0, True), (1e-4, False)])
@@ -102,7 +106,7 @@ def test_for_actions_the_share_of_differing_rows_is_reported(tmp_path, gap, with
     example = (np.zeros((1, 4), np.float32),)
     samples = Samples(observations(200), "")
     report = write_bundle(tmp_path, WithAction(gap), example, ["onnx", "int8"], samples, batch_sizes=(1, 8))
-    assert {name: of["within"] for name, of in report["runtimes"].items()} == {"onnx": True, "int8": within}
+    assert within_of(report) == {"onnx": True, "int8": within}
     assert report["runtimes"]["onnx"]["errors"]["action"] == {"1": {"differing": 0.0}, "8": {"differing": 0.0}}
     int8 = report["runtimes"]["int8"]
     assert int8["tolerance"]["differing"] == 0.1

@@ -57,11 +57,11 @@ def test_engines_agree_at_every_batch_size_and_weight_set(onnx, reference):
 def test_each_caller_owns_its_outputs(onnx):
     bound = onnx.bind(onnx.initial)
     first = onnx.run(bound, observations(3))
-    kept = [leaf.copy() for leaf in first]
+    copies = [leaf.copy() for leaf in first]
     onnx.run(bound, observations(3, seed=1))
-    assert_same(first, kept)
+    assert_same(first, copies)
     first[0][:] = 7
-    assert_same(onnx.run(bound, observations(3)), kept)
+    assert_same(onnx.run(bound, observations(3)), copies)
 
 
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
@@ -405,8 +405,8 @@ class Constants(torch.nn.Module):
 @pytest.mark.parametrize("traced", [False, True])
 def test_tensors_that_are_no_weights_stay_in_the_graph(traced):
     engine = OnnxEngine(Constants(), (np.ones((1, 2), np.float32),), traced=traced)
-    (found,) = engine.run(engine.bind({"factor": np.array([5.0], np.float32)}), [np.ones((3, 2), np.float32)])
-    assert found.tolist() == [[13.0, 5.0]] * 3
+    (output,) = engine.run(engine.bind({"factor": np.array([5.0], np.float32)}), [np.ones((3, 2), np.float32)])
+    assert output.tolist() == [[13.0, 5.0]] * 3
 
 
 def test_standalone_export_runs_without_bound_weights():

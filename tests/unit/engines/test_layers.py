@@ -36,6 +36,6 @@ def test_each_layer_has_a_row_and_the_sum_is_torchs() -> None:
         "memory": ["LSTMCell", "[N, 5] [N, 5]", "3,020"],
         "unused": ["Linear", "-", "6"],
     }
-    assert lines[-1] == f"{sum(each.numel() for each in module.parameters()):,} parameters in all"
+    assert lines[-1] == f"{sum(parameter.numel() for parameter in module.parameters()):,} parameters in all"
     assert module.training
     assert not module.body[0]._forward_hooks

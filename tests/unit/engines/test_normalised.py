@@ -38,8 +38,10 @@ def seen(normaliser, model, inputs):
     spec = describe(module, example)
     named = dict(zip((leaf.path for leaf in spec.inputs), inputs, strict=True))
     paths = iter(observed(module, example))
-    at = () if spec.state is None else spec.state.inputs
-    return [leaf if index in at else normaliser(next(paths), leaf) for index, leaf in enumerate(named.values())]
+    state_inputs = () if spec.state is None else spec.state.inputs
+    return [
+        leaf if index in state_inputs else normaliser(next(paths), leaf) for index, leaf in enumerate(named.values())
+    ]
 
 
 def raw_inputs(model, rows):
@@ -111,14 +113,14 @@ def test_the_traced_export_binds_the_moments_too():
 async def test_versions_with_different_moments_coexist():
     """Also a version without moments, of a model that was trained without them before."""
     module, example = cartpole()
-    own = module_weights(module)
+    initial = module_weights(module)
     moments = {1: normaliser_of(cartpole, 1), 2: normaliser_of(cartpole, 2)}
-    sets = {version: own | to_weights(of.scalings(), ["obs"]) for version, of in moments.items()}
+    sets = {version: initial | to_weights(normaliser.scalings(), ["obs"]) for version, normaliser in moments.items()}
     model = LocalModel(build_engine("onnx", module, example, weights=sets[1]), version=1, max_versions=8)
     model.load(2, sets[2])
-    model.load(3, own)
+    model.load(3, initial)
     bare = TorchEngine(module, example)
-    bound = bare.bind(own)
+    bound = bare.bind(initial)
     for row in raw_inputs(cartpole, 20)[0]:
         for version in (1, 2, 3):
             shown = row[None] if version == 3 else moments[version]("obs", row[None])
@@ -143,10 +145,10 @@ def test_scalings_travel_among_the_weights():
     path = "obs/a.b%/c"
     scaling = Scaling(np.ones(2, np.float32), np.full(2, 4, np.float32), 5.0)
     weights = {"x": np.zeros(1, np.float32)} | to_weights({path: scaling, "obs/other": scaling}, [path, "obs/none"])
-    (found,) = from_weights(weights).items()
-    assert found[0] == path
-    assert found[1].scale.tolist() == [4, 4]
-    assert found[1].limit == 5.0
+    (item,) = from_weights(weights).items()
+    assert item[0] == path
+    assert item[1].scale.tolist() == [4, 4]
+    assert item[1].limit == 5.0
     assert list(learned(weights)) == ["x"]
     np.testing.assert_allclose(unscaled(scaling, (np.full((3, 2), 7.0) - 1) * 4), np.full((3, 2), 7.0))
     assert completed(layout_of(weights), weights) is weights

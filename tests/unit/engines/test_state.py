@@ -125,10 +125,10 @@ async def test_a_session_keeps_its_own_state_between_forwards():
     module, example = recurrent()
     model = LocalModel(build_engine("onnx", module, example))
     sessions = [Recurrence(model.spec) for _ in range(2)]
-    obs, one = np.ones(3, np.float32), np.float32(1)
+    obs, step = np.ones(3, np.float32), np.float32(1)
     for count, session in enumerate(sessions, start=1):
         for _ in range(count):
-            outputs = session.keep((await model.forward(*session.args(obs, one))).outputs)
+            outputs = session.keep((await model.forward(*session.args(obs, step))).outputs)
             assert set(outputs) == {"logits"}
     assert [int(session.state["ticks"]) for session in sessions] == [1, 2]
     assert sessions[0].state["h"].base is None, "a copy, so that the batch is not kept"

@@ -37,7 +37,7 @@ def test_a_missing_tensorrt_is_an_error_that_says_what_to_install():
 def test_a_plan_is_named_after_graph_version_device_and_sizes():
     facts = (b"graph", "11.4.0", "H200 9.0", (1, 64, 1024))
     others = [(b"graph.", *facts[1:]), (*facts[:1], "11.4.1", *facts[2:]), (*facts[:2], "H100 9.0", facts[3])]
-    keys = {cache_key(*each) for each in [facts, *others, (*facts[:3], (1, 64, 512))]}
+    keys = {cache_key(*parts) for parts in [facts, *others, (*facts[:3], (1, 64, 512))]}
     assert len(keys) == 5
     assert cache_key(*facts) in keys
 

@@ -65,7 +65,8 @@ class Late:
 def held(address: str) -> list[str]:
     """States of this process's connections to ``address``: one that the server has closed is in ``CLOSE_WAIT``."""
     port = int(address.rpartition(":")[2])
-    return [each.status for each in psutil.Process().net_connections("tcp") if each.raddr and each.raddr[1] == port]
+    connections = psutil.Process().net_connections("tcp")
+    return [connection.status for connection in connections if connection.raddr and connection.raddr[1] == port]
 
 
 @contextlib.contextmanager

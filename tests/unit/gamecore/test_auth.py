@@ -83,15 +83,15 @@ def test_an_unknown_key_and_a_wrong_token_get_the_same_error(keys: Keys) -> None
 
 @given(
     field=st.sampled_from(["key", "session", "time", "token"]),
-    at=st.integers(min_value=0),
+    index=st.integers(min_value=0),
     char=st.characters(max_codepoint=0x2FF),
     how=st.sampled_from(["replace", "insert", "delete"]),
 )
-def test_any_changed_character_is_refused(field: str, at: int, char: str, how: str) -> None:
+def test_any_changed_character_is_refused(field: str, index: int, char: str, how: str) -> None:
     right = request(session="game-7-agent-red")
     value = getattr(right, field)
-    at %= len(value)
-    changed = value[:at] + (char if how != "delete" else "") + value[at + (how != "insert") :]
+    index %= len(value)
+    changed = value[:index] + (char if how != "delete" else "") + value[index + (how != "insert") :]
     keys = Keys({"game": SECRET, "other": OTHER}, window_s=1e18)
     keys.check(right, NOW)
     if changed != value:

@@ -108,8 +108,8 @@ def test_a_new_token_is_made_when_its_second_has_passed(
 ) -> None:
     signed: list[tuple[object, ...]] = []
 
-    def counting(*of: object) -> str:
-        signed.append(of)
+    def counting(*call: object) -> str:
+        signed.append(call)
         return "token"
 
     monkeypatch.setattr("brayx.gamecore.auth.sign", counting)
@@ -121,8 +121,8 @@ def test_a_new_token_is_made_when_its_second_has_passed(
             client.tick(b"x")
         ticks = sum(request.session == "signed" for request in app.requests)
     assert ticks > len(signed)
-    assert {of[:3] for of in signed} == {(SECRET, "k", "signed")}
-    assert len({of[3] for of in signed}) == len(signed)
+    assert {call[:3] for call in signed} == {(SECRET, "k", "signed")}
+    assert len({call[3] for call in signed}) == len(signed)
 
 
 @pytest.mark.parametrize(

@@ -126,10 +126,10 @@ class _CountsEveryTick(EchoApp):
 
 class _GoesOnCounting(EchoApp):
     def step(self, request: StepRequest) -> bytes:
-        kept = self.kept.get(request.session)
+        previous = self.kept.get(request.session)
         reply = super().step(request)
-        if kept is not None and request.kind is StepKind.START:
-            self.kept[request.session] = kept
+        if previous is not None and request.kind is StepKind.START:
+            self.kept[request.session] = previous
         return reply
 
 

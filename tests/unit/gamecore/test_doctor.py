@@ -111,12 +111,12 @@ def door(kind: str, clinic: Clinic) -> Iterator[str]:
 def broken_layer(findings: list[Finding]) -> Finding:
     """The one finding that failed. All later ones are skipped, except the stop of a session that still runs."""
     assert tuple(finding.layer for finding in findings) == LAYERS
-    at = next(number for number, finding in enumerate(findings) if finding.outcome == "failed")
-    assert all(finding.outcome == "ok" for finding in findings[:at])
-    assert all(finding.outcome == "skipped" or finding.layer == "stop" for finding in findings[at + 1 :])
-    assert findings[at].said
-    assert findings[at].advice
-    return findings[at]
+    index = next(number for number, finding in enumerate(findings) if finding.outcome == "failed")
+    assert all(finding.outcome == "ok" for finding in findings[:index])
+    assert all(finding.outcome == "skipped" or finding.layer == "stop" for finding in findings[index + 1 :])
+    assert findings[index].said
+    assert findings[index].advice
+    return findings[index]
 
 
 @pytest.mark.parametrize("kind", DOORS)

@@ -23,7 +23,7 @@ UNTIL_END = b"HTTP/1.1 200 OK\r\n\r\nhello"
 @pytest.mark.parametrize("at_a_time", [1, 7, 10_000])
 def test_whole_replies(data: bytes, keep_alive: bool, at_a_time: int) -> None:
     reply = HttpReply()
-    pieces = [data[at : at + at_a_time] for at in range(0, len(data), at_a_time)]
+    pieces = [data[start : start + at_a_time] for start in range(0, len(data), at_a_time)]
     assert [reply.feed(piece) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     assert (reply.status, reply.body, reply.keep_alive) == (200, b"hello", keep_alive)
 

@@ -64,12 +64,12 @@ def test_reply_bytes() -> None:
 def read(data: bytes, at_a_time: int = 1 << 20, max_body_bytes: int = 1 << 20) -> list[object]:
     """``(session, time, request or the type of its error)`` of every frame."""
     reader = RequestReader(max_body_bytes)
-    found: list[object] = []
-    for at in range(0, len(data), at_a_time):
-        for session, time_, request in reader.feed(data[at : at + at_a_time]):
-            found.append((session, time_, type(request) if isinstance(request, ProtocolError) else request))
+    requests: list[object] = []
+    for start in range(0, len(data), at_a_time):
+        for session, time_, request in reader.feed(data[start : start + at_a_time]):
+            requests.append((session, time_, type(request) if isinstance(request, ProtocolError) else request))
     assert not reader.in_frame
-    return found
+    return requests
 
 
 @pytest.mark.parametrize("at_a_time", [1, 2, 7, 47, 48, 49, 1000, 1 << 20])
@@ -82,10 +82,10 @@ def test_requests_in_pieces(at_a_time: int) -> None:
         StepRequest(StepKind.CALL, "", b""),
         StepRequest(StepKind.STOP, "x" * MAX_FIELD_BYTES, b""),
     ]
-    data = b"".join(encode_request(request, at) for at, request in enumerate(requests))
+    data = b"".join(encode_request(request, number) for number, request in enumerate(requests))
     read_back = read(data, at_a_time)
     assert [(session, time_) for session, time_, _ in read_back] == [  # type: ignore[misc]
-        (request.session.encode(), at) for at, request in enumerate(requests)
+        (request.session.encode(), number) for number, request in enumerate(requests)
     ]
     for (_, time_, got), request in zip(read_back, requests, strict=True):  # type: ignore[misc]
         assert got._replace(time="") == request
@@ -115,9 +115,10 @@ def test_a_refused_frame_leaves_the_stream_readable() -> None:
         (b"abc", b"tick#" + str(2**63).encode()),
         (b"abc", b"tick#\xb2"),
     ]
-    data = b"".join(_q(len(s), len(k), 0, 0, 0, at) + s + k for at, (s, k) in enumerate(bad)) + encode_request(TICK, 99)
+    data = b"".join(_q(len(s), len(k), 0, 0, 0, time_) + s + k for time_, (s, k) in enumerate(bad))
+    data += encode_request(TICK, 99)
     *refused, last = read(data)
-    assert refused == [(session, at, ProtocolError) for at, (session, _) in enumerate(bad)]
+    assert refused == [(session, time_, ProtocolError) for time_, (session, _) in enumerate(bad)]
     assert last == (b"abc", 99, TICK)
 
 
@@ -148,15 +149,15 @@ def test_a_large_body_in_tiny_pieces_does_not_take_more_memory_than_it_is_long()
 
     frame = encode_request(TICK._replace(body=bytes(1 << 17)), 1)
     reader = RequestReader()
-    pieces = [frame[at : at + 2] for at in range(0, len(frame) - 2, 2)]
+    pieces = [frame[start : start + 2] for start in range(0, len(frame) - 2, 2)]
     tracemalloc.start()
     try:
         for piece in pieces:
             assert not list(reader.feed(piece))
-        held, _ = tracemalloc.get_traced_memory()
+        allocated, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert held < 2 * len(frame)
+    assert allocated < 2 * len(frame)
 
 
 @given(st.lists(st.binary(max_size=60), max_size=12))
@@ -194,7 +195,7 @@ def test_replies_in_pieces(at_a_time: int) -> None:
     replies = [(b"abc", b"x" * 2000, 1), (b"", b"", 2), (b"abc", b"{}", -3)]
     data = b"".join(encode_reply(*reply) for reply in replies)
     reader = ReplyReader(1 << 20)
-    came = [reply for at in range(0, len(data), at_a_time) for reply in reader.feed(data[at : at + at_a_time])]
+    came = [reply for start in range(0, len(data), at_a_time) for reply in reader.feed(data[start : start + at_a_time])]
     assert came == replies
     assert not reader.in_frame
 

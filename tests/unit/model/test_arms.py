@@ -24,21 +24,21 @@ SESSIONS = [f"game-{i}" for i in range(10_000)]
 
 
 def test_a_session_s_id_decides_its_arm_and_shares_are_as_configured():
-    of = Followed("policy", canary="candidate", share=0.1)
-    at = {"champion": 1, "candidate": 2}
-    chosen = [of.choose(session, at) for session in SESSIONS]
-    assert chosen == [of.choose(session, at) for session in SESSIONS]
+    followed = Followed("policy", canary="candidate", share=0.1)
+    versions = {"champion": 1, "candidate": 2}
+    chosen = [followed.choose(session, versions) for session in SESSIONS]
+    assert chosen == [followed.choose(session, versions) for session in SESSIONS]
     assert 0.08 < chosen.count("candidate") / len(chosen) < 0.12
-    more = [Followed("policy", canary="candidate", share=0.3).choose(session, at) for session in SESSIONS]
-    assert all(wider == "candidate" for one, wider in zip(chosen, more, strict=True) if one == "candidate"), (
+    more = [Followed("policy", canary="candidate", share=0.3).choose(session, versions) for session in SESSIONS]
+    assert all(wider == "candidate" for narrower, wider in zip(chosen, more, strict=True) if narrower == "candidate"), (
         "a larger share only adds sessions"
     )
-    other = [Followed("rival", canary="candidate", share=0.1).choose(session, at) for session in SESSIONS]
+    other = [Followed("rival", canary="candidate", share=0.1).choose(session, versions) for session in SESSIONS]
     assert other != chosen, "two models do not choose the same sessions"
 
 
 @pytest.mark.parametrize(
-    ("of", "at", "alias"),
+    ("followed", "versions", "alias"),
     [
         (Followed("p", canary="candidate", share=1.0), {"champion": 1}, "champion"),
         (Followed("p", canary="candidate", share=1.0), {"champion": 1, "candidate": 2}, "candidate"),
@@ -47,8 +47,8 @@ def test_a_session_s_id_decides_its_arm_and_shares_are_as_configured():
         (Followed("p", alias="staging"), {}, "staging"),
     ],
 )
-def test_shares_of_zero_and_one(of, at, alias):
-    assert {of.choose(session, at) for session in SESSIONS[:100]} == {alias}
+def test_shares_of_zero_and_one(followed, versions, alias):
+    assert {followed.choose(session, versions) for session in SESSIONS[:100]} == {alias}
 
 
 def test_results_are_counted_by_arm_and_survive_the_recorder():
@@ -58,8 +58,8 @@ def test_results_are_counted_by_arm_and_survive_the_recorder():
         recorder.add("arm_return", game_return, label=arm.label)
     recorder.add("arm_ticks", 30, label=arm.label)
     recorder.add("ticks", 30)
-    [(found, results)] = results_of(recorder.drain()).items()
-    assert found == arm
+    [(counted_arm, results)] = results_of(recorder.drain()).items()
+    assert counted_arm == arm
     numbers = results.numbers()
     assert numbers == {
         "sessions": 3, "ticks": 30, "refusals": 0, "errors": 0, "games": 3, "episode_return": 30.0
@@ -115,11 +115,11 @@ async def test_the_pool_reports_when_an_alias_moves(versions):
     pool = Pool(versions, "", {"model": Followed("policy", canary="candidate"), "other": Followed("none")})
     assert await pool.newer(None, 0.01) is None
     await pool.look()
-    at = await pool.newer(None, 1)
-    assert at == {"model": {"champion": 1, "candidate": 2}, "other": {}}
+    aliases = await pool.newer(None, 1)
+    assert aliases == {"model": {"champion": 1, "candidate": 2}, "other": {}}
     await pool.look()
-    assert await pool.newer(at, 0.01) is None, "no alias has moved"
-    waiting = asyncio.create_task(pool.newer(at, 30))
+    assert await pool.newer(aliases, 0.01) is None, "no alias has moved"
+    waiting = asyncio.create_task(pool.newer(aliases, 30))
     await asyncio.sleep(0)
     promote("models:/policy@candidate", versions)
     await pool.look()
@@ -210,8 +210,8 @@ def test_results_are_written_to_a_run_per_arm_and_to_the_version(versions):
 
     def runs():
         [experiment] = [e for e in client.search_experiments() if e.name == "p"]
-        found = client.search_runs([experiment.experiment_id], "attributes.run_name LIKE 'serving%'")
-        return {run.info.run_name: run.data for run in found}
+        recorded = client.search_runs([experiment.experiment_id], "attributes.run_name LIKE 'serving%'")
+        return {run.info.run_name: run.data for run in recorded}
 
     serve(5)
     assert set(runs()) == {"serving policy 1 as champion", "serving policy 2 as candidate"}
@@ -256,10 +256,10 @@ def test_results_are_written_for_model_names_that_are_invalid_as_run_names(track
         pool.write()
     assert pool.failures == 0
     client = MlflowClient(tracking_db)
-    found = {
+    sessions = {
         run.data.params["serving.model"]: run.data.metrics["session/sessions"] for run in serving_runs(client, "p")
     }
-    assert found == {"policy (v2)": 2, "policy [v2]": 2}
+    assert sessions == {"policy (v2)": 2, "policy [v2]": 2}
     assert client.get_model_version("policy (v2)", "1").tags["serving.sessions"] == "2"
 
 
@@ -285,9 +285,9 @@ def test_unwritable_results_are_logged_counted_and_do_not_block_others(versions,
     assert "model/champion/1 are not written for now: RuntimeError: an unforeseen error" in caplog.text
     monkeypatch.undo()
     pool.write()
-    found = {run.data.params["serving.alias"]: run.data.metrics["session/sessions"]
+    sessions = {run.data.params["serving.alias"]: run.data.metrics["session/sessions"]
              for run in serving_runs(MlflowClient(versions), "p")}  # fmt: skip
-    assert found == {"champion": 6, "candidate": 1}
+    assert sessions == {"champion": 6, "candidate": 1}
 
 
 def test_results_may_be_added_while_others_are_written(versions):

@@ -710,11 +710,11 @@ async def test_a_refused_row_of_submit_many_releases_the_others(make):
     batcher._queue.max_rows = 5
     many = asyncio.create_task(batcher.submit_many([1, 2, 3, 4]))
     await let_loop_run()
-    one = asyncio.create_task(batcher.submit("one", caller="b"))
+    single = asyncio.create_task(batcher.submit("one", caller="b"))
     await let_loop_run()
     assert isinstance(many.exception(), QueueFull)
     gate.set()
-    assert await asyncio.gather(*rows, one) == ["running", 0, "one"]
+    assert await asyncio.gather(*rows, single) == ["running", 0, "one"]
 
 
 async def test_close_fails_sorted_rows(make, engine):

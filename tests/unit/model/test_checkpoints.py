@@ -59,9 +59,9 @@ def test_by_time(trial):
 
 @pytest.mark.parametrize("given", [None, 1, np.int64(7), timedelta.resolution])
 def test_an_interval_is_stored_in_plain_numbers(given):
-    kept = checked_interval(given)
-    assert kept == given
-    assert kept is None or type(kept) in (int, timedelta)
+    stored = checked_interval(given)
+    assert stored == given
+    assert stored is None or type(stored) in (int, timedelta)
 
 
 def test_without_a_trial_nothing_is_due():

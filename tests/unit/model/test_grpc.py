@@ -145,13 +145,13 @@ async def test_keys_keep_their_values_in_any_order():
     async with serving(Door(model)) as address:
         dialled = await DialledModel.connect(f"grpc://{address}")
         args = {"2": np.full(3, 3), "10": np.full(3, 4)}, {"value": np.full(3, 5), "logits": np.full(3, 6)}
-        one, _ = await dialled.forward(*args)
-        two, _ = await dialled.forward_batch(*optree.tree_map(lambda leaf: np.stack([leaf, leaf]), args))
+        single, _ = await dialled.forward(*args)
+        batch, _ = await dialled.forward_batch(*optree.tree_map(lambda leaf: np.stack([leaf, leaf]), args))
         await dialled.close()
     await model.close()
     want = {"value": [6] * 3, "logits": [8] * 3, "sums": {"2": [23] * 3, "10": [104] * 3}}
-    assert optree.tree_map(lambda leaf: leaf.tolist(), one) == want
-    assert optree.tree_map(lambda leaf: leaf[1].tolist(), two) == want
+    assert optree.tree_map(lambda leaf: leaf.tolist(), single) == want
+    assert optree.tree_map(lambda leaf: leaf[1].tolist(), batch) == want
 
 
 @pytest.mark.parametrize("count", [65, 1025])

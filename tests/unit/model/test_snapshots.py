@@ -23,22 +23,22 @@ WEIGHTS = {
 
 @pytest.fixture
 def files(tmp_path: Path) -> SnapshotFiles:
-    found = SnapshotFiles(tmp_path / "weights")
-    found.put(3, WEIGHTS)
-    return found
+    stored = SnapshotFiles(tmp_path / "weights")
+    stored.put(3, WEIGHTS)
+    return stored
 
 
 def test_weights_are_read_as_they_were_written(files: SnapshotFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(snapshots, "load_weights")  # which is slow, and only for other files
-    found = files.read(3)
-    assert list(found) == list(WEIGHTS)
-    for name, array in found.items():
+    weights = files.read(3)
+    assert list(weights) == list(WEIGHTS)
+    for name, array in weights.items():
         np.testing.assert_array_equal(array, WEIGHTS[name])
         assert (array.dtype, array.shape) == (WEIGHTS[name].dtype, WEIGHTS[name].shape)
         assert array.flags.aligned
         assert array.flags.c_contiguous
         assert not array.flags.writeable, "else an engine would copy it"
-    assert digest_of(found) == digest_of(WEIGHTS)
+    assert digest_of(weights) == digest_of(WEIGHTS)
 
 
 def test_a_compressed_file_is_read_too(files: SnapshotFiles) -> None:
@@ -67,9 +67,9 @@ def test_a_damaged_file_is_refused(files: SnapshotFiles) -> None:
 def test_a_changed_bit_is_noticed_or_changes_no_value(files: SnapshotFiles) -> None:
     whole = bytearray(files.path(3).read_bytes())
     rng = np.random.default_rng(0)
-    for at in rng.integers(0, len(whole), 300):
+    for index in rng.integers(0, len(whole), 300):
         changed = whole.copy()
-        changed[at] ^= 1 << int(rng.integers(8))
-        found = snapshots._stored(bytes(changed))
-        if found is not None and found.keys() == WEIGHTS.keys():  # other names do not fit the model
-            assert digest_of(found) == digest_of(WEIGHTS)
+        changed[index] ^= 1 << int(rng.integers(8))
+        weights = snapshots._stored(bytes(changed))
+        if weights is not None and weights.keys() == WEIGHTS.keys():  # other names do not fit the model
+            assert digest_of(weights) == digest_of(WEIGHTS)

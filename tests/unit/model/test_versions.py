@@ -65,28 +65,28 @@ def test_a_dropped_version_is_freed(engine):
 
 def test_a_pinned_version_survives_until_its_holder_is_gone(engine):
     versions = filled(engine, 1, keep=2)
-    held = versions.pin()
+    pinned = versions.pin()
     for version in range(2, 9):
         versions.load(version, weights(version))
-    assert versions.get(1) is held
-    assert versions.pin(1) is held
+    assert versions.get(1) is pinned
+    assert versions.pin(1) is pinned
     assert versions.known() == [1, 7, 8]
-    del held
+    del pinned
     gc.collect()
     assert versions.known() == [7, 8]
 
 
 def test_pins_are_bounded(engine):
     versions = filled(engine, 1, keep=1, max_pinned=2)
-    held = []
+    pins = []
     for version in (2, 3, 4):
-        held.append(versions.pin())
+        pins.append(versions.pin())
         versions.load(version, weights(version))
         if version == 3:
             assert versions.known() == [1, 2, 3]
             with pytest.raises(Overloaded, match="2 policy versions"):
                 versions.pin()
-            held.pop()
+            pins.pop()
             gc.collect()
     assert versions.known() == [1, 3, 4]
 

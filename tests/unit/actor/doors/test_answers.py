@@ -83,15 +83,15 @@ def test_a_star_allows_every_origin(address: str) -> None:
 
 
 def test_the_page_says_what_is_served_and_how_to_call_it() -> None:
-    found = page(
+    html = page(
         {**FACTS, "mode": "serve", "draining": False, "policy_versions": {"model": 7}, "registered": {"model": []}}
     )
     for text in ("&lt;b&gt;arena", "<td>serve</td>", "<td>no</td>", "model: 7", "model: none", "tcp://127.0.0.1:8101"):
-        assert text in found
-    assert "<b>" not in found
-    assert "step_kind: tick" in found
-    assert "{{" not in found
-    assert '"reward": 0}' in found
+        assert text in html
+    assert "<b>" not in html
+    assert "step_kind: tick" in html
+    assert "{{" not in html
+    assert '"reward": 0}' in html
 
 
 @pytest.mark.parametrize("origin", ["play.example.com", "https://play.example.com/", "https://*.example.com", ""])

@@ -33,20 +33,20 @@ def service() -> Iterator[Native]:
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of each write and read of the blocking client's connections."""
-    found: list[int] = []
+    sizes: list[int] = []
 
     class Counted(ClientConnection):
         def send(self, data: bytes, timeout_s: float) -> None:
-            found.append(len(data))
+            sizes.append(len(data))
             super().send(data, timeout_s)
 
         def recv(self, deadline: float) -> bytes:
             data = super().recv(deadline)
-            found.append(len(data))
+            sizes.append(len(data))
             return data
 
     monkeypatch.setattr(transport, "ClientConnection", Counted)
-    return found
+    return sizes
 
 
 def ws(service: Native) -> str:
@@ -59,8 +59,8 @@ def bodies(count: int = 30) -> list[bytes]:
     numbers = [rng.randrange(10**6) for _ in range(1000)]
     made = []
     for _ in range(count):
-        for at in rng.sample(range(len(numbers)), 20):
-            numbers[at] = rng.randrange(10**6)
+        for index in rng.sample(range(len(numbers)), 20):
+            numbers[index] = rng.randrange(10**6)
         made.append(json.dumps(numbers).encode())
     return made
 

@@ -121,9 +121,9 @@ async def test_a_thousand_connections_do_not_exceed_the_limit(narrow: Target, do
                 crowd.append(await connected(narrow, door, started=False))
             except ConnectionError:
                 refused += 1
-        held = narrow.report().connections
-        assert held[counted] <= 50, held
-        assert held["ws"] <= 50, held
+        connections = narrow.report().connections
+        assert connections[counted] <= 50, connections
+        assert connections["ws"] <= 50, connections
         await further(ticks, door)
         if door == "ws":
             assert refused >= 950

@@ -263,12 +263,12 @@ def test_expect_100_continue_with_a_large_body_and_an_upgrade_is_refused_for_the
 
 
 def test_http_1_0_responses_say_whether_the_connection_is_kept(service: Native) -> None:
-    kept, closed = (
+    keep_alive, closing = (
         f"POST /step HTTP/1.0\r\n{connection}content-length: 4\r\n\r\ncall".encode()
         for connection in ("connection: Keep-Alive\r\n", "")
     )
     with connect(service.http) as connection:
-        connection.sendall(kept + kept + closed)
+        connection.sendall(keep_alive + keep_alive + closing)
         *replies, last = read_all(connection).split(b"HTTP/1.1 200 OK\r\n")[1:]
     assert len(replies) == 2
     assert all(b"connection: keep-alive\r\n" in reply for reply in replies)
@@ -416,7 +416,7 @@ def test_a_connection_that_stalls_in_a_request_gets_an_error_is_closed_and_hurts
 
 
 def test_a_connection_whose_reads_all_end_in_mid_frame_is_not_stalled() -> None:
-    frames = [encode_request(StepRequest(StepKind.CALL, "", b"x" * 100), at) for at in range(20)]
+    frames = [encode_request(StepRequest(StepKind.CALL, "", b"x" * 100), time_) for time_ in range(20)]
     with native(stall_s=0.2) as service, connect(service.tcp) as busy:
         reader, got, unsent = ReplyReader(MAX_BODY_BYTES), 0, b""
         for frame in frames:
@@ -445,7 +445,7 @@ def test_a_connection_is_not_stalled_while_a_running_tick_delays_its_next_frame(
         while len(got) < 3:
             got += reader.feed(busy.recv(65536))
         sending.join(WAIT_S)
-        assert [at for _, _, at in got] == [1, ~2, 9], "the late tick gets an error, the frame after it a reply"
+        assert [time_ for _, _, time_ in got] == [1, ~2, 9], "the late tick gets an error, the frame after it a reply"
 
 
 def test_a_burst_of_connections_waits_to_be_accepted() -> None:
@@ -545,8 +545,8 @@ def test_the_error_for_an_id_that_is_not_ascii_quotes_it_as_sent(service: Native
 def test_a_tcp_connection_carries_many_sessions_and_slow_ones_hold_up_no_others(service: Native) -> None:
     names = [uuid.uuid4().hex for _ in range(4)]
     with connect(service.tcp) as connection:
-        for at, name in enumerate(names):
-            connection.sendall(encode_request(StepRequest(StepKind.START, name, b""), at))
+        for time_, name in enumerate(names):
+            connection.sendall(encode_request(StepRequest(StepKind.START, name, b""), time_))
         reader, got = ReplyReader(MAX_BODY_BYTES), []
         while len(got) < len(names):
             got += reader.feed(connection.recv(65536))
@@ -557,7 +557,7 @@ def test_a_tcp_connection_carries_many_sessions_and_slow_ones_hold_up_no_others(
         while len(got) < 3:
             got += reader.feed(connection.recv(65536))
         assert sorted(session.decode() for session, _, _ in got) == sorted(names[1:])
-        assert {(body, at) for _, body, at in got} == {(b"x", 11)}
+        assert {(body, time_) for _, body, time_ in got} == {(b"x", 11)}
 
 
 def test_the_server_stops_reading_from_a_client_that_reads_nothing() -> None:
@@ -576,7 +576,7 @@ def test_the_server_stops_reading_from_a_client_that_reads_nothing() -> None:
 
 
 def test_a_full_replica_that_refuses_starts_keeps_the_latency_of_ticks() -> None:
-    starts = b"".join(encode_request(StepRequest(StepKind.START, f"late{at}", b""), at) for at in range(100))
+    starts = b"".join(encode_request(StepRequest(StepKind.START, f"late{time_}", b""), time_) for time_ in range(100))
     with native() as service, connect(service.tcp) as crowd, Client(service.tcp_url) as client:
         client.start()
         service.table._services.config = SessionConfig(actors_per_worker=1)
@@ -588,8 +588,8 @@ def test_a_full_replica_that_refuses_starts_keeps_the_latency_of_ticks() -> None
                 crowd.sendall(starts)
                 reader, got = ReplyReader(MAX_BODY_BYTES), 0
                 while got < 100:
-                    for _, body, at in reader.feed(crowd.recv(65536)):
-                        assert at < 0, "no start was accepted"
+                    for _, body, time_ in reader.feed(crowd.recv(65536)):
+                        assert time_ < 0, "no start was accepted"
                         assert b"service_full" in body
                         got += 1
                 refused += got
@@ -650,12 +650,12 @@ def test_a_port_is_free_once_the_process_that_held_it_is_killed(tmp_path: Path) 
 
 def test_one_of_two_applications_that_start_together_gets_the_port_for_all_its_replicas(tmp_path: Path) -> None:
     (tmp_path / "8101").write_text("of another time")
-    begin, held, refused = threading.Barrier(8), [], []
+    begin, ports, refused = threading.Barrier(8), [], []
 
     def start(application: str) -> None:
         begin.wait(WAIT_S)
         try:
-            held.append((application, HeldPort(8101, application, tmp_path)))
+            ports.append((application, HeldPort(8101, application, tmp_path)))
         except StartupError:
             refused.append(application)
 
@@ -664,9 +664,9 @@ def test_one_of_two_applications_that_start_together_gets_the_port_for_all_its_r
         thread.start()
     for thread in threads:
         thread.join(WAIT_S)
-    assert len(held) == len(refused) == 4
-    assert {application for application, _ in held} | {*refused} == {"a", "b"}
-    for _, port in held:
+    assert len(ports) == len(refused) == 4
+    assert {application for application, _ in ports} | {*refused} == {"a", "b"}
+    for _, port in ports:
         port.release()
 
 

@@ -57,8 +57,8 @@ class Holding(TableService):
             super().submit(request, reply, **more)
 
     async def release(self) -> None:
-        kept, self.kept = self.kept, []
-        for answer in kept:
+        answers, self.kept = self.kept, []
+        for answer in answers:
             answer()
 
 
@@ -119,8 +119,8 @@ def frame(opcode: int, data: bytes = b"", *, fin: bool = True, compressed: bool 
     return bytes([first]) + size + bytes(4) + data
 
 
-def request(kind: StepKind, session: str, body: bytes = b"", at: int = 1) -> bytes:
-    return encode_request(StepRequest(kind, session, body), at)
+def request(kind: StepKind, session: str, body: bytes = b"", time_: int = 1) -> bytes:
+    return encode_request(StepRequest(kind, session, body), time_)
 
 
 WORDS = b"POST /step HTTP/1.1\r\nsession: loud\r\nstep_kind: tick\r\ncontent-length: 1\r\n\r\nx"
@@ -227,12 +227,12 @@ def test_a_connection_holds_one_inflated_message_that_its_session_has_not_taken(
 
 def test_a_connection_has_no_more_requests_in_progress_than_the_limit() -> None:
     with native(max_in_flight=8, table=Holding) as service, connect(service.tcp) as client:
-        client.sendall(b"".join(request(StepKind.START, f"game{at}") for at in range(40)))
+        client.sendall(b"".join(request(StepKind.START, f"game{number}") for number in range(40)))
         reader, got = ReplyReader(MAX_BODY_BYTES), 0
         while got < 40:
             got += len(list(reader.feed(client.recv(65536))))
         (connection,) = service.tcp._connections
-        client.sendall(b"".join(request(StepKind.TICK, f"game{at}", b"hold") for at in range(40)))
+        client.sendall(b"".join(request(StepKind.TICK, f"game{number}", b"hold") for number in range(40)))
         until(lambda: len(service.table.kept) >= 8, "that ticks are in progress")
 
         async def counted() -> int:
