@@ -45,13 +45,14 @@ def test_a_module_on_the_path_is_found() -> None:
 @pytest.mark.parametrize("check", [check_module, load_module])
 def test_a_missing_module_names_the_nearest(check: object, folder: str) -> None:
     assert callable(check)
-    with pytest.raises(ConfigError, match=r"'brayx_test_agnet' is neither in .*nearest is 'brayx_test_agent'"):
+    with pytest.raises(ConfigError, match=r"'brayx_test_agnet'.*'brayx_test_agent'"):
         check("brayx_test_agnet", folder)
     for name in ("brayx_test_package.absent", "brayx_test_agent.absent", "brayx.absent", "absent.absent"):
         with pytest.raises(ConfigError, match="is neither in"):
             check(name, folder)
-    with pytest.raises(ConfigError, match=r"expected an import path such as my_game\.agent"):
+    with pytest.raises(ConfigError, match=r"'agents/mine\.py'") as refused:
         check("agents/mine.py", folder)
+    assert refused.value.details == {"module": "agents/mine.py"}
 
 
 def test_a_missing_attribute_names_the_nearest(folder: str) -> None:
@@ -60,9 +61,10 @@ def test_a_missing_attribute_names_the_nearest(folder: str) -> None:
 
 
 def test_a_module_that_raises_is_reported_with_its_error(folder: str) -> None:
-    with pytest.raises(ConfigError, match="raised when imported: RuntimeError: no luck"):
+    with pytest.raises(ConfigError, match="RuntimeError: no luck") as refused:
         load_module("brayx_test_broken", folder)
-    with pytest.raises(ConfigError, match="needs the module 'not_installed_anywhere'"):
+    assert refused.value.details == {"module": "brayx_test_broken"}
+    with pytest.raises(ConfigError, match="'not_installed_anywhere'"):
         load_module("brayx_test_needy", folder)
 
 
@@ -77,7 +79,7 @@ def test_the_same_module_name_from_elsewhere_is_refused(folder: str, tmp_path_fa
     load_module("brayx_test_agent", folder)
     other = tmp_path_factory.mktemp("other")
     (other / "brayx_test_agent.py").write_text("class Other:\n    pass\n")
-    with pytest.raises(ConfigError, match=r"another module 'brayx_test_agent' was loaded before from .*; rename one"):
+    with pytest.raises(ConfigError, match=r"'brayx_test_agent' .*; rename one"):
         load("brayx_test_agent", "Other", str(other))
     (other / "json.py").write_text("")
     with pytest.raises(ConfigError, match="another module 'json'"):

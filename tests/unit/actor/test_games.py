@@ -133,7 +133,7 @@ class TestWait:
         await asyncio.sleep(0)
         assert not task.done()
         c.leave()
-        with pytest.raises(DeadlineExceeded, match=r"'plan'.*other sessions of game 'g' ended.*tick 7") as alone:
+        with pytest.raises(DeadlineExceeded, match=r"'plan'.*game 'g'.*tick 7") as alone:
             await task
         assert alone.value.details == {"attribute": "plan", "reason": "alone"}
         with pytest.raises(DeadlineExceeded, match="'plan'"):

@@ -453,7 +453,7 @@ class TestPassedOn:
         (b,) = await replicas("b", share="none")
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             handle.directory.renew("owner", "http://{}:{}".format(*server.sockets[0].getsockname()), ["s"])
-            with pytest.raises(Overloaded, match="may have been applied") as raised:
+            with pytest.raises(Overloaded) as raised:
                 await b.ask("tick", "s", body(0))
         assert raised.value.details == {"layer": "peer", "maybe_applied": True}
         assert "bury" not in handle.calls
@@ -469,7 +469,7 @@ class TestPassedOn:
         b._routing._timeout_s = 1.01
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             handle.directory.renew("owner", "http://{}:{}".format(*server.sockets[0].getsockname()), ["s"])
-            with pytest.raises(Overloaded, match=r"no answer within 1.01 s.*may have been applied") as raised:
+            with pytest.raises(Overloaded, match=r"1\.01 s") as raised:
                 await b.ask("tick", "s", body(0))
         assert raised.value.details == {"layer": "peer", "maybe_applied": True}
         assert "bury" not in handle.calls

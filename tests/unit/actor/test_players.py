@@ -156,9 +156,10 @@ async def test_a_bad_result_is_refused_and_the_stop_may_be_sent_again(seats: Sea
     actors = two(seats)
     await start(actors)
     sessions = by_player(actors, seats)
-    with pytest.raises(BadResult, match="expected 'win', 'draw', 'loss' or a finite score") as refused:
+    with pytest.raises(BadResult, match="'win', 'draw', 'loss'") as refused:
         await actors[sessions["main"]].stop(f'{{"result": {bad}}}'.encode())
     assert isinstance(refused.value, BadBody)  # which does not end the session
+    assert refused.value.details["got"] == repr(json.loads(bad))
     await actors[sessions["main"]].stop(b'{"result": 1}')
     await actors[sessions["random"]].stop(b'{"result": -0.5}')
     assert seats.league.counters() == {"counted": 1, "broken_off": 0, "contradictory": 0, "refused": 1}

@@ -249,5 +249,5 @@ def test_a_bundle_json_of_another_program_deletes_no_files(tmp_path, document):
 
 
 def test_an_unknown_runtime_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="runtime: expected one of onnx, int8, tensorrt, got 'coreml'"):
+    with pytest.raises(ConfigError, match=r"runtime: .*onnx, .*'coreml'"):
         write_bundle(tmp_path, *cartpole(), ["coreml"], Samples(observations(2), ""))

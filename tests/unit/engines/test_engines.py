@@ -90,7 +90,7 @@ def test_read_only_weights_are_used_in_place(onnx):
 def test_bind_refuses_weights_of_another_model(kind, onnx, reference):
     engine = onnx if kind == "onnx" else reference
     other = module_weights(cartpole(hidden=(8, 8))[0])
-    with pytest.raises(BadWeights, match=r"policy\.layers\.0\.weight: \[64, 4\] float32, got \[8, 4\] float32"):
+    with pytest.raises(BadWeights, match=r"policy\.layers\.0\.weight.*64, 4.*8, 4"):
         engine.bind(other)
 
 
@@ -159,8 +159,9 @@ def test_a_seat_computes_a_small_mlp_with_numpy():
 def test_building_the_engine_refuses_a_seat_with_other_results(monkeypatch):
     monkeypatch.setitem(chain._ACTIVATIONS, "Tanh", lambda array: np.maximum(array, 0.0, out=array))
     layers = mlp(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
-    with pytest.raises(EngineMismatch, match=r"a seat differs from ONNX Runtime: leaf .* at batch size 1"):
+    with pytest.raises(EngineMismatch, match="seat") as differing:
         OnnxEngine(*layers)
+    assert differing.value.details["batch_size"] == 1
 
 
 class Residual(torch.nn.Module):
@@ -369,7 +370,7 @@ class Random(torch.nn.Module):
 
 @pytest.mark.parametrize(("op", "error"), [(torch.rand_like, EngineMismatch), (torch.poisson, ModelError)])
 def test_the_error_says_that_a_model_is_random_in_forward(op, error):
-    with pytest.raises(error, match=r"random in forward: .* leaf 'output', .* draw noise only if self\.training"):
+    with pytest.raises(error, match=r"random .*'output'.*self\.training"):
         OnnxEngine(Random(op), (np.ones((1, 2), np.float32),))
 
 
@@ -422,8 +423,9 @@ def test_standalone_export_runs_without_bound_weights():
 
 
 def test_unknown_engine_is_a_config_error():
-    with pytest.raises(ConfigError, match="'tensorflow' is not one of onnx, onnx-frozen, int8, tensorrt, torch"):
+    with pytest.raises(ConfigError, match=", ".join(ENGINES)) as refused:
         build_engine("tensorflow", *cartpole())
+    assert refused.value.details == {"engine": "tensorflow"}
 
 
 ELSEWHERE = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -453,8 +455,9 @@ def test_a_compiled_engine_agrees_and_compiles_once_for_all_weight_sets(device):
 
 
 def test_unsupported_options_are_refused():
-    with pytest.raises(ConfigError, match="device and compile are options of engine 'torch'"):
+    with pytest.raises(ConfigError, match=r"device.*'torch'") as refused:
         build_engine("onnx", *cartpole(), device="cuda")
+    assert refused.value.details == {"engine": "onnx"}
     with pytest.raises(ConfigError, match="'tpu', expected cpu or cuda"):
         build_engine("torch", *cartpole(), device="tpu")
     with pytest.raises(ConfigError, match=f"finds {torch.cuda.device_count()} GPUs"):

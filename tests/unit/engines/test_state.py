@@ -40,7 +40,7 @@ class Shrinking(torch.nn.Module):
 
 
 def test_an_output_state_of_another_layout_is_refused():
-    with pytest.raises(ModelError, match=r"input state, \[state: \[2\] float32\], got \[state: \[1\] float32\]"):
+    with pytest.raises(ModelError, match=r"state: \[2\].*state: \[1\]"):
         TorchEngine(Shrinking(), (np.zeros((1, 2), np.float32),))
 
 

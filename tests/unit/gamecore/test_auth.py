@@ -52,7 +52,7 @@ def test_a_time_within_the_window_passes(keys: Keys, off_s: float) -> None:
 
 @pytest.mark.parametrize(("off_s", "said"), [(301, "301 s behind"), (-4000, "4000 s ahead of")])
 def test_a_time_outside_the_window_is_refused_with_the_difference(keys: Keys, off_s: int, said: str) -> None:
-    with pytest.raises(Unauthorized, match=f"{said} this service's clock, at most 300 s") as refused:
+    with pytest.raises(Unauthorized, match=f"{said} .*300 s") as refused:
         keys.check(request(), NOW + off_s)
     assert refused.value.details == {"field": "time", "behind_s": off_s, "window_s": 300.0}
 

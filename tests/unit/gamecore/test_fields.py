@@ -58,21 +58,24 @@ def test_the_error_for_a_bad_value_names_its_place(value: Any, dtype: Any, says:
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), 1e39, 10**400, "1", [1]])
 def test_a_number_is_finite(value: Any) -> None:
-    with pytest.raises(BadBody, match=r"r is .*, expected a finite number"):
+    with pytest.raises(BadBody, match="r is ") as refused:
         number_field({"r": value}, "r")
+    assert refused.value.details == {"field": "r"}
 
 
 def test_ranges_and_shapes_are_checked() -> None:
-    with pytest.raises(BadBody, match="r is 2, expected a finite number from 0 to 1"):
+    with pytest.raises(BadBody, match=r"r is 2, .*0 to 1") as refused:
         number_field({"r": 2}, "r", 0, 1)
+    assert refused.value.details == {"field": "r"}
     for value in (-1, 3, 1.0, True, None):
-        with pytest.raises(BadBody, match=r"i is .*, expected a whole number from 0 to 2"):
+        with pytest.raises(BadBody, match=r"i is .*0 to 2"):
             index_field({"i": value}, "i", 3)
-    with pytest.raises(BadBody, match=r"x is shape \[2\], expected numbers of shape \[3\]"):
+    with pytest.raises(BadBody, match=r"x .*\[2\].*\[3\]"):
         array_field({"x": [1, 2]}, "x", shape=(3,))
     for body in (None, [], {"y": 1}, "x"):
-        with pytest.raises(BadBody, match="the body has no field 'x'"):
+        with pytest.raises(BadBody, match="'x'") as missing:
             number_field(body, "x")
+        assert missing.value.details == {"field": "x"}
 
 
 @pytest.mark.parametrize(

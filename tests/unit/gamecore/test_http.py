@@ -121,7 +121,7 @@ async def test_the_deadline_covers_the_whole_request(script: object) -> None:
     for _ in range(2):
         with scripted(script, _answer_all) as (address, _), Client(f"http://{address}", timeout_s=0.3) as client:  # type: ignore[arg-type]
             began = time.monotonic()
-            with pytest.raises(DeadlineExceeded, match=r"no reply to the stateless call within 0\.3 s") as caught:
+            with pytest.raises(DeadlineExceeded, match=r"stateless call.* 0\.3 s") as caught:
                 client.call(b"")
             assert 0.25 < time.monotonic() - began < 20
             assert caught.value.details["layer"] == "http"

@@ -125,7 +125,7 @@ async def test_the_pool_reports_when_an_alias_moves(versions):
     await pool.look()
     assert (await waiting)["model"] == {"champion": 2, "candidate": 2}
     assert (await pool.weights("model", 1))["factor"] == 1, "every version is available"
-    with pytest.raises(VersionUnknown, match="no policy version 7, nearest is 2; there are 1, 2") as raised:
+    with pytest.raises(VersionUnknown, match=r"7.* 2.* 1, 2") as raised:
         await pool.weights("model", 7)
     assert raised.value.details == {"version": 7, "nearest": 2, "known": [1, 2]}
     with pytest.raises(VersionUnknown, match="no model 'none'"):
@@ -137,11 +137,11 @@ async def test_a_version_with_nan_is_refused_and_read_once(versions, tmp_path):
     save_weights(tmp_path / "checkpoint" / "weights.npz", {"factor": np.array([np.nan], np.float32)})
     trial = Trial.open("p", "t", versions)
     register(trial, trial.save_checkpoint(tmp_path / "checkpoint", 3), "policy")
-    with pytest.raises(BadWeights, match="version 3 of model 'policy': weights: 'factor' holds 1 values that are NaN"):
+    with pytest.raises(BadWeights, match=r"version 3 of model 'policy'.*'factor'"):
         await pool.weights("model", 3)
     for file in tmp_path.rglob("weights.npz"):
         file.unlink()
-    with pytest.raises(BadWeights, match="version 3 of model 'policy': weights: 'factor' holds 1 values that are NaN"):
+    with pytest.raises(BadWeights, match=r"version 3 of model 'policy'.*'factor'"):
         await pool.weights("model", 3)
 
 

@@ -215,7 +215,7 @@ async def test_a_body_too_large_is_refused(model):
 
 
 async def test_a_mismatch_is_refused_before_it_is_sent(dialled):
-    with pytest.raises(ShapeMismatch, match=r"expected \[obs/x: \[3\] float32; pair/0: \[\] int64"):
+    with pytest.raises(ShapeMismatch, match=r"obs/x: \[3\] float32; pair/0: \[\] int64"):
         await dialled.forward({"x": np.zeros(4)}, (0, 0))
 
 

@@ -176,7 +176,7 @@ def test_a_malformed_offer_is_refused(service: Native) -> None:
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "tcp://127.0.0.1:1", "grpc://127.0.0.1:1"])
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_only_websockets_are_compressed(url: str, kind: Any) -> None:
-    with pytest.raises(ConfigError, match=f"compress=True needs a ws:// URL, got '{url}'"):
+    with pytest.raises(ConfigError, match=f"compress=True .*ws://.*'{url}'"):
         kind(url, compress=True)
 
 

@@ -612,16 +612,18 @@ def test_a_full_replica_that_refuses_starts_keeps_the_latency_of_ticks() -> None
 
 def test_a_port_of_another_application_is_refused(service: Native) -> None:
     host, port = service.http.address
-    with pytest.raises(StartupError, match=f"native port {port} of 127.0.0.1 is taken"):
+    with pytest.raises(StartupError, match=rf"{port} of 127\.0\.0\.1") as refused:
         check_shared_port(host, port, "mine")
+    assert refused.value.details == {"port": port}
     check_shared_port("127.0.0.1", free_port(), "mine")
 
 
 def test_a_port_is_held_by_one_application_until_its_last_replica_releases_it(tmp_path: Path) -> None:
     folder = tmp_path / "ports"
     replicas = [HeldPort(8101, "a", folder) for _ in range(2)]
-    with pytest.raises(StartupError, match="native port 8101 is taken by the actor 'a'"):
+    with pytest.raises(StartupError, match=r"8101 .*'a'") as taken:
         HeldPort(8101, "b", folder)
+    assert taken.value.details == {"port": 8101}
     HeldPort(8102, "b", folder).release()
     replicas[0].release()
     later = HeldPort(8101, "a", folder)  # as in a rolling redeploy
@@ -682,7 +684,7 @@ def test_two_applications_with_the_same_tcp_port_are_named(
     first, second, other = ports("mine"), ports("mine"), ports("another")
     service.run(first.open())
     service.run(second.open())
-    with pytest.raises(StartupError, match=f"native port {config.tcp_port} is taken by the actor 'mine'"):
+    with pytest.raises(StartupError, match=f"{config.tcp_port} .*'mine'"):
         service.run(other.open())
     first.shut()
     service.run(second.close())
