@@ -87,3 +87,15 @@ def recurrent():
 
 def observations(batch_size, seed=0):
     return [np.random.default_rng(seed).standard_normal((batch_size, 4)).astype(np.float32)]
+
+
+def changed(engine, seed):
+    rng = np.random.default_rng(seed)
+    return {
+        name: (array + rng.standard_normal(array.shape)).astype(array.dtype) for name, array in engine.initial.items()
+    }
+
+
+def assert_same(got, want):
+    for ours, theirs in zip(got, want, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)

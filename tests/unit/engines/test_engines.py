@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,13 +11,13 @@ import pytest
 import torch
 
 from benchmarks.gpu import nature_cnn
-from brayx.engines import ENGINES, build_engine, chain
+from brayx.engines import ENGINES, build_engine
 from brayx.engines.export import noisy_leaves, to_onnx, verify
 from brayx.engines.frozen import OnnxSession
 from brayx.engines.onnx import OnnxEngine, standalone
 from brayx.engines.torch import TorchEngine, example_leaves, module_weights
-from brayx.errors import BadWeights, ConfigError, EngineMismatch, ModelError
-from tests.unit.engines.models import awkward, cartpole, observations, recurrent
+from brayx.errors import BadWeights, ConfigError, ModelError
+from tests.unit.engines.models import assert_same, awkward, cartpole, changed, observations, recurrent
 
 
 @pytest.fixture(scope="module")
@@ -29,18 +28,6 @@ def onnx():
 @pytest.fixture(scope="module")
 def reference():
     return TorchEngine(*cartpole())
-
-
-def changed(engine, seed):
-    rng = np.random.default_rng(seed)
-    return {
-        name: (array + rng.standard_normal(array.shape)).astype(array.dtype) for name, array in engine.initial.items()
-    }
-
-
-def assert_same(got, want):
-    for ours, theirs in zip(got, want, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_engines_agree_at_every_batch_size_and_weight_set(onnx, reference):
@@ -131,75 +118,6 @@ def test_a_seat_always_computes_what_run_computes(kind, onnx, reference):
             assert all(ours is theirs for ours, theirs in zip(seat.outputs, before, strict=True))
 
 
-def mlp(*layers):
-    torch.manual_seed(0)
-    return torch.nn.Sequential(*layers), (np.zeros((1, 3), np.float32),)
-
-
-def is_chained(engine, batch_size):
-    """Whether a seat computes with NumPy: it then owns no ONNX Runtime binding for its inputs."""
-    return engine.seat(engine.bind(engine.initial), batch_size).run.__module__ == "brayx.engines.chain"
-
-
-def test_a_seat_computes_a_small_mlp_with_numpy():
-    linear = torch.nn.Linear
-    engine = OnnxEngine(*mlp(linear(3, 64), torch.nn.Tanh(), linear(64, 64), torch.nn.ReLU(), linear(64, 2)))
-    reference = TorchEngine(*mlp(linear(3, 64), torch.nn.Tanh(), linear(64, 64), torch.nn.ReLU(), linear(64, 2)))
-    for batch_size, small in [(1, True), (64, True), (65, False)]:
-        assert is_chained(engine, batch_size) is small
-        weights = changed(engine, batch_size)
-        seat = engine.seat(engine.bind(weights), batch_size)
-        for seed in range(2):
-            inputs = np.random.default_rng(seed).standard_normal((batch_size, 3), np.float32)
-            seat.inputs[0][...] = inputs
-            seat.run()
-            assert_same(seat.outputs, reference.run(reference.bind(weights), [inputs]))
-
-
-def test_building_the_engine_refuses_a_seat_with_other_results(monkeypatch):
-    monkeypatch.setitem(chain._ACTIVATIONS, "Tanh", lambda array: np.maximum(array, 0.0, out=array))
-    layers = mlp(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
-    with pytest.raises(EngineMismatch, match="seat") as differing:
-        OnnxEngine(*layers)
-    assert differing.value.details["batch_size"] == 1
-
-
-class Residual(torch.nn.Module):
-    """A residual layer: its output also bypasses the next layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
-
-    def forward(self, obs):
-        hidden = self.first(obs)
-        return self.second(hidden) + hidden
-
-
-class Doubled(torch.nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(3, 2)
-
-    def forward(self, obs):
-        return super().forward(obs) * 2
-
-
-@pytest.mark.parametrize(
-    "layers",
-    [
-        [torch.nn.Linear(3, 2), torch.nn.Sigmoid()],
-        [torch.nn.Tanh(), torch.nn.Linear(3, 2)],
-        [torch.nn.Linear(3, 2, bias=False)],
-        [Residual()],
-        [Doubled()],
-    ],
-    ids=["activation", "order", "bias", "branch", "constant"],
-)
-def test_other_models_use_onnx_runtime(layers):
-    engine = OnnxEngine(*mlp(*layers))
-    assert not is_chained(engine, 2)
-
-
 class RowByIndex(torch.nn.Module):
     """Selects one of five rows by an index."""
 
@@ -282,132 +200,6 @@ def test_a_standalone_file_computes_what_torch_does(make, capfd):
     assert fed == set(inputs), "no weights among the inputs"
     for got, wanted in zip(session.run(None, inputs), want, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_the_awkward_model_is_exported_correctly_and_silently(capfd):
-    module, example = awkward()
-    module.train()
-    engine = OnnxEngine(module, example)  # compares with torch itself, with other weights too
-    assert module.training, "the caller's module is left alone"
-    assert [leaf.path for leaf in engine.spec.outputs] == ["best", "h", "obs", "positive", "twice/0", "twice/1"]
-    assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("traced", [True, False])
-def test_an_export_does_not_capture_other_threads_output(traced):
-    seen = set()
-
-    class RecordsStdout(torch.nn.Module):
-        def forward(self, obs):
-            seen.add(id(sys.stdout))
-            return obs * 2
-
-    to_onnx(RecordsStdout(), (np.zeros((1, 2), np.float32),), traced=traced)
-    assert seen == {id(sys.stdout)}
-
-
-def test_verify_passes_an_engine_that_computes_the_same(onnx):
-    verify(onnx, *cartpole(), batch_sizes=(1, 3))
-
-
-class _Stale(TorchEngine):
-    """Ignores the bound weights, like an export with folded weights."""
-
-    def run(self, bound, inputs):
-        return super().run(super().bind(self.initial), inputs)
-
-
-class _FrozenBatch(TorchEngine):
-    """Correct at batch size 2 only, like an export with a frozen batch axis."""
-
-    def run(self, bound, inputs):
-        outputs = super().run(bound, inputs)
-        return [outputs[0], outputs[1] * (1 if len(inputs[0]) == 2 else np.float32(1.01))]
-
-
-class _Nan(TorchEngine):
-    def run(self, bound, inputs):
-        logits, value = super().run(bound, inputs)
-        return [logits, np.full_like(value, np.nan)]
-
-
-class _WrongShape(TorchEngine):
-    def run(self, bound, inputs):
-        logits, value = super().run(bound, inputs)
-        return [logits, value[:, None]]
-
-
-@pytest.mark.parametrize(
-    ("engine", "leaf"), [(_Stale, None), (_FrozenBatch, "value"), (_Nan, "value"), (_WrongShape, "value")]
-)
-def test_verify_catches_wrong_engines(engine, leaf):
-    with pytest.raises(EngineMismatch, match="worst leaf") as caught:
-        verify(engine(*cartpole()), *cartpole())
-    assert leaf is None or caught.value.details["leaf"] == leaf
-    assert engine is not _Stale or caught.value.details["weights"] == "other"
-
-
-class FixedBatch(torch.nn.Module):
-    def forward(self, obs):
-        return obs.reshape(2, 4) * 2
-
-
-def test_a_model_with_a_frozen_batch_axis_is_refused():
-    with pytest.raises(ModelError, match="cannot be exported"):
-        OnnxEngine(FixedBatch(), (np.zeros((1, 4), np.float32),))
-
-
-class Random(torch.nn.Module):
-    """Draws noise in training and in eval mode; ``op`` decides whether it can be exported."""
-
-    def __init__(self, op):
-        super().__init__()
-        self.op = op
-
-    def forward(self, obs):
-        return obs + self.op(torch.ones_like(obs))
-
-
-@pytest.mark.parametrize(("op", "error"), [(torch.rand_like, EngineMismatch), (torch.poisson, ModelError)])
-def test_the_error_says_that_a_model_is_random_in_forward(op, error):
-    with pytest.raises(error, match=r"random .*'output'.*self\.training"):
-        OnnxEngine(Random(op), (np.ones((1, 2), np.float32),))
-
-
-class ChannelsLast(torch.nn.Module):
-    """Tracing exports its transpose with negative axes, which ONNX Runtime refuses."""
-
-    def __init__(self):
-        super().__init__()
-        self.convolution = torch.nn.Conv2d(2, 2, 3)
-
-    def forward(self, image):
-        return self.convolution(image.movedim(-1, -3)).flatten(1)
-
-
-def test_a_graph_that_tracing_breaks_is_exported_without_tracing():
-    module, example = ChannelsLast(), (np.ones((1, 4, 4, 2), np.float32),)
-    assert to_onnx(module, example, traced=True).traced
-    verify(OnnxEngine(module, example, traced=True), module, example)
-
-
-class Constants(torch.nn.Module):
-    """Tensors that are no weights: one that ``forward`` makes, and a buffer that no checkpoint has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = torch.nn.Parameter(torch.ones(1))
-        self.register_buffer("fixed", torch.tensor([3.0, 0.0]), persistent=False)
-
-    def forward(self, obs):
-        return self.factor * obs * torch.tensor([2.0, 1.0]) + self.fixed
-
-
-@pytest.mark.parametrize("traced", [False, True])
-def test_tensors_that_are_no_weights_stay_in_the_graph(traced):
-    engine = OnnxEngine(Constants(), (np.ones((1, 2), np.float32),), traced=traced)
-    (output,) = engine.run(engine.bind({"factor": np.array([5.0], np.float32)}), [np.ones((3, 2), np.float32)])
-    assert output.tolist() == [[13.0, 5.0]] * 3
 
 
 def test_standalone_export_runs_without_bound_weights():

@@ -15,8 +15,8 @@ from brayx.actor.config import ActorConfig
 from brayx.actor.doors.answers import page
 from brayx.actor.doors.asgi import DoorApp
 from brayx.gamecore.browser import Cors
+from tests.unit.actor.doors.native_doors import native
 from tests.unit.actor.doors.test_asgi import TableService
-from tests.unit.actor.doors.test_native import native
 from tests.unit.gamecore.echo_server import serving
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"

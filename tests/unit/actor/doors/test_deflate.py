@@ -19,7 +19,7 @@ from brayx.gamecore.compliance import DoorCompliance
 from brayx.gamecore.transports import websocket as transport
 from brayx.gamecore.transports.connection import ClientConnection
 from brayx.gamecore.transports.local import ServiceThread
-from tests.unit.actor.doors.test_native import MAX_BODY_BYTES, Native, native
+from tests.unit.actor.doors.native_doors import MAX_BODY_BYTES, Native, native
 
 BITS = 15
 

@@ -16,21 +16,17 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import uvloop
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect as websocket
 
-from brayx.actor.config import ActorConfig, SessionConfig
+from brayx.actor.config import SessionConfig
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.doors.http1 import HttpConnection
 from brayx.actor.doors.native import DoorLimits, HeldPort, Listener, check_shared_port
-from brayx.actor.doors.ports import NativeDoors
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.doors.ws1 import WebSockets
 from brayx.errors import StartupError
@@ -40,74 +36,18 @@ from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.tcp import REQUEST_HEAD, ReplyReader, encode_request
 from brayx.logs import LINES
 from brayx.ports import free_port
-from tests.unit.actor.doors.test_asgi import Gated, TableService, refusals
+from tests.unit.actor.doors.native_doors import (
+    MAX_BODY_BYTES,
+    WAIT_S,
+    Native,
+    connect,
+    native,
+    post,
+    read_all,
+)
+from tests.unit.actor.doors.test_asgi import TableService, refusals
 from tests.unit.gamecore.echo_server import serving
 from tests.waiting import until
-
-MAX_BODY_BYTES = 2 * 1024 * 1024
-WAIT_S = 10.0
-
-
-@dataclass
-class Native:
-    """Both native doors of one table, on a loop in a separate thread."""
-
-    table: Any
-    http: Listener
-    tcp: Listener
-    websockets: WebSockets
-    loop: asyncio.AbstractEventLoop
-    run: Callable[[Coroutine[Any, Any, Any]], Any]
-
-    @property
-    def url(self) -> str:
-        return "http://{}:{}".format(*self.http.address)
-
-    @property
-    def tcp_url(self) -> str:
-        return "tcp://{}:{}".format(*self.tcp.address)
-
-
-@contextlib.contextmanager
-def native(
-    *, uv: bool = True, table: type[TableService] = TableService, window_bits: int | None = None, **limits: Any
-) -> Iterator[Native]:
-    loop = uvloop.new_event_loop() if uv else asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-
-    def run(work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, loop).result(WAIT_S)
-
-    async def make() -> Native:
-        service = table()
-        bounds = DoorLimits(**{"max_body_bytes": MAX_BODY_BYTES, **limits})
-        websockets = WebSockets(DoorApp(service, max_body_bytes=MAX_BODY_BYTES), bounds, window_bits)
-        doors = (
-            Listener(service, lambda listener: HttpConnection(listener, websockets), bounds),
-            Listener(service, TcpConnection, bounds),
-        )
-        for door in doors:
-            await door.open("127.0.0.1", 0)
-        return Native(service, *doors, websockets, loop, run)
-
-    made: Native = run(make())
-    try:
-        yield made
-        loop.call_soon_threadsafe(made.websockets.close)
-        until(lambda: not made.websockets._state.tasks, "that WebSocket connections are closed")
-        for door in (made.http, made.tcp):
-            run(door.close())
-        run(made.table.close())
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(WAIT_S)
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[Native]:
-    with native() as made:
-        yield made
 
 
 def test_a_door_leaves_the_logging_of_its_process_unchanged(tmp_path: Path) -> None:
@@ -161,234 +101,6 @@ def test_text_frames_that_are_not_utf_8_do_not_fill_the_log(service: Native, cap
     for record in lines:
         assert "UnicodeDecodeError" in record.getMessage()
         assert "\n" not in logging.Formatter().format(record)
-
-
-def connect(listener: Listener) -> socket.socket:
-    return socket.create_connection(listener.address, timeout=WAIT_S)
-
-
-def read_all(connection: socket.socket) -> bytes:
-    """Everything received until the peer closes the connection."""
-    data = b""
-    with contextlib.suppress(ConnectionResetError):
-        while piece := connection.recv(65536):
-            data += piece
-    return data
-
-
-def post(kind: str, session: str, body: bytes = b"", more: str = "") -> bytes:
-    head = f"POST /step HTTP/1.1\r\nhost: x\r\nsession: {session}\r\nstep_kind: {kind}\r\n{more}"
-    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
-
-
-def test_pipelined_requests_are_answered_in_order(service: Native) -> None:
-    session = uuid.uuid4().hex
-    with connect(service.http) as connection:
-        requests = [post("start", session), *(post("tick", session, b"%d" % i) for i in range(50))]
-        connection.sendall(b"".join(requests) + post("stop", session, more="connection: close\r\n"))
-        replies = read_all(connection).split(b"HTTP/1.1 200 OK\r\n")[1:]
-    assert [reply.partition(b"\r\n\r\n")[2] for reply in replies[1:-1]] == [b"%d" % i for i in range(50)]
-    assert len(replies) == 52
-
-
-def test_a_request_in_pieces_of_a_byte(service: Native) -> None:
-    with connect(service.http) as connection:
-        for byte in post("", "", b"call", more="connection: close\r\n").replace(b"session: \r\nstep_kind: \r\n", b""):
-            connection.sendall(bytes([byte]))
-        assert read_all(connection).endswith(b"\r\n\r\ncall")
-
-
-def chunked(coding: str) -> bytes:
-    head = f"POST /step HTTP/1.1\r\nhost: x\r\ntransfer-encoding: {coding}\r\nconnection: close\r\n\r\n"
-    return head.encode() + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
-
-
-def test_a_chunked_body(service: Native) -> None:
-    with connect(service.http) as connection:
-        connection.sendall(chunked("chunked"))
-        assert read_all(connection).endswith(b"\r\n\r\nabcde")
-
-
-def test_a_client_that_expects_100_continue_gets_it(service: Native) -> None:
-    with connect(service.http) as connection:
-        head = (
-            b"POST /step HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\nexpect: 100-continue\r\nconnection: close\r\n\r\n"
-        )
-        connection.sendall(head)
-        assert connection.recv(1024) == b"HTTP/1.1 100 Continue\r\n\r\n"
-        connection.sendall(b"body")
-        assert read_all(connection).endswith(b"body")
-
-
-def test_a_second_expectation_does_not_hide_the_first(service: Native) -> None:
-    with connect(service.http) as connection:
-        head = b"POST /step HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\nexpect: foo\r\nconnection: close\r\n"
-        connection.sendall(head + b"content-length: 4\r\n\r\n")
-        assert connection.recv(1024) == b"HTTP/1.1 100 Continue\r\n\r\n"
-        connection.sendall(b"body")
-        assert read_all(connection).endswith(b"body")
-
-
-def test_an_expectation_of_http_1_0_is_ignored(service: Native) -> None:
-    """RFC 9110, 10.1.1: such a client knows no interim response."""
-    with connect(service.http) as connection:
-        connection.sendall(b"POST /step HTTP/1.0\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\nbody")
-        said = read_all(connection)
-    assert said.startswith(b"HTTP/1.1 200 OK\r\n")
-    assert said.endswith(b"body")
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_expect_100_continue_with_a_large_body_is_refused_at_once(service: Native, order: int) -> None:
-    session = uuid.uuid4().hex
-    headers = "\r\n".join([f"content-length: {MAX_BODY_BYTES + 1}", "expect: 100-continue"][::order])
-    with connect(service.http) as connection:
-        connection.sendall(post("start", session) + post("tick", session, b"ahead"))
-        connection.sendall(f"POST /step HTTP/1.1\r\nhost: x\r\n{headers}\r\n\r\n".encode())
-        *_, ticked, refused = read_all(connection).split(b"HTTP/1.1 ")
-    assert ticked.endswith(b"\r\n\r\nahead")
-    assert refused.startswith(b"413 ")
-    assert json.loads(refused.partition(b"\r\n\r\n")[2])["error"] == "body_too_large"
-
-
-def test_expect_100_continue_with_a_large_body_and_an_upgrade_is_refused_for_the_body(service: Native) -> None:
-    more = "expect: 100-continue\r\nupgrade: h2c\r\nconnection: Upgrade\r\n"
-    with connect(service.http) as connection:
-        connection.sendall(
-            f"POST /step HTTP/1.1\r\nhost: x\r\n{more}content-length: {MAX_BODY_BYTES + 1}\r\n\r\n".encode()
-        )
-        said = read_all(connection)
-    assert said.startswith(b"HTTP/1.1 413 ")
-    assert json.loads(said.partition(b"\r\n\r\n")[2])["error"] == "body_too_large"
-
-
-def test_http_1_0_responses_say_whether_the_connection_is_kept(service: Native) -> None:
-    keep_alive, closing = (
-        f"POST /step HTTP/1.0\r\n{connection}content-length: 4\r\n\r\ncall".encode()
-        for connection in ("connection: Keep-Alive\r\n", "")
-    )
-    with connect(service.http) as connection:
-        connection.sendall(keep_alive + keep_alive + closing)
-        *replies, last = read_all(connection).split(b"HTTP/1.1 200 OK\r\n")[1:]
-    assert len(replies) == 2
-    assert all(b"connection: keep-alive\r\n" in reply for reply in replies)
-    assert b"connection: close\r\n" in last
-
-
-def opening(path: str = "/session", *, leave: str = "", **headers: str) -> bytes:
-    """A WebSocket opening request without the header ``leave``, with others added or replaced."""
-    fields = {
-        "host": "x",
-        "connection": "Upgrade",
-        "upgrade": "websocket",
-        "sec-websocket-version": "13",
-        "sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA==",
-        **{name.replace("_", "-"): value for name, value in headers.items()},
-    }
-    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if name != leave)
-    return f"GET {path} HTTP/1.1\r\n{lines}\r\n".encode()
-
-
-def test_a_websocket_opens_with_an_absolute_uri(service: Native) -> None:
-    with connect(service.http) as connection:
-        connection.sendall(opening("http://x/session?session=" + uuid.uuid4().hex))
-        assert connection.recv(4096).startswith(b"HTTP/1.1 101 ")
-
-
-@pytest.mark.parametrize(
-    ("sent", "status", "code", "says"),
-    [
-        (opening(leave="upgrade"), 426, "bad_request", "Upgrade: websocket"),
-        (opening(leave="connection"), 426, "bad_request", "Connection: Upgrade"),
-        (opening(upgrade="h2c"), 426, "bad_request", "h2c"),
-        (opening(sec_websocket_version="8"), 426, "bad_request", "8, expected 13"),
-        (opening(leave="sec-websocket-version"), 400, "bad_request", "Sec-WebSocket-Version"),
-        (opening(leave="sec-websocket-key"), 400, "bad_request", "Sec-WebSocket-Key"),
-        (opening(sec_websocket_key="short"), 400, "bad_request", "Sec-WebSocket-Key"),
-        (opening(content_length="2") + b"{}", 400, "bad_request", "body"),
-        (opening().replace(b"GET", b"POST"), 405, "bad_request", "POST"),
-        (opening().replace(b"HTTP/1.1", b"HTTP/1.0"), 505, "bad_request", "HTTP/1.0"),
-        (opening(x="y" * 9000), 431, "header_too_large", "WebSocket handshake"),
-    ],
-)
-def test_a_malformed_opening_gets_an_error_document(
-    service: Native, sent: bytes, status: int, code: str, says: str
-) -> None:
-    before = refusals(service.table).get(code, 0)
-    with connect(service.http) as connection:
-        connection.sendall(sent)
-        connection.shutdown(socket.SHUT_WR)
-        head, _, body = read_all(connection).partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 %d " % status), head
-    document = json.loads(body)
-    assert document["error"] == code
-    assert says in document["message"]
-    assert refusals(service.table)[code] == before + 1
-    assert (b"\r\nsec-websocket-version: 13" in head) == (status == 426)
-
-
-def test_an_opening_that_waits_when_the_replica_ends_gets_an_error_document() -> None:
-    with native(table=Gated) as service, connect(service.http) as connection:
-        connection.sendall(opening())
-        until(lambda: service.websockets._state.connections, "the opening came")
-        service.loop.call_soon_threadsafe(service.websockets.close)
-        said = read_all(connection)
-        service.table.allowed = True
-    assert said.startswith(b"HTTP/1.1 503 ")
-    assert json.loads(said.partition(b"\r\n\r\n")[2])["error"] == "service_full"
-
-
-@pytest.mark.parametrize(
-    ("sent", "status", "code"),
-    [
-        (b"rubbish\r\n\r\n", 400, "bad_request"),
-        (b"GET / HTTP/9.9\r\n\r\n", 400, "bad_request"),
-        (b"POST /step HTTP/1.1\r\ncontent-length: -1\r\n\r\n", 400, "bad_request"),
-        (b"POST /step HTTP/1.1\r\nhost: x\r\nhost: x\r\ncontent-length: 0\r\n\r\n", 400, "bad_request"),
-        (b"GET / HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n", 400, "bad_request"),
-        (opening().replace(b"host: x", b"host: x\r\nhost: y"), 400, "bad_request"),
-        (chunked("identity, chunked"), 400, "bad_request"),
-        (chunked("chunked, identity"), 400, "bad_request"),
-        (chunked("identity\r\ntransfer-encoding: chunked"), 400, "bad_request"),
-        (chunked("chunked\r\ntransfer-encoding: chunked"), 400, "bad_request"),
-        (b"POST /step HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", 431, "header_too_large"),
-        (b"GET /step HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: Upgrade\r\n\r\n", 426, "bad_request"),
-        (post("start", "java", b"{}", "upgrade: h2c\r\nconnection: Upgrade, HTTP2-Settings\r\n"), 426, "bad_request"),
-    ],
-)
-def test_a_malformed_request_gets_an_error_and_is_closed(service: Native, sent: bytes, status: int, code: str) -> None:
-    with connect(service.http) as connection:
-        connection.sendall(sent)
-        said = read_all(connection)
-    assert said.startswith(b"HTTP/1.1 %d " % status), said
-    assert json.loads(said.partition(b"\r\n\r\n")[2])["error"] == code
-    with Client(service.url) as client:
-        assert client.call(b"others") == b"others"
-
-
-@pytest.mark.parametrize(
-    ("sent", "status"),
-    [
-        (opening().replace(b"GET", b"HEAD"), 405),
-        (b"HEAD / HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", 431),
-        (b"HEAD / HTTP/1.1\r\ncontent-length: -1\r\n\r\n", 400),
-    ],
-)
-def test_an_error_that_answers_a_head_request_has_no_body(service: Native, sent: bytes, status: int) -> None:
-    with connect(service.http) as connection:
-        connection.sendall(sent)
-        head, _, body = read_all(connection).partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 %d " % status), head
-    assert b"content-length: 0" not in head
-    assert body == b""
-
-
-def test_an_error_that_follows_a_head_request_has_a_body(service: Native) -> None:
-    with connect(service.http) as connection:
-        connection.sendall(b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert connection.recv(1024).startswith(b"HTTP/1.1 200 ")
-        connection.sendall(b"rubbish\r\n\r\n")
-        assert b"bad_request" in read_all(connection)
 
 
 def test_status_page_and_unknown_paths(service: Native) -> None:
@@ -670,38 +382,6 @@ def test_one_of_two_applications_that_start_together_gets_the_port_for_all_its_r
     assert {application for application, _ in ports} | {*refused} == {"a", "b"}
     for _, port in ports:
         port.release()
-
-
-def test_two_applications_with_the_same_tcp_port_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: Native
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    config = ActorConfig(agents=["a"], native_port=None, tcp_port=free_port())
-
-    def ports(application: str) -> NativeDoors:
-        return NativeDoors(service.table, DoorApp(service.table), config, application)
-
-    first, second, other = ports("mine"), ports("mine"), ports("another")
-    service.run(first.open())
-    service.run(second.open())
-    with pytest.raises(StartupError, match=f"{config.tcp_port} .*'mine'"):
-        service.run(other.open())
-    first.shut()
-    service.run(second.close())
-    service.run(other.open())
-    for opened in (first, other):
-        service.run(opened.close())
-
-
-@pytest.mark.parametrize(("idle_timeout_s", "closed_after_s"), [(60.0, 300.0), (600.0, 600.0)])
-def test_an_idle_connection_is_closed_when_the_protocol_says(
-    service: Native, idle_timeout_s: float, closed_after_s: float
-) -> None:
-    config = ActorConfig(agents=["a"], idle_timeout_s=idle_timeout_s)
-    ports = NativeDoors(service.table, DoorApp(service.table), config, "mine")
-    assert ports._limits.idle_s == closed_after_s
-    protocol = Path(__file__).parents[4] / "docs/protocol.md"
-    assert "without a request for 300 s, or for `idle_timeout_s` if that is longer, is closed" in protocol.read_text()
 
 
 def test_replicas_share_a_port_and_others_cannot_take_it(service: Native) -> None:

@@ -16,8 +16,8 @@ from brayx.errors import BrayxError
 from brayx.gamecore.client import Client
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.tcp import ReplyReader, encode_request
+from tests.unit.actor.doors.native_doors import MAX_BODY_BYTES, WAIT_S, Native, connect, native, opening
 from tests.unit.actor.doors.test_asgi import TableService
-from tests.unit.actor.doors.test_native import MAX_BODY_BYTES, WAIT_S, Native, connect, native, opening
 from tests.waiting import until
 
 TICKS = 10

@@ -35,7 +35,7 @@ from brayx.gamecore.transports.base import MAX_REPLY_BYTES
 from brayx.gamecore.v1 import gamecore_pb2 as pb
 from tests.unit.gamecore.grpc_server import serving
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 GENERATED = ("gamecore_pb2.py", "gamecore_pb2.pyi", "gamecore_pb2_grpc.py")
 TIMEOUT_S = 10.0
 
