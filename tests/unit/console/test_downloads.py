@@ -34,7 +34,7 @@ def episode(tmp_path: Path) -> Recording:
 def test_a_limited_number_of_files_is_open(episode: Recording) -> None:
     downloads = Downloads()
     files = [downloads.make(episode, "parquet").file for _ in range(4)]
-    with pytest.raises(ServiceFull, match="4 files are being downloaded"):
+    with pytest.raises(ServiceFull, match="4 files"):
         downloads.make(episode, "parquet")
     files.pop().close()
     files.append(downloads.make(episode, "parquet").file)
@@ -79,5 +79,5 @@ def test_a_session_that_is_too_large_is_left_to_the_command(
     monkeypatch.setattr(console_downloads, "_MAX_BYTES", 410_000)
     Downloads().make(episode, "parquet").file.close()
     monkeypatch.setattr(console_downloads, "_MAX_BYTES", 390_000)
-    with pytest.raises(BadRecording, match="can be downloaded: use `brayx recordings export`"):
+    with pytest.raises(BadRecording, match="brayx recordings export"):
         Downloads().make(episode, "parquet")

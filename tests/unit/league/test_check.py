@@ -90,10 +90,10 @@ def test_candidates_are_scored_once_each_in_another_process(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
-        ("nothing", "its check failed: check check_functions.nothing raised TypeError"),
-        ("infinite", "its check failed: check check_functions.infinite returned inf, expected a finite number"),
-        ("wieght", "its check failed: module 'check_functions' .* has no 'wieght'.*weight"),
-        ("dies", "its check failed: the process of check check_functions.dies ended with exit code 3"),
+        ("nothing", ".*check_functions.nothing.* TypeError"),
+        ("infinite", ".*check_functions.infinite.* inf"),
+        ("wieght", ".*'check_functions'.*'wieght'.*weight"),
+        ("dies", ".*check_functions.dies.* code 3"),
     ],
 )
 def test_a_check_that_fails_lets_nobody_pass(tmp_path: Path, function: str, expected: str) -> None:

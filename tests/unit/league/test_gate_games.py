@@ -322,8 +322,8 @@ def test_an_exploiter_goes_on_against_the_last_snapshot_of_a_player_that_retires
 
 def test_the_last_learner_cannot_retire() -> None:
     league = new()
-    with pytest.raises(LeagueError, match="player 'main' ends, and no other one learns: NaN"):
+    with pytest.raises(LeagueError, match=r"'main'.*NaN"):
         league.retire("main", "NaN")
-    with pytest.raises(LeagueError, match="player is 'random', expected one that learns: main"):
+    with pytest.raises(LeagueError, match=r"player is 'random'.*main"):
         league.retire("random", "NaN")
     assert league.learners == ["main"]

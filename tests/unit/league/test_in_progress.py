@@ -34,7 +34,7 @@ def test_one_session_too_many_is_refused() -> None:
     league = new()
     for session in sessions_of("g"):
         league.assign("g", session)
-    with pytest.raises(SessionError, match="game 'g' has 2 seats, and 'g-agent-2' is one session more"):
+    with pytest.raises(SessionError, match=r"'g' has 2 seats.*'g-agent-2'"):
         league.assign("g", "g-agent-2")
     assert not league.learns("g-agent-2")
 
@@ -44,14 +44,14 @@ def test_an_ended_session_does_not_come_back_while_its_game_goes_on() -> None:
     for session in sessions_of("g"):
         league.assign("g", session)
     league.ended("g-agent-0", "stop")
-    with pytest.raises(SessionError, match="has ended, and its game goes on"):
+    with pytest.raises(SessionError, match="'g-agent-0' has ended"):
         league.assign("g", "g-agent-0")
 
 
 def test_a_session_plays_in_one_game() -> None:
     league = new()
     league.assign("g", "s")
-    with pytest.raises(SessionError, match="plays in another game than 'h'"):
+    with pytest.raises(SessionError, match="another game than 'h'"):
         league.assign("h", "s")
 
 
@@ -60,8 +60,9 @@ def test_games_in_progress_are_bounded_and_leave_nothing(monkeypatch: pytest.Mon
     league = new()
     for game in "abc":
         league.assign(game, f"{game}-agent-0")
-    with pytest.raises(ServiceFull, match="3 games are in progress"):
+    with pytest.raises(ServiceFull) as refused:
         league.assign("d", "d-agent-0")
+    assert refused.value.details == {"games": 3}
     league.assign("a", "a-agent-1")
     for session in sessions_of("a"):
         league.ended(session, "idle")
@@ -77,7 +78,7 @@ TEAMS = {"red": ["r1", "r2"], "blue": ["b1", "b2"]}
 @pytest.mark.parametrize("session", ["g-agent-r3", "g", "g-agent-"])
 def test_a_seat_that_no_team_has_is_refused_and_opens_no_game(session: str) -> None:
     league = new(seats=4, teams=TEAMS)
-    with pytest.raises(SessionError, match="expected one of r1, r2, b1, b2"):
+    with pytest.raises(SessionError, match="r1, r2, b1, b2"):
         league.assign("g", session)
     assert len(league.games) == 0
 
@@ -85,7 +86,7 @@ def test_a_seat_that_no_team_has_is_refused_and_opens_no_game(session: str) -> N
 def test_a_seat_is_taken_once() -> None:
     league = new(seats=4, teams=TEAMS)
     league.assign("g", "g-agent-r1")
-    with pytest.raises(SessionError, match="seat 'r1' of game 'g' is taken"):
+    with pytest.raises(SessionError, match=r"'r1'.*'g' is taken"):
         league.assign("g", "again-agent-r1")
 
 
@@ -104,13 +105,13 @@ def test_a_second_result_must_be_the_first() -> None:
     league.assign("g", "g-agent-0")
     league.result("g-agent-0", 2)
     league.result("g-agent-0", 2.0)
-    with pytest.raises(BadResult, match=r"result of 'g-agent-0' is 3, and was 2\.0 before"):
+    with pytest.raises(BadResult, match=r"'g-agent-0' is 3.* 2\.0 "):
         league.result("g-agent-0", 3)
 
 
 def test_a_result_needs_a_session_that_runs() -> None:
     league = new()
-    with pytest.raises(BadResult, match="'g-agent-0', which is unknown or over"):
+    with pytest.raises(BadResult, match=r"'g-agent-0'.*unknown or over"):
         league.result("g-agent-0", "win")
     for session in sessions_of("g"):
         league.assign("g", session)

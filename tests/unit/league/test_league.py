@@ -175,11 +175,11 @@ def test_a_snapshot_joins_the_pool_with_its_players_rating() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("main", 4, "digest", 2000), "main:4 is not frozen: main:3 has the same weights"),
-        (("exploiter", 4, "digest", 2000), "exploiter:4 is not frozen: main:3 has the same weights"),
-        (("main", 3, "other", 2000), "main:3 is not frozen: main:3 has this version"),
-        (("main", 0, "other", 2000), "version is 0, expected 1 or more"),
-        (("nobody", 4, "other", 2000), "player is 'nobody', expected one that learns: main, exploiter"),
+        (("main", 4, "digest", 2000), "main:4 .*main:3 .*same weights"),
+        (("exploiter", 4, "digest", 2000), "exploiter:4 .*main:3 .*same weights"),
+        (("main", 3, "other", 2000), "main:3 .*this version"),
+        (("main", 0, "other", 2000), "version is 0"),
+        (("nobody", 4, "other", 2000), "player is 'nobody'.*main, exploiter"),
     ],
 )
 def test_a_snapshot_that_cannot_be_is_refused(arguments: tuple[str, int, str, int], message: str) -> None:

@@ -165,7 +165,7 @@ def test_a_member_with_all_seats_of_a_team_is_rated_once() -> None:
 
 @pytest.mark.parametrize(("teams", "ranks"), [([[A]], [0]), ([[A], []], [0, 1]), ([[A], [B]], [0])])
 def test_what_is_no_game_is_refused(teams: list[list[Member]], ranks: list[float]) -> None:
-    with pytest.raises(ValueError, match="two or more teams with a rank each"):
+    with pytest.raises(ValueError, match=f"{len(teams)} teams and {len(ranks)} ranks"):
         Ratings().rate(teams, ranks)
 
 

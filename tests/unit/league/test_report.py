@@ -178,13 +178,12 @@ def test_a_league_that_is_not_there_is_named_with_those_that_are(written: Writte
     Trial.open("other", "plain", uri)
     assert newest_league(uri).run_id == newest_league(uri, "four", "league").run_id == written.trial.run_id
     for arguments, said in {
-        ("five", ""): r"no project .five.; there are: .*four",
+        ("five", ""): r"'five'.*four",
         (
             "other",
             "",
-        ): rf"no league of project 'other' in {uri}: none of its trials \(plain\) has a registered snapshot, "
-        rf"or books in {tmp_path}/leagues. Train one with `brayx train`, or name another database with --tracking",
-        ("", "main"): "no league has the trial 'main'; there are: league in",
+        ): rf"'other' in {uri}.*\(plain\).*{tmp_path}/leagues",
+        ("", "main"): "'main'.*: league in",
     }.items():
         with pytest.raises(ConfigError, match=said):
             newest_league(uri, *arguments)
@@ -217,9 +216,7 @@ def test_every_command_takes_the_league_with_the_newest_snapshot_or_that_of_a_tr
     assert newest("league") == newest(written.trial.run_id) == {"league"}
     written.freeze(tmp_path / "files", 4.0, 3000)
     assert newest() == {"league"}, "wherever a training goes on"
-    with pytest.raises(
-        ConfigError, match=r"no league of project 'four' has the trial 'main'; there are: league, second"
-    ):
+    with pytest.raises(ConfigError, match=r"'four'.*'main'.*: league, second in"):
         Opponents(job, uri, "main")
     finish(second)
     promoted = command("promote", "--league", "main:3", "--trial", "second", "--tracking", uri)
@@ -400,7 +397,7 @@ def test_a_trial_records_the_leagues_options(tracking_db: str) -> None:
     assert recorded.gate == CONFIG.gate.model_copy(update={"min_games": 300})
     expected = {name: player.model_copy(update={"trainer": {}}) for name, player in config.players.items()}
     assert recorded.players == expected
-    with pytest.raises(LeagueError, match="has no league options recorded"):
+    with pytest.raises(LeagueError, match="no league options"):
         recorded_league(Trial.open("four", "plain", tracking_db))
 
 

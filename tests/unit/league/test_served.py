@@ -156,10 +156,10 @@ def test_a_rating_is_mixed_of_two_neighbours_by_the_games_id(serving: Serving) -
 def test_what_cannot_be_is_refused_and_others_play_on(serving: Serving) -> None:
     refused: list[tuple[Any, type[BrayxError], str]] = [
         ({"version": 70}, VersionUnknown, "nearest is 6"),
-        ({"player": "mian"}, LeagueError, "nearest is 'main'; there are: exploiter, main, tactics"),
-        ({"level": "easy"}, LeagueError, "no levels yet: `brayx league calibrate`"),
-        ({"level": 1}, BadBody, r"opponent\.level is 1, expected a level's name"),
-        ({"rating": float("nan")}, BadBody, r"opponent\.rating is nan, expected a finite number"),
+        ({"player": "mian"}, LeagueError, "'main'.*: exploiter, main, tactics"),
+        ({"level": "easy"}, LeagueError, "brayx league calibrate"),
+        ({"level": 1}, BadBody, r"opponent\.level is 1"),
+        ({"rating": float("nan")}, BadBody, r"opponent\.rating is nan"),
         ({"rating": "1200"}, BadBody, r"opponent\.rating is '1200'"),
         ({"raiting": 1200}, BadBody, "nearest is 'rating'"),
         ({"version": 1, "player": "main"}, BadBody, "expected one of"),
@@ -447,7 +447,7 @@ def test_a_scripted_player_can_be_asked_for(serving: Serving) -> None:
 
 def test_levels_that_are_wrong_are_told_before_anything_is_served(levels: Path, pool: Pool, job: JobConfig) -> None:
     levels.write_text(LEVELS.replace("served-league", "other"))
-    with pytest.raises(ConfigError, match="has levels of model 'other', and the league's snapshots are in"):
+    with pytest.raises(ConfigError, match="model 'other'"):
         Serving(job, pool.uri)
     levels.write_text("model: 3")
     with pytest.raises(ConfigError, match=r"levels\.yaml: model"):

@@ -199,7 +199,7 @@ class TestTotals:
         assert (totals.step, totals.take_interval()["seconds"]) == (step, 107.5)
 
     def test_an_invalid_x_axis_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="x_axis is 'steps', expected one of env_steps, updates, seconds"):
+        with pytest.raises(ConfigError, match=r"x_axis is 'steps'.*env_steps"):
             Totals(x_axis="steps")  # type: ignore[arg-type]
 
     def test_histograms_cover_all_samples(self) -> None:

@@ -148,13 +148,13 @@ def test_the_clerks_process_does_the_work_that_needs_mlflow(tmp_path, tracking_d
     clerk = Clerk("project", "name", tracking_db, {})
     try:
         clerk.call(Trial.set_tag, "called", "yes")
-        with pytest.raises(TrackingError, match=r"MLflow's process cannot call: .*Trial"):
+        with pytest.raises(TrackingError, match=r"cannot call: .*Trial"):
             clerk.call(len)
         assert clerk.in_background(lambda trial: None).exception() is not None, "it does not pickle, and says so"
         clerk.in_background(Trial.set_tag, "beside", "yes").result(60)
         goes_on = threading.Event()
         clerk._process.submit(lambda: goes_on.wait(60))
-        with pytest.raises(TrackingError, match=r"MLflow's process was busy for 0\.01 s"):
+        with pytest.raises(TrackingError, match=r"busy for 0\.01 s"):
             clerk.call(Trial.set_tag, "called", "late", start_s=0.01)
         goes_on.set()
         tags = clerk.close("FINISHED").tags()
@@ -292,6 +292,6 @@ def test_a_trial_ends_even_if_its_last_metrics_cannot_be_written(tracking_db):
     with closing_process(Clerk("project", "name", tracking_db, {})) as clerk:
         trial = clerk.trial()
         clerk.push(recorder.drain())
-        with pytest.raises(TrackingError, match=r"cannot read a request: .*no number"):
+        with pytest.raises(TrackingError, match=r"request.*no number"):
             clerk.close("FINISHED")
     assert trial.status == "FINISHED"

@@ -183,7 +183,7 @@ def test_leagues_do_not_share_the_names_of_their_children(tmp_path, tracking_db)
 def test_a_child_ends_alone_and_its_parent_ends_the_rest(tmp_path, tracking_db):
     with league(tracking_db) as parent:
         first, second, unused = (parent.child(name, {}) for name in ("first", "second", "unused"))
-        with pytest.raises(TrackingError, match="'league' already has an open child 'first'"):
+        with pytest.raises(TrackingError, match=r"'league'.* open child 'first'"):
             parent.child("first", {})
         first.push(part(env_steps=1))
         trial = first.trial()
@@ -226,7 +226,7 @@ def test_what_fails_for_one_trial_does_not_affect_the_others(tmp_path, tracking_
             misnamed.check()
         with pytest.raises(TrackingError, match="cannot call: "):
             bad.call(lambda trial: None)
-        with pytest.raises(TrackingError, match=r"cannot send its answer: .*weakref"):
+        with pytest.raises(TrackingError, match=r"answer: .*weakref"):
             bad.call(weakref.ref)
 
         block_checkpoints(bad.trial())
@@ -239,7 +239,7 @@ def test_what_fails_for_one_trial_does_not_affect_the_others(tmp_path, tracking_
             clerk.check()
         assert [saved.step for saved in good.trial().checkpoints()] == [0, 1]
         trials = [clerk.trial() for clerk in (parent, bad, good)]
-        with pytest.raises(TrackingError, match="cannot save a checkpoint of trial 'bad'"):
+        with pytest.raises(TrackingError, match=r"checkpoint .*'bad'"):
             parent.close("FINISHED")
     assert [trial.status for trial in trials] == ["FINISHED"] * 3
     assert [trial.metrics().get("learner/checkpoints_failed") for trial in trials] == [None, 2, None]

@@ -69,7 +69,7 @@ def test_a_checkpoint_that_cannot_be_read_is_counted_and_does_not_stop_the_next(
     background = BackgroundKeeper(keeper, 2, lost.set)
     background.save(checkpoint(tmp_path, 0), 0, {})
     assert lost.wait(60)
-    with pytest.raises(TrackingError, match=r"^cannot save a checkpoint: .*Permission denied"):
+    with pytest.raises(TrackingError, match=r"checkpoint: .*Permission denied"):
         background._pending.check()
     background.save(checkpoint(tmp_path, 1), 1, {})
     background.close(60.0)
@@ -110,6 +110,6 @@ def test_a_lost_checkpoint_is_counted_and_its_error_raised_at_the_end(tmp_path: 
     keeper = BackgroundKeeper(CheckpointKeeper(trial, 2), 2, lost.set)
     keeper.save(checkpoint(tmp_path, 1), 1, {})
     assert lost.wait(120)
-    with pytest.raises(TrackingError, match=r"trial 'trial'.*: database or disk is full$"):
+    with pytest.raises(TrackingError, match=r"'trial'.*disk is full$"):
         keeper.close(60.0)
     assert not list(tmp_path.glob("mlartifacts/**/weights.npz"))

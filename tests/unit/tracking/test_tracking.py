@@ -107,12 +107,12 @@ class TestInitialise:
     def test_a_read_only_folder_is_named(self, tmp_path: Path) -> None:
         # Below a file, so that root cannot write there either.
         (tmp_path / "file").write_text("")
-        with pytest.raises(TrackingError, match=r"MLflow database .*/file/books/mlflow.db is not writable"):
+        with pytest.raises(TrackingError, match=r"/file/books/mlflow.db .*not writable"):
             initialise(tracking_uri(tmp_path / "file" / "books" / "mlflow.db"))
 
     def test_a_database_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "mlflow.db").mkdir()  # as unwritable, also for root
-        with pytest.raises(TrackingError, match=r"MLflow database .*/mlflow.db is not writable \(Is a directory\)"):
+        with pytest.raises(TrackingError, match=r"/mlflow\.db .*\(Is a directory\)"):
             check_writable(sqlite_url(tmp_path / "mlflow.db"))
 
     def test_a_check_drops_no_lock_of_an_open_database(self, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ class TestInitialise:
 
     def test_a_file_that_is_no_database_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "mlflow.db").write_text("this is not a database, it is a text " * 100)
-        with pytest.raises(TrackingError, match=r"mlflow\.db cannot be used as an MLflow database"):
+        with pytest.raises(TrackingError, match=r"mlflow\.db cannot be used"):
             initialise(tracking_uri(tmp_path))
 
     def test_a_schema_of_another_mlflow_is_reported(self, tracking_db: str) -> None:
@@ -180,8 +180,9 @@ class TestTrial:
         ) as other:
             assert other.stdout is not None
             run_id = other.stdout.readline().strip()
-            with pytest.raises(TrackingError, match=rf"run {run_id}\) is running in process {other.pid}"):
+            with pytest.raises(TrackingError) as refused:
                 Trial.open("project", "trial", tracking_db)
+            assert refused.value.details == {"pid": other.pid, "run_id": run_id}
             assert Trial.open("project", "trial", tracking_db, resume=False).run_id != run_id
             other.kill()
 
@@ -376,7 +377,7 @@ class TestCheckpoints:
 
     def test_a_missing_folder_is_an_error(self, tracking_db: str, tmp_path: Path) -> None:
         trial = Trial.open("project", "trial", tracking_db)
-        with pytest.raises(TrackingError, match="cannot save a checkpoint of trial 'trial'"):
+        with pytest.raises(TrackingError, match=r"checkpoint .*'trial'"):
             trial.save_checkpoint(tmp_path / "absent", 1)
         assert trial.checkpoints() == []
 
@@ -514,8 +515,9 @@ class TestRegistry:
         assert promote("models:/cartpole", trial.uri, version=1)[1] == 2
         assert promote("models:/cartpole/1", trial.uri, to="staging")[1] is None
         assert aliases("cartpole", trial.uri) == {"champion": 1, "candidate": 2, "staging": 1}
-        with pytest.raises(ModelNotFound, match=r"no version 9, nearest is 2; there are 1, 2$"):
+        with pytest.raises(ModelNotFound, match="version 9") as refused:
             promote("models:/cartpole", trial.uri, version=9)
+        assert (refused.value.details["nearest"], refused.value.details["known"]) == (2, [1, 2])
         with pytest.raises(ModelNotFound, match="nearest is 'candidate'"):
             promote("models:/cartpole@candidat", trial.uri)
         for bad in ("v1", "latest", "a/b", "", "a" * 201):
@@ -571,7 +573,7 @@ class TestRegistry:
         if weights is not None:
             save_weights(folder / "weights.npz", weights)
         register(trial, trial.save_checkpoint(folder, 200), "cartpole", alias="candidate")
-        with pytest.raises(BadWeights, match=f"version 2 of model 'cartpole': .*{why}"):
+        with pytest.raises(BadWeights, match=f"version 2 .*'cartpole': .*{why}"):
             promote("models:/cartpole@candidate", trial.uri)
         assert aliases("cartpole", trial.uri) == {"champion": 1, "candidate": 2}
 
@@ -595,7 +597,7 @@ class TestRegistry:
         assert raised.value.details["known"] == [1, 2, *range(5, 21)]
         client.create_registered_model("empty")
         for reference in ("models:/empty", "models:/empty/1"):
-            with pytest.raises(ModelNotFound, match="model 'empty' has no versions; train one"):
+            with pytest.raises(ModelNotFound, match="'empty' has no versions"):
                 find(reference, trial.uri)
 
     def test_pruning_never_touches_the_pool(self, trained: tuple[Trial, Checkpoint]) -> None:
@@ -630,7 +632,7 @@ class TestRegistry:
         folder = local_files(register(trial, checkpoint, "cartpole"), trial.uri)
         assert folder is not None
         shutil.rmtree(folder)
-        with pytest.raises(TrackingError, match=r"cannot read the files of models:/cartpole@champion \(version 1\)"):
+        with pytest.raises(TrackingError, match=r"models:/cartpole@champion \(version 1\)"):
             text_at("models:/cartpole@champion", trial.uri)
 
     def test_mlflow_itself_loads_a_version_with_onnx(
@@ -650,15 +652,16 @@ class TestRegistry:
 
     def test_errors_name_the_nearest(self, trained: tuple[Trial, Checkpoint]) -> None:
         trial, checkpoint = trained
-        with pytest.raises(ModelNotFound, match=r"no model 'cartpole'.*; it has none; .*brayx train"):
+        with pytest.raises(ModelNotFound, match=r"'cartpole'.*none.*brayx train"):
             text_at("models:/cartpole@champion", trial.uri)
         register(trial, checkpoint, "cartpole")
-        with pytest.raises(ModelNotFound, match=r"no model 'cart-pole'.*nearest is 'cartpole'"):
+        with pytest.raises(ModelNotFound, match=r"'cart-pole'.*nearest is 'cartpole'"):
             text_at("models:/cart-pole@champion", trial.uri)
-        with pytest.raises(ModelNotFound, match="no alias 'champoin', nearest is 'champion'"):
+        with pytest.raises(ModelNotFound, match="'champoin', nearest is 'champion'"):
             text_at("models:/cartpole@champoin", trial.uri)
-        with pytest.raises(ModelNotFound, match=r"no version 7, nearest is 1; there are 1$"):
+        with pytest.raises(ModelNotFound, match="version 7") as refused:
             text_at("models:/cartpole/7", trial.uri)
+        assert (refused.value.details["nearest"], refused.value.details["known"]) == (1, [1])
         with pytest.raises(ConfigError, match="expected models:/name@alias"):
             text_at("cartpole", trial.uri)
 
@@ -679,7 +682,7 @@ class TestRegistry:
         assert find("models:/cartpole@champion", trial.uri).version == 1
 
     def test_reading_creates_no_database(self, tmp_path: Path) -> None:
-        with pytest.raises(ModelNotFound, match=r"there is no MLflow database .*make demo"):
+        with pytest.raises(ModelNotFound, match=r"no MLflow database .*make demo"):
             text_at("models:/cartpole@champion", tracking_uri(tmp_path))
         assert list(tmp_path.iterdir()) == []
 
