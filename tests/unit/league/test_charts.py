@@ -14,11 +14,13 @@ from brayx.league.charts import (
     DRAWN_FILE,
     PAYOFF_FILE,
     RATINGS_FILE,
+    changed,
     draw_drawn,
     draw_league,
     draw_payoff,
     draw_ratings,
     keep_curves,
+    point_of,
 )
 from brayx.league.ledger import Ledger, RatingPoint
 from brayx.league.member import Member
@@ -109,3 +111,30 @@ def test_the_books_are_drawn_into_the_trial_and_versions_have_their_ratings(
     draw_league(trial, books, {"main": 5000}, "pool", ["main:1", "main"])
     assert [key for _, key, _ in written if key != "brayx.points"] == ["brayx.points.sigma"]
     assert find("models:/pool/1", tracking_db).tags["brayx.points.sigma"] == "1.90"
+
+
+LAST = RatingPoint(1000, 1200.0, 1100.0, 1300.0)
+
+
+@pytest.mark.parametrize(
+    ("point", "expected"),
+    [
+        (LAST._replace(env_steps=2000), False),
+        (LAST._replace(env_steps=2000, points=1201.9), False),
+        (LAST._replace(env_steps=2000, points=1198.0), True),
+        (LAST._replace(env_steps=2000, low=1110.0), True),
+        (LAST._replace(env_steps=1000, points=1300.0), False),
+    ],
+)
+def test_a_point_counts_if_steps_came_and_the_rating_or_its_interval_moved(point: RatingPoint, expected: bool) -> None:
+    assert changed([LAST], point) is expected
+    assert changed([], point)
+
+
+def test_a_point_is_the_rating_with_its_interval() -> None:
+    ratings = Ratings()
+    ratings.rate([[MAIN], [Member("other")]], [0, 1])
+    point = point_of(ratings, MAIN, 7)
+    assert (point.env_steps, point.points) == (7, ratings.points(MAIN))
+    assert (point.low, point.high) == ratings.interval(MAIN)
+    assert point.low < 1200.0 < point.points < point.high

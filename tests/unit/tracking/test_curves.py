@@ -7,7 +7,7 @@ import pytest
 from brayx.commands import cli
 from brayx.errors import ConfigError
 from brayx.metrics import Recorder
-from brayx.tracking import Trial, find_trial
+from brayx.tracking import Trial
 from brayx.tracking.curves import curve, draw, trials_with
 from brayx.tracking.hub import Hub
 
@@ -22,21 +22,6 @@ def trials(tracking_db):
         trial.finish()
         opened.append(trial)
     return opened
-
-
-def test_a_trial_is_found_by_id_and_by_name_the_newest(trials, caplog):
-    uri = trials[0].uri
-    assert find_trial(trials[1].run_id, uri).run_id == trials[1].run_id
-    assert find_trial("first", uri).run_id == trials[0].run_id
-    assert not caplog.messages
-    assert find_trial("second", uri).run_id == trials[2].run_id
-    assert f"several trials are called 'second': the newest is used, {trials[2].run_id}" in caplog.text
-    trials[2].finish("FAILED")
-    assert find_trial("second", uri).run_id == trials[1].run_id, "a failed one comes last"
-    with pytest.raises(ConfigError, match="'third'"):
-        find_trial("third", uri)
-    with pytest.raises(ConfigError, match="no MLflow database"):
-        find_trial("first", uri.replace("mlflow.db", "none.db"))
 
 
 def test_a_curve_is_over_steps_or_seconds(trials):
