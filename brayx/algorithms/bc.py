@@ -134,8 +134,8 @@ class BC(Algorithm):
                 self.optimise.backward(loss, len(piece["mask"]) / len(batch["mask"]))
             measured.append(numbers)
         norm = self.optimise.step()
-        found = torch.cat([torch.stack(measured).sum(0), norm.reshape(1)]).tolist()
-        loss, mistakes, entropy, held_loss, held_mistakes, discrete, grad_norm = found
+        totals = torch.cat([torch.stack(measured).sum(0), norm.reshape(1)]).tolist()
+        loss, mistakes, entropy, held_loss, held_mistakes, discrete, grad_norm = totals
         result = {"loss": loss, "entropy": entropy, "grad_norm": grad_norm, "learning_rate": learning_rate}
         result |= {"accuracy": 1 - mistakes} if discrete else {"error": mistakes}
         if self.config.holdout:
@@ -154,8 +154,8 @@ class BC(Algorithm):
             mistakes = mistaken(outputs, action)
             discrete = torch.full_like(loss, float(is_discrete(outputs)))
             numbers = [(learned * x).sum() for x in (mistakes, entropy)]
-            held = [clone_loss(log_prob, hidden), (hidden * mistakes).sum()]
-        measured = torch.stack([loss.detach(), *numbers, *held, discrete])
+            held_out = [clone_loss(log_prob, hidden), (hidden * mistakes).sum()]
+        measured = torch.stack([loss.detach(), *numbers, *held_out, discrete])
         if self.across.size > 1:
             # Ranks synchronise the gradients of all parameters, so give those of the value a gradient of zero.
             loss = loss + 0 * torch.stack([parameter.sum() for parameter in self.optimise.parameters]).sum()

@@ -86,19 +86,19 @@ def config_class(options: Mapping[str, Any], folder: str = "") -> type[Algorithm
     if not isinstance(module, str):
         raise ConfigError(f"module is {module!r}, expected an import path such as my_algorithm", key="algorithm")
     loaded = load_module(module, folder)
-    found = [
+    classes = [
         value
         for value in vars(loaded).values()
         if isinstance(value, type) and issubclass(value, AlgorithmConfig) and value.__module__ == loaded.__name__
     ]
-    if len(found) != 1:
-        names = ", ".join(each.__name__ for each in found) or "none"
+    if len(classes) != 1:
+        names = ", ".join(config.__name__ for config in classes) or "none"
         raise ConfigError(
             f"module {module!r} ({loaded.__file__}) must define one class derived from "
             f"brayx.algorithms.config.AlgorithmConfig, the algorithm's options; it defines {names}",
             module=module,
         )
-    (model,) = found
+    (model,) = classes
     if model.build is AlgorithmConfig.build:
         raise ConfigError(
             f"module {module!r} ({loaded.__file__}): {model.__name__} needs a method build(self, module, optimizer, "
@@ -169,7 +169,7 @@ def measuring(config: AlgorithmConfig, module: nn.Module) -> Algorithm:
 
 def _names(fits: Callable[[AlgorithmConfig], bool], kind: str | None = None) -> list[str]:
     """Names of brayx's algorithms that fit, and that can learn actions of this kind."""
-    return [each.name for each in OURS if fits(each) and (kind is None or _learns(each, kind))]
+    return [algorithm.name for algorithm in OURS if fits(algorithm) and (kind is None or _learns(algorithm, kind))]
 
 
 def _learns(config: AlgorithmConfig, kind: str) -> bool:
@@ -187,7 +187,7 @@ def check_space(config: AlgorithmConfig, kind: str) -> None:
         ConfigError: names the algorithms that fit.
     """
     if not _learns(config, kind):
-        fits = _names(lambda each: True, kind)
+        fits = _names(lambda _: True, kind)
         raise ConfigError(
             f"algorithm {config.name!r} does not learn actions that are {kind}; these do: {', '.join(fits)}",
             key="algorithm",
@@ -232,7 +232,7 @@ def check_fits(
             key="sampler",
         )
     if sampler == "prioritised" and not play.weighs_columns:
-        fits = _names(lambda each: each.sets_priorities, kind)
+        fits = _names(lambda algorithm: algorithm.sets_priorities, kind)
         raise ConfigError(
             f"sampler is 'prioritised', and {play.name!r} neither gives priorities nor weighs columns by how often "
             f"they come; these do: {', '.join(fits)}",
@@ -243,7 +243,7 @@ def check_fits(
         return
     for key, why in config.data.items():
         if key not in gives:
-            fits = _names(lambda each: not each.data, kind)
+            fits = _names(lambda algorithm: not algorithm.data, kind)
             raise ConfigError(
                 f"algorithm {config.name!r} {why}; these learn without: {', '.join(fits)}", key="algorithm", fits=fits
             )
@@ -288,7 +288,7 @@ def check_batch(config: AlgorithmConfig, batch: Collection[str]) -> None:
         ConfigError: names the algorithms that fit.
     """
     if TURN in batch and not config.play.turns:
-        fits = _names(lambda each: each.turns)
+        fits = _names(lambda algorithm: algorithm.turns)
         raise ConfigError(
             f"turn: algorithm {config.name!r} cannot distinguish other players' moves; these do: "
             f"{', '.join(fits)}, and 'mixed' with reinforcement by one of them",
@@ -327,17 +327,17 @@ def check_outputs(config: AlgorithmConfig, outputs: Collection[str], *, recurren
     Raises:
         ConfigError: names what is missing, or the algorithms that fit.
     """
-    given = {name.split("/")[0] for name in outputs}
+    names_of_outputs = {name.split("/")[0] for name in outputs}
     # A hybrid policy has the outputs of two others.
-    policy = next((kind for kind in ("hybrid", *_OUTPUTS) if given.issuperset(_OUTPUTS[kind])), None)
+    policy = next((kind for kind in ("hybrid", *_OUTPUTS) if names_of_outputs.issuperset(_OUTPUTS[kind])), None)
     if policy is None:
         raise ConfigError(
-            f"the model's outputs are {sorted(given)}, and name no policy: expected "
+            f"the model's outputs are {sorted(names_of_outputs)}, and name no policy: expected "
             + ", or ".join(" and ".join(names) for names in _OUTPUTS.values()),
             key="algorithm",
         )
     if policy not in config.policies:
-        fits = _names(lambda each: policy in each.policies)
+        fits = _names(lambda algorithm: policy in algorithm.policies)
         expected = ", or ".join(" and ".join(_OUTPUTS[kind]) for kind in config.policies)
         raise ConfigError(
             f"algorithm {config.name!r} does not learn from {' and '.join(_OUTPUTS[policy])}: either the model gives "
@@ -346,14 +346,14 @@ def check_outputs(config: AlgorithmConfig, outputs: Collection[str], *, recurren
             fits=fits,
         )
     if recurrent and not config.recurrent:
-        others = ", ".join(_names(lambda each: each.recurrent))
+        others = ", ".join(_names(lambda algorithm: algorithm.recurrent))
         raise ConfigError(
             f"algorithm {config.name!r} does not learn models with a memory; {others} do", key="algorithm"
         )
-    missing = [name for name in config.outputs if name not in given]
+    missing = [name for name in config.outputs if name not in names_of_outputs]
     if missing:
         raise ConfigError(
-            f"algorithm {config.name!r} needs an output {missing[0]!r}; the model's are {sorted(given)}",
+            f"algorithm {config.name!r} needs an output {missing[0]!r}; the model's are {sorted(names_of_outputs)}",
             key="algorithm",
         )
 
@@ -409,8 +409,8 @@ def check_recorded(config: AlgorithmConfig, fields: Collection[str]) -> None:
     imitates = config.imitates == "demonstrations"
     if imitates and DEMONSTRATION in fields:
         return
-    others = ", ".join(_names(lambda each: not each.needs_log_prob))
-    mixed = ", ".join(_names(lambda each: each.imitates == "demonstrations"))
+    others = ", ".join(_names(lambda algorithm: not algorithm.needs_log_prob))
+    mixed = ", ".join(_names(lambda algorithm: algorithm.imitates == "demonstrations"))
     without = (
         "steps to imitate are" if imitates else f"without it {others} learn, or {mixed}, whose steps to imitate are"
     )

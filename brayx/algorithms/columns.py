@@ -51,8 +51,8 @@ def own_moves(batch: Mapping[str, Any]) -> Tensor:
 
 def transitions(batch: Mapping[str, Any], key: str) -> Tensor:
     """The values of ``key`` for each transition, time-major ``[T, B, ...]``."""
-    found: Tensor = batch[key][:, :-1].transpose(0, 1)
-    return found
+    values: Tensor = batch[key][:, :-1].transpose(0, 1)
+    return values
 
 
 def inputs(module: LearnerForward, batch: Mapping[str, Any]) -> Inputs:

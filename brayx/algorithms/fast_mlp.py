@@ -99,9 +99,9 @@ class MLPGradient:
         log_ratio = log_prob - steps["log_prob"]
         ratio = log_ratio.exp()
         free = ratio * weighted_advantage
-        held = ratio.clamp(1 - clip_param, 1 + clip_param) * weighted_advantage
+        clipped = ratio.clamp(1 - clip_param, 1 + clip_param) * weighted_advantage
         # The loss takes the smaller surrogate. A clipped one has derivative 0; equal ones are not clipped.
-        gain = torch.where(free <= held, free, 0.0).unsqueeze(-1)
+        gain = torch.where(free <= clipped, free, 0.0).unsqueeze(-1)
         if towers.log_std is None:
             probability = log_probs.exp()
             minus_entropy = (probability * log_probs).sum(-1, keepdim=True)
@@ -131,7 +131,7 @@ class MLPGradient:
         self._backward(self._policy, hidden, d_out)
         self._backward(self._value, hidden_value, (self._value_coef * weighted_error).unsqueeze(-1))
         value_loss = 0.5 * torch.dot(weighted_error, error)
-        parts = [-torch.minimum(free, held).sum(), value_loss, entropy]
+        parts = [-torch.minimum(free, clipped).sum(), value_loss, entropy]
         if magnet is not None:
             parts.append(torch.dot(weight, magnet_kl))
         return torch.stack(parts), log_ratio

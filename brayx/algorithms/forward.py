@@ -55,8 +55,8 @@ class LearnerForward:
             return outputs
         assert carry is not None
         if self._takes_carry:
-            found = self._module(*self._args(obs, state), carry=carry)
-            return {key: _flat(value) for key, value in found.items() if key != "state"}
+            result = self._module(*self._args(obs, state), carry=carry)
+            return {key: _flat(value) for key, value in result.items() if key != "state"}
         steps: list[Any] = []
         after: Any = None
         for t in range(len(carry)):
@@ -65,9 +65,9 @@ class LearnerForward:
                 before = optree.tree_map(
                     lambda new, old, keep=carry[t]: torch.where(_like(keep, new), new, old), after, before
                 )
-            found = self._module(*self._args(optree.tree_map(lambda x, t=t: x[t], obs), before))
-            after = found["state"]
-            steps.append({key: value for key, value in found.items() if key != "state"})
+            result = self._module(*self._args(optree.tree_map(lambda x, t=t: x[t], obs), before))
+            after = result["state"]
+            steps.append({key: value for key, value in result.items() if key != "state"})
         joined: Any = optree.tree_map(lambda *leaves: torch.cat(leaves), steps[0], *steps[1:])
         return dict(joined)
 

@@ -133,10 +133,10 @@ class Impala(Algorithm):
         weights, they add up to the number of ranks over all ranks."""
         mask = batch["mask"].clone()
         mask[:, -1] = 0
-        own = columns.own_moves({**batch, "mask": mask})
-        counts = self.across.sum(torch.stack([own.sum(), mask.sum()])).clamp(min=1)
+        moves = columns.own_moves({**batch, "mask": mask})
+        counts = self.across.sum(torch.stack([moves.sum(), mask.sum()])).clamp(min=1)
         scale = self.across.size * columns.column_weight(batch).unsqueeze(-1)
-        return scale * own / counts[0], scale * mask / counts[1]
+        return scale * moves / counts[0], scale * mask / counts[1]
 
     def _loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, the sums of the metrics ``[12]``, and the columns' mean errors."""
@@ -161,7 +161,7 @@ class Impala(Algorithm):
         )
         # Steps where the agent did not act have a ratio of 1.
         log_rho = torch.where(policy_weight > 0, log_prob.detach() - old_log_prob, torch.zeros_like(log_prob))
-        found = returns.vtrace(
+        targets = returns.vtrace(
             reward,
             discount_t,
             lambda_t,
@@ -170,13 +170,13 @@ class Impala(Algorithm):
             clip_rho=config.clip_rho,
             clip_pg_rho=config.clip_pg_rho,
         )
-        self.advantages = (found.advantage, policy_weight)
+        self.advantages = (targets.advantage, policy_weight)
         loss, parts = impala_loss(
             log_prob,
             entropy,
             values[:-1],
-            found.advantage,
-            found.target,
+            targets.advantage,
+            targets.target,
             policy_weight,
             value_weight,
             value_coef=config.value_coef,
@@ -186,7 +186,7 @@ class Impala(Algorithm):
             rho = log_rho.exp()
             clipped = (rho > (config.clip_rho or math.inf)).to(rho.dtype)
             seen = torch.stack([(policy_weight * x).sum() for x in (rho - 1 - log_rho, rho, clipped)])
-            error = (found.target - values[:-1]).abs() * mask
+            error = (targets.target - values[:-1]).abs() * mask
             priorities = error.sum(0) / mask.sum(0).clamp(min=1)
-            sums = columns.moments(values[:-1], found.target, value_weight)
+            sums = columns.moments(values[:-1], targets.target, value_weight)
         return loss, torch.cat([parts, seen, sums]), priorities

@@ -75,8 +75,8 @@ class MAPPO(PPO):
                 f"{STATE}: missing, the game's state that the value sees; the batch has {sorted(batch)}",
                 key="algorithm",
             )
-        own = batch["obs"] if isinstance(batch["obs"], tuple) else (batch["obs"],)
-        return super().update({**batch, "obs": (*own, batch[STATE])}, progress)
+        inputs = batch["obs"] if isinstance(batch["obs"], tuple) else (batch["obs"],)
+        return super().update({**batch, "obs": (*inputs, batch[STATE])}, progress)
 
     def _bare(self) -> nn.Module:
         return _Central(bare(self.module))
@@ -93,6 +93,6 @@ class _Central(nn.Module):
                 setattr(self, name, getattr(module, name))
 
     def forward(self, *args: Any) -> dict[str, Any]:
-        *own, state = args
+        *inputs, state = args
         value: Tensor = self._critic(state)
-        return {**self._policy(*own), "value": value}
+        return {**self._policy(*inputs), "value": value}

@@ -202,11 +202,11 @@ class Mixed(Algorithm):
         if DEMONSTRATION in batch:
             columns.check(batch)
             if self._keep:
-                kept = {key: batch[key] for key in _KEYS}
+                stored = {key: batch[key] for key in _KEYS}
                 if columns.TURN in batch:
-                    kept[columns.TURN] = batch[columns.TURN]
+                    stored[columns.TURN] = batch[columns.TURN]
                 state = {key: value for key, value in batch.items() if key.split("/")[0] in ("obs", "state")}
-                self._demonstrations.append({**kept, **state, "obs": batch["obs"]})
+                self._demonstrations.append({**stored, **state, "obs": batch["obs"]})
             if not self.learned:
                 return {"imitation_coef": self._coef}
             return self._imitate_first(progress) if first and self._played else self._imitate(batch, progress)
@@ -257,7 +257,7 @@ class Mixed(Algorithm):
         batch = self._drawn()
         outputs = columns.forward(self.forward, batch)
         log_prob, _ = log_prob_entropy(columns.before_last(outputs), columns.transitions(batch, "action"))
-        loss = clone_loss(log_prob, _weight(batch, own=True))
+        loss = clone_loss(log_prob, _weight(batch, own_moves=True))
         self._losses.append(loss.detach())
         if self.config.fit_value:
             loss = loss + self._value_loss(batch, outputs, _weight(batch))
@@ -281,8 +281,8 @@ class Mixed(Algorithm):
         """Random columns of a random kept batch, drawn with the CPU's generator."""
         batch = self._any_kept()
         size = len(batch["mask"])
-        at = torch.randperm(size)[: self.config.imitation_columns].to(batch["mask"].device)
-        return {key: optree.tree_map(lambda x: x[at], value) for key, value in batch.items()}
+        drawn = torch.randperm(size)[: self.config.imitation_columns].to(batch["mask"].device)
+        return {key: optree.tree_map(lambda x: x[drawn], value) for key, value in batch.items()}
 
     def _any_kept(self) -> dict[str, Any]:
         return self._demonstrations[int(torch.randint(len(self._demonstrations), ()))]
@@ -298,7 +298,7 @@ class Mixed(Algorithm):
         self._left = int(state.get("left", 0))
 
 
-def _weight(batch: Mapping[str, Any], *, own: bool = False) -> Tensor:
+def _weight(batch: Mapping[str, Any], *, own_moves: bool = False) -> Tensor:
     """Equal weights ``[T, B]`` of all transitions, or of the agent's own moves only; they add up to 1."""
-    mask = columns.transitions({"mask": columns.own_moves(batch)} if own else batch, "mask")
+    mask = columns.transitions({"mask": columns.own_moves(batch)} if own_moves else batch, "mask")
     return mask / mask.sum().clamp(min=1)

@@ -139,15 +139,15 @@ def n_steps(r_t: Tensor, discount_t: Tensor, lambda_t: Tensor, n: int) -> NStep:
     r_t, discount_t = _one_dtype(r_t, discount_t)
     steps = len(r_t)
     reward, discount = r_t.clone(), discount_t.clone()
-    at = torch.arange(1, steps + 1, device=r_t.device).view(-1, *[1] * (r_t.ndim - 1)).expand(r_t.shape).clone()
+    end = torch.arange(1, steps + 1, device=r_t.device).view(-1, *[1] * (r_t.ndim - 1)).expand(r_t.shape).clone()
     open_ = lambda_t != 0
     for k in range(1, min(n, steps)):
         goes_on = open_[: steps - k]  # the sum includes k transitions and continues
         reward[: steps - k] += torch.where(goes_on, discount[: steps - k] * r_t[k:], 0)
         discount[: steps - k] *= torch.where(goes_on, discount_t[k:], 1)
-        at[: steps - k] += goes_on
+        end[: steps - k] += goes_on
         open_ = goes_on & (lambda_t[k:] != 0)
-    return NStep(reward, discount, at)
+    return NStep(reward, discount, end)
 
 
 class VTrace(NamedTuple):
@@ -283,9 +283,9 @@ def chunks(decay_t: Tensor, x_t: Tensor, size: int) -> Tensor:
     y_t = x.view(count, size, *shape)
     through = decay.view(count, size, *shape)  # product of the decays from a step to the end of its chunk
     y_rows, through_rows = y_t.unbind(1), through.unbind(1)
-    for at in range(size - 2, -1, -1):
-        y_rows[at].addcmul_(through_rows[at], y_rows[at + 1])
-        through_rows[at].mul_(through_rows[at + 1])
+    for row in range(size - 2, -1, -1):
+        y_rows[row].addcmul_(through_rows[row], y_rows[row + 1])
+        through_rows[row].mul_(through_rows[row + 1])
     starts = rows(through_rows[0], y_rows[0])
     y_t[:-1].addcmul_(through[:-1], starts[1:].unsqueeze(1))
     return x[:steps]

@@ -193,18 +193,18 @@ class SAC(Algorithm):
         discount_t, lambda_t = returns.discounts(
             terminated, truncated, gamma=self.config.gamma, lam=1.0, dtype=returns.full_precision(reward).dtype
         )
-        found = returns.n_steps(reward, discount_t, lambda_t, self.config.n_step)
+        targets = returns.n_steps(reward, discount_t, lambda_t, self.config.n_step)
         mask = batch["mask"][:, :-1]
         size, steps = mask.shape
-        at = found.at.T
-        column = torch.arange(size, device=at.device).unsqueeze(-1)
+        end = targets.at.T
+        column = torch.arange(size, device=end.device).unsqueeze(-1)
         importance = columns.column_weight(batch).unsqueeze(-1).expand(size, steps)
         return GradientInputs(
             obs=optree.tree_map(lambda x: x[:, :steps].flatten(0, 1), batch["obs"]),
             action=returns.full_precision(batch["action"])[:, :steps].flatten(0, 1),
-            reward=found.reward.T.flatten(),
-            discount=found.discount.T.flatten(),
-            next_obs=optree.tree_map(lambda x: x[column, at].flatten(0, 1), batch["obs"]),
+            reward=targets.reward.T.flatten(),
+            discount=targets.discount.T.flatten(),
+            next_obs=optree.tree_map(lambda x: x[column, end].flatten(0, 1), batch["obs"]),
             weight=mask.flatten() * (self.across.size / count.clamp(min=1)),
             importance=importance.flatten(),
             next_noise=batch["noise"][:, :, 0].flatten(0, 1),

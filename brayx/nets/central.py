@@ -73,7 +73,7 @@ class CentralisedPolicy(nn.Module):
 
     def __init__(
         self,
-        own: NestedArray,
+        own_obs: NestedArray,
         state: NestedArray,
         *,
         num_actions: int | Sequence[int] | None = None,
@@ -91,7 +91,7 @@ class CentralisedPolicy(nn.Module):
             value_heads="has a single value",
         )
         self.activation = network.activation
-        self.encoder = observation_for(own, categories.get(OWN), network)
+        self.encoder = observation_for(own_obs, categories.get(OWN), network)
         features = features_of(self.encoder)
         self.trunk = trunk_for(features, network)
         self.head = head_for(num_actions, action_size, network)(network.hidden[-1] if network.hidden else features)
@@ -117,9 +117,9 @@ class CentralisedPolicy(nn.Module):
 
     def forward(self, obs: Mapping[str, Any]) -> dict[str, Any]:
         """``{"obs": [N, ...]}`` -> the head's outputs."""
-        own = obs[OWN]
-        y = self.trunk(self.encoder(own))
-        mask = own.get(MASK) if isinstance(own, Mapping) else None
+        own_obs = obs[OWN]
+        y = self.trunk(self.encoder(own_obs))
+        mask = own_obs.get(MASK) if isinstance(own_obs, Mapping) else None
         outputs: dict[str, Any] = self.head(y) if mask is None else self.head(y, mask)
         return outputs
 
@@ -137,6 +137,6 @@ def central_policy_for(
         ValueError: the observation lacks one of the two, or options that do not apply.
     """
     if not isinstance(obs, Mapping) or not {OWN, STATE} <= set(obs):
-        held = sorted(obs) if isinstance(obs, Mapping) else type(obs).__name__
-        raise ValueError(f"an observation for a central value holds {OWN!r} and {STATE!r}, got {held}")
+        keys = sorted(obs) if isinstance(obs, Mapping) else type(obs).__name__
+        raise ValueError(f"an observation for a central value holds {OWN!r} and {STATE!r}, got {keys}")
     return CentralisedPolicy(obs[OWN], obs[STATE], **options), ({OWN: example_of(obs[OWN])},)

@@ -74,8 +74,8 @@ def log_prob_entropy(outputs: Mapping[str, Any], action: Tensor) -> tuple[Tensor
             raise _misfit(action, (*logits[0].shape[:-1], len(logits)))
         log_prob, entropy = categorical(logits[0], action[..., 0])
         for index in range(1, len(logits)):
-            each = categorical(logits[index], action[..., index])
-            log_prob, entropy = log_prob + each[0], entropy + each[1]
+            head = categorical(logits[index], action[..., index])
+            log_prob, entropy = log_prob + head[0], entropy + head[1]
         return log_prob, entropy
     prefix = "tanh_" if kind == "squashed" else ""
     mean, log_std = _full(outputs[f"{prefix}mean"]), _full(outputs[f"{prefix}log_std"])

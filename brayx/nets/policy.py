@@ -160,7 +160,7 @@ def policy_for(
     encoder = observation_for(obs, categories, network)
     seen = leaf_encoders(encoder)
     refuse_unused(network, seen, continuous=action_size is not None)
-    images = any(isinstance(each, Spatial) for _, each in seen)
+    images = any(isinstance(leaf, Spatial) for _, leaf in seen)
     module: nn.Module
     if network.lstm:
         if network.shared is False:
@@ -276,7 +276,7 @@ def refuse_unused(network: NetworkConfig, seen: Sequence[tuple[str, nn.Module]],
                 f"network.entities has {name!r}: expected the name of an array [E, D] of numbers; "
                 f"leaves are {[name for name, _ in seen]}"
             )
-    if network.convolutions != _DEFAULT.convolutions and not any(isinstance(each, Spatial) for _, each in seen):
+    if network.convolutions != _DEFAULT.convolutions and not any(isinstance(leaf, Spatial) for _, leaf in seen):
         raise ValueError(
             f"network.convolutions is {network.convolutions}, but no observation is an image: it needs a uint8 leaf "
             "with three axes"

@@ -61,8 +61,8 @@ class Critics(nn.Module):
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for index, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
             weight = torch.empty(count, inputs, outputs)
-            for each in weight:
-                nn.init.orthogonal_(each, 1.0 if index == len(sizes) - 2 else math.sqrt(2))
+            for matrix in weight:
+                nn.init.orthogonal_(matrix, 1.0 if index == len(sizes) - 2 else math.sqrt(2))
             self.weights.append(nn.Parameter(weight))
             self.biases.append(nn.Parameter(torch.zeros(count, 1, outputs)))
 
@@ -109,10 +109,10 @@ class SoftActorCritic(nn.Module):
         )
         if network.distribution == "sde":
             raise ValueError("network.distribution is sde: soft actor-critic needs squashed, its default")
-        own: dict[str, str] = {"distribution": NETWORK.distribution}
+        options: dict[str, str] = {"distribution": NETWORK.distribution}
         if "activation" not in network.model_fields_set:
-            own["activation"] = NETWORK.activation
-        network = network.model_copy(update=own)
+            options["activation"] = NETWORK.activation
+        network = network.model_copy(update=options)
         self.encoder = observation_for(obs, categories, network)
         refuse_unused(network, leaf_encoders(self.encoder), continuous=True)
         features = features_of(self.encoder)

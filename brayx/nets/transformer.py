@@ -85,6 +85,6 @@ class Entities(nn.Module):
         """``mask`` ``[..., E]`` is true for present entities; None: those with features that are not all zero."""
         x = entities if entities.is_floating_point() else entities.float()
         mask = (x != 0).any(-1) if mask is None else mask > 0
-        each = self.transformer(x, mask)
-        pooled: Tensor = each.sum(-2) / mask.sum(-1, keepdim=True).clamp(min=1).to(each.dtype)
+        tokens = self.transformer(x, mask)
+        pooled: Tensor = tokens.sum(-2) / mask.sum(-1, keepdim=True).clamp(min=1).to(tokens.dtype)
         return pooled

@@ -71,7 +71,8 @@ def from_bodies(name: str, bodies: Bodies | list[bytes], *, split_numbers: bool)
     if not split_numbers:
         return text | {f"{name}.numbers": from_numpy(bodies.numbers)}
     return text | {
-        f"{name}.numbers.{at}": pa.array(each) for at, each in enumerate(np.ascontiguousarray(bodies.numbers.T))
+        f"{name}.numbers.{index}": pa.array(values)
+        for index, values in enumerate(np.ascontiguousarray(bodies.numbers.T))
     }
 
 
@@ -83,10 +84,12 @@ def body_types(name: str, types: Mapping[str, pa.DataType]) -> dict[str, pa.Data
     """
     if name in types:
         return expected({name: pa.binary()}, types)
-    numbers = [each for each in types if each.startswith(f"{name}.numbers")]
+    numbers = [column for column in types if column.startswith(f"{name}.numbers")]
     if f"{name}.text" not in types or not numbers:
         raise ValueError(f"it has no column {name!r}")
-    return expected({f"{name}.text": _TEXT} | {each: type_of(_FLOAT32, _shape(types[each])) for each in numbers}, types)
+    return expected(
+        {f"{name}.text": _TEXT} | {column: type_of(_FLOAT32, _shape(types[column])) for column in numbers}, types
+    )
 
 
 def to_bodies(table: pa.Table, name: str) -> Bodies | list[bytes]:
@@ -98,9 +101,10 @@ def to_bodies(table: pa.Table, name: str) -> Bodies | list[bytes]:
     if name in table.column_names:
         return to_list(table[name])
     texts = _combined(table[f"{name}.text"])
-    columns = [table[each] for each in table.column_names if each.startswith(f"{name}.numbers")]
+    columns = [table[column] for column in table.column_names if column.startswith(f"{name}.numbers")]
     numbers = np.concatenate(
-        [to_numpy(each, _FLOAT32, _shape(each.type)).reshape(len(texts), width(each.type)) for each in columns], axis=1
+        [to_numpy(column, _FLOAT32, _shape(column.type)).reshape(len(texts), width(column.type)) for column in columns],
+        axis=1,
     )
     skeletons, indices = to_list(texts.dictionary), texts.indices.to_numpy()
     if len(indices) and not 0 <= indices.min() <= indices.max() < len(skeletons):
@@ -112,16 +116,16 @@ def to_bodies(table: pa.Table, name: str) -> Bodies | list[bytes]:
     return Bodies(skeletons, indices, numbers)
 
 
-def expected(wanted: Mapping[str, pa.DataType], types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+def expected(needed: Mapping[str, pa.DataType], types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
     """Returns ``wanted`` if a file's columns have these types.
 
     Raises:
         ValueError: one is missing or has another type.
     """
-    for name, data_type in wanted.items():
+    for name, data_type in needed.items():
         if types.get(name) != data_type:
             raise ValueError(f"column {name!r} has type {types.get(name)}, expected {data_type}")
-    return dict(wanted)
+    return dict(needed)
 
 
 def width(data_type: pa.DataType) -> int:

@@ -78,10 +78,10 @@ def split(bodies: Sequence[bytes]) -> Bodies | None:
     pieces[2::3] = [""] * len(tokens)
     skeletons = "".join(pieces).encode("latin-1").split(_SEPARATOR)
     known: dict[bytes, int] = {}
-    indices = np.array([known.setdefault(each, len(known)) for each in skeletons], np.int32)
+    indices = np.array([known.setdefault(skeleton, len(known)) for skeleton in skeletons], np.int32)
     if len(known) > 4 + len(bodies) // 8:
         return None
-    counts = np.array([number_count(each) for each in known])[indices]
+    counts = np.array([number_count(skeleton) for skeleton in known])[indices]
     if counts.max() > MAX_NUMBERS:
         return None
     exact = np.array(list(map(float, tokens)))
@@ -120,8 +120,8 @@ def joined(bodies: Bodies) -> list[bytes]:
 
 def _filled(pieces: list[bytes], numbers: list[float]) -> bytes:
     """Replaces the marks in a skeleton, split by `_MARK`, with numbers."""
-    made = pieces[:]
-    for index in range(1, len(made), 2):
+    filled = pieces[:]
+    for index in range(1, len(filled), 2):
         number = numbers[index // 2]
-        made[index] = repr(number).encode() if made[index] == _FLOAT else b"%d" % int(number)
-    return b"".join(made)
+        filled[index] = repr(number).encode() if filled[index] == _FLOAT else b"%d" % int(number)
+    return b"".join(filled)

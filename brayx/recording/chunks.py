@@ -96,9 +96,9 @@ def write_chunk(
     inputs = columns.input.numbers if isinstance(columns.input, Bodies) else None
     stored = {}
     for name, values in columns.arrays.items():
-        at = _offset_of(values, inputs)
-        stored[name] = _Stored(values.dtype.str, values.shape[1:], at)
-        if at < 0:
+        offset = _offset_of(values, inputs)
+        stored[name] = _Stored(values.dtype.str, values.shape[1:], offset)
+        if offset < 0:
             arrays[name] = arrow.from_numpy(values)
     index = columns_of_parts(
         [
@@ -110,7 +110,7 @@ def write_chunk(
     )
     about: dict[str, Any] = {
         "format": _FORMAT,
-        "columns": {name: dataclasses.asdict(each) for name, each in stored.items()},
+        "columns": {name: dataclasses.asdict(column) for name, column in stored.items()},
         "parts": index,
     }
     if sizes := sizes_of(columns.frames):
@@ -162,11 +162,11 @@ class Chunk:
                 raise BadRecording(f"{name} has format {about['format']!r}, expected 1 or {_FORMAT}", file=name)
             parts = about["parts"]
             if about["format"] == 1:  # one object for each part
-                parts = columns_of_parts([SessionPart(**each) for each in parts])
+                parts = columns_of_parts([SessionPart(**part) for part in parts])
             self.parts = DEFAULTS | parts
             self._stored = {
-                column: _Stored(str(each["dtype"]), tuple(map(int, each["shape"])), int(each["at"]))
-                for column, each in about["columns"].items()
+                column: _Stored(str(stored["dtype"]), tuple(map(int, stored["shape"])), int(stored["at"]))
+                for column, stored in about["columns"].items()
             }
             video = about.get("video", {"fps": 1, "sizes": []})
             self.fps, self.sizes = int(video["fps"]), [(int(height), int(width)) for height, width in video["sizes"]]
@@ -223,20 +223,20 @@ class Chunk:
                 raise BadRecording(f"{self._name} has no array {name!r}", file=self._name, column=name)
         first = int(np.searchsorted(self._bounds, row, "right")) - 1
         last = int(np.searchsorted(self._bounds, row + count, "left"))
-        own = [name for name in names if self._stored[name].at < 0]
+        own_columns = [name for name in names if self._stored[name].at < 0]
         try:
-            table = self._row_groups(first, last, (*self._types, *own))
+            table = self._row_groups(first, last, (*self._types, *own_columns))
             table = table.slice(row - int(self._bounds[first]), count).combine_chunks()
             if len(table) < count:
                 raise ValueError(f"it ends before row {row + count}")
-            found = {name: arrow.to_bodies(table, f"{OWN_PREFIX}{name}") for name in _BODIES}
+            bodies = {name: arrow.to_bodies(table, f"{OWN_PREFIX}{name}") for name in _BODIES}
             arrays = {}
             for name in names:
                 stored = self._stored[name]
                 if stored.at < 0:
                     arrays[name] = arrow.to_numpy(table[name], np.dtype(stored.dtype), stored.shape)
                 else:
-                    inputs = found["input"]
+                    inputs = bodies["input"]
                     assert isinstance(inputs, Bodies)  # `_checked_types` found its numbers
                     size = math.prod(stored.shape)
                     arrays[name] = inputs.numbers[:, stored.at : stored.at + size].reshape(-1, *stored.shape)
@@ -250,10 +250,10 @@ class Chunk:
             return TickColumns(
                 number=arrow.to_numpy(table[_NUMBER], nothing.dtype, ()),
                 event=arrow.to_list(table[_EVENT]),
-                input=found["input"],
-                output=found["output"],
+                input=bodies["input"],
+                output=bodies["output"],
                 arrays=arrays,
-                stop=[each or b"" for each in table[_STOP].to_pylist()] if _STOP in self._types else [b""] * len(table),
+                stop=[body or b"" for body in table[_STOP].to_pylist()] if _STOP in self._types else [b""] * len(table),
                 **times,
             )
         except Exception as error:  # as above
@@ -277,7 +277,8 @@ def _offset_of(values: np.ndarray, numbers: np.ndarray | None) -> int:
         return -1
     flat = values.reshape(len(values), -1)
     width = flat.shape[1]
-    for at in range(numbers.shape[1] - width + 1):
-        if np.array_equal(numbers[0, at : at + width], flat[0]) and np.array_equal(numbers[:, at : at + width], flat):
-            return at
+    for offset in range(numbers.shape[1] - width + 1):
+        piece = numbers[:, offset : offset + width]
+        if np.array_equal(piece[0], flat[0]) and np.array_equal(piece, flat):
+            return offset
     return -1

@@ -66,11 +66,11 @@ class TickColumns:
     @property
     def nbytes(self) -> int:
         """Approximate size in memory, with encoded frames."""
-        found = sum(array.nbytes for array in self.arrays.values()) + 48 * len(self.number)
-        found += sum(map(len, self.stop)) + sum(len(each.data) for each in self.frames if each is not None)
+        size = sum(array.nbytes for array in self.arrays.values()) + 48 * len(self.number)
+        size += sum(map(len, self.stop)) + sum(len(frame.data) for frame in self.frames if frame is not None)
         for column in (self.input, self.output):
-            found += column.numbers.nbytes if isinstance(column, Bodies) else sum(map(len, column))
-        return found
+            size += column.numbers.nbytes if isinstance(column, Bodies) else sum(map(len, column))
+        return size
 
     @property
     def layout(self) -> tuple[Any, ...]:
@@ -117,10 +117,12 @@ def columns_by_field(
     """
     # Column by column, since a loop over every value of every tick is slow.
     failed = [ERROR in event for event in events]
-    images = [value_at(each, frames) for each in attributes] if frames else []
+    images = [value_at(tick, frames) for tick in attributes] if frames else []
     has_frames = any(image is DROPPED or is_image(image) for image in images)
     arrays, left_out = arrays_of(attributes, forwards, failed, without, frames if has_frames else "", strict)
-    waited = [sum([each[3] for each in waits]) if waits[1:] else waits[0][3] if waits else 0.0 for waits in forwards]
+    waited = [
+        sum([forward[3] for forward in waits]) if waits[1:] else waits[0][3] if waits else 0.0 for waits in forwards
+    ]
     time_us, duration_us, queue_us, forward_us = _microseconds(time_s, seconds, queue_s, waited)
     return TickColumns(
         np.array(number, np.int64),
@@ -209,15 +211,15 @@ def frames_of(parts: Sequence[TickColumns]) -> Sequence[Any]:
 
 
 def _merged(parts: Sequence[Bodies | list[bytes]]) -> Bodies | list[bytes]:
-    if not all(isinstance(each, Bodies) for each in parts):
-        return [body for each in parts for body in texts(each)]
+    if not all(isinstance(column, Bodies) for column in parts):
+        return [body for column in parts for body in texts(column)]
     known: dict[bytes, int] = {}
     indices, numbers = [], []
-    for each in parts:
-        assert isinstance(each, Bodies)
-        index = np.array([known.setdefault(skeleton, len(known)) for skeleton in each.skeletons], np.int32)
-        indices.append(index[each.indices])
-        numbers.append(each.numbers)
+    for part in parts:
+        assert isinstance(part, Bodies)
+        index = np.array([known.setdefault(skeleton, len(known)) for skeleton in part.skeletons], np.int32)
+        indices.append(index[part.indices])
+        numbers.append(part.numbers)
     return Bodies(list(known), np.concatenate(indices), np.concatenate(numbers))
 
 

@@ -117,18 +117,18 @@ def compare(
     left = iter(episodes)
     while group := list(itertools.islice(left, _SESSIONS_AT_ONCE)):
         failed: dict[str, BrayxError] = {}
-        made: dict[str, Comparison] = {}
+        compared: dict[str, Comparison] = {}
         while rest := [episode for episode in group if episode.id not in failed]:
             try:
-                made = _compared(rest, versions, tolerance, on_piece)
+                compared = _compared(rest, versions, tolerance, on_piece)
                 break
             except _Failed as failure:  # the others are computed again without it
                 failed[failure.episode] = failure.error
             except BrayxError as error:  # a model failed, which does not tell for which session
                 failed.update({episode.id: error for episode in rest})
-        for each in group:
-            why = failed.get(each.id)
-            yield made[each.id] if why is None else NotCompared(each.session, each.id, why)
+        for recording in group:
+            why = failed.get(recording.id)
+            yield compared[recording.id] if why is None else NotCompared(recording.session, recording.id, why)
 
 
 class _Failed(Exception):
@@ -167,14 +167,14 @@ class _ComparableTicks:
 
     def read(self, first: int, count: int) -> tuple[TickColumns, list[Leaves]]:
         """At most ``count`` ticks from ``first`` on, without failed ones; and each version's inputs for them."""
-        found, before = [], 0
+        blocks, before = [], 0
         try:
             for start, end in self._spans:
                 low, high = max(first - before, 0), min(first + count - before, end - start)
                 if low < high:
-                    found.append(self.episode.read(start + low, high - low, self._names))
+                    blocks.append(self.episode.read(start + low, high - low, self._names))
                 before += end - start
-            columns = _without_failed(concatenated(found))
+            columns = _without_failed(concatenated(blocks))
             return columns, [version.leaves(columns.arrays) for version in self._versions]
         except BrayxError as error:
             raise _Failed(self.episode.id, error) from None
@@ -199,7 +199,7 @@ def _compared(
     tick_bytes = sum(version.tick_bytes for version in versions)
     count = max(1, min(_MAX_TICKS, _MAX_OBS_BYTES // max(1, tick_bytes * len(group))))
     for first in range(0, max(map(len, sessions)), count):
-        read = {place: each.read(first, count) for place, each in enumerate(sessions) if len(each) > first}
+        read = {place: session.read(first, count) for place, session in enumerate(sessions) if len(session) > first}
         read = {place: (columns, inputs) for place, (columns, inputs) in read.items() if len(columns.number)}
         outputs = [
             player.act({place: inputs[index] for place, (_, inputs) in read.items()}) if read else {}
@@ -226,8 +226,8 @@ def _differences(
 
 def _joined(episode: Recording, pieces: Sequence[tuple[np.ndarray, Differences]]) -> Comparison:
     def all_of(name: str, dtype: Any) -> np.ndarray:
-        found = [getattr(each, name) for _, each in pieces]
-        return np.concatenate(found) if found else np.zeros(0, dtype)
+        arrays = [getattr(comparison, name) for _, comparison in pieces]
+        return np.concatenate(arrays) if arrays else np.zeros(0, dtype)
 
     numbers = [number for number, _ in pieces]
     return Comparison(
@@ -237,6 +237,6 @@ def _joined(episode: Recording, pieces: Sequence[tuple[np.ndarray, Differences]]
         all_of("equal", np.bool_),
         all_of("kl", np.float32),
         all_of("value", np.float32),
-        all(each.exact for _, each in pieces),
+        all(comparison.exact for _, comparison in pieces),
         len(episode) - sum(map(len, numbers)),
     )

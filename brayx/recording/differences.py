@@ -138,14 +138,14 @@ def _rows(array: np.ndarray) -> np.ndarray:
 def _estimated(log_prob: np.ndarray, other: np.ndarray) -> np.ndarray:
     ratio = np.minimum(other.astype(np.float64) - log_prob.reshape(len(other)), _MAX_LOG_RATIO)
     with np.errstate(over="ignore"):
-        found: np.ndarray = np.maximum(np.expm1(ratio) - ratio, 0.0).astype(np.float32)
-    return found
+        estimate: np.ndarray = np.maximum(np.expm1(ratio) - ratio, 0.0).astype(np.float32)
+    return estimate
 
 
 def _check_outputs(outputs: Mapping[str, Any]) -> None:
     for name in ("logits", "mean", "log_std", "tanh_mean", "tanh_log_std", "value"):
-        each = outputs.get(name, ())
-        for leaf in each if isinstance(each, tuple | list) else (each,):
+        output = outputs.get(name, ())
+        for leaf in output if isinstance(output, tuple | list) else (output,):
             rows = _rows(np.isnan(leaf)).any(-1)
             if rows.any():
                 raise ModelError(f"the model's {name} is NaN at {int(rows.sum())} of {len(leaf)} ticks", leaf=name)

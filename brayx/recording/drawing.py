@@ -58,12 +58,12 @@ class Drawer:
         module, name, folder = self._drawing
         try:
             function = load(module, name, folder)  # before the states, whose classes may come from modules beside it
-            found = pickle.loads(states)
+            loaded = pickle.loads(states)
         except Exception as error:
             self._failed(error, ticks)
             return []
-        images: list[Any] = [None] * len(found)
-        drawable = [index for index, state in enumerate(found) if state is not None]
+        images: list[Any] = [None] * len(loaded)
+        drawable = [index for index, state in enumerate(loaded) if state is not None]
         while drawable:
             if self.left_s <= 0:
                 self.slow += len(drawable)
@@ -71,11 +71,11 @@ class Drawer:
             some, later = drawable[: self._at_once], drawable[self._at_once :]
             began = time.monotonic()
             try:
-                made = function([found[index] for index in some])
-                if len(some) > 1 and _is_single(made):  # a picture of all that it got, as Bray's functions draw games
+                drawing = function([loaded[index] for index in some])
+                if len(some) > 1 and _is_single(drawing):  # one picture of all states, as Bray's functions draw games
                     self._at_once = 1
                     continue
-                drawn = _checked(made, len(some), name)
+                drawn = _checked(drawing, len(some), name)
             except Exception as error:  # a user's function may raise anything
                 self._failed(error, len(some))
             else:
@@ -92,14 +92,14 @@ class Drawer:
         self.failure = f"{type(error).__name__}: {error}"[:500]
 
 
-def _is_single(made: Any) -> bool:
+def _is_single(drawing: Any) -> bool:
     """Whether a function returned an image, not several."""
-    return isinstance(made, np.ndarray) and made.ndim < 4
+    return isinstance(drawing, np.ndarray) and drawing.ndim < 4
 
 
-def _checked(made: Any, count: int, name: str) -> list[Any]:
+def _checked(drawing: Any, count: int, name: str) -> list[Any]:
     """The function's result as an image for each of ``count`` states."""
-    images = [made] if _is_single(made) else list(made)
+    images = [drawing] if _is_single(drawing) else list(drawing)
     if len(images) != count:
         raise ConfigError(f"{name} returned {len(images)} images for {count} states, expected one for each")
     return images

@@ -61,7 +61,7 @@ class Fields:
         """Names of the arrays to read."""
         origins = (*self.obs.values(), self.action, self.reward, self.log_prob, self.policy_version)
         every = dict.fromkeys((*origins, *self.extras.values()))
-        return [each for each in every if each and not each.startswith((INPUT, OUTPUT))]
+        return [origin for origin in every if origin and not origin.startswith((INPUT, OUTPUT))]
 
     @property
     def obs_is_input(self) -> bool:
@@ -84,18 +84,18 @@ def fields_of(episode: Recording, named: Mapping[str, str]) -> Fields:
     """
     has = episode.some_columns
     obs = {name: name for name in has if name == "obs" or name.startswith("obs/")}
-    own = {name: origin for name, origin in named.items() if name == "obs" or name.startswith("obs/")}
+    observed = {name: origin for name, origin in named.items() if name == "obs" or name.startswith("obs/")}
     framed = [name for name, why in episode.left_out.items() if why == AS_FRAMES and name.partition("/")[0] == "obs"]
-    if framed and not own:
+    if framed and not observed:
         raise BadRecording(
             f"session {episode.session!r} has {framed[0]!r} only as frames, which are not exact: record it without the "
             "option `frames`, or name other arrays of the observation in `fields`",
             column=framed[0],
         )
-    obs = own or obs
+    obs = observed or obs
     action = named.get("action", "action" if "action" in has else "")
-    for name, found in (("obs", obs), ("action", action)):
-        if not found:
+    for name, mapped in (("obs", obs), ("action", action)):
+        if not mapped:
             raise BadRecording(
                 f"session {episode.session!r} has no {name}; it has the arrays {', '.join(has) or 'none'}. The option "
                 f"`fields` names another array, or a key of the game's bodies: {{{name}: input/KEY}}",
@@ -107,7 +107,7 @@ def fields_of(episode: Recording, named: Mapping[str, str]) -> Fields:
     # The recorded probability is that of the agent's own action.
     log_prob = named.get("log_prob", "log_prob" if "log_prob" in has and action == "action" else "")
     extras = {name: name for name in has if name.startswith("state/")}
-    extras |= {name: origin for name, origin in named.items() if name not in _STANDARD and name not in own}
+    extras |= {name: origin for name, origin in named.items() if name not in _STANDARD and name not in observed}
     version = named.get("policy_version", "policy_version" if "policy_version" in has else "")
     return Fields(obs, action, reward, named.get("terminated", f"{INPUT}terminated"), log_prob, version, extras)
 
@@ -133,22 +133,22 @@ def fragments(episode: Recording, fields: Fields, most: int | None = BLOCK_ROWS)
         why = f"has no array {missing[0]!r}" if missing else "has no tick with all arrays"
         raise BadRecording(f"session {episode.session!r} {why}", columns=fields.arrays)
     for first, end in spans:
-        at = first
-        while at < end:
-            rows = episode.read(at, end - at if most is None else min(end - at, most + 1), fields.arrays)
+        tick = first
+        while tick < end:
+            rows = episode.read(tick, end - tick if most is None else min(end - tick, most + 1), fields.arrays)
             run = _run_length(rows)
             if not run:
-                at += 1
+                tick += 1
                 continue
             whole = run == len(rows.number)
-            if whole and at + run < end:  # too long for one fragment
+            if whole and tick + run < end:  # too long for one fragment
                 steps, is_end = run - 1, False
             else:
-                last = whole and at + run == len(episode)
+                last = whole and tick + run == len(episode)
                 steps, is_end = _steps(episode, fields, rows, run, last), True
             if steps:
                 yield _fragment(episode, fields, rows, steps, is_end)
-            at += run if is_end else steps
+            tick += run if is_end else steps
 
 
 def _run_length(rows: TickColumns) -> int:
@@ -206,7 +206,7 @@ class _Values:
         """``[ticks, ...]``, the value at each tick."""
         if not origin.startswith((INPUT, OUTPUT)):
             return self._rows.arrays[origin][: self.ticks]
-        return self._stacked([_get(each, origin) for each in self._parsed(origin)[: self.ticks]], origin)
+        return self._stacked([_get(document, origin) for document in self._parsed(origin)[: self.ticks]], origin)
 
     def observed(self, origin: str) -> np.ndarray:
         """``[steps + 1, ...]``; the last one may come from the stop's body, or repeat the one before."""
@@ -226,7 +226,7 @@ class _Values:
         else:
             documents = self._parsed(origin)[1 : self.steps + 1]
             documents = documents if self.ticks > self.steps else [*documents, self.stop]
-            array = self._stacked([_get(each, origin) for each in documents], origin)
+            array = self._stacked([_get(document, origin) for document in documents], origin)
         if array.ndim != 1:
             raise self._error(origin, f"expected a number, got an array of shape {array.shape[1:]}")
         return array

@@ -134,19 +134,20 @@ class Encoders:
     def _encoder(self, key: tuple[Hashable, str], size: tuple[int, int], like: Any) -> Any:
         import av
 
-        found = self._open.pop(key, None)
-        if found is None or found.size != size:
-            made = av.CodecContext.create("libx264", "w")
-            made.height, made.width, made.pix_fmt = like.height, like.width, "yuv420p"
-            made.time_base, made.gop_size, made.thread_count = Fraction(1, 30), _GROUP, 1
-            made.options = _OPTIONS
-            found = _Encoder(made, size)
-        self._open[key] = found  # the most recently used comes last
+        encoder = self._open.pop(key, None)
+        if encoder is None or encoder.size != size:
+            context = av.CodecContext.create("libx264", "w")
+            context.height, context.width, context.pix_fmt = like.height, like.width, "yuv420p"
+            context.time_base, context.gop_size, context.thread_count = Fraction(1, 30), _GROUP, 1
+            context.options = _OPTIONS
+            encoder = _Encoder(context, size)
+        self._open[key] = encoder  # the most recently used comes last
         while len(self._open) > 1 and (
-            len(self._open) > _MOST_OPEN or sum(math.prod(each.size) for each in self._open.values()) > _MOST_PIXELS
+            len(self._open) > _MOST_OPEN
+            or sum(math.prod(open_encoder.size) for open_encoder in self._open.values()) > _MOST_PIXELS
         ):
             self._open.popitem(last=False)
-        return found.context
+        return encoder.context
 
 
 def _even(image: np.ndarray) -> np.ndarray:
@@ -184,10 +185,10 @@ def write_video(to: IO[bytes], frames: Sequence[Frame | None], fps: int) -> None
                 track = out.add_stream_from_template(source.streams.video[0])
             track.time_base = step
             tracks[size] = track
-        for at, frame in enumerate(frames):
+        for index, frame in enumerate(frames):
             if frame is None or frame.size not in tracks:
                 continue
             packet = av.Packet(frame.data)
-            packet.pts = packet.dts = at
+            packet.pts = packet.dts = index
             packet.time_base, packet.is_keyframe, packet.stream = step, frame.is_key, tracks[frame.size]
             out.mux(packet)

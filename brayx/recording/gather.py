@@ -48,13 +48,13 @@ def arrays_of(
     """The arrays of some ticks, and why other values are left out; see `brayx.recording.columns.columns_by_field`."""
     left_out: dict[str, str] = {}
     try:
-        found: Values = {}
+        gathered: Values = {}
         for name, values in _by_key(attributes, without).items():
-            _gather(name, values, found)
+            _gather(name, values, gathered)
     except Irregular:
         if strict:
             raise
-        found = _by_tick([_flat(each, without) for each in attributes], failed, left_out)
+        gathered = _by_tick([_flat(tick, without) for tick in attributes], failed, left_out)
     if any(forwards):
         outputs: Values = {}
         try:
@@ -62,13 +62,13 @@ def arrays_of(
         except Irregular:
             if strict:
                 raise
-            outputs = _by_tick([_flat_forwards(each) for each in forwards], failed, left_out)
-        found.update({name: values for name, values in outputs.items() if name not in found})
+            outputs = _by_tick([_flat_forwards(tick) for tick in forwards], failed, left_out)
+        gathered.update({name: values for name, values in outputs.items() if name not in gathered})
     if frames:
-        found.pop(frames, None)
+        gathered.pop(frames, None)
         left_out[frames] = AS_FRAMES
     arrays: dict[str, np.ndarray] = {}
-    for name, values in found.items():
+    for name, values in gathered.items():
         if len(arrays) == MAX_COLUMNS:
             left_out[name] = f"there are more than {MAX_COLUMNS} columns"
         elif name.startswith(OWN_PREFIX):
@@ -76,7 +76,7 @@ def arrays_of(
         elif name != _printable(name):
             left_out[name] = "its name is not Unicode text"
         elif (array := _stacked(values)) is None:
-            if strict and any(np.shape(each) != np.shape(values[0]) for each in values):
+            if strict and any(np.shape(value) != np.shape(values[0]) for value in values):
                 raise Irregular
             left_out[name] = _VARIES
         else:
@@ -96,15 +96,15 @@ def value_at(attributes: Mapping[str, Any], name: str) -> Any:
             if name in step.extras:
                 return step.extras[name]
             attributes = {**attributes, "obs": step.obs, "action": step.action}
-    found: Any = attributes
+    value: Any = attributes
     for key in name.split("/"):
-        if isinstance(found, Mapping):
-            found = found.get(key)
-        elif isinstance(found, list | tuple) and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
+        if isinstance(value, Mapping):
+            value = value.get(key)
+        elif isinstance(value, list | tuple) and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
         else:
             return None
-    return found
+    return value
 
 
 DROPPED: Any = object()
@@ -129,7 +129,7 @@ def _dropped(value: Any, keys: Sequence[str]) -> Any:
     first, *rest = keys
     if isinstance(value, Mapping):
         return {**value, first: _dropped(value[first], rest)}
-    items = [_dropped(each, rest) if at == int(first) else each for at, each in enumerate(value)]
+    items = [_dropped(item, rest) if index == int(first) else item for index, item in enumerate(value)]
     return items if isinstance(value, list) else tuple(items)
 
 
@@ -139,12 +139,12 @@ def _by_key(ticks: Sequence[Mapping[str, Any]], without: Collection[str] = ()) -
     if len(set(map(len, ticks))) > 1:
         raise Irregular
     try:
-        return {name: [each[name] for each in ticks] for name in names if name not in without}
+        return {name: [tick[name] for tick in ticks] for name in names if name not in without}
     except KeyError:
         raise Irregular from None
 
 
-def _gather(name: str, values: list[Any], found: Values) -> None:
+def _gather(name: str, values: list[Any], gathered: Values) -> None:
     """Adds the leaves of the ticks' nested values to ``found``, by path.
 
     Raises:
@@ -153,66 +153,66 @@ def _gather(name: str, values: list[Any], found: Values) -> None:
     first = values[0]
     kind = type(first)
     if kind is np.ndarray or kind is float or kind is int:
-        found[name] = values
+        gathered[name] = values
     elif len(set(map(type, values))) > 1:
         raise Irregular
     elif kind is Step:
-        _gather("obs", [step.obs for step in values], found)
-        _gather("action", [step.action for step in values], found)
-        found["log_prob"] = [float(step.log_prob) for step in values]
-        found["policy_version"] = [step.policy_version for step in values]
+        _gather("obs", [step.obs for step in values], gathered)
+        _gather("action", [step.action for step in values], gathered)
+        gathered["log_prob"] = [float(step.log_prob) for step in values]
+        gathered["policy_version"] = [step.policy_version for step in values]
         if first.extras or any(step.extras for step in values):
-            found.update(_by_key([step.extras for step in values]))
+            gathered.update(_by_key([step.extras for step in values]))
     elif kind is dict:
         for key, nested in sorted(_by_key(values).items(), key=lambda pair: str(pair[0])):
-            _gather(f"{name}/{key}", nested, found)
+            _gather(f"{name}/{key}", nested, gathered)
     elif kind is list or kind is tuple:
         if any(len(value) != len(first) for value in values):
             raise Irregular
-        for index, each in enumerate(zip(*values, strict=True)):
-            _gather(f"{name}/{index}", list(each), found)
+        for index, elements in enumerate(zip(*values, strict=True)):
+            _gather(f"{name}/{index}", list(elements), gathered)
     elif isinstance(first, Mapping | list | tuple):
         raise Irregular
     else:
-        found[name] = values
+        gathered[name] = values
 
 
-def _gather_forwards(forwards: Sequence[Sequence[Forwarded]], found: Values) -> None:
+def _gather_forwards(forwards: Sequence[Sequence[Forwarded]], gathered: Values) -> None:
     """As `_gather`, for the outputs of the ticks' forwards."""
     count = len(forwards[0])
-    if any(len(each) != count for each in forwards):
+    if any(len(tick) != count for tick in forwards):
         raise Irregular
     for index in range(count):
-        models, outputs, versions, _ = zip(*[each[index] for each in forwards], strict=True)
+        models, outputs, versions, _ = zip(*[tick[index] for tick in forwards], strict=True)
         model = models[0]
         if len(set(models)) > 1:
             raise Irregular
         if set(map(type, outputs)) == {dict}:
             for name, values in _by_key(outputs).items():
                 if name != _STATE:
-                    _gather(f"{model}/{name}" if count > 1 else name, values, found)
+                    _gather(f"{model}/{name}" if count > 1 else name, values, gathered)
         else:
-            _gather(f"{model}/output" if count > 1 else "output", list(outputs), found)
-        found[f"{model}/policy_version" if count > 1 else "policy_version"] = list(versions)
+            _gather(f"{model}/output" if count > 1 else "output", list(outputs), gathered)
+        gathered[f"{model}/policy_version" if count > 1 else "policy_version"] = list(versions)
 
 
 def _flat_forwards(forwards: Sequence[Forwarded]) -> dict[str, Any]:
-    found: Values = {}
+    gathered: Values = {}
     if forwards:
-        _gather_forwards([forwards], found)
-    return {name: values[0] for name, values in found.items()}
+        _gather_forwards([forwards], gathered)
+    return {name: values[0] for name, values in gathered.items()}
 
 
 def _by_tick(ticks: Sequence[Mapping[str, Any]], failed: Sequence[bool], left_out: dict[str, str]) -> Values:
     """The values of ticks with different attributes; a failed tick gets zeros for those it lacks."""
-    found: Values = {}
+    gathered: Values = {}
     for name in dict.fromkeys(name for tick in ticks for name in tick):
         if all(name in tick or is_failed for tick, is_failed in zip(ticks, failed, strict=True)):
             like = next(tick[name] for tick in ticks if name in tick)
-            found[name] = [tick[name] if name in tick else _zeros(like) for tick in ticks]
+            gathered[name] = [tick[name] if name in tick else _zeros(like) for tick in ticks]
         else:
             left_out[name] = _NOT_ALWAYS
-    return found
+    return gathered
 
 
 def _zeros(like: Any) -> Any:
@@ -221,17 +221,17 @@ def _zeros(like: Any) -> Any:
 
 def _flat(attributes: Mapping[str, Any], without: Collection[str]) -> dict[str, Any]:
     """One tick's arrays and numbers by path; other values as they are."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in attributes.items():
         if name in without:
             continue
         if isinstance(value, Step):
-            found |= {**_paths(value.obs, "obs"), **_paths(value.action, "action")}
-            found |= {"log_prob": np.float32(value.log_prob), "policy_version": value.policy_version}
-            found.update(value.extras)
+            flat |= {**_paths(value.obs, "obs"), **_paths(value.action, "action")}
+            flat |= {"log_prob": np.float32(value.log_prob), "policy_version": value.policy_version}
+            flat.update(value.extras)
         else:
-            found |= _paths(value, name)
-    return found
+            flat |= _paths(value, name)
+    return flat
 
 
 def _paths(value: NestedArray, name: str) -> dict[str, Any]:

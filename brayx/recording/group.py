@@ -76,40 +76,40 @@ class TickGroup:
 
     def send_last(self, session: RecordedSession, end: str, result: float | None) -> None:
         """Sends the last ticks of a session that has ended."""
-        self._waiting = [each for each in self._waiting if each is not session]
+        self._waiting = [waiting for waiting in self._waiting if waiting is not session]
         if ticks := session.take(last=True):
             self._send([(session, ticks, session.part(ticks, end, result), end)])
 
     def _send_waiting(self) -> None:
         waiting, self._waiting = dict.fromkeys(self._waiting), []
-        taken = [(session, ticks, session.part(ticks), "") for session in waiting if (ticks := session.take())]
-        if taken:
-            self._send(taken)
+        batch = [(session, ticks, session.part(ticks), "") for session in waiting if (ticks := session.take())]
+        if batch:
+            self._send(batch)
 
-    def _send(self, taken: Sequence[_Taken]) -> None:
-        kept = [tick for _, ticks, *_ in taken for tick in ticks]
-        size = sum([tick[-1] for tick in kept])
+    def _send(self, batch: Sequence[_Taken]) -> None:
+        all_ticks = [tick for _, ticks, *_ in batch for tick in ticks]
+        size = sum([tick[-1] for tick in all_ticks])
         try:
-            pack = self._pack(taken, kept)
+            pack = self._pack(batch, all_ticks)
         except Exception:  # agents may set anything; one bad tick must not cost others, nor end the session
-            if len(taken) > 1:
-                for each in taken:
-                    self._send([each])
+            if len(batch) > 1:
+                for entry in batch:
+                    self._send([entry])
                 return
-            logger.exception("ticks of session %s cannot be recorded", kept[0][0].session)
-            self._recorder.lose(len(kept), "error")
+            logger.exception("ticks of session %s cannot be recorded", all_ticks[0][0].session)
+            self._recorder.lose(len(all_ticks), "error")
             self._recorder.taken -= size
             return
         states = []
         if self._recorder.drawing is not None:  # a failed tick's state may be incomplete
-            states = [None if ERROR in tick[6] else tick[0] for tick in kept]
+            states = [None if ERROR in tick[6] else tick[0] for tick in all_ticks]
         self._recorder.send(pack, states, size)
 
-    def _pack(self, taken: Sequence[_Taken], kept: Sequence[Kept]) -> Pack:
-        states, inputs, outputs, arrived, begun, ended, events, forwards, _ = zip(*kept, strict=True)
-        since = np.repeat([session.began for session, *_ in taken], [len(ticks) for _, ticks, *_ in taken])
-        stops = [b""] * len(kept)
-        (last, *_, end) = taken[-1]
+    def _pack(self, batch: Sequence[_Taken], all_ticks: Sequence[Kept]) -> Pack:
+        states, inputs, outputs, arrived, begun, ended, events, forwards, _ = zip(*all_ticks, strict=True)
+        since = np.repeat([session.began for session, *_ in batch], [len(ticks) for _, ticks, *_ in batch])
+        stops = [b""] * len(all_ticks)
+        (last, *_, end) = batch[-1]
         if end:
             stops[-1] = last.stop_body
         began = np.array(begun)
@@ -126,6 +126,6 @@ class TickGroup:
             forwards,
             without=STATE_OWN,
             frames=self._recorder.frames,
-            strict=len(taken) > 1,
+            strict=len(batch) > 1,
         )
-        return Pack([part for *_, part, _ in taken], columns, BodyBuffer.join(inputs), BodyBuffer.join(outputs), b"")
+        return Pack([part for *_, part, _ in batch], columns, BodyBuffer.join(inputs), BodyBuffer.join(outputs), b"")

@@ -102,14 +102,14 @@ Parts = dict[str, list[Any]]
 """Parts as lists of values by field, since a million objects take too much memory and time. If all parts have the same
 value, the list has just one entry, except that of ``episode``, which always has one for each part."""
 
-FIELDS = [each.name for each in dataclasses.fields(SessionPart)]
+FIELDS = [field.name for field in dataclasses.fields(SessionPart)]
 
 
 def columns_of_parts(parts: Sequence[SessionPart]) -> Parts:
     """Parts as lists of values."""
     columns = {name: [getattr(part, name) for part in parts] for name in FIELDS}
     return {
-        name: values if name == "episode" or any(each != values[0] for each in values) else values[:1]
+        name: values if name == "episode" or any(value != values[0] for value in values) else values[:1]
         for name, values in columns.items()
     }
 

@@ -50,7 +50,7 @@ class LiveFrames:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def shown(self, session: str, after: int, found: NewTicks) -> LiveTicks:
+    def shown(self, session: str, after: int, news: NewTicks) -> LiveTicks:
         """Ticks for another process, as `NewTicks.shown`, with the session's newest picture.
 
         The newest tick that did not fail is drawn next.
@@ -60,10 +60,10 @@ class LiveFrames:
             after: as for `LiveTable.newer`; 0 means a new viewer, who gets no picture yet.
             found: the session's newest ticks.
         """
-        ticks = found.shown()
+        ticks = news.shown()
         if self._drawing is None:
             return ticks
-        newest = next((state for state, *_, event in reversed(found.kept) if ERROR not in event), None)
+        newest = next((state for state, *_, event in reversed(news.kept) if ERROR not in event), None)
         with self._change:
             if not after:  # a new session may have this id
                 self._frames.pop(session, None)

@@ -117,7 +117,7 @@ class _Range:
     def space(self, *, discrete: bool = False) -> dict[str, Any]:
         """The space as Minari writes it: ``Box``, or with ``discrete`` a ``Discrete`` for single whole numbers."""
         if self._inner:
-            return {"type": "Dict", "subspaces": {name: each.space() for name, each in self._inner.items()}}
+            return {"type": "Dict", "subspaces": {name: layout.space() for name, layout in self._inner.items()}}
         assert self._shape is not None
         if discrete and not self._shape and self._dtype.kind in "iu":
             return {"type": "Discrete", "dtype": "int64", "start": 0, "n": int(self._high) + 1}

@@ -83,8 +83,8 @@ class ChunkPacker:
     def _encoded(self, layout: Any, parts: Sequence[SessionPart], images: Sequence[Any]) -> list[Any]:
         frames: list[Any] = []
         for part in parts:
-            own = images[len(frames) : len(frames) + part.ticks]
-            frames += self._encoders.encode(layout, part.episode, part.first, own)
+            drawn = images[len(frames) : len(frames) + part.ticks]
+            frames += self._encoders.encode(layout, part.episode, part.first, drawn)
         return frames
 
     def write_due(self) -> None:
@@ -125,15 +125,15 @@ def _by_episode(pending: Sequence[tuple[list[SessionPart], TickColumns]]) -> tup
     runs: dict[str, list[list[tuple[SessionPart, int]]]] = {}
     row = 0
     for part in (part for parts, _ in pending for part in parts):
-        own = runs.setdefault(part.episode, [])
-        if own and (last := own[-1][-1][0]).first + last.ticks == part.first:
-            own[-1].append((part, row))
+        episode_runs = runs.setdefault(part.episode, [])
+        if episode_runs and (last := episode_runs[-1][-1][0]).first + last.ticks == part.first:
+            episode_runs[-1].append((part, row))
         else:
-            own.append([(part, row)])
+            episode_runs.append([(part, row)])
         row += part.ticks
     parts, rows = [], []
-    for run in (run for own in runs.values() for run in own):
+    for run in (run for episode_runs in runs.values() for run in episode_runs):
         *before, last = [part for part, _ in run]
         parts.append(last.after(before) if before else last)
-        rows += [np.arange(at, at + part.ticks) for part, at in run]
+        rows += [np.arange(row, row + part.ticks) for part, row in run]
     return parts, rows_at(concatenated([columns for _, columns in pending]), np.concatenate(rows))

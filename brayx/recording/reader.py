@@ -50,7 +50,7 @@ def open(address: str) -> Recordings:
             return alone
         if not files.isdir(path):
             raise BadRecording(f"there is no recording at {address}", file=str(address))
-        found = {PurePosixPath(str(each["name"])).name: each for each in files.ls(path, detail=True)}
+        listed = {PurePosixPath(str(entry["name"])).name: entry for entry in files.ls(path, detail=True)}
     except BadRecording:
         raise
     except Exception as error:  # such as a host that does not answer; cloud stores raise their own exceptions
@@ -58,16 +58,16 @@ def open(address: str) -> Recordings:
             f"recordings at {address} cannot be listed: {first_line(error)}", file=str(address)
         ) from error
     known: dict[str, Entry] = {}
-    for name in sorted(name for name in found if name.endswith(index.SUFFIX) and not name.startswith(".")):
+    for name in sorted(name for name in listed if name.endswith(index.SUFFIX) and not name.startswith(".")):
         try:
-            entries = index.read(files.cat_file(found[name]["name"]))
+            entries = index.read(files.cat_file(listed[name]["name"]))
         except Exception:  # such as a file that was just deleted; the chunks hold the same
             continue
         for chunk, entry in entries.items():
-            if chunk in found and found[chunk]["size"] == entry.size:
-                known[str(found[chunk]["name"])] = entry
-    chunks = sorted(name for name in found if name.endswith(SUFFIX) and not name.startswith("."))
-    return Recordings(files, [str(found[name]["name"]) for name in chunks], known)
+            if chunk in listed and listed[chunk]["size"] == entry.size:
+                known[str(listed[chunk]["name"])] = entry
+    chunks = sorted(name for name in listed if name.endswith(SUFFIX) and not name.startswith("."))
+    return Recordings(files, [str(listed[name]["name"]) for name in chunks], known)
 
 
 class Recordings(Sequence["Recording"]):
@@ -126,7 +126,7 @@ class Recordings(Sequence["Recording"]):
     def __getitem__(self, number: slice) -> list[Recording]: ...
     def __getitem__(self, number: int | slice) -> Recording | list[Recording]:
         numbers = range(len(self))[number]
-        return self._episode(numbers) if isinstance(numbers, int) else [self._episode(each) for each in numbers]
+        return self._episode(numbers) if isinstance(numbers, int) else [self._episode(number) for number in numbers]
 
     def __iter__(self) -> Iterator[Recording]:
         return map(self._episode, range(len(self)))
@@ -145,26 +145,26 @@ class Recordings(Sequence["Recording"]):
         ends, same = (first + ticks)[order], np.diff(numbers[order]) == 0
         if not (same & (first[order][1:] < ends[:-1])).any():
             return order
-        kept: list[int] = []
+        without_repeats: list[int] = []
         for part in order.tolist():
-            before = kept[-1] if kept else part
+            before = without_repeats[-1] if without_repeats else part
             if part != before and numbers[part] == numbers[before] and first[part] < first[before] + ticks[before]:
                 (path, *_), _ = self._located(part)
                 self.unreadable[path] = f"{path} has ticks of sessions that another file has: is it a copy?"
             else:
-                kept.append(part)
-        return np.array(kept)
+                without_repeats.append(part)
+        return np.array(without_repeats)
 
     def _episode(self, number: int) -> Recording:
         """An episode, created on access: a folder may have a million."""
-        made = self._made.get(number)
-        if made is None:
+        recording = self._made.get(number)
+        if recording is None:
             pieces = []
             for part in self._parts[self._first_of(number) : self._ends[number]].tolist():
-                (path, columns, parts), at = self._located(part)
-                pieces.append(_Piece(path, columns, part_at(parts, at)))
-            made = self._made[number] = Recording(self, pieces)
-        return made
+                (path, columns, parts), row = self._located(part)
+                pieces.append(_Piece(path, columns, part_at(parts, row)))
+            recording = self._made[number] = Recording(self, pieces)
+        return recording
 
     def newest(self, limit: int, name: str = "") -> tuple[list[Recording], int]:
         """The newest episodes, newest first, and the number of all episodes that ``name`` selects.
@@ -180,9 +180,9 @@ class Recordings(Sequence["Recording"]):
 
     def _session(self, number: int) -> str:
         """The session of an episode, without creating the episode."""
-        (*_, parts), at = self._located(int(self._parts[self._first_of(number)]))
+        (*_, parts), row = self._located(int(self._parts[self._first_of(number)]))
         sessions: list[str] = parts["session"]
-        return sessions[at % len(sessions)]
+        return sessions[row % len(sessions)]
 
     def _first_of(self, number: int) -> int:
         """Place in `_parts` of an episode's first part; ``_ends`` has the place after its last."""
@@ -204,7 +204,8 @@ class Recordings(Sequence["Recording"]):
 
         names = ("session", "began", "end", "result", "reported", "player", "why", "events", "lost", "frames")
         values = operator.attrgetter(*names)
-        rows = [(len(each), *values(each)) for each in self]  # in one pass: an episode is created on access
+        # In one pass, since an episode is created on access.
+        rows = [(len(recording), *values(recording)) for recording in self]
         table = pd.DataFrame(rows, columns=["ticks", *names])
         table["began"] = pd.to_datetime(table["began"], unit="s", utc=True)
         return table[["session", "ticks", *names[1:]]]
@@ -213,17 +214,17 @@ class Recordings(Sequence["Recording"]):
         """A chunk, open for reading. At most 32 stay open; the least recently used is dropped."""
         return self._kept(self._open, _MAX_OPEN, path, lambda: Chunk(self._opened(path), path))
 
-    def _kept(self, kept: dict[str, T], most: int, path: str, make: Callable[[], T]) -> T:
+    def _kept(self, cache: dict[str, T], most: int, path: str, make: Callable[[], T]) -> T:
         """The entry for ``path``, made if it is missing. Keeps at most ``most``, those used last."""
         with self._lock:
-            found = kept.pop(path, None)
-        if found is None:
-            found = make()
+            value = cache.pop(path, None)
+        if value is None:
+            value = make()
         with self._lock:
-            kept[path] = found  # the most recently used comes last
-            if len(kept) > most:
-                del kept[next(iter(kept))]  # not closed, since another thread may be reading it
-        return found
+            cache[path] = value  # the most recently used comes last
+            if len(cache) > most:
+                del cache[next(iter(cache))]  # not closed, since another thread may be reading it
+        return value
 
     def _opened(self, path: str) -> Any:
         try:
@@ -295,7 +296,7 @@ class Recording:
     def columns(self) -> list[str]:
         """Names of the arrays that every tick has."""
         first, *others = dict.fromkeys(piece.columns for piece in self._pieces)
-        return [name for name in first if all(name in each for each in others)]
+        return [name for name in first if all(name in names for names in others)]
 
     @property
     def some_columns(self) -> list[str]:
@@ -336,14 +337,14 @@ class Recording:
 
     def spans(self, names: Collection[str]) -> list[tuple[int, int]]:
         """Ranges ``(first, end)`` of ticks that have all arrays of these names."""
-        found: list[tuple[int, int]] = []
+        spans: list[tuple[int, int]] = []
         for piece, end in zip(self._pieces, self._ends, strict=True):
             if set(names) <= set(piece.columns):
                 start = end - piece.part.ticks
-                if found and found[-1][1] == start:
-                    start = found.pop()[0]
-                found.append((start, end))
-        return found
+                if spans and spans[-1][1] == start:
+                    start = spans.pop()[0]
+                spans.append((start, end))
+        return spans
 
     def read(self, first: int = 0, count: int | None = None, names: Sequence[str] | None = None) -> TickColumns:
         """Reads consecutive ticks.
@@ -358,9 +359,9 @@ class Recording:
         """
         names = self.columns if names is None else names
         last = len(self) if count is None else min(first + count, len(self))
-        found = []
-        for at in range(bisect.bisect_right(self._ends, first), len(self._pieces)):
-            piece, end = self._pieces[at], self._ends[at]
+        blocks = []
+        for place in range(bisect.bisect_right(self._ends, first), len(self._pieces)):
+            piece, end = self._pieces[place], self._ends[place]
             begin = end - piece.part.ticks
             low, high = max(first, begin), min(last, end)
             if low >= high:
@@ -370,11 +371,11 @@ class Recording:
                 known = ", ".join(self.columns) or "none"
                 known += f"; {name!r} is left out: {self.left_out[name]}" if name in self.left_out else ""
                 raise BadRecording(f"session {self.session!r} has no array {name!r}; it has: {known}", column=name)
-            found.append(chunk.read(piece.part.row + low - begin, high - low, names))
-        if not found:
+            blocks.append(chunk.read(piece.part.row + low - begin, high - low, names))
+        if not blocks:
             nothing = np.zeros(0, np.int64)
             return TickColumns(nothing, nothing, nothing, [], [], [], {})
-        return concatenated(found)
+        return concatenated(blocks)
 
     def image(self, tick: int) -> np.ndarray | None:
         """The frame of a tick.
@@ -392,11 +393,11 @@ class Recording:
         """
         if not 0 <= tick < len(self):
             raise BadRecording(f"session {self.session!r} has no tick {tick}; it has {len(self)} ticks", tick=tick)
-        at = bisect.bisect_right(self._ends, tick)
-        piece = self._pieces[at]
+        index = bisect.bisect_right(self._ends, tick)
+        piece = self._pieces[index]
         if not piece.part.frames:
             return None
-        return self._recordings.video(piece.path).image(piece.part.row + tick - (self._ends[at] - piece.part.ticks))
+        return self._recordings.video(piece.path).image(piece.part.row + tick - (self._ends[index] - piece.part.ticks))
 
     def images(self, first: int = 0, count: int | None = None) -> Iterator[np.ndarray | None]:
         """The frames of consecutive ticks, each as from `image`, decoded one by one.
@@ -428,17 +429,17 @@ class Recording:
             first, count: as for `read`.
         """
         last = len(self) if count is None else min(first + count, len(self))
-        found: list[Frame | None] = []
+        frames: list[Frame | None] = []
         for piece, end in zip(self._pieces, self._ends, strict=True):
             low, high = max(first, end - piece.part.ticks), min(last, end)
             if low >= high:
                 continue
             if piece.part.frames:
                 row = piece.part.row + low - (end - piece.part.ticks)
-                found += self._recordings.video(piece.path).frames(row, high - low)
+                frames += self._recordings.video(piece.path).frames(row, high - low)
             else:
-                found += [None] * (high - low)
-        return found
+                frames += [None] * (high - low)
+        return frames
 
     def save_video(self, path: str | Path, fps: int | None = None) -> None:
         """Writes an MP4 of all frames, one for each tick, without encoding them again.

@@ -62,7 +62,7 @@ def recorders_of(
 
 def closing(recorders: Sequence[SessionRecorder]) -> list[Callable[[], Awaitable[None]]]:
     """Coroutine functions that close the recorders. Each runs in a thread, since closing waits for the last writes."""
-    return [functools.partial(asyncio.to_thread, each.close) for each in recorders]
+    return [functools.partial(asyncio.to_thread, recorder.close) for recorder in recorders]
 
 
 class SessionRecorder:
@@ -214,18 +214,18 @@ class SessionRecorder:
             return b""
 
     def _waiting(self, most_bytes: int | None) -> list[_Waiting | None]:
-        found: list[_Waiting | None] = []
+        waiting: list[_Waiting | None] = []
         size = 0
         with contextlib.suppress(queue.Empty):
-            while len(found) < _MAX_GATHERED and (most_bytes is None or size < most_bytes):
-                found.append(item := self._queue.get_nowait())
+            while len(waiting) < _MAX_GATHERED and (most_bytes is None or size < most_bytes):
+                waiting.append(item := self._queue.get_nowait())
                 size += 0 if item is None else item[-1]
-        return found
+        return waiting
 
     def _drop_frames(self, packs: Sequence[_Waiting]) -> None:
         """Removes the frames from waiting ticks: while they were encoded, further ticks would not fit into memory."""
         for pack, states, _ in packs:
-            self.lose_frames(sum(each is not None for each in (*pack.columns.frames, *states)), "memory")
+            self.lose_frames(sum(frame is not None for frame in (*pack.columns.frames, *states)), "memory")
             pack.columns.frames = ()
             states.clear()
 

@@ -99,9 +99,10 @@ class RecordedSession(SessionLog):
         """A state and its size, with its frame; without it if the memory for frames is in use."""
         recorder = self._recorder
         image = value_at(vars(state), recorder.frames)
-        taken = image.nbytes if isinstance(image, np.ndarray) else 0
-        if not taken or not self.why or recorder.taken - recorder.freed + size + taken <= recorder.frame_memory_bytes:
-            return state, size + taken
+        image_bytes = image.nbytes if isinstance(image, np.ndarray) else 0
+        bytes_held = recorder.taken - recorder.freed
+        if not image_bytes or not self.why or bytes_held + size + image_bytes <= recorder.frame_memory_bytes:
+            return state, size + image_bytes
         recorder.lose_frames(1, "memory")
         slim = State.__new__(State)  # a copy, since the agent may still hold the state
         vars(slim).update(without_image(vars(state), recorder.frames))
@@ -120,9 +121,9 @@ class RecordedSession(SessionLog):
     def _drop(self) -> None:
         self._recorder.taken -= self._ticks.popleft()[-1]
 
-    def forward(self, model: str, found: Forward, seconds: float) -> None:
+    def forward(self, model: str, result: Forward, seconds: float) -> None:
         """See `brayx.actor.logs.SessionLog.forward`."""
-        outputs, policy_version = found
+        outputs, policy_version = result
         self._forwards += ((model, outputs, policy_version, seconds),)
 
     def event(self, what: str, *, last: bool = False) -> None:

@@ -113,14 +113,14 @@ class RecordingsReader:
 
     def blank(self, file: Path, fields: Mapping[str, str]) -> tuple[Fragment | None, set[str]]:
         """As `brayx.replay.files.FormatReader`; reads the first fragment."""
-        for found, fragment in self._all(fields, 1):
+        for origins, fragment in self._all(fields, 1):
             step = replace(
                 fragment,
                 obs=optree.tree_map(lambda leaf: np.zeros_like(leaf[:2]), fragment.obs),
                 **{name: np.zeros_like(getattr(fragment, name)[:1]) for name in _ARRAYS},
                 extras={name: np.zeros_like(extra[:1]) for name, extra in fragment.extras.items()},
             )
-            return step, set(found.names)
+            return step, set(origins.names)
         return None, set()
 
     def declared(self, file: Path, fields: Mapping[str, str]) -> tuple[ActionsOf | None, ActionSpec | None]:
@@ -132,15 +132,15 @@ class RecordingsReader:
         from brayx.recording.reader import open as open_recordings  # imports Arrow, which is slow
 
         try:
-            found = (self.opener or open_recordings)(self.address)
+            recordings = (self.opener or open_recordings)(self.address)
         except BadRecording as error:
             raise ConfigError(error.message, path=self.address) from error
-        if found.unreadable:
-            file, why = next(iter(found.unreadable.items()))
-            if not len(found):
+        if recordings.unreadable:
+            file, why = next(iter(recordings.unreadable.items()))
+            if not len(recordings):
                 raise ConfigError(why, path=self.address)
-            logger.warning("%d files cannot be read, the first is %s: %s", len(found.unreadable), file, why)
-        return found
+            logger.warning("%d files cannot be read, the first is %s: %s", len(recordings.unreadable), file, why)
+        return recordings
 
     def _all(self, fields: Mapping[str, str], most: int | None) -> Iterator[tuple[Fields, Fragment]]:
         recordings, known, refused, last = self.recordings(), None, 0, ""

@@ -45,9 +45,9 @@ def open(address: str, *, tracking: str | None = None) -> Recordings:
     uri = tracking_uri(tracking)
     files = files_at(f"{OF_TRIAL}{find_trial(trial, uri).run_id}/{path or _FOLDER}", uri)
     with contextlib.ExitStack() as stack:
-        found = reader.open(str(stack.enter_context(files)))
-        weakref.finalize(found, stack.pop_all().close)  # the episodes still read the downloaded files
-    return found
+        recordings = reader.open(str(stack.enter_context(files)))
+        weakref.finalize(recordings, stack.pop_all().close)  # the episodes still read the downloaded files
+    return recordings
 
 
 def log(episodes: Iterable[Recording], trial: Trial) -> tuple[int, int, str]:
@@ -67,7 +67,7 @@ def log(episodes: Iterable[Recording], trial: Trial) -> tuple[int, int, str]:
     address = f"{OF_TRIAL}{trial.run_id}/{_FOLDER}"
     with telling(f"cannot read {address}"):
         has_some = bool(client_of(trial.uri).list_artifacts(trial.run_id, _FOLDER))
-    known = [each.id for each in open(address, tracking=trial.uri)] if has_some else []
+    known = [episode.id for episode in open(address, tracking=trial.uri)] if has_some else []
     chosen = iter(episodes)
     first = next(chosen, None)
     if first is None:
@@ -80,7 +80,7 @@ def log(episodes: Iterable[Recording], trial: Trial) -> tuple[int, int, str]:
 
 
 def log_extremes(
-    trial: Trial, folder: str, each: int, since_s: float, until_s: float = math.inf
+    trial: Trial, folder: str, count: int, since_s: float, until_s: float = math.inf
 ) -> tuple[int, int, str]:
     """Copies the sessions of a training that are most worth watching to its trial's artifacts.
 
@@ -99,13 +99,17 @@ def log_extremes(
     Raises:
         BadRecording, TrackingError: as `open` and `log`.
     """
-    found = reader.open(folder)
+    recordings = reader.open(folder)
     # In one pass, and without the episodes: a training may have a million.
-    rows = [(at, one.result, one.end, game_of(one.session)) for at, one in enumerate(found) if one.began >= since_s]
+    rows = [
+        (index, episode.result, episode.end, game_of(episode.session))
+        for index, episode in enumerate(recordings)
+        if episode.began >= since_s
+    ]
     ranked = [row for row in rows if row[1] is not None]
-    best = heapq.nlargest(each, ranked, key=itemgetter(1))
-    worst = heapq.nsmallest(each, ranked, key=itemgetter(1))
-    failed = [row for row in rows if row[2] == "error"][-each:]
+    best = heapq.nlargest(count, ranked, key=itemgetter(1))
+    worst = heapq.nsmallest(count, ranked, key=itemgetter(1))
+    failed = [row for row in rows if row[2] == "error"][-count:]
     chosen = dict.fromkeys((*best, *worst, *failed))
     games = {game for *_, game in chosen} - {""}
     chosen |= dict.fromkeys(row for row in rows if row[3] in games)
@@ -113,7 +117,7 @@ def log_extremes(
 
     def in_time() -> Iterator[Recording]:
         while left:
-            yield found[left.popleft()[0]]
+            yield recordings[left.popleft()[0]]
             if time.time() >= until_s:
                 return
 

@@ -50,8 +50,8 @@ class Version:
         self._bound = self._engine.bind(self._engine.initial)
         self.spec = self._engine.spec
         self.is_recurrent = self.spec.state is not None
-        taken = () if self.spec.state is None else self.spec.state.inputs
-        self._places = [place for place in range(len(self.spec.inputs)) if place not in taken]
+        state_inputs = () if self.spec.state is None else self.spec.state.inputs
+        self._places = [place for place in range(len(self.spec.inputs)) if place not in state_inputs]
         self.columns = tuple(observed(module, example_args))
         leaves = [self.spec.inputs[place] for place in self._places]
         self.tick_bytes = sum(int(np.prod(leaf.shape, dtype=int)) * leaf.dtype.itemsize for leaf in leaves)
@@ -62,7 +62,7 @@ class Version:
         Raises:
             ShapeMismatch: an array does not fit, or a whole number is outside its limits.
         """
-        found = []
+        fitting = []
         for name, place in zip(self.columns, self._places, strict=True):
             spec, array = self.spec.inputs[place], arrays[name]
             fits = as_dtype(array, spec.dtype) if array.shape[1:] == spec.shape else None
@@ -74,8 +74,8 @@ class Version:
                     got=[f"{name}: {got}"],
                 )
             spec.check(fits)
-            found.append(np.ascontiguousarray(fits))
-        return found
+            fitting.append(np.ascontiguousarray(fits))
+        return fitting
 
     def players(self, sessions: int) -> VersionPlayers:
         """Acts in this many sessions at once, from their first ticks on."""
@@ -132,7 +132,7 @@ class VersionPlayers:
         sessions = np.array(list(pieces))
         counts = np.array([len(piece[0]) for piece in pieces.values()])
         rows = [_time_major(leaves, counts.max()) for leaves in zip(*pieces.values(), strict=True)]
-        kept: dict[int, np.ndarray] = {}
+        outputs_by_place: dict[int, np.ndarray] = {}
         for step in range(counts.max()):
             playing = np.flatnonzero(counts > step)
             inputs = version.places([row[step, playing] for row in rows])
@@ -143,11 +143,11 @@ class VersionPlayers:
                 leaf[sessions[playing]] = outputs[place]
             for place, output in enumerate(outputs):
                 if place not in state.outputs:
-                    if place not in kept:
-                        kept[place] = np.zeros((counts.max(), len(counts), *output.shape[1:]), output.dtype)
-                    kept[place][step, playing] = output
+                    if place not in outputs_by_place:
+                        outputs_by_place[place] = np.zeros((counts.max(), len(counts), *output.shape[1:]), output.dtype)
+                    outputs_by_place[place][step, playing] = output
         nothing = np.empty(0)
-        leaves_of = [kept.get(place) for place in range(len(version.spec.outputs))]
+        leaves_of = [outputs_by_place.get(place) for place in range(len(version.spec.outputs))]
         return {
             session: version.named([nothing if leaf is None else leaf[: counts[index], index] for leaf in leaves_of])
             for index, session in enumerate(pieces)
@@ -175,12 +175,12 @@ def _act_at_once(version: Version, pieces: Sequence[Leaves]) -> list[Mapping[str
     ]
     leaves = [np.concatenate(parts) for parts in zip(*done, strict=True)]
     ends = np.cumsum([len(piece[0]) for piece in pieces])[:-1]
-    return [version.named(own) for own in zip(*(np.split(leaf, ends) for leaf in leaves), strict=True)]
+    return [version.named(piece) for piece in zip(*(np.split(leaf, ends) for leaf in leaves), strict=True)]
 
 
 def _time_major(leaves: Sequence[np.ndarray], steps: int) -> np.ndarray:
     """One array ``[T, B, ...]``, in which each step is contiguous; zeros after a session's end."""
-    found = np.zeros((steps, len(leaves), *leaves[0].shape[1:]), leaves[0].dtype)
+    padded = np.zeros((steps, len(leaves), *leaves[0].shape[1:]), leaves[0].dtype)
     for place, leaf in enumerate(leaves):
-        found[: len(leaf), place] = leaf
-    return found
+        padded[: len(leaf), place] = leaf
+    return padded

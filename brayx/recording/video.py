@@ -50,29 +50,29 @@ class Video:
                 _Track(self._container, stream, size, fps) for stream, size in zip(streams, sizes, strict=True)
             ]
 
-    def image(self, at: int) -> np.ndarray | None:
+    def image(self, index: int) -> np.ndarray | None:
         """Frame ``at``, ``[height, width, 3]`` uint8; None: there is none."""
         with self._translated():
             for track in self._tracks:
-                if at in track.known:
+                if index in track.known:
                     for other in self._tracks:
                         if other is not track:
                             other.reset()  # the tracks share the file's position
-                    return track.image(at)
+                    return track.image(index)
         return None
 
     def frames(self, first: int, count: int) -> list[Frame | None]:
         """Frames ``first`` to ``first + count``, still encoded, as `write_video` takes them."""
-        found: list[Frame | None] = [None] * count
+        frames: list[Frame | None] = [None] * count
         with self._translated():
             for track in self._tracks:
                 track.reset()
-                for at, frame in track.packets(first):
-                    if at >= first + count:
+                for index, frame in track.packets(first):
+                    if index >= first + count:
                         break
-                    if at >= first:
-                        found[at - first] = frame
-        return found
+                    if index >= first:
+                        frames[index - first] = frame
+        return frames
 
     def close(self) -> None:
         """Closes the file."""
@@ -114,21 +114,21 @@ class _Track:
         """Ends sequential decoding: the next image is decoded from its keyframe on."""
         self._decoding, self._last = iter(()), -1
 
-    def image(self, at: int) -> np.ndarray:
-        key = self._keyframe(at)
-        if not key <= self._last < at:  # else continue decoding
+    def image(self, index: int) -> np.ndarray:
+        key = self._keyframe(index)
+        if not key <= self._last < index:  # else continue decoding
             self._seek(key)
             self._decoding = self._container.decode(self._stream)
         self._last = -1  # in case decoding fails
         for decoded in self._decoding:
-            found = self._frame_at(decoded.pts)
-            if found >= at:
+            shown = self._frame_at(decoded.pts)
+            if shown >= index:
                 break
         else:
-            raise ValueError(f"it ends before frame {at}")
-        if found != at or (decoded.height, decoded.width) != self._shape:
-            raise ValueError(f"frame {at} is missing, or of another size")
-        self._last = at
+            raise ValueError(f"it ends before frame {index}")
+        if shown != index or (decoded.height, decoded.width) != self._shape:
+            raise ValueError(f"frame {index} is missing, or of another size")
+        self._last = index
         image: np.ndarray = decoded.to_ndarray(format="rgb24")
         return np.ascontiguousarray(image[: self._size[0], : self._size[1]])
 
@@ -136,25 +136,25 @@ class _Track:
         """The frames from the keyframe at or before ``first`` on, still encoded."""
         import av
 
-        later = [at for at in self.known if at >= first]
+        later = [index for index in self.known if index >= first]
         if not later:
             return
         self._seek(self._keyframe(min(later)))
         annex_b = av.BitStreamFilterContext("h264_mp4toannexb", self._stream)
         for packet in self._container.demux(self._stream):
-            for each in annex_b.filter(packet) if packet.size else ():
-                if each.pts is not None:
-                    yield self._frame_at(each.pts), Frame(bytes(each), each.is_keyframe, self._size)
+            for filtered in annex_b.filter(packet) if packet.size else ():
+                if filtered.pts is not None:
+                    yield self._frame_at(filtered.pts), Frame(bytes(filtered), filtered.is_keyframe, self._size)
 
     def _frame_at(self, timestamp: int) -> int:
         """Index of the frame with this timestamp."""
         return round(timestamp * self._per_unit)
 
-    def _keyframe(self, at: int) -> int:
+    def _keyframe(self, index: int) -> int:
         """Index of the last keyframe at or before a frame."""
-        key = bisect.bisect_right(self._keys, at)
+        key = bisect.bisect_right(self._keys, index)
         if not key:
-            raise ValueError(f"frame {at} has no keyframe before it")
+            raise ValueError(f"frame {index} has no keyframe before it")
         return self._keys[key - 1]
 
     def _seek(self, key: int) -> None:

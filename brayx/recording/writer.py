@@ -71,7 +71,7 @@ class Folder:
         video = video_of(name)
         try:
             with self._files.open(self._at(f"{_UNFINISHED}{name}"), "wb") as file:
-                found, names = write_chunk(file, parts, columns, self._fps)
+                row_groups, names = write_chunk(file, parts, columns, self._fps)
             size = whole = int(self._files.size(self._at(f"{_UNFINISHED}{name}")))
             if any(frame is not None for frame in columns.frames):
                 self._has_videos = True
@@ -79,24 +79,24 @@ class Folder:
                 self._files.mv(self._at(f"{_UNFINISHED}{video}"), self._at(video))
             self._files.mv(self._at(f"{_UNFINISHED}{name}"), self._at(name))  # last, since readers look for this file
         except BaseException:
-            for each in (f"{_UNFINISHED}{name}", f"{_UNFINISHED}{video}", name, video):
-                if self._files.exists(self._at(each)):
-                    self._files.rm(self._at(each))
+            for path in (f"{_UNFINISHED}{name}", f"{_UNFINISHED}{video}", name, video):
+                if self._files.exists(self._at(path)):
+                    self._files.rm(self._at(path))
             raise
         self._known.append((name, whole))
         self._total += whole
-        self._entries[name] = Entry(size, tuple(names), found)
+        self._entries[name] = Entry(size, tuple(names), row_groups)
         if len(self._entries) >= index.CHUNKS:
             self.write_index()
         return name
 
     def _write_video(self, name: str, frames: Sequence[Any]) -> int:
         """Writes a video; returns its size."""
-        made = io.BytesIO()  # writing an MP4 needs to seek, which not every file system can
-        write_video(made, frames, self._fps)
+        video_file = io.BytesIO()  # writing an MP4 needs to seek, which not every file system can
+        write_video(video_file, frames, self._fps)
         with self._files.open(self._at(name), "wb") as file:
-            file.write(made.getvalue())
-        return len(made.getvalue())
+            file.write(video_file.getvalue())
+        return len(video_file.getvalue())
 
     def write_index(self) -> None:
         """Writes an index of the chunks since the last index. Does not raise: an index only saves time."""
@@ -138,7 +138,8 @@ class Folder:
                 self._delete(self._at(video_of(name)))
         if deleted:
             oldest = self._known[0][0] if self._known else ""
-            for name in [each for each in self._indices if each.removesuffix(index.SUFFIX) + SUFFIX < oldest]:
+            outdated = [name for name in self._indices if name.removesuffix(index.SUFFIX) + SUFFIX < oldest]
+            for name in outdated:
                 self._indices.remove(name)
                 self._delete(self._at(name))
         return deleted
@@ -181,7 +182,7 @@ class Folder:
 
 def _modified(entry: dict[str, Any]) -> float:
     """When a file was last written, in seconds since 1970; now, if the file system does not know."""
-    found = entry.get("mtime", entry.get("LastModified"))
-    if found is None:
+    modified = entry.get("mtime", entry.get("LastModified"))
+    if modified is None:
         return time.time()
-    return float(found) if isinstance(found, int | float) else float(found.timestamp())
+    return float(modified) if isinstance(modified, int | float) else float(modified.timestamp())

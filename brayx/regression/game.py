@@ -127,16 +127,16 @@ class RecordedGame:
 
     def __init__(self, episodes: Sequence[Recording], played: Collection[str], from_tick: int) -> None:
         self._seats: dict[str, RecordedSeat] = {}
-        for each in sorted(episodes, key=lambda each: each.began):
-            agent = agent_of(each.session)
+        for episode in sorted(episodes, key=lambda episode: episode.began):
+            agent = agent_of(episode.session)
             if agent in self._seats:
-                if _is_resumed(each):  # after its process died, so it is not known what the game did in between
+                if _is_resumed(episode):  # after its process died, so it is not known what the game did in between
                     continue
                 raise BadRecording(
-                    f"session {each.session!r} was recorded more than once, since its id was used again: copy the "
+                    f"session {episode.session!r} was recorded more than once, since its id was used again: copy the "
                     "episode to play to a trial with `brayx.recording.log`, and replay that"
                 )
-            self._seats[agent] = RecordedSeat(each, from_tick, each.session in played)
+            self._seats[agent] = RecordedSeat(episode, from_tick, episode.session in played)
         self.seats = list(self._seats.values())
         last = max(len(seat.episode) for seat in self.seats if seat.is_played) - 1
         if not 0 <= from_tick <= last:
@@ -202,7 +202,7 @@ class RecordedGame:
         seat = self._running.get(session)
         if seat is None:
             if game_name(session) == self._game and not self.diverged:
-                known = ", ".join(repr(each.episode.session) for each in self.seats)
+                known = ", ".join(repr(seat.episode.session) for seat in self.seats)
                 raise self._failed(
                     BadRecording(
                         f"the game has a seat {agent_of(session)!r} that is not recorded, so that its replies are not "
@@ -266,24 +266,28 @@ def whole_sessions(episodes: Sequence[Recording]) -> Sequence[Recording]:
     Returns:
         The episodes; the same object if none moved. A joined one has the id and the place of its first part.
     """
-    moved = {each.session for each in episodes if each.end == _MOVED}
+    moved = {episode.session for episode in episodes if episode.end == _MOVED}
     if not moved:
         return episodes
     parts: dict[str, list[Recording]] = defaultdict(list)
-    for each in episodes:
-        if each.session in moved:
-            parts[each.session].append(each)
+    for episode in episodes:
+        if episode.session in moved:
+            parts[episode.session].append(episode)
     whole: dict[str, Recording] = {}
     continued = set()
-    for own in parts.values():
-        before, *others = sorted(own, key=lambda each: each.began)
-        for each in others:
-            if before.end == _MOVED and _is_resumed(each) and _number(each, 0) == _number(before, len(before) - 1) + 1:
-                before = whole[before.id] = before.followed_by(each)
-                continued.add(each.id)
+    for session_parts in parts.values():
+        before, *others = sorted(session_parts, key=lambda episode: episode.began)
+        for episode in others:
+            if (
+                before.end == _MOVED
+                and _is_resumed(episode)
+                and _number(episode, 0) == _number(before, len(before) - 1) + 1
+            ):
+                before = whole[before.id] = before.followed_by(episode)
+                continued.add(episode.id)
             else:
-                before = each
-    return [whole.get(each.id, each) for each in episodes if each.id not in continued]
+                before = episode
+    return [whole.get(episode.id, episode) for episode in episodes if episode.id not in continued]
 
 
 def _is_resumed(episode: Recording) -> bool:

@@ -59,17 +59,17 @@ class ReplaySummary:
     @staticmethod
     def of(comparisons: Sequence[Comparison]) -> ReplaySummary:
         """The numbers of several sessions together; every tick has the same weight."""
-        kl = _known([each.kl for each in comparisons])
-        value = np.abs(_known([each.value for each in comparisons]))
+        kl = _known([comparison.kl for comparison in comparisons])
+        value = np.abs(_known([comparison.value for comparison in comparisons]))
         return ReplaySummary(
             sum(map(len, comparisons)),
-            sum(int(each.equal.sum()) for each in comparisons),
+            sum(int(comparison.equal.sum()) for comparison in comparisons),
             comparisons[0].first if len(comparisons) == 1 else None,
-            sum(each.left_out for each in comparisons),
+            sum(comparison.left_out for comparison in comparisons),
             float(kl.mean()) if len(kl) else None,
             float(kl.max()) if len(kl) else None,
             float(value.mean()) if len(value) else None,
-            all(each.exact for each in comparisons),
+            all(comparison.exact for comparison in comparisons),
         )
 
     @property
@@ -124,11 +124,14 @@ class Replay:
             ``unreadable`` files.
         """
         rows = []
-        for each in self.compared:
-            row = ReplaySummary.of([each])
-            rows.append({"session": each.session, "recording": each.episode, "first": row.first, **row.as_dict()})
+        for comparison in self.compared:
+            row = ReplaySummary.of([comparison])
+            rows.append(
+                {"session": comparison.session, "recording": comparison.episode, "first": row.first, **row.as_dict()}
+            )
         failed = [
-            {"session": each.session, "recording": each.episode, "error": each.error.message} for each in self.failed
+            {"session": failure.session, "recording": failure.episode, "error": failure.error.message}
+            for failure in self.failed
         ]
         return {
             "model": self.model,
@@ -148,9 +151,13 @@ class Replay:
         rows: list[tuple[str, ...]] = [
             ("session", "ticks", "equal actions", "first other", "KL, nats", "highest KL", "value, |difference|")
         ]
-        worst = sorted(self.compared, key=lambda each: float(each.equal.mean()) if len(each) else 1.0)
-        shown = {each.episode for each in worst[:most]}
-        rows += [_row(each.session, ReplaySummary.of([each])) for each in self.compared if each.episode in shown]
+        worst = sorted(self.compared, key=lambda comparison: float(comparison.equal.mean()) if len(comparison) else 1.0)
+        shown = {comparison.episode for comparison in worst[:most]}
+        rows += [
+            _row(comparison.session, ReplaySummary.of([comparison]))
+            for comparison in self.compared
+            if comparison.episode in shown
+        ]
         if len(self.compared) != 1:
             rows.append(_row("in all", self.total))
         lines = [title, *aligned(rows)]
@@ -164,7 +171,7 @@ class Replay:
             lines.append("KL is estimated from the log-probabilities of the recorded actions")
         if self.total.left_out:
             lines.append(f"{self.total.left_out} ticks were left out: the recording lacks their observation or action")
-        lines += [f"{each.session} was not compared: {each.error.message}" for each in self.failed[:most]]
+        lines += [f"{failure.session} was not compared: {failure.error.message}" for failure in self.failed[:most]]
         if len(self.failed) > most:
             lines.append(f"{len(self.failed) - most} more were not compared")
         if self.unreadable:
@@ -209,14 +216,14 @@ def replay_recording(
         raise ConfigError(f"{len(models)} models are given, expected one version, or two to compare")
     uri = tracking_uri(tracking)
     episodes, unreadable = recorded(recording, session, uri)
-    *reference, version = [version_of(each, uri, job=job, component=component, trust=trust) for each in models]
+    *reference, version = [version_of(model, uri, job=job, component=component, trust=trust) for model in models]
     compared: list[Comparison] = []
     failed: list[NotCompared] = []
-    for number, each in enumerate(compare(episodes, version, *reference, tolerance=tolerance), start=1):
-        if isinstance(each, Comparison):
-            compared.append(each)
+    for number, result in enumerate(compare(episodes, version, *reference, tolerance=tolerance), start=1):
+        if isinstance(result, Comparison):
+            compared.append(result)
         else:
-            failed.append(each)
+            failed.append(result)
         on_session(number)
     if failed and not compared:
         first = failed[0]
@@ -234,23 +241,23 @@ def recorded(recording: str, session: str = "", tracking: str | None = None) -> 
     Raises:
         BadRecording: there are none.
     """
-    found = open_recordings(recording, tracking=tracking)
-    episodes: Sequence[Recording] = found
+    recordings = open_recordings(recording, tracking=tracking)
+    episodes: Sequence[Recording] = recordings
     if session:
-        episodes = [each for each in found if is_named(each.session, session)]
+        episodes = [episode for episode in recordings if is_named(episode.session, session)]
     if not len(episodes):
-        why = next(iter(found.unreadable.values()), "")
+        why = next(iter(recordings.unreadable.values()), "")
         what = f"no session {session!r}{pattern_hint(session)}" if session else "no session"
         raise BadRecording(f"{recording} has {what}{f'; {why}' if why else ''}", file=recording)
-    return whole_sessions(episodes), len(found.unreadable)
+    return whole_sessions(episodes), len(recordings.unreadable)
 
 
 def version_of(
     reference: str, uri: str, *, job: str | None = None, component: str | None = None, trust: bool | str = False
 ) -> Version:
     """The version that a reference names; arguments and errors as for `replay_recording`, or `stored_model`."""
-    with stored_model(reference, uri, trust) as found:
-        return Version(found.label, *found.build(job, component))
+    with stored_model(reference, uri, trust) as stored:
+        return Version(stored.label, *stored.build(job, component))
 
 
 def write_ticks(replay: Replay, file: Path) -> None:
@@ -260,8 +267,8 @@ def write_ticks(replay: Replay, file: Path) -> None:
         ConfigError: the file cannot be written.
     """
     with _writing(file):
-        for number, each in enumerate(replay.compared):
-            each.frame().to_csv(file, index=False, header=not number, mode="a" if number else "w")
+        for number, comparison in enumerate(replay.compared):
+            comparison.frame().to_csv(file, index=False, header=not number, mode="a" if number else "w")
 
 
 def write_plot(replay: Replay, file: Path) -> None:
@@ -281,20 +288,20 @@ def draw(replay: Replay) -> Figure:
     figure = Figure(figsize=(9, 6), dpi=110, layout="constrained")
     title = f"{replay.model} against {replay.reference or 'the recording'}"
     if len(replay.compared) == 1:
-        one = replay.compared[0]
+        comparison = replay.compared[0]
         actions, kl, value = figure.subplots(3, 1, sharex=True, height_ratios=[1, 3, 3])
-        actions.vlines(one.number[~one.equal], 0, 1, color="#d55e00", linewidth=0.8)
+        actions.vlines(comparison.number[~comparison.equal], 0, 1, color="#d55e00", linewidth=0.8)
         actions.set_ylim(0, 1)
         actions.set_yticks([])
         actions.set_ylabel("other\naction")
-        _line(kl, one.number, one.kl, "KL, nats" if one.exact else "KL, nats\n(estimated)")
-        _line(value, one.number, one.value, "value,\ndifference")
+        _line(kl, comparison.number, comparison.kl, "KL, nats" if comparison.exact else "KL, nats\n(estimated)")
+        _line(value, comparison.number, comparison.value, "value,\ndifference")
         value.axhline(0, color="#666666", linewidth=0.8)
         value.set_xlabel("tick")
         drawn = [actions, kl, value]
-        title = f"session {one.session}: {title}"
+        title = f"session {comparison.session}: {title}"
     else:
-        rows = [ReplaySummary.of([each]) for each in replay.compared]
+        rows = [ReplaySummary.of([comparison]) for comparison in replay.compared]
         equal, kl = figure.subplots(2, 1, sharex=True)
         places = np.arange(len(rows))
         _line(equal, places, np.array([_number(row.agreement) for row in rows]), "equal actions, share")
@@ -324,8 +331,8 @@ def _row(name: str, row: ReplaySummary) -> tuple[str, ...]:
 
 
 def _known(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    found: np.ndarray = np.concatenate([np.zeros(0), *arrays])
-    known: np.ndarray = found[~np.isnan(found)]
+    joined: np.ndarray = np.concatenate([np.zeros(0), *arrays])
+    known: np.ndarray = joined[~np.isnan(joined)]
     return known
 
 

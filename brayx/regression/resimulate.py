@@ -72,17 +72,17 @@ class Resimulation:
 
     def as_dict(self) -> dict[str, Any]:
         """The result as JSON values, by the names of the attributes."""
-        return {**vars(self), "sessions": [dict(vars(each)) for each in self.sessions]}
+        return {**vars(self), "sessions": [dict(vars(session)) for session in self.sessions]}
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [
             ("session", "first other reply", "ticks then", "now", "return then", "now", "end", "played on by")
         ]
-        for each in self.sessions:
-            first = "-" if each.first is None else str(each.first)
-            returns = ["-" if value is None else f"{value:g}" for value in (each.result_before, each.result)]
-            end = (each.end or "did not start", each.player or "its recording")
-            rows.append((each.session, first, str(each.ticks_before), str(each.ticks), *returns, *end))
+        for session in self.sessions:
+            first = "-" if session.first is None else str(session.first)
+            returns = ["-" if value is None else f"{value:g}" for value in (session.result_before, session.result)]
+            end = (session.end or "did not start", session.player or "its recording")
+            rows.append((session.session, first, str(session.ticks_before), str(session.ticks), *returns, *end))
         return "\n".join(
             [
                 f"the game's inputs were equal up to tick {self.from_tick}; from there on {self.model} played",
@@ -103,14 +103,15 @@ def sessions_of(episodes: Sequence[Recording], name: str = "") -> tuple[list[Rec
         BadRecording: there is no such session.
         ConfigError: these are several games.
     """
-    named = [each for each in episodes if not name or is_named(each.session, name)]
-    games = {game_name(each.session) for each in named}
+    named = [episode for episode in episodes if not name or is_named(episode.session, name)]
+    games = {game_name(episode.session) for episode in named}
     if not games:
         raise BadRecording(f"no session {name!r} is recorded{pattern_hint(name)}")
     if len(games) > 1:
         raise ConfigError(f"--resimulate plays one game, and the recording has {len(games)}: name one with --session")
     (game,) = games
-    return [each for each in episodes if game_name(each.session) == game], {each.session for each in named}
+    of_game = [episode for episode in episodes if game_name(episode.session) == game]
+    return of_game, {episode.session for episode in named}
 
 
 def resimulate(

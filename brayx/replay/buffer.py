@@ -86,15 +86,15 @@ class ReplayBuffer:
         least = self._least_version()
         if self.table is not None or least is None:
             return
-        gone, kept = self._packer.drop_older(least), deque[Batch]()
+        dropped, batches = self._packer.drop_older(least), deque[Batch]()
         for batch in self._batches:
             if batch["mask"][oldest(batch) >= least].any():
-                kept.append(batch)
+                batches.append(batch)
             else:
-                gone += int(np.count_nonzero(batch["mask"]))
-        self._batches = kept
-        if gone:
-            self._dropped["policy_lag"] += gone
+                dropped += int(np.count_nonzero(batch["mask"]))
+        self._batches = batches
+        if dropped:
+            self._dropped["policy_lag"] += dropped
 
     def push(self, replay: Fragment | Columns) -> None:
         """Stores a fragment or columns; drops transitions if there is no room (see ``dropped``).
@@ -198,12 +198,12 @@ class ReplayBuffer:
     def _push(self, replay: Fragment | Columns, steps: int | None) -> None:
         """Like `push`, for the first ``steps`` transitions of a fragment; None: all of ``replay``."""
         try:
-            made = self._pack(replay, steps)
+            batches = self._pack(replay, steps)
         except BadFragment:
             self._dropped["bad_fragment"] += transitions(replay)
             raise
         self.pushed += len(replay) if steps is None else steps
-        for batch in made:
+        for batch in batches:
             if self.table is None:
                 self._append(batch)
             else:
@@ -214,13 +214,13 @@ class ReplayBuffer:
 
     def _pack(self, replay: Fragment | Columns, steps: int | None) -> Iterable[Batch]:
         if self.table is None:
-            made: Iterable[Batch] = self._packer.add(replay, steps)
+            packed: Iterable[Batch] = self._packer.add(replay, steps)
         else:
             _check_priority(replay)
-            made = [self._packer.checked(replay)] if isinstance(replay, Columns) else self._packer.add(replay, steps)
+            packed = [self._packer.checked(replay)] if isinstance(replay, Columns) else self._packer.add(replay, steps)
         if self._config.max_policy_lag is not None:
             self._newest = max(self._newest, _newest(replay))
-        return made
+        return packed
 
     def _room(self) -> int:
         """Columns that fit without dropping any."""
@@ -267,11 +267,11 @@ def _oldest(replay: Fragment | Columns) -> int:
     return int(oldest(replay.arrays).min(initial=np.iinfo(np.int64).max))
 
 
-def _cut(columns: Columns, at: int) -> tuple[Columns, Columns] | None:
+def _cut(columns: Columns, row: int) -> tuple[Columns, Columns] | None:
     """The first ``at`` columns and the rest; None if a value is not an array, which packing refuses."""
     try:
-        first = {key: array[:at] for key, array in columns.arrays.items()}
-        return Columns(first), columns.after(at)
+        first = {key: array[:row] for key, array in columns.arrays.items()}
+        return Columns(first), columns.after(row)
     except (IndexError, TypeError):
         return None
 
@@ -286,15 +286,16 @@ def _check_priority(replay: Fragment | Columns) -> None:
     if PRIORITY not in named:
         return
     try:
-        given = np.asarray(named[PRIORITY])
+        priorities = np.asarray(named[PRIORITY])
     except ValueError as error:  # lists of different lengths
         raise BadFragment(f"{PRIORITY}: not an array: {error}", field=PRIORITY) from None
     axes = 2 if isinstance(replay, Columns) else 1
-    if given.ndim != axes or given.dtype.kind not in "biuf":
+    if priorities.ndim != axes or priorities.dtype.kind not in "biuf":
         raise BadFragment(
-            f"{PRIORITY}: expected a number for each step, got {given.dtype} of shape {given.shape}", field=PRIORITY
+            f"{PRIORITY}: expected a number for each step, got {priorities.dtype} of shape {priorities.shape}",
+            field=PRIORITY,
         )
-    if given.min(initial=0) < 0:
+    if priorities.min(initial=0) < 0:
         raise BadFragment(f"{PRIORITY}: negative", field=PRIORITY)
 
 

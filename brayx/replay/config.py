@@ -93,9 +93,9 @@ class BufferConfig(BaseModel):
     def _can_work(self) -> Self:
         defaults = type(self).model_fields
         only = ("remover", "samples_per_insert", "min_columns")
-        given = [name for name in only if getattr(self, name) != defaults[name].default]
-        if self.sampler == "fifo" and given:
-            raise ValueError(f"{given[0]} needs sampler uniform or prioritised, got fifo")
+        changed = [name for name in only if getattr(self, name) != defaults[name].default]
+        if self.sampler == "fifo" and changed:
+            raise ValueError(f"{changed[0]} needs sampler uniform or prioritised, got fifo")
         self.limiter()
         return self
 
@@ -113,10 +113,10 @@ def buffer_options(sampling: Sampling, given: Mapping[str, Any]) -> dict[str, An
     size = given.get("batch_size", sampling.batch_size(length))
     if type(size) is not int or size < 1:
         return {}
-    found: dict[str, Any] = {"sampler": sampling.sampler, "unroll_length": length, "batch_size": size}
+    options: dict[str, Any] = {"sampler": sampling.sampler, "unroll_length": length, "batch_size": size}
     if given.get("sampler", sampling.sampler) in ("uniform", "prioritised"):
-        found["size"] = given.get("size", -(-_TABLE_COLUMNS // size))
-        found["samples_per_insert"] = sampling.samples_per_insert(length, size) or None
-        if type(found["size"]) is int:
-            found["min_columns"] = max(1, min(_FIRST_COLUMNS, found["size"] * size))
-    return found
+        options["size"] = given.get("size", -(-_TABLE_COLUMNS // size))
+        options["samples_per_insert"] = sampling.samples_per_insert(length, size) or None
+        if type(options["size"]) is int:
+            options["min_columns"] = max(1, min(_FIRST_COLUMNS, options["size"] * size))
+    return options

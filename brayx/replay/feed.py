@@ -90,9 +90,9 @@ class Feed:
             for _ in range(self._epochs):
                 for replay in self._opened(part):
                     if not isinstance(replay, Fragment | Columns):
-                        given = type(replay).__name__
+                        type_name = type(replay).__name__
                         raise ConfigError(
-                            f"source {self._name!r} yielded {given}, expected brayx.Fragment or brayx.Columns"
+                            f"source {self._name!r} yielded {type_name}, expected brayx.Fragment or brayx.Columns"
                         )
                     self._push(_without_version(replay))
                     if self._stopping.is_set():
@@ -110,8 +110,8 @@ class Feed:
     def _opened(self, part: Part) -> Iterable[Any]:
         data: Any = part()
         if not isinstance(data, Iterable):
-            given = type(data).__name__
-            raise ConfigError(f"source {self._name!r}: its function returned a {given}, expected an iterator")
+            type_name = type(data).__name__
+            raise ConfigError(f"source {self._name!r}: its function returned a {type_name}, expected an iterator")
         return data
 
     def _push(self, replay: Fragment | Columns) -> None:

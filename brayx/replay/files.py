@@ -100,11 +100,11 @@ class Dataset:
         self.files = [Path(name) for name in sorted(glob.glob(path))]
         if not self.files:
             raise ConfigError(f"{path}: there is no such file", path=path)
-        found = format or _SUFFIXES.get(self.files[0].suffix)
-        if found is None:
+        known_format = format or _SUFFIXES.get(self.files[0].suffix)
+        if known_format is None:
             known = ", ".join(_SUFFIXES)
             raise ConfigError(f"{path}: unknown format: expected one of {known}, or the option `format`", path=path)
-        self._format = found
+        self._format = known_format
 
     def for_env(self, env: ActionSpec | None) -> Dataset:
         """A copy of this dataset that converts the environment's actions to a policy's.
@@ -253,13 +253,13 @@ class Dataset:
         """As `check`, of the fields that are in the files."""
         _fits(first, layout, self.files[0])
         whole = Layout.of(first) if layout is None else layout.completed(first)
-        found: list[set[str]] = []
+        fields_of: list[set[str]] = []
         for file in self.files:
             step, fields = self._blank(file)
             if step is not None:
                 _fits(step, whole, file)
-                found.append(fields)
-        return set.intersection(*found)
+                fields_of.append(fields)
+        return set.intersection(*fields_of)
 
 
 def _fits(episode: Fragment, layout: Layout | None, file: Path) -> None:

@@ -31,7 +31,7 @@ def episodes(file: Path, fields: Mapping[str, str]) -> Iterator[Fragment]:
             rows = len(steps.by_our_names(file, _headers(members), fields)["reward"])
             for start in range(0, max(1, rows), steps.BLOCK_ROWS):
                 with _reading(file):
-                    block = {name: each.read(min(steps.BLOCK_ROWS, rows - start)) for name, each in members.items()}
+                    block = {name: member.read(min(steps.BLOCK_ROWS, rows - start)) for name, member in members.items()}
                 yield block
 
     return steps.episodes(file, blocks(), fields)
@@ -68,7 +68,7 @@ def _members(file: Path) -> Iterator[dict[str, _Rows]]:
 
 def _headers(members: Mapping[str, _Rows]) -> Arrays:
     """Views of full length that use no memory."""
-    return {name: np.broadcast_to(np.zeros((), each.dtype), each.shape) for name, each in members.items()}
+    return {name: np.broadcast_to(np.zeros((), member.dtype), member.shape) for name, member in members.items()}
 
 
 class _Rows:

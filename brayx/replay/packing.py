@@ -124,8 +124,9 @@ class Layout:
         """This layout with unknown parts taken from ``pushed``, such as observation leaves outside the model."""
         if self.action is not None and self.extras is not None:
             return self
-        own = Layout.of(pushed) if isinstance(pushed, Fragment) else Layout.of_columns(pushed)
-        return replace(self, obs={**own.obs, **self.obs}, action=self.action or own.action, extras=own.extras)
+        layout = Layout.of(pushed) if isinstance(pushed, Fragment) else Layout.of_columns(pushed)
+        obs = {**layout.obs, **self.obs}
+        return replace(self, obs=obs, action=self.action or layout.action, extras=layout.extras)
 
     def keys(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of one step for every key of a learner batch; the layout must be complete."""
@@ -169,9 +170,9 @@ def check(fragment: Fragment, layout: Layout | None, newest_version: int | None 
         "reward": _array("reward", fragment.reward),
         "policy_version": _array("policy_version", fragment.policy_version),
     }
-    taken = {*arrays, *_FIXED}
+    names = {*arrays, *_FIXED}
     for name, extra in fragment.extras.items():
-        if name in taken:
+        if name in names:
             raise BadFragment(f"extras[{name!r}]: a name of another field of the batch", field=name)
         arrays[name] = _array(name, extra)
     observed = {path for path in arrays if _is_observed(path)}
@@ -227,8 +228,8 @@ def check_columns(
             raise BadFragment(f"{key}: expected {rows} columns of {steps} steps, got shape {array.shape}", field=key)
         if array.dtype.kind not in "biuf":
             raise BadFragment(f"{key}: expected numbers, got dtype {array.dtype}", field=key)
-    made = Columns(arrays)
-    whole = Layout.of_columns(made) if layout is None else layout.completed(made)
+    unchecked = Columns(arrays)
+    whole = Layout.of_columns(unchecked) if layout is None else layout.completed(unchecked)
     expected = whole.keys()
     for key in sorted(expected.keys() - arrays.keys()):
         raise BadFragment(f"{key}: missing; this buffer's columns have {sorted(expected)}", field=key)
@@ -268,8 +269,8 @@ def rows(columns: Columns) -> int:
 def oldest(batch: Mapping[str, np.ndarray]) -> np.ndarray:
     """The oldest policy version of each column ``[B]``, over the steps with mask 1."""
     never = np.iinfo(np.int64).max
-    found: np.ndarray = batch["policy_version"].min(axis=1, where=batch["mask"] > 0, initial=never)
-    return found
+    oldest: np.ndarray = batch["policy_version"].min(axis=1, where=batch["mask"] > 0, initial=never)
+    return oldest
 
 
 def _check_limits(key: str, limits: Limits, values: np.ndarray) -> None:
@@ -325,11 +326,11 @@ def _check_action(action: np.ndarray, axes: int, acts: ActionSpec | None) -> Non
     if not len(steps):
         return
     lowest, highest = steps.min(0), steps.max(0)
-    for found, beyond in ((lowest, lowest < low), (highest, highest > high)):
+    for extreme, beyond in ((lowest, lowest < low), (highest, highest > high)):
         if beyond.any():
-            at = int(beyond.argmax())
+            index = int(beyond.argmax())
             raise BadFragment(
-                f"action: expected {low[at]:g} to {high[at]:g}, the model's range, got {float(found[at]):g}",
+                f"action: expected {low[index]:g} to {high[index]:g}, the model's range, got {float(extreme[index]):g}",
                 field="action",
             )
 
@@ -404,8 +405,8 @@ class BatchPacker:
             BadFragment: as for `add`.
         """
         arrays = check_columns(columns, self._length, self.layout, self.newest_version)
-        made = Columns(arrays)
-        self.layout = Layout.of_columns(made) if self.layout is None else self.layout.completed(made)
+        checked = Columns(arrays)
+        self.layout = Layout.of_columns(checked) if self.layout is None else self.layout.completed(checked)
         return arrays
 
     def fitting(self, steps: int, room: int) -> int:
@@ -421,14 +422,14 @@ class BatchPacker:
         if batch is None or not self._column:
             return 0
         old = oldest({key: batch[key][: self._column] for key in ("mask", "policy_version")}) < version
-        gone = int(np.count_nonzero(batch["mask"][: self._column][old]))
+        dropped = int(np.count_nonzero(batch["mask"][: self._column][old]))
         if old.any():
-            kept = np.concatenate([np.flatnonzero(~old), np.arange(self._column, self._size)])
+            rows = np.concatenate([np.flatnonzero(~old), np.arange(self._column, self._size)])
             for array in batch.values():
-                array[: len(kept)] = array[kept]
-                array[len(kept) :] = 0
+                array[: len(rows)] = array[rows]
+                array[len(rows) :] = 0
             self._column -= int(old.sum())
-        return gone
+        return dropped
 
     @property
     def columns(self) -> int:

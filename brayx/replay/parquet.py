@@ -29,18 +29,18 @@ def episodes(file: Path, fields: Mapping[str, str], first: int = 0, last: int | 
     with _opened(file) as source:
         rows = [source.metadata.row_group(group).num_rows for group in range(source.num_row_groups)]
         row, shapes = sum(rows[:first]), dict[str, tuple[int, ...]]()
-        own = None if last is None else sum(rows[first:last])
-        if own == 0:
+        row_count = None if last is None else sum(rows[first:last])
+        if row_count == 0:
             return
 
         def blocks() -> Iterator[Arrays]:
-            at, past = row, len(rows) if last is None else last
+            next_row, past = row, len(rows) if last is None else last
             # This part's groups in one read, then one group at a time until the last episode ends.
             for groups in (range(first, past), *([group] for group in range(past, len(rows)))):
                 for batch in filter(len, source.iter_batches(steps.BLOCK_ROWS, row_groups=groups)):
-                    yield {name: _column(file, name, batch[name], at, shapes) for name in batch.schema.names}
-                    at += len(batch)
-            if at == 0:  # a column without rows
+                    yield {name: _column(file, name, batch[name], next_row, shapes) for name in batch.schema.names}
+                    next_row += len(batch)
+            if next_row == 0:  # a column without rows
                 yield {name: np.zeros(0) for name in source.schema_arrow.names}
 
         if row:  # every part expects lists of the same length as in the file's first row
@@ -48,7 +48,7 @@ def episodes(file: Path, fields: Mapping[str, str], first: int = 0, last: int | 
             for name in head.schema.names:
                 _column(file, name, head[name], 0, shapes)
         goes_on = bool(row) and not _is_end(source, max(g for g in range(first) if rows[g]), fields)
-        yield from steps.episodes(file, blocks(), fields, goes_on, own)
+        yield from steps.episodes(file, blocks(), fields, goes_on, row_count)
 
 
 def blank(file: Path, fields: Mapping[str, str]) -> tuple[Fragment | None, set[str]]:
@@ -107,11 +107,11 @@ def _column(file: Path, name: str, array: Any, first: int, shapes: dict[str, tup
 
     known = shapes.get(name)
     shape: list[int] = [len(array)]
-    each = 1  # entries of a row at this depth of nesting
+    entries_per_row = 1  # entries of a row at this depth of nesting
 
-    def refuse(found: np.ndarray, what: str) -> None:
-        if found.any():
-            row = first + int(found.argmax()) // max(1, each)
+    def refuse(refused: np.ndarray, what: str) -> None:
+        if refused.any():
+            row = first + int(refused.argmax()) // max(1, entries_per_row)
             raise ConfigError(f"{file}: {name}: row {row} (the first is 0) {what}", path=str(file), row=row)
 
     while True:
@@ -127,7 +127,7 @@ def _column(file: Path, name: str, array: Any, first: int, shapes: dict[str, tup
         length = first_length if known is None else known[len(shape) - 1]
         refuse(lengths != length, f"has a list of another length than the first one, {length}")
         shape.append(length)
-        each *= length
+        entries_per_row *= length
         array = array.flatten()
     shapes[name] = tuple(shape[1:])
     flat: np.ndarray = array.to_numpy(zero_copy_only=False)

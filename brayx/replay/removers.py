@@ -79,8 +79,8 @@ class _ByKey:
             better = np.ones(len(rest), np.bool_) if at_any_rate else keys[rest] > self._keys[old]
             slots[rest[better]] = old[better]
         self._count += fresh
-        taken = slots >= 0
-        self._keys[slots[taken]] = keys[taken]
+        inserted = slots >= 0
+        self._keys[slots[inserted]] = keys[inserted]
         return slots
 
 

@@ -57,10 +57,10 @@ class Uniform:
     def remove(self, slots: np.ndarray) -> None:
         """See `Sampler.remove`; the last entries move into the gaps."""
         left = self._count - len(slots)
-        gone = np.zeros(self._count, np.bool_)
-        gone[self._place[slots]] = True
-        gaps = np.flatnonzero(gone[:left])
-        movers = self._slots[left : self._count][~gone[left:]]
+        removed = np.zeros(self._count, np.bool_)
+        removed[self._place[slots]] = True
+        gaps = np.flatnonzero(removed[:left])
+        movers = self._slots[left : self._count][~removed[left:]]
         self._slots[gaps] = movers
         self._place[movers] = gaps
         self._count = left
@@ -183,8 +183,8 @@ class SumTree:
             right = (left >= before) & (self._nodes[nodes + 1] > 0)
             left -= np.where(right, before, 0.0)
             nodes += right
-        found: np.ndarray = nodes - self._leaves
-        return found
+        slots: np.ndarray = nodes - self._leaves
+        return slots
 
 
 @dataclass(frozen=True)

@@ -46,16 +46,16 @@ def episodes(
         ConfigError: as `by_our_names`.
     """
     begun: list[Arrays] = []
-    at, over = 0, False
+    row, over = 0, False
     for block in blocks:
         arrays = by_our_names(file, block, fields)
         size, ends = len(arrays["reward"]), np.flatnonzero(_ends(arrays)) + 1
         start, stop = 0, size
         if goes_on:
             start, goes_on = int(ends[0]) if len(ends) else size, not len(ends)
-        if rows is not None and len(ends) and at + ends[-1] >= rows:
-            stop, over = int(ends[at + ends >= rows][0]), True
-        at += size
+        if rows is not None and len(ends) and row + ends[-1] >= rows:
+            stop, over = int(ends[row + ends >= rows][0]), True
+        row += size
         if (start, stop) != (0, size):
             arrays = {name: array[start:stop] for name, array in arrays.items()}
         last = int(_ends(arrays).nonzero()[0].max(initial=-1)) + 1
@@ -118,7 +118,7 @@ def declares_nothing(file: Path, fields: Mapping[str, str]) -> tuple[None, None]
     return None, None
 
 
-def need(file: Path, has: Iterable[str], there: Iterable[str]) -> None:
+def need(file: Path, has: Iterable[str], names: Iterable[str]) -> None:
     """Checks that the data has all fields of a step.
 
     Args:
@@ -135,7 +135,7 @@ def need(file: Path, has: Iterable[str], there: Iterable[str]) -> None:
         missing = ["obs", *missing]
     if missing:
         raise ConfigError(
-            f"{file}: has no {missing[0]}; it has {sorted(there)}. Needed: obs, {', '.join(_NEEDED)}; "
+            f"{file}: has no {missing[0]}; it has {sorted(names)}. Needed: obs, {', '.join(_NEEDED)}; "
             "the option `fields` maps other names",
             path=str(file),
         )
@@ -144,7 +144,7 @@ def need(file: Path, has: Iterable[str], there: Iterable[str]) -> None:
 def _whole(blocks: list[Arrays]) -> Iterator[Fragment]:
     """The episodes of rows that end with the end of an episode."""
     first = blocks[0]
-    arrays = first if len(blocks) == 1 else {name: np.concatenate([each[name] for each in blocks]) for name in first}
+    arrays = first if len(blocks) == 1 else {name: np.concatenate([block[name] for block in blocks]) for name in first}
     following = any(_is(name, "next_obs") for name in arrays)
     terminated, ends = arrays["terminated"].astype(bool), _ends(arrays)
     ends[-1:] = True
@@ -199,8 +199,8 @@ def tree_of(leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
         *inner, last = path.split("/")[1:]
-        at = tree
+        node = tree
         for name in inner:
-            at = at.setdefault(name, {})
-        at[last] = leaf
+            node = node.setdefault(name, {})
+        node[last] = leaf
     return tree

@@ -139,22 +139,22 @@ class Table:
         mask = columns["mask"][:count] > 0
         priorities = columns[PRIORITY][:count].max(axis=1, where=mask, initial=0) if PRIORITY in columns else None
         slots = self._remover.place(count, priorities, self._rng)
-        kept = np.flatnonzero(slots >= 0)
+        inserted = np.flatnonzero(slots >= 0)
         transitions = mask.sum(axis=1)
-        if len(kept) < count:
-            self.dropped["reservoir"] += int(transitions.sum() - transitions[kept].sum())
-        slots = slots[kept]
+        if len(inserted) < count:
+            self.dropped["reservoir"] += int(transitions.sum() - transitions[inserted].sum())
+        slots = slots[inserted]
         before = slots[self._alive[slots]]
         self._sampler.remove(before)
         self.replaced += len(before)
-        self._write(columns, kept, slots)
-        self._version[slots] = columns["policy_version"][kept].min(axis=1, where=mask[kept], initial=_NEVER)
+        self._write(columns, inserted, slots)
+        self._version[slots] = columns["policy_version"][inserted].min(axis=1, where=mask[inserted], initial=_NEVER)
         self._lowest_version = min(self._lowest_version, int(self._version[slots].min(initial=_NEVER)))
-        self._transitions[slots] = transitions[kept]
+        self._transitions[slots] = transitions[inserted]
         self._generation[slots] = (self._generation[slots] + 1) & ((1 << _GENERATION_BITS) - 1)
         self._alive[slots] = True
         self._count += len(slots) - len(before)
-        self._sampler.insert(slots, None if priorities is None else priorities[kept])
+        self._sampler.insert(slots, None if priorities is None else priorities[inserted])
         self.limiter.inserted(count)
         return count
 
@@ -189,13 +189,13 @@ class Table:
             ValueError: a priority of a stored column is negative or not finite.
         """
         index, priorities = np.asarray(index, np.int64), np.asarray(priorities, np.float64)
-        own = index >> (_SLOT_BITS + _GENERATION_BITS) == self._origin
-        slots = index[own] & (MAX_CAPACITY - 1)
+        is_here = index >> (_SLOT_BITS + _GENERATION_BITS) == self._origin
+        slots = index[is_here] & (MAX_CAPACITY - 1)
         within = slots < self._capacity
-        index, slots, priorities = index[own][within], slots[within], priorities[own][within]
-        there = self._alive[slots] & (self._ids(slots) == index)
-        self.stale += int(len(there) - there.sum())
-        slots, priorities = slots[there], priorities[there]
+        index, slots, priorities = index[is_here][within], slots[within], priorities[is_here][within]
+        is_current = self._alive[slots] & (self._ids(slots) == index)
+        self.stale += int(len(is_current) - is_current.sum())
+        slots, priorities = slots[is_current], priorities[is_current]
         if not (np.isfinite(priorities) & (priorities >= 0)).all():
             raise ValueError("a priority is negative or not finite")
         self._sampler.update(slots, priorities)

@@ -186,9 +186,9 @@ class Collector:
             shown = self._record(observed, states, t)
             outputs, after = policy.step([shown[key] for key in keys], self._state)
             if t == 0:
-                given, each_given = _room(outputs, steps)
+                outputs_of_steps, pairs = _room(outputs, steps)
                 noise = [] if greedy else self._noise(outputs)
-            for run, output in each_given:
+            for run, output in pairs:
                 run[t] = output
             action = actions.greedy(outputs) if greedy else actions.choose(outputs, noise[t // sde_steps])
             took.append(action)
@@ -206,7 +206,7 @@ class Collector:
         truncated &= ~terminated
         self._count_episodes(reward, terminated | truncated, resetting)
         arrays.update(self._ended(reward, terminated, truncated, resetting))
-        arrays.update(self._acted(given, np.stack(took)))
+        arrays.update(self._acted(outputs_of_steps, np.stack(took)))
         self._check_masks(arrays)
         self.env_steps += int(np.count_nonzero(arrays["mask"]))
         self._broken = False
@@ -437,11 +437,11 @@ class Collector:
                     head=head,
                 )
 
-    def _acted(self, given: Mapping[str, Any], taken: np.ndarray) -> dict[str, np.ndarray]:
+    def _acted(self, outputs: Mapping[str, Any], actions_taken: np.ndarray) -> dict[str, np.ndarray]:
         """Actions, their log-probabilities and the version that acted."""
-        log_prob = actions.log_prob(given, taken)
-        action = np.zeros((self.num_envs, self.unroll_length + 1, *taken.shape[2:]), taken.dtype)
-        action[:, :-1] = taken.swapaxes(0, 1)
+        log_prob = actions.log_prob(outputs, actions_taken)
+        action = np.zeros((self.num_envs, self.unroll_length + 1, *actions_taken.shape[2:]), actions_taken.dtype)
+        action[:, :-1] = actions_taken.swapaxes(0, 1)
         density = np.zeros(action.shape[:2], np.float32)
         density[:, :-1] = log_prob.T
         version = np.full(density.shape, self.policy.version, np.int64)

@@ -56,11 +56,11 @@ def make_envs(
     """
     from brayx.rollout.masks import with_masks  # loads torch
 
-    made = _make(env, num_envs, vectorization, options)
+    envs = _make(env, num_envs, vectorization, options)
     try:
-        return with_masks(made)
+        return with_masks(envs)
     except BaseException:
-        made.close()
+        envs.close()
         raise
 
 
@@ -87,8 +87,8 @@ def _make(env: EnvSource, num_envs: int, vectorization: Vectorization, options: 
             from ale_py.vector_env import AtariVectorEnv
 
             registered = {key: spec.kwargs[key] for key in ("repeat_action_probability", "full_action_space")}
-            made: VectorEnv = AtariVectorEnv(game, num_envs, **{**registered, **_ATARI_OPTIONS, **given})
-            return made
+            envs: VectorEnv = AtariVectorEnv(game, num_envs, **{**registered, **_ATARI_OPTIONS, **given})
+            return envs
         mode = {"auto": None, "native": "vector_entry_point"}.get(vectorization, vectorization)
         return gymnasium.make_vec(env, num_envs, vectorization_mode=mode, **given)
     except BrayxError:
@@ -176,11 +176,11 @@ def _register_atari() -> bool:
 
 def _nearest(env: str) -> str:
     """The registered id most similar to ``env``: by name, then with the same version, then the newest."""
-    wanted, _, version = env.partition("-v")
+    game, _, version = env.partition("-v")
 
     def alike(known: str) -> tuple[float, bool, int]:
         name, _, number = known.partition("-v")
-        ratio = difflib.SequenceMatcher(None, wanted.lower(), name.lower()).ratio()
+        ratio = difflib.SequenceMatcher(None, game.lower(), name.lower()).ratio()
         return ratio, number == version, int(number) if number.isdecimal() else 0
 
     return max(gymnasium.registry, key=alike)

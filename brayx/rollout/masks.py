@@ -63,8 +63,8 @@ class InfoMasks(VectorWrapper):
             masks = np.asarray(info[MASK])
             if masks.shape[:1] != (self.num_envs,):
                 raise self._refused(repr(info[MASK]))
-            given = info.get(f"_{MASK}", np.ones(self.num_envs, np.bool_))
-            fresh[given] = self._rows(masks[given])
+            has_mask = info.get(f"_{MASK}", np.ones(self.num_envs, np.bool_))
+            fresh[has_mask] = self._rows(masks[has_mask])
         self._masks = fresh if rows is None else np.where(rows[:, None], fresh, self._masks)
         return _beside(obs, self._masks)
 
@@ -88,11 +88,11 @@ class InfoMasks(VectorWrapper):
         return row
 
     def _refused(self, got: str) -> ConfigError:
-        one = "one for each action"
+        expected = "one for each action"
         if len(self._sizes) > 1:
             sizes = " + ".join(map(str, self._sizes[:8])) + (" + ..." if len(self._sizes) > 8 else "")
-            one = f"one for each value of each part of {self.single_action_space} ({sizes})"
-        return ConfigError(f"info's {MASK}: expected {sum(self._sizes)} numbers, {one}, got {got[:80]}", key=MASK)
+            expected = f"one for each value of each part of {self.single_action_space} ({sizes})"
+        return ConfigError(f"info's {MASK}: expected {sum(self._sizes)} numbers, {expected}, got {got[:80]}", key=MASK)
 
 
 def _beside(observed: Any, mask: Any) -> Any:

@@ -85,9 +85,9 @@ class Moments:
     def from_state(state: Mapping[str, np.ndarray]) -> Moments:
         """Restores a `state_dict`."""
         mean, m2 = (np.array(state[key], np.float64) for key in ("mean", "m2"))
-        made = Moments(mean.shape)
-        made.count, made.mean, made.m2 = int(state["count"]), mean, m2
-        return made
+        moments = Moments(mean.shape)
+        moments.count, moments.mean, moments.m2 = int(state["count"]), mean, m2
+        return moments
 
 
 def scaling_of(moments: Moments, clip: float = OBS_CLIP) -> Scaling:

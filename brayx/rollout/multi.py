@@ -99,8 +99,8 @@ class AgentsAsRows(VectorEnv):
                 reward[row], terminated[row], truncated[row] = rewards[agent], ends[agent], cuts[agent]
             over = (terminated | truncated)[index * size : (index + 1) * size]
             if over.any() and not over.all():
-                gone = [agent for agent, left in zip(self.agents, over, strict=True) if left]
-                raise ConfigError(f"{gone} left a running game, but agents as rows must end together")
+                leavers = [agent for agent, left in zip(self.agents, over, strict=True) if left]
+                raise ConfigError(f"{leavers} left a running game, but agents as rows must end together")
             self._ended[index] = bool(over.all())
             rows += self._rows(game, obs)
         return self._joined(rows), reward, terminated, truncated, _masks(infos)
@@ -133,9 +133,9 @@ class AgentsAsRows(VectorEnv):
 
 def _masks(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The masks in each row's info, in the layout of Gymnasium's vector environments."""
-    given = np.array([MASK in info for info in infos])
-    if not given.any():
+    has_mask = np.array([MASK in info for info in infos])
+    if not has_mask.any():
         return {}
     masks = np.empty(len(infos), object)
     masks[:] = [info.get(MASK) for info in infos]
-    return {MASK: masks, f"_{MASK}": given}
+    return {MASK: masks, f"_{MASK}": has_mask}

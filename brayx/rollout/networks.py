@@ -64,8 +64,8 @@ def ready_made(
                 return soft_policy_for(
                     obs, action_size=spec.shape[0], network=network or NETWORK, categories=categories
                 )
-            made = central_policy_for if "state" in takes else policy_for
-            return made(obs, num_actions=sizes, action_size=size, categories=categories, network=network)
+            build = central_policy_for if "state" in takes else policy_for
+            return build(obs, num_actions=sizes, action_size=size, categories=categories, network=network)
         except ValueError as error:
             raise ConfigError(f"no ready-made network for observation space {space}: {error}") from error
 

@@ -228,5 +228,5 @@ class Failures:
 
     def add(self, now: float) -> int:
         """Adds an error at ``now``, in seconds; returns the number of recent errors."""
-        self.at = [at for at in self.at if now - at < FAILURE_WINDOW_S] + [now]
+        self.at = [failed_at for failed_at in self.at if now - failed_at < FAILURE_WINDOW_S] + [now]
         return len(self.at)

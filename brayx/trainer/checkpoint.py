@@ -167,10 +167,10 @@ class Restored:
         if self._device.type == "cuda" and "cuda_rng" in state:
             torch.cuda.set_rng_state(state["cuda_rng"], self._device)
         if rank:
-            own = np.random.SeedSequence([int(torch.randint(2**62, ())), rank]).generate_state(3)
-            torch.manual_seed(int(own[0]))
-            np.random.seed(int(own[1]))
-            random.seed(int(own[2]))
+            seeds = np.random.SeedSequence([int(torch.randint(2**62, ())), rank]).generate_state(3)
+            torch.manual_seed(int(seeds[0]))
+            np.random.seed(int(seeds[1]))
+            random.seed(int(seeds[2]))
 
 
 def start_from(module: nn.Module, weights: Weights) -> None:

@@ -63,8 +63,8 @@ class Evaluator:
 
     def due(self, updates: int) -> bool:
         """Whether an evaluation is due after this many updates."""
-        wanted = bool(self._streams) or self._hooks.evaluate is not None
-        return wanted and updates % self._config.eval_interval == 0
+        evaluates = bool(self._streams) or self._hooks.evaluate is not None
+        return evaluates and updates % self._config.eval_interval == 0
 
     def run(self, algorithm: Algorithm, progress: float, step: int) -> dict[tuple[str, str], float]:
         """Numbers by metric and label: ``eval/NAME``, labelled by buffer when there are several.
@@ -81,13 +81,15 @@ class Evaluator:
         numbers = {(f"eval/{name}", ""): value for name, value in self._hooks.evaluated(self._module, step).items()}
         state = algorithm.state_dict() if self._streams else {}
         for buffer, stream in self._streams.items():
-            kept = self._kept[buffer]
+            batches = self._kept[buffer]
             while (ready := stream.poll()) is not None:
-                kept.append(ready)
-                if len(kept) == kept.maxlen:
+                batches.append(ready)
+                if len(batches) == batches.maxlen:
                     break
             label = buffer if len(self._streams) > 1 else ""
-            numbers |= {(f"eval/{name}", label): value for name, value in self._losses(state, progress, kept).items()}
+            numbers |= {
+                (f"eval/{name}", label): value for name, value in self._losses(state, progress, batches).items()
+            }
         return {**numbers, ("evaluate_seconds", ""): time.monotonic() - began}
 
     def _losses(self, state: Mapping[str, Any], progress: float, batches: deque[Ready]) -> dict[str, float]:
@@ -104,4 +106,4 @@ class Evaluator:
                 algorithm.load_state_dict(copy.deepcopy(dict(state)))
                 measured.append(algorithm.update(ready.tensors, progress))
         names = [name for name in measured[0] if name not in _NOT_MEASURED]
-        return {name: sum(each[name] for each in measured) / len(measured) for name in names}
+        return {name: sum(losses[name] for losses in measured) / len(measured) for name in names}

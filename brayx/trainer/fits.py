@@ -44,8 +44,8 @@ def built_to_learn(
         ModelError: it raised, lacks an output that the algorithm needs, or fails on its own example.
     """
     built, forward_args = build_model(folder, module, model, dict(job))
-    given = check_model(config.algorithm, built, forward_args, name=model)
-    return built, forward_args, given
+    described = check_model(config.algorithm, built, forward_args, name=model)
+    return built, forward_args, described
 
 
 def layout_of(
@@ -53,16 +53,16 @@ def layout_of(
 ) -> tuple[Layout, set[str]]:
     """The layout of a model's observations and actions, and the keys of its memory, ``state/...``, that batches must
     have; arguments and errors as `built_to_learn`."""
-    built, forward_args, given = built_to_learn(config, model, module, folder, job)
-    at = state_argument(built)  # a stored memory is a separate field of a batch
+    built, forward_args, described = built_to_learn(config, model, module, folder, job)
+    state_at = state_argument(built)  # a stored memory is a separate field of a batch
     hooks = load_hooks(config.hooks, folder) if config.hooks else Hooks()
-    own = hooks.handle is None  # a hook may convert actions and states
+    unconverted = hooks.handle is None  # a hook may convert actions and states
     layout = Layout.of_model(
-        tuple(arg for index, arg in enumerate(forward_args) if index != at),
-        actions_of(given) if own else None,
-        limits_declared(built) if own else None,
+        tuple(arg for index, arg in enumerate(forward_args) if index != state_at),
+        actions_of(described) if unconverted else None,
+        limits_declared(built) if unconverted else None,
     )
-    return layout, set() if at is None or not own else set(flatten(forward_args[at], "state"))
+    return layout, set() if state_at is None or not unconverted else set(flatten(forward_args[state_at], "state"))
 
 
 def check_model(
@@ -91,16 +91,16 @@ def check_model(
     with torch.random.fork_rng(devices=[]):
         # A copy, since running may change it; in training mode, which may have more outputs than acting.
         tried = copy.deepcopy(module).cpu()
-        given = describe(tried, forward_args)
-        shapes = {leaf.path: ["N", *map(str, leaf.shape)] for leaf in given.outputs}
+        described = describe(tried, forward_args)
+        shapes = {leaf.path: ["N", *map(str, leaf.shape)] for leaf in described.outputs}
         shown = {path: f"{path} [{', '.join(shape)}]" for path, shape in shapes.items()}
         try:
-            check_outputs(algorithm, shown, recurrent=given.state is not None)
+            check_outputs(algorithm, shown, recurrent=described.state is not None)
         except ConfigError as error:
             gave = ", ".join(shown.values())
             raise ModelError(f"model {name!r}: {error.message}; it gave: {gave}", **error.details) from error
         try:
-            check_critic(algorithm, tried, _critic_args(algorithm, given, forward_args, state))
+            check_critic(algorithm, tried, _critic_args(algorithm, described, forward_args, state))
             check_observed(algorithm, _observed(module, forward_args))
         except ConfigError as error:
             raise ModelError(f"model {name!r}: {error.message}", **error.details) from error
@@ -115,12 +115,12 @@ def check_model(
         expected, rank = ranks.get(path.split("/")[0], ("", len(shape)))
         if len(shape) != rank:
             raise ModelError(f"model {name!r} gave {shown[path]}, expected {path} {expected}", output=path)
-    return given
+    return described
 
 
-def actions_of(given: ModelSpec) -> ActionSpec:
+def actions_of(described: ModelSpec) -> ActionSpec:
     """The actions of a policy with these outputs, which `check_model` has accepted."""
-    shapes = {leaf.path: leaf.shape for leaf in given.outputs}
+    shapes = {leaf.path: leaf.shape for leaf in described.outputs}
     sizes = tuple(shape[-1] for path, shape in shapes.items() if path.split("/")[0] == "logits")
     if sizes and "mean" in shapes and "log_std" in shapes:
         return ActionSpec("hybrid", sizes, (len(sizes) + shapes["mean"][-1],))
@@ -136,25 +136,25 @@ def actions_of(given: ModelSpec) -> ActionSpec:
 
 def _observed(module: nn.Module, forward_args: tuple[NestedArray, ...]) -> set[str]:
     """Keys of a learner batch for the model's observation."""
-    at = state_argument(module)
-    return set(Layout.of_model(tuple(arg for index, arg in enumerate(forward_args) if index != at)).obs)
+    state_at = state_argument(module)
+    return set(Layout.of_model(tuple(arg for index, arg in enumerate(forward_args) if index != state_at)).obs)
 
 
 def _critic_args(
-    algorithm: AlgorithmConfig, given: ModelSpec, forward_args: tuple[NestedArray, ...], state: np.ndarray | None
+    algorithm: AlgorithmConfig, described: ModelSpec, forward_args: tuple[NestedArray, ...], state: np.ndarray | None
 ) -> tuple[Any, ...] | None:
     """Two examples of the critic's arguments; None: not known."""
-    found: list[Any] = []
+    critic_args: list[Any] = []
     for argument in algorithm.critic.takes if algorithm.critic is not None else ():
         if argument == "obs":
             leaves = [torch.as_tensor(leaf) for leaf in example_leaves(forward_args, batch_size=2)]
-            found += given.input_tree.unflatten(leaves)
+            critic_args += described.input_tree.unflatten(leaves)
         elif argument == "action":
-            actions = actions_of(given)
+            actions = actions_of(described)
             dtype = torch.float32 if actions.kind in ("box", "hybrid") else torch.int64
-            found.append(torch.zeros(2, *actions.shape, dtype=dtype))
+            critic_args.append(torch.zeros(2, *actions.shape, dtype=dtype))
         elif state is None:
             return None
         else:
-            found.append(torch.from_numpy(np.stack([state, state])))
-    return tuple(found) if found else None
+            critic_args.append(torch.from_numpy(np.stack([state, state])))
+    return tuple(critic_args) if critic_args else None

@@ -81,10 +81,10 @@ class Hooks:
         """
         if self.handle is None:
             return batch
-        given = self._call("handle", batch)
-        if not isinstance(given, Mapping) or "mask" not in given:
-            raise ModelError(f"{self.name}.handle gave {type(given).__name__}, expected the batch to learn from")
-        return dict(given)
+        handled = self._call("handle", batch)
+        if not isinstance(handled, Mapping) or "mask" not in handled:
+            raise ModelError(f"{self.name}.handle gave {type(handled).__name__}, expected the batch to learn from")
+        return dict(handled)
 
     def evaluated(self, module: nn.Module, step: int) -> dict[str, float]:
         """Calls `evaluate`; restores the module and the random generators afterwards.
@@ -98,15 +98,15 @@ class Hooks:
         device = next((p.device for p in module.parameters() if p.device.type == "cuda"), None)
         try:
             with torch.random.fork_rng(devices=[] if device is None else [device]), torch.no_grad():
-                given = self._call("evaluate", module.eval(), step)
+                numbers = self._call("evaluate", module.eval(), step)
         finally:
             module.train(training)
             np.random.set_state(numpy_state)
             random.setstate(python_state)
         try:
-            return {str(name): float(value) for name, value in given.items()}
+            return {str(name): float(value) for name, value in numbers.items()}
         except (AttributeError, TypeError, ValueError):
-            raise ModelError(f"{self.name}.evaluate gave {given!r:.80}, expected numbers by name") from None
+            raise ModelError(f"{self.name}.evaluate gave {numbers!r:.80}, expected numbers by name") from None
 
     def _call(self, hook: str, *args: Any) -> Any:
         try:
@@ -128,10 +128,10 @@ def load_hooks(module: str, folder: str = "") -> Hooks:
         ConfigError: no such module, it has no hook, or a hook has other arguments.
     """
     loaded = load_module(module, folder)
-    found = {hook: getattr(loaded, hook) for hook in TAKES if hasattr(loaded, hook)}
-    if not found:
+    hooks = {hook: getattr(loaded, hook) for hook in TAKES if hasattr(loaded, hook)}
+    if not hooks:
         raise ConfigError(f"module {module!r} ({loaded.__file__}) has none of {', '.join(TAKES)}", module=module)
-    return Hooks(**found, name=module)
+    return Hooks(**hooks, name=module)
 
 
 class WithLoss(nn.Module):

@@ -172,11 +172,11 @@ class LearnerLoop:
         """The context of `learn`: what learns, from the newest checkpoint if there is one; errors as for `run`."""
         torch.set_num_threads(self.config.threads)
         self._resumed = self._build()
-        device, at = self._ranks.device, state_argument(self.module)
+        device, state_at = self._ranks.device, state_argument(self.module)
         handle = self._hooks.handled if self._hooks.handle is not None else None
-        self._prepare = Prepare(self.forward_args, device, handle, aside=self.config.prefetch > 0, state_at=at)
+        self._prepare = Prepare(self.forward_args, device, handle, aside=self.config.prefetch > 0, state_at=state_at)
         to_evaluate = (self.eval_batches or {}) if self._ranks.rank == 0 else {}
-        evaluated = Prepare(self.forward_args, device, state_at=at)
+        evaluated = Prepare(self.forward_args, device, state_at=state_at)
         self._began = time.monotonic() - self._counters.seconds
         with self._recording():  # for its threads
             self._evaluation = Evaluator(self.config, self.module, evaluated, to_evaluate, self._hooks)

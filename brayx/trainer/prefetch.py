@@ -217,13 +217,13 @@ def _laid_out(prefix: str, example: NestedArray) -> Callable[[Mapping[str, Tenso
     def rebuild(batch: Mapping[str, Tensor]) -> Any:
         missing = [path for path in paths if path not in batch]
         if missing:
-            held = sorted(key for key in batch if key.split("/")[0] == prefix)
+            keys = sorted(key for key in batch if key.split("/")[0] == prefix)
             memory = (
                 ": expected the model's memory before each step, which a playing agent records. Recordings without it "
                 "can be cloned with train_local(demonstrations=...)"
             )
             raise ConfigError(
-                f"batches hold no {missing[0]!r}, which the model takes; they hold {held}"
+                f"batches hold no {missing[0]!r}, which the model takes; they hold {keys}"
                 + (memory if prefix == "state" else "")
             )
         return optree.tree_unflatten(structure, [batch[path] for path in paths])

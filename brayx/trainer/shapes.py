@@ -57,11 +57,11 @@ class Shapes:
         if algorithm.advantages is not None:
             values, counted = (x.detach().float().cpu().numpy() for x in algorithm.advantages)
             self._record("advantages", [("", values[counted > 0])])
-        parameters = [each for each in module.named_parameters() if each[1].ndim > 1][:_PARAMETERS]
+        parameters = [named for named in module.named_parameters() if named[1].ndim > 1][:_PARAMETERS]
         self._record("weights", [(name, _sampled(parameter)) for name, parameter in parameters])
 
     def _record(self, name: str, values: list[tuple[str, np.ndarray]]) -> None:
-        shapes = {label: bars_of(each) for label, each in values}
+        shapes = {label: bars_of(array) for label, array in values}
         self._numbers.add_shapes(name, {label: bars for label, bars in shapes.items() if bars is not None})
 
 

@@ -106,26 +106,26 @@ def make_batch(case, columns=5, steps=9, seed=0):
     return batch
 
 
-def distribution(outputs, at=0):
+def distribution(outputs, index=0):
     """torch's distributions for the outputs of one observation: a list of heads, and of dimensions beside heads."""
     if "logits" in outputs:
         heads = outputs["logits"] if isinstance(outputs["logits"], tuple) else (outputs["logits"],)
-        found = [distributions.Categorical(logits=head[at]) for head in heads]
+        parts = [distributions.Categorical(logits=head[index]) for head in heads]
         if "mean" in outputs:
-            pairs = zip(outputs["mean"][at], outputs["log_std"][at].exp(), strict=True)
-            found += [distributions.Normal(*pair) for pair in pairs]
-        return found
+            pairs = zip(outputs["mean"][index], outputs["log_std"][index].exp(), strict=True)
+            parts += [distributions.Normal(*pair) for pair in pairs]
+        return parts
     prefix = "tanh_" if "tanh_mean" in outputs else ""
-    base = distributions.Normal(outputs[f"{prefix}mean"][at], outputs[f"{prefix}log_std"][at].exp())
+    base = distributions.Normal(outputs[f"{prefix}mean"][index], outputs[f"{prefix}log_std"][index].exp())
     return [distributions.TransformedDistribution(base, distributions.TanhTransform()) if prefix else base]
 
 
 def slow_outputs(module, batch):
     """Outputs ``[column][step]``, of one observation each; a recurrent state is carried or reset at each step."""
     columns, steps = batch["mask"].shape
-    found = []
+    outputs_of = []
     for b in range(columns):
-        found.append([])
+        outputs_of.append([])
         state = None
         for t in range(steps):
             obs = (
@@ -134,7 +134,7 @@ def slow_outputs(module, batch):
                 else batch["obs"][b, t][None]
             )
             if "state" not in batch:
-                found[b].append(module(obs))
+                outputs_of[b].append(module(obs))
                 continue
             before = t - 1
             fresh = (
@@ -147,8 +147,8 @@ def slow_outputs(module, batch):
                 state = {key: value[b, t][None] for key, value in batch["state"].items()}
             outputs = module(obs, state)
             state = outputs["state"]
-            found[b].append(outputs)
-    return found
+            outputs_of[b].append(outputs)
+    return outputs_of
 
 
 def slow_advantage(batch, value, b, t, gamma, lam, reward):
@@ -178,43 +178,45 @@ def slow_update(ppo, batch, magnet=None):
     for k, head in enumerate(heads):
         value = [[o["value"].reshape(-1)[k].item() for o in row] for row in outputs]
         reward = batch["reward_heads"][..., k] if config.reward_heads else batch["reward"]
-        for at in learn:
-            found = float(slow_advantage(batch, value, *at, head.gamma, head.gae_lambda, reward))
-            advantage[at] = advantage.get(at, 0.0) + head.weight * found
-            target[at, k], seen[at, k] = found + value[at[0]][at[1]], value[at[0]][at[1]]
+        for place in learn:
+            estimate = float(slow_advantage(batch, value, *place, head.gamma, head.gae_lambda, reward))
+            advantage[place] = advantage.get(place, 0.0) + head.weight * estimate
+            target[place, k], seen[place, k] = estimate + value[place[0]][place[1]], value[place[0]][place[1]]
     if config.normalise_value:
         for k in range(len(heads)):
-            every = np.array([target[at, k] for at in learn])
-            for at in learn:
-                target[at, k] = (target[at, k] - every.mean()) / every.std()
+            every = np.array([target[place, k] for place in learn])
+            for place in learn:
+                target[place, k] = (target[place, k] - every.mean()) / every.std()
     if config.normalise_advantage:
-        every = np.array([advantage[at] for at in learn])
-        advantage = {at: (a - every.mean()) / (every.std() + 1e-8) for at, a in advantage.items()}
+        every = np.array([advantage[place] for place in learn])
+        advantage = {place: (a - every.mean()) / (every.std() + 1e-8) for place, a in advantage.items()}
     policy_loss = value_loss = kl = 0.0
     entropy = torch.zeros(())
     clipped = 0
-    for at in learn:
-        out, action = outputs[at[0]][at[1]], batch["action"][at]
-        each = distribution(out)
-        joint = len(each) > 1
-        log_prob = sum((d.log_prob(action[i] if joint else action)).sum() for i, d in enumerate(each))
-        if not isinstance(each[0], distributions.TransformedDistribution):
-            entropy = entropy + sum(d.entropy().sum() for d in each) / len(learn)
+    for place in learn:
+        out, action = outputs[place[0]][place[1]], batch["action"][place]
+        parts = distribution(out)
+        joint = len(parts) > 1
+        log_prob = sum((d.log_prob(action[i] if joint else action)).sum() for i, d in enumerate(parts))
+        if not isinstance(parts[0], distributions.TransformedDistribution):
+            entropy = entropy + sum(d.entropy().sum() for d in parts) / len(learn)
         if references is not None:
-            pairs = zip(each, distribution(references[at[0]][at[1]]), strict=True)
+            pairs = zip(parts, distribution(references[place[0]][place[1]]), strict=True)
             magnet_kl = magnet_kl + sum(distributions.kl_divergence(*pair).sum() for pair in pairs) / len(learn)
-        log_ratio = log_prob - batch["log_prob"][at]
+        log_ratio = log_prob - batch["log_prob"][place]
         ratio = log_ratio.exp()
         low, high = 1 - config.clip_param, 1 + config.clip_param
-        policy_loss = policy_loss - min(ratio * advantage[at], ratio.clamp(low, high) * advantage[at]) / len(learn)
+        policy_loss = policy_loss - min(ratio * advantage[place], ratio.clamp(low, high) * advantage[place]) / len(
+            learn
+        )
         kl += (ratio - 1 - log_ratio).item() / len(learn)
         clipped += bool(ratio < low or ratio > high) / len(learn)
         for k in range(len(heads)):
             value = out["value"].reshape(-1)[k]
-            error = (value - target[at, k]) ** 2
+            error = (value - target[place, k]) ** 2
             if config.clip_value is not None:
-                near = seen[at, k] + (value - seen[at, k]).clamp(-config.clip_value, config.clip_value)
-                error = max(error, (near - target[at, k]) ** 2)
+                near = seen[place, k] + (value - seen[place, k]).clamp(-config.clip_value, config.clip_value)
+                error = max(error, (near - target[place, k]) ** 2)
             value_loss = value_loss + 0.5 * error / len(learn)
     loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
     loss = loss + config.magnet_coef * magnet_kl

@@ -23,7 +23,7 @@ def trained(kinds, fused):
         optimizer.zero_grad(set_to_none=True)
         module(torch.randn(16, 4)).square().sum().backward()
         optimizer.step()
-    return torch.cat([each.detach().flatten() for each in module.parameters()])
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -37,16 +37,16 @@ def test_an_update_follows_the_gradient_of_the_cross_entropy(accumulate):
 
 
 def test_other_players_moves_are_not_imitated():
-    batch, table, own = random_batch(seed=3), Table(7, 3), Table(7, 3)
+    batch, table, other_table = random_batch(seed=3), Table(7, 3), Table(7, 3)
     turn = torch.rand(5, 10) < 0.5
     config = BCConfig(max_grad_norm=None, holdout=0.3)
-    found, expected = {}, {}
-    got = moved(table, lambda: found.update(BC(table, sgd(table), config).update({**batch, "turn": turn}, 0.0)))
+    measured, expected = {}, {}
+    got = moved(table, lambda: measured.update(BC(table, sgd(table), config).update({**batch, "turn": turn}, 0.0)))
     hidden = {**batch, "mask": batch["mask"] * turn}
-    want = moved(own, lambda: expected.update(BC(own, sgd(own), config).update(hidden, 0.0)))
+    want = moved(other_table, lambda: expected.update(BC(other_table, sgd(other_table), config).update(hidden, 0.0)))
     assert np.abs(want["policy"]).max() > 1e-2
     np.testing.assert_allclose(got["policy"], want["policy"], rtol=0, atol=1e-12)
-    assert found == pytest.approx(expected)
+    assert measured == pytest.approx(expected)
     none = {**batch, "turn": torch.zeros(5, 10, dtype=torch.bool)}
     assert not moved(table, lambda: BC(table, sgd(table), config).update(none, 0.0))["policy"].any()
 

@@ -52,12 +52,12 @@ def test_a_recurrent_module_recomputes_the_outputs_it_acted_with(seed):
             expected[b, t], state = outputs["logits"][0], outputs["state"]
     bootstraps = batch["mask"] == 0
     stored[bootstraps] = 7.0  # packing has no state for a step that only bootstraps
-    found = columns.forward(LearnerForward(module), {**batch, "obs": obs, "state": {"sum": stored}})
-    assert "state" not in found
+    recomputed = columns.forward(LearnerForward(module), {**batch, "obs": obs, "state": {"sum": stored}})
+    assert "state" not in recomputed
     learned = batch["mask"] > 0
     learned[:, 1:] |= learned[:, :-1] & ~batch["terminated"][:, :-1]  # and the step to bootstrap from
     assert learned.sum() > batch["mask"].sum()
-    torch.testing.assert_close(found["logits"].transpose(0, 1)[learned], expected[learned], rtol=0, atol=1e-6)
+    torch.testing.assert_close(recomputed["logits"].transpose(0, 1)[learned], expected[learned], rtol=0, atol=1e-6)
 
 
 def test_a_recurrent_model_without_a_stored_state_is_refused():

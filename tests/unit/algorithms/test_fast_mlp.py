@@ -72,7 +72,7 @@ def make(kind, closed, *, optimizer=Adam, **options):
 
 def same(a, b, atol=1e-9):
     for (name, x), y in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
-        torch.testing.assert_close(x, y, rtol=0, atol=atol, msg=lambda text, at=name: f"{at}: {text}")
+        torch.testing.assert_close(x, y, rtol=0, atol=atol, msg=lambda text, label=name: f"{label}: {text}")
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_only_plain_networks_report_towers():
     flat = torch.zeros(3).numpy()
     for action, options in (({"num_actions": 2}, {"shared": True}), ({"num_actions": [2, 3]}, {})):
         assert policy_for(flat, **action, network=NetworkConfig(**options))[0].towers() is None
-    for own, action in (({"a": flat}, {"num_actions": 2}), (flat, {"num_actions": [2, 3]})):
-        assert central_policy_for({"obs": own, "state": flat}, **action)[0].towers() is None
+    for observed, action in (({"a": flat}, {"num_actions": 2}), (flat, {"num_actions": [2, 3]})):
+        assert central_policy_for({"obs": observed, "state": flat}, **action)[0].towers() is None
     frozen = ActorCritic(3, 2)
     frozen.policy.layers[0].weight.requires_grad_(False)
     assert build(PPOConfig(), frozen, torch.optim.Adam(frozen.value.parameters())).closed_form is None

@@ -28,7 +28,9 @@ def parameters(module):
 def same(got, want, atol=1e-9):
     assert got.keys() == want.keys()
     for name in want:
-        torch.testing.assert_close(got[name], want[name], rtol=0, atol=atol, msg=lambda text, at=name: f"{at}: {text}")
+        torch.testing.assert_close(
+            got[name], want[name], rtol=0, atol=atol, msg=lambda text, label=name: f"{label}: {text}"
+        )
 
 
 def test_the_loss_adds_the_weighted_divergence():
@@ -38,11 +40,11 @@ def test_the_loss_adds_the_weighted_divergence():
     divergence = torch.from_numpy(rng.random(8)).requires_grad_()
     options = {"clip_param": 0.2, "value_coef": 0.5, "entropy_coef": 0.1}
     without = ppo_loss(*steps, weight, **options)
-    found = ppo_loss(*steps, weight, **options, magnet_kl=divergence, magnet_coef=0.3)
+    loss = ppo_loss(*steps, weight, **options, magnet_kl=divergence, magnet_coef=0.3)
     kl = sum(w * d for w, d in zip(weight.tolist(), divergence.tolist(), strict=True))
-    assert found.total.item() == pytest.approx(without.total.item() + 0.3 * kl, abs=1e-12)
-    assert found.parts.tolist() == pytest.approx([*without.parts.tolist(), kl], abs=1e-12)
-    found.total.backward()
+    assert loss.total.item() == pytest.approx(without.total.item() + 0.3 * kl, abs=1e-12)
+    assert loss.parts.tolist() == pytest.approx([*without.parts.tolist(), kl], abs=1e-12)
+    loss.total.backward()
     torch.testing.assert_close(divergence.grad, 0.3 * weight)
 
 

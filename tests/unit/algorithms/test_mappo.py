@@ -42,8 +42,8 @@ class Shared(nn.Module):
 class SharedForPPO(Shared):
     """The same tables for PPO, which sees both the observation and the state."""
 
-    def forward(self, own, world):
-        return {"logits": self.policy[own], "value": self.critic(world)}
+    def forward(self, obs, world):
+        return {"logits": self.policy[obs], "value": self.critic(world)}
 
 
 OPTIONS = {"epochs": 2, "minibatch_size": 20, "max_grad_norm": None}
@@ -57,8 +57,8 @@ class PolicyAndCritic(nn.Module):
         self.module = module
 
     def forward(self, obs):
-        own = {name: leaf for name, leaf in obs.items() if name != "state"}
-        outputs = self.module({"obs": own["x"] if list(own) == ["x"] else own})
+        observed = {name: leaf for name, leaf in obs.items() if name != "state"}
+        outputs = self.module({"obs": observed["x"] if list(observed) == ["x"] else observed})
         return {**outputs, "value": self.module.critic(obs["state"])}
 
 
@@ -67,11 +67,11 @@ class PolicyAndCritic(nn.Module):
 @pytest.mark.parametrize("case", ["entropy", "masked", "gaussian", "squashed", "hybrid"])
 def test_an_update_matches_the_paper_with_a_value_of_states(case, options, seed):
     """Compared with the slow step-by-step PPO, on the ready-made networks, whose value sees only the step's state."""
-    own, actions, network, more = CASES[case]
+    own_obs, actions, network, more = CASES[case]
     batch = make_batch(case, seed=seed)
     state = torch.from_numpy(np.random.default_rng(seed + 1).normal(size=(*batch["mask"].shape, 4)))
     torch.manual_seed(seed)
-    obs = {"obs": own, "state": np.zeros(4, np.float32)}
+    obs = {"obs": own_obs, "state": np.zeros(4, np.float32)}
     module, _ = central_policy_for(obs, **actions, network=NetworkConfig(hidden=[6], **network))
     module.double()
     with torch.no_grad():
@@ -102,9 +102,11 @@ def test_an_update_matches_the_paper_with_a_value_of_states(case, options, seed)
 def test_an_update_equals_ppos_with_the_critics_value():
     batch = random_batch()
     state = torch.randint(0, 5, (5, 10))
-    one, other = Shared(), SharedForPPO()
+    shared, other = Shared(), SharedForPPO()
     torch.manual_seed(0)
-    ours = moved(one, lambda: MAPPO(one, sgd(one), MAPPOConfig(**OPTIONS)).update({**batch, "obs/state": state}, 0.0))
+    ours = moved(
+        shared, lambda: MAPPO(shared, sgd(shared), MAPPOConfig(**OPTIONS)).update({**batch, "obs/state": state}, 0.0)
+    )
     torch.manual_seed(0)
     theirs = moved(
         other, lambda: PPO(other, sgd(other), PPOConfig(**OPTIONS)).update({**batch, "obs": (batch["obs"], state)}, 0.0)

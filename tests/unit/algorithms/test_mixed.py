@@ -26,19 +26,19 @@ def slow_returns(batch, worth, gamma):
     """Returns ``[B, T]``, step by step: the rewards that follow in the column, bootstrapped where it was truncated."""
     arrays = {key: tensor.numpy() for key, tensor in batch.items()}
     columns, steps = arrays["action"].shape
-    found = np.zeros((columns, steps - 1))
+    sums = np.zeros((columns, steps - 1))
     for b in range(columns):
         for t in range(steps - 1):
             factor = 1.0
             for k in range(t, steps - 1):
-                found[b, t] += factor * arrays["reward"][b, k]
+                sums[b, t] += factor * arrays["reward"][b, k]
                 factor *= gamma
                 over, cut = arrays["terminated"][b, k], arrays["truncated"][b, k]
                 if not over and (cut or k == steps - 2):
-                    found[b, t] += factor * worth[arrays["obs"][b, k + 1]]
+                    sums[b, t] += factor * worth[arrays["obs"][b, k + 1]]
                 if over or cut:
                     break
-    return found
+    return sums
 
 
 def slow_value_fit(batch, worth, gamma):
@@ -68,12 +68,12 @@ def test_the_gradient_is_the_sum_of_both(reinforcement, alone):
         reinforcement=reinforcement, imitation_coef=0.5, imitation_final=0.2, imitation_until=0.5, imitation_columns=4
     )
     for progress, coef in [(0.0, 0.5), (0.25, 0.3), (0.5, 0.1), (1.0, 0.1)]:
-        table, own, demo = Table(7, 3), Table(7, 3), Table(7, 3)
+        table, played, demo = Table(7, 3), Table(7, 3), Table(7, 3)
         mixed = Mixed(table, sgd(table), config)
         mixed._played = True  # no gradient of demonstrations alone
         assert mixed.update(demonstrations(), progress) == {"imitation_coef": pytest.approx(coef)}
         both = gradient_of(mixed, random_batch(), progress)
-        first = gradient_of(alone(own, sgd(own), reinforcement), random_batch(), progress)
+        first = gradient_of(alone(played, sgd(played), reinforcement), random_batch(), progress)
         clone = BCConfig(max_grad_norm=None, learning_rate_schedule="constant")
         second = gradient_of(BC(demo, sgd(demo), clone), demonstrations(), progress)
         assert np.abs(second["policy"]).max() > 1e-3
@@ -86,7 +86,7 @@ def test_only_the_agents_own_moves_are_imitated(fit_value):
     """The value is fitted at every step, as in reinforcement learning."""
     turn = torch.rand(4, 10, generator=torch.Generator().manual_seed(0)) < 0.5
     options = {"imitation_coef": 0.5, "imitation_columns": 4, "imitation_until": 1.0, "fit_value": fit_value}
-    found = {}
+    gradients = {}
     for name, demos in (
         ("turns", {**demonstrations(), "turn": turn}),
         ("hidden", {**demonstrations(), "mask": demonstrations()["mask"] * turn}),
@@ -96,10 +96,10 @@ def test_only_the_agents_own_moves_are_imitated(fit_value):
         mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA, **options))
         mixed._played = True  # no gradient of demonstrations alone
         mixed.update(demos, 0.0)
-        found[name] = gradient_of(mixed, {**random_batch(), "turn": torch.ones(5, 10, dtype=torch.bool)})
-    np.testing.assert_allclose(found["turns"]["policy"], found["hidden"]["policy"], rtol=0, atol=1e-12)
-    np.testing.assert_allclose(found["turns"]["worth"], found["all"]["worth"], rtol=0, atol=1e-12)
-    assert np.abs(found["turns"]["policy"] - found["all"]["policy"]).max() > 1e-3
+        gradients[name] = gradient_of(mixed, {**random_batch(), "turn": torch.ones(5, 10, dtype=torch.bool)})
+    np.testing.assert_allclose(gradients["turns"]["policy"], gradients["hidden"]["policy"], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(gradients["turns"]["worth"], gradients["all"]["worth"], rtol=0, atol=1e-12)
+    assert np.abs(gradients["turns"]["policy"] - gradients["all"]["policy"]).max() > 1e-3
 
 
 def test_demonstrations_are_learned_before_any_play_and_only_kept_after_it():
@@ -108,8 +108,8 @@ def test_demonstrations_are_learned_before_any_play_and_only_kept_after_it():
     clone = BCConfig(max_grad_norm=None, learning_rate_schedule="constant")
     expected = gradient_of(BC(demo, sgd(demo), clone), demonstrations())
     measured = {}
-    found = moved(table, lambda: measured.update(mixed.update(demonstrations(), 0.0)))
-    np.testing.assert_allclose(found["policy"], expected["policy"], rtol=0, atol=1e-12)
+    update = moved(table, lambda: measured.update(mixed.update(demonstrations(), 0.0)))
+    np.testing.assert_allclose(update["policy"], expected["policy"], rtol=0, atol=1e-12)
     assert {"imitation_loss", "imitation_accuracy"} <= set(measured)
     measured = mixed.update(random_batch(), 0.0)
     assert {"policy_loss", "imitation_loss", "imitation_coef"} <= set(measured)
@@ -121,18 +121,18 @@ def test_demonstrations_are_learned_before_any_play_and_only_kept_after_it():
 )
 def test_fitting_the_value_adds_the_gradient_of_its_error(reinforcement):
     options = {"reinforcement": reinforcement, "imitation_coef": 0.5, "imitation_until": 1.0, "imitation_columns": 4}
-    found, measured = {}, {}
+    updates, measured = {}, {}
     for fit_value in (0.0, 0.3):
         table = Table(7, 3)
         mixed = Mixed(table, sgd(table), MixedConfig(**options, fit_value=fit_value))
         mixed._played = True  # no gradient of demonstrations alone
         mixed.update(demonstrations(), 0.5)
-        found[fit_value] = moved(table, lambda m=mixed: measured.update(m.update(random_batch(), 0.5)))
+        updates[fit_value] = moved(table, lambda m=mixed: measured.update(m.update(random_batch(), 0.5)))
     loss, expected = slow_value_fit(demonstrations(), Table(7, 3).worth.detach().numpy(), reinforcement.gamma)
     assert np.abs(expected).max() > 1e-2
-    moved_by = found[0.3]["worth"] - found[0.0]["worth"]
+    moved_by = updates[0.3]["worth"] - updates[0.0]["worth"]
     np.testing.assert_allclose(moved_by, 0.25 * 0.3 * expected, rtol=0, atol=1e-9)
-    np.testing.assert_array_equal(found[0.3]["policy"], found[0.0]["policy"])
+    np.testing.assert_array_equal(updates[0.3]["policy"], updates[0.0]["policy"])
     assert measured["imitation_value_loss"] == pytest.approx(loss, abs=1e-9)
 
 
@@ -142,12 +142,12 @@ def test_the_value_is_fitted_before_any_play(accumulate):
     table, demo = Table(7, 3), Table(7, 3)
     mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=reinforcement, fit_value=0.3))
     measured = {}
-    found = moved(table, lambda: measured.update(mixed.update(demonstrations(), 0.0)))
+    update = moved(table, lambda: measured.update(mixed.update(demonstrations(), 0.0)))
     clone = BCConfig(max_grad_norm=None, learning_rate_schedule="constant")
     policy = gradient_of(BC(demo, sgd(demo), clone), demonstrations())["policy"]
     loss, worth = slow_value_fit(demonstrations(), Table(7, 3).worth.detach().numpy(), reinforcement.gamma)
-    np.testing.assert_allclose(found["policy"], policy, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(found["worth"], 0.3 * worth, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(update["policy"], policy, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(update["worth"], 0.3 * worth, rtol=0, atol=1e-9)
     assert measured["imitation_value_loss"] == pytest.approx(loss, abs=1e-9)
 
 
@@ -159,12 +159,12 @@ def test_fit_value_is_refused_with_options_that_change_the_value(option):
 
 
 def test_a_weight_of_zero_is_pure_reinforcement():
-    table, own = Table(7, 3), Table(7, 3)
+    table, other_table = Table(7, 3), Table(7, 3)
     mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA, imitation_coef=0.0))
     mixed._played = True
     mixed.update(demonstrations(), 0.0)
     both = gradient_of(mixed, random_batch())
-    alone = gradient_of(Impala(own, sgd(own), IMPALA), random_batch())
+    alone = gradient_of(Impala(other_table, sgd(other_table), IMPALA), random_batch())
     for name in both:
         np.testing.assert_array_equal(both[name], alone[name])
 
@@ -201,8 +201,8 @@ def test_imitation_is_completed_before_play_is_learned():
     assert "imitation_loss" in measured
     for _ in range(5):
         clone.update(demonstrations(), 0.0)
-    for found, expected in zip(table.parameters(), cloned.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    for parameter, expected in zip(table.parameters(), cloned.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=0, atol=1e-12)
     assert "policy_loss" in mixed.update(random_batch(seed=4), 0.0)
     assert mixed.counts
 
@@ -216,8 +216,8 @@ def test_demonstrations_after_play_start_all_imitation_updates_at_once():
     assert (mixed.learned, mixed.counts) == (True, False)
     for _ in range(4):
         clone.update(demonstrations(), 0.0)
-    for found, expected in zip(table.parameters(), cloned.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    for parameter, expected in zip(table.parameters(), cloned.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=0, atol=1e-12)
     assert set(mixed.update(demonstrations(), 0.0)) == {"imitation_coef"}
     assert not mixed.learned
     assert "policy_loss" in mixed.update(random_batch(seed=4), 0.0)

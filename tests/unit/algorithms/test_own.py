@@ -86,9 +86,9 @@ def test_a_job_names_its_module_and_gives_its_options(folder):
     ],
 )
 def test_mistakes_are_refused_by_name(folder, override, message):
-    one = "from brayx.algorithms.optimise import OptimiseConfig\nclass One(OptimiseConfig):\n    pass\n"
-    (folder / "unbuilt.py").write_text(one)
-    (folder / "several.py").write_text(f"{one}class Two(One):\n    pass\n")
+    source = "from brayx.algorithms.optimise import OptimiseConfig\nclass One(OptimiseConfig):\n    pass\n"
+    (folder / "unbuilt.py").write_text(source)
+    (folder / "several.py").write_text(f"{source}class Two(One):\n    pass\n")
     (folder / "broken.py").write_text("1 / 0")
     try:
         with pytest.raises(ConfigError, match=message):
@@ -159,17 +159,19 @@ def test_its_update_matches_the_paper(folder):
     config = options(folder, max_grad_norm=None, learning_rate_schedule="constant", td_lambda=0.0, value_coef=0.0)
     policy, worth = table.policy.detach().clone().numpy(), table.worth.detach().numpy()
     data = {key: value.numpy() for key, value in batch.items()}
-    steps = [at for at in np.ndindex(5, 9) if data["mask"][at]]
-    after = {at: data["obs"][at[0], at[1] + 1] for at in steps}
+    steps = [place for place in np.ndindex(5, 9) if data["mask"][place]]
+    after = {place: data["obs"][place[0], place[1] + 1] for place in steps}
     advantage = {
-        at: data["reward"][at] + 0.99 * worth[after[at]] * (not data["terminated"][at]) - worth[data["obs"][at]]
-        for at in steps
+        place: data["reward"][place]
+        + 0.99 * worth[after[place]] * (not data["terminated"][place])
+        - worth[data["obs"][place]]
+        for place in steps
     }
     every = np.array(list(advantage.values()))
     expected = np.zeros_like(policy)
-    for at in steps:
-        obs, action = data["obs"][at], data["action"][at]
-        weight = min(np.exp((advantage[at] - every.mean()) / every.std() / config.beta), config.max_weight)
+    for place in steps:
+        obs, action = data["obs"][place], data["action"][place]
+        weight = min(np.exp((advantage[place] - every.mean()) / every.std() / config.beta), config.max_weight)
         probability = np.exp(policy[obs]) / np.exp(policy[obs]).sum()
         expected[obs] += weight * (probability - np.eye(3)[action]) / len(steps)
     build(config, table, sgd(table)).update(batch, 0.0)

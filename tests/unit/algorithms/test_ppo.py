@@ -144,17 +144,17 @@ def test_a_wrong_batch_is_refused():
 def test_an_update_on_a_device_equals_the_one_on_the_cpu(device, minibatch_size):
     """The minibatches are the same; results agree up to the float32 order of summation."""
     config = PPOConfig(epochs=3, minibatch_size=minibatch_size)
-    here, there = make_ppo(config), make_ppo(config)
-    there.module.to(device)
+    on_cpu, on_device = make_ppo(config), make_ppo(config)
+    on_device.module.to(device)
     batch = make_batch()
     torch.manual_seed(1)
-    measured_here = here.update(batch, 0.0)
+    measured_here = on_cpu.update(batch, 0.0)
     torch.manual_seed(1)
-    measured_there = there.update({key: tensor.to(device) for key, tensor in batch.items()}, 0.0)
+    measured_there = on_device.update({key: tensor.to(device) for key, tensor in batch.items()}, 0.0)
     assert measured_there == pytest.approx(measured_here, rel=1e-3, abs=1e-5)
-    for name, tensor in weights(there).items():
+    for name, tensor in weights(on_device).items():
         assert tensor.device.type == device
-        torch.testing.assert_close(tensor.cpu(), weights(here)[name], rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(tensor.cpu(), weights(on_cpu)[name], rtol=1e-3, atol=1e-5)
 
 
 class Ended(Exception):

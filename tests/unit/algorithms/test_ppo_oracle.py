@@ -23,7 +23,9 @@ def parameters(ppo):
 def same(got, want, atol=1e-9):
     assert got.keys() == want.keys()
     for name in want:
-        torch.testing.assert_close(got[name], want[name], rtol=0, atol=atol, msg=lambda text, at=name: f"{at}: {text}")
+        torch.testing.assert_close(
+            got[name], want[name], rtol=0, atol=atol, msg=lambda text, label=name: f"{label}: {text}"
+        )
 
 
 @pytest.mark.parametrize("heads", [0, 3])
@@ -45,19 +47,19 @@ def test_loss_and_gradients_match_the_paper(heads, clip_value):
         by_log_prob[i] = -weight[i] * ratio * advantage[i] if gains else 0.0
         mean_entropy += weight[i] * entropy[i]
         by_entropy[i] = -c2 * weight[i]
-        for at in [(i, k) for k in range(heads)] if heads else [(i,)]:
-            error, moved = value[at] - target[at], value[at] - before[at]
+        for place in [(i, k) for k in range(heads)] if heads else [(i,)]:
+            error, moved = value[place] - target[place], value[place] - before[place]
             near, free = error, True
             if clip_value is not None and abs(moved) > clip_value:
-                near = before[at] + np.sign(moved) * clip_value - target[at]
+                near = before[place] + np.sign(moved) * clip_value - target[place]
                 free = error**2 > near**2
             value_loss += 0.5 * weight[i] * max(error**2, near**2)
             # Where the clipped error is the larger, it has no gradient by the value.
-            by_value[at] = c1 * weight[i] * error if free else 0.0
+            by_value[place] = c1 * weight[i] * error if free else 0.0
     tensors = [torch.tensor(x) for x in (new, old, entropy, value, weight * advantage, target, weight)]
-    for at in (0, 2, 3):
-        tensors[at].requires_grad_()
-    found = ppo_loss(
+    for place in (0, 2, 3):
+        tensors[place].requires_grad_()
+    loss = ppo_loss(
         *tensors,
         clip_param=clip,
         value_coef=c1,
@@ -65,11 +67,11 @@ def test_loss_and_gradients_match_the_paper(heads, clip_value):
         old_value=torch.tensor(before),
         clip_value=clip_value,
     )
-    found.total.backward()
-    assert found.total.item() == pytest.approx(policy + c1 * value_loss - c2 * mean_entropy, abs=1e-9)
-    assert found.parts.tolist() == pytest.approx([policy, value_loss, mean_entropy], abs=1e-9)
-    for at, want in ((0, by_log_prob), (2, by_entropy), (3, by_value)):
-        np.testing.assert_allclose(tensors[at].grad.numpy(), want, rtol=0, atol=1e-9)
+    loss.total.backward()
+    assert loss.total.item() == pytest.approx(policy + c1 * value_loss - c2 * mean_entropy, abs=1e-9)
+    assert loss.parts.tolist() == pytest.approx([policy, value_loss, mean_entropy], abs=1e-9)
+    for place, want in ((0, by_log_prob), (2, by_entropy), (3, by_value)):
+        np.testing.assert_allclose(tensors[place].grad.numpy(), want, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(("value", "target"), [((4, 1), (4,)), ((4,), (4, 1)), ((4, 1), (4, 2))])
@@ -155,10 +157,10 @@ def test_two_ranks_equal_one_rank_with_twice_the_batch(case, more):
         ranks = [future.result(60) for future in [pool.submit(rank, index) for index in range(2)]]
     for k in range(10):
         measured = alone.update(optree.tree_map(lambda x, y: torch.cat([x, y]), batches[0][k], batches[1][k]), k / 10)
-        for _, each in ranks:
-            assert each[k] == pytest.approx(measured, abs=1e-9)
-    for found, _ in ranks:
-        same(found, parameters(alone))
+        for _, measured_by_rank in ranks:
+            assert measured_by_rank[k] == pytest.approx(measured, abs=1e-9)
+    for by_rank, _ in ranks:
+        same(by_rank, parameters(alone))
 
 
 @pytest.mark.parametrize("case", ["categorical", "memory"])
@@ -283,18 +285,18 @@ def test_moments_of_parts_merge_to_those_of_the_whole():
     whole.add(x, mask, ALONE)
     for a, b in ((0, 1), (1, 4), (4, 6)):
         parts.add(x[a:b], mask[a:b], ALONE)
-    kept = x[mask > 0]
-    torch.testing.assert_close(whole.back(torch.zeros(2, dtype=torch.float64)), kept.mean(0))
-    torch.testing.assert_close(whole.scaled(kept), (kept - kept.mean(0)) / kept.std(0, correction=0))
+    masked = x[mask > 0]
+    torch.testing.assert_close(whole.back(torch.zeros(2, dtype=torch.float64)), masked.mean(0))
+    torch.testing.assert_close(whole.scaled(masked), (masked - masked.mean(0)) / masked.std(0, correction=0))
     torch.testing.assert_close(parts.state_dict()["sums"], whole.state_dict()["sums"])
 
 
 def test_epochs_end_at_the_kl_limit():
     batch = make_batch("categorical")
     free = make("categorical", epochs=30, lr=1.0)
-    held = make("categorical", epochs=30, lr=1.0, kl_target=0.05)
+    stopped = make("categorical", epochs=30, lr=1.0, kl_target=0.05)
     assert free.update(batch, 0.0)["epochs"] == 30
-    measured = held.update(batch, 0.0)
+    measured = stopped.update(batch, 0.0)
     assert 1 <= measured["epochs"] < 30
 
 

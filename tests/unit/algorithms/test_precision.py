@@ -67,7 +67,7 @@ def learned(name, precision):
     optimizer = Adam(module.parameters(), lr=1e-2, eps=1e-5, fused=True)
     config = ALGORITHMS[name].model_copy(update={"precision": precision, "learning_rate_schedule": "constant"})
     algorithm = build(config, module, optimizer)
-    shown, given = torch.randn(64, 3), set()
+    shown, dtypes = torch.randn(64, 3), set()
 
     def good():
         with torch.no_grad():
@@ -78,7 +78,7 @@ def learned(name, precision):
 
     before = good()
     hooks = [
-        layer.register_forward_hook(lambda _, __, y: given.add(y.dtype))
+        layer.register_forward_hook(lambda _, __, y: dtypes.add(y.dtype))
         for layer in module.modules()
         if isinstance(layer, torch.nn.Linear)
     ]
@@ -87,9 +87,9 @@ def learned(name, precision):
         assert all(np.isfinite(number) for number in measured.values())
     for hook in hooks:
         hook.remove()
-    kept = [*module.parameters(), *(x for state in optimizer.state.values() for x in state.values())]
-    assert {x.dtype for x in kept} == {torch.float32}, "weights and moments of the gradient"
-    return before, good(), given
+    tensors = [*module.parameters(), *(x for state in optimizer.state.values() for x in state.values())]
+    assert {x.dtype for x in tensors} == {torch.float32}, "weights and moments of the gradient"
+    return before, good(), dtypes
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -98,21 +98,21 @@ def test_bf16_keeps_returns_advantages_and_losses_in_float32_and_learns_as_well(
 
     def watched(function):
         def call(*args, **options):
-            found = function(*args, **options)
-            leaves = optree.tree_leaves((args, options, found))
+            result = function(*args, **options)
+            leaves = optree.tree_leaves((args, options, result))
             tensors = [x for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()]
             seen.setdefault(function.__name__, set()).update(x.dtype for x in tensors)
-            return found
+            return result
 
         return call
 
     for module, functions in WATCHED.items():
         for function in functions:
             monkeypatch.setattr(module, function, watched(getattr(module, function)))
-    before, after, given = learned(name, "bf16")
-    assert given == {torch.bfloat16}, "or this tests nothing"
+    before, after, dtypes = learned(name, "bf16")
+    assert dtypes == {torch.bfloat16}, "or this tests nothing"
     assert seen == {function: {torch.float32} for function in COMPUTES[name]}
-    _, exact, given = learned(name, "fp32")
-    assert torch.bfloat16 not in given
+    _, exact, dtypes = learned(name, "fp32")
+    assert torch.bfloat16 not in dtypes
     assert after > before + 0.1
     assert after == pytest.approx(exact, abs=0.05)

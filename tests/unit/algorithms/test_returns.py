@@ -98,7 +98,7 @@ def paper_vtrace(r, terminated, truncated, values, log_rho, own_turn_t, lam=LAM,
 
 def torch_vtrace(r, terminated, truncated, values, log_rho, own_turn_t=None, lam=LAM, clips=(1.0, 1.0, 1.0)):
     discount_t, lambda_t = torch_discounts(terminated, truncated, lam, own_turn_t)
-    found = returns.vtrace(
+    result = returns.vtrace(
         torch.from_numpy(r),
         discount_t,
         lambda_t,
@@ -108,7 +108,7 @@ def torch_vtrace(r, terminated, truncated, values, log_rho, own_turn_t=None, lam
         clip_c=clips[1],
         clip_pg_rho=clips[2],
     )
-    return found.target.numpy(), found.advantage.numpy()
+    return result.target.numpy(), result.advantage.numpy()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -133,8 +133,8 @@ def test_lambda_return_equals_the_books_recursion(seed):
 
 def n_step_returns(r_t, discount_t, lambda_t, values, n):
     """Rewards of `n_steps` and the value to bootstrap from, ``[T, ...]``."""
-    found = returns.n_steps(r_t, discount_t, lambda_t, n)
-    return found.reward + found.discount * values.gather(0, found.at)
+    result = returns.n_steps(r_t, discount_t, lambda_t, n)
+    return result.reward + result.discount * values.gather(0, result.at)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 22, 23, 100])
@@ -161,10 +161,10 @@ def test_n_steps_returns_the_bootstrap_positions():
     end = torch.tensor([[False, False, False], [False, True, True], [False, False, False], [False, False, False]])
     terminated = end & torch.tensor([False, False, True])
     discount_t, lambda_t = returns.discounts(terminated, end & ~terminated, gamma=0.5, lam=1.0)
-    found = returns.n_steps(r, discount_t, lambda_t, 3)
-    assert found.reward.T.tolist() == [[3.0, 6.0, 8.0, 8.0], [2.0, 2.0, 8.0, 8.0], [2.0, 2.0, 8.0, 8.0]]
-    assert found.discount.T.tolist() == [[0.125, 0.125, 0.25, 0.5], [0.25, 0.5, 0.25, 0.5], [0.0, 0.0, 0.25, 0.5]]
-    assert found.at.T.tolist() == [[3, 4, 4, 4], [2, 2, 4, 4], [2, 2, 4, 4]]
+    result = returns.n_steps(r, discount_t, lambda_t, 3)
+    assert result.reward.T.tolist() == [[3.0, 6.0, 8.0, 8.0], [2.0, 2.0, 8.0, 8.0], [2.0, 2.0, 8.0, 8.0]]
+    assert result.discount.T.tolist() == [[0.125, 0.125, 0.25, 0.5], [0.25, 0.5, 0.25, 0.5], [0.0, 0.0, 0.25, 0.5]]
+    assert result.at.T.tolist() == [[3, 4, 4, 4], [2, 2, 4, 4], [2, 2, 4, 4]]
     with pytest.raises(ValueError, match="n: "):
         returns.n_steps(r, discount_t, lambda_t, 0)
 
@@ -232,9 +232,9 @@ def test_targets_ignore_values_where_other_players_move():
         strict=True,
     ):
         np.testing.assert_allclose(got[:3], want[:3], rtol=0, atol=1e-12)
-    there = torch_vtrace(r, terminated, truncated, strange, log_rho, lam=0.3)[0]
-    here = torch_vtrace(r, terminated, truncated, values, log_rho, lam=0.3)[0]
-    assert np.abs(there - here)[:3].min() > 1e-3  # without turns they differ
+    strange_targets = torch_vtrace(r, terminated, truncated, strange, log_rho, lam=0.3)[0]
+    targets = torch_vtrace(r, terminated, truncated, values, log_rho, lam=0.3)[0]
+    assert np.abs(strange_targets - targets)[:3].min() > 1e-3  # without turns they differ
 
 
 @pytest.mark.parametrize("which", ["gae", "lambda", "n_step", "vtrace"])
@@ -268,7 +268,7 @@ def test_packed_episodes_equal_separate_episodes(which):
 
     rows, real = [], []
     for kind, episode in zip(kinds, episodes, strict=True):
-        behind = [np.full((1, 1), last, each.dtype) for last, each in zip((0, 0, 0, 7.0, 0), episode, strict=True)]
+        behind = [np.full((1, 1), last, array.dtype) for last, array in zip((0, 0, 0, 7.0, 0), episode, strict=True)]
         rows += [episode, behind] if kind == "truncated" else [episode]
         real += [True] * len(episode[0]) + [False] * (kind == "truncated")
     together = compute(*(np.concatenate(parts) for parts in zip(*rows, strict=True)))[real]
@@ -354,10 +354,10 @@ def test_gae_of_packed_episodes_equals_gae_of_each_episode(seed):
     """The property that packing, masks and end flags must give together, if each episode fits in a column."""
     rng = np.random.default_rng(seed)
     value_of = rng.normal(size=(1000,)).astype(np.float32)
-    packer, expected, batches, at = BatchPacker(batch_size=3, unroll_length=80), {}, [], 0
+    packer, expected, batches, first = BatchPacker(batch_size=3, unroll_length=80), {}, [], 0
     for end in ("terminated", "truncated", "neither", "terminated", "truncated", "terminated", "neither") * 3:
         length = int(rng.integers(1, 18))
-        obs = np.arange(at, at + length + 1, dtype=np.int64)
+        obs = np.arange(first, first + length + 1, dtype=np.int64)
         reward = rng.normal(size=length).astype(np.float32)
         fragment = Fragment(
             obs=obs,
@@ -373,7 +373,7 @@ def test_gae_of_packed_episodes_equals_gae_of_each_episode(seed):
         alone = paper_gae(reward[:, None].astype(float), ends[0], ends[1], value_of[obs][:, None].astype(float))
         expected.update(zip(obs[:-1].tolist(), alone[:, 0].tolist(), strict=True))
         batches += list(packer.add(fragment))
-        at += length + 1
+        first += length + 1
     batches.append(packer.flush())
     learned, exact = set(), 0
     for batch in batches:

@@ -104,10 +104,10 @@ def papers_losses(p, slow, batch, config, noises, alpha):
 def gradient_of(function, p, name, step=1e-30):
     """The gradient by complex steps, which avoid cancellation (Squire and Trapp 1998)."""
     gradient = np.zeros_like(p[name])
-    for at in np.ndindex(gradient.shape):
+    for index in np.ndindex(gradient.shape):
         moved_by = {key: array.astype(complex) for key, array in p.items()}
-        moved_by[name][at] += 1j * step
-        gradient[at] = function(moved_by).imag / step
+        moved_by[name][index] += 1j * step
+        gradient[index] = function(moved_by).imag / step
     return gradient
 
 
@@ -125,7 +125,7 @@ def test_an_update_follows_the_papers_gradient(n_step, steps, accumulate):
     slow = {f"critic.{name}": tensor.numpy() for name, tensor in state["slow"].items()}
     torch.manual_seed(5)
     noises = torch.randn(4 * steps, 2, ACT, dtype=torch.float64).unbind(1)
-    critics, policy = papers_losses(p, slow, batch, config, [each.numpy() for each in noises], 0.3)
+    critics, policy = papers_losses(p, slow, batch, config, [noise.numpy() for noise in noises], 0.3)
     torch.manual_seed(5)
     measured = {}
     gradient = moved(module, lambda: measured.update(sac.update(batch, 0.0)))
@@ -178,11 +178,13 @@ def test_the_temperature_follows_the_papers_gradient(target, accumulate):
         torch.manual_seed(step)
         noise = torch.randn(4, 5, 2, ACT, dtype=torch.float64)[:, :, 1].numpy()  # the other half is for the targets
 
-        def objective(at, p=p, noise=noise):
+        def objective(log_alpha, p=p, noise=noise):
             loss = 0.0
             for b, t in starts:
                 _, log_prob = numpy_sample(p, batch["obs"][b, t].numpy(), noise[b, t])
-                loss -= batch["mask"][b, t].item() / count * at * (log_prob + (-ACT if target is None else target))
+                loss -= (
+                    batch["mask"][b, t].item() / count * log_alpha * (log_prob + (-ACT if target is None else target))
+                )
             return loss
 
         gradient = objective(log_alpha + 1e-30j).imag / 1e-30

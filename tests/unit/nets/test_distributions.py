@@ -41,9 +41,9 @@ def test_heads_are_joint():
     heads = (torch.randn(N, 5), torch.randn(N, 2), torch.randn(N, 3))
     action = torch.stack([torch.randint(0, head.shape[1], (N,)) for head in heads], -1)
     log_prob, entropy = log_prob_entropy({"logits": heads}, action)
-    each = [reference.Categorical(logits=head) for head in heads]
-    close(log_prob, sum(d.log_prob(action[:, i]) for i, d in enumerate(each)))
-    close(entropy, sum(d.entropy() for d in each))
+    references = [reference.Categorical(logits=head) for head in heads]
+    close(log_prob, sum(d.log_prob(action[:, i]) for i, d in enumerate(references)))
+    close(entropy, sum(d.entropy() for d in references))
     assert torch.equal(mode({"logits": heads}), torch.stack([head.argmax(-1) for head in heads], -1))
 
 
@@ -131,12 +131,12 @@ def test_squashing_is_accurate_far_from_zero():
 
 def slow_categorical_kl(logits, reference, allowed):
     """sum p log(p / q) over the allowed actions of each row."""
-    found = np.zeros(len(logits))
+    kl = np.zeros(len(logits))
     for n, row in enumerate(allowed):
-        at = np.flatnonzero(row)
-        p, q = (np.exp(x[n, at]) / np.exp(x[n, at]).sum() for x in (logits, reference))
-        found[n] = sum(a * np.log(a / b) for a, b in zip(p, q, strict=True))
-    return found
+        possible = np.flatnonzero(row)
+        p, q = (np.exp(x[n, possible]) / np.exp(x[n, possible]).sum() for x in (logits, reference))
+        kl[n] = sum(a * np.log(a / b) for a, b in zip(p, q, strict=True))
+    return kl
 
 
 @pytest.mark.parametrize("hidden", [-1e9, -math.inf], ids=["by brayx's mask", "by infinity"])
@@ -153,10 +153,10 @@ def test_kl_of_masked_categoricals(hidden):
         return x, {"logits": masked(x, mask) if hidden == -1e9 else x.masked_fill(~mask, hidden)}
 
     x, learning = outputs(logits, requires_grad=True)
-    found = kl_divergence(learning, outputs(reference)[1])
-    np.testing.assert_allclose(found.detach(), slow_categorical_kl(logits, reference, allowed), rtol=0, atol=1e-9)
-    assert found[0].item() == 0
-    found.sum().backward()
+    kl = kl_divergence(learning, outputs(reference)[1])
+    np.testing.assert_allclose(kl.detach(), slow_categorical_kl(logits, reference, allowed), rtol=0, atol=1e-9)
+    assert kl[0].item() == 0
+    kl.sum().backward()
     assert not x.grad[~torch.from_numpy(allowed)].any(), "a masked action has no gradient"
     for n, a in zip(*np.nonzero(allowed), strict=True):
         step = np.zeros_like(logits)
@@ -168,20 +168,20 @@ def test_kl_of_masked_categoricals(hidden):
 def test_kl_where_no_action_is_allowed_is_zero():
     none = torch.zeros(N, 5)
     logits = torch.randn(N, 5).requires_grad_()
-    found = kl_divergence({"logits": masked(logits, none)}, {"logits": masked(torch.randn(N, 5), none)})
-    found.sum().backward()
-    close(found.detach(), torch.zeros(N))
+    kl = kl_divergence({"logits": masked(logits, none)}, {"logits": masked(torch.randn(N, 5), none)})
+    kl.sum().backward()
+    close(kl.detach(), torch.zeros(N))
     assert not logits.grad.any()
 
 
 def test_kl_of_heads_is_the_sum_of_the_heads():
     heads, others = ((torch.randn(N, 5), torch.randn(N, 2), torch.randn(N, 3)) for _ in range(2))
-    found = kl_divergence({"logits": heads}, {"logits": others})
-    close(found, sum(kl_divergence({"logits": a}, {"logits": b}) for a, b in zip(heads, others, strict=True)))
+    kl = kl_divergence({"logits": heads}, {"logits": others})
+    close(kl, sum(kl_divergence({"logits": a}, {"logits": b}) for a, b in zip(heads, others, strict=True)))
     joint, other = (
         (a[:, :, None, None] + b[:, None, :, None] + c[:, None, None, :]).flatten(1) for a, b, c in (heads, others)
     )
-    close(found, kl_divergence({"logits": joint}, {"logits": other}))
+    close(kl, kl_divergence({"logits": joint}, {"logits": other}))
 
 
 @pytest.mark.parametrize("prefix", ["", "tanh_"])

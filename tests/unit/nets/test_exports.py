@@ -74,20 +74,20 @@ def cases():
         (Critics(Numbers((3,)), 2, [4]), (FLAT, torch.zeros(2, 2))),
         (SoftActorCritic(np.zeros(3, np.float32), 2), (FLAT,)),
     ]
-    found = {type(module).__name__: (module, args) for module, args in parts}
+    modules = {type(module).__name__: (module, args) for module, args in parts}
     for name in CONVOLUTIONS:
         size = SMALLEST[name]
-        found[f"Spatial {name} channels first"] = Spatial((3, size, size), name, 4), (image(3, size, size),)
-        found[f"Spatial {name} channels last"] = Spatial((size, size, 1), name, 4), (image(size, size, 1),)
-    return {**found, **{f"policy {kind}": make(kind) for kind in KINDS}}
+        modules[f"Spatial {name} channels first"] = Spatial((3, size, size), name, 4), (image(3, size, size),)
+        modules[f"Spatial {name} channels last"] = Spatial((size, size, 1), name, 4), (image(size, size, 1),)
+    return {**modules, **{f"policy {kind}": make(kind) for kind in KINDS}}
 
 
 def in_one_graph():
     """Every policy, every network that no policy uses, and channels-last images."""
     policies = [module for name, (module, _) in CASES.items() if name.startswith("policy")]
     parts = {type(part) for policy in policies for part in policy.modules() if part is not policy}
-    own = {name: case for name, case in CASES.items() if type(case[0]) not in parts}
-    return own | {name: CASES[name] for name in ["Spatial small channels last"]}
+    whole = {name: case for name, case in CASES.items() if type(case[0]) not in parts}
+    return whole | {name: CASES[name] for name in ["Spatial small channels last"]}
 
 
 CASES = cases()

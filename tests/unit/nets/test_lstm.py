@@ -77,12 +77,12 @@ def test_gradients_of_a_sequence_equal_autograds():
     stored = {key: torch.randn(9, 4, 5, dtype=torch.float64, requires_grad=True) for key in ("h", "c")}
     carry = torch.rand(9, 4) < 0.6
     leaves = [x, *stored.values(), *lstm.parameters()]
-    (ours, gradients), (theirs, wanted) = (
+    (ours, gradients), (theirs, expected) = (
         (y, torch.autograd.grad((y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum(), leaves))
         for y in (lstm(x, stored, carry)[0], by_steps(lstm, x, stored, carry))
     )
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
-    for gradient, want in zip(gradients, wanted, strict=True):
+    for gradient, want in zip(gradients, expected, strict=True):
         torch.testing.assert_close(gradient, want, rtol=0, atol=1e-12)
         assert want.abs().max() > 1e-3
 

@@ -52,12 +52,12 @@ def test_acting_computes_no_critic():
     outputs = module(*example)
     assert {name: leaf.shape for name, leaf in outputs.items()} == {"tanh_mean": (2, 2), "tanh_log_std": (2, 2)}
     assert module.critic(*example, torch.zeros(2, 2)).shape == (2, 2)
-    arrays = tuple({name: leaf.numpy() for name, leaf in each.items()} for each in example)
+    arrays = tuple({name: leaf.numpy() for name, leaf in arg.items()} for arg in example)
     engine = build_engine("onnx", module, arrays)
     assert not any("critic" in name for name in engine._weights)
     bound = engine.bind(engine.initial)
-    found = engine.run(bound, [np.ones((4, 2, 2), np.float32), np.ones((4, 3), np.float32)])
-    assert [leaf.shape for leaf in found] == [(4, 2), (4, 2)]
+    leaves = engine.run(bound, [np.ones((4, 2, 2), np.float32), np.ones((4, 3), np.float32)])
+    assert [leaf.shape for leaf in leaves] == [(4, 2), (4, 2)]
 
 
 def test_policy_and_critics_see_integers_one_hot_and_sets_by_a_transformer():

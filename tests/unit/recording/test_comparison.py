@@ -36,8 +36,8 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 
 def softmax(logits: Sequence[float]) -> list[float]:
-    weights = [math.exp(each - max(logits)) for each in logits]
-    return [each / math.fsum(weights) for each in weights]
+    weights = [math.exp(logit - max(logits)) for logit in logits]
+    return [weight / math.fsum(weights) for weight in weights]
 
 
 def categorical_kl(p: Sequence[float], q: Sequence[float]) -> float:
@@ -72,7 +72,9 @@ POLICIES: dict[str, Callable[[int], dict[str, Any]]] = {
 def oracle_kl(p: Mapping[str, Any], q: Mapping[str, Any], tick: int) -> float:
     total = 0.0
     if "logits" in p:
-        ours, theirs = ([each] if isinstance(each, np.ndarray) else each for each in (p["logits"], q["logits"]))
+        ours, theirs = (
+            [outputs] if isinstance(outputs, np.ndarray) else outputs for outputs in (p["logits"], q["logits"])
+        )
         pairs = zip(ours, theirs, strict=True)
         total = math.fsum(categorical_kl(a[tick].tolist(), b[tick].tolist()) for a, b in pairs)
     if not (names := [name for name in p if name != "logits"]):
@@ -80,21 +82,23 @@ def oracle_kl(p: Mapping[str, Any], q: Mapping[str, Any], tick: int) -> float:
     mean, log_std = names
     return total + math.fsum(
         gaussian_kl(*numbers)
-        for numbers in zip(*(each[name][tick].tolist() for each in (p, q) for name in (mean, log_std)), strict=True)
+        for numbers in zip(
+            *(outputs[name][tick].tolist() for outputs in (p, q) for name in (mean, log_std)), strict=True
+        )
     )
 
 
 @pytest.mark.parametrize("kind", POLICIES)
 def test_known_distributions_are_compared_as_the_oracle_does(kind: str) -> None:
     p, q = POLICIES[kind](0), POLICIES[kind](1)
-    found = differences(Decisions.most_likely({**p, "value": normals(seed=3)}), {**q, "value": normals(seed=4)})
+    difference = differences(Decisions.most_likely({**p, "value": normals(seed=3)}), {**q, "value": normals(seed=4)})
     expected = [oracle_kl(p, q, tick) for tick in range(N)]
-    np.testing.assert_allclose(found.kl, expected, rtol=1e-5, atol=1e-7)
-    assert found.exact
+    np.testing.assert_allclose(difference.kl, expected, rtol=1e-5, atol=1e-7)
+    assert difference.exact
     ours, theirs = actions.greedy(p), actions.greedy(q)
     equal = [np.abs(a - b).max() <= 1e-3 for a, b in zip(ours, theirs, strict=True)]
-    assert found.equal.tolist() == equal
-    np.testing.assert_allclose(found.value, normals(seed=4) - normals(seed=3), rtol=1e-6)
+    assert difference.equal.tolist() == equal
+    np.testing.assert_allclose(difference.value, normals(seed=4) - normals(seed=3), rtol=1e-6)
     same = differences(Decisions.most_likely(p), p)
     assert (same.equal.all(), same.kl.max()) == (True, 0.0)
 
@@ -105,8 +109,8 @@ def test_the_divergence_is_the_learners(kind: str) -> None:
 
     def tensors(outputs: dict[str, Any]) -> dict[str, Any]:
         return {
-            name: tuple(map(torch.as_tensor, each)) if isinstance(each, tuple) else torch.as_tensor(each)
-            for name, each in outputs.items()
+            name: tuple(map(torch.as_tensor, output)) if isinstance(output, tuple) else torch.as_tensor(output)
+            for name, output in outputs.items()
         }
 
     p, q = POLICIES[kind](0), POLICIES[kind](1)
@@ -124,11 +128,11 @@ def test_an_action_that_only_one_policy_forbids_has_a_large_finite_divergence() 
 def test_without_the_distribution_the_divergence_is_estimated_from_log_probabilities(kind: str) -> None:
     p, q = POLICIES[kind](0), POLICIES[kind](1)
     action, log_prob = actions.sample(p, rng(2))
-    found = differences(Decisions(action, None, log_prob), q)
+    difference = differences(Decisions(action, None, log_prob), q)
     ratios = [math.exp(b - a) for a, b in zip(log_prob.tolist(), actions.log_prob(q, action).tolist(), strict=True)]
     expected = [ratio - 1 - math.log(ratio) for ratio in ratios]
-    np.testing.assert_allclose(found.kl, expected, rtol=1e-4, atol=1e-5)
-    assert not found.exact
+    np.testing.assert_allclose(difference.kl, expected, rtol=1e-4, atol=1e-5)
+    assert not difference.exact
     assert differences(Decisions(action, None, log_prob), p).kl.max() < 1e-9
     assert np.isnan(differences(Decisions(action), q).kl).all(), "nothing is known"
     assert np.isnan(differences(Decisions(action), q).value).all()
@@ -137,9 +141,9 @@ def test_without_the_distribution_the_divergence_is_estimated_from_log_probabili
 def test_the_estimates_mean_is_the_divergence() -> None:
     p, q = ({"logits": np.tile(np.asarray([row], np.float32), (40_000, 1))} for row in ([0.0, 1.0, 0.5], [0.4, 0.2, 0]))
     action, log_prob = actions.sample(p, rng())
-    found = differences(Decisions(action, None, log_prob), q).kl.astype(np.float64)
-    error = found.std() / math.sqrt(len(found))
-    assert found.mean() == pytest.approx(oracle_kl(p, q, 0), abs=float(5 * error))
+    kl = differences(Decisions(action, None, log_prob), q).kl.astype(np.float64)
+    error = kl.std() / math.sqrt(len(kl))
+    assert kl.mean() == pytest.approx(oracle_kl(p, q, 0), abs=float(5 * error))
 
 
 def test_continuous_actions_are_equal_within_the_tolerance() -> None:
@@ -153,16 +157,16 @@ def test_continuous_actions_are_equal_within_the_tolerance() -> None:
 def test_no_ticks_have_no_differences(kind: str) -> None:
     def none(outputs: dict[str, Any]) -> dict[str, Any]:
         return {
-            name: tuple(head[:0] for head in each) if isinstance(each, tuple) else each[:0]
-            for name, each in outputs.items()
+            name: tuple(head[:0] for head in output) if isinstance(output, tuple) else output[:0]
+            for name, output in outputs.items()
         }
 
     p = none({**POLICIES[kind](0), "value": normals()})
     acted = Decisions.most_likely(p)
     for done in (acted, Decisions(acted.action, None, np.zeros(0, np.float32), acted.value)):
-        found = differences(done, p)
-        assert found.equal.shape == found.kl.shape == found.value.shape == (0,)
-        assert found.equal.dtype == np.bool_
+        difference = differences(done, p)
+        assert difference.equal.shape == difference.kl.shape == difference.value.shape == (0,)
+        assert difference.equal.dtype == np.bool_
 
 
 @pytest.mark.parametrize(
@@ -250,13 +254,17 @@ def tick_by_tick(
 ) -> dict[str, np.ndarray]:
     """What the module does, one observation after the other."""
 
-    def one(leaf: Any) -> Any:
+    def row(leaf: Any) -> Any:
         return torch.as_tensor(np.asarray(leaf))[None]
 
-    state = {name: one(leaf[0]) for name, leaf in example[1].items()} if len(example) == 2 else None
+    state = {name: row(leaf[0]) for name, leaf in example[1].items()} if len(example) == 2 else None
     logits, values = [], []
-    for each in observations:
-        obs = {name: one(leaf) for name, leaf in each.items()} if isinstance(each, dict) else one(each)
+    for obs_of_tick in observations:
+        obs = (
+            {name: row(leaf) for name, leaf in obs_of_tick.items()}
+            if isinstance(obs_of_tick, dict)
+            else row(obs_of_tick)
+        )
         with torch.no_grad():
             outputs = module(obs) if state is None else module(obs, state)
         state = outputs.get("state")
@@ -267,7 +275,7 @@ def tick_by_tick(
 
 def steps_of(observations: Sequence[Any], outputs: Mapping[str, np.ndarray], seed: int) -> list[Step]:
     action, log_prob = actions.sample(outputs, rng(seed))
-    return [Step(*each, 1) for each in zip(observations, action, log_prob.tolist(), strict=True)]
+    return [Step(*step, 1) for step in zip(observations, action, log_prob.tolist(), strict=True)]
 
 
 @pytest.mark.parametrize(("lstm", "mask"), [(0, False), (0, True), (6, False), (6, True)])
@@ -289,31 +297,31 @@ def test_sessions_of_any_length_are_compared_as_if_played_one_after_the_other(
         sessions.play(f"{number}", steps, value=before["value"], logits=before["logits"])
         expected[f"{number}"] = ([int(step.action) for step in steps], before, after)
     episodes = sessions.close()
-    found = list(compare(episodes, Version("other", other, example)))
-    assert [each.session for each in found] == [each.session for each in episodes]
-    for each in found:
-        assert isinstance(each, Comparison)
-        action, before, after = expected[each.session]
-        assert each.number.tolist() == list(range(len(action)))
-        assert each.equal.tolist() == (after["logits"].argmax(-1) == action).tolist()
-        assert each.exact
+    results = list(compare(episodes, Version("other", other, example)))
+    assert [result.session for result in results] == [result.session for result in episodes]
+    for result in results:
+        assert isinstance(result, Comparison)
+        action, before, after = expected[result.session]
+        assert result.number.tolist() == list(range(len(action)))
+        assert result.equal.tolist() == (after["logits"].argmax(-1) == action).tolist()
+        assert result.exact
         kl = [oracle_kl(before, after, tick) for tick in range(len(action))]
-        np.testing.assert_allclose(each.kl, kl, rtol=1e-3, atol=1e-5)
-        np.testing.assert_allclose(each.value, after["value"] - before["value"], rtol=1e-3, atol=1e-5)
-        other_ticks = [tick for tick, equal in enumerate(each.equal) if not equal]
-        assert each.first == (other_ticks[0] if other_ticks else None)
-        assert each.frame()["kl"].tolist() == each.kl.tolist()
-    assert any(each.first is not None for each in found if isinstance(each, Comparison))
+        np.testing.assert_allclose(result.kl, kl, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(result.value, after["value"] - before["value"], rtol=1e-3, atol=1e-5)
+        other_ticks = [tick for tick, equal in enumerate(result.equal) if not equal]
+        assert result.first == (other_ticks[0] if other_ticks else None)
+        assert result.frame()["kl"].tolist() == result.kl.tolist()
+    assert any(result.first is not None for result in results if isinstance(result, Comparison))
 
     itself = list(compare(episodes, Version("played", played, example)))
     versions = list(compare(episodes, Version("other", other, example), Version("played", played, example)))
-    for each, one, two in zip(found, itself, versions, strict=True):
-        assert isinstance(each, Comparison)
-        assert isinstance(one, Comparison)
+    for result, same, two in zip(results, itself, versions, strict=True):
+        assert isinstance(result, Comparison)
+        assert isinstance(same, Comparison)
         assert isinstance(two, Comparison)
-        assert one.kl.max() < 1e-6
-        np.testing.assert_allclose(two.kl, each.kl, rtol=1e-3, atol=1e-5)
-        _, before, after = expected[each.session]
+        assert same.kl.max() < 1e-6
+        np.testing.assert_allclose(two.kl, result.kl, rtol=1e-3, atol=1e-5)
+        _, before, after = expected[result.session]
         assert two.equal.tolist() == (before["logits"].argmax(-1) == after["logits"].argmax(-1)).tolist()
 
 
@@ -331,12 +339,12 @@ def test_a_recording_that_does_not_fit_does_not_stop_the_others(lstm: int, tmp_p
             sessions.play("3", [Step({"board": obs[0]}, np.asarray(0), 0.0, 1)])
         else:
             sessions.play(f"{number}", steps)
-    found = {each.session: each for each in compare(sessions.close(), Version("v", module, example))}
-    fits = found["0"]
+    results = {result.session: result for result in compare(sessions.close(), Version("v", module, example))}
+    fits = results["0"]
     assert isinstance(fits, Comparison)
     assert (len(fits), fits.exact) == (4, False)
     assert fits.kl.max() < 1e-6
-    errors = {session: each.error for session, each in found.items() if isinstance(each, NotCompared)}
+    errors = {session: result.error for session, result in results.items() if isinstance(result, NotCompared)}
     assert {session: type(error) for session, error in errors.items()} == {
         "1": ShapeMismatch,
         "2": BadRecording,
@@ -364,12 +372,12 @@ def test_ticks_that_failed_are_left_out(lstm: int, tmp_path: Path) -> None:
         state.step, state.value = steps[acted], outputs["value"][acted]
         log.tick(state, b"{}", b"{}", 0.0, 0.0)
     log.end("stop", None)
-    (found,) = compare(sessions.close(), Version("v", module, example))
-    assert isinstance(found, Comparison)
-    assert found.number.tolist() == [number for number in range(ticks) if number != bad]
-    assert found.left_out == 1
-    assert found.kl.max() < 1e-6
-    assert np.abs(found.value).max() < 1e-6
+    (comparison,) = compare(sessions.close(), Version("v", module, example))
+    assert isinstance(comparison, Comparison)
+    assert comparison.number.tolist() == [number for number in range(ticks) if number != bad]
+    assert comparison.left_out == 1
+    assert comparison.kl.max() < 1e-6
+    assert np.abs(comparison.value).max() < 1e-6
 
 
 def test_a_model_that_fails_fails_for_every_session(tmp_path: Path) -> None:
@@ -380,5 +388,5 @@ def test_a_model_that_fails_fails_for_every_session(tmp_path: Path) -> None:
         sessions.play(f"{number}", steps_of(obs, tick_by_tick(module, example, obs), number))
     with torch.no_grad():
         next(module.parameters()).fill_(np.nan)
-    found = list(compare(sessions.close(), Version("v", module, example)))
-    assert all(isinstance(each, NotCompared) and "NaN at 5 of 5" in each.error.message for each in found)
+    results = list(compare(sessions.close(), Version("v", module, example)))
+    assert all(isinstance(result, NotCompared) and "NaN at 5 of 5" in result.error.message for result in results)

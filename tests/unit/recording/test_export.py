@@ -23,8 +23,8 @@ from tests.unit.recording.test_source import STOP, save, tick
 def test_minaris_spaces_are_those_of_the_data(tmp_path: Path) -> None:
     pytest.importorskip("h5py", reason="the extra `minari` is not installed")
     save(tmp_path, "a", [tick(0), tick(1), tick(2, stop=STOP)])
-    found = reader(tmp_path)
-    assert write_minari(found.episodes(tmp_path, {"obs/x": "obs", "obs/y": "value"}), tmp_path / "out") == (1, 3)
+    data = reader(tmp_path)
+    assert write_minari(data.episodes(tmp_path, {"obs/x": "obs", "obs/y": "value"}), tmp_path / "out") == (1, 3)
     facts = json.loads((tmp_path / "out" / "data" / "metadata.json").read_text())
     assert json.loads(facts["action_space"]) == {"type": "Discrete", "dtype": "int64", "start": 0, "n": 3}
     assert json.loads(facts["observation_space"])["subspaces"]["x"] == {
@@ -70,26 +70,26 @@ def test_reruns_files_have_every_tick(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == f"1 sessions of 4 ticks: {out}\n"
     (file,) = out.iterdir()
     assert file.name == "_.._a-a.rrd", "a session's id names no path"
-    found: dict[str, list[Any]] = {}
+    rows_of: dict[str, list[Any]] = {}
     timelines = set()
     for chunk in RrdReader(file).stream():
-        found.setdefault(chunk.entity_path, []).append(row := chunk.to_record_batch().to_pydict())
+        rows_of.setdefault(chunk.entity_path, []).append(row := chunk.to_record_batch().to_pydict())
         if not chunk.entity_path.startswith("/__properties"):
             timelines.add(frozenset(name for name in row if ":" not in name and not name.startswith("rerun.")))
     assert timelines == {frozenset({"tick", "time"})}, "each entity has these, and none the time of the export"
-    facts = {name: values for each in found["/__properties"] for name, values in each.items()}
+    facts = {name: values for row in rows_of["/__properties"] for name, values in row.items()}
     assert facts["RecordingInfo:start_time"] == [[0]], "when the session began, in nanoseconds"
-    assert [each["result"] for each in found["/__properties/session"]] == [[[3.0]]]
-    (obs,) = found["/obs"]
+    assert [row["result"] for row in rows_of["/__properties/session"]] == [[[3.0]]]
+    (obs,) = rows_of["/obs"]
     assert obs["Scalars:scalars"] == [[0, 0], [1, -1], [2, -2], [3, -3]]
     assert obs["tick"] == [0, 1, 2, 3]
-    (event,) = found["/event"]
+    (event,) = rows_of["/event"]
     assert (event["TextLog:text"], event["tick"]) == ([["skipped 2"]], [2])
-    boards = [buffer for each in found["/board"] for (buffer,) in each["Image:buffer"]]
+    boards = [buffer for row in rows_of["/board"] for (buffer,) in row["Image:buffer"]]
     assert [bytes(buffer) for buffer in boards] == [(board + number).tobytes() for number in range(4)]
-    masks = [tensor for each in found["/mask"] for (tensor,) in each["Tensor:data"]]
+    masks = [tensor for row in rows_of["/mask"] for (tensor,) in row["Tensor:data"]]
     assert [tensor["shape"] for tensor in masks] == [[4, 4]] * 4
-    assert [json.loads(text[0])["reward"] for text in found["/input"][0]["TextDocument:text"]] == [0, 1, 2, 3]
+    assert [json.loads(text[0])["reward"] for text in rows_of["/input"][0]["TextDocument:text"]] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("session", ["x" * 3000, "\U0001f600" * 3000, "../../etc/passwd", "a\x00b\n"])

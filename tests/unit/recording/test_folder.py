@@ -37,14 +37,16 @@ WAIT_S = 60.0
 
 
 def ticks(count: int, first: int = 0, **attributes: Any) -> Any:
-    return columns_of([Tick(first + at, 0.0, 0.0, b"%d" % (first + at), b"", attributes) for at in range(count)])
+    return columns_of(
+        [Tick(first + index, 0.0, 0.0, b"%d" % (first + index), b"", attributes) for index in range(count)]
+    )
 
 
 def long_session(folder: Folder, chunks: int) -> None:
     """One session over many chunks, two ticks in each."""
-    for at in range(chunks):
-        end = "stop" if at == chunks - 1 else ""
-        folder.write([SessionPart("e", "long", 0.0, 2 * at, 2, end=end)], ticks(2, 2 * at, x=float(at)))
+    for chunk in range(chunks):
+        end = "stop" if chunk == chunks - 1 else ""
+        folder.write([SessionPart("e", "long", 0.0, 2 * chunk, 2, end=end)], ticks(2, 2 * chunk, x=float(chunk)))
 
 
 def indices(folder: Path) -> list[Path]:
@@ -60,8 +62,8 @@ def test_a_long_session_is_listed_by_the_index_and_opens_only_the_chunks_that_ar
     (episode,) = open_recordings(str(tmp_path))
     assert (len(episode), episode.end, episode.columns) == (2 * len(chunks), "stop", ["x"])
     listed = open_recordings(str(tmp_path))
-    found = listed.find("e")
-    assert found is listed[0]
+    listed_episode = listed.find("e")
+    assert listed_episode is listed[0]
     assert listed.find("long") is None, "that is the session's id"
     assert episode.read(12, 3).number.tolist() == [12, 13, 14]
     assert episode.read(len(episode) - 1, 1).number.tolist() == [len(episode) - 1]
@@ -131,43 +133,46 @@ def test_a_folder_of_an_older_version_lacks_the_replies_to_starts(tmp_path: Path
 
 
 def test_the_oldest_chunks_go_without_a_list_of_the_folder_and_their_index_with_them(tmp_path: Path) -> None:
-    own = Folder(str(tmp_path), 10**9)
-    own.trim()
-    long_session(own, index.CHUNKS)
+    folder = Folder(str(tmp_path), 10**9)
+    folder.trim()
+    long_session(folder, index.CHUNKS)
     (first,) = indices(tmp_path)
-    size = sum(each.stat().st_size for each in tmp_path.glob("*.parquet"))
+    size = sum(path.stat().st_size for path in tmp_path.glob("*.parquet"))
     small = Folder(str(tmp_path), size + 100)
     assert small.trim() == 0
-    for at in range(index.CHUNKS):
-        small.write([SessionPart("f", "s", 0.0, at, 1)], ticks(1))
+    for number in range(index.CHUNKS):
+        small.write([SessionPart("f", "s", 0.0, number, 1)], ticks(1))
         small.trim()
     left = sorted(tmp_path.glob("*.parquet"))
-    assert sum(each.stat().st_size for each in left) <= size + 100
+    assert sum(path.stat().st_size for path in left) <= size + 100
     assert index.CHUNKS <= len(left) < 2 * index.CHUNKS
-    assert first in indices(tmp_path) or not any(each.name < first.name for each in left)
-    assert {each.session for each in open_recordings(str(tmp_path))} >= {"s"}
+    assert first in indices(tmp_path) or not any(path.name < first.name for path in left)
+    assert {episode.session for episode in open_recordings(str(tmp_path))} >= {"s"}
 
 
 def test_what_another_writer_adds_counts_once_the_folder_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "_LIST_S", 0.0)
-    one, other = Folder(str(tmp_path), 1), Folder(str(tmp_path), 10**9)
-    one.trim()
+    ours, other = Folder(str(tmp_path), 1), Folder(str(tmp_path), 10**9)
+    ours.trim()
     other.write([SessionPart("e", "s", 0.0, 0, 1)], ticks(1))
-    assert one.trim() == 1
+    assert ours.trim() == 1
     assert not list(tmp_path.glob("*.parquet"))
 
 
 def test_two_writers_at_once_keep_all_sessions(tmp_path: Path) -> None:
     folders = [Folder(str(tmp_path), 10**9) for _ in range(2)]
-    for at in range(4):
+    for number in range(4):
         for name, folder in zip("ab", folders, strict=True):
-            folder.write([SessionPart(name, name, 0.0, at, 1)], ticks(1, at))
+            folder.write([SessionPart(name, name, 0.0, number, 1)], ticks(1, number))
     for folder in folders:
         folder.write_index()
     episodes = open_recordings(str(tmp_path))
-    assert {each.session: each.read().number.tolist() for each in episodes} == {"a": [0, 1, 2, 3], "b": [0, 1, 2, 3]}
+    assert {episode.session: episode.read().number.tolist() for episode in episodes} == {
+        "a": [0, 1, 2, 3],
+        "b": [0, 1, 2, 3],
+    }
     assert len(indices(tmp_path)) == 2
 
 
@@ -190,20 +195,20 @@ def test_parts_are_joined_over_chunks_and_writers_whatever_is_indexed(tmp_path: 
     while left:
         some = [left.pop() for _ in range(min(rng.randint(1, 5), len(left)))]
         name = rng.choice(folders).write(
-            [SessionPart(each, each, float(first), first, count) for each, first, count in some],
+            [SessionPart(session, session, float(first), first, count) for session, first, count in some],
             concatenated([ticks(count, first) for _, first, count in some]),
         )
-        written[name] = [each for each, *_ in some]
-    for at in indexed:
-        folders[at].write_index()
+        written[name] = [session for session, *_ in some]
+    for folder_index in indexed:
+        folders[folder_index].write_index()
     folders[0].write([SessionPart("new", "new", 0.0, 0, 1)], ticks(1))  # the index is older
-    found = open_recordings(str(tmp_path))
-    assert {each.id: each.read().number.tolist() for each in found} == {
+    recordings = open_recordings(str(tmp_path))
+    assert {episode.id: episode.read().number.tolist() for episode in recordings} == {
         **{session: list(range(length)) for session, length in lengths.items()}, "new": [0],
     }  # fmt: skip
-    in_order = list(dict.fromkeys(each for name in sorted(written) for each in written[name]))
-    assert [each.id for each in found if each.id != "new"] == in_order
-    assert all(found.find(each.id) is each for each in found)
+    in_order = list(dict.fromkeys(session for name in sorted(written) for session in written[name]))
+    assert [episode.id for episode in recordings if episode.id != "new"] == in_order
+    assert all(recordings.find(episode.id) is episode for episode in recordings)
 
 
 def test_sessions_of_games_with_other_shapes_share_a_folder(tmp_path: Path) -> None:
@@ -211,19 +216,22 @@ def test_sessions_of_games_with_other_shapes_share_a_folder(tmp_path: Path) -> N
     for name, shape in (("a", (3,)), ("b", (2, 2))):
         packer.add([SessionPart(name, name, 0.0, 0, 2, end="stop")], ticks(2, obs=np.ones(shape, np.float32)))
     packer.close()
-    assert {each.session: each["obs"].shape for each in open_recordings(str(tmp_path))} == {"a": (2, 3), "b": (2, 2, 2)}
+    assert {episode.session: episode["obs"].shape for episode in open_recordings(str(tmp_path))} == {
+        "a": (2, 3),
+        "b": (2, 2, 2),
+    }
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 128 KiB."""
-    at = tmp_path / "disk"
-    at.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(at)]
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("only root can mount a small file system")
-    yield at
-    subprocess.run(["umount", str(at)], check=True)
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_full_disk_loses_nothing_that_fits_later(small_disk: Path) -> None:
@@ -239,12 +247,12 @@ def test_a_full_disk_loses_nothing_that_fits_later(small_disk: Path) -> None:
         add(name)
     assert "No space left" in packer.failure
     assert packer.lost == 0
-    assert [each.session for each in open_recordings(str(small_disk))] == ["a", "b"]
+    assert [episode.session for episode in open_recordings(str(small_disk))] == ["a", "b"]
     assert not list(small_disk.glob(".unfinished*"))
     subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
     packer.write_due()
     assert (packer.failure, packer.lost) == ("", 0)
-    assert {each.session for each in open_recordings(str(small_disk))} == set("abcd")
+    assert {episode.session for episode in open_recordings(str(small_disk))} == set("abcd")
 
 
 def test_what_a_full_disk_has_no_room_for_is_counted_at_the_end(small_disk: Path, caplog: Any) -> None:
@@ -263,8 +271,8 @@ def test_what_a_full_disk_has_no_room_for_is_counted_at_the_end(small_disk: Path
 def _write_forever(address: str) -> None:
     folder, rng = Folder(address, 10**9), np.random.default_rng(0)
     body = rng.bytes(4_000_000)
-    for at in range(10_000):
-        folder.write([SessionPart(f"{at}", f"{at}", 0.0, 0, 1)], columns_of([Tick(0, 0.0, 0.0, body, b"", {})]))
+    for number in range(10_000):
+        folder.write([SessionPart(f"{number}", f"{number}", 0.0, 0, 1)], columns_of([Tick(0, 0.0, 0.0, body, b"", {})]))
 
 
 def test_a_writer_that_is_killed_in_the_middle_of_a_chunk_leaves_readable_files(tmp_path: Path) -> None:
@@ -288,7 +296,7 @@ def test_a_writer_that_is_killed_in_the_middle_of_a_chunk_leaves_readable_files(
     episodes = open_recordings(str(tmp_path))
     assert not episodes.unreadable
     assert len(episodes) == len(list(tmp_path.glob("2*.parquet"))) > 2
-    assert all(len(each.inputs()[0]) == 4_000_000 for each in episodes)
+    assert all(len(episode.inputs()[0]) == 4_000_000 for episode in episodes)
 
 
 def test_the_ticks_of_a_copied_file_count_once(tmp_path: Path) -> None:
@@ -298,10 +306,14 @@ def test_the_ticks_of_a_copied_file_count_once(tmp_path: Path) -> None:
     first, second = sorted(tmp_path.glob("*.parquet"))
     for path, name in ((first, "copy of it.parquet"), (second, "0-copy.parquet")):
         shutil.copy(path, tmp_path / name)
-    found = open_recordings(str(tmp_path))
-    assert sorted((each.id, len(each)) for each in found) == [("long", 100), ("short-0", 5), ("short-1", 5)]
-    assert sorted(Path(path).name for path in found.unreadable) == [second.name, "copy of it.parquet"]
-    assert all("another file has" in why for why in found.unreadable.values())
+    recordings = open_recordings(str(tmp_path))
+    assert sorted((episode.id, len(episode)) for episode in recordings) == [
+        ("long", 100),
+        ("short-0", 5),
+        ("short-1", 5),
+    ]
+    assert sorted(Path(path).name for path in recordings.unreadable) == [second.name, "copy of it.parquet"]
+    assert all("another file has" in why for why in recordings.unreadable.values())
 
 
 def test_threads_share_recordings(tmp_path: Path) -> None:
@@ -330,9 +342,10 @@ def test_the_newest_sessions_of_a_name_are_found_over_many_files(tmp_path: Path)
     for number in range(6):
         sessions = [f"bot-{number % 2}", f"game-{number}-agent-red"]
         folder.write(
-            [SessionPart(f"{number}-{each}", each, 0.0, 0, 1) for each in sessions], ticks(len(sessions), x=1.0)
+            [SessionPart(f"{number}-{session}", session, 0.0, 0, 1) for session in sessions],
+            ticks(len(sessions), x=1.0),
         )
-    found = open_recordings(str(tmp_path))
+    recordings = open_recordings(str(tmp_path))
     for limit, name, newest, selected in (
         (3, "", ["5-game-5-agent-red", "5-bot-1", "4-game-4-agent-red"], 12),
         (2, "bot-0", ["4-bot-0", "2-bot-0"], 3),
@@ -340,5 +353,5 @@ def test_the_newest_sessions_of_a_name_are_found_over_many_files(tmp_path: Path)
         (4, "bot-*", ["5-bot-1", "4-bot-0", "3-bot-1", "2-bot-0"], 6),
         (9, "other", [], 0),
     ):
-        episodes, count = found.newest(limit, name)
-        assert ([each.id for each in episodes], count) == (newest, selected)
+        episodes, count = recordings.newest(limit, name)
+        assert ([episode.id for episode in episodes], count) == (newest, selected)

@@ -61,12 +61,12 @@ def image(number: int, height: int = 48, width: int = 64) -> np.ndarray:
     return np.ascontiguousarray(np.broadcast_to(grey[:, :, None], (height, width, 3)))
 
 
-def is_close(found: np.ndarray | None, expected: np.ndarray) -> bool:
-    return found is not None and found.shape == expected.shape and difference(found, expected) < CLOSE
+def is_close(frame: np.ndarray | None, expected: np.ndarray) -> bool:
+    return frame is not None and frame.shape == expected.shape and difference(frame, expected) < CLOSE
 
 
-def difference(found: np.ndarray, expected: np.ndarray) -> float:
-    return float(np.abs(found.astype(int) - expected).mean())
+def difference(frame: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(frame.astype(int) - expected).mean())
 
 
 def config(folder: Path, **options: Any) -> RecordingConfig:
@@ -76,11 +76,11 @@ def config(folder: Path, **options: Any) -> RecordingConfig:
 def play(recorder: SessionRecorder, session: str, images: Sequence[Any]) -> None:
     log = recorder.open(session, b"")
     assert log is not None
-    for number, each in enumerate(images):
+    for number, screen in enumerate(images):
         state = State(session, tick=number)
         state.score = float(number)
-        if each is not None:
-            state.screen = each
+        if screen is not None:
+            state.screen = screen
         log.tick(state, b"x", b"y", 0.0, 0.0)
     log.end("stop", None)
 
@@ -99,19 +99,19 @@ def test_each_ticks_image_comes_back_and_is_not_kept_twice(tmp_path: Path) -> No
     play(recorder, "none", [None] * 3)
     play(recorder, "one", [image(7)])
     recorder.close(60.0)
-    every, some, none, one = open_recordings(str(tmp_path))
+    every, some, none, single = open_recordings(str(tmp_path))
     assert (every.columns, every.left_out) == (["score"], {"screen": "it is recorded as frames"})
-    assert (every.frames, some.frames, none.frames, one.frames) == (2 * PACK_TICKS + 3, 16, 0, 1)
-    assert all(is_close(found, image(number)) for number, found in enumerate(every.images()))
+    assert (every.frames, some.frames, none.frames, single.frames) == (2 * PACK_TICKS + 3, 16, 0, 1)
+    assert all(is_close(frame, image(number)) for number, frame in enumerate(every.images()))
     order = list(range(len(every)))
     random.Random(0).shuffle(order)
     assert all(is_close(every.image(number), image(number)) for number in order)
-    assert [found is None for found in some.images()] == [number % 5 == 0 for number in range(20)]
+    assert [frame is None for frame in some.images()] == [number % 5 == 0 for number in range(20)]
     assert is_close(some.image(19), image(19))
-    assert [found is None for found in some.images(4, 3)] == [False, True, False]
+    assert [frame is None for frame in some.images(4, 3)] == [False, True, False]
     assert list(none.images()) == [None] * 3
     assert "no image 'screen'" in none.left_out["frames"]
-    assert is_close(one.image(0), image(7))
+    assert is_close(single.image(0), image(7))
     for tick in (-1, len(every)):
         with pytest.raises(BadRecording, match=f"has no tick {tick}"):
             every.image(tick)
@@ -149,7 +149,7 @@ def test_what_is_no_image_stays_an_array_and_a_wrong_one_is_a_lost_frame(tmp_pat
     numbers, mixed = open_recordings(str(tmp_path))
     assert numbers["screen"].shape == (3, 4)
     assert "no image 'screen'" in numbers.left_out["frames"]
-    assert [found is None for found in mixed.images()] == [False, True, False]
+    assert [frame is None for frame in mixed.images()] == [False, True, False]
     assert metrics.summary()["recording_frames_lost.error"] == 1
 
 
@@ -157,10 +157,10 @@ def test_what_is_no_image_stays_an_array_and_a_wrong_one_is_a_lost_frame(tmp_pat
 def test_odd_sizes_and_other_channels_come_back_in_their_size(shape: tuple[int, ...]) -> None:
     picture = np.full(shape, 100, np.uint8)
     file, sizes = video_of([picture] * 2)
-    found = Video(file, "video", sizes, 30).image(1)
-    assert found is not None
-    assert found.shape == (*shape[:2], 3)
-    assert difference(found, np.full(found.shape, 100)) < CLOSE
+    frame = Video(file, "video", sizes, 30).image(1)
+    assert frame is not None
+    assert frame.shape == (*shape[:2], 3)
+    assert difference(frame, np.full(frame.shape, 100)) < CLOSE
 
 
 def test_sizes_may_change_and_frames_of_too_many_sizes_are_counted() -> None:
@@ -168,10 +168,10 @@ def test_sizes_may_change_and_frames_of_too_many_sizes_are_counted() -> None:
     file, sizes = video_of(images)
     assert sizes == [(20, 32), (31, 32)]
     video = Video(file, "video", sizes, 30)
-    for at in [*range(40), 39, 0, 17, 3, 4, 5, 30]:
-        assert is_close(video.image(at), images[at])
+    for index in [*range(40), 39, 0, 17, 3, 4, 5, 30]:
+        assert is_close(video.image(index), images[index])
     encoders = Encoders()
-    encoded = encoders.encode("video", "s", 0, [image(0, 16, 16 + each) for each in range(h264.MAX_SIZES + 2)])
+    encoded = encoders.encode("video", "s", 0, [image(0, 16, 16 + extra) for extra in range(h264.MAX_SIZES + 2)])
     assert encoders.lost == sum(frame is None for frame in encoded) == 2
     encoders.cut("video")
     assert encoders.encode("video", "s", 0, [image(0, 99, 99)])[0] is not None
@@ -193,9 +193,9 @@ def test_frames_of_a_video_can_be_copied_without_decoding_them() -> None:
     file = io.BytesIO()
     write_video(file, video.frames(0, 60), 30)
     copied = Video(file, "copy", sizes, 30)
-    for at in range(60):
-        one, other = video.image(at), copied.image(at)
-        assert (one is None and other is None) or np.array_equal(one, other)  # type: ignore[arg-type]
+    for index in range(60):
+        frame, other = video.image(index), copied.image(index)
+        assert (frame is None and other is None) or np.array_equal(frame, other)  # type: ignore[arg-type]
 
 
 def test_frames_count_toward_the_memory_and_go_before_ticks_do(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_frames_count_toward_the_memory_and_go_before_ticks_do(tmp_path: Path) -
     ],
 )
 def test_a_tick_without_room_for_its_frame_keeps_all_else(tmp_path: Path, name: str) -> None:
-    found = {}
+    columns_of_memory = {}
     for memory_mb in (64.0, 1.0):
         metrics = Recorder()
         recorder = SessionRecorder(config(tmp_path / str(memory_mb), frames=name, memory_mb=memory_mb), metrics)
@@ -238,12 +238,16 @@ def test_a_tick_without_room_for_its_frame_keeps_all_else(tmp_path: Path, name: 
         recorder.close(60.0)
         (episode,) = open_recordings(str(tmp_path / str(memory_mb)))
         assert name not in episode.columns
-        found[memory_mb] = {column: episode[column] for column in episode.columns if episode[column].nbytes < 10**5}
+        columns_of_memory[memory_mb] = {
+            column: episode[column] for column in episode.columns if episode[column].nbytes < 10**5
+        }
         lost = {key: value for key, value in metrics.summary().items() if key.startswith("recording_frames_lost")}
         assert len(episode) == episode.frames + sum(lost.values()) == 3 * PACK_TICKS
         assert ("recording_frames_lost.memory" in lost) == (memory_mb == 1.0)
-    assert {"obs/speed", "action"} <= set(found[1.0])
-    assert all(np.array_equal(found[1.0][column], values) for column, values in found[64.0].items())
+    assert {"obs/speed", "action"} <= set(columns_of_memory[1.0])
+    assert all(
+        np.array_equal(columns_of_memory[1.0][column], values) for column, values in columns_of_memory[64.0].items()
+    )
 
 
 RENDERS = """
@@ -277,9 +281,9 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A class of a module beside the job's YAML, which other processes find only by its folder."""
     (tmp_path / "own_renders.py").write_text(RENDERS)
     monkeypatch.syspath_prepend(str(tmp_path))
-    made = importlib.import_module("own_renders").Board
-    monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(tmp_path)])
-    yield made
+    board_class = importlib.import_module("own_renders").Board
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(tmp_path)])
+    yield board_class
     del sys.modules["own_renders"]
 
 
@@ -307,9 +311,9 @@ def test_a_render_draws_each_tick_in_the_writers_process(tmp_path: Path, board: 
     metrics = Recorder()
     boards = [None if number == 4 else board(number) for number in range(PACK_TICKS + 6)]
     episode = drawn(tmp_path, "render", boards, metrics)
-    for number, found in enumerate(episode.images()):
-        assert (found is None) == (number == 4)
-        assert found is None or is_close(found, np.full((20, 30, 3), number))
+    for number, frame in enumerate(episode.images()):
+        assert (frame is None) == (number == 4)
+        assert frame is None or is_close(frame, np.full((20, 30, 3), number))
     assert "recording_frames_lost.error" not in metrics.summary()
 
 
@@ -328,7 +332,7 @@ def test_ticks_are_recorded_also_if_they_cannot_be_drawn(
 
 def test_a_render_that_draws_one_picture_of_all_ticks_gets_one_at_a_time(tmp_path: Path, board: Any) -> None:
     episode = drawn(tmp_path, "single", [board(number) for number in range(20)], Recorder())
-    assert [int(found.mean()) for found in episode.images()] == pytest.approx(range(20), abs=2)
+    assert [int(frame.mean()) for frame in episode.images()] == pytest.approx(range(20), abs=2)
 
 
 def test_states_that_do_not_pickle_are_recorded_without_frames(tmp_path: Path, board: Any) -> None:
@@ -341,20 +345,20 @@ def followed(frames: LiveFrames, number: int, board: Any, event: str = "") -> Li
     """The newest frame of a session at a tick with this board."""
     state = State("s", tick=number)
     state.board = board
-    kept = [(state, {}, b"", b"", 0.0, 0.0, event)]
-    return frames.shown("s", number, NewTicks(kept, number + 1, "", None)).frame
+    ticks = [(state, {}, b"", b"", 0.0, 0.0, event)]
+    return frames.shown("s", number, NewTicks(ticks, number + 1, "", None)).frame
 
 
 def test_a_session_that_is_followed_is_drawn_at_its_newest_tick(tmp_path: Path, board: Any) -> None:
     with contextlib.closing(LiveFrames(Drawing("own_renders", "render", str(tmp_path)))) as frames:
         assert followed(frames, 0, board(0)) is None, "nobody waits for it"
-        found: list[LiveFrame | None] = []
+        drawn: list[LiveFrame | None] = []
         for number in (3, 4):
             until(
-                lambda n=number: found.append(followed(frames, n, board(n))) or _number(found[-1]) == n, "it is drawn"
+                lambda n=number: drawn.append(followed(frames, n, board(n))) or _number(drawn[-1]) == n, "it is drawn"
             )
-            assert found[-1] is not None
-            np.testing.assert_array_equal(Image.open(io.BytesIO(found[-1].png)), np.full((20, 30, 3), number))
+            assert drawn[-1] is not None
+            np.testing.assert_array_equal(Image.open(io.BytesIO(drawn[-1].png)), np.full((20, 30, 3), number))
         assert _number(followed(frames, 5, lambda: None, "error")) == 4, "a failed tick may lack what is drawn"
         until(lambda: "does not pickle" in _failure(followed(frames, 6, lambda: None)), "it is told")
         assert _number(followed(frames, 0, board(0))) is None, "another session of this id"
@@ -406,30 +410,30 @@ def _drawers() -> list[psutil.Process]:
 
 
 def ticks(count: int, first: int = 0) -> Any:
-    columns = columns_of([Tick(first + at, 0.0, 0.0, b"x", b"", {}) for at in range(count)])
-    columns.frames = [image(first + at) for at in range(count)]
+    columns = columns_of([Tick(first + index, 0.0, 0.0, b"x", b"", {}) for index in range(count)])
+    columns.frames = [image(first + index) for index in range(count)]
     return columns
 
 
 def write(folder: Folder, chunks: int, session: str = "s") -> None:
     """Chunks of four ticks of a session."""
-    for at in range(chunks):
+    for chunk in range(chunks):
         packer = ChunkPacker(lambda: folder, flush_s=60.0)
-        packer.add([SessionPart(session, session, 0.0, 4 * at, 4)], ticks(4, 4 * at))
+        packer.add([SessionPart(session, session, 0.0, 4 * chunk, 4)], ticks(4, 4 * chunk))
         packer.close()
 
 
 def test_videos_count_toward_the_folder_and_go_with_their_chunks(tmp_path: Path) -> None:
     write(Folder(str(tmp_path), 10**9), 6)
-    size = sum(each.stat().st_size for each in tmp_path.glob("*.*[t4]"))
-    one, other = Folder(str(tmp_path), size // 2), Folder(str(tmp_path), size // 2)
-    assert one.trim() == 3
+    size = sum(path.stat().st_size for path in tmp_path.glob("*.*[t4]"))
+    ours, other = Folder(str(tmp_path), size // 2), Folder(str(tmp_path), size // 2)
+    assert ours.trim() == 3
     assert other.trim() == 0
-    left = {each.stem for each in tmp_path.glob("*.parquet")}
-    assert {each.stem for each in tmp_path.glob("*.mp4")} == left
-    write(one, 1, "one")
+    left = {path.stem for path in tmp_path.glob("*.parquet")}
+    assert {path.stem for path in tmp_path.glob("*.mp4")} == left
+    write(ours, 1, "one")
     write(other, 1, "other")
-    assert {each.session for each in open_recordings(str(tmp_path))} == {"s", "one", "other"}
+    assert {episode.session for episode in open_recordings(str(tmp_path))} == {"s", "one", "other"}
     for episode in open_recordings(str(tmp_path)):
         assert episode.image(len(episode) - 1) is not None
 
@@ -443,7 +447,7 @@ def test_a_video_without_a_chunk_is_deleted_once_it_is_old(tmp_path: Path, monke
     assert len(list(tmp_path.glob("*.mp4"))) == 3
     monkeypatch.setattr(writer, "_ABANDONED_S", -1.0)
     Folder(str(tmp_path), 10**9).trim()
-    assert {each.stem for each in tmp_path.glob("*.mp4")} == {second.stem, "own"}
+    assert {path.stem for path in tmp_path.glob("*.mp4")} == {second.stem, "own"}
 
 
 def test_a_failed_write_leaves_nothing_and_the_frames_go_with_the_next(
@@ -462,7 +466,7 @@ def test_a_failed_write_leaves_nothing_and_the_frames_go_with_the_next(
     packer.add([SessionPart("s", "s", 0.0, 4, 4)], ticks(4, 4))
     packer.close()
     (episode,) = open_recordings(str(tmp_path))
-    assert all(is_close(found, image(number)) for number, found in enumerate(episode.images()))
+    assert all(is_close(frame, image(number)) for number, frame in enumerate(episode.images()))
     assert len(episode) == 8
 
 
@@ -488,7 +492,7 @@ def test_a_killed_writer_leaves_videos_that_can_be_read(tmp_path: Path) -> None:
     (episode,) = recordings
     assert episode.frames == len(episode) > 0
     assert recordings.table()["frames"].tolist() == [episode.frames]
-    assert all(is_close(found, image(number)) for number, found in enumerate(episode.images()))
+    assert all(is_close(frame, image(number)) for number, frame in enumerate(episode.images()))
 
 
 def test_broken_videos_are_typed_errors_and_ticks_stay_readable(tmp_path: Path) -> None:
@@ -508,8 +512,8 @@ def test_broken_videos_are_typed_errors_and_ticks_stay_readable(tmp_path: Path) 
         assert episode.inputs() == [b"x"] * 4
         for tick in (3, 0, 1):
             with contextlib.suppress(BadRecording):
-                found = episode.image(tick)
-                assert found is None or found.shape == (48, 64, 3)
+                frame = episode.image(tick)
+                assert frame is None or frame.shape == (48, 64, 3)
     for data in broken[:3]:
         path.write_bytes(data)
         (episode,) = open_recordings(str(tmp_path))
@@ -526,8 +530,8 @@ def test_threads_share_a_video(tmp_path: Path) -> None:
     (episode,) = open_recordings(str(tmp_path))
     order = random.Random(2).choices(range(len(episode)), k=200)
     with ThreadPoolExecutor(4) as pool:
-        for number, found in zip(order, pool.map(episode.image, order), strict=True):
-            assert is_close(found, image(number))
+        for number, frame in zip(order, pool.map(episode.image, order), strict=True):
+            assert is_close(frame, image(number))
 
 
 def test_another_chunks_video_is_refused(tmp_path: Path) -> None:
@@ -558,14 +562,14 @@ def test_sessions_are_copied_with_their_frames(tmp_path: Path) -> None:
     target = str(tmp_path / "to")
     assert copy([a, c, a], target) == (2, 2 * len(a))
     assert copy([a, b, c], target, without=[a.id, c.id]) == (1, len(b))
-    copied = {each.session: each for each in open_recordings(target)}
+    copied = {episode.session: episode for episode in open_recordings(target)}
     for episode in (a, b, c):
         other = copied[episode.session]
         assert (other.fps, other.frames, other.left_out) == (12, episode.frames, episode.left_out)
         assert other.inputs() == episode.inputs()
         assert np.array_equal(other["score"], episode["score"])
-        for one, two in zip(episode.images(), other.images(), strict=True):
-            assert (one is None and two is None) or np.array_equal(one, two)  # type: ignore[arg-type]
+        for frame, two in zip(episode.images(), other.images(), strict=True):
+            assert (frame is None and two is None) or np.array_equal(frame, two)  # type: ignore[arg-type]
 
 
 def test_a_session_over_several_files_becomes_one_video(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -597,10 +601,8 @@ def test_rerun_plays_the_frames(tmp_path: Path) -> None:
     words = ["recordings", "export", str(tmp_path / "from"), "--format", "rerun", "--out", str(tmp_path / "to")]
     assert cli.main(words) == 0
     (file,) = (tmp_path / "to").iterdir()
-    found = [
-        chunk.to_record_batch().to_pydict() for chunk in RrdReader(file).stream() if chunk.entity_path == "/frames"
-    ]
-    ticks = [tick for each in found for tick in each.get("tick", [])]
+    rows = [chunk.to_record_batch().to_pydict() for chunk in RrdReader(file).stream() if chunk.entity_path == "/frames"]
+    ticks = [tick for row in rows for tick in row.get("tick", [])]
     assert ticks == list(range(8))
 
 
@@ -615,11 +617,11 @@ def test_rerun_gets_a_video_for_each_size(tmp_path: Path) -> None:
     words = ["recordings", "export", str(tmp_path / "from"), "--format", "rerun", "--out", str(tmp_path / "to")]
     assert cli.main(words) == 0
     (file,) = (tmp_path / "to").iterdir()
-    found: dict[str, list[int]] = {}
+    ticks_of: dict[str, list[int]] = {}
     for chunk in RrdReader(file).stream():
         if chunk.entity_path.startswith("/frames"):
-            found.setdefault(chunk.entity_path, []).extend(chunk.to_record_batch().to_pydict().get("tick", []))
-    assert found == {"/frames": [0, 1, 3], "/frames/32x40": [2]}
+            ticks_of.setdefault(chunk.entity_path, []).extend(chunk.to_record_batch().to_pydict().get("tick", []))
+    assert ticks_of == {"/frames": [0, 1, 3], "/frames/32x40": [2]}
 
 
 def test_the_shipped_render_draws_frames(tmp_path: Path) -> None:

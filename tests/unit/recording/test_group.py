@@ -59,18 +59,18 @@ def check(episode: Recording, ticks: int) -> None:
 
 @pytest.mark.parametrize("sessions", [1, 3, 40])
 def test_sessions_that_play_in_turn_come_back_each_by_itself(tmp_path: Path, sessions: int) -> None:
-    of, ticks = Sessions(tmp_path), 2 * PACK_TICKS // sessions + 30
-    names = [f"game-{chr(65 + at)}" for at in range(sessions)]
-    of.open(*names)
+    playing, ticks = Sessions(tmp_path), 2 * PACK_TICKS // sessions + 30
+    names = [f"game-{chr(65 + index)}" for index in range(sessions)]
+    playing.open(*names)
     for number in range(ticks):
         for name in names:
-            of.tick(name, number)
+            playing.tick(name, number)
     for name in reversed(names):
-        of.logs[name].stop(b"stop of " + name.encode())
-        of.logs[name].end("stop", float(ord(name[-1])))
-    found = of.recorded()
-    assert set(found) == set(names)
-    for name, episode in found.items():
+        playing.logs[name].stop(b"stop of " + name.encode())
+        playing.logs[name].end("stop", float(ord(name[-1])))
+    episodes = playing.recorded()
+    assert set(episodes) == set(names)
+    for name, episode in episodes.items():
         check(episode, ticks)
         assert (episode.start, episode.end, episode.result) == (name, "stop", float(ord(name[-1])))
         assert [stop for stop in episode.read().stop if stop] == [b"stop of " + name.encode()]
@@ -78,8 +78,8 @@ def test_sessions_that_play_in_turn_come_back_each_by_itself(tmp_path: Path, ses
 
 @pytest.mark.parametrize("odd", ["shape", "name", "nesting", "forward", "object"])
 def test_a_session_that_differs_costs_the_others_no_column(tmp_path: Path, odd: str) -> None:
-    of, ticks = Sessions(tmp_path), PACK_TICKS
-    of.open("a", "b", "c")
+    sessions, ticks = Sessions(tmp_path), PACK_TICKS
+    sessions.open("a", "b", "c")
     for number in range(ticks):
         for name in "abc":
             more: dict[str, Any] = {"x": np.full(2, number), "y": {"z": np.float32(number)}}
@@ -92,19 +92,19 @@ def test_a_session_that_differs_costs_the_others_no_column(tmp_path: Path, odd: 
             if name == "b" and odd == "object":
                 more["x"] = object()
             if name == "b" and odd == "forward":
-                of.logs[name].forward("model", ({"logits": np.zeros(2, np.float32)}, 3), 0.0)  # type: ignore[arg-type]
-            of.tick(name, number, **more)
-    for log in of.logs.values():
+                sessions.logs[name].forward("model", ({"logits": np.zeros(2, np.float32)}, 3), 0.0)  # type: ignore[arg-type]
+            sessions.tick(name, number, **more)
+    for log in sessions.logs.values():
         log.end("stop", None)
-    found = of.recorded()
+    episodes = sessions.recorded()
     for name in "abc":
-        check(found[name], ticks)
+        check(episodes[name], ticks)
     for name in "ac":
-        assert found[name]["x"].tolist() == [[number] * 2 for number in range(ticks)]
-        assert found[name]["y/z"].tolist() == list(range(ticks))
-        assert found[name].left_out == {}
-    own = {"shape": "x", "name": "own", "nesting": "y", "forward": "logits", "object": "y/z"}[odd]
-    assert len(found["b"][own]) == ticks
+        assert episodes[name]["x"].tolist() == [[number] * 2 for number in range(ticks)]
+        assert episodes[name]["y/z"].tolist() == list(range(ticks))
+        assert episodes[name].left_out == {}
+    odd_column = {"shape": "x", "name": "own", "nesting": "y", "forward": "logits", "object": "y/z"}[odd]
+    assert len(episodes["b"][odd_column]) == ticks
 
 
 def test_a_session_that_cannot_be_recorded_costs_the_others_nothing(tmp_path: Path) -> None:
@@ -112,58 +112,58 @@ def test_a_session_that_cannot_be_recorded_costs_the_others_nothing(tmp_path: Pa
         def __array__(self, *_: Any, **__: Any) -> Any:
             raise RuntimeError("no array")
 
-    of = Sessions(tmp_path)
-    of.open("a", "b")
+    sessions = Sessions(tmp_path)
+    sessions.open("a", "b")
     for number in range(PACK_TICKS):
-        of.tick("a", number)
-        of.tick("b", number, x=Hostile())
-    for log in of.logs.values():
+        sessions.tick("a", number)
+        sessions.tick("b", number, x=Hostile())
+    for log in sessions.logs.values():
         log.end("stop", None)
-    found = of.recorded()
-    check(found["a"], PACK_TICKS)
-    assert of.metrics.summary()["recording_lost.error"] == PACK_TICKS
-    assert "b" not in found
+    episodes = sessions.recorded()
+    check(episodes["a"], PACK_TICKS)
+    assert sessions.metrics.summary()["recording_lost.error"] == PACK_TICKS
+    assert "b" not in episodes
 
 
 def test_a_session_that_stands_still_is_written_with_the_others(tmp_path: Path) -> None:
-    of = Sessions(tmp_path)
-    of.open("a", "b")
+    sessions = Sessions(tmp_path)
+    sessions.open("a", "b")
     for number in range(3):
-        of.tick("a", number)
+        sessions.tick("a", number)
     for number in range(PACK_TICKS):
-        of.tick("b", number)
-    assert of.recorder.open("c", b"") is not None
-    of.recorder.close(60.0)
-    found = {episode.session: episode for episode in open_recordings(str(tmp_path))}
-    assert found["a"].read().number.tolist() == [0, 1], "the newest tick waits: it may be the last"
+        sessions.tick("b", number)
+    assert sessions.recorder.open("c", b"") is not None
+    sessions.recorder.close(60.0)
+    episodes = {episode.session: episode for episode in open_recordings(str(tmp_path))}
+    assert episodes["a"].read().number.tolist() == [0, 1], "the newest tick waits: it may be the last"
 
 
 def test_the_ticks_of_a_slow_session_are_written_while_it_plays(tmp_path: Path) -> None:
-    of = Sessions(tmp_path, flush_s=0.05)
-    of.open("a")
+    sessions = Sessions(tmp_path, flush_s=0.05)
+    sessions.open("a")
     for number in range(3):
-        of.tick("a", number)
+        sessions.tick("a", number)
         time.sleep(0.1)
     until(lambda: [len(episode) for episode in open_recordings(str(tmp_path))] == [2])
-    of.recorder.close(60.0)
+    sessions.recorder.close(60.0)
 
 
 def test_agents_have_groups_of_their_own_and_these_end_with_their_sessions(tmp_path: Path) -> None:
-    of = Sessions(tmp_path)
-    of.open("g-agent-a", "h-agent-a", "g-agent-b", "lone")
-    assert set(of.recorder._groups) == {"a", "b", ""}
-    for name in list(of.logs):
-        of.tick(name, 0)
-        of.logs.pop(name).end("stop", None)
-    assert set(of.recorder._groups) == set()
-    assert len(of.recorded()) == 4
+    sessions = Sessions(tmp_path)
+    sessions.open("g-agent-a", "h-agent-a", "g-agent-b", "lone")
+    assert set(sessions.recorder._groups) == {"a", "b", ""}
+    for name in list(sessions.logs):
+        sessions.tick(name, 0)
+        sessions.logs.pop(name).end("stop", None)
+    assert set(sessions.recorder._groups) == set()
+    assert len(sessions.recorded()) == 4
 
 
 def test_the_row_of_a_part_has_the_fields_of_a_part(tmp_path: Path) -> None:
-    of = Sessions(tmp_path)
-    of.open("a")
-    of.tick("a", 0)
-    log = of.logs["a"]
+    sessions = Sessions(tmp_path)
+    sessions.open("a")
+    sessions.tick("a", 0)
+    log = sessions.logs["a"]
     log.reported("win")
     row = log.part(log.take(last=True), "stop", 2.0)
     part = SessionPart(*row)

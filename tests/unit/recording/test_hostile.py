@@ -26,12 +26,12 @@ KEY = "brayx.recording"
 
 def chunk(folder: Path, name: str, ticks: int = TICKS) -> Path:
     path = folder / f"{name}.parquet"
-    made = [
+    ticks_made = [
         Tick(n, 0.1 * n, 0.0, b'{"obs": [%d.5, 1.0], "reward": 1.0}' % n, b'{"action": 1}', attributes(n))
         for n in range(ticks)
     ]
     with path.open("wb") as file:
-        write_chunk(file, [SessionPart(name, name, 0.0, 0, ticks)], packed(columns_of(made)))
+        write_chunk(file, [SessionPart(name, name, 0.0, 0, ticks)], packed(columns_of(ticks_made)))
     return path
 
 
@@ -63,11 +63,11 @@ def part(**fields: Any) -> Callable[[pa.Table, dict[str, Any]], pa.Table]:
     return change
 
 
-def stored(name: str, **of: Any) -> Callable[[pa.Table, dict[str, Any]], pa.Table]:
+def stored(name: str, **fields: Any) -> Callable[[pa.Table, dict[str, Any]], pa.Table]:
     """Changes how the file says that it stores an array."""
 
     def change(table: pa.Table, about: dict[str, Any]) -> pa.Table:
-        about["columns"][name].update(of)
+        about["columns"][name].update(fields)
         return table
 
     return change
@@ -147,9 +147,9 @@ def test_a_file_with_other_contents_is_named_and_the_others_are_read(tmp_path: P
         writer.add_key_value_metadata({KEY: json.dumps(about)})
     with pytest.raises(BadRecording, match=r"bad\.parquet"):
         open_recordings(str(tmp_path / "bad.parquet"))[0].frame()
-    found = open_recordings(str(tmp_path))
-    found.table().to_json(date_format="iso")
-    good = found.find("good")
+    recordings = open_recordings(str(tmp_path))
+    recordings.table().to_json(date_format="iso")
+    good = recordings.find("good")
     assert good is not None
     assert len(good.frame()) == len(good.inputs()) == TICKS
 
@@ -177,7 +177,7 @@ def test_broken_and_hostile_files_are_named_and_the_others_are_read(tmp_path: Pa
         assert whole.count(was) == 1
         (tmp_path / f"hostile-{number}.parquet").write_bytes(whole.replace(was, now))
     episodes = open_recordings(str(tmp_path))
-    assert [each.session for each in episodes] == ["good"]
+    assert [episode.session for episode in episodes] == ["good"]
     assert len(episodes.unreadable) == 13
     with pytest.raises(BadRecording, match="is not a file of a recording"):
         open_recordings(str(tmp_path / "cut.parquet"))

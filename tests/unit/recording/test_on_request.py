@@ -40,12 +40,12 @@ def host(folder: Path, **options: bool) -> Iterator[LocalHost]:
     recorder = SessionRecorder(RecordingConfig(folder=str(folder), every=0, errors=False, **options), metrics)  # type: ignore[arg-type]
     factory = AgentActorFactory({"echo": Echo}, {}, Services(), Codec(None), recorders=[recorder])
     config = ActorConfig(agents=["echo"], port=0, native_port=None, tcp_port=0, grpc_port=0)
-    made = LocalHost(config, Runtime(factory, metrics))
-    made.open()
+    local_host = LocalHost(config, Runtime(factory, metrics))
+    local_host.open()
     try:
-        yield made
+        yield local_host
     finally:
-        made.close()
+        local_host.close()
         recorder.close(60.0)
 
 
@@ -63,9 +63,9 @@ def test_a_session_is_recorded_over_each_door_if_its_start_asks(tmp_path: Path) 
             with connect(url.format(query), additional_headers=headers, proxy=None) as socket:
                 socket.send(b"a")
                 assert socket.recv() == b"a"
-    found = {each.session: each.why for each in open_recordings(str(tmp_path))}
-    asked = {f"{door}-True-{reconnect_s}" for door in DOORS for reconnect_s in (None, 1.0)}
-    assert found == dict.fromkeys(asked | {"in-url", "in-header"}, "requested")
+    reasons = {episode.session: episode.why for episode in open_recordings(str(tmp_path))}
+    requested = {f"{door}-True-{reconnect_s}" for door in DOORS for reconnect_s in (None, 1.0)}
+    assert reasons == dict.fromkeys(requested | {"in-url", "in-header"}, "requested")
 
 
 @pytest.mark.parametrize("door", DOORS)

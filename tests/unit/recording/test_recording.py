@@ -69,7 +69,7 @@ def test_a_session_comes_back_as_it_was(tmp_path: Path) -> None:
     recorder.close(60.0)
     episodes = open_recordings(str(tmp_path / "new"))
     a, b = episodes
-    assert [each.session for each in episodes] == ["a", "b"]
+    assert [episode.session for episode in episodes] == ["a", "b"]
     assert a.start_reply.encode(errors="surrogateescape") == b"\xff started"
     assert (len(a), a.end, a.result, a.player, a.start, a.why) == (
         3 * PACK_TICKS,
@@ -121,16 +121,16 @@ def test_every_nth_session_and_those_with_an_error_are_recorded(tmp_path: Path) 
     log.end("stop", None)
     recorder.close(60.0)
     episodes = open_recordings(str(tmp_path))
-    assert {each.session: each.why for each in episodes} == {
+    assert {episode.session: episode.why for episode in episodes} == {
         "0": "every",
         "3": "every",
         "6": "every",
         "4": "error",
         "kept by its agent": "it fell into a wall",
     }
-    kept = next(each for each in episodes if each.session == "kept by its agent")
-    assert (kept.read().event, kept.events, kept.result) == (["fallback", "skipped 2"], 2, None)
-    assert kept.read().number.tolist() == [0, 3]
+    by_agent = next(episode for episode in episodes if episode.session == "kept by its agent")
+    assert (by_agent.read().event, by_agent.events, by_agent.result) == (["fallback", "skipped 2"], 2, None)
+    assert by_agent.read().number.tolist() == [0, 3]
 
 
 def test_the_sessions_of_a_game_count_as_one_and_are_recorded_together(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_the_sessions_of_a_game_count_as_one_and_are_recorded_together(tmp_path:
             play(recorder, f"{game}-agent-{agent}", 2)
     play(recorder, "alone", 2)
     recorder.close(60.0)
-    found = [each.session for each in open_recordings(str(tmp_path))]
-    assert found == ["0-agent-red", "0-agent-blue", "2-agent-red", "2-agent-blue", "alone"]
+    sessions = [episode.session for episode in open_recordings(str(tmp_path))]
+    assert sessions == ["0-agent-red", "0-agent-blue", "2-agent-red", "2-agent-blue", "alone"]
 
 
 def test_without_room_new_ticks_of_a_recorded_session_and_old_ones_of_others_are_lost(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_without_room_new_ticks_of_a_recorded_session_and_old_ones_of_others_are
         recorded.tick(State("s", tick=number), b"x", b"y", 0.0, 0.0)
     recorded.end("stop", None)
     recorder.close(60.0)
-    first, second = sorted(open_recordings(str(tmp_path)), key=lambda each: each.session)
+    first, second = sorted(open_recordings(str(tmp_path)), key=lambda episode: episode.session)
     assert first.read().number.tolist() == list(range(len(first)))
     assert second.read().number.tolist() == list(range(40 - len(second), 40))
     assert 0 < len(second) < 40
@@ -187,9 +187,9 @@ def test_ticks_of_a_slow_session_do_not_wait_for_a_pack(tmp_path: Path) -> None:
 def writer_of(folder: Path) -> int:
     """Id of the writer's process."""
     (child,) = [
-        int(each.name)
-        for each in Path("/proc").glob("[0-9]*")
-        if (each / "cmdline").exists() and str(folder).encode() in (each / "cmdline").read_bytes()
+        int(process.name)
+        for process in Path("/proc").glob("[0-9]*")
+        if (process / "cmdline").exists() and str(folder).encode() in (process / "cmdline").read_bytes()
     ]
     return child
 
@@ -203,7 +203,10 @@ def test_a_signal_to_all_processes_of_a_host_loses_nothing(tmp_path: Path, numbe
     os.kill(writer_of(tmp_path), number)
     play(recorder, "after", 5)
     recorder.close(60.0)
-    assert [(each.session, len(each)) for each in open_recordings(str(tmp_path))] == [("before", 5), ("after", 5)]
+    assert [(episode.session, len(episode)) for episode in open_recordings(str(tmp_path))] == [
+        ("before", 5),
+        ("after", 5),
+    ]
     assert "recording_lost.writer" not in metrics.summary()
 
 
@@ -218,11 +221,11 @@ def test_a_tick_is_written_in_time_and_a_killed_writer_is_started_again(tmp_path
 
     def again() -> bool:
         play(recorder, "after", 5)
-        return any(each.session == "after" for each in open_recordings(str(tmp_path)))
+        return any(episode.session == "after" for episode in open_recordings(str(tmp_path)))
 
     until(again, "another process writes", WAIT_S)
     recorder.close(60.0)
-    assert {each.session for each in open_recordings(str(tmp_path))} == {"before", "after"}
+    assert {episode.session for episode in open_recordings(str(tmp_path))} == {"before", "after"}
     assert metrics.summary()["recording_lost.writer"] >= 5
     assert recorder.open("late", b"") is None
 
@@ -247,10 +250,10 @@ def test_ten_thousand_ticks_of_cartpole_are_small(tmp_path: Path, with_logits: b
         attributes = {"step": Step(obs, np.asarray(action), log_prob, 7), "value": float(value)}
         outputs = {"logits": np.array(logits), "value": value}
         forwards = [("model", outputs, 7, rng.uniform(5e-5, 1e-4))] if with_logits else []
-        at, queue_s = number * 0.001 + rng.uniform(0, 1e-4), rng.uniform(0, 1e-4)
+        time_s, queue_s = number * 0.001 + rng.uniform(0, 1e-4), rng.uniform(0, 1e-4)
         reply = b'{"action": %d}' % action
         ticks.append(
-            Tick(number, at, rng.uniform(1e-4, 2e-4), text, reply, attributes, queue_s=queue_s, forwards=forwards)
+            Tick(number, time_s, rng.uniform(1e-4, 2e-4), text, reply, attributes, queue_s=queue_s, forwards=forwards)
         )
         obs, _, terminated, truncated, _ = env.step(action)
         if terminated or truncated:
@@ -263,12 +266,12 @@ def test_ten_thousand_ticks_of_cartpole_are_small(tmp_path: Path, with_logits: b
     (episode,) = open_recordings(str(path))
     assert episode.inputs() == [tick.input for tick in ticks]
     assert episode.outputs() == [tick.output for tick in ticks]
-    found = episode.read()
-    assert (found.time_us.tolist(), found.queue_us.tolist()) == (columns.time_us.tolist(), columns.queue_us.tolist())
-    assert found.arrays.keys() == columns.arrays.keys()
+    read = episode.read()
+    assert (read.time_us.tolist(), read.queue_us.tolist()) == (columns.time_us.tolist(), columns.queue_us.tolist())
+    assert read.arrays.keys() == columns.arrays.keys()
     for name, array in columns.arrays.items():
-        assert found.arrays[name].dtype == array.dtype
-        assert np.array_equal(found.arrays[name], array)
+        assert read.arrays[name].dtype == array.dtype
+        assert np.array_equal(read.arrays[name], array)
 
 
 def chunk(folder: Path, name: str, ticks: int = 3) -> Path:
@@ -299,7 +302,7 @@ def test_ticks_are_written_once_although_the_oldest_file_cannot_be_deleted(tmp_p
     assert packer.failure == ""
     assert "are not deleted: ValueError" in caplog.text
     packer.close()
-    assert [each.session for each in open_recordings(str(tmp_path))] == ["a"]
+    assert [episode.session for episode in open_recordings(str(tmp_path))] == ["a"]
 
 
 def test_a_folder_that_is_gone_is_made_again_and_a_broken_one_loses_only_what_does_not_fit(tmp_path: Path) -> None:
@@ -323,13 +326,13 @@ def test_a_folder_that_is_gone_is_made_again_and_a_broken_one_loses_only_what_do
     packer.add([SessionPart("d", "d", 0.0, 0, 1)], columns)
     packer.close()
     assert packer.failure == ""
-    assert [each.session for each in open_recordings(str(target))] == ["d"]
+    assert [episode.session for episode in open_recordings(str(target))] == ["d"]
 
 
 def test_ticks_of_a_session_that_changes_its_columns_stay_in_order(tmp_path: Path) -> None:
     packer = ChunkPacker(lambda: Folder(str(tmp_path), 10**9), flush_s=60.0)
     for first, attributes in ((0, {"x": 1.0}), (2, {"y": 1}), (4, {"x": 2.0})):
-        ticks = [Tick(first + each, 0.0, 0.0, b"%d" % (first + each), b"", attributes) for each in range(2)]
+        ticks = [Tick(first + index, 0.0, 0.0, b"%d" % (first + index), b"", attributes) for index in range(2)]
         packer.add([SessionPart("e", "s", 0.0, first, 2, end="stop" if first == 4 else "")], columns_of(ticks))
     packer.close()
     (episode,) = open_recordings(str(tmp_path))

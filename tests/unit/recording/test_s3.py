@@ -84,8 +84,8 @@ def test_a_served_game_is_recorded_listed_and_replayed(
     trial = Trial.open("game", "kept", tracking_db)
     words = ["--session", first.session, "--trial", "kept", "--tracking", tracking_db]
     assert cli.main(["recordings", "log", folder, *words]) == 0
-    (kept,) = open_recordings(f"runs:/{trial.run_id}/recordings", tracking=tracking_db)
-    assert kept.inputs() == first.inputs()
+    (copied,) = open_recordings(f"runs:/{trial.run_id}/recordings", tracking=tracking_db)
+    assert copied.inputs() == first.inputs()
 
 
 def test_a_killed_writer_leaves_what_can_be_read_and_another_one_goes_on(
@@ -105,20 +105,20 @@ def test_a_killed_writer_leaves_what_can_be_read_and_another_one_goes_on(
 
     until(lambda: session("before"), "a file is written", WAIT_S)
     session("lost")
-    for each in Path("/proc").glob("[0-9]*"):
-        if (each / "cmdline").exists() and folder.encode() in (each / "cmdline").read_bytes():
-            os.kill(int(each.name), signal.SIGKILL)
+    for process in Path("/proc").glob("[0-9]*"):
+        if (process / "cmdline").exists() and folder.encode() in (process / "cmdline").read_bytes():
+            os.kill(int(process.name), signal.SIGKILL)
 
     def again() -> bool:
         session("after")
-        return any(each.session == "after" for each in open_recordings(folder))
+        return any(episode.session == "after" for episode in open_recordings(folder))
 
     until(again, "another process writes", WAIT_S)
     recorder.close(WAIT_S)
-    found = open_recordings(folder)
-    assert not found.unreadable
+    recordings = open_recordings(folder)
+    assert not recordings.unreadable
     assert metrics.summary()["recording_lost.writer"] > 0
-    for episode in found:
+    for episode in recordings:
         numbers = episode.read().number
         assert (np.diff(numbers) > 0).all(), "no tick is there twice; the killed writer's are lost"
         assert len(episode.inputs()) == len(numbers)
@@ -134,7 +134,7 @@ def test_the_oldest_files_go_with_their_videos_and_their_index(bucket: str, monk
     (episode,) = open_recordings(address)
     assert episode.frames == 20
     assert is_close(episode.image(13), image(13))
-    assert all(is_close(found, image(number)) for number, found in enumerate(episode.images()))
+    assert all(is_close(frame, image(number)) for number, frame in enumerate(episode.images()))
     old = names(address)
     assert {name.rpartition(".")[2] for name in old} == {"parquet", "mp4", "index"}
 
@@ -144,9 +144,9 @@ def test_the_oldest_files_go_with_their_videos_and_their_index(bucket: str, monk
         folder.write([SessionPart(f"{number}", f"{number}", 0.0, 0, 2, end="stop")], ticks(2, x=float(number)))
     assert folder.trim() > 0
     assert not set(old) & set(names(address))
-    found = open_recordings(address)
-    assert 0 < len(found) < index.CHUNKS
-    assert found[-1].session == f"{index.CHUNKS}"
+    recordings = open_recordings(address)
+    assert 0 < len(recordings) < index.CHUNKS
+    assert recordings[-1].session == f"{index.CHUNKS}"
     s3fs.S3FileSystem().pipe(f"{address}/.unfinished-of-a-killed-one.parquet", b"PAR1")
     Folder(address, 10**9).trim()
     assert ".unfinished-of-a-killed-one.parquet" in names(address), "its writer may still write it"
@@ -164,9 +164,9 @@ def test_what_another_process_wrote_or_deleted_meanwhile_is_seen(bucket: str) ->
         folder.write([SessionPart(name, name, 0.0, 0, 2, end="stop")], ticks(2, x=1.0)) for name in ("first", "second")
     )
     other.mv(f"{address}/{first}", f"{bucket}/aside")
-    assert [each.session for each in open_recordings(address)] == ["second"]
+    assert [episode.session for episode in open_recordings(address)] == ["second"]
     other.mv(f"{bucket}/aside", f"{address}/{first}")
-    assert [each.session for each in open_recordings(address)] == ["first", "second"]
+    assert [episode.session for episode in open_recordings(address)] == ["first", "second"]
 
 
 @pytest.mark.parametrize(

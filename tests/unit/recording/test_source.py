@@ -51,8 +51,8 @@ def save(folder: Path, name: str, ticks: Sequence[Tick], **part: Any) -> None:
         write_chunk(file, [row], packed(columns_of(ticks)))
 
 
-def rewards(found: Sequence[Fragment]) -> list[list[float]]:
-    return [each.reward.tolist() for each in found]
+def rewards(fragments_read: Sequence[Fragment]) -> list[list[float]]:
+    return [fragment.reward.tolist() for fragment in fragments_read]
 
 
 def test_a_stopped_session_is_one_fragment_with_its_last_action(tmp_path: Path) -> None:
@@ -108,9 +108,9 @@ def test_a_session_is_cut_where_the_game_did_not_get_the_agents_action(
     tmp_path: Path, events: Mapping[int, str], expected: list[list[float]]
 ) -> None:
     save(tmp_path, "a", [tick(number, event=events.get(number, "")) for number in range(6)])
-    found = list(dataset(tmp_path))
-    assert rewards(found) == expected
-    assert all(each.truncated for each in found)
+    cut = list(dataset(tmp_path))
+    assert rewards(cut) == expected
+    assert all(fragment.truncated for fragment in cut)
 
 
 def test_a_session_is_cut_where_ticks_are_missing(tmp_path: Path) -> None:
@@ -130,10 +130,14 @@ def test_ticks_without_the_arrays_are_left_out_alone(tmp_path: Path) -> None:
 def test_a_long_session_comes_in_fragments_that_continue(tmp_path: Path) -> None:
     save(tmp_path, "a", [*(tick(number) for number in range(6)), tick(6, stop=STOP)])
     (episode,) = open_recordings(str(tmp_path))
-    found = list(fragments(episode, fields_of(episode, {}), most=2))
-    assert rewards(found) == [[1, 2], [3, 4], [5, 6, 7]]
-    assert [(each.terminated, each.truncated) for each in found] == [(False, False), (False, False), (True, False)]
-    assert [each.obs[-1, 0] for each in found] == [2, 4, 6]
+    pieces = list(fragments(episode, fields_of(episode, {}), most=2))
+    assert rewards(pieces) == [[1, 2], [3, 4], [5, 6, 7]]
+    assert [(fragment.terminated, fragment.truncated) for fragment in pieces] == [
+        (False, False),
+        (False, False),
+        (True, False),
+    ]
+    assert [fragment.obs[-1, 0] for fragment in pieces] == [2, 4, 6]
     (whole,) = fragments(episode, fields_of(episode, {}), most=None)
     assert whole.reward.tolist() == [1, 2, 3, 4, 5, 6, 7]
 
@@ -158,12 +162,12 @@ def test_sessions_are_selected(tmp_path: Path, only: Mapping[str, Any], expected
     newer = Step(np.zeros(2, np.float32), np.asarray(0), 0.0, 6, {"state/h": np.zeros(2, np.float32)})
     mixed = [tick(0), tick(1)]
     save(tmp_path, "a", mixed, session="g-agent-red", start='{"human": true}')
-    two = [each._replace(attributes={**each.attributes, "step": newer}) for each in mixed]
+    two = [tick._replace(attributes={**tick.attributes, "step": newer}) for tick in mixed]
     save(tmp_path, "b", two, session="g-agent-blue", player="main", result=1.0, reported="win", start="no JSON")
     save(tmp_path, "c", mixed, player="main:7", result=3.0, start='{"human": 1}')
     names = {"a": "g-agent-red", "b": "g-agent-blue", "c": "c"}
-    found = [each.session for each in open_recordings(str(tmp_path)) if selects(Selection(**only), each)]
-    assert found == [names[each] for each in expected]
+    selected = [episode.session for episode in open_recordings(str(tmp_path)) if selects(Selection(**only), episode)]
+    assert selected == [names[index] for index in expected]
 
 
 def test_a_selection_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:

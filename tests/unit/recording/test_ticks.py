@@ -76,9 +76,9 @@ def only(folder: Path) -> Recording:
 
 
 async def test_forwards_and_the_latency_of_each_phase_are_recorded(tmp_path: Path) -> None:
-    made, recorder = actor(tmp_path)
-    await play(made, *[{"wait": True}] * 5)
-    await made.on_end("stop")
+    agent_actor, recorder = actor(tmp_path)
+    await play(agent_actor, *[{"wait": True}] * 5)
+    await agent_actor.on_end("stop")
     await asyncio.to_thread(recorder.close)
     episode = only(tmp_path)
     assert (episode.start, episode.start_reply) == ("{}", "Game Started")
@@ -96,10 +96,10 @@ async def test_forwards_and_the_latency_of_each_phase_are_recorded(tmp_path: Pat
 
 
 async def test_a_failed_tick_is_recorded_with_all_columns_of_the_others(tmp_path: Path) -> None:
-    made, recorder = actor(tmp_path, every=0)
+    agent_actor, recorder = actor(tmp_path, every=0)
     with pytest.raises(AgentError):
-        await play(made, {}, {}, {"raise": True})
-    await made.on_end("error")
+        await play(agent_actor, {}, {}, {"raise": True})
+    await agent_actor.on_end("error")
     await asyncio.to_thread(recorder.close)
     episode = only(tmp_path)
     line = Player.on_tick.__code__.co_firstlineno + 4
@@ -114,42 +114,42 @@ async def test_a_failed_tick_is_recorded_with_all_columns_of_the_others(tmp_path
 async def test_a_session_that_its_agent_keeps_has_the_ticks_before(
     tmp_path: Path, before: int, ticks: list[int]
 ) -> None:
-    made, recorder = actor(tmp_path, every=0, before=before)
-    await play(made, {}, {}, {"keep": True}, {})
-    await made.on_end("stop")
+    agent_actor, recorder = actor(tmp_path, every=0, before=before)
+    await play(agent_actor, {}, {}, {"keep": True}, {})
+    await agent_actor.on_end("stop")
     await asyncio.to_thread(recorder.close)
     assert only(tmp_path).read().number.tolist() == ticks
 
 
 async def test_without_a_log_that_takes_ticks_nothing_watches_them(tmp_path: Path) -> None:
-    made, recorder = actor(tmp_path, every=0, before=0)
-    await play(made, {}, {})
-    assert made._logs.taking == ()
-    assert made._agents.services.seen is None
+    agent_actor, recorder = actor(tmp_path, every=0, before=0)
+    await play(agent_actor, {}, {})
+    assert agent_actor._logs.taking == ()
+    assert agent_actor._agents.services.seen is None
     assert (recorder.taken, recorder.freed) == (0, 0)
-    await made.on_end("stop")
+    await agent_actor.on_end("stop")
     await asyncio.to_thread(recorder.close)
     assert not open_recordings(str(tmp_path))
 
 
 async def test_an_error_is_recorded_even_if_no_tick_before_it_was_kept(tmp_path: Path) -> None:
-    made, recorder = actor(tmp_path, every=0, before=0)
+    agent_actor, recorder = actor(tmp_path, every=0, before=0)
     with pytest.raises(AgentError):
-        await play(made, {}, {"raise": True})
-    await made.on_end("error")
+        await play(agent_actor, {}, {"raise": True})
+    await agent_actor.on_end("error")
     await asyncio.to_thread(recorder.close)
     assert (only(tmp_path).read().number.tolist(), only(tmp_path).inputs()) == ([1], [b'{"raise": true}'])
 
 
 async def test_events_of_one_tick_are_recorded_together(tmp_path: Path) -> None:
-    made, recorder = actor(tmp_path)
-    await made.start("s", b"{}")
-    await made.skipped(2)
-    made.forwarded()
-    await made.tick(b"{}")
-    await made.missed()
-    await made.tick(b"{}")
-    await made.on_end("stop")
+    agent_actor, recorder = actor(tmp_path)
+    await agent_actor.start("s", b"{}")
+    await agent_actor.skipped(2)
+    agent_actor.forwarded()
+    await agent_actor.tick(b"{}")
+    await agent_actor.missed()
+    await agent_actor.tick(b"{}")
+    await agent_actor.on_end("stop")
     await asyncio.to_thread(recorder.close)
     assert only(tmp_path).read().event == ["skipped 2, forwarded, fallback", ""]
 
@@ -161,10 +161,10 @@ async def test_the_result_of_a_seat_is_recorded(tmp_path: Path) -> None:
             return SeatedPlayer("main:3", services, None, lambda value: None, lambda reason: None)
 
     recorder = SessionRecorder(RecordingConfig(folder=str(tmp_path)), Recorder())
-    made = AgentActorFactory({"player": Player}, {}, Services(), recorders=[recorder], players=Seats())()
-    await play(made, {})
-    await made.stop(b'{"result": "win"}')
-    await made.on_end("stop")
+    agent_actor = AgentActorFactory({"player": Player}, {}, Services(), recorders=[recorder], players=Seats())()
+    await play(agent_actor, {})
+    await agent_actor.stop(b'{"result": "win"}')
+    await agent_actor.on_end("stop")
     await asyncio.to_thread(recorder.close)
     episode = only(tmp_path)
     assert (episode.player, episode.reported, episode.end) == ("main:3", "win", "stop")
@@ -176,8 +176,10 @@ def tick(number: int, *forwards: Forwarded, **attributes: Any) -> Tick:
 
 
 def test_outputs_of_several_forwards_have_their_models_names() -> None:
-    of = [(model, {"value": np.float32(at), "state": np.ones(2)}, at, 0.0) for at, model in enumerate("ab")]
-    columns = columns_of([tick(number, *of) for number in range(PACK_TICKS)])
+    forwards = [
+        (model, {"value": np.float32(number), "state": np.ones(2)}, number, 0.0) for number, model in enumerate("ab")
+    ]
+    columns = columns_of([tick(number, *forwards) for number in range(PACK_TICKS)])
     assert {name: array[0] for name, array in columns.arrays.items()} == {
         "a/value": 0.0, "a/policy_version": 0, "b/value": 1.0, "b/policy_version": 1,
     }  # fmt: skip

@@ -28,24 +28,26 @@ from tests.unit.recording.test_frames import config, image, is_close, play
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three sessions of ten ticks with frames."""
-    made = tmp_path_factory.mktemp("recorded")
-    recorder = SessionRecorder(config(made), Recorder())
+    path = tmp_path_factory.mktemp("recorded")
+    recorder = SessionRecorder(config(path), Recorder())
     for session in ("red", "blue", "green"):
         play(recorder, session, [image(number) for number in range(10)])
     recorder.close(60.0)
-    return made
+    return path
 
 
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
     uri = initialise(tracking_uri(tmp_path_factory.mktemp("store")))
-    made = Trial.open("game", "first", uri)
-    made.finish()
-    return made
+    opened = Trial.open("game", "first", uri)
+    opened.finish()
+    return opened
 
 
 def sessions(trial: Trial) -> list[str]:
-    return sorted(each.session for each in brayx.recording.open(f"runs:/{trial.run_id}/recordings", tracking=trial.uri))
+    return sorted(
+        episode.session for episode in brayx.recording.open(f"runs:/{trial.run_id}/recordings", tracking=trial.uri)
+    )
 
 
 def test_chosen_sessions_go_to_a_trial_once_and_are_read_from_there(
@@ -65,7 +67,7 @@ def test_chosen_sessions_go_to_a_trial_once_and_are_read_from_there(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", trial.uri)
     for episode in brayx.recording.open(f"runs:/{trial.run_id}/recordings"):
         assert episode["score"].tolist() == list(range(10))
-        assert all(is_close(found, image(number)) for number, found in enumerate(episode.images()))
+        assert all(is_close(frame, image(number)) for number, frame in enumerate(episode.images()))
 
 
 def test_a_training_keeps_its_best_and_worst_sessions_and_those_with_errors(tmp_path: Path, trial: Trial) -> None:
@@ -74,8 +76,8 @@ def test_a_training_keeps_its_best_and_worst_sessions_and_those_with_errors(tmp_
 
     def keep(to_trial: int, since_s: float, folder: str, until_s: float = math.inf) -> None:
         options = RecordingConfig(folder=folder, to_trial=to_trial)
-        of = job.model_copy(update={"recordings": {"recording": options}})
-        keep_recordings(of, since_s, said.append, lambda function, *args: function(other, *args), until_s)
+        recorded_job = job.model_copy(update={"recordings": {"recording": options}})
+        keep_recordings(recorded_job, since_s, said.append, lambda function, *args: function(other, *args), until_s)
 
     other = Trial.open("game", "extremes", trial.uri)
     recorder = SessionRecorder(RecordingConfig(folder=str(tmp_path)), Recorder())
@@ -131,10 +133,10 @@ def test_a_download_lives_as_long_as_its_episodes(folder: Path, trial: Trial, mo
     """Of a store that is not local, which is its files' own repository here."""
     brayx.recording.log(brayx.recording.open(str(folder)), trial)
     monkeypatch.setattr("brayx.tracking.artifacts.local_folder", lambda reference, uri: None)
-    found: Any = brayx.recording.open(f"runs:/{trial.run_id}/recordings", tracking=trial.uri)
-    episode = found[0]
-    (copied,) = {Path(path).parent for path, *_ in found._chunks}
-    del found
+    recordings: Any = brayx.recording.open(f"runs:/{trial.run_id}/recordings", tracking=trial.uri)
+    episode = recordings[0]
+    (copied,) = {Path(path).parent for path, *_ in recordings._chunks}
+    del recordings
     assert is_close(episode.image(9), image(9))
     assert np.array_equal(episode["score"], np.arange(10, dtype=np.float32))
     del episode

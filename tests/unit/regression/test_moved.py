@@ -108,23 +108,23 @@ def step(number: int) -> Step:
 
 async def test_the_recordings_of_a_session_that_moved_become_one(tmp_path: Path) -> None:
     episodes = await record(tmp_path, [step(number) for number in range(TICKS)])
-    assert sorted((each.session, len(each), each.end) for each in episodes) == [
+    assert sorted((episode.session, len(episode), episode.end) for episode in episodes) == [
         ("dies", TICKS - 5, "stop"), ("moves", 2, "moved"), ("moves", 5, "moved"), ("moves", 5, "stop"),
         ("moves", TICKS, "stop"), ("stays", TICKS, "stop"),
     ]  # fmt: skip
     whole = whole_sessions(episodes)
-    assert sorted((each.session, len(each), each.end) for each in whole) == [
+    assert sorted((episode.session, len(episode), episode.end) for episode in whole) == [
         ("dies", TICKS - 5, "stop"), ("moves", TICKS, "stop"), ("moves", TICKS, "stop"), ("stays", TICKS, "stop"),
     ]  # fmt: skip
-    for each in whole:
-        if len(each) == TICKS:
-            assert each.read().number.tolist() == list(range(TICKS))
-            assert each["obs"][:, 0].tolist() == list(range(TICKS))
-            assert [json.loads(body)["body"] for body in each.inputs()] == list(range(TICKS))
-            assert each.read(4, 4, []).number.tolist() == [4, 5, 6, 7]
-    (joined,) = (each for each in whole if each.events == 2)
+    for episode in whole:
+        if len(episode) == TICKS:
+            assert episode.read().number.tolist() == list(range(TICKS))
+            assert episode["obs"][:, 0].tolist() == list(range(TICKS))
+            assert [json.loads(body)["body"] for body in episode.inputs()] == list(range(TICKS))
+            assert episode.read(4, 4, []).number.tolist() == [4, 5, 6, 7]
+    (joined,) = (episode for episode in whole if episode.events == 2)
     assert joined.read().event[5] == joined.read().event[7] == "resumed"
-    assert whole_sessions([each for each in episodes if each.session == "stays"])[0].session == "stays"
+    assert whole_sessions([episode for episode in episodes if episode.session == "stays"])[0].session == "stays"
 
 
 async def test_a_version_remembers_what_was_before_a_move(tmp_path: Path) -> None:
@@ -134,11 +134,11 @@ async def test_a_version_remembers_what_was_before_a_move(tmp_path: Path) -> Non
     episodes = await record(tmp_path, steps_of(seen, outputs, 0))
 
     def compared(episodes: Any) -> dict[str, list[np.ndarray]]:
-        found: dict[str, list[np.ndarray]] = {}
-        for each in compare(episodes, Version("same", module, example)):
-            assert isinstance(each, Comparison)
-            found.setdefault(each.session, []).append(each.kl)
-        return found
+        kl_of: dict[str, list[np.ndarray]] = {}
+        for comparison in compare(episodes, Version("same", module, example)):
+            assert isinstance(comparison, Comparison)
+            kl_of.setdefault(comparison.session, []).append(comparison.kl)
+        return kl_of
 
     # Without the policy's outputs, the divergence is estimated: 0 if the probability is that of the recording.
     assert all(np.abs(kl).max() < 1e-6 for kl in compared(whole_sessions(episodes))["moves"])

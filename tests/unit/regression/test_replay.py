@@ -101,8 +101,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, new_tracking_db) -> Recor
     return Recorded(folder, uri)
 
 
-def replayed(command: Run, of: Recorded, *words: object):
-    done = command("replay", of.recordings, "--tracking", of.uri, "--json", *map(str, words))
+def replayed(command: Run, games: Recorded, *words: object):
+    done = command("replay", games.recordings, "--tracking", games.uri, "--json", *map(str, words))
     assert done.returncode == 0
     return json.loads(done.stdout)
 
@@ -114,7 +114,7 @@ def test_the_version_that_played_acts_as_recorded_and_another_one_does_not(
     assert len(episodes) == 2
     same = replayed(command, recorded, "--model", "models:/cartpole/1")
     assert (same["model"], same["reference"]) == ("models:/cartpole/1", None)
-    assert [row["recording"] for row in same["recordings"]] == [each.id for each in episodes]
+    assert [row["recording"] for row in same["recordings"]] == [episode.id for episode in episodes]
     assert [row["first"] for row in same["recordings"]] == [None, None]
     assert same["total"]["ticks"] == sum(map(len, episodes))
     assert same["total"]["agreement"] == 1.0
@@ -136,19 +136,19 @@ def test_the_version_that_played_acts_as_recorded_and_another_one_does_not(
 
 def test_two_versions_are_compared_with_each_other_exactly(recorded: Recorded, command: Run) -> None:
     both = ("--model", "models:/cartpole/1", "--model", "models:/cartpole/2")
-    found = replayed(command, recorded, *both)
-    assert (found["model"], found["reference"]) == ("models:/cartpole/2", "models:/cartpole/1")
-    assert found["total"]["kl_exact"] is True
+    replayed_both = replayed(command, recorded, *both)
+    assert (replayed_both["model"], replayed_both["reference"]) == ("models:/cartpole/2", "models:/cartpole/1")
+    assert replayed_both["total"]["kl_exact"] is True
     against = replayed(command, recorded, "--model", "models:/cartpole/2")
-    assert found["total"]["agreement"] == against["total"]["agreement"], "the recorded version was greedy"
+    assert replayed_both["total"]["agreement"] == against["total"]["agreement"], "the recorded version was greedy"
     library = brayx.replay_recording(recorded.recordings, "models:/cartpole/1", both[3], tracking=recorded.uri)
-    assert library.as_dict() == found
-    session = found["recordings"][0]["session"]
-    one = replayed(command, recorded, *both, "--session", session)
-    assert one["recordings"] == found["recordings"][:1]
+    assert library.as_dict() == replayed_both
+    session = replayed_both["recordings"][0]["session"]
+    first_only = replayed(command, recorded, *both, "--session", session)
+    assert first_only["recordings"] == replayed_both["recordings"][:1]
     lines = command("replay", recorded.recordings, "--tracking", recorded.uri, *both).stdout.splitlines()
     assert lines[0] == "models:/cartpole/2 against models:/cartpole/1"
-    assert [line.split()[0] for line in lines[2:5]] == [session, found["recordings"][1]["session"], "in"]
+    assert [line.split()[0] for line in lines[2:5]] == [session, replayed_both["recordings"][1]["session"], "in"]
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,8 @@ def test_what_cannot_be_replayed_is_refused(
         command("replay", recorded.recordings, "--tracking", recorded.uri, *words)
 
 
-def resimulated(command: Run, of: Recorded, session: str, *words: object):
-    return replayed(command, of, "--session", session, "--resimulate", *words)
+def resimulated(command: Run, games: Recorded, session: str, *words: object):
+    return replayed(command, games, "--session", session, "--resimulate", *words)
 
 
 def test_a_game_is_played_again_and_goes_on_with_another_version(recorded: Recorded, command: Run, tmp_path) -> None:
@@ -330,5 +330,5 @@ def test_a_report_of_nothing_is_a_report() -> None:
     assert empty.as_dict()["total"]["agreement"] is None
     assert json.loads(json.dumps(empty.as_dict()))["recordings"][0]["first"] is None
     assert "KL is not known" in str(empty)
-    for each in (empty, Replay("a", "b", []), Replay("a", "b", [comparison([True], [0.1]), comparison([], [])])):
-        draw(each).canvas.draw()
+    for replay in (empty, Replay("a", "b", []), Replay("a", "b", [comparison([True], [0.1]), comparison([], [])])):
+        draw(replay).canvas.draw()

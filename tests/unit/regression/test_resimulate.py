@@ -47,12 +47,12 @@ def record(tmp_path: Path) -> Callable[..., list[Recording]]:
     """Records sessions by agent, each with this number of ticks, except one that is lost: bodies 0, 1, ..., and replies
     AGENT 0, AGENT 1, ..."""
 
-    def made(events: Sequence[str] = (), end: str = "stop", lost: int = -1, **lengths: int) -> list[Recording]:
+    def actor(events: Sequence[str] = (), end: str = "stop", lost: int = -1, **lengths: int) -> list[Recording]:
         recorder = SessionRecorder(RecordingConfig(folder=str(tmp_path)), Recorder())
         for agent, length in lengths.items():
             log = recorder.open(f"old-agent-{agent}", START, reply=f"{agent} started".encode())
             assert log is not None
-            for number in [each for each in range(length) if each != lost]:
+            for number in [tick for tick in range(length) if tick != lost]:
                 log.tick(State("s", tick=number), b"%d" % number, f"{agent} {number}".encode(), 0.0, 0.0)
             for event in events:
                 log.event(event, last=True)
@@ -60,7 +60,7 @@ def record(tmp_path: Path) -> Callable[..., list[Recording]]:
         recorder.close(WAIT_S)
         return list(open_recordings(str(tmp_path)))
 
-    return made
+    return actor
 
 
 class Play:
@@ -262,17 +262,17 @@ def four(tmp_path_factory: pytest.TempPathFactory, new_tracking_db) -> Four:
     return Four(folder, uri, game_of(open_recordings(str(folder / "recordings"))[0].session))
 
 
-def resimulated(command: Run, of: Four, session: str, *words: object, recordings: str = "recordings") -> Any:
+def resimulated(command: Run, game: Four, session: str, *words: object, recordings: str = "recordings") -> Any:
     done = command(
-        "replay", str(of.folder / recordings), "--tracking", of.uri, "--session", session, "--json",
+        "replay", str(game.folder / recordings), "--tracking", game.uri, "--session", session, "--json",
         "--resimulate", GAME, *map(str, words),
     )  # fmt: skip
     assert done.returncode == 0
     return json.loads(done.stdout)
 
 
-def rows(found: Any) -> dict[str, Any]:
-    return {row["session"].rpartition("-")[2]: row for row in found["sessions"]}
+def rows(report: Any) -> dict[str, Any]:
+    return {row["session"].rpartition("-")[2]: row for row in report["sessions"]}
 
 
 def test_both_seats_are_played_again_and_then_by_another_version(four: Four, command: Run) -> None:
@@ -292,14 +292,14 @@ def test_both_seats_are_played_again_and_then_by_another_version(four: Four, com
 def test_one_seat_is_played_by_another_version_against_the_recorded_player(
     four: Four, command: Run, tmp_path: Path
 ) -> None:
-    found = resimulated(
+    report = resimulated(
         command, four, f"{four.name}-agent-red", "--model", "models:/four/2", "--others", "models:/four/1",
         "--out", tmp_path,
     )  # fmt: skip
-    red, yellow = rows(found)["red"], rows(found)["yellow"]
+    red, yellow = rows(report)["red"], rows(report)["yellow"]
     assert (red["player"], red["first"] is None) == ("models:/four/2", False)
     assert yellow["player"] in ("models:/four/1", "")
-    new = {each.session.rpartition("-")[2]: each for each in open_recordings(str(tmp_path))}
+    new = {episode.session.rpartition("-")[2]: episode for episode in open_recordings(str(tmp_path))}
     assert (len(new["red"]), new["red"].player, new["red"].result) == (red["ticks"], "models:/four/2", red["result"])
     if yellow["player"]:  # its board differs as soon as red's move does
         assert new["yellow"].read().number.tolist() == list(
@@ -319,7 +319,7 @@ def test_a_game_with_a_seat_that_is_not_recorded_is_refused(
     four: Four, command: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BRAYX_TRACEBACK", "1")
-    red = [each for each in open_recordings(str(four.folder / "recordings")) if each.session.endswith("red")]
+    red = [episode for episode in open_recordings(str(four.folder / "recordings")) if episode.session.endswith("red")]
     copy(red, str(four.folder / "red"))
     words = ["--model", "models:/four/1", "--from-tick", 1]
     with pytest.raises(BadRecording, match="the game has a seat 'yellow' that is not recorded"):
@@ -331,8 +331,10 @@ def test_a_game_with_a_seat_that_is_not_recorded_is_refused(
 
 
 def test_the_sessions_of_a_game_are_compared_together(four: Four, command: Run) -> None:
-    found = brayx.replay_recording(
+    report = brayx.replay_recording(
         str(four.folder / "recordings"), "models:/four/1", tracking=four.uri, session=four.name
     )
-    assert [each.session for each in found.compared] == [f"{four.name}-agent-{seat}" for seat in ("red", "yellow")]
-    assert np.isfinite(found.total.kl)
+    assert [comparison.session for comparison in report.compared] == [
+        f"{four.name}-agent-{seat}" for seat in ("red", "yellow")
+    ]
+    assert np.isfinite(report.total.kl)

@@ -111,13 +111,13 @@ def test_a_batch_that_is_too_old_is_not_reused():
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), min_size=1, max_size=12))
 def test_push_what_fits_never_drops(pushes):
-    buffer, taken = ReplayBuffer(CONFIG), 0
+    buffer, accepted = ReplayBuffer(CONFIG), 0
     for is_columns, size in pushes:
         replay = columns(size) if is_columns else fragment(size)
         rest = buffer.push_what_fits(replay)
-        taken += len(replay) - (0 if rest is None else len(rest))
+        accepted += len(replay) - (0 if rest is None else len(rest))
         assert not buffer.dropped
-        assert buffer.pushed == taken
+        assert buffer.pushed == accepted
         assert len(buffer) <= CONFIG.size
     if len(buffer) < CONFIG.size:
         assert buffer.push_what_fits(columns(1)) is None
@@ -193,26 +193,26 @@ def test_reserved_names_of_a_sampled_buffer_are_refused(name, value, message):
 def test_memory_does_not_grow_with_time(sampler, reads):
     buffer = ReplayBuffer(changed(sampler=sampler), seed=0)
 
-    def held() -> int:
+    def bytes_held() -> int:
         arrays = [a for batch in buffer._batches for a in batch.values()]
         if buffer.table is not None:
             table = buffer.table
-            own = [v for part in (table, table._sampler, table._remover) for v in vars(part).values()]
-            arrays += [*table._arrays.values(), *(v for v in own if isinstance(v, np.ndarray))]
+            values_held = [v for part in (table, table._sampler, table._remover) for v in vars(part).values()]
+            arrays += [*table._arrays.values(), *(v for v in values_held if isinstance(v, np.ndarray))]
         return sum(array.nbytes for array in arrays)
 
     for _ in range(20):
         buffer.push(columns(2))
-    full = held()
+    full = bytes_held()
     for number in range(2000):
         buffer.push(columns(1 + number % 5))
         buffer.push(fragment(1 + number % 7))
         if reads:
             buffer.pop()
-    assert held() <= full
+    assert bytes_held() <= full
     stats = buffer.stats()
-    kept = stats.get("columns", stats["batches"] * 2) * 4
-    assert kept <= CONFIG.size * WHOLE
+    columns_held = stats.get("columns", stats["batches"] * 2) * 4
+    assert columns_held <= CONFIG.size * WHOLE
     assert stats["pushed"] == sum(4 * (1 + n % 5) + 1 + n % 7 for n in range(2000)) + 20 * WHOLE
 
 

@@ -39,11 +39,11 @@ def test_closing_threads_share_one_deadline(monkeypatch):
 
 
 def test_an_abandoned_thread_pushes_nothing_more():
-    taken, goes_on, read = [], threading.Event(), threading.Event()
+    pushed, goes_on, read = [], threading.Event(), threading.Event()
 
     class Buffer:
         def offer(self, *replays: object, timeout_s: float) -> list[object]:
-            taken.extend(replays)
+            pushed.extend(replays)
             return []
 
     def part():
@@ -56,4 +56,4 @@ def test_an_abandoned_thread_pushes_nothing_more():
         feed.stop(0.0)
         goes_on.set()
     assert feed.join(60)
-    assert not taken
+    assert not pushed

@@ -49,13 +49,13 @@ SAVE = {"npz": save_npz, "parquet": save_parquet}
 @pytest.mark.parametrize("kind", SAVE)
 def test_rows_become_episodes(tmp_path, kind):
     SAVE[kind](tmp_path / f"data.{kind}", steps("--T-C--"))
-    one, two, three = Dataset(tmp_path / f"data.{kind}")
-    assert one.reward.tolist() == [0, 1, 2]
-    assert one.terminated
-    assert one.obs[:, 0].tolist() == [0, 1, 2, 2], "never bootstrapped from"
+    first, two, three = Dataset(tmp_path / f"data.{kind}")
+    assert first.reward.tolist() == [0, 1, 2]
+    assert first.terminated
+    assert first.obs[:, 0].tolist() == [0, 1, 2, 2], "never bootstrapped from"
     assert (two.reward.tolist(), two.obs[:, 0].tolist(), two.truncated) == ([3], [3, 4], True)
     assert (three.reward.tolist(), three.obs[:, 0].tolist(), three.truncated) == ([5], [5, 6], True)
-    for episode in (one, two, three):
+    for episode in (first, two, three):
         check(episode, None)
 
 
@@ -269,20 +269,20 @@ def test_nested_lists_are_axes_for_any_row_groups(tmp_path):
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 100])
 @pytest.mark.parametrize("following", [False, True])
 def test_episodes_read_in_blocks_are_whole(tmp_path, monkeypatch, rows, following):
-    made = steps("--T-C-----TTC---")
+    columns_made = steps("--T-C-----TTC---")
     if following:
-        made["next_obs"] = made["obs"] + 1
-    save_npz(tmp_path / "data.npz", made)
-    save_parquet(tmp_path / "data.parquet", made)
-    np.savez_compressed(tmp_path / "fortran.npz", **{**made, "obs": np.asfortranarray(made["obs"])})
+        columns_made["next_obs"] = columns_made["obs"] + 1
+    save_npz(tmp_path / "data.npz", columns_made)
+    save_parquet(tmp_path / "data.parquet", columns_made)
+    np.savez_compressed(tmp_path / "fortran.npz", **{**columns_made, "obs": np.asfortranarray(columns_made["obs"])})
     expected = list(Dataset(tmp_path / "data.npz"))
     assert len(expected) == (6 if following else 5)
     monkeypatch.setattr("brayx.replay.steps.BLOCK_ROWS", rows)
     for name in ("data.npz", "data.parquet", "fortran.npz"):
-        for one, other in zip(Dataset(tmp_path / name), expected, strict=True):
-            assert (one.obs == other.obs).all()
-            assert (one.reward == other.reward).all()
-            assert (one.terminated, one.truncated) == (other.terminated, other.truncated)
+        for episode_read, other in zip(Dataset(tmp_path / name), expected, strict=True):
+            assert (episode_read.obs == other.obs).all()
+            assert (episode_read.reward == other.reward).all()
+            assert (episode_read.terminated, episode_read.truncated) == (other.terminated, other.truncated)
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -317,9 +317,9 @@ def test_a_long_file_is_read_in_blocks(tmp_path, wrong, message):
     import pyarrow as pa
     import pyarrow.parquet
 
-    made = {name: array.tolist() for name, array in steps("---T" * 2500).items()}
-    made["obs"][9000] = wrong
-    pyarrow.parquet.write_table(pa.table(made), tmp_path / "data.parquet")
+    rows = {name: array.tolist() for name, array in steps("---T" * 2500).items()}
+    rows["obs"][9000] = wrong
+    pyarrow.parquet.write_table(pa.table(rows), tmp_path / "data.parquet")
     dataset = Dataset(tmp_path / "data.parquet")
     dataset.check()
     episodes = iter(dataset)
@@ -377,9 +377,9 @@ def test_parts_are_files_if_there_are_enough_and_otherwise_row_groups(tmp_path):
 
 
 def test_a_part_reads_its_own_groups_and_names_a_row_by_its_number_in_the_file(tmp_path):
-    made = {name: array.tolist() for name, array in steps("-T" * 10).items()}
-    made["obs"][15] = [1.0]
-    grouped(tmp_path / "data.parquet", made, 5)
+    rows = {name: array.tolist() for name, array in steps("-T" * 10).items()}
+    rows["obs"][15] = [1.0]
+    grouped(tmp_path / "data.parquet", rows, 5)
     first, second = Dataset(tmp_path / "data.parquet").parts(2)
     assert len(list(first())) == 5
     with pytest.raises(ConfigError, match=r"obs: row 15 .* another length than the first one, 2"):
@@ -390,7 +390,9 @@ def test_parts_use_the_names_in_the_data(tmp_path):
     rows = steps("--T-----T--T")
     grouped(tmp_path / "data.parquet", {**rows, "done": rows.pop("terminated"), "cut": rows.pop("truncated")}, 3)
     dataset = Dataset(tmp_path / "data.parquet", fields={"terminated": "done", "truncated": "cut"})
-    assert [values(episode) for part in dataset.parts(4) for episode in part()] == [values(each) for each in dataset]
+    assert [values(episode) for part in dataset.parts(4) for episode in part()] == [
+        values(episode) for episode in dataset
+    ]
 
 
 def test_an_unreadable_file_cannot_be_divided(tmp_path):
@@ -459,8 +461,8 @@ def test_fed_fragments_are_accepted_with_any_version_of_another_trial(tmp_path, 
                 buffer.push(replay)
             return []
 
-    made = columns(2, version=800)
-    with Feed(AcceptingBuffer(), [*Dataset(tmp_path / "data.npz").parts(1), lambda: [made]]) as feed:
+    row = columns(2, version=800)
+    with Feed(AcceptingBuffer(), [*Dataset(tmp_path / "data.npz").parts(1), lambda: [row]]) as feed:
         assert feed.join(5)
     assert (feed.fed, feed.refused, feed.error) == (2, 0, None)
     buffer.push(columns(2, version=1))  # the agent's own fragment, which they must not make too old
@@ -560,11 +562,11 @@ def test_actions_of_the_environment_are_converted_to_a_policys_or_refused(tmp_pa
         dataset.for_env(ActionSpec.of(SPACES.Box(0, 10, (1,))))
         dataset.for_env(ActionSpec.of(SPACES.Box(-1, 1, (1,)), scale=True))
         return
-    found = dataset.for_env(BOX)
+    converted = dataset.for_env(BOX)
     expected = recorded.tolist() if actions == "policy" else [[-1], [-0.5], [1]]
     layout = Layout.of_model(({"robot0_eef_pos": np.zeros((1, 2), np.float32)} if "robo" in kind else OBS,))
-    assert {"obs", "obs/robot0_eef_pos"} & found.check(layout)
-    for read in (found, found.checked(layout), found.parts(1)[0](), [found.finished(dataset.first())]):
+    assert {"obs", "obs/robot0_eef_pos"} & converted.check(layout)
+    for read in (converted, converted.checked(layout), converted.parts(1)[0](), [converted.finished(dataset.first())]):
         assert all(episode.action.tolist() == expected for episode in read)
     assert dataset.first().action.tolist() == recorded.tolist(), "the first one stays as it is"
 

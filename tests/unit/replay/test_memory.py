@@ -32,13 +32,13 @@ def used() -> int:
 )
 def test_memory_is_freed_after_data_has_passed_through(options):
     buffer = ReplayBuffer(changed(size=64, **options), seed=0)
-    many, one, bad = columns(ROWS), fragment(5), columns(1, float("nan"))
+    many, single, bad = columns(ROWS), fragment(5), columns(1, float("nan"))
 
     def work(pushes):
         for number in range(pushes):
             buffer.push(many)
             if number % 8 == 0:
-                buffer.push(one)
+                buffer.push(single)
                 with pytest.raises(BadFragment):
                     buffer.push(bad)
             batch = buffer.pop()
@@ -52,6 +52,6 @@ def test_memory_is_freed_after_data_has_passed_through(options):
         work(PUSHES // ROUNDS)
         grown.append(used() - before)
     stats = buffer.stats()
-    gone = sum(value for name, value in stats.items() if name.startswith("dropped.")) / 4 + stats.get("replaced", 0)
-    assert gone > 200_000
+    removed = sum(value for name, value in stats.items() if name.startswith("dropped.")) / 4 + stats.get("replaced", 0)
+    assert removed > 200_000
     assert min(grown) < MIB / 4, "memory grew each time; a single growth may come from earlier tests"

@@ -33,8 +33,8 @@ def test_the_order_of_a_two_to_one_mix():
 def test_a_stream_with_data_never_waits_for_an_empty_one(weights, data):
     mix = StreamMix(weights)
     for _ in range(30):
-        there = data.draw(st.sets(st.sampled_from(sorted(weights)), min_size=1))
-        assert mix.choose(there) in there
+        with_data = data.draw(st.sets(st.sampled_from(sorted(weights)), min_size=1))
+        assert mix.choose(with_data) in with_data
 
 
 def test_a_stream_that_was_empty_for_long_does_not_catch_up_afterwards():

@@ -26,7 +26,7 @@ SQUASHED = ActionSpec("box", (), (2,), -np.ones(2, np.float32), np.ones(2, np.fl
 def fragment(start: int, length: int, end: str = "neither", **changes) -> Fragment:
     """Transitions ``start .. start + length - 1``; observation, action and reward equal the number."""
     numbers = np.arange(start, start + length + 1)
-    made = Fragment(
+    whole = Fragment(
         obs={"x": numbers.astype(np.float32)[:, None], "y": numbers.astype(np.int32)},
         action=numbers[:-1].astype(np.int64),
         log_prob=np.full(length, -0.5, np.float32),
@@ -35,12 +35,12 @@ def fragment(start: int, length: int, end: str = "neither", **changes) -> Fragme
         truncated=end == "truncated",
         policy_version=np.full(length, 3, np.int64),
     )
-    return dataclasses.replace(made, **changes)
+    return dataclasses.replace(whole, **changes)
 
 
 def pack(fragments, batch_size=2, unroll_length=4):
     packer = BatchPacker(batch_size, unroll_length)
-    batches = [batch for one in fragments for batch in packer.add(one)]
+    batches = [batch for fragment in fragments for batch in packer.add(fragment)]
     last = packer.flush()
     return batches + ([last] if last is not None else [])
 
@@ -96,9 +96,9 @@ def test_a_fragment_packed_in_parts_equals_one_packed_whole(lengths, unroll_leng
         while rest is not None:
             room = next(turns)
             fitting = packer.fitting(len(rest), room)
-            made = list(packer.add(rest, fitting)) if fitting else []
-            assert len(made) <= room
-            batches += made
+            completed = list(packer.add(rest, fitting)) if fitting else []
+            assert len(completed) <= room
+            batches += completed
             rest = rest.after(fitting) if fitting < len(rest) else None
     last = packer.flush()
     batches += [last] if last is not None else []
@@ -120,8 +120,8 @@ def test_every_transition_is_packed_once_in_order_with_its_next_observation(leng
         fragments.append(fragment(start, length, end))
         start += length + 1
     batches = pack(fragments, batch_size, unroll_length)
-    assert steps(batches, "action") == [int(a) for one in fragments for a in one.action]
-    last_of = {int(one.action[-1]): one for one in fragments}
+    assert steps(batches, "action") == [int(a) for fragment in fragments for a in fragment.action]
+    last_of = {int(fragment.action[-1]): fragment for fragment in fragments}
     for batch in batches:
         assert not batch["mask"][:, -1].any()
         assert not (batch["terminated"] & batch["truncated"]).any()
@@ -328,8 +328,8 @@ def test_a_masked_action_may_be_anything():
     (batch,) = BatchPacker(1, 3).add(fragment(0, 3, "terminated", obs=np.zeros((4, 2), np.float32)))
     batch["mask"][:, 1:] = 0
     padded = np.where(batch["mask"] > 0, batch["action"], -1)
-    (made,) = packer.add(Columns({**batch, "action": padded}))
-    np.testing.assert_array_equal(made["action"], padded)
+    (packed,) = packer.add(Columns({**batch, "action": padded}))
+    np.testing.assert_array_equal(packed["action"], padded)
 
 
 @pytest.mark.parametrize(
@@ -356,13 +356,13 @@ def test_actions_outside_the_models_range_are_refused(acts, good, bad, message):
         return dataclasses.replace(plain, action=action), Columns({**batch, "action": steps})
 
     layout = Layout.of_model((np.zeros((1, 2), np.float32),), acts)
-    for each in pushed(good):
-        (batch,) = BatchPacker(1, 3, layout).add(each)
+    for replay in pushed(good):
+        (batch,) = BatchPacker(1, 3, layout).add(replay)
         np.testing.assert_array_equal(batch["action"][0, :3], good)
-    for each in pushed(bad):
+    for replay in pushed(bad):
         packer = BatchPacker(1, 3, layout)
         with pytest.raises(BadFragment, match=message):
-            packer.add(each)
+            packer.add(replay)
         assert packer.layout is layout
 
 

@@ -32,11 +32,11 @@ def test_it_equals_a_running_sum(capacity, writes, places):
         with pytest.raises(ValueError, match="all weights are 0"):
             tree.find(np.zeros(1))
         return
-    at = np.array(places) * tree.total
+    places_of_total = np.array(places) * tree.total
     ends = np.cumsum(naive)
-    for place, found in zip(at, tree.find(at), strict=True):
-        assert naive[found] > 0
-        assert ends[found] - naive[found] - 1e-6 <= place <= ends[found] + 1e-6
+    for place, leaf in zip(places_of_total, tree.find(places_of_total), strict=True):
+        assert naive[leaf] > 0
+        assert ends[leaf] - naive[leaf] - 1e-6 <= place <= ends[leaf] + 1e-6
 
 
 def test_a_position_on_a_border_maps_to_the_next_index_and_past_the_end_to_the_last():

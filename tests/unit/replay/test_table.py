@@ -71,15 +71,15 @@ def test_priorities_are_set_by_index_and_stale_ones_are_ignored():
 def test_indices_of_another_table_are_ignored(monkeypatch):
     chance = iter([7, 7, 8])
     monkeypatch.setattr("brayx.replay.table.secrets.randbits", lambda bits: next(chance))
-    one, *others = (Table.prioritised(4, 4, seed=0, shard=shard) for shard in (126, 127, 126))
-    for table in (one, *others):
+    ours, *others = (Table.prioritised(4, 4, seed=0, shard=shard) for shard in (126, 127, 126))
+    for table in (ours, *others):
         table.insert(columns(range(4)))
     for other in others:
         index = other.sample()["index"]
         assert (index >= 0).all()
-        assert one.update_priorities(index, np.ones(4)) == 0
+        assert ours.update_priorities(index, np.ones(4)) == 0
         assert other.update_priorities(index, np.ones(4)) == 4
-    assert one.stale == 0
+    assert ours.stale == 0
 
 
 @pytest.mark.parametrize("priority", [np.nan, -1.0, np.inf])
@@ -117,9 +117,9 @@ def test_old_columns_are_dropped_and_counted_for_every_sampler_and_remover(sampl
 
 def test_masked_steps_do_not_count_for_the_age():
     table = Table.uniform(4, 4, seed=0)
-    made = columns([1], 5)
-    made["policy_version"][:, 1] = 0
-    table.insert(made)
+    masked = columns([1], 5)
+    masked["policy_version"][:, 1] = 0
+    table.insert(masked)
     assert table.sample(least_version=5) is not None
 
 

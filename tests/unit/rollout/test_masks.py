@@ -76,15 +76,15 @@ def collector(env, mode, **options):
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_each_observation_is_recorded_with_its_own_mask(mode, greedy):
     """Also after the reset of one environment among several, in each autoreset mode."""
-    made = collector(MasksInInfo, mode, greedy=greedy)
+    masking = collector(MasksInInfo, mode, greedy=greedy)
     for _ in range(8):
-        arrays = made.collect().arrays
+        arrays = masking.collect().arrays
         for row, t in np.argwhere(arrays["mask"] > 0):
-            at = int(arrays["obs/obs"][row, t, 1])
-            expected = np.ones(ACTIONS) if at == 2 else np.arange(ACTIONS) == at
+            step = int(arrays["obs/obs"][row, t, 1])
+            expected = np.ones(ACTIONS) if step == 2 else np.arange(ACTIONS) == step
             np.testing.assert_array_equal(arrays["obs/action_mask"][row, t], expected)
-            assert at == 2 or arrays["action"][row, t] == at
-            assert at == 2 or arrays["log_prob"][row, t] == 0
+            assert step == 2 or arrays["action"][row, t] == step
+            assert step == 2 or arrays["log_prob"][row, t] == 0
 
 
 class AllowsNothing(Counting):
@@ -125,11 +125,11 @@ def test_taxi_takes_no_masked_action(vectorization):
     """Taxi is a Gymnasium game with masks; it forbids actions that would change nothing."""
     envs = make_envs("Taxi-v4", 4, vectorization=vectorization)
     module, args = ready_made(None, envs)(observation_of(envs), ActionSpec.of(envs.single_action_space))
-    made = Collector(envs, RolloutPolicy(module, args, engine="torch"), 50, seed=3)
+    taxi = Collector(envs, RolloutPolicy(module, args, engine="torch"), 50, seed=3)
     try:
-        arrays = made.collect().arrays
+        arrays = taxi.collect().arrays
     finally:
-        made.close()
+        taxi.close()
     rules = gymnasium.make("Taxi-v4").unwrapped
     took = arrays["mask"] > 0
     for state, mask, action in zip(
@@ -189,9 +189,9 @@ def test_masks_that_resets_lack_are_ignored_with_one_warning(caplog):
         def reset(self, *, seed=None, options=None):
             return super().reset()[0], {}
 
-    made = collector(MasksInStepsOnly, AutoresetMode.NEXT_STEP)
+    masking = collector(MasksInStepsOnly, AutoresetMode.NEXT_STEP)
     for _ in range(2):
-        assert "obs/action_mask" not in made.collect().arrays
+        assert "obs/action_mask" not in masking.collect().arrays
     (warning,) = caplog.messages
     assert "info's action_mask is ignored" in warning
 

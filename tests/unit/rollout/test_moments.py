@@ -19,9 +19,9 @@ def test_parts_merge_to_the_whole_in_any_order(sizes, seed):
     for part in parts:
         whole.add(part)
     for index in rng.permutation(len(parts)):
-        one = Moments((3,))
-        one.add(parts[index])
-        merged.merge(one)
+        part_moments = Moments((3,))
+        part_moments.add(parts[index])
+        merged.merge(part_moments)
     samples = np.concatenate(parts)
     for moments in (whole, merged):
         assert moments.count == len(samples)

@@ -18,9 +18,9 @@ class Worker:
         self.shared.add(samples)
 
     def calls(self) -> None:
-        found = self.store.exchange({"obs": self.shared.drain()}, known=0)
-        assert found is not None
-        self.shared.adopt(found["obs"])
+        newer = self.store.exchange({"obs": self.shared.drain()}, known=0)
+        assert newer is not None
+        self.shared.adopt(newer["obs"])
 
 
 def close(moments: Moments, samples: np.ndarray) -> None:
@@ -52,6 +52,6 @@ def test_a_restarted_store_restores_the_moments_with_the_most_samples() -> None:
     assert store.exchange({"obs": Moments((1,))}, known=3) is None, "fewer samples than this worker knows of"
     store.restore({"obs": many})
     store.restore({"obs": few})
-    found = store.exchange({"obs": Moments((1,))}, known=3)
-    assert found is not None
-    close(found["obs"], np.array([[1.0], [2.0], [6.0]]))
+    restored = store.exchange({"obs": Moments((1,))}, known=3)
+    assert restored is not None
+    close(restored["obs"], np.array([[1.0], [2.0], [6.0]]))

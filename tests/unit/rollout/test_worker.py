@@ -15,4 +15,4 @@ def test_errors_far_apart_do_not_add_up():
 
 def test_errors_within_the_window_add_up():
     failures = Failures()
-    assert [failures.add(at) for at in (0.0, 10.0, 3000.0, 3605.0, 9000.0)] == [1, 2, 3, 3, 1]
+    assert [failures.add(time_s) for time_s in (0.0, 10.0, 3000.0, 3605.0, 9000.0)] == [1, 2, 3, 3, 1]

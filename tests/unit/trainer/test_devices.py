@@ -56,13 +56,13 @@ def stream(name, numbers):
     """Learner batches; random numbers are seeded for each."""
     for number in numbers:
         torch.manual_seed(number)
-        found = with_extra_keys(joined(number), CASES[name])
+        batch = with_extra_keys(joined(number), CASES[name])
         if name == MEMORY:
-            shape = (*found["mask"].shape, 8)
-            found |= {f"state/{part}": np.zeros(shape, np.float32) for part in ("h", "c")}
+            shape = (*batch["mask"].shape, 8)
+            batch |= {f"state/{part}": np.zeros(shape, np.float32) for part in ("h", "c")}
         if CASES[name].name == "mixed" and number % 3 == 0:
-            found["demonstration"] = found["mask"]
-        yield found
+            batch["demonstration"] = batch["mask"]
+        yield batch
 
 
 def learned(name, device, numbers, keeper, options=None, prefetch=0):
@@ -98,15 +98,15 @@ def close(got, expected, tolerance=TOLERANCE):
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_algorithm_learns_on_a_gpu_as_on_the_cpu(tmp_path, name):
-    here, measured_here = learned(name, "cpu", range(UPDATES), Folders(tmp_path / "cpu"))
-    there, measured_there = learned(name, "cuda", range(UPDATES), Folders(tmp_path / "there"))
-    close(there, here)
+    on_cpu, measured_here = learned(name, "cpu", range(UPDATES), Folders(tmp_path / "cpu"))
+    on_gpu, measured_there = learned(name, "cuda", range(UPDATES), Folders(tmp_path / "there"))
+    close(on_gpu, on_cpu)
     for metric in {"loss", "imitation_loss", "grad_norm", "entropy"} & measured_here.samples.keys():
         np.testing.assert_allclose(
             measured_there.samples[metric], measured_here.samples[metric], rtol=1e-2, atol=1e-3, err_msg=metric
         )
     initial = module_weights(made(name)[0])
-    assert max(np.abs(here[key] - initial[key]).max() for key in here) > 0.01, "training changed the weights"
+    assert max(np.abs(on_cpu[key] - initial[key]).max() for key in on_cpu) > 0.01, "training changed the weights"
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -21,30 +21,30 @@ class Held:
     def __init__(self, **held):
         self._there = [threading.Event() for _ in held]
         pairs = zip(held.items(), self._there, strict=True)
-        self.streams = {name: self._signalled(list(batches), there) for (name, batches), there in pairs}
+        self.streams = {name: self._signalled(list(batches), asked_again) for (name, batches), asked_again in pairs}
 
     @staticmethod
-    def _signalled(batches, there):
+    def _signalled(batches, asked_again):
         yield from batches
-        there.set()  # the stream asks for the next batch, so earlier ones are ready
+        asked_again.set()  # the stream asks for the next batch, so earlier ones are ready
 
     def then(self, stream):
-        assert all(there.wait(30) for there in self._there)
+        assert all(asked_again.wait(30) for asked_again in self._there)
         yield from stream
 
 
 @pytest.mark.parametrize("device", ELSEWHERE)
 def test_losses_on_the_training_batch_equal_those_of_the_next_update(tmp_path, device):
     (batch,) = batches(1)
-    held = Held(same=[batch])
+    held_out = Held(same=[batch])
     _, _, numbers, *_ = run(
         tmp_path,
-        stream=held.then([batch] * 4),
+        stream=held_out.then([batch] * 4),
         algorithm={"epochs": 1, "minibatch_size": 1024},
         learning_rate=1e-2,
         eval_interval=1,
         eval_batches=2,
-        evaluate=held.streams,
+        evaluate=held_out.streams,
         ranks=OnDevice(device),
     )
     for name in ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "explained_variance"):
@@ -56,9 +56,9 @@ def test_losses_on_the_training_batch_equal_those_of_the_next_update(tmp_path, d
 
 def test_evaluation_does_not_change_learning(tmp_path):
     _, plain, *_ = run(tmp_path / "plain", count=5)
-    held = Held(a=batches(3), b=batches(3, seed=7))
+    held_out = Held(a=batches(3), b=batches(3, seed=7))
     _, weights, numbers, *_ = run(
-        tmp_path / "evaluated", stream=held.then(batches(5)), eval_interval=2, evaluate=held.streams
+        tmp_path / "evaluated", stream=held_out.then(batches(5)), eval_interval=2, evaluate=held_out.streams
     )
     assert len(numbers.samples["eval/loss.a"]) == len(numbers.samples["eval/loss.b"]) == 2, "one metric each"
     for key, array in plain.published[-1][2].items():
@@ -72,9 +72,9 @@ def test_a_buffer_without_batches_does_not_delay_learning(tmp_path):
 
 
 def test_the_newest_batches_are_kept_until_others_come(tmp_path):
-    held = Held(one=batches(1))
+    held_out = Held(one=batches(1))
     _, _, numbers, *_ = run(
-        tmp_path, stream=held.then(batches(6)), eval_interval=2, eval_batches=2, evaluate=held.streams
+        tmp_path, stream=held_out.then(batches(6)), eval_interval=2, eval_batches=2, evaluate=held_out.streams
     )
     assert len(numbers.samples["eval/loss"]) == 3
 
@@ -83,16 +83,16 @@ def test_demonstrations_are_measured_with_the_loss_of_cloning_before_and_after_p
     (shown,) = demonstrated(batches(1, seed=5))
     measured = {}
     for name, learned in {"cloned": demonstrated(batches(4)), "played": batches(4)}.items():
-        held = Held(shown=[shown])
+        held_out = Held(shown=[shown])
         _, weights, numbers, *_ = run(
             tmp_path / name,
-            stream=held.then(learned),
+            stream=held_out.then(learned),
             algorithm=MixedConfig(reinforcement=PPOConfig(epochs=2, minibatch_size=16)),
             learning_rate=1e-2,
             eval_interval=1,
-            evaluate=held.streams,
+            evaluate=held_out.streams,
         )
-        taken = shown["action"][:, :-1][shown["mask"][:, :-1] > 0]
+        actions = shown["action"][:, :-1][shown["mask"][:, :-1] > 0]
         for evaluated, (_, _, arrays) in zip(
             numbers.samples["eval/imitation_loss"], weights.published[1:], strict=True
         ):
@@ -100,8 +100,8 @@ def test_demonstrations_are_measured_with_the_loss_of_cloning_before_and_after_p
                 module = ActorCritic(3, 2, hidden=(16,))
                 module.load_state_dict({key: torch.from_numpy(array) for key, array in arrays.items()})
                 logits = module(torch.ones(1, 3))["logits"].log_softmax(-1)[0]
-            assert evaluated == pytest.approx(-logits[taken].mean().item(), rel=1e-5)
+            assert evaluated == pytest.approx(-logits[actions].mean().item(), rel=1e-5)
         assert "eval/imitation_accuracy" in numbers.samples
-        assert not [each for each in numbers.samples if each.startswith("eval/") and each.endswith("_rate")]
+        assert not [name for name in numbers.samples if name.startswith("eval/") and name.endswith("_rate")]
         measured[name] = numbers.samples["eval/imitation_loss"]
     assert np.ptp(measured["played"]) > 1e-3

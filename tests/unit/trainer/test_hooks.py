@@ -124,12 +124,12 @@ def gradient(config, loss, *stream):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_loss_term_adds_its_gradient_for_every_algorithm(name, accumulate):
     config = ALGORITHMS[name].model_copy(update={"max_grad_norm": None, "accumulate": accumulate})
-    made = columns_of(5, COLUMNS)
-    _, plain = gradient(config, None, made)
-    _, hooked = gradient(config, term, made)
+    batch = columns_of(5, COLUMNS)
+    _, plain = gradient(config, None, batch)
+    _, hooked = gradient(config, term, batch)
     torch.manual_seed(0)
     module, _ = model(config)
-    seen = torch.from_numpy(made["obs"] if name in ("impala", "bc") else made["obs"][:, :-1]).flatten(0, 1)
+    seen = torch.from_numpy(batch["obs"] if name in ("impala", "bc") else batch["obs"][:, :-1]).flatten(0, 1)
     outputs = module({"obs": seen} if name == "mappo" else seen)
     term(outputs, seen).backward()
     assert any(p.grad.abs().max() > 1e-2 for p in module.parameters() if p.grad is not None)
@@ -145,21 +145,21 @@ def test_a_loss_term_leaves_out_demonstrations_beside_play(reinforcement, fit_va
     twice = {"epochs": 2} if reinforcement == "ppo" else {}
     inner = ALGORITHMS[reinforcement].model_copy(update={"max_grad_norm": None, **twice})
     config = MixedConfig(reinforcement=inner, fit_value=fit_value)
-    made = [columns_of(seed, COLUMNS) for seed in range(4)]
-    made[0] |= {DEMONSTRATION: np.ones(made[0]["mask"].shape, bool)}
+    batches = [columns_of(seed, COLUMNS) for seed in range(4)]
+    batches[0] |= {DEMONSTRATION: np.ones(batches[0]["mask"].shape, bool)}
     seen = []
 
     def looking(outputs, obs):
         seen.append(obs.clone())
         return term(outputs, obs)
 
-    gradient(config, looking, *made)
-    cloned, *played = ([torch.from_numpy(each["obs"])] for each in made)
+    gradient(config, looking, *batches)
+    cloned, *played = ([torch.from_numpy(batch["obs"])] for batch in batches)
     if reinforcement == "ppo":
         played = [[obs[:, :-1]] * 2 for (obs,) in played]
-    expected = [obs for each in (cloned, *played) for obs in each]
-    for found, want in zip(seen, expected, strict=True):
-        assert torch.equal(found.sort(0).values, want.flatten(0, 1).sort(0).values)
+    expected = [obs for part in (cloned, *played) for obs in part]
+    for rows, want in zip(seen, expected, strict=True):
+        assert torch.equal(rows.sort(0).values, want.flatten(0, 1).sort(0).values)
 
 
 def logits(weights):

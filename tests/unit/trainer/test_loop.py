@@ -49,7 +49,7 @@ def run(
         algorithm = PPOConfig(**{**plain, **(algorithm or {})})
     options = {"learning_rate": 1e-3, **options}
     config = TrainerConfig(model="model", buffers=["buffer"], algorithm=algorithm, **options)
-    weights, numbers, taken = Weights(), Numbers(newest), []
+    weights, numbers, batches_taken = Weights(), Numbers(newest), []
     keeper = folder if isinstance(folder, Folders) else Folders(folder)
 
     def publisher(newest_version):
@@ -61,7 +61,7 @@ def run(
         ActorCritic(3, 2, hidden=(16,)),
         (np.zeros((1, 3), np.float32),),
         batches=stream if stream is not None else batches(count),
-        took=took or (lambda: taken.append(1)),
+        took=took or (lambda: batches_taken.append(1)),
         publisher=publisher,
         numbers=numbers,
         keeper=keeper,
@@ -69,14 +69,14 @@ def run(
         about={"project": "test"},
         **parts,
     ).run()
-    return summary, weights, numbers, keeper, taken
+    return summary, weights, numbers, keeper, batches_taken
 
 
 def test_it_learns_publishes_records_and_saves(tmp_path):
-    summary, weights, numbers, keeper, taken = run(tmp_path, count=30, learning_rate=1e-2)
+    summary, weights, numbers, keeper, batches_taken = run(tmp_path, count=30, learning_rate=1e-2)
     assert (summary.reason, summary.env_steps, summary.updates) == ("stream_ended", 30 * BATCH_STEPS, 30)
     assert not summary.resumed
-    assert len(taken) == 30
+    assert len(batches_taken) == 30
     assert [version for version, _, _ in weights.published] == list(range(1, 32))
     assert weights.published[0][1] == 0, "acting starts from the initial weights"
     assert len(numbers.samples["loss"]) == 30
@@ -181,7 +181,7 @@ def one_played_among_nine_demonstrated(rounds):
 
 def test_demonstrations_that_are_only_kept_do_not_use_the_budget(tmp_path):
     """They are no update either: nothing is published, saved or evaluated after them, as nothing changed."""
-    summary, weights, numbers, keeper, taken = run(
+    summary, weights, numbers, keeper, batches_taken = run(
         tmp_path,
         stream=one_played_among_nine_demonstrated(8),
         algorithm=MixedConfig(reinforcement=PPOConfig(epochs=1, minibatch_size=16)),
@@ -189,7 +189,7 @@ def test_demonstrations_that_are_only_kept_do_not_use_the_budget(tmp_path):
         checkpoint_interval=1,
     )
     assert (summary.reason, summary.updates, summary.env_steps) == ("num_steps", 6, 6 * BATCH_STEPS)
-    assert len(taken) == 5 * 10 + 1, "they are still taken from the stream"
+    assert len(batches_taken) == 5 * 10 + 1, "they are still taken from the stream"
     assert [step // BATCH_STEPS for _, step, _ in weights.published] == list(range(7))
     assert [step // BATCH_STEPS for step, _, _ in keeper.saved] == [1, 2, 3, 4, 5, 6]
     assert len(numbers.samples["policy_loss"]) == len(numbers.samples["update_seconds"]) == 6
@@ -540,8 +540,8 @@ class Threads(Alone):
 
     size = 2
 
-    def __init__(self, rank, barrier, given):
-        self.rank, self.barrier, self.given = rank, barrier, given
+    def __init__(self, rank, barrier, flags):
+        self.rank, self.barrier, self.given = rank, barrier, flags
 
     def sum(self, x):
         self.given[self.rank] = x.detach()
@@ -552,7 +552,7 @@ class Threads(Alone):
 
 
 def test_ranks_end_together_if_one_has_no_batch(tmp_path):
-    barrier, given = threading.Barrier(2), {}
+    barrier, flags = threading.Barrier(2), {}
 
     def rank(number):
         config = TrainerConfig(model="model", buffers=["buffer"], algorithm=PPOConfig(epochs=1, minibatch_size=16))
@@ -564,7 +564,7 @@ def test_ranks_end_together_if_one_has_no_batch(tmp_path):
             publisher=Weights,
             numbers=Numbers(),
             keeper=Folders(tmp_path / str(number)),
-            ranks=Threads(number, barrier, given),
+            ranks=Threads(number, barrier, flags),
         ).run()
 
     with ThreadPoolExecutor(2) as pool:
@@ -586,12 +586,12 @@ ELSEWHERE = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 @pytest.mark.parametrize("device", ELSEWHERE)
 def test_learning_on_a_device_equals_learning_on_the_cpu(tmp_path, device):
     """Weights, minibatches and metrics agree; published weights are always NumPy arrays."""
-    _, here, numbers_here, *_ = run(tmp_path / "here")
-    summary, there, numbers_there, *_ = run(tmp_path / "there", ranks=OnDevice(device))
+    _, on_cpu, numbers_here, *_ = run(tmp_path / "here")
+    summary, on_device, numbers_there, *_ = run(tmp_path / "there", ranks=OnDevice(device))
     assert summary.updates == 6
-    for key, array in there.published[-1][2].items():
+    for key, array in on_device.published[-1][2].items():
         assert type(array) is np.ndarray
-        np.testing.assert_allclose(array, here.published[-1][2][key], rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(array, on_cpu.published[-1][2][key], rtol=1e-3, atol=1e-5)
     for name in ("loss", "entropy", "grad_norm"):
         np.testing.assert_allclose(numbers_there.samples[name], numbers_here.samples[name], rtol=1e-3, atol=1e-5)
 

@@ -154,13 +154,13 @@ def test_on_a_gpu_copies_on_the_side_stream_are_complete_when_used(depth):
     """Work on the copy stream delays the copies, so a consumer that did not wait would read wrong values."""
     device = torch.device("cuda")
     prepare = Prepare(ARGS, device, aside=True)
-    held = list(batches(20))
+    host_batches = list(batches(20))
     with torch.cuda.stream(prepare._side):
         big = torch.ones(4096, 4096, device=device)
         for _ in range(50):
             big = big @ big * 1e-4
-    with Prefetch(iter(held), prepare, depth) as stream:
-        for batch, ready in zip(held, stream, strict=True):
+    with Prefetch(iter(host_batches), prepare, depth) as stream:
+        for batch, ready in zip(host_batches, stream, strict=True):
             assert ready.copied is not None
             for key in ("reward", "action", "mask"):
                 doubled = ready.tensors[key].double() * 2  # on the current stream
@@ -171,7 +171,7 @@ def test_on_a_gpu_copies_on_the_side_stream_are_complete_when_used(depth):
 @pytest.mark.parametrize("prefetch", [1, 4])
 def test_prefetching_does_not_change_learning(tmp_path, prefetch):
     _, plain, *_ = run(tmp_path / "plain", count=6)
-    summary, weights, _, _, taken = run(tmp_path / "ahead", count=6, prefetch=prefetch)
-    assert (summary.updates, len(taken)) == (6, 6)
+    summary, weights, _, _, batches_taken = run(tmp_path / "ahead", count=6, prefetch=prefetch)
+    assert (summary.updates, len(batches_taken)) == (6, 6)
     for key, array in plain.published[-1][2].items():
         np.testing.assert_array_equal(weights.published[-1][2][key], array)

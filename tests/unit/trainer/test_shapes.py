@@ -72,16 +72,16 @@ def test_they_are_taken_at_the_interval_and_later_at_a_share_of_the_time():
     numbers, clock = Numbers(), Clock()
     shapes = Shapes(numbers, 30.0, clock)
     (batch,) = batches(1)
-    taken = []
+    seconds = []
     for second in range(20_000):
         clock.now = float(second)
         shapes.record_in_turn(batch, Untaught(), torch.nn.Linear(1, 1))
         if numbers.shapes:
-            taken.append(second)
+            seconds.append(second)
             numbers.shapes.clear()
-    assert taken[:4] == [0, 30, 60, 90]
-    assert taken[-1] - taken[-2] == pytest.approx(0.02 * 20_000, rel=0.05)
-    assert len(taken) == pytest.approx(50 + 50 * math.log(20_000 / 1500), abs=5)
+    assert seconds[:4] == [0, 30, 60, 90]
+    assert seconds[-1] - seconds[-2] == pytest.approx(0.02 * 20_000, rel=0.05)
+    assert len(seconds) == pytest.approx(50 + 50 * math.log(20_000 / 1500), abs=5)
 
 
 def test_without_an_interval_there_are_none():
@@ -95,4 +95,6 @@ def test_a_training_records_them(tmp_path, algorithm):
     *_, numbers, _, _ = run(tmp_path, count=2, algorithm=algorithm)
     assert {name for name, _, _ in numbers.shapes} == {"actions", "advantages", "weights"}
     of_weights = {label for name, label, _ in numbers.shapes if name == "weights"}
-    assert of_weights == {name for name, each in ActorCritic(3, 2, hidden=(16,)).named_parameters() if each.ndim > 1}
+    assert of_weights == {
+        name for name, parameter in ActorCritic(3, 2, hidden=(16,)).named_parameters() if parameter.ndim > 1
+    }

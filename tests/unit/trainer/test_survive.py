@@ -89,7 +89,7 @@ def test_on_a_full_disk_the_previous_checkpoint_stays_and_training_continues(tra
         with room_for_files_of(mib):
             yield from batches(3, seed=1)
         before = trial.latest_checkpoint()
-        assert [each.step for each in trial.checkpoints()] == [BATCH_STEPS], "none since"
+        assert [checkpoint.step for checkpoint in trial.checkpoints()] == [BATCH_STEPS], "none since"
         optimizer = torch.optim.Adam((fresh := module(HIDDEN)).parameters())
         assert checkpoint.restore(before, fresh, optimizer).counters.updates == 1
         yield from batches(1, seed=2)
@@ -109,19 +109,19 @@ def test_an_incomplete_checkpoint_leaves_nothing_and_the_previous_one_stays(trac
     np.savez(folder / "a.npz", x=np.arange(3))
     np.savez(folder / "weights.npz", x=np.ones(MIB, np.float32))
     trial.save_checkpoint(folder, 1)
-    kept = trial.latest_checkpoint()
-    assert kept.is_relative_to(tmp_path / "mlartifacts"), "no copy of it"
-    there = files_below(tmp_path / "mlartifacts")
+    checkpoint = trial.latest_checkpoint()
+    assert checkpoint.is_relative_to(tmp_path / "mlartifacts"), "no copy of it"
+    files = files_below(tmp_path / "mlartifacts")
     with room_for_files_of(2), pytest.raises(TrackingError, match=r"cannot save a checkpoint .* File too large"):
         trial.save_checkpoint(folder, 2)
-    assert trial.latest_checkpoint() == kept
-    assert files_below(tmp_path / "mlartifacts") == there
-    np.testing.assert_array_equal(load_weights(kept / "a.npz")["x"], [0, 1, 2])
+    assert trial.latest_checkpoint() == checkpoint
+    assert files_below(tmp_path / "mlartifacts") == files
+    np.testing.assert_array_equal(load_weights(checkpoint / "a.npz")["x"], [0, 1, 2])
     # The same step again: the previous checkpoint stays, too.
     with room_for_files_of(2), pytest.raises(TrackingError):
         trial.save_checkpoint(folder, 1)
-    assert trial.latest_checkpoint() == kept
-    assert len(load_weights(kept / "weights.npz")["x"]) == MIB
+    assert trial.latest_checkpoint() == checkpoint
+    assert len(load_weights(checkpoint / "weights.npz")["x"]) == MIB
 
 
 def drive(uri, num_steps):
@@ -172,8 +172,8 @@ def test_after_its_driver_is_killed_a_trial_continues_in_the_same_run(tracking_d
 
 def runs_of(uri):
     client = MlflowClient(uri)
-    found = client.get_experiment_by_name("project")
-    return [] if found is None else list(client.search_runs([found.experiment_id]))
+    experiment = client.get_experiment_by_name("project")
+    return [] if experiment is None else list(client.search_runs([experiment.experiment_id]))
 
 
 def checkpoints_of(uri):
