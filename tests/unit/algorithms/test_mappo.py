@@ -121,7 +121,7 @@ def test_a_critic_with_a_column_output_is_refused():
     module = Shared()
     module.critic.table = nn.Parameter(module.critic.table.detach()[:, None])
     batch = {**random_batch(), "obs/state": torch.randint(0, 5, (5, 10))}
-    with pytest.raises(ValueError, match=r"value: expected one for each reward, \(50,\), got \(50, 1\)"):
+    with pytest.raises(ValueError, match=r"value: .*\(50,\), .*\(50, 1\)"):
         MAPPO(module, sgd(module), MAPPOConfig(**OPTIONS)).update(batch, 0.0)
 
 

@@ -154,7 +154,7 @@ def test_the_value_is_fitted_before_any_play(accumulate):
 @pytest.mark.parametrize("option", [{"normalise_value": True}, {"reward_heads": [{}, {}]}])
 def test_fit_value_is_refused_with_options_that_change_the_value(option):
     MixedConfig(reinforcement={"name": "ppo", **option})
-    with pytest.raises(ValidationError, match=f"goes with reinforcement without {next(iter(option))}"):
+    with pytest.raises(ValidationError, match=f"reinforcement without {next(iter(option))}"):
         MixedConfig(reinforcement={"name": "ppo", **option}, fit_value=0.5)
 
 
@@ -238,7 +238,7 @@ def test_play_waits_for_the_first_demonstrations_up_to_a_limit(monkeypatch):
     alone = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA, imitation_updates=5))
     for _ in range(3):
         alone.update(random_batch(), 0.0)
-    with pytest.raises(ConfigError, match="imitation_updates is 5, but with 4 batches of play there came no demonstr"):
+    with pytest.raises(ConfigError, match=r"imitation_updates is 5, .*4 batches"):
         alone.update(random_batch(), 0.0)
 
 

@@ -75,14 +75,14 @@ def test_a_job_names_its_module_and_gives_its_options(folder):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("beta=-1", "trainer.algorithm.beta: is -1, expected greater than 0"),
-        ("betta=1", "trainer.algorithm.betta: unknown key; nearest is 'beta'"),
-        ("module=awrr", "trainer.algorithm: module 'awrr' is neither in "),
-        ("module=3", "trainer.algorithm: module is 3, expected an import path"),
-        ("module=json", "must define one class derived from .*; it defines none"),
-        ("module=several", "must define one class derived from .*; it defines One, Two"),
+        ("beta=-1", "trainer.algorithm.beta: .*-1.* 0"),
+        ("betta=1", "trainer.algorithm.betta: .*'beta'"),
+        ("module=awrr", "trainer.algorithm: module 'awrr'"),
+        ("module=3", "trainer.algorithm: module is 3"),
+        ("module=json", "'json' .*defines none"),
+        ("module=several", "'several' .*defines One, Two"),
         ("module=unbuilt", "One needs a method build"),
-        ("module=broken", "module 'broken' raised when imported: ZeroDivisionError"),
+        ("module=broken", "'broken' .*ZeroDivisionError"),
     ],
 )
 def test_mistakes_are_refused_by_name(folder, override, message):
@@ -106,7 +106,7 @@ def test_without_a_name_it_takes_its_modules_name(folder):
 def test_its_class_requirements_are_checked_against_the_job(folder):
     config = options(folder)
     check_fits(config, kind="discrete", unroll_length=32, sampler="uniform", gives={"obs"})
-    with pytest.raises(ConfigError, match=r"sampler is 'fifo', .* 'awr' learns from each many times"):
+    with pytest.raises(ConfigError, match=r"sampler is 'fifo', .*'awr'"):
         check_fits(config, sampler="fifo")
     with pytest.raises(ConfigError, match="'awr' neither gives priorities"):
         check_fits(config, sampler="prioritised")
@@ -128,7 +128,7 @@ class Policy(torch.nn.Linear):
 
 def test_one_whose_constructor_fails_is_refused_before_anything_starts(folder):
     (folder / f"{module_of(folder)}.py").write_text(AWR.replace("AWR(module, optimizer", "AWR(optimizer"))
-    with pytest.raises(ModelError, match=r"algorithm 'awr' raised AttributeError: .*awr_\w+\.py:\d+\)"):
+    with pytest.raises(ModelError, match=r"'awr' raised AttributeError: .*:\d+\)"):
         check_model(options(folder), ActorCritic(3, 2), (np.zeros((1, 3), np.float32),))
 
 
@@ -136,12 +136,12 @@ def test_a_search_may_vary_its_options(folder, monkeypatch):
     monkeypatch.chdir(folder)
     config, training = search.arguments(module_of(folder), {"beta": 0.3, "num_envs": 4})
     assert (config.name, config.beta, training.num_envs) == ("awr", 0.3, 4)
-    with pytest.raises(ConfigError, match="there is no option 'betta'; nearest is 'beta'"):
+    with pytest.raises(ConfigError, match=r"'betta'; .*'beta'"):
         search.arguments(module_of(folder), {"betta": 0.3})
 
 
 def test_it_cannot_be_part_of_another_algorithm():
-    with pytest.raises(ValidationError, match="one of brayx's algorithms, without a module"):
+    with pytest.raises(ValidationError, match=r"reinforcement .*without a module"):
         CONFIGS.validate_python({"name": "mixed", "reinforcement": {"module": "awr"}})
 
 
@@ -217,5 +217,5 @@ def test_an_error_names_its_file_and_line_and_is_not_retried(folder, tmp_path):
     file = folder / f"{module_of(folder)}.py"
     file.write_text(broken)
     line = next(number for number, text in enumerate(broken.splitlines(), 1) if "missing =" in text)
-    with pytest.raises(ModelError, match=rf"algorithm 'awr' raised KeyError: .*missing.* \({file}:{line}\)"):
+    with pytest.raises(ModelError, match=f"'awr' raised KeyError: .*{file}:{line}"):
         run(folder, Folders(tmp_path / "checkpoints"), 1, options(folder))

@@ -78,7 +78,7 @@ def test_loss_and_gradients_match_the_paper(heads, clip_value):
 def test_values_of_another_shape_than_their_targets_are_refused(value, target):
     """Broadcasting would otherwise pull each value to every target."""
     steps = [torch.zeros(4) for _ in range(3)]
-    with pytest.raises(ValueError, match="value: expected the shape of its targets"):
+    with pytest.raises(ValueError, match="value: expected"):
         ppo_loss(
             *steps,
             torch.zeros(value),
@@ -332,5 +332,6 @@ def test_other_players_moves_are_refused_by_algorithms_that_cannot_tell_them_apa
     config = algorithm_options(algorithm)()
     batch = {**make_batch("categorical"), "obs/state": torch.zeros(4, 10, 2)}
     check_batch(config, batch)
-    with pytest.raises(ConfigError, match=f"turn: algorithm '{algorithm}' cannot distinguish other .* do: impala, bc"):
+    with pytest.raises(ConfigError, match=f"turn: .*'{algorithm}'") as refused:
         check_batch(config, {**batch, "turn": torch.ones(4, 10, dtype=torch.bool)})
+    assert refused.value.details["fits"] == ["impala", "bc"]

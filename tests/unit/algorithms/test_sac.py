@@ -366,7 +366,7 @@ def test_a_critic_without_a_critic_axis_is_refused():
     module = Soft()
     forward = module.critic.forward
     module.critic.forward = lambda obs, action: forward(obs, action)[..., 0]
-    with pytest.raises(ValueError, match=r"critic: expected \[20, critics\], got shape \(20,\)"):
+    with pytest.raises(ValueError, match=r"critic: .*\[20, critics\], .*\(20,\)"):
         SAC(module, sgd(module), SACConfig()).update(soft_batch(), 0.0)
 
 

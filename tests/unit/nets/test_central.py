@@ -97,7 +97,7 @@ def test_policy_and_value_start_uniform_with_uniform_init():
 @pytest.mark.parametrize(("option", "value"), [("lstm", 4), ("shared", True), ("value_heads", 2)])
 def test_inapplicable_options_are_refused_by_name(option, value):
     obs = {"obs": np.zeros(3, np.float32), "state": np.zeros(5, np.float32)}
-    with pytest.raises(ValueError, match=f"network.{option} is {value}: a policy with a central value"):
+    with pytest.raises(ValueError, match=f"network.{option} is {value}: .*central value"):
         central_policy_for(obs, num_actions=2, network=NetworkConfig(**{option: value}))
     central_policy_for(obs, num_actions=2, network=NetworkConfig(shared=False))
 
@@ -107,5 +107,5 @@ def test_inapplicable_options_are_refused_by_name(option, value):
 )
 def test_options_without_effect_on_policy_and_value_are_refused(network, option):
     obs = {"obs": np.zeros(3, np.float32), "state": np.zeros(5, np.float32)}
-    with pytest.raises(ValueError, match=f"network.{option} .*(it needs|expected) "):
+    with pytest.raises(ValueError, match=f"network.{option} .*(needs|expected)"):
         central_policy_for(obs, num_actions=2, network=NetworkConfig(**network))

@@ -211,7 +211,7 @@ def test_kl_of_gaussians_by_the_integral_of_its_definition(prefix):
 
 
 def test_kl_of_different_distributions_is_refused():
-    with pytest.raises(ValueError, match="expected a categorical distribution like the model's, got a gaussian one"):
+    with pytest.raises(ValueError, match=r"categorical .*gaussian"):
         kl_divergence({"logits": torch.zeros(N, 2)}, {"mean": torch.zeros(N, D), "log_std": torch.zeros(N, D)})
 
 

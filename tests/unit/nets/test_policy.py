@@ -73,9 +73,7 @@ def test_unsupported_arguments_are_refused():
         policy_for(FLAT, num_actions=3, action_size=2, network=squashed)
     with pytest.raises(ValueError, match="expected shape"):
         policy_for(MASKED, num_actions=4)
-    with pytest.raises(
-        ValueError, match=r"8 x 9 pixels is too small for convolutions 'nature'.* at least 36 x 36; .* impala$"
-    ):
+    with pytest.raises(ValueError, match=r"8 x 9 .*'nature'.* 36 x 36; .* impala$"):
         policy_for(np.zeros((8, 9, 1), np.uint8), num_actions=2)
     with pytest.raises(ValueError, match="besides its action_mask"):
         policy_for({"action_mask": np.zeros(2)}, num_actions=2)
@@ -84,21 +82,21 @@ def test_unsupported_arguments_are_refused():
 @pytest.mark.parametrize(
     ("obs", "action", "network", "message"),
     [
-        (MASKED, {"num_actions": 5}, {"entities": ["nope"]}, r"network\.entities has 'nope'.*leaves are \['table'\]"),
-        (FLAT, {"num_actions": 3}, {"distribution": "sde"}, r"network\.distribution is sde.*it needs continuous"),
-        (FLAT, {"num_actions": [3, 2]}, {"log_std": -1.0}, r"network\.log_std is -1.0, but actions are discrete"),
+        (MASKED, {"num_actions": 5}, {"entities": ["nope"]}, r"network\.entities .*'nope'.*\['table'\]"),
+        (FLAT, {"num_actions": 3}, {"distribution": "sde"}, r"network\.distribution is sde.*continuous"),
+        (FLAT, {"num_actions": [3, 2]}, {"log_std": -1.0}, r"network\.log_std is -1.0, .*discrete"),
         (
             FLAT,
             {"action_size": 2},
             {"distribution": "squashed", "log_std": 0.0},
-            "the deviation depends on the observation",
+            r"network\.log_std is 0.0, .*deviation",
         ),
-        (FLAT, {"num_actions": 3}, {"lstm": 8, "shared": False}, r"network\.shared is False.*use null or true"),
+        (FLAT, {"num_actions": 3}, {"lstm": 8, "shared": False}, r"network\.shared is False.*null or true"),
         (
             FLAT,
             {"num_actions": 3},
             {"convolutions": "impala"},
-            r"network\.convolutions is impala.*it needs a uint8 leaf",
+            r"network\.convolutions is impala.*uint8",
         ),
     ],
 )

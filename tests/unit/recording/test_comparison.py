@@ -173,12 +173,12 @@ def test_no_ticks_have_no_differences(kind: str) -> None:
     ("action", "outputs", "error", "message"),
     [
         (np.zeros(3, np.int64), {"value": np.zeros(3)}, ModelError, "logits, mean with log_std"),
-        (np.zeros((3, 2), np.int64), {"logits": np.zeros((3, 4))}, BadRecording, r"action is int64 \[2\], the model's"),
-        (np.zeros(3, np.float32), {"logits": np.zeros((3, 4))}, BadRecording, "the model's discrete"),
-        (np.asarray([0, 4, 1]), {"logits": np.zeros((3, 4))}, BadRecording, "go from 0 to 4, the model has 4"),
-        (np.asarray([0, -1, 1]), {"logits": np.zeros((3, 4))}, BadRecording, "go from -1 to 1"),
+        (np.zeros((3, 2), np.int64), {"logits": np.zeros((3, 4))}, BadRecording, r"int64 \[2\], .* discrete"),
+        (np.zeros(3, np.float32), {"logits": np.zeros((3, 4))}, BadRecording, "float32 .* discrete"),
+        (np.asarray([0, 4, 1]), {"logits": np.zeros((3, 4))}, BadRecording, "0 to 4, .* 4$"),
+        (np.asarray([0, -1, 1]), {"logits": np.zeros((3, 4))}, BadRecording, "-1 to 1"),
         (np.zeros(3, np.int64), {"mean": np.zeros((3, 1)), "log_std": np.zeros((3, 1))}, BadRecording, "continuous"),
-        (np.zeros(3, np.int64), {"logits": np.full((3, 4), np.nan)}, ModelError, "logits is NaN at 3 of 3 ticks"),
+        (np.zeros(3, np.int64), {"logits": np.full((3, 4), np.nan)}, ModelError, "logits .* 3 of 3"),
     ],
 )
 def test_what_does_not_fit_is_refused(action, outputs, error, message) -> None:
@@ -193,9 +193,9 @@ def test_recorded_policies_are_found_by_their_names() -> None:
     ).policy
     assert heads is not None
     assert [head.shape[1] for head in heads["logits"]] == [2, 3]
-    with pytest.raises(BadRecording, match="expected an array 'action'"):
+    with pytest.raises(BadRecording, match="'action'"):
         Decisions.recorded({"obs": np.zeros(1)})
-    with pytest.raises(ModelError, match=r"one has logits \[2\], the other logits \[3\]"):
+    with pytest.raises(ModelError, match=r"logits \[2\], .* logits \[3\]"):
         differences(Decisions(np.zeros(1, np.int64), {"logits": np.zeros((1, 2))}), {"logits": np.zeros((1, 3))})
 
 
@@ -350,9 +350,10 @@ def test_a_recording_that_does_not_fit_does_not_stop_the_others(lstm: int, tmp_p
         "2": BadRecording,
         "3": BadRecording,
     }
-    assert errors["1"].message == ("the observations do not fit model v: expected obs: [3] float32, got [5] float32")
+    assert errors["1"].details == {"expected": ["obs: [3] float32"], "got": ["obs: [5] float32"]}
     assert "the model has 4" in errors["2"].message
-    assert "has no array 'obs'; it has: obs/board" in errors["3"].message
+    assert errors["3"].details == {"column": "obs"}
+    assert "obs/board" in errors["3"].message
 
 
 @pytest.mark.parametrize("lstm", [0, 6])

@@ -38,7 +38,7 @@ def test_sessions_of_several_games_make_no_dataset(tmp_path: Path) -> None:
     save(tmp_path, "a", [tick(0), tick(1)])
     save(tmp_path, "b", [tick(0, body={"obs": [1.0]}), tick(1, body={"obs": [1.0]})])
     episodes = reader(tmp_path).episodes(tmp_path, {"obs": "input/obs"})
-    with pytest.raises(ConfigError, match=r"sessions of several games: one has float32 of shape \(1,\), others"):
+    with pytest.raises(ConfigError, match=r"float32 of shape \(1,\), .* of \("):
         write_minari(episodes, tmp_path / "out")
     assert not any((tmp_path / "out").iterdir()), "nothing is left"
 

@@ -132,9 +132,9 @@ def test_the_image_may_be_a_part_of_the_observation(tmp_path: Path) -> None:
     assert {"obs/eye/1", "obs/speed"} <= set(episode.columns)
     assert "obs/eye/0" not in episode.columns
     assert is_close(episode.image(4), image(4))
-    with pytest.raises(BadRecording, match="'obs/eye/0' is left out: it is recorded as frames"):
+    with pytest.raises(BadRecording, match=r"'obs/eye/0' .*frames"):
         episode["obs/eye/0"]
-    with pytest.raises(ConfigError, match="has 'obs/eye/0' only as frames, which are not exact"):
+    with pytest.raises(ConfigError, match=r"'obs/eye/0' .*frames"):
         list(brayx.recording.dataset(tmp_path))
     (fragment,) = brayx.recording.dataset(tmp_path, fields={"obs": "obs/speed", "reward": "obs/speed"})
     assert fragment.obs.tolist() == [0, 1, 2, 3, 4]

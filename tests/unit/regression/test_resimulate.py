@@ -117,7 +117,7 @@ def test_a_body_that_differs_before_any_reply_does_is_refused(record) -> None:
     episodes = record(a=TICKS, b=TICKS)
     play = Play(episodes, 2, started="ab")
     assert play.tick("a", b"0") == "a 0"
-    with pytest.raises(NotDeterministic, match="its body at tick 0 is x, the recorded one is 0") as refused:
+    with pytest.raises(NotDeterministic, match=r"body .* is x, .* is 0,") as refused:
         play.tick("b", b"x")
     assert refused.value.details["tick"] == 0
     assert play.game.failure is refused.value
@@ -126,14 +126,14 @@ def test_a_body_that_differs_before_any_reply_does_is_refused(record) -> None:
     assert play.tick("a", b"0") == "new"
     assert play.tick("b", b"x") == "new", "after another reply it may differ"
     play = Play(episodes, 2, started="a")
-    with pytest.raises(NotDeterministic, match="the start of session 'new-agent-b' is x, the recorded one is go"):
+    with pytest.raises(NotDeterministic, match=r"start .*'new-agent-b' is x, .* is go"):
         play.game.started("new-agent-b", b"x")
 
 
 def test_a_seat_that_ended_earlier_is_only_asked_for_its_own_ticks(record) -> None:
     play = Play(record(a=TICKS, b=2), 3, started="ab")
     assert play.ticks("b", b"0", b"1") == ["b 0", "b 1"]
-    with pytest.raises(NotDeterministic, match="the recorded one is none, since the session had ended"):
+    with pytest.raises(NotDeterministic, match=r"tick 2 .* is none"):
         play.tick("b", b"2")
     assert play.game.over.is_set()
 
@@ -144,7 +144,7 @@ def test_a_seat_that_is_not_recorded_is_named(record) -> None:
     play.game.started("new-agent-b", START)
     play.game.started("new-agent-a", START)
     assert play.tick("a", b"0") == "a 0"
-    with pytest.raises(BadRecording, match=r"a seat 'b' that is not recorded.*recorded are 'old-agent-a'"):
+    with pytest.raises(BadRecording, match=r"seat 'b' .*'old-agent-a'"):
         play.tick("b", b"0")
     play = Play(episodes, 0, started="ab")
     assert play.ticks("a", b"0") == ["new"]
@@ -173,41 +173,43 @@ def test_what_cannot_be_played_again_is_said(record) -> None:
     with pytest.raises(BadRecording, match="no session 'nobody'"):
         sessions_of(episodes, "nobody")
     twice = record(a=TICKS)
-    with pytest.raises(BadRecording, match=r"'old-agent-a' was recorded more than once, since its id was used again"):
+    with pytest.raises(BadRecording, match=r"'old-agent-a' .*more than once"):
         Play(twice, 1)
 
 
 @pytest.mark.parametrize(
     ("end", "why"),
-    [("", "its process died or it still runs"), ("moved", "it moved to a process that did not record it")],
+    [("", "died"), ("moved", "moved")],
 )
 def test_a_session_without_its_end_is_played_up_to_its_last_tick(record, end: str, why: str) -> None:
     episodes = record(a=TICKS, b=2, end=end)
-    with pytest.raises(BadRecording, match=f"'old-agent-a' has ticks 0 to 3, since {why}: name a --from-tick up to 3"):
+    with pytest.raises(BadRecording, match=f"'old-agent-a' .*{why}.*--from-tick up to 3") as refused:
         Play(episodes, TICKS)
+    assert refused.value.details["tick"] == TICKS
     play = Play(episodes, 3, "old-agent-a", started="ab")
     assert play.ticks("a", b"0", b"1", b"2", b"3") == ["a 0", "a 1", "a 2", "new"]
     play = Play(episodes, 3, "old-agent-a", started="ab")
     assert play.ticks("b", b"0", b"1") == ["b 0", "b 1"]
-    with pytest.raises(BadRecording, match="'old-agent-b' has ticks 0 to 1"):
+    with pytest.raises(BadRecording, match=r"'old-agent-b' .* 0 to 1"):
         play.tick("b", b"2")
 
 
 def test_a_session_with_a_gap_is_played_up_to_it(record) -> None:
     episodes = record(a=TICKS, lost=1)
     assert episodes[0].read().number.tolist() == [0, 2, 3]
-    with pytest.raises(
-        BadRecording, match="'old-agent-a' lacks tick 1, which was not recorded: name a --from-tick up to 0"
-    ):
+    with pytest.raises(BadRecording, match=r"'old-agent-a' .*--from-tick up to 0") as refused:
         Play(episodes, 2)
+    assert refused.value.details["tick"] == 1
     assert Play(episodes, 0, started="a").tick("a", b"0") == "new"
-    with pytest.raises(BadRecording, match="lacks tick 0, which was not recorded: it cannot be played again"):
+    with pytest.raises(BadRecording, match="'old-agent-b'") as refused:
         Play(record(b=TICKS, lost=0), 0, "old-agent-b")
+    assert refused.value.details["tick"] == 0
+    assert "--from-tick" not in refused.value.message
 
 
 def test_a_reply_that_the_game_did_not_get_cannot_be_given_again(record) -> None:
     episodes = record(["fallback"], a=TICKS, b=2)
-    with pytest.raises(BadRecording, match="tick 1 of session 'old-agent-b' has the event 'fallback'"):
+    with pytest.raises(BadRecording, match=r"tick 1 .*'old-agent-b' .*'fallback'"):
         Play(episodes, 2, started="ab")
     play = Play(episodes, 0, "old-agent-a", started="ab")
     assert play.ticks("b", b"0", b"1") == ["b 0", "new"]
@@ -322,9 +324,9 @@ def test_a_game_with_a_seat_that_is_not_recorded_is_refused(
     red = [episode for episode in open_recordings(str(four.folder / "recordings")) if episode.session.endswith("red")]
     copy(red, str(four.folder / "red"))
     words = ["--model", "models:/four/1", "--from-tick", 1]
-    with pytest.raises(BadRecording, match="the game has a seat 'yellow' that is not recorded"):
+    with pytest.raises(BadRecording, match="seat 'yellow'"):
         resimulated(command, four, four.name, *words, recordings="red")
-    with pytest.raises(ConfigError, match="--others plays the other seats"):
+    with pytest.raises(ConfigError, match="--others"):
         resimulated(command, four, four.name, *words, "--others", "random")
     with pytest.raises(ConfigError, match="no player is 'nobody'"):
         resimulated(command, four, f"{four.name}-agent-red", *words, "--others", "nobody")

@@ -79,7 +79,7 @@ def test_a_policy_version_that_was_never_published_is_refused(sampler):
     buffer.published(4)
     buffer.push(columns(2, version=4))
     for replay in (columns(2, version=5), dataclasses.replace(fragment(3), policy_version=np.full(3, 5, np.int64))):
-        with pytest.raises(BadFragment, match="policy_version: 5 is unknown, the newest published is 4"):
+        with pytest.raises(BadFragment, match=r"policy_version: 5 .* 4"):
             buffer.push(replay)
     assert buffer.dropped == {"bad_fragment": 11}
     unlearned = columns(2, version=4)
@@ -153,7 +153,7 @@ def test_a_fragment_longer_than_the_buffer_is_pushed_in_pieces(options):
 def test_a_bad_fragment_is_refused_before_any_of_it_is_stored():
     buffer, numbers = ReplayBuffer(changed(sampler="uniform", samples_per_insert=2.0)), np.zeros(100, np.float32)
     numbers[-1] = np.inf
-    with pytest.raises(BadFragment, match="reward: holds NaN or infinity"):
+    with pytest.raises(BadFragment, match=r"reward: .*NaN"):
         buffer.push_what_fits(dataclasses.replace(fragment(100), reward=numbers))
     assert buffer.dropped == {"bad_fragment": 100}
     assert (buffer.pushed, buffer.stats()["columns"]) == (0, 0)
@@ -174,8 +174,8 @@ def test_a_sampled_buffer_treats_fragments_and_columns_alike():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("weight", 1.0, "a name reserved by the buffer"),
-        ("index", 1.0, "a name reserved by the buffer"),
+        ("weight", 1.0, "reserved"),
+        ("index", 1.0, "reserved"),
         ("priority", -1.0, "negative"),
     ],
 )

@@ -112,7 +112,7 @@ def test_minari(tmp_path, as_groups):
 def test_a_mismatched_dataset_is_refused_with_both_layouts(tmp_path):
     save_npz(tmp_path / "data.npz", steps("-T"))
     model = Layout.of_model((np.zeros((2, 3), np.float32),))
-    with pytest.raises(ConfigError, match=r"obs: expected shape \(3,\) .*it has obs \(2,\) .*fits: obs \(3,\)"):
+    with pytest.raises(ConfigError, match=r"obs: .*\(3,\).* \(2,\).*fits: .*\(3,\)"):
         Dataset(tmp_path / "data.npz").check(model)
     Dataset(tmp_path / "data.npz").check(Layout.of_model((np.zeros((2, 2), np.float32),)))
 
@@ -121,7 +121,7 @@ def test_a_mismatched_dataset_is_refused_with_both_layouts(tmp_path):
 def test_a_missing_field_is_named_with_the_existing_ones(tmp_path, missing):
     rows = steps("-T")
     save_npz(tmp_path / "data.npz", {name: array for name, array in rows.items() if name != missing})
-    with pytest.raises(ConfigError, match=f"has no {missing}; it has .*Needed: obs"):
+    with pytest.raises(ConfigError, match=f"no {missing}; .*Needed: obs"):
         Dataset(tmp_path / "data.npz").check()
 
 
@@ -133,14 +133,12 @@ def test_every_file_is_checked_before_any_is_read(tmp_path, kind):
     assert "log_prob" in Dataset(tmp_path / f"*.{kind}").check()
     SAVE[kind](file, {"act" if name == "action" else name: array for name, array in whole.items()})
     data = Dataset(tmp_path / f"*.{kind}")
-    with pytest.raises(ConfigError, match=rf"2\.{kind}: has no action; it has .*'act'"):
+    with pytest.raises(ConfigError, match=rf"2\.{kind}: .*action; .*'act'"):
         data.check()
-    with pytest.raises(ConfigError, match=rf"2\.{kind}: has no action; it has .*'act'"):
+    with pytest.raises(ConfigError, match=rf"2\.{kind}: .*action; .*'act'"):
         next(data.checked())
     SAVE[kind](file, {**whole, "obs": np.zeros((2, 3), np.float32)})
-    with pytest.raises(
-        ConfigError, match=rf"2\.{kind}: obs: expected shape \(2,\).*it has obs \(3,\).*fits: obs \(2,\)"
-    ):
+    with pytest.raises(ConfigError, match=rf"2\.{kind}: obs: .*\(2,\).*\(3,\)"):
         Dataset(tmp_path / f"*.{kind}").check()
     SAVE[kind](file, whole)
     assert "log_prob" not in Dataset(tmp_path / f"*.{kind}").check(), "one file lacks it"
@@ -162,7 +160,7 @@ def test_every_minari_file_is_checked(tmp_path):
             group["rewards"] = np.zeros(2)
             group["terminations"] = group["truncations"] = np.array([False, True])
     Dataset(tmp_path / "1.hdf5").check()
-    with pytest.raises(ConfigError, match=r"2\.hdf5: obs: expected shape \(2,\)"):
+    with pytest.raises(ConfigError, match=r"2\.hdf5: obs: .*\(2,\)"):
         Dataset(tmp_path / "*.hdf5").check()
 
 
@@ -175,14 +173,14 @@ def test_other_defects_of_a_file_are_refused(tmp_path):
     for name in ("broken.npz", "broken.parquet"):
         with pytest.raises(ConfigError, match="cannot be read"):
             Dataset(tmp_path / name).check()
-    with pytest.raises(ConfigError, match="unknown format: expected one of"):
+    with pytest.raises(ConfigError, match=r"data.csv: .*`format`"):
         Dataset(tmp_path / "data.csv")
     save_npz(tmp_path / "short.npz", {**steps("-T"), "action": np.zeros(3)})
-    with pytest.raises(ConfigError, match="action has 3 rows, but reward has 2"):
+    with pytest.raises(ConfigError, match=r"action .*3 .*reward .*2"):
         Dataset(tmp_path / "short.npz").check()
     rows = {**steps("-T"), "obs": np.zeros((2, 4)), "next_obs": np.zeros((2, 3))}
     save_npz(tmp_path / "narrow.npz", rows)
-    with pytest.raises(ConfigError, match=r"narrow.npz: next_obs has shape \(3,\) a step, but obs has \(4,\)"):
+    with pytest.raises(ConfigError, match=r"narrow.npz: next_obs .*\(3,\) .*\(4,\)"):
         Dataset(tmp_path / "narrow.npz").check()
     save_npz(tmp_path / "pickled.npz", {**steps("-T"), "extra": np.array([{}, {}], object)})
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -217,21 +215,21 @@ def test_a_corrupt_byte_is_refused_as_unreadable(tmp_path):
 @pytest.mark.parametrize("value", [np.zeros((3, 2)), np.array(["a"] * 3)])
 def test_a_scalar_field_accepts_only_one_number_per_step(tmp_path, kind, name, value):
     SAVE[kind](tmp_path / f"data.{kind}", {**steps("--T"), name: value})
-    with pytest.raises(ConfigError, match=rf"{name} has .*, expected a number for each step"):
+    with pytest.raises(ConfigError, match=f"{name} has .*, expected a number"):
         Dataset(tmp_path / f"data.{kind}").check()
 
 
 @pytest.mark.parametrize("name", ["obs", "action", "reward", "terminated"])
 def test_a_single_value_for_all_steps_is_refused(tmp_path, name):
     np.savez(tmp_path / "data.npz", **{**steps("--T"), name: np.float32(1)})
-    with pytest.raises(ConfigError, match=f"{name} is one value, expected one for each step"):
+    with pytest.raises(ConfigError, match=f"{name} is one value"):
         Dataset(tmp_path / "data.npz").check()
 
 
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        ([[1], [2, 3, 4]], r"row 1 \(the first is 0\) has a list of another length than the first one, 1"),
+        ([[1], [2, 3, 4]], "row 1 .*another length.* 1"),
         ([[1, 2], [3, 4], [5]], "row 2"),
         ([[[1, 2], [3, 4]], [[5, 6], [7]]], "row 1"),
         ([[[1], [2]], [[3], [4, 5]]], "row 1"),
@@ -382,7 +380,7 @@ def test_a_part_reads_its_own_groups_and_names_a_row_by_its_number_in_the_file(t
     grouped(tmp_path / "data.parquet", rows, 5)
     first, second = Dataset(tmp_path / "data.parquet").parts(2)
     assert len(list(first())) == 5
-    with pytest.raises(ConfigError, match=r"obs: row 15 .* another length than the first one, 2"):
+    with pytest.raises(ConfigError, match=r"obs: row 15 .*another length.* 2"):
         list(second())
 
 
@@ -557,7 +555,7 @@ def test_actions_of_the_environment_are_converted_to_a_policys_or_refused(tmp_pa
     WRITE[kind](tmp_path / f"a.{kind}", steps("--T", action=recorded))
     dataset = Dataset(tmp_path / f"a.{kind}", actions=actions)
     if kind in SAVE and actions is None:
-        with pytest.raises(ConfigError, match=r"nothing says whether .* the environment's, Box \[1\] from 0 to 10, or"):
+        with pytest.raises(ConfigError, match=r"Box \[1\] from 0 to 10, .*`actions`"):
             dataset.for_env(BOX)
         dataset.for_env(ActionSpec.of(SPACES.Box(0, 10, (1,))))
         dataset.for_env(ActionSpec.of(SPACES.Box(-1, 1, (1,)), scale=True))
@@ -574,13 +572,13 @@ def test_actions_of_the_environment_are_converted_to_a_policys_or_refused(tmp_pa
 def test_categories_are_counted_from_0(tmp_path):
     save_npz(tmp_path / "a.npz", steps("--T", action=np.array([5, 6, 7])))
     env = ActionSpec.of(SPACES.Discrete(3, start=5))
-    with pytest.raises(ConfigError, match=r"discrete of 3 from 5, or a policy's, categories from 0"):
+    with pytest.raises(ConfigError, match=r"discrete of 3 from 5, .*`actions`"):
         Dataset(tmp_path / "a.npz").for_env(env)
     dataset = Dataset(tmp_path / "a.npz", actions="environment").for_env(env)
     dataset.check(Layout.of_model((OBS,), ActionSpec("discrete", (3,), ())))
     assert dataset.first().action.tolist() == [0, 1, 2]
     save_npz(tmp_path / "a.npz", steps("--TT", action=np.array([5, 6, 7, 8])))
-    with pytest.raises(ConfigError, match=r"a.npz: episode 1 \(the first is 0\): action: 8 at \[0\], expected 5 to 7"):
+    with pytest.raises(ConfigError, match=r"episode 1 .*action: 8 at \[0\], .*5 to 7"):
         list(dataset)
 
 
@@ -601,7 +599,7 @@ def test_minaris_space_must_equal_the_environments(tmp_path, space, env, actions
     assert Dataset(path).for_env(spec).first().action.tolist() == expected
     other = {"n": 4} if "n" in space else {"nvec": [3, 3]} if "nvec" in space else {"high": [9]}
     save_minari(path, steps("T", action=np.array(actions)), action_space=json.dumps({**space, **other}))
-    with pytest.raises(ConfigError, match=r"its action space is .*, expected the environment's, "):
+    with pytest.raises(ConfigError, match=r"main_data.hdf5: its action space"):
         Dataset(path).for_env(spec)
 
 
@@ -612,11 +610,11 @@ def test_without_an_environment_only_categories_are_converted(tmp_path):
     space = {"type": "Discrete", "n": 3, "start": 5, "dtype": "int64"}
     save_minari(path, steps("T", action=np.array([6])), action_space=json.dumps(space))
     assert Dataset(path).for_env(None).first().action.tolist() == [1]
-    with pytest.raises(ConfigError, match="actions is 'environment', but the job has no rollout"):
+    with pytest.raises(ConfigError, match="actions is 'environment'"):
         Dataset(path, actions="environment").for_env(None)
     # The range of brayx's own is that of the data.
     save_minari(path, steps("T", action=np.array([6])), action_space=json.dumps(space), dataset_id="brayx/a-v0")
-    with pytest.raises(ConfigError, match="nothing says whether"):
+    with pytest.raises(ConfigError, match="`actions`"):
         Dataset(path).for_env(BOX)
 
 
@@ -641,10 +639,9 @@ def test_an_hdf5_file_of_another_layout_says_what_was_expected(tmp_path):
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "a.hdf5", "w") as file:
         file["states"] = np.zeros((50, 2))
-    expected = r"holds no episode: expected Minari's .* robomimic's .* D4RL's .*; it has \['states'\]"
-    with pytest.raises(ConfigError, match=expected):
+    with pytest.raises(ConfigError, match=r"Minari.* robomimic.* D4RL.*\['states'\]"):
         Dataset(tmp_path / "a.hdf5").check()
     with h5py.File(tmp_path / "a.hdf5", "a") as file:
         file["actions"] = np.zeros((50, 2))
-    with pytest.raises(ConfigError, match=r"has no obs; it has \['actions', 'states'\]"):
+    with pytest.raises(ConfigError, match=r"no obs; .*\['actions', 'states'\]"):
         Dataset(tmp_path / "a.hdf5").check()

@@ -138,11 +138,8 @@ def test_the_rate_is_enforced_and_drops_are_counted():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"sampler": "fifo", "samples_per_insert": 2.0},
-            "samples_per_insert needs sampler uniform or prioritised, got fifo",
-        ),
-        ({"sampler": "fifo", "remover": "reservoir"}, "remover needs sampler uniform or prioritised, got fifo"),
+        ({"sampler": "fifo", "samples_per_insert": 2.0}, "samples_per_insert .*fifo"),
+        ({"sampler": "fifo", "remover": "reservoir"}, "remover .*fifo"),
         ({"min_columns": 10_000}, "nothing would ever be sampled"),
     ],
 )

@@ -125,9 +125,7 @@ def test_after_an_error_every_environment_restarts(mode):
             return super().step(action)
 
     tripping = collector(Tripping, num=3, length=5, mode=mode, normalise_reward=True, gamma=0.5)
-    with pytest.raises(
-        EnvironmentFailed, match=r"^the environment raised ValueError in step: tripped \(\S+/test_collector\.py:\d+\)$"
-    ):
+    with pytest.raises(EnvironmentFailed, match=r"ValueError in step: tripped \(.*:\d+\)$"):
         tripping.collect()
     assert tripping.env_steps == 0
     runs = [tripping.collect().arrays for _ in range(4)]
@@ -306,7 +304,7 @@ class CartPole(torch.nn.Module):
 
 def test_a_model_with_other_observations_is_refused_with_the_difference():
     envs = gymnasium.make_vec("CartPole-v1", num_envs=2)
-    with pytest.raises(ConfigError, match=r"obs: the environments give \[4\] float32, the model takes \[2\] float32"):
+    with pytest.raises(ConfigError, match=r"obs: .*\[4\] float32, .*\[2\] float32"):
         Collector(envs, RolloutPolicy(Linear(), OBS, engine="torch"), 4)
 
 

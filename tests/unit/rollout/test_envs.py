@@ -44,10 +44,10 @@ def test_options_reach_the_environment():
 @pytest.mark.parametrize(
     ("env", "options", "why"),
     [
-        ("CartPoll-v1", {}, "no environment 'CartPoll-v1': the nearest known id is 'CartPole-v1'"),
-        ("CartPole-v11", {}, "the nearest known id is 'CartPole-v1'$"),
-        ("Nope-v1", {}, "no environment 'Nope-v1': the nearest known id is '[^']*'$"),
-        ("missing:Nope-v1", {}, "no environment 'missing:Nope-v1': .*missing"),
+        ("CartPoll-v1", {}, "'CartPoll-v1': .*'CartPole-v1'"),
+        ("CartPole-v11", {}, "'CartPole-v11': .*'CartPole-v1'$"),
+        ("Nope-v1", {}, "'Nope-v1': [^']*'[^']*'$"),
+        ("missing:Nope-v1", {}, "'missing:Nope-v1': .*missing"),
         ("Pendulum-v1", {"vectorization": "native"}, "no vector environment of its own"),
         ("Pendulum-v1", {"options": {"gravity": 1}}, "unexpected keyword argument 'gravity'"),
         (Counting, {"options": {"g": 1}}, "a factory sets its own"),
@@ -67,17 +67,17 @@ def test_the_number_of_environments_is_at_least_one(count):
 
 def test_an_id_is_checked_without_making_the_environment():
     check_env("Pendulum-v1")
-    with pytest.raises(ConfigError, match=r"no environment 'pendulum-v1': the nearest known id is 'Pendulum-v1'$"):
+    with pytest.raises(ConfigError, match=r"'pendulum-v1': .*'Pendulum-v1'$"):
         check_env("pendulum-v1")
 
 
 def test_only_atari_ids_are_refused_with_the_atari_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ale_py", None)
     for env in ("ALE/Pung-v5", "PungNoFrameskip-v4"):
-        with pytest.raises(ConfigError, match=r"Atari games come with `pip install 'brayx\[atari\]'`"):
+        with pytest.raises(ConfigError, match=r"`pip install 'brayx\[atari\]'`"):
             check_env(env)
     for env in ("Nope-v0", "Nope-v4", "Nope-v5"):
-        with pytest.raises(ConfigError, match=r"the nearest known id is '[^']*'$"):
+        with pytest.raises(ConfigError, match=f"'{env}': [^']*'[^']*'$"):
             check_env(env)
 
 

@@ -48,9 +48,9 @@ def test_a_module_may_define_some_of_the_hooks(written):
     [
         ("x = 1", "has none of handle, loss, evaluate"),
         ("def handle():\n    pass", r"\.handle takes \(\), expected handle\(batch\)"),
-        ("def loss(outputs):\n    pass", r"\.loss takes \(outputs\), expected loss\(outputs, obs\)"),
+        ("def loss(outputs):\n    pass", r"\.loss .*\(outputs\), .*\(outputs, obs\)"),
         ("def evaluate(model, step, more):\n    pass", r"expected evaluate\(model, step\)"),
-        ("async def handle(batch):\n    pass", r"\.handle is no plain function, expected handle\(batch\)"),
+        ("async def handle(batch):\n    pass", r"\.handle is .*handle\(batch\)"),
         ("handle = 3", r"\.handle is no plain function"),
     ],
 )
@@ -200,17 +200,17 @@ def raising(*_):
     ("hooks", "message"),
     [
         (Hooks(handle=raising, name="mine"), "mine.handle raised KeyError"),
-        (Hooks(handle=lambda batch: None, name="mine"), "mine.handle gave NoneType, expected the batch"),
+        (Hooks(handle=lambda batch: None, name="mine"), "mine.handle gave NoneType"),
         (Hooks(loss=raising, name="mine"), "mine.loss raised KeyError"),
         (
             Hooks(loss=lambda outputs, obs: outputs["logits"], name="mine"),
-            r"mine.loss gave \[16, 2\], expected a tensor",
+            r"mine.loss gave \[16, 2\]",
         ),
-        (Hooks(loss=lambda outputs, obs: 1.0, name="mine"), "mine.loss gave float, expected a tensor"),
+        (Hooks(loss=lambda outputs, obs: 1.0, name="mine"), "mine.loss gave float"),
         (Hooks(evaluate=raising, name="mine"), "mine.evaluate raised KeyError"),
         (
             Hooks(evaluate=lambda model, step: {"x": "y"}, name="mine"),
-            "mine.evaluate gave {'x': 'y'}, expected",
+            "mine.evaluate gave {'x': 'y'}",
         ),
     ],
 )

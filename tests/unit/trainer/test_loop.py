@@ -416,7 +416,8 @@ def test_a_nan_in_a_batch_is_named(tmp_path):
 
     with pytest.raises(Diverged) as caught:
         run(tmp_path, stream=poisoned())
-    assert "training diverged at update 1: loss is nan; not finite either: in the batch obs" in caught.value.message
+    assert "update 1: loss is nan" in caught.value.message
+    assert caught.value.details["losses"] == ["loss"]
     assert caught.value.details["fields"] == ["obs"]
 
 
@@ -453,7 +454,7 @@ def test_weights_of_another_model_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("algorithm", "message"),
-    [({}, "loss is inf"), ({"clip_value": 10.0}, "loss is nan; .*; not finite either: 8 weights")],
+    [({}, "loss is inf"), ({"clip_value": 10.0}, "loss is nan; .*; .*8 weights")],
     ids=["closed form", "autograd"],
 )
 def test_divergence_is_an_error_and_the_previous_checkpoint_stays(tmp_path, algorithm, message):
@@ -464,9 +465,9 @@ def test_divergence_is_an_error_and_the_previous_checkpoint_stays(tmp_path, algo
             yield batch
 
     keeper = Folders(tmp_path)
-    with pytest.raises(Diverged, match=f"training diverged at update 3: {message}") as caught:
+    with pytest.raises(Diverged, match=f"update 3: {message}") as caught:
         run(keeper, stream=poisoned(), checkpoint_interval_s=1e-6, algorithm=algorithm)
-    assert "the batch's rewards reach 3e+38, which losses square" in caught.value.message
+    assert "rewards reach 3e+38" in caught.value.message
     assert [step for step, _, _ in keeper.saved] == [BATCH_STEPS, 2 * BATCH_STEPS]
 
 
@@ -651,5 +652,5 @@ def test_without_a_gpu_use_gpu_is_refused():
 
 def test_an_unsuitable_batch_is_a_typed_error_and_not_retried(tmp_path):
     stream = [{**batch, "mask": batch["mask"][:, :1]} for batch in batches(1)]
-    with pytest.raises(ModelError, match="algorithm 'ppo' cannot learn from this: mask: expected"):
+    with pytest.raises(ModelError, match=r"'ppo' .*: mask: expected"):
         run(tmp_path, stream=iter(stream))
