@@ -276,21 +276,6 @@ def test_value_moments_cover_all_targets_so_far():
     assert torch.equal(other.state_dict()["moments"]["sums"], sums)
 
 
-def test_moments_of_parts_merge_to_those_of_the_whole():
-    from brayx.algorithms.base import ALONE
-    from brayx.algorithms.moments import TensorMoments
-
-    x, mask = 5 + 2 * torch.randn(6, 7, 2, dtype=torch.float64), (torch.rand(6, 7) < 0.5).double()
-    whole, parts = TensorMoments(2), TensorMoments(2)
-    whole.add(x, mask, ALONE)
-    for a, b in ((0, 1), (1, 4), (4, 6)):
-        parts.add(x[a:b], mask[a:b], ALONE)
-    masked = x[mask > 0]
-    torch.testing.assert_close(whole.back(torch.zeros(2, dtype=torch.float64)), masked.mean(0))
-    torch.testing.assert_close(whole.scaled(masked), (masked - masked.mean(0)) / masked.std(0, correction=0))
-    torch.testing.assert_close(parts.state_dict()["sums"], whole.state_dict()["sums"])
-
-
 def test_epochs_end_at_the_kl_limit():
     batch = make_batch("categorical")
     free = make("categorical", epochs=30, lr=1.0)

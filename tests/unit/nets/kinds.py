@@ -1,4 +1,4 @@
-"""Kinds of ready-made policies, each with its observation, its actions and the options of its network."""
+"""Kinds of ready-made policies, each with its observation, actions and network options; and a set of entities."""
 
 from __future__ import annotations
 
@@ -43,3 +43,8 @@ def make(kind):
     torch.manual_seed(0)
     obs, action, network = KINDS[kind]
     return policy_for(obs, **action, network=NetworkConfig(**network))
+
+
+def entities():
+    torch.manual_seed(0)
+    return torch.randn(5, 6, 3), torch.rand(5, 6) < 0.6

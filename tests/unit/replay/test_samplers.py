@@ -1,4 +1,4 @@
-"""`brayx.replay.samplers` and `removers`: frequencies by a chi-square bound, oracles for the kept columns."""
+"""`brayx.replay.samplers`: frequencies by a chi-square bound, and sums against a running sum over all weights."""
 
 from __future__ import annotations
 
@@ -7,17 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brayx.replay.removers import LowestPriority, Oldest, Reservoir
-from brayx.replay.samplers import Importance, Prioritised, Uniform
-
-
-def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
-    return float(((counts - expected) ** 2 / expected).sum())
-
-
-def bound(degrees: int) -> float:
-    """The chi-square value exceeded once in a million draws (Wilson and Hilferty's approximation, z = 4.75)."""
-    return degrees * (1 - 2 / (9 * degrees) + 4.75 * (2 / (9 * degrees)) ** 0.5) ** 3
+from brayx.replay.samplers import Importance, Prioritised, SumTree, Uniform
+from tests.unit.replay.frequencies import bound, chi_square
 
 
 def test_uniform_draws_all_equally_often_after_removals():
@@ -76,64 +67,6 @@ def test_a_new_column_has_the_highest_priority_so_far():
     assert sampler._tree[np.array([1])] == pytest.approx(7.0)
 
 
-@settings(max_examples=100, deadline=None)
-@given(counts=st.lists(st.integers(1, 12), min_size=1, max_size=10), capacity=st.integers(1, 8))
-def test_the_oldest_is_replaced(counts, capacity):
-    remover, rng, stored, number = Oldest(capacity), np.random.default_rng(0), {}, 0
-    for count in counts:
-        slots = remover.place(count, None, rng)
-        assert len(set(slots[slots >= 0].tolist())) == (slots >= 0).sum()
-        for slot in slots:
-            if slot >= 0:
-                stored[int(slot)] = number
-            number += 1
-        assert sorted(stored.values()) == list(range(max(0, number - capacity), number))
-
-
-PRIORITIES = st.lists(st.floats(0.01, 100), min_size=1, max_size=12)
-
-
-@settings(max_examples=200, deadline=None)
-@given(pushes=st.lists(PRIORITIES, min_size=1, max_size=8), capacity=st.integers(1, 8))
-def test_the_lowest_priority_is_replaced(pushes, capacity):
-    remover, rng, stored = LowestPriority(capacity), np.random.default_rng(0), {}
-    for push in pushes:
-        before = sorted(stored.values())
-        slots = remover.place(len(push), np.array(push), rng)
-        for slot, priority in zip(slots, push, strict=True):
-            if slot >= 0:
-                stored[int(slot)] = priority
-        new = sorted(push)[-capacity:]
-        assert sorted(stored.values()) == sorted(before[max(0, len(before) + len(new) - capacity) :] + new)
-
-
-@settings(max_examples=100, deadline=None)
-@given(pushes=st.lists(st.integers(1, 12), min_size=1, max_size=8), capacity=st.integers(1, 8))
-def test_a_reservoir_keeps_the_highest_keys_for_any_order_of_arrival(pushes, capacity):
-    remover, stored, keys = Reservoir(capacity), {}, []
-    for number, count in enumerate(pushes):
-        slots = remover.place(count, None, np.random.default_rng(number))
-        drawn = np.log1p(-np.random.default_rng(number).random(count))
-        keys += drawn.tolist()
-        for slot, key in zip(slots, drawn, strict=True):
-            if slot >= 0:
-                stored[int(slot)] = float(key)
-    assert sorted(stored.values()) == sorted(keys)[-capacity:]
-
-
-def test_a_reservoir_is_a_weighted_sample_of_the_stream():
-    """With one slot, column ``i`` of the stream remains with probability ``w_i / sum w``."""
-    weights, counts, rng = np.array([1.0, 2.0, 3.0, 4.0, 0.0]), np.zeros(5), np.random.default_rng(3)
-    for _ in range(4000):
-        remover, stored = Reservoir(1), -1
-        for number, weight in enumerate(weights):
-            if remover.place(1, np.array([weight]), rng)[0] >= 0:
-                stored = number
-        counts[stored] += 1
-    assert counts[4] == 0
-    assert chi_square(counts[:4], 400 * weights[:4]) < bound(3)
-
-
 @pytest.mark.parametrize(("start", "batches", "before", "beta"), [
     (0.4, None, 0, 0.4), (0.4, None, 10**9, 0.4), (0.4, 10, 0, 0.4), (0.4, 10, 5, 0.7), (0.4, 10, 10, 1.0),
     (0.4, 10, 99, 1.0), (0.0, 4, 1, 0.25), (1.0, 10, 3, 1.0),
@@ -156,3 +89,47 @@ def test_weights_match_the_paper(start, batches, before, beta):
 def test_a_batch_without_weights_is_unchanged():
     batch = {"reward": np.zeros(2)}
     assert Importance().weigh(batch, 5) is batch
+
+
+WEIGHTS = st.one_of(st.just(0.0), st.floats(1e-3, 1e3))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    capacity=st.integers(1, 40),
+    writes=st.lists(st.lists(st.tuples(st.integers(0, 39), WEIGHTS), max_size=20), max_size=6),
+    places=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=20),
+)
+def test_a_sum_tree_equals_a_running_sum(capacity, writes, places):
+    tree, naive = SumTree(capacity), np.zeros(capacity)
+    for write in writes:
+        indices = np.array([index % capacity for index, _ in write], np.int64)
+        weights = np.array([weight for _, weight in write])
+        tree[indices] = weights
+        for index, weight in zip(indices, weights, strict=True):
+            naive[index] = weight
+    assert tree[np.arange(capacity)].tolist() == naive.tolist()
+    assert tree.total == pytest.approx(naive.sum())
+    if naive.sum() == 0:
+        with pytest.raises(ValueError, match="all weights are 0"):
+            tree.find(np.zeros(1))
+        return
+    places_of_total = np.array(places) * tree.total
+    ends = np.cumsum(naive)
+    for place, leaf in zip(places_of_total, tree.find(places_of_total), strict=True):
+        assert naive[leaf] > 0
+        assert ends[leaf] - naive[leaf] - 1e-6 <= place <= ends[leaf] + 1e-6
+
+
+def test_a_position_on_a_border_of_a_sum_tree_maps_to_the_next_index_and_past_the_end_to_the_last():
+    tree = SumTree(5)
+    tree[np.array([1, 3])] = np.array([2.0, 1.0])
+    assert tree.find(np.array([0.0, 1.999, 2.0, 2.999, 3.0, 4.0])).tolist() == [1, 1, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize(("index", "weight"), [(5, 1.0), (-1, 1.0), (0, -1.0), (0, np.nan), (0, np.inf)])
+def test_invalid_weights_of_a_sum_tree_are_refused_and_change_nothing(index, weight):
+    tree = SumTree(5)
+    with pytest.raises(ValueError):
+        tree[np.array([1, index])] = np.array([1.0, weight])
+    assert tree.total == 0

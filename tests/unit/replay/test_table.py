@@ -133,16 +133,3 @@ def test_the_rate_is_enforced_and_drops_are_counted():
         samples += 4
     assert samples == 16
     assert table.room == 8
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"sampler": "fifo", "samples_per_insert": 2.0}, "samples_per_insert .*fifo"),
-        ({"sampler": "fifo", "remover": "reservoir"}, "remover .*fifo"),
-        ({"min_columns": 10_000}, "nothing would ever be sampled"),
-    ],
-)
-def test_unusable_options_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        BufferConfig(**{"sampler": "uniform", **changes})
