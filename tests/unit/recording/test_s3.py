@@ -24,8 +24,8 @@ from brayx.recording.index import SessionPart
 from brayx.recording.recorder import SessionRecorder
 from brayx.recording.writer import Folder
 from brayx.tracking import Trial
-from tests.unit.recording.test_folder import ticks
-from tests.unit.recording.test_frames import image, is_close, play
+from tests.unit.recording.pictures import image, is_close, play
+from tests.unit.recording.written import ticks
 from tests.waiting import until
 
 pytest.importorskip("s3fs", reason="for S3 tests: pip install s3fs 'moto[server]'")

@@ -22,7 +22,7 @@ from brayx.metrics import Recorder
 from brayx.recording.config import RecordingConfig
 from brayx.recording.recorder import SessionRecorder
 from brayx.tracking import Trial, initialise, tracking_uri
-from tests.unit.recording.test_frames import config, image, is_close, play
+from tests.unit.recording.pictures import config, image, is_close, play
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -22,13 +21,12 @@ from brayx.jobs.gamecores import Gamecores
 from brayx.jobs.shipped import TEMPLATES
 from brayx.model.build import build_model
 from brayx.recording import open as open_recordings
-from brayx.recording.comparison import Comparison
-from brayx.regression.gate import RecordingsGate
-from brayx.regression.replay import Replay, ReplaySummary, draw
+from brayx.regression.replay import Replay, draw
 from brayx.tracking import Trial, aliases, register
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters
 from tests.unit.conftest import Run
+from tests.unit.regression.compared import comparison
 from tests.unit.regression.test_moved import Process, Scripted
 from tests.waiting import until
 
@@ -295,30 +293,6 @@ def test_a_version_is_promoted_only_if_it_acts_as_recorded(recorded: Recorded, c
             command(*words, *more)
     with pytest.raises(ConfigError, match="need --recordings"):
         command("promote", "models:/cartpole/1", "--tracking", recorded.uri, "--max-kl", "1")
-
-
-def comparison(equal, kl, value=(), exact=False, session="s") -> Comparison:
-    count = len(equal)
-    return Comparison(
-        session, session, np.arange(count) + 10, np.asarray(equal, bool), np.asarray(kl, np.float32),
-        np.asarray(value or [np.nan] * count, np.float32), exact,
-    )  # fmt: skip
-
-
-def test_a_gate_counts_ticks_not_sessions_and_never_guesses() -> None:
-    long, short = comparison([True] * 9, [0.1] * 9), comparison([False], [1.1])
-    total = ReplaySummary.of([long, short])
-    assert (total.ticks, total.agreement, total.first) == (10, 0.9, None)
-    assert total.kl == pytest.approx(0.2)
-    assert ReplaySummary.of([short]).first == 10
-    assert RecordingsGate(min_agreement=0.9, max_kl=0.21).judge(total).passed
-    assert "0.9000 of 10" in RecordingsGate(min_agreement=0.91).judge(total).reason
-    assert not RecordingsGate(max_kl=0.19).judge(total).passed
-    unknown = ReplaySummary.of([comparison([True], [np.nan])])
-    assert (unknown.kl, unknown.kl_max, unknown.value) == (None, None, None)
-    assert "not known" in RecordingsGate(max_kl=1e9).judge(unknown).reason
-    assert not RecordingsGate(max_kl=1e9).judge(unknown).passed
-    assert not RecordingsGate(min_agreement=0.0).judge(ReplaySummary.of([])).passed
 
 
 def test_a_report_of_nothing_is_a_report() -> None:

@@ -1,4 +1,4 @@
-"""From a session's ticks to files and back: the recorder with its real process, its limits, and what can break."""
+"""`brayx.recording.recorder` with its real process: from ticks to files and back, its limits, what can break."""
 
 from __future__ import annotations
 

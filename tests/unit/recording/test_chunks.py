@@ -1,4 +1,4 @@
-"""Files that are broken or were made to do harm: each is named with a typed error, and the others are read."""
+"""`brayx.recording.chunks`: files that are broken or made to do harm are named, and the others are read."""
 
 from __future__ import annotations
 
