@@ -42,7 +42,7 @@ def oracle_kl(p: Mapping[str, Any], q: Mapping[str, Any], tick: int) -> float:
         )
         pairs = zip(ours, theirs, strict=True)
         total = math.fsum(categorical_kl(a[tick].tolist(), b[tick].tolist()) for a, b in pairs)
-    if not (names := [name for name in p if name != "logits"]):
+    if not (names := [name for name in p if name not in ("logits", "value")]):
         return total
     mean, log_std = names
     return total + math.fsum(
