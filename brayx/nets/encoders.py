@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from brayx.nets.cnn import ImpalaCNN, NatureCNN, SmallCNN
@@ -19,6 +20,12 @@ _CONVOLUTIONS: dict[str, type[SmallCNN | NatureCNN | ImpalaCNN]] = {
     "nature": NatureCNN,
     "impala": ImpalaCNN,
 }
+
+
+def convolutions_for(height: int, width: int) -> str:
+    """``nature`` for an image that is large enough, else ``small``; ``impala``, which takes any size, for tiny ones."""
+    pixels = min(height, width)
+    return next(name for name in ("nature", "small", "impala") if pixels >= _CONVOLUTIONS[name].smallest())
 
 
 def features_of(encoder: nn.Module) -> int:
@@ -93,35 +100,66 @@ class Binary(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Learned vectors for integers below ``size``: ``[...] -> [..., features]``."""
+    """Learned vectors for integers below ``size``: ``[..., *shape] -> [..., product of shape * features]``."""
 
-    def __init__(self, size: int, features: int) -> None:
+    def __init__(self, size: int, features: int, shape: Sequence[int] = ()) -> None:
         super().__init__()
-        self.features = features
+        self.dims = len(shape)
+        self.features = int(torch.Size(shape).numel()) * features
         self.table = nn.Embedding(size, features)
         nn.init.normal_(self.table.weight, std=features**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Looks up the vectors: ``[...] -> [..., features]``."""
+        """Looks up the vectors: ``[..., *shape] -> [..., product of shape * features]``."""
         y: Tensor = self.table(x.long())
-        return y
+        return y.flatten(-self.dims - 1) if self.dims else y
+
+
+class Text(nn.Module):
+    """Bytes of a text that is padded with zeros: ``[..., size] -> [..., features]``.
+
+    Two convolutions over embedded bytes, and the maximum of each feature over the text.
+    """
+
+    def __init__(self, features: int = 64) -> None:
+        super().__init__()
+        self.features = features
+        self.bytes = Embedding(256, 32)
+        self.first, self.second = (nn.Conv1d(inputs, features, 5, padding=2) for inputs in (32, features))
+
+    def forward(self, text: Tensor) -> Tensor:
+        """``[..., size]`` uint8 ``-> [..., features]``; an empty text gives zeros."""
+        leading, size = text.shape[:-1], text.shape[-1]
+        flat = text.reshape(-1, size)
+        is_text = (flat > 0).unsqueeze(1)
+        x = self.bytes(flat).transpose(1, 2) * is_text
+        x = F.relu(self.first(x)) * is_text
+        x = F.relu(self.second(x)) * is_text
+        return x.amax(-1).reshape(*leading, self.features)
 
 
 class Spatial(nn.Module):
     """A convolutional network for an image or a stack of maps, with channels first or last.
 
     Args:
-        shape: ``[C, H, W]`` or ``[H, W, C]``; the smaller of first and last axis is the channel axis.
+        shape: ``[C, H, W]`` or ``[H, W, C]``.
         network: ``small``, ``nature`` or ``impala``.
         features: number of output features; None: the network's default.
+        last: channels are the last axis, not the first; None: the smaller of the two axes.
 
     Raises:
         ValueError: unknown network, or the image is too small for it; names the networks that fit.
     """
 
-    def __init__(self, shape: Sequence[int], network: str = "nature", features: int | None = None) -> None:
+    def __init__(
+        self,
+        shape: Sequence[int],
+        network: str = "nature",
+        features: int | None = None,
+        last: bool | None = None,
+    ) -> None:
         super().__init__()
-        self.last = shape[-1] < shape[0]
+        self.last = shape[-1] < shape[0] if last is None else last
         channels, height, width = [shape[2], shape[0], shape[1]] if self.last else shape
         kind = _CONVOLUTIONS.get(network)
         if kind is None:

@@ -6,7 +6,7 @@ Knows nothing of Gymnasium: it takes an example observation and the size of an a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
@@ -24,6 +24,8 @@ from brayx.types import NestedArray
 
 Categories: TypeAlias = int | Limits | Mapping[str, Any] | None
 """Numbers of categories, or limits, in the nesting of an observation."""
+Encoders: TypeAlias = Callable[[str], nn.Module]
+"""Makes the encoder of a leaf by its name."""
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "elu": nn.ELU}
 
 
@@ -138,6 +140,7 @@ def policy_for(
     action_size: int | None = None,
     categories: Categories = None,
     network: NetworkConfig | None = None,
+    encoders: Encoders | None = None,
 ) -> tuple[nn.Module, tuple[NestedArray, ...]]:
     """An actor-critic, and example arguments with a batch axis, to build an engine with.
 
@@ -151,13 +154,14 @@ def policy_for(
         categories: for integer leaves, the number of categories or their `Limits`, by name of the leaf; for a bare
             array without names.
         network: options.
+        encoders: makes the encoders of a dict's leaves, instead of the choice by dtype and shape.
 
     Raises:
         ValueError: neither ``num_actions`` nor ``action_size``, an observation that fits no network, or options that
             do not apply.
     """
     network = network or NetworkConfig()
-    encoder = observation_for(obs, categories, network)
+    encoder = observation_for(obs, categories, network, encoders=encoders)
     seen = leaf_encoders(encoder)
     refuse_unused(network, seen, continuous=action_size is not None)
     images = any(isinstance(leaf, Spatial) for _, leaf in seen)
@@ -211,7 +215,11 @@ def example_of(obs: NestedArray) -> NestedArray:
 
 
 def observation_for(
-    obs: NestedArray, categories: Categories, network: NetworkConfig, path: tuple[str, ...] = ()
+    obs: NestedArray,
+    categories: Categories,
+    network: NetworkConfig,
+    path: tuple[str, ...] = (),
+    encoders: Encoders | None = None,
 ) -> Observation:
     """The encoder of a whole observation without ``action_mask``; arguments as for `policy_for`. ``path`` leads to a
     dict inside a dict."""
@@ -226,6 +234,8 @@ def observation_for(
         inner = (*path, str(name))
         if isinstance(leaf, Mapping):
             parts[str(name)] = observation_for(leaf, of_leaf, network, inner)
+        elif name != MASK and encoders is not None:
+            parts[str(name)] = encoders(str(name))
         elif name != MASK:
             parts[str(name)] = encoder_for(np.asarray(leaf), of_leaf, network, "/".join(inner))
     return Observation(parts)

@@ -19,6 +19,7 @@ from brayx.nets.heads import Squashed
 from brayx.nets.policy import (
     ACTIVATIONS,
     Categories,
+    Encoders,
     NetworkConfig,
     declare_limits,
     example_of,
@@ -84,7 +85,7 @@ class SoftActorCritic(nn.Module):
         obs: one observation without batch axis, for its shapes and dtypes: an array, or a dict of arrays.
         action_size: length of an action.
         network: options; the default ``distribution`` and ``activation`` are those of `NETWORK`.
-        categories: as for `policy_for`.
+        categories, encoders: as for `policy_for`.
 
     Raises:
         ValueError: options that do not apply: a memory, layers shared with a value, several values, another
@@ -97,6 +98,7 @@ class SoftActorCritic(nn.Module):
         action_size: int,
         network: NetworkConfig = NETWORK,
         categories: Categories = None,
+        encoders: Encoders | None = None,
     ) -> None:
         super().__init__()
         refuse_options(
@@ -113,13 +115,13 @@ class SoftActorCritic(nn.Module):
         if "activation" not in network.model_fields_set:
             options["activation"] = NETWORK.activation
         network = network.model_copy(update=options)
-        self.encoder = observation_for(obs, categories, network)
+        self.encoder = observation_for(obs, categories, network, encoders=encoders)
         refuse_unused(network, leaf_encoders(self.encoder), continuous=True)
         features = features_of(self.encoder)
         self.trunk = trunk_for(features, network)
         self.head = Squashed(network.hidden[-1] if network.hidden else features, action_size)
         self.critic = Critics(
-            observation_for(obs, categories, network),
+            observation_for(obs, categories, network, encoders=encoders),
             action_size,
             network.hidden,
             activation=ACTIVATIONS[network.activation],
@@ -138,10 +140,11 @@ def soft_policy_for(
     action_size: int,
     network: NetworkConfig = NETWORK,
     categories: Categories = None,
+    encoders: Encoders | None = None,
 ) -> tuple[SoftActorCritic, tuple[NestedArray, ...]]:
     """A `SoftActorCritic`, and example arguments for acting, to build an engine with.
 
     Args:
-        obs, action_size, network, categories: as for `SoftActorCritic`.
+        obs, action_size, network, categories, encoders: as for `SoftActorCritic`.
     """
-    return SoftActorCritic(obs, action_size, network, categories), (example_of(obs),)
+    return SoftActorCritic(obs, action_size, network, categories, encoders), (example_of(obs),)

@@ -25,6 +25,7 @@ from brayx.engines.normalised import observed
 from brayx.engines.torch import module_weights
 from brayx.errors import BrayxError, Diverged, ModelError, first_line
 from brayx.metrics import METRICS, WINDOW_GAMES, Bars, Kind
+from brayx.nets.normaliser import follow, is_fresh
 from brayx.nets.recurrent import state_argument
 from brayx.replay.packing import Batch
 from brayx.tracking.pending import Keeper
@@ -316,6 +317,11 @@ class LearnerLoop:
         """Updates from a batch; returns the measured values, and the number of steps learned from."""
         algorithm = self._algorithm
         check_batch(self.config.algorithm, ready.tensors)
+        # The first moments come before the first update, when the policy depends on no observation yet. Later ones come
+        # after it: a batch is learned from as it was acted.
+        first = is_fresh(self.module)
+        if first:
+            self._follow(ready)
         try:
             measured = algorithm.update(ready.tensors, done)
         except ValueError as error:  # the next batch would fail the same way
@@ -328,12 +334,18 @@ class LearnerLoop:
         _refuse_divergence(measured, ready, self.module, self._counters.updates)
         learned = 0
         if algorithm.learned:  # otherwise the algorithm only kept the batch
+            if not first:
+                self._follow(ready)
             self._counters.updates += 1
             self._learned_from = ready.batch
             learned = int(ready.batch["mask"].sum()) if algorithm.counts else 0
         if self.feedback is not None and algorithm.priorities is not None:
             self.feedback(ready.batch["index"], algorithm.priorities.cpu().numpy())
         return measured, learned
+
+    def _follow(self, ready: Ready) -> None:
+        """Adds a batch to the moments that the network keeps."""
+        follow(self.module, ready.tensors["obs"], ready.tensors["mask"], self._ranks.sum)
 
     def _record(self, ready: Ready, measured: dict[str, float], learned: int, seconds: float) -> None:
         version = self._counters.policy_version

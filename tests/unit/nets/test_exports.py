@@ -21,10 +21,11 @@ from brayx.engines.export import to_onnx, verify
 from brayx.engines.onnx import OnnxEngine, open_session
 from brayx.nets.central import Central, CentralisedPolicy
 from brayx.nets.cnn import ImpalaCNN, NatureCNN, SmallCNN
-from brayx.nets.encoders import Binary, Embedding, Numbers, Observation, OneHot, Spatial
+from brayx.nets.encoders import Binary, Embedding, Numbers, Observation, OneHot, Spatial, Text
 from brayx.nets.heads import Categorical, Gaussian, Hybrid, MultiHead, Pointer, Squashed, StateDependent, Value
 from brayx.nets.lstm import LSTM
 from brayx.nets.mlp import MLP, ActorCritic
+from brayx.nets.normaliser import Normalised
 from brayx.nets.policy import NetworkConfig
 from brayx.nets.soft import Critics, SoftActorCritic
 from brayx.nets.transformer import Entities, Transformer
@@ -52,6 +53,8 @@ def cases():
         (OneHot(4, (1,), -1), (WHOLE.unsqueeze(-1),)),
         (Binary(5), (WHOLE,)),
         (Embedding(4, 3), (WHOLE,)),
+        (Text(4), (torch.tensor([[104, 105, 0, 0]] * 2, dtype=torch.uint8),)),
+        (Normalised(Entities((3, 2), 8, 2, 1), (3, 2), "x"), (SET,)),
         (Observation(numbers), ({"speed": FLAT, "kind": WHOLE},)),
         (SmallCNN((2, 20, 21), 4), (image(2, 20, 21),)),
         (NatureCNN((2, 36, 37), 4), (image(2, 36, 37),)),
