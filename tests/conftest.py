@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
 from xdist.scheduler import LoadScopeScheduling
@@ -46,6 +47,10 @@ for _threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a script: the commands of the tests would inherit that, and not end on Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A loaded machine is no fault of a property.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
 
 _leftovers: list[str] = []
 

@@ -85,7 +85,7 @@ def target() -> Iterator[Target]:
         assert not faults(report, *NOISE_OF_UVICORN)
 
 
-many = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 
 
 @many

@@ -285,7 +285,7 @@ def test_a_body_that_is_cut_anywhere_is_refused(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_no_bytes_raise_anything_but_a_refusal(encoding: str, data: st.DataObject) -> None:
     codec = bodies(encoding)

@@ -110,7 +110,7 @@ def test_a_batch_that_is_too_old_is_not_reused():
     assert buffer.pop() is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), min_size=1, max_size=12))
 def test_push_what_fits_never_drops(pushes):
     buffer, accepted = ReplayBuffer(CONFIG), 0

@@ -43,7 +43,7 @@ def test_settings_that_would_deadlock_are_refused_with_a_reason(arguments, messa
         RateLimiter(**arguments)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     ratio=st.floats(0.05, 50),
     min_size=st.integers(1, 30),

@@ -13,7 +13,7 @@ from brayx.replay.mix import StreamMix
 WEIGHTS = st.dictionaries(st.sampled_from("abcde"), st.floats(0.1, 10), min_size=1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(weights=WEIGHTS, turns=st.integers(1, 200))
 def test_shares_follow_the_weights_within_one_turn(weights, turns):
     mix, counts, total = StreamMix(weights), dict.fromkeys(weights, 0), sum(weights.values())
@@ -28,7 +28,7 @@ def test_the_order_of_a_two_to_one_mix():
     assert [mix.choose("ab") for _ in range(6)].count("a") == 4
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(weights=WEIGHTS, data=st.data())
 def test_a_stream_with_data_never_waits_for_an_empty_one(weights, data):
     mix = StreamMix(weights)

@@ -83,7 +83,7 @@ def test_keys_and_dtypes():
 ENDS = st.sampled_from(["terminated", "truncated", "neither"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 40), ENDS), min_size=1, max_size=5),
     unroll_length=st.integers(1, 9),
@@ -108,7 +108,7 @@ def test_a_fragment_packed_in_parts_equals_one_packed_whole(lengths, unroll_leng
         assert all((part[key] == expected[key]).all() for key in expected)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 13), ENDS), min_size=1, max_size=20),
     unroll_length=st.integers(1, 9),
@@ -250,7 +250,7 @@ def test_columns_of_a_batchs_size_become_the_batch_without_a_copy():
     assert packer.waiting == 3
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     pushes=st.lists(st.tuples(st.booleans(), st.integers(1, 11), ENDS), min_size=1, max_size=12),
     batch_size=st.integers(1, 4),

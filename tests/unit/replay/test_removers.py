@@ -10,7 +10,7 @@ from brayx.replay.removers import LowestPriority, Oldest, Reservoir
 from tests.unit.replay.frequencies import bound, chi_square
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(counts=st.lists(st.integers(1, 12), min_size=1, max_size=10), capacity=st.integers(1, 8))
 def test_the_oldest_is_replaced(counts, capacity):
     remover, rng, stored, number = Oldest(capacity), np.random.default_rng(0), {}, 0
@@ -27,7 +27,7 @@ def test_the_oldest_is_replaced(counts, capacity):
 PRIORITIES = st.lists(st.floats(0.01, 100), min_size=1, max_size=12)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(pushes=st.lists(PRIORITIES, min_size=1, max_size=8), capacity=st.integers(1, 8))
 def test_the_lowest_priority_is_replaced(pushes, capacity):
     remover, rng, stored = LowestPriority(capacity), np.random.default_rng(0), {}
@@ -41,7 +41,7 @@ def test_the_lowest_priority_is_replaced(pushes, capacity):
         assert sorted(stored.values()) == sorted(before[max(0, len(before) + len(new) - capacity) :] + new)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(pushes=st.lists(st.integers(1, 12), min_size=1, max_size=8), capacity=st.integers(1, 8))
 def test_a_reservoir_keeps_the_highest_keys_for_any_order_of_arrival(pushes, capacity):
     remover, stored, keys = Reservoir(capacity), {}, []

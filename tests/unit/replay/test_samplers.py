@@ -24,7 +24,7 @@ def test_uniform_draws_all_equally_often_after_removals():
     assert chi_square(counts[stored], np.full(len(stored), 1000.0)) < bound(len(stored) - 1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.sets(st.integers(0, 19)), min_size=1, max_size=12))
 def test_uniform_draws_stored_columns_only(changes):
     sampler, stored = Uniform(20), set()
@@ -94,7 +94,7 @@ def test_a_batch_without_weights_is_unchanged():
 WEIGHTS = st.one_of(st.just(0.0), st.floats(1e-3, 1e3))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     capacity=st.integers(1, 40),
     writes=st.lists(st.lists(st.tuples(st.integers(0, 39), WEIGHTS), max_size=20), max_size=6),

@@ -31,7 +31,7 @@ def stored(table):
     return sorted(table._arrays["reward"][table._alive, 0].tolist())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=10), capacity=st.integers(1, 6))
 def test_samples_are_among_the_newest_columns(counts, capacity):
     table, number = Table.uniform(capacity, 5, seed=0), 0

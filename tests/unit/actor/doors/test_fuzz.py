@@ -18,7 +18,7 @@ from tests.waiting import until_awaited as until
 STALL_S = 0.4
 IMPATIENT = {"stall_s": STALL_S, "idle_s": 3.0, "idle_timeout_s": 3.0}
 FRAMES: dict[Door, int] = {"tcp": 3000, "http": 1500, "ws": 1000, "asgi http": 500, "asgi ws": 500, "grpc": 200}
-few = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=25, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brayx import errors
@@ -427,7 +427,7 @@ def test_random_requests_harm_no_other_client(address: str) -> None:
         play = channel.stream_stream("/brayx.gamecore.v1.Gamecore/Play", response_deserializer=pb.PlayReply.FromString)
         other.start()
 
-        @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        @settings(max_examples=60)
         @given(st.lists(messages(), min_size=1, max_size=8))
         def fuzz(requests: list[bytes]) -> None:
             for request in requests:
