@@ -417,7 +417,7 @@ def test_a_nan_in_a_batch_is_named(tmp_path):
     with pytest.raises(Diverged) as caught:
         run(tmp_path, stream=poisoned())
     assert "update 1: loss is nan" in caught.value.message
-    assert caught.value.details["losses"] == ["loss"]
+    assert "loss" in caught.value.details["losses"]
     assert caught.value.details["fields"] == ["obs"]
 
 
