@@ -77,15 +77,17 @@ class MLPGradient:
 
     @torch.no_grad()
     def gradient(self, steps: Mapping[str, Any], clip_param: float) -> tuple[Tensor, Tensor]:
-        """As `brayx.algorithms.ppo.ClosedForm.gradient`; the policy's input is the first leaf of ``obs``, ``[N, D]``,
-        and the value's input the last."""
+        """As `brayx.algorithms.ppo.ClosedForm.gradient`."""
         action, weight, weighted_advantage = steps["action"], steps["weight"], steps["weighted_advantage"]
         magnet = steps["magnet"]
         for p in self._parameters:
             if p.grad is None:
                 p.grad = torch.empty_like(p)
         towers = self._towers
-        leaves: list[Any] = optree.tree_leaves(steps["obs"])
+        obs = steps["obs"]
+        leaves: list[Any] = optree.tree_leaves(obs)
+        if towers.encode is not None:
+            leaves = [towers.encode(obs[0] if isinstance(obs, tuple) else obs)]
         hidden, out = self._forward(self._policy, leaves[0].to(self._dtype))
         hidden_value, value = self._forward(self._value, leaves[-1].to(self._dtype))
         error = value.squeeze(-1) - steps["target"]

@@ -112,7 +112,6 @@ class CentralisedPolicy(nn.Module):
             (*linears(critic.trunk), critic.value.value),
             "tanh" if self.activation == "tanh" else "relu",
             head.log_std if isinstance(head, Gaussian) else None,
-            apart=True,
         )
 
     def forward(self, obs: Mapping[str, Any]) -> dict[str, Any]:

@@ -189,13 +189,14 @@ class Observation(nn.Module):
 
     Args:
         encoders: encoder of each leaf, by name; the name ``""`` stands for an observation that is a bare array.
+        masked: the observation has an ``action_mask``.
     """
 
-    def __init__(self, encoders: Mapping[str, nn.Module]) -> None:
+    def __init__(self, encoders: Mapping[str, nn.Module], masked: bool = False) -> None:
         super().__init__()
         if not encoders:
             raise ValueError("an observation needs at least one leaf besides its action_mask")
-        self.names = list(encoders)
+        self.names, self.masked = list(encoders), masked
         self.encoders = nn.ModuleList(encoders.values())
         self.features = sum(features_of(encoder) for encoder in encoders.values())
         only = encoders.get("") if len(encoders) == 1 else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -65,14 +65,15 @@ class Towers:
         policy, value: the linear layers in order; the same activation follows each layer but the last.
         activation: ``tanh`` or ``relu``.
         log_std: ``[D]`` of a Gaussian policy; None: the policy's output is logits.
-        apart: the value has a separate input, the last leaf of the arguments.
+        encode: makes the input of both from the observation, without parameters; None: the policy's input is the
+            observation's first leaf, the value's the last.
     """
 
     policy: tuple[nn.Linear, ...]
     value: tuple[nn.Linear, ...]
     activation: Literal["tanh", "relu"]
     log_std: nn.Parameter | None = None
-    apart: bool = False
+    encode: Callable[[Any], torch.Tensor] | None = None
 
     def parameters(self) -> list[nn.Parameter]:
         """All parameters."""

@@ -92,9 +92,12 @@ class Policy(nn.Module):
         return self.outputs(y, y if self.value_trunk is None else self.value_trunk(x), obs)
 
     def towers(self) -> Towers | None:
-        """The layers if policy and value are plain MLPs: a flat observation, one discrete or a Gaussian action."""
+        """The layers if policy and value are plain MLPs, behind an encoder without parameters: no mask, one discrete or
+        a Gaussian action."""
         encoder, head = self.encoder, self.head
-        if type(self) is not Policy or self.shared or not (isinstance(encoder, Observation) and encoder.flat):
+        if type(self) is not Policy or self.shared or not isinstance(encoder, Observation) or encoder.masked:
+            return None
+        if next(encoder.parameters(), None) is not None:
             return None
         if not isinstance(head, Categorical | Gaussian) or self.value.heads or self.activation not in ("tanh", "relu"):
             return None
@@ -104,6 +107,7 @@ class Policy(nn.Module):
             (*linears(self.value_trunk), self.value.value),
             "tanh" if self.activation == "tanh" else "relu",
             head.log_std if isinstance(head, Gaussian) else None,
+            None if encoder.flat else encoder,
         )
 
     def outputs(self, y: Tensor, for_value: Tensor, obs: Any) -> dict[str, Any]:
@@ -238,7 +242,7 @@ def observation_for(
             parts[str(name)] = encoders(str(name))
         elif name != MASK:
             parts[str(name)] = encoder_for(np.asarray(leaf), of_leaf, network, "/".join(inner))
-    return Observation(parts)
+    return Observation(parts, masked=MASK in obs)
 
 
 def leaf_encoders(encoder: Observation, path: str = "") -> list[tuple[str, nn.Module]]:

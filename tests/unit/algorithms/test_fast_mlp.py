@@ -14,16 +14,21 @@ from brayx.algorithms.fast_mlp import FlatAdam, accelerate
 from brayx.algorithms.mappo import MAPPOConfig
 from brayx.algorithms.ppo import PPO, PPOConfig
 from brayx.nets.central import central_policy_for
+from brayx.nets.encoders import Numbers, OneHot
 from brayx.nets.mlp import ActorCritic
+from brayx.nets.normaliser import Normalised, follow
 from brayx.nets.policy import NetworkConfig, policy_for
 from brayx.trainer.hooks import Hooks, WithLoss
 from tests.unit.algorithms.ppo_cases import make_batch
 
+FLAT = np.zeros(3, np.float32)
 BATCHES = {
     "discrete": "categorical",
     "gaussian": "gaussian",
     "relu": "categorical",
     "ready": "categorical",
+    "encoded": "categorical",
+    "encoded gaussian": "gaussian",
     "central": "categorical",
     "central gaussian": "gaussian",
 }
@@ -49,9 +54,17 @@ def network(kind):
     action = {"action_size": 2} if "gaussian" in kind else {"num_actions": 3}
     options = NetworkConfig(hidden=[6, 5], activation="relu" if kind == "relu" else "tanh")
     if "central" in kind:
-        seen = {"obs": torch.zeros(3).numpy(), "state": torch.zeros(4).numpy()}
+        seen = {"obs": FLAT, "state": torch.zeros(4).numpy()}
         return central_policy_for(seen, **action, network=options)[0].double()
-    return policy_for(torch.zeros(3).numpy(), **action, network=options)[0].double()
+    if "encoded" in kind:
+        module, _ = policy_for({"kind": np.int64(0), "x": FLAT}, **action, encoders=encoder_of, network=options)
+        follow(module, {"x": 3 * torch.randn(50, 3)}, torch.ones(50), lambda x: x)
+        return module.double()
+    return policy_for(FLAT, **action, network=options)[0].double()
+
+
+def encoder_of(name):
+    return OneHot(2) if name == "kind" else Normalised(Numbers((3,)), (3,), "x")
 
 
 def a_batch(kind, seed):
@@ -59,6 +72,8 @@ def a_batch(kind, seed):
     if "central" in kind:
         state = torch.from_numpy(np.random.default_rng(seed).normal(size=(*batch["mask"].shape, 4)))
         batch |= {"obs": {"obs": batch["obs"]}, "obs/state": state}
+    if "encoded" in kind:
+        batch["obs"] = {"kind": (batch["reward"] > 0).long(), "x": batch["obs"]}
     return batch
 
 
@@ -145,7 +160,12 @@ def test_only_plain_networks_report_towers():
 
     assert ActorCritic(3, 2).towers() is not None
     assert Twisted(3, 2).towers() is None
-    flat = torch.zeros(3).numpy()
+    flat = FLAT
+    masked = {"x": flat, "action_mask": np.ones(2, np.int8)}
+    assert policy_for({"x": flat, "y": flat}, num_actions=2)[0].towers() is not None
+    assert policy_for(masked, num_actions=2)[0].towers() is None
+    units = {"x": flat, "units": np.zeros((4, 3), np.float32)}
+    assert policy_for(units, num_actions=2, network=NetworkConfig(entities=["units"]))[0].towers() is None
     for action, options in (({"num_actions": 2}, {"shared": True}), ({"num_actions": [2, 3]}, {})):
         assert policy_for(flat, **action, network=NetworkConfig(**options))[0].towers() is None
     for observed, action in (({"a": flat}, {"num_actions": 2}), (flat, {"num_actions": [2, 3]})):
