@@ -6,6 +6,8 @@ A game sends bodies that change a little each tick, and gets a short reply. The 
 with brayx's Python client and the local host, and the bytes are those of both directions without TCP's headers. The
 second table has the compression alone, without a door, also with the window that uvicorn chooses; and a delta encoding
 written in Python: changed fields of JSON, changed ranges of other bodies. Needs the package ``isal``.
+
+With ``--encodings`` it measures those of contracts instead: decoding a tick and encoding its reply, without a door.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ import numpy as np
 import psutil
 
 from benchmarks.tables import Table, machine, median, median_ratio, show
+from brayx.gamecore.contract import ENCODINGS, Contract
+from brayx.gamecore.contract_bodies import ContractBodies
 
 CHANGE = 0.02
 """Share of a body's values that change each tick."""
@@ -261,18 +265,71 @@ def _patched(before: bytes, sent: bytes) -> bytes:
     return bytes(there)
 
 
+CONTRACTS: dict[str, dict[str, Any]] = {
+    "4 numbers": {"vector": {"shape": [4]}},
+    "64 numbers": {"vector": {"shape": [64]}},
+    "8 numbers, 20 entities of 8": {"vector": {"shape": [8]}, "units": {"kind": "entities", "shape": [20, 8]}},
+    "image, 84 x 84": {"camera": {"kind": "image", "shape": [84, 84, 1]}},
+}
+"""Observations of games with a contract."""
+
+
+def contract_bodies(observations: dict[str, Any], encoding: str) -> tuple[ContractBodies, bytes]:
+    """A game's bodies, and that of a tick with random observations."""
+    document = {"contract": 1, "observations": observations, "encoding": encoding}
+    actions = {"steer": {"kind": "continuous", "size": 2}, "dash": {"kind": "discrete", "size": 2}}
+    contract = Contract.parse({**document, "actions": actions})
+    rng = np.random.default_rng(0)
+    values = {
+        spec.name: rng.normal(size=spec.shape) if spec.kind != "image" else rng.integers(0, 256, spec.shape, np.uint8)
+        for spec in contract.observations
+    }
+    bodies = ContractBodies(contract)
+    return bodies, bodies.encode_tick(values, 1.0)
+
+
+def turn_us(bodies: ContractBodies, body: bytes, seconds: float) -> float:
+    """Microseconds of CPU to decode a tick and encode its reply."""
+    action = {"steer": np.array([0.2, -0.5]), "dash": 1}
+    turns, passed_s, began = 0, 0.0, time.process_time()
+    while passed_s < seconds:
+        for _ in range(20):
+            bodies.decode(body)
+            bodies.encode(action)
+        turns += 20
+        passed_s = time.process_time() - began
+    return passed_s / turns * 1e6
+
+
+def encodings(rounds: int, seconds: float) -> Table:
+    """The encodings of contracts side by side."""
+    table = Table(["observation", *(f">{what}, {name}" for name in ENCODINGS for what in ("bytes", "us"))])
+    for name, observations in CONTRACTS.items():
+        games = {encoding: contract_bodies(observations, encoding) for encoding in ENCODINGS}
+        costs: dict[str, list[float | None]] = {encoding: [] for encoding in games}
+        for _ in range(rounds):
+            for encoding, (bodies, body) in games.items():
+                costs[encoding].append(turn_us(bodies, body, seconds))
+        table.add(name, *(cell for key, (_, body) in games.items() for cell in (len(body), median(costs[key]))))
+    return table
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--serve", metavar="CODEC", help="serve one agent (the benchmark starts itself so)")
     parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement (default: %(default)s)")
+    parser.add_argument("--encodings", action="store_true", help="measure the encodings of contracts instead")
     parser.add_argument("--markdown", action="store_true", help="print plain markdown")
     options = parser.parse_args(argv)
     if options.serve:
         serve(options.serve)
         return 0
     about = f"{machine()}; one session, {options.rounds} rounds of {options.seconds:g} s, medians"
+    if options.encodings:
+        show(about, encodings(options.rounds, options.seconds).markdown(), markdown=options.markdown)
+        return 0
     ticks = Table(["body", ">bytes", *(f">{of}, {way}" for way in [*WAYS][1:] for of in ("bytes", "CPU")), ">plain us"])
     bare = Table(["body", *(f">{of}, {name}" for name in [*CODECS, "delta"] for of in ("bytes", "us"))])
     for name, make in BODIES.items():

@@ -33,6 +33,7 @@ class ObservationValues:
         self.spec = spec
         self.place = f"obs.{spec.name}"
         self._dtype = np.dtype(spec.dtype).newbyteorder("<")
+        self._model_dtype = spec.model_dtype
         self._count = math.prod(spec.shape)
         self._rows = spec.shape[0] if spec.kind in ("entities", "text") else None
         """Maximum length, where the length may vary from tick to tick."""
@@ -66,8 +67,8 @@ class ObservationValues:
         if spec.kind == "category":
             return np.asarray(array.astype(np.int64) - spec.start)
         if self._rows is None:
-            return array.astype(spec.model_dtype)
-        padded = np.zeros(spec.shape, spec.model_dtype)
+            return array.astype(self._model_dtype)
+        padded = np.zeros(spec.shape, self._model_dtype)
         padded[: len(array)] = array
         return padded
 
