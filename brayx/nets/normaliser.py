@@ -34,6 +34,7 @@ class Normalised(nn.Module):
     """
 
     mean: Tensor
+    scale: Tensor
     variance: Tensor
     count: Tensor
 
@@ -43,13 +44,14 @@ class Normalised(nn.Module):
         self.features = encoder.features
         size = shape[-1:] if isinstance(encoder, Entities) else shape
         self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("scale", torch.ones(size))  # of the variance; acting should not compute it for each tick
         self.register_buffer("variance", torch.ones(size))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., *shape] -> [..., features]``."""
         x = x if x.is_floating_point() else x.float()
-        scaled = ((x - self.mean) * (self.variance + _EPSILON).rsqrt()).clamp(-CLIP, CLIP)
+        scaled = ((x - self.mean) * self.scale).clamp(-CLIP, CLIP)
         if isinstance(self.encoder, Entities):
             y: Tensor = self.encoder(scaled, (x != 0).any(-1))
         else:
@@ -76,6 +78,7 @@ class Normalised(nn.Module):
         delta = mean - self.mean.double()
         variance = self.variance.double() * (1 - share) + share * (squares / count + delta.square() * (1 - share))
         self.variance.copy_(variance)
+        self.scale.copy_((variance + _EPSILON).rsqrt())
         self.mean.copy_(self.mean.double() + delta * share)
         self.count.add_(count.long())
 
