@@ -19,7 +19,9 @@ from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
 from brayx.engines.torch import module_weights
 from brayx.nets.central import CentralisedPolicy
+from brayx.nets.encoders import Numbers as Flat
 from brayx.nets.mlp import ActorCritic
+from brayx.nets.normaliser import Normalised
 from brayx.nets.policy import NetworkConfig
 from brayx.nets.soft import SoftActorCritic
 from brayx.trainer.config import TrainerConfig
@@ -60,11 +62,25 @@ SMALL = NetworkConfig(hidden=[16])
 WEIGHED = ("impala", "bc", "sac")
 
 
+class Normalising(torch.nn.Module):
+    """Its moments are of the batches of all ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = Normalised(Flat((3,)), (3,), "")
+        self.policy = ActorCritic(3, 2, hidden=(16,))
+
+    def forward(self, obs):
+        return self.policy(self.seen(obs))
+
+
 def model(algorithm):
     """The algorithm's model, and example arguments."""
     obs = np.zeros(3, np.float32)
     if algorithm.name == "mappo":
         return CentralisedPolicy(obs, obs, num_actions=2, network=SMALL), ({"obs": obs[None]},)
+    if algorithm.name == "impala":
+        return Normalising(), (obs[None],)
     module = SoftActorCritic(obs, 1, SMALL) if algorithm.name == "sac" else ActorCritic(3, 2, hidden=(16,))
     return module, (obs[None],)
 
