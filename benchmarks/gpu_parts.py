@@ -231,7 +231,7 @@ def _pong(part: Part, start: Callable[[str, Sequence[str]], tuple[Path, subproce
     table = Table(["Pong", ">env steps", ">env steps/s"])
     part.tables["brayx ppo, Pong, the tuned preset, Nature CNN"] = table
     words = ["ppo", "--env", "PongNoFrameskip-v4", "--distributed", "false", "--preset", "tuned"]
-    words += ["--convolutions", "nature"]
+    words += ["--set", "network.convolutions=nature"]
     for device in ("cpu", "cuda") if has_gpu() else ("cpu",):
         steps = "1024" if quick else "12288" if device == "cpu" else "30720"
         log, process = start(f"pong {device}", [*words, "--device", device, "--timesteps", steps])

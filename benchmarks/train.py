@@ -67,9 +67,10 @@ _TUNED_STEPS = 200_000
 """Of a run with the tuned preset, at least: what its schedules are made for; they take seconds."""
 _TUNED = ("--preset", "tuned")
 _SAME = (
-    *("--num-workers", "1", "--num-envs", str(NUM_ENVS), "--unroll-length", str(UNROLL_LENGTH)),
-    *("--minibatch-size", "256", "--epochs", "20", "--gamma", "0.98", "--gae-lambda", "0.8", "--entropy-coef", "0"),
-    *("--lr", "1e-3", "--clip-param", "0.2", "--anneal", "true", "--threads", "1"),
+    *("--num-workers", "1", "--num-envs", str(NUM_ENVS), "--set", f"unroll_length={UNROLL_LENGTH}"),
+    *("--set", "minibatch_size=256", "--set", "epochs=20", "--gamma", "0.98", "--gae-lambda", "0.8"),
+    *("--entropy-coef", "0", "--lr", "1e-3", "--clip-param", "0.2", "--set", "threads=1"),
+    *("--set", "learning_rate_schedule=linear", "--set", "clip_schedule=linear"),
 )
 """Hyperparameters of `benchmarks.sb3_cartpole`; the networks are the same by default."""
 _TIMEOUT_S = 900.0
@@ -300,7 +301,7 @@ def run_game(game: str, seed: int, steps: int | None) -> Played | None:
     evaluated = _EVALUATED if game == "pendulum" else 0
     with tempfile.TemporaryDirectory(prefix="brayx-bench-", ignore_cleanup_errors=True) as folder:
         words = ["--env", env, "--distributed", "false", "--preset", "tuned", "--tracking", f"{folder}/mlflow.db"]
-        words += ["--seed", str(seed), "--timesteps", str(steps or usual), "--eval-episodes", str(evaluated)]
+        words += ["--seed", str(seed), "--timesteps", str(steps or usual), "--set", f"evaluation_episodes={evaluated}"]
         ran = _process(["-m", "pipelines.ppo", *words])
     if ran is None:
         return None

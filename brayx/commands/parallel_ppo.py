@@ -16,8 +16,11 @@ from brayx.rollout.envs import check_env
 if TYPE_CHECKING:
     from brayx.local.train import LocalTrainResult
 
-_NAMES = {"env_name": "env", "num_steps": "unroll_length", "mini_batch_size": "minibatch_size", "log_dir": "tracking"}
-"""Arguments that have another name on the command line."""
+_NAMES = {
+    "env_name": "env", "num_steps": "unroll_length", "mini_batch_size": "minibatch_size", "lr": "learning_rate",
+    "log_dir": "tracking",
+}  # fmt: skip
+"""Arguments that have another name as options of `brayx ppo`."""
 
 
 @dataclass
@@ -57,7 +60,7 @@ class _PPO:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Value of every option of `brayx ppo`."""
+        """Options of `brayx ppo` by their names in Python."""
         return chosen_options({_NAMES.get(name, name): value for name, value in asdict(self).items()})
 
     def train(
@@ -76,7 +79,7 @@ class _PPO:
         """
         if log_interval < 1:
             raise ConfigError(f"log_interval is {log_interval}, expected 1 or more", key="log_interval")
-        length = {"timesteps": total_timesteps, "log_interval": log_interval, "save_interval": save_interval}
+        length = {"num_steps": total_timesteps, "log_interval": log_interval, "checkpoint_interval": save_interval}
         return train({**self.options, **length}, threading.Event())[0]
 
 
@@ -131,8 +134,9 @@ class DistributedPPO(_PPO):
             )
         if self.sync_mode not in ("blocking", "non_blocking"):
             raise ConfigError(f"sync_mode is {self.sync_mode!r}, expected blocking or non_blocking", key="sync_mode")
+        same = {name: value for name, value in super().options.items() if name not in ("steps_per_worker", "sync_mode")}
         return {
-            **super().options,
+            **same,
             "distributed": True,
             "unroll_length": self.steps_per_worker // self.num_envs,
             "blocking": self.sync_mode == "blocking",

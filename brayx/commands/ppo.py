@@ -21,13 +21,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from brayx.command_line import Switch, boolean, count
+from brayx.command_line import Switch, count
 from brayx.commands.presets import PRESETS, preset_for
 from brayx.errors import BrayxError, ConfigError
 from brayx.metrics.totals import mean_return
@@ -42,151 +41,46 @@ if TYPE_CHECKING:
 
 
 HELP = "PPO for an environment in Python, in this process or over a cluster"
-_OWN: Any = object()
+_FLAGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
+    "timesteps": ("num_steps", count, "env steps to train for; schedules fall towards it"),
+    "seed": ("seed", int, "seed of all random numbers"),
+    "save-interval": ("checkpoint_interval", count, "updates between two checkpoints"),
+    "lr": ("learning_rate", float, "learning rate"),
+    "gamma": ("gamma", float, "discount"),
+    "gae-lambda": ("gae_lambda", float, "decay of the advantage's trace"),
+    "clip-param": ("clip_param", float, "clip range: ratios outside 1 +- this get no further reward"),
+    "value-coef": ("value_coef", float, "weight of the value loss"),
+    "entropy-coef": ("entropy_coef", float, "weight of the entropy bonus"),
+    "max-grad-norm": ("max_grad_norm", float, "gradients are scaled down to this norm"),
+}
+"""Published options of the training: the name in Python, the parser, the help text. ``--set`` has all the others."""
+_DEFAULTS: dict[str, Any] = {"num_steps": 1_000_000, "checkpoint_interval": 50}
+"""Defaults of options of the training that differ from those in Python."""
+_COMMON: dict[str, Any] = {
+    "env": None, "distributed": True, "preset": "plain", "device": "cpu", "trial": None, "new": False, "tracking": None,
+    "address": "", "log_interval": 10, "course": None, "num_workers": 4, "num_envs": 8, "buffer_size": None,
+}  # fmt: skip
+"""Defaults of the options that are not the training's; only `brayx.commands.parallel_ppo` sets ``buffer_size``."""
 
 
-class _Option(NamedTuple):
-    """An option of the command line.
-
-    Attributes:
-        name: name on the command line, with ``_`` for ``-``.
-        default: value without the option, unless a preset has another; `_OWN`: the default of its config.
-        parse: makes the value from its text.
-        text: help text.
-        config: the config that has it: ``algorithm``, ``network`` or ``training``; empty: none.
-        field: its name in the config; empty: ``name``.
-        more: further arguments for `argparse`.
-    """
-
-    name: str
-    default: Any
-    parse: Callable[[str], Any]
-    text: str
-    config: str = ""
-    field: str = ""
-    more: Mapping[str, Any] = {}
-
-
-def _pair(text: str) -> dict[str, Any]:
-    """``NAME=VALUE``, the value as in a job's YAML."""
-    from brayx.jobs.document import value_of
-
-    name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier():
-        raise argparse.ArgumentTypeError(f"is {text!r}, expected NAME=VALUE, such as continuous=false")
-    try:
-        return {name: value_of(value)}
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(f"is {text!r}: {error.message}") from None
-
-
-class _Merge(argparse.Action):
-    """Merges the values of a repeated option into one dict."""
+class _Set(argparse.Action):
+    """Merges ``KEY=VALUE``, the value as in a job's YAML, into one dict; ``env_options`` are set one by one, too."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), **values})
+        from brayx.jobs.document import value_of
 
-
-_BOOL = {"action": Switch}
-_OPTIONS: dict[str, tuple[_Option, ...]] = {
-    "training": (
-        _Option(
-            "timesteps", 1_000_000, count, "env steps to train for; schedules fall towards it", "training",
-            "num_steps",
-        ),
-        _Option("target_return", _OWN, float, "stop when the last hundred episodes have this mean", "training"),
-        _Option("seed", _OWN, int, "seed of all random numbers", "training"),
-        _Option("save_interval", 50, count, "updates between two checkpoints", "training", "checkpoint_interval"),
-        _Option(
-            "eval_episodes", 0, int, "greedy episodes at the end: eval_return_mean", "training", "evaluation_episodes"
-        ),
-    ),
-    "collecting": (
-        _Option("num_workers", 4, count, "rollout workers; in one process, groups of environments"),
-        _Option("num_envs", 8, count, "environments of a worker"),
-        _Option(
-            "env_option", _OWN, _pair, "keyword argument of each environment; may be given again", "training",
-            "env_options", {"metavar": "NAME=VALUE", "action": _Merge},
-        ),
-        _Option(
-            "vectorization", _OWN, str, "native: the environment's own, sync: one after the other, async: a process "
-            "each, auto: native where there is one, else sync", "training", "", {"metavar": "{auto,sync,async,native}"},
-        ),
-        _Option("engine", _OWN, str, "engine that acts: onnx, or torch without an export", "training"),
-        _Option("unroll_length", _OWN, count, "steps of a run", "training"),
-        _Option("blocking", _OWN, boolean, "collect with the newest weights only", "training", "", _BOOL),
-        _Option(
-            "normalise_obs", _OWN, boolean, "normalise observations by their running moments", "training", "", _BOOL
-        ),
-        _Option(
-            "normalise_reward", _OWN, boolean, "divide rewards by the deviation of their discounted sums", "training",
-            "", _BOOL,
-        ),
-        _Option("reward_clip", _OWN, float, "clip rewards to +- this for learning", "training"),
-    ),
-    "learning": (
-        _Option("lr", _OWN, float, "learning rate", "training", "learning_rate"),
-        _Option("gamma", _OWN, float, "discount", "algorithm"),
-        _Option("gae_lambda", _OWN, float, "decay of the advantage's trace", "algorithm"),
-        _Option("clip_param", _OWN, float, "clip range: ratios outside 1 +- this get no further reward", "algorithm"),
-        _Option("value_coef", _OWN, float, "weight of the value loss", "algorithm"),
-        _Option("clip_value", _OWN, float, "clip new value predictions to within this of the old", "algorithm"),
-        _Option(
-            "normalise_value", _OWN, boolean, "values in units of the returns' running deviation", "algorithm", "",
-            _BOOL,
-        ),
-        _Option("entropy_coef", _OWN, float, "weight of the entropy bonus", "algorithm"),
-        _Option("max_grad_norm", _OWN, float, "gradients are scaled down to this norm", "algorithm"),
-        _Option("epochs", _OWN, count, "passes over a batch", "algorithm"),
-        _Option("minibatch_size", _OWN, count, "transitions of a gradient", "algorithm"),
-        _Option("anneal", False, boolean, "learning rate and clip fall to zero", more=_BOOL),
-        _Option("threads", _OWN, count, "threads of torch", "training"),
-    ),
-    "network": (
-        _Option("hidden", _OWN, count, "sizes of the hidden layers", "network", "", {"nargs": "*"}),
-        _Option(
-            "activation", _OWN, str, "between hidden layers", "network", "",
-            {"choices": ["tanh", "relu", "silu", "elu"]},
-        ),
-        _Option(
-            "convolutions", _OWN, str, "network for images", "network", "",
-            {"choices": ["small", "nature", "impala"]},
-        ),
-        _Option("lstm", _OWN, int, "size of a memory after the hidden layers; 0: none", "network"),
-        _Option(
-            "shared", _OWN, boolean, "policy and value share hidden layers; none: where there are images or memory",
-            "network", "", _BOOL,
-        ),
-        _Option(
-            "distribution", _OWN, str, "of continuous actions", "network", "", {"choices": ["gaussian", "sde"]}
-        ),
-        _Option("sde_steps", _OWN, count, "steps for which the noise of sde stays", "training"),
-    ),
-}  # fmt: skip
-"""Options by their group's title. A preset may set any."""
-_COMMON: dict[str, Any] = {
-    "distributed": True, "preset": "plain", "device": "cpu", "trial": None, "new": False, "tracking": None,
-    "address": "", "log_interval": 10, "course": None, "buffer_size": None,
-}  # fmt: skip
-"""Defaults of the options that have no group, and of ``buffer_size``, which only `brayx.commands.parallel_ppo` sets."""
-_ALL = [option for options in _OPTIONS.values() for option in options]
-
-
-@cache
-def defaults() -> Mapping[str, Any]:
-    """Value of each option that neither the command line nor a preset sets, as in Python."""
-    from brayx.algorithms.ppo import PPOConfig
-    from brayx.local.training import Training
-    from brayx.nets.policy import NetworkConfig
-
-    algorithm = PPOConfig()
-    plain = {"algorithm": algorithm, "network": NetworkConfig(), "training": Training().of(algorithm)}
-    return {
-        option.name: getattr(plain[option.config], option.field or option.name)
-        if option.default is _OWN
-        else option.default
-        for option in _ALL
-    }
+        path, equals, text = values.partition("=")
+        name, _, key = path.partition(".")
+        if not equals or not name:
+            raise argparse.ArgumentError(self, f"is {values!r}, expected KEY=VALUE, such as epochs=4")
+        try:
+            value = value_of(text)
+        except ConfigError as error:
+            raise argparse.ArgumentError(self, f"is {values!r}: {error.message}") from None
+        settings = getattr(namespace, self.dest, {})
+        if name == "env_options" and key:
+            path, value = name, {**settings.get(name, {}), key: value}
+        setattr(namespace, self.dest, {**settings, path: value})
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -224,46 +118,29 @@ def options(parser: argparse.ArgumentParser) -> None:
         "(default: 10)",
     )  # fmt: skip
     common("--course", help="file to write the course of the training to, as JSON: [time, env steps, episodes, return]")
-    for title, members in _OPTIONS.items():
-        group = parser.add_argument_group(title)
-        for option in members:
-            group.add_argument(_flag(option.name), type=option.parse, help=option.text, **option.more)
+    common("--num-workers", type=count, help="rollout workers; in one process, groups of environments (default: 4)")
+    common("--num-envs", type=count, help="environments of a worker (default: 8)")
+    for name, (field, parse, text) in _FLAGS.items():
+        common(f"--{name}", dest=field, metavar=name.replace("-", "_").upper(), type=parse, help=text)
+    common(
+        "--set", dest="settings", action=_Set, metavar="KEY=VALUE",
+        help="any other option of PPO, of its training or network, as a brayx.Trainer has it: --set epochs=4, "
+        "--set target_return=475, --set network.hidden=[64,64]; may be given again",
+    )  # fmt: skip
 
 
 def chosen_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every option by name: as ``given``, else from the preset, else the default."""
+    """The options by their names in Python: as ``given``, else from the preset, else the command's default.
+
+    Raises:
+        ConfigError: there is no such preset, or ``--set`` names an option that is one of the command.
+    """
+    given = dict(given)
+    settings = given.pop("settings", {})
+    for name in settings.keys() & _COMMON.keys():
+        raise ConfigError(f"--set {name}: write --{name.replace('_', '-')} {settings[name]}", key=name)
     preset = preset_for(given["env"]) if given.get("preset") == "tuned" else {}
-    return {**defaults(), **_COMMON, **preset, **given}
-
-
-def _of(config: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of one config, by their names there."""
-    return {option.field or option.name: chosen[option.name] for option in _ALL if option.config == config}
-
-
-def algorithm_of(chosen: Mapping[str, Any]) -> PPOConfig:
-    """PPO's options."""
-    from brayx.algorithms.ppo import PPOConfig
-
-    annealed = bool(chosen["anneal"])
-    return PPOConfig(
-        **_of("algorithm", chosen),
-        learning_rate_schedule="linear" if annealed else "constant",
-        clip_schedule="linear" if annealed else "constant",
-    )
-
-
-def training_of(chosen: Mapping[str, Any]) -> Training:
-    """All options but the algorithm's."""
-    from brayx.local.training import Training
-    from brayx.nets.policy import NetworkConfig
-
-    return Training(
-        **_of("training", chosen),
-        num_envs=chosen["num_workers"] * chosen["num_envs"],
-        network=NetworkConfig(**_of("network", chosen)),
-        use_gpu=chosen["device"] == "cuda",
-    )
+    return {**_COMMON, **_DEFAULTS, **preset, **given, **settings}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -298,8 +175,8 @@ def train(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[LocalTrainR
         return _local(chosen, stop)
     from brayx.commands.distributed import train_distributed
 
-    project, name = _names(chosen)
     algorithm, training = configs(chosen)
+    project, name = _names(chosen, training.seed)
     return train_distributed(
         chosen["env"],
         algorithm,
@@ -320,15 +197,16 @@ def _local(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[LocalTrain
     from brayx.tracking.clerk import Clerk
     from brayx.tracking.store import tracking_uri
 
-    project, name = _names(chosen)
     algorithm, training = configs(chosen)
+    project, name = _names(chosen, training.seed)
+    params = {**chosen, **algorithm.model_dump(mode="json"), **training.model_dump(mode="json")}
     with temporary_files():  # the clerk's, where this is killed
-        clerk = Clerk(project, name, tracking_uri(chosen["tracking"]), chosen, resume=not chosen["new"])
+        clerk = Clerk(project, name, tracking_uri(chosen["tracking"]), params, resume=not chosen["new"])
         try:
             try:
                 from brayx.local.train import train_local  # meanwhile the clerk's process imports MLflow
 
-                show = _progress(chosen["log_interval"], chosen["timesteps"])
+                show = _progress(chosen["log_interval"], training.num_steps)
                 result = train_local(chosen["env"], algorithm, training, on_update=show, clerk=clerk, stop=stop)
             except BaseException as error:
                 with contextlib.suppress(BrayxError):
@@ -356,33 +234,37 @@ def _on_interrupt(stop: Callable[[], None]) -> None:
         signal.signal(number, interrupted)
 
 
-def configs(
-    chosen: Mapping[str, Any], shown: Callable[[str], str] = lambda name: _flag(name)
-) -> tuple[PPOConfig, Training]:
-    """PPO's options and all others.
+def configs(chosen: Mapping[str, Any], shown: Callable[[str], str] | None = None) -> tuple[PPOConfig, Training]:
+    """PPO's options and those of its training.
 
     Args:
-        chosen: every option by name.
+        chosen: options by their names in Python, as from `chosen_options`.
         shown: an option's name in messages; default: as on the command line.
 
     Raises:
         ConfigError: an option is invalid.
     """
-    from pydantic import ValidationError
+    from brayx.algorithms.ppo import PPOConfig
+    from brayx.local.training import with_options
 
+    values = {name: value for name, value in chosen.items() if name not in _COMMON}
+    values["num_envs"] = chosen["num_workers"] * chosen["num_envs"]
+    values.setdefault("use_gpu", chosen["device"] == "cuda")
     try:
-        return algorithm_of(chosen), training_of(chosen)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = str(first["loc"][0]) if first["loc"] else ""
-        name = next((option.name for option in _ALL if field in (option.field, option.name)), field)
-        raise ConfigError(f"{shown(name)} {first['input']}: {first['msg']}", key=shown(name)) from None
+        algorithm, training = with_options(PPOConfig, values)
+    except ConfigError as error:
+        field = str(error.details["key"])
+        name = (shown or _flag)(field)
+        message = f"{name}{error.message.removeprefix(field)}" if error.message.startswith(field) else error.message
+        raise ConfigError(message, key=name) from None
+    assert isinstance(algorithm, PPOConfig)
+    return algorithm, training
 
 
-def _names(chosen: Mapping[str, Any]) -> tuple[str, str]:
+def _names(chosen: Mapping[str, Any], seed: int) -> tuple[str, str]:
     """Names of the project and of the trial in MLflow."""
     project = chosen["env"].replace("/", " ")
-    return project, chosen["trial"] or f"ppo {project} seed {chosen['seed']}"
+    return project, chosen["trial"] or f"ppo {project} seed {seed}"
 
 
 def _write_course(file: str | None, result: LocalTrainResult) -> None:
@@ -449,19 +331,19 @@ def _process_began() -> float:
     return time.monotonic() - (time.time() - psutil.Process().create_time())
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def _flag(field: str) -> str:
+    """The published name of an option on the command line; others are named as with ``--set``."""
+    return next((f"--{name}" for name, (named, _, _) in _FLAGS.items() if named == field), field)
 
 
 class _Help(argparse.HelpFormatter):
     """Adds the defaults, which come from the configs: only ``--help`` waits for their imports."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.dest not in defaults():
+        if all(field != action.dest for field, _, _ in _FLAGS.values()):
             return action.help
-        default = defaults()[action.dest]
-        if isinstance(default, bool):
-            default = str(default).lower()
-        elif isinstance(default, Sequence) and not isinstance(default, str):
-            default = " ".join(map(str, default))
-        return f"{action.help} (default: {'none' if default in (None, {}) else default})"
+        from brayx.algorithms.ppo import PPOConfig
+        from brayx.local.training import Training
+
+        fields = {**Training.model_fields, **PPOConfig.model_fields}
+        return f"{action.help} (default: {_DEFAULTS.get(action.dest, fields[action.dest].default)})"

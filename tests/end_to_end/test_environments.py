@@ -279,8 +279,9 @@ def test_an_environment_that_always_raises_ends_the_training_with_its_line(tmp_p
 PPO = (
     "--env Pendulum-v1 --num-workers 2 --timesteps 4000 --lr 3e-4 --gamma 0.99 --gae-lambda 0.95 --clip-param 0.2 "
     "--value-coef 0.5 --entropy-coef 0.01 --max-grad-norm 0.5 --device cpu --distributed true --seed 0 "
-    "--save-interval 2 --log-interval 2 --course course.json --engine torch --vectorization sync --env-option g=0.0 "
-    "--lstm 8 --normalise-obs true --normalise-value true --clip-value 0.5"
+    "--save-interval 2 --log-interval 2 --course course.json --set engine=torch --set vectorization=sync "
+    "--set env_options.g=0.0 --set network.lstm=8 --set normalise_obs=true --set normalise_value=true "
+    "--set clip_value=0.5"
 )
 BATCH = 2 * 8 * 64
 """Transitions of an update by the defaults: workers, environments of each, steps."""

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from brayx.commands.ppo import chosen_options, configs
+from brayx.commands.ppo import configs
 from brayx.errors import ConfigError, EnvironmentFailed
 from brayx.local.training import as_job
 from pipelines.parallel_ppo import DistributedPPO, ParallelPPO
@@ -34,8 +34,6 @@ def test_the_arguments_become_the_options_of_the_one_training():
     algorithm, training = configs(trainer.options)
     assert (algorithm.epochs, algorithm.minibatch_size) == (3, 32)
     assert (training.num_envs, training.unroll_length, training.learning_rate) == (4, 128, 1e-3)
-    plain = chosen_options({"env": "CartPole-v1"})
-    assert trainer.options.keys() == plain.keys(), "no option of the command is without a value"
 
 
 @pytest.mark.parametrize(("sync_mode", "mode"), [("blocking", "blocking"), ("non_blocking", "non_blocking")])
@@ -54,9 +52,9 @@ def test_workers_become_those_of_a_job(sync_mode, mode):
     [
         (ParallelPPO, {"env_name": "CartPoll-v1"}, "nearest known id is 'CartPole-v1'"),
         (ParallelPPO, {"device": "tpu"}, "device is 'tpu', expected cpu or cuda"),
-        (ParallelPPO, {"lr": 0}, "^lr 0: Input should be greater than 0"),
-        (ParallelPPO, {"num_steps": 0}, "^num_steps 0: Input should be greater than or equal to 1"),
-        (ParallelPPO, {"mini_batch_size": 0}, "^mini_batch_size 0: "),
+        (ParallelPPO, {"lr": 0}, "^lr is 0: Input should be greater than 0"),
+        (ParallelPPO, {"num_steps": 0}, "^num_steps is 0: Input should be greater than or equal to 1"),
+        (ParallelPPO, {"mini_batch_size": 0}, "^mini_batch_size is 0: "),
         (DistributedPPO, {"sync_mode": "sometimes"}, "expected blocking or non_blocking"),
         (DistributedPPO, {"steps_per_worker": 100}, "expected a multiple of num_envs, 8"),
     ],

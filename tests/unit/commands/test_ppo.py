@@ -14,7 +14,7 @@ import pytest
 
 from brayx.algorithms.ppo import PPOConfig
 from brayx.commands import cli
-from brayx.commands.ppo import _progress, algorithm_of, chosen_options, configs, training_of
+from brayx.commands.ppo import _progress, chosen_options, configs
 from brayx.commands.presets import PRESETS
 from brayx.errors import ConfigError
 from brayx.local.training import Training
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def options(words: list[str]) -> dict[str, Any]:
-    """Every option by name, as the command has it."""
+    """The options by their names in Python, as the command has them."""
     given = vars(cli.parser(["ppo"]).parse_args(["ppo", *words]))
     return chosen_options({name: value for name, value in given.items() if name != "run"})
 
@@ -38,29 +38,32 @@ def test_the_promised_names_have_the_promised_defaults():
         "--log_dir ./logs --save_interval 50 --log_interval 10 --seed 0"
     )
     defaults = options(["--env", "Pendulum-v1"])
-    assert options(promised.split()) == {**defaults, "tracking": "./logs"}
-    assert options(promised.replace("_", "-").split()) == {**defaults, "tracking": "./logs"}
+    for words in (promised.split(), promised.replace("_", "-").split()):
+        given = options(words)
+        assert configs(given) == configs(defaults)
+        assert {name: value for name, value in given.items() if name in defaults} == {**defaults, "tracking": "./logs"}
     assert options(["--env", "a_b", "--trial=a_b", "--num_envs=3"])["trial"] == "a_b", "values keep their underscores"
 
 
 @pytest.mark.parametrize("env", [name for name in PRESETS if name.endswith("-v1")])
 def test_a_preset_yields_to_what_is_given(env):
     plain, tuned = options(["--env", env]), options(["--env", env, "--preset", "tuned"])
-    assert {name for name in plain if plain[name] != tuned[name]} <= {*PRESETS[env], "preset"}
+    assert {name for name in tuned if plain.get(name) != tuned[name]} <= {*PRESETS[env], "preset"}
     assert all(tuned[name] == value for name, value in PRESETS[env].items())
-    assert options(["--env", env, "--preset", "tuned", "--lr", "0.5"])["lr"] == 0.5
+    for given in (["--lr", "0.5"], ["--set", "learning_rate=0.5"]):
+        assert options(["--env", env, "--preset", "tuned", *given])["learning_rate"] == 0.5
 
 
 def test_a_negated_switch_takes_no_value(capsys):
     with pytest.raises(SystemExit):
-        options(["--env", "CartPole-v1", "--no-blocking", "true"])
-    assert "--no-blocking takes no value" in capsys.readouterr().err
+        options(["--env", "CartPole-v1", "--no-distributed", "true"])
+    assert "--no-distributed takes no value" in capsys.readouterr().err
     assert options(["--env", "CartPole-v1", "--no-distributed"])["distributed"] is False
 
 
 def test_presets_set_only_options_that_exist():
     for preset in PRESETS.values():
-        assert set(preset) <= set(options(["--env", "CartPole-v1"]))
+        configs({**options(["--env", "CartPole-v1"]), **preset})
 
 
 def test_an_environment_without_a_preset_is_reported():
@@ -71,44 +74,44 @@ def test_an_environment_without_a_preset_is_reported():
 @pytest.mark.parametrize(
     ("words", "changed"),
     [
-        ("--engine torch", {"engine": "torch"}),
-        ("--vectorization async", {"vectorization": "async"}),
+        ("--set engine=torch", {"engine": "torch"}),
+        ("--set vectorization=async", {"vectorization": "async"}),
         (
-            "--env-option continuous=false --env-option x=1e-1 --env-option x=2e-1 --env-option map_name=8x8",
+            "--set env_options.continuous=false --set env_options.x=1e-1 --set env_options.x=2e-1 "
+            "--set env_options.map_name=8x8",
             {"env_options": {"continuous": False, "x": 0.2, "map_name": "8x8"}},
         ),
-        ("--lstm 16", {"lstm": 16}),
-        ("--normalise-value true --clip-value 0.3", {"normalise_value": True, "clip_value": 0.3}),
-        ("--normalise-obs --no-blocking --normalise-reward false", {"normalise_obs": True, "blocking": False}),
+        ("--set network.lstm=16", {"lstm": 16}),
+        ("--set normalise_value=true --set clip_value=0.3", {"normalise_value": True, "clip_value": 0.3}),
         (
-            "--timesteps 7 --lr 0.5 --eval-episodes 3",
+            "--set normalise_obs=true --set blocking=no --set normalise_reward=false",
+            {"normalise_obs": True, "blocking": False},
+        ),
+        (
+            "--timesteps 7 --lr 0.5 --set evaluation_episodes=3",
             {"num_steps": 7, "learning_rate": 0.5, "evaluation_episodes": 3},
         ),
     ],
 )
 def test_an_option_reaches_its_config(words, changed):
     def configured(argv):
-        chosen = options(["--env", "CartPole-v1", *argv])
-        training = training_of(chosen)
-        return {**dict(algorithm_of(chosen)), **dict(training), **dict(training.network)}
+        algorithm, training = configs(options(["--env", "CartPole-v1", *argv]))
+        return {**dict(algorithm), **dict(training), **dict(training.network or NetworkConfig())}
 
     plain, got = configured([]), configured(words.split())
     assert {name: value for name, value in got.items() if name != "network" and value != plain[name]} == changed
 
 
-@pytest.mark.parametrize("text", ["continuous", "=1", "continuous=[", "a b=1"])
-def test_a_malformed_env_option_is_refused(text, capsys):
+@pytest.mark.parametrize("text", ["epochs", "=1", "epochs=["])
+def test_a_malformed_setting_is_refused(text, capsys):
     with pytest.raises(SystemExit, match="2"):
-        options(["--env", "CarRacing-v3", "--env-option", text])
-    assert f"argument --env-option: is {text!r}" in capsys.readouterr().err
+        options(["--env", "CarRacing-v3", "--set", text])
+    assert f"argument --set: is {text!r}" in capsys.readouterr().err
 
 
-def test_nothing_falls_unless_it_is_annealed():
-    chosen = options(["--env", "CartPole-v1"])
-    assert (algorithm_of(chosen).learning_rate_schedule, algorithm_of(chosen).clip_schedule) == ("constant", "constant")
-    annealed = algorithm_of({**chosen, "anneal": True})
-    assert (annealed.learning_rate_schedule, annealed.clip_schedule) == ("linear", "linear")
-    assert (annealed.learning_rate_final, annealed.clip_final) == (0.0, 0.0)
+def test_a_setting_that_is_an_option_of_the_command_is_refused():
+    with pytest.raises(ConfigError, match="write --num-envs 4"):
+        options(["--env", "CartPole-v1", "--set", "num_envs=4"])
 
 
 def test_python_and_the_command_line_have_the_same_defaults():
@@ -116,8 +119,8 @@ def test_python_and_the_command_line_have_the_same_defaults():
     assert algorithm == PPOConfig()
     plain = Training().of(algorithm)
     changed = {name: value for name, value in dict(training.of(algorithm)).items() if value != getattr(plain, name)}
-    # A command trains for longer, and says which checkpoints and network there are.
-    assert changed == {"num_steps": 1_000_000, "checkpoint_interval": 50, "network": NetworkConfig()}
+    # A command trains for longer, and says which checkpoints there are.
+    assert changed == {"num_steps": 1_000_000, "checkpoint_interval": 50}
 
 
 def test_a_training_of_few_updates_has_a_line_of_progress_too(capsys):
@@ -144,9 +147,9 @@ def run(command):
 @pytest.mark.slow  # runs the whole command
 def test_the_last_line_is_the_result_and_the_trial_is_in_mlflow(tracking_db):
     """Of a memory that learns with the torch engine in the given environment."""
-    small = ["--timesteps", "4000", "--epochs", "1", "--log-interval", "1", "--tracking", tracking_db]
-    memory = "--env-option sutton_barto_reward=true --vectorization sync --engine torch --lstm 8 --clip-value 0.2"
-    memory += " --normalise-value true --target-return -2"
+    small = ["--timesteps", "4000", "--set", "epochs=1", "--log-interval", "1", "--tracking", tracking_db]
+    memory = "--set env_options.sutton_barto_reward=true --set vectorization=sync --set engine=torch"
+    memory += " --set network.lstm=8 --set clip_value=0.2 --set normalise_value=true --set target_return=-2"
     words = ["--env", "CartPole-v1", "--distributed", "false", *small, *memory.split()]
     command = [sys.executable, "-m", "pipelines.ppo", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
@@ -175,15 +178,16 @@ def test_an_unknown_environment_is_one_line_and_nothing_starts(run, distributed,
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--gamma 2", "--gamma 2.0: Input should be less than or equal to 1"),
-        ("--lr 0", "--lr 0.0: Input should be greater than 0"),
-        ("--lr 2", "--lr 2.0: Input should be less than or equal to 1"),
-        ("--threads 300", "--threads 300: Input should be less than or equal to 256"),
-        ("--value-coef inf", "--value-coef inf: Input should be a finite number"),
-        ("--engine int8", "--engine int8: Input should be 'onnx' or 'torch'"),
-        ("--lstm -1", "--lstm -1: Input should be greater than or equal to 0"),
-        ("--clip-value 0", "--clip-value 0.0: Input should be greater than 0"),
-        ("--reward-clip 0 --distributed true", "--reward-clip 0.0: Input should be greater than 0"),
+        ("--gamma 2", "--gamma is 2.0: Input should be less than or equal to 1"),
+        ("--lr 0", "--lr is 0.0: Input should be greater than 0"),
+        ("--lr 2", "--lr is 2.0: Input should be less than or equal to 1"),
+        ("--set threads=300", "threads is 300: Input should be less than or equal to 256"),
+        ("--value-coef inf", "--value-coef is inf: Input should be a finite number"),
+        ("--set engine=int8", "engine is 'int8': Input should be 'onnx' or 'torch'"),
+        ("--set network.lstm=-1", "lstm is -1: Input should be greater than or equal to 0"),
+        ("--set clip_value=0", "clip_value is 0: Input should be greater than 0"),
+        ("--set reward_clip=0 --distributed true", "reward_clip is 0: Input should be greater than 0"),
+        ("--set epoch=3", "there is no option 'epoch'; nearest is 'epochs'"),
         ("--course nowhere/course.json", "--course nowhere/course.json: there is no such folder"),
     ],
 )
@@ -195,7 +199,7 @@ def test_an_invalid_option_is_one_line_and_nothing_starts(run, words, message, t
 
 @pytest.mark.slow  # runs the whole command
 def test_a_network_that_does_not_fit_is_one_line_and_leaves_no_trial(run, tmp_path):
-    done = run("--distribution", "sde", "--tracking", str(tmp_path / "mlflow.db"))
+    done = run("--set", "network.distribution=sde", "--tracking", str(tmp_path / "mlflow.db"))
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "network.distribution is sde, but actions are discrete" in done.stderr
@@ -233,7 +237,7 @@ gymnasium.register("Hanging-v0", Hanging)
 @pytest.mark.slow  # runs the whole command, and the seconds that it has to end
 def test_ctrl_c_ends_a_command_whose_environment_hangs(tmp_path, tracking_db):
     (tmp_path / "hanging.py").write_text(HANGING)
-    words = ["--env", "hanging:Hanging-v0", "--distributed", "false", "--epochs", "1", "--tracking", tracking_db]
+    words = ["--env", "hanging:Hanging-v0", "--distributed", "false", "--set", "epochs=1", "--tracking", tracking_db]
     command = [sys.executable, "-m", "pipelines.ppo", *words]
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -253,8 +257,8 @@ def test_ctrl_c_ends_a_command_whose_environment_hangs(tmp_path, tracking_db):
 
 @pytest.mark.alone(reason="eight seconds to end, in which MLflow may still start beside other tests")
 def test_ctrl_c_gives_up_a_long_evaluation_and_what_was_learned_is_kept(tracking_db):
-    words = ["--env", "CartPole-v1", "--distributed", "false", "--epochs", "1", "--tracking", tracking_db]
-    words += ["--timesteps", "1", "--log-interval", "1", "--eval-episodes", str(10**9)]
+    words = ["--env", "CartPole-v1", "--distributed", "false", "--set", "epochs=1", "--tracking", tracking_db]
+    words += ["--timesteps", "1", "--log-interval", "1", "--set", f"evaluation_episodes={10**9}"]
     command = [sys.executable, "-m", "pipelines.ppo", *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:
